@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -123,18 +124,18 @@ def run(
     with own_stdout():
         if dry_run:
             given = {key: origin for key, origin in origins.items() if origin != "default"}
-            found = {**plan_run(settings), "settings_from": given}
+            result: Mapping[str, Any] = {**plan_run(settings), "settings_from": given}
         else:
             with these_ranks(settings) as together:
                 is_first = together.is_first
                 stream = sys.stderr if is_first else None
                 if auto_resume:
-                    found = auto_resume_run(settings, **taken, stream=stream, ranks=together)
+                    result = auto_resume_run(settings, **taken, stream=stream, ranks=together)
                 else:
-                    found = train_run(settings, overwrite=overwrite, **taken, stream=stream, ranks=together)
+                    result = train_run(settings, overwrite=overwrite, **taken, stream=stream, ranks=together)
             if not is_first:
                 return
-    print_result(found, as_json=as_json)
+    print_result(result, as_json=as_json)
 
 
 def _require_pyarrow(data: str) -> None:

@@ -26,8 +26,7 @@ from interrupted import (
 )  # fmt: skip
 
 from adaptive.training.telemetry.jsonl import read_metrics
-from adaptive.training.telemetry.record import IntervalRecord
-from adaptive.training.telemetry.report import IN_PARTS, WAITED
+from adaptive.training.telemetry.record import IN_PARTS, WAITED, IntervalRecord
 
 pytestmark = attack
 

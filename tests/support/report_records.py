@@ -15,8 +15,15 @@ from adaptive.storage.run_directory import SCHEMA
 from adaptive.studies.compare.comparison_runs import Outcome
 from adaptive.studies.compare.verdicts import judge
 from adaptive.training.telemetry.jsonl import MetricsFile
-from adaptive.training.telemetry.record import EvalRecord, GuardRecord, IntervalRecord, RunRecord, TableCounts
-from adaptive.training.telemetry.report import RunTotals, run_summary
+from adaptive.training.telemetry.record import (
+    EvalRecord,
+    GuardRecord,
+    IntervalRecord,
+    RunRecord,
+    RunTotals,
+    TableCounts,
+)
+from adaptive.training.telemetry.report import run_summary
 
 HOSTILE = (
     *("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a\x00b\x1b[31m", "\u202eexe.gpj", "</svg>&amp;"),

@@ -306,7 +306,7 @@ def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: 
     others = OtherWork()
     try:
         own = config.model_copy(update={"out": str(path)})
-        summary = train_run(own, overwrite=overwrite, stream=stream, keep_scores=True)
+        summary: dict[str, Any] = {**train_run(own, overwrite=overwrite, stream=stream, keep_scores=True)}
     except Exception as error:  # whatever stops one run, the others are still worth having
         traceback.clear_frames(error.__traceback__)  # its tables are not to stay in memory
         return Outcome(contender.label, config.seed, str(path), error=error, swept=contender.swept)

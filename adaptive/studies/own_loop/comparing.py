@@ -21,8 +21,8 @@ from adaptive.studies.compare.comparison_report import comparison_document
 from adaptive.studies.compare.comparison_runs import Outcome
 from adaptive.studies.compare.verdicts import judge
 from adaptive.training.quality import StreamingAUC, StreamingLogLoss, exact_auc
-from adaptive.training.telemetry.record import table_counts
-from adaptive.training.telemetry.report import RunTotals, run_summary
+from adaptive.training.telemetry.record import RunTotals, table_counts
+from adaptive.training.telemetry.report import run_summary
 
 Trained = tuple[TieredEmbeddingBag, ArrayLike, ArrayLike]
 SKIP = "+skip="

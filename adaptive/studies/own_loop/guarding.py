@@ -23,6 +23,7 @@ from adaptive.training.guard.account import LoopRecorder
 from adaptive.training.guard.fork import TrainingLoop
 from adaptive.training.guard.guard import Guard as _Guard
 from adaptive.training.telemetry.record import Record
+from adaptive.training.telemetry.report import GuardSummary
 
 REACH: Final = "it must reach tables, models and optimizers through its arguments only, which are copies in a check"
 
@@ -116,7 +117,7 @@ class Guard:
             raise ConfigError(f"guard: {self._told.steps} batches are recorded, {self._heard} told: record.step first")
         self._guard.after_step()
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> GuardSummary:
         """Decisions with their evidence, extra batches, and what was left out or undone, as in a run's summary."""
         return self._guard.summary()
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TextIO
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.record import RunRecord
 from adaptive.training.telemetry.recorder import Recorder, Sink
-from adaptive.training.telemetry.report import run_summary, summary_text
+from adaptive.training.telemetry.report import RunSummary, run_summary, summary_text
 from adaptive.training.telemetry.tensorboard import TensorBoardView
 
 
@@ -117,18 +117,17 @@ class Recording:
         """Record the quality on other samples: what `adaptive.evaluate` or `adaptive.quality_of` gives."""
         self._recorder.write_evaluation(found)
 
-    def summary(self) -> dict[str, Any]:
-        """What `adaptive-train run --json` would tell, of the batches recorded so far; `table`: the same as text."""
+    def summary(self) -> RunSummary:
+        """What `adaptive-train run --json` would print, of the batches recorded so far; `table`: the same as text."""
         self._recorder.write_interval()
-        of_training = {"auc": self._recorder.auc.value(), "log_loss": self._recorder.log_loss.value()}
-        found = run_summary(self._name, self._recorder.totals, **of_training)
-        found |= {"auc_of": "training", "eval_samples": 0, "accuracy": self._recorder.auc.accuracy()}
-        if self._recorder.evaluations:
-            latest = self._recorder.evaluations[-1]
-            found |= {name: getattr(latest, name) for name in ("auc", "log_loss", "accuracy")}
-            found |= {"auc_of": "evaluation", "eval_samples": latest.samples}
-        text = summary_text(found, self._recorder.totals, table_rows=self._rows)
-        return {**found, "table": text}
+        recorder, latest = self._recorder, next(reversed(self._recorder.evaluations), None)
+        auc, log_loss, accuracy = recorder.auc.value(), recorder.log_loss.value(), recorder.auc.accuracy()
+        if latest is not None:
+            auc, log_loss, accuracy = latest.auc, latest.log_loss, latest.accuracy
+        summary = run_summary(self._name, recorder.totals, auc=auc, log_loss=log_loss, accuracy=accuracy)
+        summary["auc_of"] = "training" if latest is None else "evaluation"
+        summary["eval_samples"] = 0 if latest is None else latest.samples
+        return {**summary, "table": summary_text(summary, recorder.totals, table_rows=self._rows)}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

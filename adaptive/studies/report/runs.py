@@ -15,10 +15,11 @@ from adaptive.training.telemetry.record import (
     Record,
     ResumeRecord,
     RunRecord,
+    RunTotals,
     TableCounts,
     sum_tables,
 )
-from adaptive.training.telemetry.report import RunTotals, run_summary
+from adaptive.training.telemetry.report import run_summary
 
 Kind = TypeVar("Kind", bound=Record)
 MOST_POINTS: Final = 1600  # of the curves of all runs together

@@ -1,7 +1,7 @@
 """What rows did in runs: where they lay, what crossed between the tiers, whose updates were left out."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from adaptive.embeddings.ranks.traffic import KINDS
 from adaptive.studies.charts import areas
@@ -11,7 +11,7 @@ from adaptive.studies.report.style import COLOURS
 from adaptive.training.telemetry.document import Note, Table
 from adaptive.training.telemetry.formatting import bytes_text, count_text, percent_text
 from adaptive.training.telemetry.record import TableCounts, sum_tables
-from adaptive.training.telemetry.report import SPARED, crossed_numbers, skipping_lines
+from adaptive.training.telemetry.report import SPARED, RunSummary, crossed_numbers, skipping_lines
 
 LAYERS: Final = COLOURS - 1  # tables with a layer of their own; the others are one more
 KIB: Final = 1024
@@ -165,7 +165,7 @@ def skipping(runs: Sequence[RunView]) -> Section:
     """What was left out or put off; said of runs that skip nothing, too."""
     notes: list[Block] = []
     for run in runs:
-        lines = skipping_lines(run.summary) if "skipped_update_share" in run.summary else []
+        lines = skipping_lines(cast(RunSummary, run.summary)) if "skipped_update_share" in run.summary else []
         said = "; ".join(lines) or "nothing was skipped, dropped or deferred"
         notes.append(Note(f"{run.name}: {said}." if run.summary else f"{run.name}: no record says what was skipped."))
     skipping_runs = [run for run in runs if any(_skips(one.whole) for one in run.stretches)]

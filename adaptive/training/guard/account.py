@@ -2,12 +2,13 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from adaptive.counters import Counter
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.policy import Policy, drops_inputs, inputs_of
 from adaptive.training.telemetry.record import Record
+from adaptive.training.telemetry.report import GuardSummary, SkipShares
 
 
 class LoopRecorder(Protocol):
@@ -45,7 +46,7 @@ class SkipCounts:
         since = self - before
         return max(_share(since.skipped, since.updates), _share(since.dropped, since.inputs))
 
-    def shares_of(self, whole: "SkipCounts") -> dict[str, float]:
+    def shares_of(self, whole: "SkipCounts") -> SkipShares:
         """What was skipped here, as shares of what there was in `whole`; keys as in the run's summary."""
         return {
             "skipped_update_share": _share(self.skipped, whole.updates),
@@ -136,7 +137,7 @@ class Account:
         self._latest = left_out
 
 
-def shares(now: GuardState, policy: Policy) -> dict[str, Any]:
+def shares(now: GuardState, policy: Policy) -> GuardSummary:
     """For the run's summary: the shares skipped in the trained run, the shares skipped and then undone, and whether
     the result is, bit for bit, that of a run that skips nothing.
 

@@ -23,6 +23,7 @@ from adaptive.training.guard.judge import Allowance, Evidence, Outlook, Timing, 
 from adaptive.training.guard.stream import NumberedBatches, Passes
 from adaptive.training.telemetry.jsonl import plain
 from adaptive.training.telemetry.record import GuardRecord
+from adaptive.training.telemetry.report import GuardSummary
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Log:
         self._decisions.append(record)
         self._recorder.write(record)
 
-    def summary(self, now: GuardState) -> dict[str, Any]:
+    def summary(self, now: GuardState) -> GuardSummary:
         """For the run's summary."""
         return {
             "guard_allowance": now.allowance,
@@ -192,7 +193,7 @@ class Guard:
         """Restore what `state` gave, before the first `guarded`. What was not judged is judged anew."""
         self._now = GuardState(**state)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> GuardSummary:
         """For the run's summary: decisions, extra batches, and what was left out or undone."""
         return {**self._log.summary(self._now), **shares(self._now, self._policy)}
 

@@ -25,7 +25,8 @@ from adaptive.storage.run_checkpoints import ONE_READER, Checkpoints, Readers
 from adaptive.storage.run_directory import LOCK, RunDirectory
 from adaptive.storage.shards import Part, pieces_of, write_parts
 from adaptive.system import StopRequest
-from adaptive.training.telemetry.report import RunTotals, crossed_numbers
+from adaptive.training.telemetry.record import RunTotals
+from adaptive.training.telemetry.report import crossed_numbers
 
 LATE_S: Final = 5.0  # seconds after which a file that another machine has written is there
 

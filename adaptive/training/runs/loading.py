@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from adaptive.training.runs.run_record import FOLDER, at_home, check_same_data, 
 from adaptive.training.runs.state import restore_weights
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.recorder import evaluation_record
-from adaptive.training.telemetry.report import SCHEMA
+from adaptive.training.telemetry.report import SCHEMA, QualitySummary
 
 READABLE = ("tier.", "data.", "eval_batch_size", "model")  # settings that reading a run may change
 
@@ -200,6 +200,16 @@ ROWS_BY_TRAINING_FILES: Final = ("taobao",)  # kinds whose ids become rows by wh
 NO_SETTINGS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
+class EvaluationSummary(QualitySummary, total=False):
+    """The object that `eval --json` prints."""
+
+    schema: int
+    run_dir: str
+    data: str  # where they are not those of the run
+    policy: str
+    steps: int
+
+
 def evaluate_run(
     run_directory: Path | str,
     *,
@@ -208,7 +218,7 @@ def evaluate_run(
     settings: Mapping[str, Any] = NO_SETTINGS,
     stream: TextIO | None = None,
     ranks: Ranks = ALONE,
-) -> dict[str, Any]:
+) -> EvaluationSummary:
     """Evaluate the saved weights of a run on its evaluation data: the numbers its summary has, to the last digit. Of a
     run that was cut short, or is under way, the newest checkpoint is evaluated. Rows lie as in the run: those of a host
     tier in files are never all in memory.
@@ -241,14 +251,10 @@ def evaluate_run(
     if stream is not None:
         with contextlib.closing(Progress(stream, run.steps)) as progress:
             progress.write(evaluation_record(found, run.steps))
-    return {
-        "schema": SCHEMA,
-        "run_dir": str(run.path),
-        **({} if data is None else {"data": data}),
-        "policy": run.record["config"]["policy"],
-        "steps": run.steps,
-        **quality_numbers(found),
-    }
+    facts = {"schema": SCHEMA, "run_dir": str(run.path), "policy": run.record["config"]["policy"], "steps": run.steps}
+    if data is not None:
+        facts["data"] = data
+    return cast(EvaluationSummary, {**facts, **quality_numbers(found)})
 
 
 def evaluation_batches(run: LoadedRun, dataset: Dataset) -> Iterator[Batch]:

@@ -105,24 +105,22 @@ class Loop:
         place: DataPosition,
         *,
         guard: Guard | None,
-        save: Callable[[], None],
-        evaluate: Callable[[], bool | None],
     ) -> None:
-        """
-        Args:
-            place: the position in the data to go on from.
-            save: called every `config.save_every` batches of the data, unless nothing follows.
-            evaluate: called between two epochs, and every `config.eval_every` batches of the data within them; says
-                whether the run has reached its target, which ends it; None: a signal has cut it short.
-        """
+        """`place`: the position in the data to go on from."""
         self.place = place
         self.file_bytes = dict.fromkeys(("bytes_read", "bytes_written"), 0)
         self._config, self._dataset, self._trainer, self._guard = config, dataset, trainer, guard
-        self._save, self._evaluate = save, evaluate
         self._seed = 0  # of torch's generator while the run trains
 
-    def run(self, stop: StopRequest) -> None:
-        """Train to the end of the run, or until stopped."""
+    def run(self, stop: StopRequest, *, save: Callable[[], None], evaluate: Callable[[], bool | None]) -> None:
+        """Train to the end of the run, or until stopped.
+
+        Args:
+            save: called every `config.save_every` batches of the data, unless nothing follows.
+            evaluate: called between two epochs, and every `config.eval_every` batches of the data within them; returns
+                whether the run has reached its target, which ends it; None: a signal has cut it short.
+        """
+        self._save, self._evaluate = save, evaluate
         self._seed = torch.initial_seed()
         while not stop and self._enter_epoch(stop):
             self._train_epoch(stop)

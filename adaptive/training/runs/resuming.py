@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, cast
 
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
@@ -28,6 +28,7 @@ from adaptive.training.runs.run_record import check_same_data, config_of
 from adaptive.training.runs.state import SavedProgress, reached_by, refuse_guarded_resume, restore
 from adaptive.training.runs.training import train_run
 from adaptive.training.telemetry.jsonl import check_beginning, drop_after
+from adaptive.training.telemetry.report import RunSummary
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -41,7 +42,7 @@ def resume_run(
     force_unlock: bool = False,
     stream: TextIO | None = None,
     ranks: Ranks = ALONE,
-) -> dict[str, Any]:
+) -> RunSummary:
     """Resume a run and train it to its end; returns what `train_run` would have returned without the interruption.
 
     All numbers are those of a run that was not interrupted, bit for bit: see docs/design.md for the exceptions. Batches
@@ -254,7 +255,7 @@ def auto_resume_run(
     force_unlock: bool = False,
     stream: TextIO | None = None,
     ranks: Ranks = ALONE,
-) -> dict[str, Any]:
+) -> RunSummary:
     """Begin the run in `config.out`, or go on with it; returns what `train_run` returns.
 
     Args:
@@ -318,8 +319,8 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _finished(path: Path, stream: TextIO | None) -> dict[str, Any]:
-    summary = dict(read_record(path).get("summary") or {})
+def _finished(path: Path, stream: TextIO | None) -> RunSummary:
+    summary = cast(RunSummary, dict(read_record(path).get("summary") or {}))
     text = f"--auto-resume: the run in {path} is finished after {summary.get('steps')} steps; nothing is left to do"
     _print(stream, text)
     return {**summary, "table": f"{text}\nsee it with: adaptive-train report {path}"}

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO, cast
 
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
@@ -27,14 +27,14 @@ from adaptive.training.runs.distributed import agreed_stop, checkpoints_of, rank
 from adaptive.training.runs.goals import best_evaluation, best_summary, is_out_of_patience, is_reached, target_summary
 from adaptive.training.runs.loop import DataPosition, Loop
 from adaptive.training.runs.next_commands import how_to_resume, model_hint, next_commands, resume_command, steps_hint
-from adaptive.training.runs.state import SavedProgress, content, is_guarded, restore_recorder
+from adaptive.training.runs.state import CheckpointContent, SavedProgress, content, is_guarded, restore_recorder
 from adaptive.training.telemetry.formatting import policy_text
 from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.loggers import make_loggers
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.record import EvalRecord, ResumeRecord, RunRecord
 from adaptive.training.telemetry.recorder import Recorder, Sink
-from adaptive.training.telemetry.report import run_summary, summary_text
+from adaptive.training.telemetry.report import EvaluationPoint, QualitySummary, RunSummary, run_summary, summary_text
 from adaptive.training.telemetry.tensorboard import TensorBoardView
 from adaptive.training.trainer import Trainer
 
@@ -61,23 +61,22 @@ class Run:
         components: Components,
         stream: TextIO | None,
         left: ResumePoint | None = None,
-        *,
-        keep_scores: bool = False,
     ) -> None:
-        self._keep = partial(write_scores, directory.path) if keep_scores else None
         self.config, self.directory, self.dataset, self.components = config, directory, dataset, components
-        self.left, self.ranks = left, components.embeddings.ranks
+        self.left, self.ranks, self._stream = left, components.embeddings.ranks, stream
         self._where = Path(self.ranks.gather_facts(str(directory.path))[0])
         self._seen_before = dataset.out_of_range()
+        self._keep_scores = False
         self.guard: Guard | None = None
         self._reached: Evaluation | None = None  # the evaluation that ended training
+        self._total = total_steps(config, dataset)
+        self._table_rows = {table.name: table.num_embeddings for table in components.tables}
         tasks = tasks_of(components.model)
         self.recorder = Recorder(components.embeddings, log_every=config.log_every, tasks=tasks)
         if left:
             again = left.reached.place.is_evaluated_next(config.steps)
             restore_recorder(self.recorder, left.reached, left.checkpoint, left.where, again=again)
-        self._stream = stream
-        self.recorder.sinks = self._sinks(stream)
+        self.recorder.sinks = self._sinks()
         self.trainer = Trainer(
             components.embeddings,
             components.model,
@@ -85,37 +84,52 @@ class Run:
             recorder=self.recorder,
             set_rates=partial(set_rates, config, components),
         )
-        self.checkpoints = checkpoints_of(
-            directory.path, self.ranks, keep=config.keep_checkpoints, damaged=left.damaged if left else ()
-        )
+        damaged = left.damaged if left else ()
+        self.checkpoints = checkpoints_of(directory.path, self.ranks, keep=config.keep_checkpoints, damaged=damaged)
 
-    def train(self) -> dict[str, Any]:
-        """Train, save, evaluate; the summary."""
-        group_feature(self.config.eval_by, [feature.name for feature in self.dataset.features])
-        self._tell_policy()
+    def train(self, *, keep_scores: bool = False) -> RunSummary:
+        """Train, save, evaluate; the summary. `keep_scores`: of the latest evaluation, in the directory."""
+        self._keep_scores = keep_scores
+        features, path = [feature.name for feature in self.dataset.features], self.directory.path
+        self._by = group_feature(self.config.eval_by, features)
+        embeddings = self.components.embeddings
+        skips = {"defers": embeddings.defers, "drops_updates": embeddings.drops_updates}
+        self._print(policy_text(self.config.policy, embeddings.policy, **skips))
+        self._print(model_hint(self.config, features, self.dataset.num_dense))
         try:
-            found = self._train()
+            evaluation = self._train()
         except SystemExit:
-            self._tell_stopped()
+            self._print_stopped()
             raise
         except RanksError as error:
             raise RanksError(f"{error}; {how_to_resume(self._where, self.config)}") from error
-        summary = self._summary(found)
-        self.directory.finish(summary)
-        text = summary_text(summary, self.recorder.totals, table_rows=table_rows(self.components))
+        summary = self._summary(evaluation)
+        self.directory.finish(cast(dict[str, object], summary))
+        text = summary_text(summary, self.recorder.totals, table_rows=self._table_rows)
         if hint := steps_hint(self.config, summary["samples"]):
             text += f"\n{hint}\n"
-        path = self.directory.path
-        commands = next_commands(path, self.config, has_evaluation=found is not None)
+        commands = next_commands(path, self.config, has_evaluation=evaluation is not None)
         return {**summary, "table": f"{text}\nrun directory: {path}\nnext:{commands}"}
 
     def _train(self) -> Evaluation | None:
         with contextlib.closing(self.recorder), stop_request(agreed_stop(self.ranks)) as stop:
-            self._write_beginning()
+            if self.left is None or not self.directory.metrics.exists():
+                text = json.dumps(self.config.model_dump(mode="json"), indent=1)
+                self.recorder.write(RunRecord(policy=self.config.policy, table_rows=self._table_rows, config=text))
+            if self.left:
+                self.recorder.write(ResumeRecord(step=self.recorder.steps, dropped=self.left.dropped))
             self.guard = self._make_guard()
-            self.loop = self._make_loop(stop)
+            self.loop = Loop(
+                self.config,
+                self.dataset,
+                self.trainer,
+                self.left.reached.place if self.left else DataPosition(),
+                guard=self.guard,
+            )
+            if self.left:
+                self.loop.file_bytes |= self.left.reached.file_bytes
             with contextlib.closing(self.guard) if self.guard else contextlib.nullcontext():
-                self.loop.run(stop)
+                self.loop.run(stop, save=self._save, evaluate=lambda: self._reaches_target(stop))
                 if self.guard:
                     self.guard.finish()
             if not (stop or self.recorder.steps):
@@ -123,153 +137,105 @@ class Run:
             if self.config.save:
                 self.checkpoints.finish(self.loop.place.total, self._content())
             stop.raise_exit()
-            found = self._reached or self._evaluate(stop)
+            evaluation = self._reached or self._evaluate(stop)
             stop.raise_exit()
-        return found
-
-    def _tell_policy(self) -> None:
-        """The first line: under what the run trains."""
-        embeddings = self.components.embeddings
-        text = policy_text(
-            self.config.policy, embeddings.policy, defers=embeddings.defers, drops_updates=embeddings.drops_updates
-        )
-        self._tell(text)
-        names = [feature.name for feature in self.dataset.features]
-        if hint := model_hint(self.config, names, self.dataset.num_dense):
-            self._tell(hint)
-
-    def _tell(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            if self._stream is not None:
-                self._stream.write(text + "\n")
-
-    def _tell_stopped(self) -> None:
-        """Say what is left of a stopped run and how to resume it, once the progress line is gone."""
-        path = self.directory.path
-        if not self.config.save:
-            kept = "nothing was saved, as save=false says"
-        elif is_guarded(self.config, self.components):
-            kept = f"weights are saved in {path}; a guarded run cannot be resumed"
-        else:
-            kept = f"saved; go on with: {resume_command(path, self.config)}"
-        self._tell(f"stopped after step {self.recorder.steps}: {kept}")
-
-    def _write_beginning(self) -> None:
-        if self.left is None or not self.directory.metrics.exists():
-            text = json.dumps(self.config.model_dump(mode="json"), indent=1)
-            rows = table_rows(self.components)
-            self.recorder.write(RunRecord(policy=self.config.policy, table_rows=rows, config=text))
-        if self.left:
-            self.recorder.write(ResumeRecord(step=self.recorder.steps, dropped=self.left.dropped))
+        return evaluation
 
     def _make_guard(self) -> Guard | None:
         if self.config.guard is None:
             return None
-        total = total_steps(self.config, self.dataset)
-        return Guard(self.config.guard, self.config, RunLoop(self.components), self.recorder, total)
+        return Guard(self.config.guard, self.config, RunLoop(self.components), self.recorder, self._total)
 
-    def _make_loop(self, stop: StopRequest) -> Loop:
-        loop = Loop(
-            self.config,
-            self.dataset,
-            self.trainer,
-            self.left.reached.place if self.left else DataPosition(),
-            guard=self.guard,
-            save=self._save,
-            evaluate=lambda: self._reaches_target(stop),
-        )
-        if self.left:
-            loop.file_bytes |= self.left.reached.file_bytes
-        return loop
+    def _print(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            if self._stream is not None and text:
+                self._stream.write(text + "\n")
+
+    def _print_stopped(self) -> None:
+        """Say what is left of a stopped run and how to resume it, once the progress line is gone."""
+        path = self.directory.path
+        kept = f"saved; go on with: {resume_command(path, self.config)}"
+        if not self.config.save:
+            kept = "nothing was saved, as save=false says"
+        elif is_guarded(self.config, self.components):
+            kept = f"weights are saved in {path}; a guarded run cannot be resumed"
+        self._print(f"stopped after step {self.recorder.steps}: {kept}")
 
     def _save(self) -> None:
         self.checkpoints.add(self.loop.place.total, self._content())
 
-    def _content(self) -> dict[str, Any]:
+    def _content(self) -> CheckpointContent:
         return content(self.components, self.recorder, self.loop, self.guard)
 
     def _reaches_target(self, stop: StopRequest) -> bool | None:
         """None if a signal has cut the evaluation short."""
-        found = self._evaluate(stop)
-        if found is None and stop:
-            return None
+        evaluation = self._evaluate(stop)
+        if evaluation is None:
+            return None if stop else self._reached is not None
         ended = is_out_of_patience(self.config, self.recorder.evaluations)
-        if found is not None and (ended or is_reached(self.config.stop_at, found)):
-            self._reached = found
+        if ended or is_reached(self.config.stop_at, evaluation):
+            self._reached = evaluation
         return self._reached is not None
 
     def _evaluate(self, stop: StopRequest) -> Evaluation | None:
         """None if there is no evaluation part, or the run is to stop."""
         batches = takewhile(lambda _: not stop, self.dataset.evaluation(self.config.eval_batch_size))
-        by = group_feature(self.config.eval_by, [feature.name for feature in self.dataset.features])
-        found = evaluate(self.components.embeddings, self.components.model, batches, by=by, keep=self._keep)
-        if stop or not found.samples:
+        keep = partial(write_scores, self.directory.path) if self._keep_scores else None
+        evaluation = evaluate(self.components.embeddings, self.components.model, batches, by=self._by, keep=keep)
+        if stop or not evaluation.samples:
             return None
-        self.recorder.write_evaluation(found)
-        self._keep_if_best()
-        return found
-
-    def _keep_if_best(self) -> None:
+        self.recorder.write_evaluation(evaluation)
         best = best_evaluation(self.config, self.recorder.evaluations)
         if self.config.save == "best" and best is not None and best.step == self.recorder.steps:
             self.checkpoints.keep_best(self.loop.place.total, self._content())
+        return evaluation
 
-    def _summary(self, found: Evaluation | None) -> dict[str, Any]:
-        seen, dropped = inputs_of(self.components.embeddings.policy)
-        auc, log_loss = self.recorder.auc.value(), self.recorder.log_loss.value()
-        accuracy = self.recorder.auc.accuracy()
-        so_far = {"auc": auc, "log_loss": log_loss, "accuracy": accuracy}
-        quality: dict[str, Any] = {"auc_of": "training", **so_far, "eval_samples": 0}
-        if found is not None:
-            quality = quality_numbers(found)
-        elif self.recorder.each.streams:
-            quality["labels"] = {name: asdict(one) for name, one in self.recorder.each.quality().items()}
-        return {
-            **run_summary(self.config.policy, self.recorder.totals, auc=auc, log_loss=log_loss),
-            **quality,
-            "evaluations": [_point(record) for record in self.recorder.evaluations],
-            **target_summary(self.config.stop_at, self.recorder),
-            **best_summary(self.config, self.recorder.evaluations),
+    def _summary(self, evaluation: Evaluation | None) -> RunSummary:
+        recorder, embeddings = self.recorder, self.components.embeddings
+        seen, dropped = inputs_of(embeddings.policy)
+        # Ids that calibration saw are read again in training.
+        out_of_range = {
+            name: count - self._seen_before.get(name, 0) for name, count in self.dataset.out_of_range().items()
+        }
+        summary: RunSummary = {
+            **run_summary(self.config.policy, recorder.totals, auc=None, log_loss=None),
+            **(quality_of_training(recorder) if evaluation is None else quality_numbers(evaluation)),
+            "evaluations": [_point(record) for record in recorder.evaluations],
             **(self.guard.summary() if self.guard else {}),
-            **self._file_traffic(),
-            **ranks_summary(
-                self.ranks, self.recorder.totals, full=self.components.embeddings.statistics.hot_set_is_full
-            ),
             "skipped_input_share": dropped / seen if dropped else 0.0,
-            "device_rows": self.components.embeddings.runtime.view.device_rows,
+            "device_rows": embeddings.runtime.view.device_rows,
             "seed": self.config.seed,
             "rejected_lines": self.dataset.rejects(),
-            "out_of_range_ids": self._out_of_range(),
+            "out_of_range_ids": {name: count for name, count in out_of_range.items() if count},
             "run_dir": str(self.directory.path),
         }
+        if target := target_summary(self.config, recorder):
+            summary["stop_at"] = target
+        if best := best_summary(self.config, recorder.evaluations):
+            summary["best"] = best
+        # What the system reads of files that are used in place is not known.
+        if self.config.tier.host != "memory" and embeddings.policy.misses != "host":
+            summary["host_bytes_read"] = self.loop.file_bytes["bytes_read"]
+            summary["host_bytes_written"] = self.loop.file_bytes["bytes_written"]
+        if not self.ranks.is_local:
+            full = embeddings.statistics.hot_set_is_full
+            summary["ranks"] = ranks_summary(self.ranks, recorder.totals, full=full)["ranks"]
+        return summary
 
-    def _out_of_range(self) -> dict[str, int]:
-        """Without those that calibration saw, which are read again in training."""
-        found = {name: count - self._seen_before.get(name, 0) for name, count in self.dataset.out_of_range().items()}
-        return {name: count for name, count in found.items() if count}
-
-    def _file_traffic(self) -> dict[str, int]:
-        """Bytes of files read and written. Nothing if no rows lie in files, or if they are used in place: then what the
-        system reads is not known, and 0 would be wrong."""
-        if self.config.tier.host == "memory" or self.components.embeddings.policy.misses == "host":
-            return {}
-        return {f"host_{name}": size for name, size in self.loop.file_bytes.items()}
-
-    def _sinks(self, stream: TextIO | None) -> list[Sink]:
+    def _sinks(self) -> list[Sink]:
         if not self.ranks.is_first:
             return []
         sinks: list[Sink] = [MetricsFile(self.directory.metrics)]
         steps, samples = self.recorder.steps, self.recorder.samples
         if self.config.tensorboard:
-            rows, directory = table_rows(self.components), self.directory.tensorboard
+            rows, directory = self._table_rows, self.directory.tensorboard
             if self.left:
                 sinks.append(TensorBoardView.resumed(directory, rows, self.directory.metrics, steps))
             else:
                 sinks.append(TensorBoardView(directory, list(rows), list(rows.values())))
         sinks += make_loggers(self.config.log_to, self.directory.path, self.config.model_dump(mode="json"))
-        if stream is not None:
-            total = total_steps(self.config, self.dataset)
-            sinks.append(Progress(stream, total, first_step=steps, first_samples=samples))
+        if self._stream is not None:
+            sinks.append(Progress(self._stream, self._total, first_step=steps, first_samples=samples))
         return sinks
 
 
@@ -281,13 +247,32 @@ def total_steps(config: TrainConfig, dataset: Dataset) -> int | None:
     return min(config.epochs * -(-samples // config.batch_size), config.steps or sys.maxsize)
 
 
-def quality_numbers(found: Evaluation) -> dict[str, Any]:
-    numbers = asdict(found)
-    if found.gauc_groups is None:  # nobody asked
-        del numbers["gauc"], numbers["gauc_groups"]
-    if not found.labels:
-        del numbers["labels"]
-    return {"auc_of": "evaluation", "eval_samples": numbers.pop("samples"), **numbers}
+def quality_numbers(evaluation: Evaluation) -> QualitySummary:
+    """For a summary, without what was not asked for."""
+    numbers = asdict(evaluation)
+    samples = numbers.pop("samples")
+    kept = {name: value for name, value in numbers.items() if name not in _OPTIONAL or value not in (None, {})}
+    if evaluation.gauc_groups is not None:
+        kept["gauc"] = evaluation.gauc
+    return cast(QualitySummary, {"auc_of": "evaluation", "eval_samples": samples, **kept})
+
+
+_OPTIONAL = ("gauc", "gauc_groups", "labels")
+
+
+def quality_of_training(recorder: Recorder) -> QualitySummary:
+    """For a summary: of training's own predictions, each made before its batch was learnt."""
+    quality: QualitySummary = {
+        "auc_of": "training",
+        "auc": recorder.auc.value(),
+        "log_loss": recorder.log_loss.value(),
+        "accuracy": recorder.auc.accuracy(),
+        "eval_samples": 0,
+    }
+    if recorder.each.streams:
+        of_labels = recorder.each.quality().items()
+        quality["labels"] = {name: cast(QualitySummary, asdict(of_label)) for name, of_label in of_labels}
+    return quality
 
 
 def group_feature(name: str | None, features: Sequence[str], setting: str = "eval_by=") -> int | None:
@@ -301,10 +286,11 @@ def group_feature(name: str | None, features: Sequence[str], setting: str = "eva
     return None if name is None else features.index(name)
 
 
-def _point(record: EvalRecord) -> dict[str, Any]:
-    """A point of the curves of quality over steps."""
-    return {name: getattr(record, name) for name in ("step", "samples", "auc", "log_loss", "accuracy")}
-
-
-def table_rows(components: Components) -> dict[str, int]:
-    return {table.name: table.num_embeddings for table in components.tables}
+def _point(record: EvalRecord) -> EvaluationPoint:
+    return {
+        "step": record.step,
+        "samples": record.samples,
+        "auc": record.auc,
+        "log_loss": record.log_loss,
+        "accuracy": record.accuracy,
+    }

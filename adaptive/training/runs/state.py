@@ -7,7 +7,7 @@ data. Totals, AUC and file traffic are for the report. torch's optimizers are ke
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import numpy as np
 import torch
@@ -231,8 +231,19 @@ class MetricsSoFar(BaseModel):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
-def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard | None) -> dict[str, Any]:
-    """Arguments of `save_checkpoint`. Call it between two stretches of the loop."""
+class CheckpointContent(TypedDict):
+    """Arguments of `save_checkpoint`."""
+
+    rows: Mapping[str, Any]
+    dense: Mapping[str, torch.Tensor]
+    policy: Arrays
+    optimizer: Arrays
+    run: Arrays
+    meta: dict[str, Any]
+
+
+def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard | None) -> CheckpointContent:
+    """What a checkpoint holds. Call it between two stretches of the loop."""
     reached = SavedProgress(
         place=loop.place,
         recorder=RecorderState.model_validate(recorder.state()),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NotRequired, TextIO, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +35,12 @@ from adaptive.training.build import (
     torch_settings,
 )
 from adaptive.training.runs.distributed import directory_of, facts_of, refuse_alone, refuse_unseen, telling
-from adaptive.training.runs.goals import refuse_unreachable, refuse_without_evaluation
+from adaptive.training.runs.goals import refuse_unreachable
 from adaptive.training.runs.run import Run, total_steps
 from adaptive.training.runs.run_record import config_of, where_and_what
 from adaptive.training.runs.state import check_dense, load_optimizer_arrays, refuse_guarded_saves
 from adaptive.training.telemetry.loggers import load_loggers
-from adaptive.training.telemetry.report import SCHEMA
+from adaptive.training.telemetry.report import SCHEMA, RunSummary
 
 
 def rows_in_flight(config: TrainConfig, components: ComponentsOutline, batches: Sequence[Batch]) -> int:
@@ -190,7 +190,7 @@ def train_run(
     stream: TextIO | None = None,
     keep_scores: bool = False,
     ranks: Ranks = ALONE,
-) -> dict[str, Any]:
+) -> RunSummary:
     """Train as `config` says, in a run directory; returns the summary, and as `table` its text for people.
 
     On SIGTERM, SIGINT or SIGHUP the step is finished (under a policy that skips, defers or arranges: the batches on
@@ -219,7 +219,7 @@ def train_run(
 
 def _train_in(
     directory: RunDirectory, config: TrainConfig, stream: TextIO | None, keep_scores: bool, ranks: Ranks
-) -> dict[str, Any]:
+) -> RunSummary:
     dataset = open_data(with_known_ids(config), directory.path)
     sample = first_batches(config, dataset)
     ranks.require_equal(lambda: facts_of(config, dataset))
@@ -227,7 +227,6 @@ def _train_in(
     with components.embeddings:
         refuse_guarded_saves(config, components)
         refuse_unreachable(config, components, dataset)
-        refuse_without_evaluation(config, dataset)
         start_at_base_rate(components.model, dataset.train(config.batch_size))
         begin_with(components, config)
         components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
@@ -238,10 +237,38 @@ def _train_in(
             device=str(components.embeddings.device),
             **({"ranks": places} if (places := ranks.places) else {}),
         )
-        return Run(config, directory, dataset, components, stream, keep_scores=keep_scores).train()
+        return Run(config, directory, dataset, components, stream).train(keep_scores=keep_scores)
 
 
-def plan_run(config: TrainConfig) -> dict[str, Any]:
+class PresetSource(TypedDict):
+    """Where the shape of a preset comes from."""
+
+    name: str
+    source: str
+    published_tables: str
+    ours: str
+
+
+class RunPlan(TypedDict):
+    """What a run would take."""
+
+    schema: int
+    dry_run: bool
+    policy: str
+    preset: NotRequired[PresetSource]
+    device: str
+    tables: int
+    rows: int
+    device_rows: int
+    device_rows_why: str
+    first_batches_need: int
+    memory_bytes: Mapping[str, int]
+    dense_parameters: int
+    samples: int | None
+    steps: int | None
+
+
+def plan_run(config: TrainConfig) -> RunPlan:
     """What `train_run` would take: memory, device rows, steps. Writes nothing, and takes no memory for rows."""
     dataset = open_data(with_known_ids(config))
     sample = first_batches(config, dataset)
@@ -249,14 +276,12 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     embeddings = components.embeddings
     refuse_guarded_saves(config, components)
     refuse_unreachable(config, components, dataset)
-    refuse_without_evaluation(config, dataset)
     needed = rows_in_flight(config, components, sample)
     refuse_too_few(config, components, sample, needed)
-    return {
+    plan: RunPlan = {
         "schema": SCHEMA,
         "dry_run": True,
         "policy": config.policy,
-        **_preset(config),
         "device": str(embeddings.device),
         "tables": len(components.tables),
         "rows": embeddings.num_rows,
@@ -268,15 +293,10 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
         "samples": dataset.num_train_samples(),
         "steps": total_steps(config, dataset),
     }
-
-
-def _preset(config: TrainConfig) -> dict[str, Any]:
-    """Where the shape comes from, if it was named."""
-    preset = PRESETS.get(config.preset or "")
-    if preset is None:
-        return {}
-    published = {"source": preset.source, "published_tables": preset.published_tables, "ours": preset.ours}
-    return {"preset": {"name": config.preset, **published}}
+    if preset := PRESETS.get(config.preset or ""):
+        source, published, ours = preset.source, preset.published_tables, preset.ours
+        plan["preset"] = {"name": str(config.preset), "source": source, "published_tables": published, "ours": ours}
+    return plan
 
 
 def _run_directory(config: TrainConfig, overwrite: bool, force_unlock: bool) -> RunDirectory:

@@ -15,8 +15,7 @@ from adaptive.training.telemetry.formatting import (
     percent_text,
     score_text,
 )
-from adaptive.training.telemetry.record import EvalRecord, GuardRecord, IntervalRecord, Record, sum_tables
-from adaptive.training.telemetry.report import RunTotals
+from adaptive.training.telemetry.record import EvalRecord, GuardRecord, IntervalRecord, Record, RunTotals, sum_tables
 
 EVERY = 5.0  # seconds between two lines
 

@@ -4,7 +4,7 @@ Numbers of an interval belong to the batches trained in it, unless they say "so 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple
 
@@ -235,6 +235,96 @@ def table_counts(
         )
         for table, (name, values) in enumerate(columns)
     }
+
+
+IN_PARTS: Final = "in_parts_share"  # of the batches
+WAITED: Final = "waited_share"  # of those in parts: training had to wait for rows between two parts
+
+
+class RunTotals:
+    """Adds up the intervals of a run.
+
+    Attributes:
+        steps, samples: trained in these intervals.
+        seconds: they took, from each interval's samples per second.
+        latest_skipped_share: row updates of the latest interval that were not written.
+        first: samples and seconds of the first interval, in which kernels are compiled.
+        tables: counts by table; "now" fields are those of the latest interval.
+        policy: the numbers of the policy as it last reported them; of batches in parts, those of all intervals.
+        ranks: what each rank sent in the latest `ranks_steps` steps, in which there were as many ranks.
+    """
+
+    def __init__(self, *, first_step: int = 0, first_samples: int = 0) -> None:
+        """A run that was continued begins at `first_step` steps and `first_samples` samples."""
+        self.steps = 0
+        self.samples = 0
+        self.seconds = 0.0
+        self.first: tuple[int, float] | None = None
+        self.latest_skipped_share: float | None = None
+        self.tables: dict[str, TableCounts] = {}
+        self.policy: dict[str, float] = {}
+        self.ranks: list[dict[str, float]] = []
+        self.ranks_steps = 0
+        self._in_parts = self._waited = 0.0  # batches
+        self._first_step, self._first_samples = first_step, first_samples
+        self._stage_ms: dict[str, float] = {}
+        self._first_stage_ms: tuple[int, dict[str, float]] | None = None
+
+    def add(self, record: IntervalRecord) -> float:
+        """Add the next interval; returns the seconds it took (0 if its speed is not known)."""
+        steps = record.step - self._first_step - self.steps
+        samples = record.samples - self._first_samples - self.samples
+        seconds = samples / record.samples_per_s if record.samples_per_s > 0 else 0.0
+        self.steps += steps
+        self.samples += samples
+        self.seconds += seconds
+        self.first = self.first or (samples, seconds)
+        for stage, mean in record.time_ms.items():
+            self._stage_ms[stage] = self._stage_ms.get(stage, 0.0) + mean * steps
+        self._first_stage_ms = self._first_stage_ms or (self.steps, dict(self._stage_ms))
+        self.latest_skipped_share = sum_tables(list(record.tables.values())).skipped_update_share
+        for name, counts in record.tables.items():
+            self.tables[name] = add_counts(self.tables.get(name, TableCounts()), counts)
+        self._add_policy(record.policy, steps)
+        if len(record.ranks) == len(self.ranks):
+            pairs = zip(self.ranks, record.ranks, strict=True)
+            self.ranks = [{name: before[name] + after[name] for name in after} for before, after in pairs]
+            self.ranks_steps += steps
+        else:  # the run goes on with others
+            self.ranks, self.ranks_steps = list(record.ranks), steps
+        return seconds
+
+    def _add_policy(self, numbers: Mapping[str, float], steps: int) -> None:
+        in_parts = numbers.get(IN_PARTS, 0.0) * steps
+        self._in_parts += in_parts
+        self._waited += numbers.get(WAITED, 0.0) * in_parts
+        self.policy = {name: number for name, number in numbers.items() if name not in (IN_PARTS, WAITED)}
+        if self._in_parts:
+            self.policy |= {IN_PARTS: self._in_parts / self.steps, WAITED: self._waited / self._in_parts}
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return self.samples / self.seconds if self.seconds else None
+
+    @property
+    def samples_per_s_later(self) -> float | None:
+        """Of all intervals but the first; None if there is no other, or the first is not known."""
+        samples, seconds = self.first or (0, 0.0)
+        return (self.samples - samples) / (self.seconds - seconds) if 0 < seconds < self.seconds else None
+
+    @property
+    def time_ms(self) -> dict[str, float]:
+        """Mean milliseconds per step of each stage."""
+        return {stage: total / self.steps for stage, total in self._stage_ms.items()} if self.steps else {}
+
+    @property
+    def time_ms_later(self) -> dict[str, float]:
+        """The same without the first interval, if there are others."""
+        steps, first = self._first_stage_ms or (0, {})
+        if not 0 < steps < self.steps:
+            return self.time_ms
+        later = self.steps - steps
+        return {stage: (total - first.get(stage, 0.0)) / later for stage, total in self._stage_ms.items()}
 
 
 # -- one table of what is counted, and the names of all numbers in views, loggers and summaries ------------------------

@@ -20,16 +20,18 @@ from adaptive.training.evaluation import Evaluation, PerLabel
 from adaptive.training.quality import StreamingAUC, StreamingLogLoss
 from adaptive.training.telemetry.jsonl import from_json, to_json
 from adaptive.training.telemetry.record import (
+    IN_PARTS,
     STAGES,
+    WAITED,
     EvalRecord,
     Histogram,
     IntervalRecord,
     Record,
+    RunTotals,
     TableCounts,
     sum_tables,
     table_counts,
 )
-from adaptive.training.telemetry.report import IN_PARTS, WAITED, RunTotals
 
 AUC_COUNTS: Final = "auc_counts"
 

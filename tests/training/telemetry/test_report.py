@@ -14,8 +14,8 @@ from adaptive.training.telemetry.formatting import (
     percent_text,
     score_text,
 )
-from adaptive.training.telemetry.record import IntervalRecord, TableCounts
-from adaptive.training.telemetry.report import RunTotals, run_summary, summary_text
+from adaptive.training.telemetry.record import IntervalRecord, RunTotals, TableCounts
+from adaptive.training.telemetry.report import run_summary, summary_text
 
 SITE = TableCounts(
     lookups=1000,
