@@ -115,7 +115,7 @@ class Accelerator:
         if self.is_gpu:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self.synchronize()
-        with torch.profiler.profile(activities=activities) as seen:
+        with torch.profiler.profile(activities=activities, acc_events=True) as seen:
             work()
             self.synchronize()
         events = seen.events() or []

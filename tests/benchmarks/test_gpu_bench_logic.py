@@ -166,7 +166,7 @@ def test_copies_over_the_link_are_no_time_of_kernels(monkeypatch: pytest.MonkeyP
         event("aten::add", 7, device=DeviceType.CPU),
     ]  # fmt: skip
     seen = nullcontext(SimpleNamespace(events=lambda: events))
-    monkeypatch.setattr(torch.profiler, "profile", lambda activities: seen)
+    monkeypatch.setattr(torch.profiler, "profile", lambda activities, acc_events: seen)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     work = Accelerator("cuda").profile(lambda: None)
     assert (work.kernels, work.host_waits) == (5, 1)

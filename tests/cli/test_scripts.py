@@ -91,3 +91,12 @@ def test_ci_uses_a_fresh_environment_and_tells_failure(script: Script, tmp_path:
     code, calls = script(".ci/run", FAILING=failing)
     assert code == 5 and failing in calls[-1]
     assert sorted(tmp_path.iterdir()) == sorted({*before, tmp_path / "calls"})
+
+
+@pytest.mark.nightly
+def test_the_gpu_path_passes_with_the_versions_of_gpu_machines() -> None:
+    folder = Path(os.environ.get("ADAPTIVE_TWIN", ROOT / ".venv-twin"))
+    if not (folder / ".installed").is_file():
+        pytest.skip("no environment with those versions: scripts/twin makes .venv-twin, 6 GB")
+    done = subprocess.run([ROOT / "scripts/twin", folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
