@@ -30,7 +30,7 @@ def report(
     decisions, bad lines, settings, versions. Needs the extra 'report': matplotlib.
     """
     from adaptive.cli.compare_command import check_folders
-    from adaptive.studies.report.writing import write_report
+    from adaptive.studies.report.html_report import write_report
 
     check_folders(out)
     with own_stdout():

@@ -1,5 +1,6 @@
-"""`adaptive-train reproduce`: papers' figures and tables by recipes of this program's own commands."""
+"""`adaptive-train reproduce`: papers' figures and tables by this program's own commands."""
 
+import functools
 import io
 import json
 import shlex
@@ -19,15 +20,16 @@ from adaptive.cli.profile_command import make_folders
 
 def reproduce(
     context: typer.Context,
-    recipe: Annotated[
+    paper: Annotated[
         str | None,
         typer.Argument(
-            metavar="RECIPE",
-            help="tutorial, fae, hotline, scratchpipe, slipstream, zion; or a TOML file.",
+            metavar="PAPER",
+            help="tutorial, fae, hotline, scratchpipe, slipstream, zion; or a Python file such as theirs in "
+            "examples/reproduce, which is run.",
             show_default=False,
         ),
     ] = None,
-    listing: Annotated[bool, typer.Option("--list", help="List the recipes with what they show.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the papers with what is reproduced.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Under a minute: less data, fewer steps.")] = False,
     seeds: Annotated[
         int | None, typer.Option(min=1, metavar="NUMBER", help="Trainings of each policy that is compared.")
@@ -40,14 +42,14 @@ def reproduce(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Records, pictures, report.md and report.html; new or empty. Default runs/reproduce-RECIPE.",
+            help="Records, pictures, report.md and report.html; new or empty. Default runs/reproduce-PAPER.",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
     sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a paper's recipe: print the commands it stands for, then tables, then what comes out, what does not, and what
+    """Reproduce a paper: print the commands that this takes, then tables, then what comes out, what does not, and what
     cannot be had here and why. The folder has it all as a page, report.html. Ctrl-C keeps what is done.
 
     Every number says measured, modelled or paper. Claims are judged on the numbers found, so other data may answer
@@ -55,25 +57,27 @@ def reproduce(
     """
     from adaptive.errors import ConfigError, OutputError
     from adaptive.studies.charts import need_matplotlib
-    from adaptive.studies.report.writing import write_report
-    from adaptive.studies.reproduce.recipe import load_recipe, recipe_names
-    from adaptive.studies.reproduce.reproduce import SEEDED, command_lines
-    from adaptive.studies.reproduce.reproduce import reproduce as run_recipe
+    from adaptive.studies.report.html_report import write_report
+    from adaptive.studies.reproduce.paper import load_paper, paper_names
+    from adaptive.studies.reproduce.reproduction import SEEDED, command_lines
+    from adaptive.studies.reproduce.reproduction import reproduce as run_commands
 
     if listing:
-        found = [load_recipe(name) for name in recipe_names()]
-        lines = [f"{one.name}: {one.title}\n" + "\n".join(f"    {c.shows}" for c in one.commands) for one in found]
-        print_result({"recipes": [one.model_dump() for one in found], "table": "\n".join(lines)}, as_json=as_json)
+        papers = [load_paper(name) for name in paper_names()]
+        texts = ["\n    ".join([f"{p.name}: {p.title}", *(c.shows for c in p.commands)]) for p in papers]
+        keys = ("name", "title", "source")
+        facts = [{key: getattr(p, key) for key in keys} | {"commands": list(map(vars, p.commands))} for p in papers]
+        print_result({"papers": facts, "table": "\n".join(texts)}, as_json=as_json)
         return
-    if recipe is None:
-        raise ConfigError(f"reproduce: needed a recipe: {', '.join(recipe_names())}; --list says what they show")
-    chosen = load_recipe(recipe)
+    if paper is None:
+        raise ConfigError(f"reproduce: expected a paper: {', '.join(paper_names())}; --list says what they show")
+    chosen = load_paper(paper)
     if schema is not None and data is None:
         raise ConfigError(
             f"--schema {schema}: the built-in stream has none; name the data that it describes with --data"
         )
     if seeds is not None and not any(command.verb in SEEDED for command in chosen.commands):
-        raise ConfigError(f"--seeds {seeds}: recipe {chosen.name} compares no policies; leave --seeds out")
+        raise ConfigError(f"--seeds {seeds}: {chosen.name} compares no policies; leave --seeds out")
     given_sets(sets)
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -82,15 +86,12 @@ def reproduce(
     make_folders([folder])
     more = [*(["--data", data] if data is not None else []), *(["--schema", str(schema)] if schema else [])]
     more += [word for text in sets or () for word in ("--set", text)]
-    for _, _, words in command_lines(chosen, folder, quick=quick, seeds=seeds, more=more):
+    lines = command_lines(chosen, folder, quick=quick, seeds=seeds, more=more)
+    for _, words in lines:
         note(f"adaptive-train {shlex.join(words)}")
-    command = context.find_root().command
-
-    def run(words: Sequence[str]) -> dict[str, Any]:
-        return _run(command, words)
-
+    run = functools.partial(_run, context.find_root().command)
     with own_stdout():
-        result = run_recipe(chosen, folder, run, quick=quick, seeds=seeds, more=more, told=note)
+        result = run_commands(chosen, lines, folder, run, quick=quick, told=note)
         page = write_report([folder], folder / "report.html")["page"]
     note(f"page: {page}")
     print_result({**result, "page": page}, as_json=as_json)
@@ -108,7 +109,7 @@ def _run(command: Any, words: Sequence[str]) -> dict[str, Any]:
     Raises:
         StoppedError: if a signal ended it.
     """
-    from adaptive.studies.reproduce.reproduce import StoppedError
+    from adaptive.studies.reproduce.reproduction import StoppedError
 
     printed = io.StringIO()
     try:
@@ -122,5 +123,5 @@ def _run(command: Any, words: Sequence[str]) -> dict[str, Any]:
         code = ended.code
     if isinstance(code, int) and code > FAILURES:
         raise StoppedError(code)
-    found: dict[str, Any] = json.loads(printed.getvalue())
-    return found
+    record: dict[str, Any] = json.loads(printed.getvalue())
+    return record

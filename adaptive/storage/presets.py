@@ -1,4 +1,4 @@
-"""TOML files that come with the package under a name, or lie where a path says: machines, shapes of models, recipes."""
+"""TOML files that come with the package under a name, or lie where a path says: machines, shapes of models."""
 
 import tomllib
 from collections.abc import Mapping

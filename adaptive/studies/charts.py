@@ -1,6 +1,6 @@
 """Pictures as inline SVG, drawn by matplotlib's SVG backend, which is imported with the first one.
 
-Colours are placeholders until the end, when they become variables of the page's style: one picture is read in light and
+Colors are placeholders until the end, when they become variables of the page's style: one picture is read in light and
 in dark. Texts stay texts; numbers are cut to what a screen shows.
 """
 
@@ -16,19 +16,17 @@ from typing import Any, Final
 
 from adaptive.errors import ConfigError, OutputError
 from adaptive.storage.durable import write_atomic
-from adaptive.studies.report.blocks import Picture, Svg
-from adaptive.studies.report.page import visible
-from adaptive.studies.report.style import COLOURS
+from adaptive.training.telemetry.document import COLORS, Figure, visible
 
 MOST_CHARACTERS: Final = 22  # of a name beside an axis
 MOST_MARKS: Final = 40  # points of a curve that are told apart
 MOST_WIDTHS: Final = 4  # curves of widths of their own
 _INK, _SOFT, _GRID, _PAPER = "#0a0a01", "#0a0a02", "#0a0a03", "#0a0a04"
-_SERIES: Final = tuple(f"#0a0b{number:02x}" for number in range(COLOURS))
+_SERIES: Final = tuple(f"#0a0b{number:02x}" for number in range(COLORS))
 _VARIABLES: Final = {
     **{_INK: "currentColor", _SOFT: "var(--soft)", _GRID: "var(--grid)", _PAPER: "var(--paper)"},
     **{"#000000": "currentColor", "#999999": "var(--soft)", "#4d4d4d": "var(--soft)", "#4c4c4c": "var(--soft)"},
-    **{colour: f"var(--s{number})" for number, colour in enumerate(_SERIES)},
+    **{color: f"var(--s{number})" for number, color in enumerate(_SERIES)},
 }
 _RC: Final[dict[Any, Any]] = {
     **{"svg.fonttype": "none", "text.parse_math": False, "font.size": 9, "axes.titlesize": 9},
@@ -79,7 +77,7 @@ def write_figure(figure: Any, path: Path, *, dpi: int) -> Path:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: x and y of its points, and the number of its colour. What is None or not finite is a gap."""
+    """A curve: x and y of its points, and the number of its color. What is None or not finite is a gap."""
 
     number: int
     x: Sequence[float]
@@ -88,19 +86,19 @@ class Line:
     marked: bool = False  # points, joined by a thin line
 
 
-def curves(title: str, lines: Sequence[Line], *, x: str = "step", y: str = "", zero: bool = False) -> Picture:
+def curves(title: str, lines: Sequence[Line], *, x: str = "step", y: str = "", zero: bool = False) -> Figure:
     """Curves over x; `zero`: the axis begins there."""
 
     def draw(axes: Any) -> None:
         for place, line in enumerate(lines):
-            style = "--" if line.dashed or line.number >= COLOURS else "-"
+            style = "--" if line.dashed or line.number >= COLORS else "-"
             marked = line.marked and len(line.x) <= MOST_MARKS
             marks: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1.0} if marked else {}
             if not marks and len(lines) <= MOST_WIDTHS:
                 marks = {"linewidth": 1.3 + 1.1 * (len(lines) - 1 - place)}  # equal curves are seen below each other
             if len(line.x) == 1:
                 marks = {"marker": "o", "markersize": 4}
-            axes.plot(line.x, list(map(_number, line.y)), style, color=_colour(line.number), **marks)
+            axes.plot(line.x, list(map(_number, line.y)), style, color=_color(line.number), **marks)
         axes.set(xlabel=x, ylabel=y)
         if zero:
             axes.set_ylim(bottom=0)
@@ -108,14 +106,14 @@ def curves(title: str, lines: Sequence[Line], *, x: str = "step", y: str = "", z
     return _drawn(title, draw)
 
 
-def areas(title: str, x: Sequence[float], layers: Sequence[tuple[str, Sequence[float]]], *, room: Any = ()) -> Picture:
+def areas(title: str, x: Sequence[float], layers: Sequence[tuple[str, Sequence[float]]], *, room: Any = ()) -> Figure:
     """Layers on one another, each named at its right end where there is space; `room`: a dashed line above them."""
 
     def draw(axes: Any) -> None:
         at = list(x) if len(x) > 1 else [*x, *(value + 1 for value in x)]
         heights = [list(values) if len(x) > 1 else [*values, *values] for _, values in layers]
-        colours = [_colour(number) for number in range(len(layers))]
-        axes.stackplot(at, heights, colors=colours, edgecolor=_PAPER, linewidth=0.4, alpha=0.85)
+        colors = [_color(number) for number in range(len(layers))]
+        axes.stackplot(at, heights, colors=colors, edgecolor=_PAPER, linewidth=0.4, alpha=0.85)
         top = sum(values[-1] for values in heights)
         if len(room) == len(x) and all(one is not None for one in room):
             axes.plot(at, list(room) if len(x) > 1 else [*room, *room], "--", color=_INK, linewidth=0.9)
@@ -139,15 +137,15 @@ def _name_layers(axes: Any, at: float, layers: Any, heights: Sequence[Sequence[f
 
 def bars(
     title: str, names: Sequence[str], parts: Sequence[tuple[str, Sequence[float]]], *, x: str, first: int = 0
-) -> Picture:
-    """A bar for each name, of parts behind one another, in colours from number `first` on, with their legend if there
+) -> Figure:
+    """A bar for each name, of parts behind one another, in colors from number `first` on, with their legend if there
     are several."""
 
     def draw(axes: Any) -> None:
         left = [0.0] * len(names)
         for number, (_, values) in enumerate(parts, start=first):
-            hatch = {"hatch": "///"} if number >= COLOURS else {}
-            look = {"color": _colour(number), "edgecolor": _PAPER, **hatch}
+            hatch = {"hatch": "///"} if number >= COLORS else {}
+            look = {"color": _color(number), "edgecolor": _PAPER, **hatch}
             axes.barh(range(len(names)), values, left=left, height=0.62, **look)
             left = [start + value for start, value in zip(left, values, strict=True)]
         axes.set_yticks(range(len(names)), list(map(_short, names)))
@@ -161,7 +159,7 @@ def bars(
 
 def intervals(
     title: str, names: Sequence[str], points: Sequence[tuple[float | None, Any]], *, x: str, marks: Sequence[float] = ()
-) -> Picture:
+) -> Figure:
     """A point for each name with its interval (low, high), None where there is none; dotted lines at `marks`."""
 
     def draw(axes: Any) -> None:
@@ -171,8 +169,8 @@ def intervals(
             if value is None:
                 continue
             low, high = bounds or (value, value)
-            axes.plot([low, high], [place, place], color=_colour(0), linewidth=2)
-            axes.plot([value], [place], "o", color=_colour(0), markersize=5)
+            axes.plot([low, high], [place, place], color=_color(0), linewidth=2)
+            axes.plot([value], [place], "o", color=_color(0), markersize=5)
         axes.set_yticks(range(len(names)), list(map(_short, names)))
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set(xlabel=x)
@@ -181,25 +179,24 @@ def intervals(
     return _drawn(title, draw, size=(5.6, 1.0 + 0.34 * len(names)))
 
 
-def _drawn(title: str, draw: Callable[[Any], None], *, size: tuple[float, float] = (4.4, 2.5)) -> Picture:
+def _drawn(title: str, draw: Callable[[Any], None], *, size: tuple[float, float] = (4.4, 2.5)) -> Figure:
     return drawn_figure(title, lambda figure: draw(figure.subplots()), size=size)
 
 
-def drawn_figure(title: str, draw: Callable[[Any], None], *, size: tuple[float, float]) -> Picture:
-    """What `draw` draws on a figure of so many inches, in the page's colours where it names none of its own; texts
+def drawn_figure(title: str, draw: Callable[[Any], None], *, size: tuple[float, float]) -> Figure:
+    """What `draw` draws on a figure of so many inches, in the page's colors where it names none of its own; texts
     must be `page.visible`."""
     need_matplotlib(DRAWS)
-    import matplotlib
+    import matplotlib.figure
     from cycler import cycler
-    from matplotlib.figure import Figure
 
     text = io.StringIO()
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the browser has the letters
-        matplotlib.rcdefaults()  # no style of the user's own: colours would be fixed
+        matplotlib.rcdefaults()  # no style of the user's own: colors would be fixed
         matplotlib.rcParams["axes.prop_cycle"] = cycler(color=_SERIES)
         matplotlib.rcParams.update({**_RC, "svg.hashsalt": visible(title)})
-        figure = Figure(figsize=size, layout="constrained")
+        figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
         draw(figure)
         for axes in figure.axes:
             for axis in (axes.xaxis, axes.yaxis):
@@ -207,7 +204,7 @@ def drawn_figure(title: str, draw: Callable[[Any], None], *, size: tuple[float, 
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(text, format="svg", metadata=nothing)
     assert "<image" not in text.getvalue(), "a picture of pixels, which the page's policy keeps out"
-    return Picture(title, Svg(_inline(text.getvalue())))
+    return Figure(title, _inline(text.getvalue()))
 
 
 def _number_ticks(axis: Any) -> None:
@@ -221,7 +218,7 @@ def _number_ticks(axis: Any) -> None:
 
 
 def _inline(svg: str) -> str:
-    """The `svg` element for a page: no XML head, no size of its own, no numbered ids, variables for colours."""
+    """The `svg` element for a page: no XML head, no size of its own, no numbered ids, variables for colors."""
     body = svg[svg.index("<svg ") :]
     body = re.sub(r"<style.*?</style>", "", body, count=1, flags=re.DOTALL)
     body = re.sub(r' (?:width|height)="[\d.]+pt"', "", body, count=2)
@@ -230,14 +227,14 @@ def _inline(svg: str) -> str:
 
 def _lean(tag: str) -> str:
     tag = _FONTS.sub("font-family: inherit", _ID.sub("", tag))
-    for colour, variable in _VARIABLES.items():
-        if colour in tag:
-            tag = tag.replace(colour, variable)
+    for color, variable in _VARIABLES.items():
+        if color in tag:
+            tag = tag.replace(color, variable)
     return _LONG.sub(lambda number: f"{float(number[0]):.2f}", tag).replace("\n", "")
 
 
-def _colour(number: int) -> str:
-    return _SERIES[number % COLOURS]
+def _color(number: int) -> str:
+    return _SERIES[number % COLORS]
 
 
 def _number(value: float | None) -> float:

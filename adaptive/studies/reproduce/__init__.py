@@ -1,1 +1,1 @@
-"""Papers' figures and tables as recipes: commands of this program, what they should show, what cannot be had here."""
+"""Papers' figures and tables: scripts of commands of this program, what they should show, what cannot be had here."""

@@ -1,14 +1,19 @@
-"""The result of a study as a document: the same headings, paragraphs, lists and tables as text, Markdown and CSV.
+"""The result of a study as a document: the same blocks as text, Markdown, CSV files or one HTML page.
 
-The HTML page (`report`) shows the same blocks, next to pictures of its own.
+Text and Markdown leave pictures out. The HTML page loads nothing and runs no script, which its content security policy
+also says to the browser. Every text is escaped here, and nothing else makes HTML; characters that are not seen but
+change what is (control characters, marks of writing direction) are shown by their numbers.
 """
 
 import csv
+import html
 import io
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from adaptive.errors import printable
 
 WIDTH: Final = 100  # columns of a terminal that a document as text keeps to, where words and cells let it
 
@@ -17,16 +22,17 @@ Rows = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Heading:
-    """The title of the blocks that follow, up to the next heading."""
+    """The title of the blocks that follow, up to the next heading. A page has it in its table of contents."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Note:
-    """A paragraph."""
+    """A paragraph; `is_lead`: the one that says what came out, which a page sets apart from others."""
 
     text: str
+    is_lead: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,52 @@ class Table:
     name: str = ""
 
 
-DocumentBlock = Heading | Note | Items | Table
+@dataclass(frozen=True)
+class Figure:
+    """A drawing with its title above it.
+
+    Attributes:
+        svg: an `svg` element as `adaptive.studies.charts` draws it: the one thing that a page takes as it is.
+        legend: labels of its colors, as in `Legend`.
+    """
+
+    title: str
+    svg: str
+    legend: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Figures side by side, as many as the page is wide."""
+
+    figures: Sequence[Figure]
+    wide: bool = False  # two next to each other instead of three
+
+
+@dataclass(frozen=True)
+class Legend:
+    """Labels of the colors of the figures below, by color number; an empty label is left out."""
+
+    labels: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Two groups of blocks next to each other where the page is wide enough; the right one takes the room left."""
+
+    left: "Sequence[DocumentBlock]"
+    right: "Sequence[DocumentBlock]"
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Blocks that a page shows after a click on their title."""
+
+    title: str
+    blocks: "Sequence[DocumentBlock]"
+
+
+DocumentBlock = Heading | Note | Items | Table | Gallery | Legend | Columns | Folded
 
 
 @dataclass(frozen=True)
@@ -76,6 +127,29 @@ class Document:
         """Name -> content of a CSV file, for each table that has a name."""
         return {one.name: csv_text(one.rows) for one in self.blocks if isinstance(one, Table) and one.name}
 
+    def to_html(self, title: str, about: str) -> str:
+        """One HTML page: `title` and a line `about` it, contents, a section for each heading that has blocks."""
+        sections = sections_of(self.blocks)
+        contents = "".join(f'<a href="#part-{n}">{escaped(name)}</a>' for n, (name, _) in enumerate(sections))
+        parts = "".join(
+            f'<section id="part-{number}"><h2>{escaped(name)}</h2>\n{_html(blocks)}</section>\n'
+            for number, (name, blocks) in enumerate(sections)
+        )
+        return (
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            '<meta name="color-scheme" content="light dark">\n'
+            f"<title>{escaped(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+            f"<header><h1>{escaped(title)}</h1><p>{escaped(about)}</p><nav>{contents}</nav></header>\n"
+            f"<main>\n{parts}</main>\n</body>\n</html>\n"
+        )
+
+
+def prefixed(blocks: Iterable[DocumentBlock], prefix: str) -> list[DocumentBlock]:
+    """The blocks with `prefix` before every heading."""
+    return [replace(block, text=f"{prefix}{block.text}") if isinstance(block, Heading) else block for block in blocks]
+
 
 def csv_text(rows: Sequence[Sequence[Any]]) -> str:
     """Rows as CSV; None is an empty cell."""
@@ -95,6 +169,12 @@ def _text(block: DocumentBlock) -> str:
         case Table():
             parts = ["\n".join(aligned(part, numbers=block.numbers)) for part in _column_blocks(block)]
             return "\n".join(filter(None, [block.caption, "\n\n".join(parts)]))
+        case Columns():
+            return Document([*block.left, *block.right]).to_text()
+        case Folded():
+            return Document([Note(block.title), *block.blocks]).to_text()
+        case Gallery() | Legend():
+            return ""
 
 
 def _markdown(block: DocumentBlock) -> str:
@@ -107,6 +187,12 @@ def _markdown(block: DocumentBlock) -> str:
             return "\n".join(f"- {line}" for line in block.lines)
         case Table():
             return "\n\n".join(filter(None, [block.caption, markdown_table(block.rows)]))
+        case Columns():
+            return Document([*block.left, *block.right]).to_markdown()
+        case Folded():
+            return Document([Note(block.title), *block.blocks]).to_markdown()
+        case Gallery() | Legend():
+            return ""
 
 
 def _column_blocks(table: Table) -> list[list[list[str]]]:
@@ -141,3 +227,139 @@ def markdown_table(rows: Rows) -> str:
     head, *rest = rows
     line = ["---", *("---:" for _ in head[1:])]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, line, *rest))
+
+
+def visible(text: str) -> str:
+    """The text with every character that is not seen written as `\\u202e`; line ends and tabs stay."""
+    return text if text.isprintable() else "".join(one if one in "\n\t" else printable(one) for one in text)
+
+
+def escaped(text: str) -> str:
+    """The text for HTML, in element or attribute."""
+    return html.escape(visible(text), quote=True)
+
+
+def sections_of(blocks: Sequence[DocumentBlock]) -> list[tuple[str, list[DocumentBlock]]]:
+    """(heading, its blocks) of each heading that has blocks."""
+    sections: list[tuple[str, list[DocumentBlock]]] = []
+    for block in blocks:
+        if isinstance(block, Heading):
+            sections.append((block.text, []))
+        else:
+            assert sections, "a page begins with a heading"
+            sections[-1][1].append(block)
+    return [section for section in sections if section[1]]
+
+
+def _html(blocks: Sequence[DocumentBlock]) -> str:
+    return "".join(map(_block_html, blocks))
+
+
+def _block_html(block: DocumentBlock) -> str:
+    match block:
+        case Heading():
+            return f"<h3>{escaped(block.text)}</h3>\n"
+        case Note():
+            kind = ' class="lead"' if block.is_lead else ""
+            return f"<p{kind}>{escaped(block.text)}</p>\n"
+        case Items():
+            return f"<ul>{''.join(f'<li>{escaped(line)}</li>' for line in block.lines)}</ul>\n" if block.lines else ""
+        case Table():
+            return _table_html(block)
+        case Gallery():
+            kind = "gallery wide" if block.wide else "gallery"
+            return f'<div class="{kind}">{"".join(map(_figure_html, block.figures))}</div>\n'
+        case Legend():
+            return _legend_html(block.labels)
+        case Columns():
+            left, right = _html(block.left), _html(block.right)
+            return f'<div class="columns"><div>{left}</div><div>{right}</div></div>\n'
+        case Folded():
+            return f"<details><summary>{escaped(block.title)}</summary>\n{_html(block.blocks)}</details>\n"
+
+
+def _table_html(table: Table) -> str:
+    head, *rows = table.rows
+    caption = f"<caption>{escaped(table.caption)}</caption>" if table.caption else ""
+    top = "".join(f'<th scope="col">{escaped(cell)}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{escaped(first)}</th>{"".join(f"<td>{escaped(cell)}</td>" for cell in cells)}</tr>\n'
+        for first, *cells in rows
+    )
+    kind = "numbers" if table.numbers else "texts"
+    return (
+        f'<div class="scroll" tabindex="0"><table class="{kind}">{caption}<thead><tr>{top}</tr></thead>\n'
+        f"<tbody>{body}</tbody></table></div>\n"
+    )
+
+
+def _figure_html(figure: Figure) -> str:
+    legend = _legend_html(figure.legend) if figure.legend else ""
+    svg = figure.svg.replace("<svg ", f'<svg role="img" aria-label="{escaped(figure.title)}" ', 1)
+    return f"<figure><figcaption>{escaped(figure.title)}</figcaption>{legend}{svg}</figure>\n"
+
+
+def _legend_html(labels: Sequence[str]) -> str:
+    entries = "".join(
+        f'<li><span class="c{number % COLORS}{" dashed" if number >= COLORS else ""}"></span>{escaped(label)}</li>'
+        for number, label in enumerate(labels)
+        if label
+    )
+    return f'<ul class="legend">{entries}</ul>\n'
+
+
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+# Okabe and Ito's palette, which those who do not tell red from green can read; darker for paper, lighter for the dark.
+_LIGHT: Final = ("#0072b2", "#d55e00", "#00805e", "#a8478a", "#8a6d00", "#5b5b5b", "#12a0ad", "#7a1f12")
+_DARK: Final = ("#56b4e9", "#ff9145", "#22c79b", "#e08fc4", "#e3c132", "#b8b8b8", "#8ff0f5", "#ffd0c7")
+COLORS: Final = len(_LIGHT)
+
+
+def _variables(colors: tuple[str, ...]) -> str:
+    return "".join(f"--s{number}:{color};" for number, color in enumerate(colors))
+
+
+_STYLE: Final = (
+    ":root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--soft:#59636e;--grid:#d5dae0;--band:#f4f6f8;"
+    "--link:#0550ae;" + _variables(_LIGHT) + "}\n"
+    "@media(prefers-color-scheme:dark){:root{--paper:#12161c;--ink:#e4e8ee;--soft:#9aa6b2;--grid:#39424d;"
+    "--band:#1b2129;--link:#79b8ff;" + _variables(_DARK) + "}}\n"
+    """*{box-sizing:border-box}
+body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
+header,main{max-width:1340px;margin:0 auto;padding:0 20px}
+h1{font-size:1.5rem;margin:24px 0 4px;overflow-wrap:anywhere}
+h2{font-size:1.15rem;margin:36px 0 10px;padding-top:10px;border-top:1px solid var(--grid)}
+p{max-width:80ch;margin:6px 0 12px;overflow-wrap:anywhere}
+header p{color:var(--soft)}
+a{color:var(--link)}
+nav{display:flex;flex-wrap:wrap;gap:4px 16px;margin:12px 0}
+.scroll{overflow-x:auto;margin:8px 0 16px;max-width:100%}
+table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}
+caption{text-align:left;color:var(--soft);padding:4px 0}
+th,td{padding:4px 12px 4px 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--grid);
+unicode-bidi:isolate;white-space:pre-wrap;overflow-wrap:anywhere;min-width:5ch;max-width:60ch}
+thead th{color:var(--soft);font-weight:600;vertical-align:bottom}
+tbody th{font-weight:500}
+.numbers th{overflow-wrap:break-word!important}
+.numbers td,.numbers thead th:not(:first-child){text-align:right;overflow-wrap:normal;padding:4px 0 4px 18px}
+.numbers td{white-space:nowrap}
+.gallery{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,360px),1fr));gap:14px 28px}
+.gallery.wide{grid-template-columns:repeat(auto-fill,minmax(min(100%,500px),1fr))}
+figure{margin:0;min-width:0;max-width:620px}
+figcaption{font-weight:600;font-size:14px;margin:6px 0 2px;overflow-wrap:anywhere;unicode-bidi:isolate}
+svg{display:block;width:100%;height:auto}
+.legend{list-style:none;display:flex;flex-wrap:wrap;gap:2px 20px;padding:0;margin:6px 0 10px;font-size:14px}
+.legend li{overflow-wrap:anywhere;unicode-bidi:isolate}
+.legend span{display:inline-block;width:22px;border-top:3px solid;margin:0 7px 4px 0}
+.legend .dashed{border-top-style:dashed}
+.columns{display:flex;flex-wrap:wrap;gap:8px 40px;align-items:flex-start}
+.columns>div:first-child{max-width:100%}
+.columns>div:last-child{flex:1 1 460px;min-width:0}
+.columns .gallery:not(.wide){grid-template-columns:repeat(auto-fill,minmax(min(100%,300px),1fr))}
+.lead{font-size:1.05rem;font-weight:500}
+details{margin:8px 0}
+summary{cursor:pointer;color:var(--link)}
+"""
+    + "".join(f".c{number}{{border-color:var(--s{number})!important}}\n" for number in range(COLORS))
+    + "@media print{details{display:block}nav{display:none}}\n"
+)

@@ -24,7 +24,7 @@ from adaptive import (
 from adaptive.errors import CheckpointError, ConfigError, OutputError
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats
-from adaptive.studies.report.writing import write_report
+from adaptive.studies.report.html_report import write_report
 from adaptive.training.runs import evaluate_run
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import EvalRecord, IntervalRecord, RunRecord

@@ -146,7 +146,7 @@ def test_every_placement_that_exists_here_is_a_policy() -> None:
 
 
 def test_what_zion_gives_and_which_part_of_the_model_is_to_blame() -> None:
-    """The recipe `zion` says these numbers where its claim on figure 14 does not hold."""
+    """The script `zion` says these numbers where its claim on figure 14 does not hold."""
     shape, rates = load_shape("m2prod"), rates_of(load_machine("zion"))
     over_host, parts = [], {}
     for distinct in (0.02, 1.0):

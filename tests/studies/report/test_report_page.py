@@ -2,22 +2,19 @@
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
 from report_records import HOSTILE, Seen, browse, comparison, write_run
 
-from adaptive.studies.charts import drawn_figure
 from adaptive.studies.profile.profile_report import PICTURES
-from adaptive.studies.report.blocks import Folded, Section
-from adaptive.studies.report.page import escaped, page_html, visible
-from adaptive.studies.report.profile_sections import _draw, _shown
-from adaptive.studies.report.writing import write_report
+from adaptive.studies.report import study_pages
+from adaptive.studies.report.html_report import write_report
+from adaptive.studies.report.study_pages import profile_figures
 from adaptive.studies.simulate.simulation import simulate
 from adaptive.studies.step_model import Machine
 from adaptive.training.settings import load_settings
-from adaptive.training.telemetry.document import Note, Table
+from adaptive.training.telemetry.document import Document, Folded, Heading, Note, Table, escaped, visible
 
 ELEMENTS = {
     *("html", "head", "meta", "title", "style", "body", "header", "h1", "p", "nav", "a", "main", "section", "h2"),
@@ -115,7 +112,7 @@ def test_escaping_holds_in_attributes_too() -> None:
 
 def test_blocks_become_elements() -> None:
     table = Table([["name", "rows"], ["user", "10"]], "a caption")
-    seen = check(page_html("Title", "about", [Section("First", [Note("text"), Folded("more", [table])])]))
+    seen = check(Document([Heading("First"), Note("text"), Folded("more", [table])]).to_html("Title", "about"))
     words = " ".join(seen.text.split())
     assert words == "Title Title about First First text more a caption name rows user 10"
     assert ("a", "href", "#part-0") in seen.attributes and ("section", "id", "part-0") in seen.attributes
@@ -134,14 +131,14 @@ def test_a_browser_opens_the_page_without_complaint(tmp_path: Path) -> None:
     assert "Content Security Policy" in browse(loud.as_uri(), tmp_path / "browser")[1]
 
 
-def test_hostile_profiles(tmp_path: Path) -> None:
-    """Tables' names stand in a profile's own pictures, too; those are drawn in the page's colours."""
+def test_hostile_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables' names stand in a profile's own pictures, too; those are drawn in the page's colors."""
     rows = {"rows": 10, "lookups": 20, "lookups_per_sample": 1.0}
     curves = [{"table": name, "full": [[1, 9], [2, 3]], "sampled": [[1, 2]]} for name in HOSTILE[:4]]
     found = {"tables": [{"table": name, **rows} for name in HOSTILE[:4]], "curves": curves, "sample_share": 0.05}
-    shown = _shown(found)
-    for name in ("skew", "tables"):
-        picture = drawn_figure(name, partial(_draw, PICTURES[name][1], shown), size=(8, 4))
-        seen = check(svg := picture.svg.markup)
+    monkeypatch.setattr(study_pages, "PICTURES", {name: PICTURES[name] for name in ("skew", "tables")})
+    ((skew, tables),) = profile_figures({"data": found}).values()
+    for svg in (skew.svg, tables.svg):
+        seen = check(svg)
         assert HOSTILE[0] in seen.text and "a\\x00b\\x1b[31m" in seen.text and "\u202e" not in svg
         assert "mathdefault" not in svg and "var(--s0)" in svg and "#1f77b4" not in svg

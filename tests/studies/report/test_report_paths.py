@@ -9,19 +9,16 @@ from report_records import Seen, comparison, write_run
 
 from adaptive.errors import AdaptiveError, CheckpointError, InputError, OutputError
 from adaptive.studies import charts
-from adaptive.studies.report import writing
-from adaptive.studies.report.blocks import Picture, Section, Svg
-from adaptive.studies.report.kinds import KINDS, Kind
-from adaptive.studies.report.writing import write_report
-from adaptive.training.telemetry.document import Note
+from adaptive.studies.report import html_report
+from adaptive.studies.report.html_report import KINDS, Kind, write_report
+from adaptive.training.telemetry.document import Figure, Heading, Note
 
 
 @pytest.fixture(autouse=True)
 def nothing_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures take most of a page's time, and these tests look at none."""
-    nothing = Svg("<svg ></svg>")
     for name in ("_drawn", "drawn_figure"):
-        monkeypatch.setattr(charts, name, lambda title, draw, **size: Picture(title, nothing))
+        monkeypatch.setattr(charts, name, lambda title, draw, **size: Figure(title, "<svg ></svg>"))
 
 
 def refused(error: type[AdaptiveError], *paths: Path) -> str:
@@ -62,7 +59,7 @@ def test_a_comparison_without_an_end(tmp_path: Path) -> None:
 
 
 def test_a_new_kind_is_an_entry(tmp_path: Path) -> None:
-    kind = Kind(lambda record: "skew" in record, lambda loaded: [Section("Skew", [Note(loaded[0].record["skew"])])])
+    kind = Kind(lambda record: "skew" in record, lambda records: [Heading("Skew"), Note(records[0].record["skew"])])
     (tmp_path / "p.json").write_text('{"skew": "of <data>"}')
     found = write_report([tmp_path / "p.json"], tmp_path / "page.html", kinds={**KINDS, "other": kind})
     assert found["kind"] == "other"
@@ -98,9 +95,9 @@ def test_too_many(tmp_path: Path) -> None:
         (b"[" * 100_000, "expected JSON"),
         (
             b"[1]",
-            "a JSON list, but no record that a page can show (run, comparison, profile, placements, reproduction, ",
+            "a JSON list, but no record that a page can show (run, comparison, profile, placements, simulation, ",
         ),
-        (b'{"run_dir": "runs/x"}', "the run itself lies in runs/x"),
+        (b'{"run_dir": "runs/x"}', "the run itself is in runs/x"),
         (
             b'{"policies": [{}], "auc_budget": 1, "problems": []}',
             "not a whole record of a comparison (KeyError: 'seeds')",
@@ -137,7 +134,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writing, "write_atomic", full)
+    monkeypatch.setattr(html_report, "write_atomic", full)
     with pytest.raises(OutputError, match="No space left"):
         write_report([run], out)
     assert out.read_text() == "old"

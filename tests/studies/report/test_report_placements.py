@@ -8,7 +8,7 @@ import pytest
 from adaptive.studies.machines import load_machine
 from adaptive.studies.placements.placement_study import compare_placements
 from adaptive.studies.placements.shape import load_shape
-from adaptive.studies.report.writing import write_report
+from adaptive.studies.report.html_report import write_report
 from adaptive.studies.step_model import Locality
 
 LOCALITY = Locality("made up", (0.1, 0.5), (0.8, 0.95), (0.2, 0.6), (64.0, 1024.0), (0.6, 0.4))
@@ -33,7 +33,7 @@ def test_a_page_of_a_reproduction(tmp_path: Path) -> None:
         "kind": "reproduction", "title": "T<x>", "source": "S", "derived": {
             "slots": {"title": "slots", "unit": "rows", "values": {"depth 0": 5.0}}},
         "claims": [{"says": "it grows", "holds": False, "numbers": "1 not > 2"}],
-        "papers": [], "missing": [{"what": "a machine", "why": "none"}],
+        "published": [], "missing": [{"what": "a machine", "why": "none"}],
         "commands": [{"id": "a", "shows": "figure 1", "words": "profile"}],
     }  # fmt: skip
     record["derived"]["quality"] = {

@@ -8,31 +8,45 @@ from pathlib import Path
 import pytest
 from report_records import GUARDED, Seen, interval, write_run
 
-from adaptive.studies.report.blocks import Block, Columns, Folded, Gallery, Lead, Section
-from adaptive.studies.report.load import Loaded, load_run
-from adaptive.studies.report.run_sections import run_sections
-from adaptive.studies.report.runs import stretches, views
-from adaptive.studies.report.writing import write_report
-from adaptive.training.telemetry.document import Table
+from adaptive.studies.report.html_report import write_report
+from adaptive.studies.report.page_records import PageRecord, load_run
+from adaptive.studies.report.run_page import run_blocks
+from adaptive.studies.report.run_view import stretches, views
+from adaptive.training.telemetry.document import (
+    Columns,
+    DocumentBlock,
+    Folded,
+    Gallery,
+    Heading,
+    Legend,
+    Note,
+    Table,
+)
 
 
-def named(run: Path, name: str = "mine") -> Loaded:
-    return Loaded(**{**vars(load_run(run)), "name": name})
+def named(run: Path, name: str = "mine") -> PageRecord:
+    return replace(load_run(run), name=name)
 
 
-def sections(*runs: Loaded) -> dict[str, Section]:
-    return {one.title: one for one in run_sections(runs)}
+def sections(*runs: PageRecord) -> dict[str, list[DocumentBlock]]:
+    """Heading -> its blocks, those inside others too."""
+    found: dict[str, list[DocumentBlock]] = {}
+    for block in unfolded(run_blocks(runs)):
+        if isinstance(block, Heading):
+            blocks = found[block.text] = []
+        else:
+            blocks.append(block)
+    return {title: blocks for title, blocks in found.items() if blocks}
 
 
-def rows(section: Section) -> dict[str, list[str]]:
-    """First cell -> the others, of all tables of a section."""
-    tables = [block for block in unfolded(section.blocks) if isinstance(block, Table)]
+def rows(blocks: Sequence[DocumentBlock]) -> dict[str, list[str]]:
+    """First cell -> the others, of all tables among the blocks."""
+    tables = [block for block in blocks if isinstance(block, Table)]
     return {first: cells for table in tables for first, *cells in map(list, table.rows)}
 
 
-def unfolded(blocks: Sequence[Block]) -> list[Block]:
-    """All blocks, those inside others too."""
-    found: list[Block] = []
+def unfolded(blocks: Sequence[DocumentBlock]) -> list[DocumentBlock]:
+    found: list[DocumentBlock] = []
     for block in blocks:
         match block:
             case Folded():
@@ -44,8 +58,13 @@ def unfolded(blocks: Sequence[Block]) -> list[Block]:
     return found
 
 
-def pictures(section: Section) -> list[str]:
-    return [one.title for block in unfolded(section.blocks) if isinstance(block, Gallery) for one in block.pictures]
+def pictures(blocks: Sequence[DocumentBlock]) -> list[str]:
+    return [figure.title for block in blocks if isinstance(block, Gallery) for figure in block.figures]
+
+
+def lead(blocks: Sequence[DocumentBlock]) -> str:
+    (note,) = (block for block in blocks if isinstance(block, Note) and block.is_lead)
+    return note.text
 
 
 def test_intervals_are_joined_without_loss() -> None:
@@ -90,24 +109,21 @@ def test_the_page_begins_with_what_came_out(tmp_path: Path) -> None:
     one = replace(one, record={**one.record, "summary": {**one.record["summary"], **summary}})
     best = {"auc": 0.7625, "samples_per_s_later": 300.0}
     two = replace(two, record={**two.record, "summary": {**two.record["summary"], **best}})
-    texts = [
-        [block.text for block in sections(*runs)["Quality"].blocks if isinstance(block, Lead)]
-        for runs in ((one, two), (one,))
-    ]
-    assert texts == [
-        ["Highest AUC: b, 0.7625 (+0.01250 against a); fastest: a, 400 samples/s (1.33 times b)."],
-        ["AUC 0.7500; 400 samples/s"],
+    assert [lead(sections(*runs)["Quality"]) for runs in ((one, two), (one,))] == [
+        "Highest AUC: b, 0.7625 (+0.01250 against a); fastest: a, 400 samples/s (1.33 times b).",
+        "AUC 0.7500; 400 samples/s",
     ]
     training = replace(two, record={**two.record, "summary": {**two.record["summary"], "auc_of": "training"}})
-    (lead,) = (block for block in sections(one, training)["Quality"].blocks if isinstance(block, Lead))
-    assert lead.text.startswith("Highest AUC: a, 0.7500; ")  # AUC of other samples is not compared
+    assert lead(sections(one, training)["Quality"]).startswith(
+        "Highest AUC: a, 0.7500; "
+    )  # AUC of other samples is not compared
 
 
 def test_stages_have_colours_of_their_own(tmp_path: Path) -> None:
     """Those of training and those next to it: no two of the section share one, or have another hatch."""
     found = sections(named(write_run(tmp_path / "a")))["Stages of a step"]
-    galleries = [block for block in unfolded(found.blocks) if isinstance(block, Gallery)]
-    legends = [picture.legend for picture in galleries[0].pictures]
+    galleries = [block for block in found if isinstance(block, Gallery)]
+    legends = [figure.legend for figure in galleries[0].figures]
     places = [place for legend in legends for place, label in enumerate(legend) if label]
     assert len(places) == len(set(places)) > 2
 
@@ -118,7 +134,7 @@ def test_runs_stand_side_by_side_and_differences_come_first(tmp_path: Path) -> N
     found = sections(first, second)
     assert rows(found["Quality"])["status"] == ["finished", "running"]
     assert rows(found["Quality"])["steps"] == ["40", "20"]  # of a run under way: so far
-    table = next(block for block in found["Settings"].blocks if isinstance(block, Table))
+    table = next(block for block in found["Settings"] if isinstance(block, Table))
     assert list(map(list, table.rows)) == [["setting", "first", "second"], ["policy", "lfu", "lru"]]
 
 
@@ -153,8 +169,8 @@ def test_colours_are_those_of_runs_in_every_section(tmp_path: Path) -> None:
     empty = named(write_run(tmp_path / "a", intervals=0), "empty")
     run, other = views([empty, named(write_run(tmp_path / "b"), "full")])
     assert (run.number, other.number) == (0, 1)
-    legend, *_ = sections(empty, named(tmp_path / "b", "full"))["Traffic"].blocks
-    assert getattr(legend, "labels", None) == ["", "full (lfu)"]
+    legend, *_ = sections(empty, named(tmp_path / "b", "full"))["Traffic"]
+    assert legend == Legend(["", "full (lfu)"])
 
 
 @pytest.mark.nightly

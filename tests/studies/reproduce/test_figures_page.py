@@ -1,4 +1,4 @@
-"""docs/profiling.md says of each figure which command and recipe give it; that is so, and no figure is left out."""
+"""docs/profiling.md says of each figure which command and script give it; that is so, and no figure is left out."""
 
 import re
 from functools import cache
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from adaptive.studies.profile.profile_report import PICTURES
-from adaptive.studies.reproduce.recipe import Recipe, load_recipe, recipe_names
+from adaptive.studies.reproduce.paper import PAPERS, Paper, load_paper, paper_names
 
 PAGE = Path(__file__).parents[3] / "docs/profiling.md"
-RECIPES = {"FAE": "fae", "Hotline": "hotline", "Acun": "zion"}  # of papers whose figures have numbers here
+SCRIPTS = {"FAE": "fae", "Hotline": "hotline", "Acun": "zion"}  # of papers whose figures have numbers here
 ASKED = {
     # figures that need no special hardware; those of the tutorial, ScratchPipe and Slipstream have no numbers here
     "FAE": "figures 1B, 3, 5, 7 to 16, tables 4 to 9",
@@ -40,9 +40,9 @@ def rows() -> list[tuple[str, str, str, str, str]]:
     text = PAGE.read_text(encoding="utf-8").split("### Which figure comes from where")[1].split("###")[0]
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
     found: list[tuple[str, str, str, str, str]] = []
-    for figures, kind, command, where, recipes in lines:
+    for figures, kind, command, where, scripts in lines:
         command = found[-1][2] if command == "the same" else command
-        found.append((figures, kind, command, where, recipes))
+        found.append((figures, kind, command, where, scripts))
     return found
 
 
@@ -52,33 +52,35 @@ def of_papers(cell: str) -> dict[str, set[str]]:
     return {paper: numbered(text if text.startswith("table") else f"figures {text}") for paper, text in parts}
 
 
-def recipes_of(cell: str) -> list[Recipe]:
+def papers_of(cell: str) -> list[Paper]:
     named = re.findall(r"`(\w+)`", cell)
-    every = [name for name in recipe_names() if name not in named]
-    return [load_recipe(name) for name in (every if cell.startswith("all") else named)]
+    every = [name for name in paper_names() if name not in named]
+    return [load_paper(name) for name in (every if cell.startswith("all") else named)]
 
 
 def test_every_figure_that_can_be_had_is_on_the_page() -> None:
     for paper, asked in ASKED.items():
         there = set().union(*(of_papers(cell).get(paper, set()) for cell, *_ in rows()))
         assert there == numbered(asked), paper
-    assert {recipe.name for *_, cell in rows() for recipe in recipes_of(cell)} == set(recipe_names())
+    assert {paper.name for *_, cell in rows() for paper in papers_of(cell)} == set(paper_names())
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
-def test_a_recipe_of_the_row_shows_it_by_its_command(row: tuple[str, str, str, str, str]) -> None:
-    figures, kind, command, where, recipes = row
-    named = recipes_of(recipes)
+def test_a_script_of_the_row_shows_it_by_its_command(row: tuple[str, str, str, str, str]) -> None:
+    figures, kind, command, where, scripts = row
+    named = papers_of(scripts)
     assert named and set(kind.split(", ")) <= set("EMTQ")
     for paper, numbers in of_papers(figures).items():
-        shown = " ".join(one.shows for one in load_recipe(RECIPES[paper]).commands)
-        assert RECIPES[paper] in [one.name for one in named] and numbers <= numbered(shown), paper
+        shown = " ".join(one.shows for one in load_paper(SCRIPTS[paper]).commands)
+        assert SCRIPTS[paper] in [one.name for one in named] and numbers <= numbered(shown), paper
     wanted = re.findall(r"`([^`]+)`", command)
     verb, flags = wanted[0].split()[0], set(re.findall(r"--[a-z-]+", " ".join(wanted)))
-    for recipe in named:
-        mine = [one.words for one in recipe.commands if one.words.split()[0] == verb]
+    for one in named:
+        mine = [f"{command.words} {command.full}" for command in one.commands if command.verb == verb]
         drawn = {"--png"} if verb == "simulate" else set()  # reproduce gives it
-        assert mine and flags - drawn <= {word for words in mine for word in words.split()}, recipe.name
-    pictures = {name for one in named for name in (*one.derived, *(command.id for command in one.commands))}
+        assert mine and flags - drawn <= {word for words in mine for word in words.split()}, one.name
+    texts = [(PAPERS / f"{one.name}.py").read_text() for one in named]
+    ids = {command.id for one in named for command in one.commands}
+    tables = {id for text in texts for id in re.findall(r'DerivedTable\("(\w+)"', text)} | {"quality", "accuracy"}
     for picture in re.findall(r"`(\w+)\.png`", where):
-        assert picture in {"placements", *pictures, *PICTURES}, picture
+        assert picture in {"placements", *ids, *tables, *PICTURES}, picture

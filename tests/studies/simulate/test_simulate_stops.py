@@ -13,8 +13,8 @@ import adaptive.studies.simulate.simulation
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import by_table
 from adaptive.errors import DeviceMemoryError
-from adaptive.studies.report.load import Loaded
-from adaptive.studies.report.simulation_sections import simulation_sections
+from adaptive.studies.report.page_records import PageRecord
+from adaptive.studies.report.study_pages import simulation_blocks
 from adaptive.studies.simulate.rank_traffic import simulate_rank_traffic
 from adaptive.studies.simulate.simulation import simulate
 from adaptive.studies.simulate.simulation_report import rank_traffic_document, simulation_document
@@ -68,8 +68,8 @@ def test_what_is_read_is_told_as_if_no_more_had_been_asked(number: int, batches:
     assert (found["was_stopped"], found["asked_batches"], found["missing"]) == (True, 160, [])
     said = f"stopped after {batches} of 160 batches: all numbers are of these; the same command again gives all"
     assert said in simulation_document(found).to_text() and said in simulation_document(found).to_markdown()
-    page = simulation_sections([Loaded("simulation", "s", Path("s.json"), found)])
-    assert any(said in block.lines for block in page[0].blocks if isinstance(block, Items))
+    page = simulation_blocks(PageRecord("simulation", "s", Path("s.json"), found), is_alone=True)
+    assert any(said in block.lines for block in page if isinstance(block, Items))
     assert "stopped" not in simulation_document(short).to_text() and not short["was_stopped"]
 
 

@@ -11,7 +11,7 @@ from thread_ranks import on_ranks
 
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
-from adaptive.studies.report.writing import write_report
+from adaptive.studies.report.html_report import write_report
 from adaptive.training.runs.distributed import ranks_summary
 from adaptive.training.telemetry.jsonl import MetricsFile, from_json, read_metrics, to_json
 from adaptive.training.telemetry.record import IntervalRecord, RunTotals

@@ -1,8 +1,8 @@
-"""Paths of the command line as records: what lies there, and of which kind it is."""
+"""Paths of the command line as records: what they hold, and of which kind it is."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,15 +12,17 @@ from adaptive.storage.untrusted import open_plain, parse_json, read_plain
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import Record
 
-MOST: Final = 16  # beside each other: more curves nobody tells apart
+MOST: Final = 16  # next to each other: more curves nobody tells apart
 MOST_LINE: Final = 1 << 16  # bytes of one of them
 MOST_REJECTS: Final = 50  # bad lines that are kept, to be shown
-# Records that have a folder. The first that is there counts: a reproduction's commands leave records beside its own.
+# Records that have a folder. The first that exists counts: a reproduction's commands leave records next to its own.
 FILES: Final = ("reproduction.json", "comparison.json", "profile.json", "placements.json")
+
+JsonObject = Mapping[str, Any]  # as a command wrote it
 
 
 @dataclass(frozen=True)
-class Loaded:
+class PageRecord:
     """A record as a page shows it.
 
     Attributes:
@@ -35,19 +37,19 @@ class Loaded:
     kind: str
     name: str
     path: Path
-    record: Mapping[str, Any]
+    record: JsonObject
     metrics: Sequence[Record] = ()
-    rejects: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    rejects: Sequence[JsonObject] = ()
 
 
-def load_all(paths: Sequence[Path], kinds: Mapping[str, Any]) -> list[Loaded]:
-    """What lies at the paths: run directories, comparisons, files of `--json`, or folders of runs.
+def load_records(paths: Sequence[Path], kinds: Mapping[str, Callable[[JsonObject], bool]]) -> list[PageRecord]:
+    """What the paths hold: run directories, comparisons, files of `--json`, or folders of runs.
 
     Args:
-        kinds: name of a kind -> whether a JSON object is a record of it.
+        kinds: name of a kind -> True for a JSON object that is a record of it.
 
     Raises:
-        CheckpointError, InputError: if something else, or too much, or several kinds lie there.
+        CheckpointError, InputError: if they hold something else, or too much, or several kinds.
     """
     places = list(dict.fromkeys(place for path in paths for place in _places(path)))
     if len(places) > MOST:
@@ -55,12 +57,12 @@ def load_all(paths: Sequence[Path], kinds: Mapping[str, Any]) -> list[Loaded]:
             f"{len(places)} records, {places[0]} to {places[-1]}: a page shows at most {MOST} side by side; "
             "name those that are wanted"
         )
-    found = [_load(place, kinds) for place in places]
-    by_kind = {one.kind: one.path for one in found}
+    records = [_load(place, kinds) for place in places]
+    by_kind = {record.kind: record.path for record in records}
     if len(by_kind) > 1:
         where = ", ".join(f"{path} is a {kind}" for kind, path in by_kind.items())
         raise InputError(f"{where}: a page shows records of one kind; make a page of each")
-    return [Loaded(**{**vars(one), "name": name}) for one, name in zip(found, _names(places), strict=True)]
+    return [replace(record, name=name) for record, name in zip(records, _names(places), strict=True)]
 
 
 def _places(path: Path) -> list[Path]:
@@ -72,7 +74,7 @@ def _places(path: Path) -> list[Path]:
         )
     if not path.is_dir() or _record_in(path):
         return [path]
-    inside = sorted(one for one in path.iterdir() if _record_in(one))
+    inside = sorted(folder for folder in path.iterdir() if _record_in(folder))
     if not inside:
         raise InputError(
             f"{path}: holds none of {RECORD}, {', '.join(FILES)}, and is no folder of folders that do; needed a run "
@@ -85,33 +87,38 @@ def _record_in(folder: Path) -> Path | None:
     return next((folder / name for name in (RECORD, *FILES) if (folder / name).exists()), None)
 
 
-def _load(path: Path, kinds: Mapping[str, Any]) -> Loaded:
+def _load(path: Path, kinds: Mapping[str, Callable[[JsonObject], bool]]) -> PageRecord:
     file = _record_in(path) or path
     if file.name == RECORD:
         return load_run(file.parent)
-    record = _read_json(file)
-    for kind, is_one in kinds.items():
-        if isinstance(record, dict) and is_one(record):
-            return Loaded(kind, "", path, record)
-    what = f"{file}: a JSON {_kind_of(record)}, but no record that a page can show ({', '.join(kinds)})"
-    raise InputError(what + _hint(record))
+    try:
+        record = read_json(file)
+    except InputError as error:
+        raise InputError(f"{error}, or none of --json") from error
+    for kind, is_of_kind in kinds.items():
+        if isinstance(record, dict) and is_of_kind(record):
+            return PageRecord(kind, "", path, record)
+    what = "object" if isinstance(record, dict) else "list" if isinstance(record, list) else "value"
+    run_dir = record.get("run_dir") if isinstance(record, dict) else None  # `run --json` prints it
+    hint = f"; the run itself is in {run_dir}" if isinstance(run_dir, str) else ""
+    raise InputError(f"{file}: a JSON {what}, but no record that a page can show ({', '.join(kinds)}){hint}")
 
 
-def load_run(path: Path) -> Loaded:
+def load_run(path: Path) -> PageRecord:
     """The run in a directory, under way or at its end.
 
     Raises:
         CheckpointError, InputError: if its record, or a line of its metrics, is damaged.
     """
     record = read_record(path)
-    if record.get("own_loop"):  # `adaptive.studies.own_loop.Recording` writes no settings
+    if record.get("own_loop"):  # `adaptive.Recording` writes no settings
         record = {**record, "config": {"policy": record.get("policy")}}
     if not isinstance(record.get("config"), dict):
         raise CheckpointError(
             f"{path / RECORD}: expected the settings of a run as config, found none; the file is damaged"
         )
     metrics, rejects = path / "metrics.jsonl", path / "rejects.jsonl"
-    return Loaded(
+    return PageRecord(
         "run",
         path.name,
         path,
@@ -121,37 +128,28 @@ def load_run(path: Path) -> Loaded:
     )
 
 
-def _read_json(file: Path) -> Any:
-    content = read_plain(file, error=InputError, follow=True)
-    try:
-        return parse_json(content, str(file), error=InputError)
-    except InputError as error:
-        raise InputError(f"{error}, or none of --json") from error
+def read_json(file: Path) -> Any:
+    """The content of a JSON file of a stranger's.
+
+    Raises:
+        InputError: if it is no plain file, or no JSON.
+    """
+    return parse_json(read_plain(file, error=InputError, follow=True), str(file), error=InputError)
 
 
-def _first_lines(file: Path) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = []
+def _first_lines(file: Path) -> list[JsonObject]:
+    bad_lines: list[JsonObject] = []
     with open_plain(file, error=InputError) as lines:
         for number in range(MOST_REJECTS):
             line = lines.readline(MOST_LINE)
             if not line:
                 break
             try:
-                found.append(dict(json.loads(line)))
+                bad_lines.append(dict(json.loads(line)))
             except (ValueError, TypeError, RecursionError) as error:
                 if line.endswith(b"\n"):  # the last one may be being written
                     raise InputError(f"{file}:{number + 1}: expected a bad line as JSON, found {error}") from error
-    return found
-
-
-def _kind_of(record: Any) -> str:
-    return "object" if isinstance(record, dict) else "list" if isinstance(record, list) else "value"
-
-
-def _hint(record: Any) -> str:
-    """What `run --json` prints says where the run lies."""
-    where = record.get("run_dir") if isinstance(record, dict) else None
-    return f"; the run itself lies in {where}" if isinstance(where, str) else ""
+    return bad_lines
 
 
 def _names(places: Sequence[Path]) -> list[str]:

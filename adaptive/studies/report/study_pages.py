@@ -1,0 +1,240 @@
+"""The blocks of a page of one study's record: a comparison, a profile, placements or a simulation."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from adaptive.storage.run_directory import RECORD
+from adaptive.studies.charts import Line, bars, curves, drawn_figure, intervals
+from adaptive.studies.compare.comparison_report import comparison_document
+from adaptive.studies.placements.placement_report import (
+    DRAW,
+    LEGEND,
+    STOPPED,
+    lines_table,
+    measured_table,
+    placements_document,
+)
+from adaptive.studies.profile.profile_report import PICTURES, TITLES, profile_document
+from adaptive.studies.report.page_records import MOST, JsonObject, PageRecord, load_run
+from adaptive.studies.report.run_page import Blocks, shared_blocks, stages_of
+from adaptive.studies.simulate.simulation_report import simulation_document
+from adaptive.training.telemetry.document import (
+    COLORS,
+    Document,
+    Figure,
+    Folded,
+    Gallery,
+    Heading,
+    Legend,
+    Note,
+    Table,
+    prefixed,
+    sections_of,
+    visible,
+)
+from adaptive.training.telemetry.formatting import bytes_text
+
+MIB: Final = 1024 * 1024
+MOST_LINES: Final = 32  # of a table of placements that is not folded
+
+
+def comparison_blocks(comparison: PageRecord, *, is_alone: bool) -> Blocks:
+    """Tables, verdicts and pictures; of a comparison alone, curves of the runs of the first seed, if they exist."""
+    record = comparison.record
+    blocks: Blocks = [Heading("Result")]
+    for block in comparison_document(record).blocks:
+        if isinstance(block, Heading) and block.text not in ("Result", "All values"):
+            block = Heading(f"Result, {block.text}")
+        blocks.append(block)
+    if trained := [policy for policy in record["policies"] if policy["seeds"]]:
+        figures = _comparison_figures(trained, float(record["auc_budget"]))
+        blocks += [Heading("In pictures"), Gallery(figures, wide=True)]
+    for seed in sorted(path for path in comparison.path.glob("seed-*") if path.is_dir())[: int(is_alone)]:
+        folders = sorted(file.parent for file in seed.glob(f"**/{RECORD}"))[:MOST]
+        blocks += prefixed(shared_blocks(list(map(load_run, folders))), f"{seed.name}: ")
+    return blocks
+
+
+def _comparison_figures(policies: Sequence[JsonObject], budget: float) -> list[Figure]:
+    names = []
+    for policy in policies:
+        swept = ", ".join(f"{key}={value}" for key, value in policy.get("swept", {}).items())
+        names.append(f"{policy['policy']} {swept}".strip())
+
+    def around(policy: JsonObject) -> tuple[float, float] | None:
+        mean, deviation = policy["auc"], policy["auc_std"]
+        return None if deviation is None else (mean - deviation, mean + deviation)
+
+    def per_step(name: str) -> list[float]:
+        return [float(policy[name] or 0) / max(float(policy["steps"] or 1), 1) / MIB for policy in policies]
+
+    differences = [(policy["auc_difference"], policy["auc_difference_ci"]) for policy in policies]
+    aucs = [(policy["auc"], around(policy)) for policy in policies]
+    speeds = [float(policy["samples_per_s"] or 0) for policy in policies]
+    training, _ = stages_of([policy["time_ms"] for policy in policies])
+    stages = [(name, [float(policy["time_ms"].get(name) or 0.0) for policy in policies]) for name in training]
+    moved = [("to the device", per_step("bytes_h2d")), ("to the host", per_step("bytes_d2h"))]
+    dotted = "AUC (dotted: none, and the budget)"
+    return [
+        intervals("AUC less the control's", names, differences, x=dotted, marks=(0.0, -budget)),
+        intervals("AUC", names, aucs, x="mean, and one standard deviation"),
+        bars("Samples per second", names, [("samples/s", speeds)], x=""),
+        bars("MiB per step", names, moved, x="MiB"),
+        bars("Stages of a step of training", names, stages, x="ms per step"),
+    ]
+
+
+CAPTIONS: Final = {
+    "skew": ("tables", "How often rows are looked up"),
+    "tables": ("tables", "Rows and lookups of tables"),
+    "hot": ("hot", "Hot rows and hot inputs by threshold"),
+    "reuse": ("reuse", "Rows that come again, and distinct rows"),
+    "step": ("step", "Stages of a step"),
+    "movement": ("movement", "How far hot rows move"),
+    "drop": ("movement", "What a threshold would leave out"),
+}
+"""Of the pictures of a profile: the table that each belongs to, and its title."""
+
+
+def profile_blocks(profile: PageRecord, *, is_alone: bool) -> Blocks:
+    """A section for each table of a profile, with its pictures."""
+    figures, blocks = profile_figures(profile.record), Blocks()
+    for title, section in sections_of([Heading("Data and device size"), *profile_document(profile.record).blocks]):
+        gallery = [Gallery(figures[title], wide=True)] if title in figures else []
+        blocks += [Heading(title), *section, *gallery]
+    return blocks or [Heading("Profile"), Note("It was stopped before a part was done.")]
+
+
+def profile_figures(record: JsonObject) -> dict[str, list[Figure]]:
+    """Heading of a profile's table -> its pictures, in the page's colors."""
+    drawn, figures = all_visible(record), dict[str, list[Figure]]()
+    for name, (part, draw) in PICTURES.items():
+        content = drawn.get(part)
+        if content and (part != "movement" or content["points"]):
+            table, title = CAPTIONS.get(name, (part, name))
+            figure = drawn_figure(title, partial(_draw_profile, draw, content), size=(6.6, 3.6))
+            figures.setdefault(TITLES[table], []).append(figure)
+    return figures
+
+
+def _draw_profile(draw: Any, content: JsonObject, figure: Any) -> None:
+    draw(figure, {"found": content, "link": None})
+
+
+def placement_blocks(placements: PageRecord, *, is_alone: bool) -> Blocks:
+    """Modelled lines with their picture, and what was measured next to them."""
+    record, drawn = placements.record, all_visible(placements.record)
+    draw = DRAW[len(record["sweep"])]
+    figure = drawn_figure("Throughput (modelled)", lambda figure: draw(figure, drawn), size=(7.2, 4.4))
+    rows = lines_table(record)
+    is_long = len(rows) > MOST_LINES
+    lines = Folded(f"All {len(rows) - 1} lines", [Table(rows)]) if is_long else Table(rows)
+    blocks: Blocks = [Heading("Placements, modelled"), Gallery([figure], wide=True), lines, Note(LEGEND)]
+    if record.get("measured"):
+        blocks += [Heading("Trained here next to the model"), Table(measured_table(record))]
+    if record.get("was_stopped"):
+        blocks += [Heading("Not all was trained"), Note(STOPPED)]
+    machines = [["machine", "where its numbers come from", "and what is not from there"]]
+    machines += [[machine["name"], machine["source"], machine.get("note") or ""] for machine in record["machines"]]
+    return [*blocks, Heading("Machines"), Table(machines, numbers=False)]
+
+
+def all_visible(value: Any) -> Any:
+    """The JSON value with every text as a page shows it: pictures write names as they are."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, Mapping):
+        return {key: all_visible(item) for key, item in value.items()}
+    return list(map(all_visible, value)) if isinstance(value, list) else value
+
+
+def simulation_blocks(simulation: PageRecord, *, is_alone: bool) -> Blocks:
+    """A table, curves and the machine."""
+    record = simulation.record
+    blocks: Blocks = [Heading("Prediction"), *simulation_document(record).blocks]
+    if any(run["error"] is None for run in record["runs"]):
+        blocks += [Heading("By size of the device tier"), *_simulation_curves(record)]
+    machine = record["machine"]
+    texts = {"link": "between the tiers, each way", "device": "memory of the device", "host": "memory of the host"}
+    rates = {text: machine[f"{name}_bytes_per_s"] for name, text in texts.items()}
+    rows = [[text, "nothing crosses" if rate is None else f"{bytes_text(rate)}/s"] for text, rate in rates.items()]
+    rows += [["dense part of a step", f"{machine['dense_ms']:g} ms"]]
+    rows += [["dense weights", bytes_text(machine["dense_bytes"])]]
+    return [*blocks, Heading("Machine, as described"), Table([["", "value"], *rows])]
+
+
+def _simulation_curves(record: JsonObject) -> Blocks:
+    runs: dict[str, list[JsonObject]] = {}  # by policy
+    for run in record["runs"]:
+        if run["error"] is None:
+            runs.setdefault(run["policy"], []).append(run)
+    bound = COLORS - 1  # its color is no policy's
+    colors = {policy: number % bound + number // bound * COLORS for number, policy in enumerate(runs)}
+
+    def lines(name: str, factor: float = 1.0, *, is_bound: bool = False) -> list[Line]:
+        """A number of the runs, or of their modelled steps (`step_ms.serial`), over the device's share of the rows."""
+        drawn = []
+        for policy, mine in runs.items():
+            points = []
+            for run in mine:
+                value = run["step_ms"][name[8:]] if name.startswith("step_ms.") else run[name]
+                points.append((100 * float(run["device_share"]), None if value is None else factor * value))
+            shares, values = zip(*sorted(points, key=lambda point: point[0]), strict=True)
+            number = bound if is_bound else colors[policy]
+            drawn.append(Line(number, shares, values, dashed=is_bound, marked=not is_bound))
+        return drawn
+
+    labels = [""] * (max(*colors.values(), bound) + 1)
+    for policy, number in colors.items():
+        labels[number] = policy
+    labels[bound] = "Belady: the most row hits that any policy could have had"
+    x = "rows on the device (%)"
+    kib = 1 / 1024 / (record["batches"] or 1)
+    best = lines("belady_row_hit_rate", 100, is_bound=True)
+    figures = [
+        curves("Row hits (%)", [*lines("row_hit_rate", 100), *best], x=x),
+        curves("Lookup hits (%)", lines("hit_rate", 100), x=x),
+        curves("Modelled step with look-ahead (ms)", lines("step_ms.look_ahead"), x=x, zero=True),
+        curves("Modelled step without overlap (ms)", lines("step_ms.serial"), x=x, zero=True),
+        curves("KiB to the device, per batch", lines("bytes_h2d", kib), x=x, zero=True),
+        curves("Planning a batch, measured here (ms)", lines("plan_ms"), x=x, zero=True),
+    ]
+    return [Legend(labels), Gallery(figures)]
+
+
+@dataclass(frozen=True)
+class Study:
+    """How records of a study are told from others, and shown.
+
+    Attributes:
+        is_record: of a JSON object. True for records of this study alone.
+        document: its tables, for the terminal.
+        page: its blocks on a page, with pictures; `is_alone` if the page shows no other record.
+    """
+
+    is_record: Callable[[JsonObject], bool]
+    document: Callable[[JsonObject], Document]
+    page: Callable[..., Blocks]
+
+
+def _is_comparison(record: JsonObject) -> bool:
+    return isinstance(record.get("policies"), list) and "auc_budget" in record
+
+
+def _is_simulation(record: JsonObject) -> bool:
+    return isinstance(record.get("runs"), list) and isinstance(record.get("machine"), dict)
+
+
+STUDIES: Final = {
+    "comparison": Study(_is_comparison, comparison_document, comparison_blocks),
+    "profile": Study(lambda record: record.get("kind") == "profile", profile_document, profile_blocks),
+    "placements": Study(lambda record: record.get("kind") == "placements", placements_document, placement_blocks),
+    "simulation": Study(_is_simulation, simulation_document, simulation_blocks),
+}
+
+
+def study_of(record: JsonObject) -> Study | None:
+    """The study that a record is of."""
+    return next((study for study in STUDIES.values() if study.is_record(record)), None)

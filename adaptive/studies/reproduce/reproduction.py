@@ -1,0 +1,153 @@
+"""`reproduce`: run a paper's commands, judge its claims, write records, tables and pictures."""
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from adaptive.errors import AdaptiveError, ConfigError
+from adaptive.storage.durable import write_atomic
+from adaptive.studies.charts import write_figure
+from adaptive.studies.profile.profile_report import DPI
+from adaptive.studies.reproduce.paper import Claim, Command, DerivedTable, Paper, Records
+from adaptive.studies.reproduce.reproduction_page import KIND, reproduction_document
+
+SCHEMA: Final = 1
+SEEDED: Final = ("compare",)  # commands that take --seeds
+
+Line = tuple[Command, list[str]]  # with the words of its command line
+Run = Callable[[Sequence[str]], dict[str, Any]]  # a command line's result
+
+
+class StoppedError(Exception):
+    """A command was stopped by a signal; `code` is the exit code that says which."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def command_lines(
+    paper: Paper, out: Path, *, quick: bool = False, seeds: int | None = None, more: Sequence[str] = ()
+) -> list[Line]:
+    """The command lines in order. Of a flag given twice the last one counts.
+
+    Args:
+        out: folder of all records.
+        seeds: trainings of each policy, where policies are compared.
+        more: words for every command, such as `--data ...`.
+    """
+    lines = []
+    for command in paper.commands:
+        words = [*command.line(quick=quick), *more]
+        words += ["--seeds", str(seeds)] if seeds is not None and command.verb in SEEDED else []
+        is_picture = command.verb == "simulate"  # the others write a folder
+        words += ["--png", str(out / f"{command.id}.png")] if is_picture else ["--out", str(out / command.id)]
+        lines.append((command, words))
+    return lines
+
+
+def reproduce(
+    paper: Paper,
+    lines: Sequence[Line],
+    out: Path,
+    run: Run,
+    *,
+    quick: bool = False,
+    told: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """The record, also written with a page `report.md` and every command's own record into `out`; `table`: its text.
+
+    Args:
+        paper: whose claims are judged.
+        lines: its command lines.
+        out: a folder that exists.
+        run: runs a command line of this program and returns what it prints with `--json`; raises `StoppedError` if a
+            signal stopped it, after which no command is run, and what is there by then is judged (`stopped_by`).
+        quick: noted in the record.
+        told: called with each command before it is run.
+
+    Raises:
+        AdaptiveError: if a command fails, or the paper needs what no record has.
+    """
+    records: dict[str, Any] = {}
+    stopped_by = None
+    for command, words in lines:
+        told(f"{command.shows}: adaptive-train {shlex.join(words)}")
+        try:
+            records[command.id] = run(words)
+        except StoppedError as stopped:
+            stopped_by = stopped.code
+            break
+        except AdaptiveError as error:
+            raise type(error)(f"adaptive-train {shlex.join(words)}: {error}") from error
+        write_atomic(out / f"{command.id}.json", json.dumps(records[command.id]).encode())
+    claims, tables = _judge(paper, records, is_whole=stopped_by is None)
+    for table in tables:
+        _draw(table, out)
+    result = {
+        "schema": SCHEMA,
+        "kind": KIND,
+        "paper": paper.name,
+        "title": paper.title,
+        "source": paper.source,
+        "quick": quick,
+        "commands": [
+            {"id": command.id, "shows": command.shows, "words": shlex.join(words)}
+            for command, words in lines
+            if command.id in records
+        ],
+        "stopped_by": stopped_by,
+        "derived": {table.id: table.record() for table in tables},
+        "claims": [
+            {
+                **{"says": claim.says, "ours": claim.ours, "sign": claim.sign, "bound": claim.bound},
+                **{"holds": claim.holds, "numbers": claim.numbers, "why": "" if claim.holds else claim.why},
+            }
+            for claim in claims
+        ],
+        "published": [number._asdict() for number in paper.published],
+        "missing": [missing._asdict() for missing in paper.missing],
+        "out": str(out),
+    }
+    write_atomic(out / "reproduction.json", json.dumps(result, indent=1).encode())
+    document = reproduction_document(result, records)
+    links = [f"![{path.stem}]({path.relative_to(out).as_posix()})\n" for path in sorted(out.rglob("*.png"))]
+    page = "\n".join([f"# {paper.title}\n", document.to_markdown(), *links])
+    write_atomic(out / "report.md", page.encode())
+    return {**result, "table": document.to_text()}
+
+
+def _judge(paper: Paper, records: Records, *, is_whole: bool) -> tuple[list[Claim], list[DerivedTable]]:
+    """Claims and tables; where commands were stopped, those before the first that needs what they did not leave."""
+    claims, tables = [], []
+    try:
+        for finding in paper.findings(records):
+            if isinstance(finding, Claim):
+                claims.append(finding)
+            else:
+                tables.append(finding)
+    except (KeyError, IndexError) as error:
+        if is_whole:
+            raise ConfigError(
+                f"paper {paper.name}: its findings need {error}, which no command's record has; there is "
+                f"{', '.join(records)}"
+            ) from error
+    return claims, tables
+
+
+def _draw(table: DerivedTable, out: Path) -> None:
+    """A picture of the curves, if there are any."""
+    from matplotlib.figure import Figure
+
+    if table.curves is None:
+        return
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    for label, points in table.lines.items():
+        axes.plot([x for x, _ in points], [y for _, y in points], "o-", label=label)
+    axes.set(xlabel=table.curves.x, ylabel=table.curves.y, title=table.title)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    write_figure(figure, out / f"{table.id}.png", dpi=DPI)
