@@ -224,7 +224,7 @@ def _drop_records(
     written = reached.metrics
     try:
         if written is not None and written.bytes and os.path.lexists(directory.metrics):
-            check_beginning(directory.metrics, written.model_dump())
+            check_beginning(directory.metrics, written)
         return drop_after(directory.metrics, checkpoint.meta["steps"], evaluation=again)
     except InputError as error:
         raise CheckpointError(f"{error}; to go on without this record of the run so far, move the file away") from error

@@ -25,9 +25,9 @@ from adaptive.storage.checkpoint import Checkpoint
 from adaptive.training.build import Components, ComponentsOutline
 from adaptive.training.guard.guard import Guard
 from adaptive.training.runs.loop import DataPosition, Loop
-from adaptive.training.telemetry.jsonl import MetricsFile, from_json, to_json
+from adaptive.training.telemetry.jsonl import MetricsFile, Written, from_json, to_json
 from adaptive.training.telemetry.record import EvalRecord
-from adaptive.training.telemetry.recorder import Recorder
+from adaptive.training.telemetry.recorder import Recorder, RecorderState
 
 Arrays = dict[str, NDArray[Any]]
 OF_RULE: Final = "rule."  # before the names of a skip rule's arrays, and of its methods
@@ -179,36 +179,6 @@ RANDOM, CUDA = "torch_random", "cuda_random_"
 _GUARDED: Final = "the guard's copy of the run, and what it has judged, are in no checkpoint"
 
 
-class LossSums(BaseModel):
-    """Of a `StreamingLogLoss`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    num_samples: int = Field(ge=0)
-    num_positives: int = Field(ge=0)
-    loss_sum: float
-    probability_sum: float
-
-
-class SoFar(BaseModel):
-    """Of the record of all steps so far, what is relied on; the rest is for reports."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    step: int = Field(ge=0)
-    samples: int = Field(ge=0)
-
-
-class RecorderState(BaseModel):
-    """What `Recorder.state` gives."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    so_far: SoFar
-    log_loss: LossSums
-    each: dict[str, LossSums] = {}
-
-
 class SavedProgress(BaseModel):
     """How far a run had come; `progress` in a checkpoint's `meta`."""
 
@@ -219,16 +189,7 @@ class SavedProgress(BaseModel):
     file_bytes: dict[str, int]
     device_rows: int = Field(ge=0)
     evaluations: list[dict[str, Any]]
-    metrics: "MetricsSoFar | None"  # None: this rank writes none
-
-
-class MetricsSoFar(BaseModel):
-    """How `metrics.jsonl` begins."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    bytes: int = Field(ge=0)
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    metrics: Written | None  # None: this rank writes none
 
 
 class CheckpointContent(TypedDict):
@@ -246,11 +207,11 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
     """What a checkpoint holds. Call it between two stretches of the loop."""
     reached = SavedProgress(
         place=loop.place,
-        recorder=RecorderState.model_validate(recorder.state()),
+        recorder=recorder.state(),
         file_bytes=loop.file_bytes,
         device_rows=components.embeddings.runtime.view.device_rows,
         evaluations=[to_json(record) for record in recorder.evaluations],
-        metrics=next((MetricsSoFar(**one.written()) for one in recorder.sinks if isinstance(one, MetricsFile)), None),
+        metrics=next((sink.written() for sink in recorder.sinks if isinstance(sink, MetricsFile)), None),
     )
     return {
         "rows": components.embeddings.rows.state_blocks(),
@@ -331,7 +292,7 @@ def restore_recorder(
         CheckpointError: if the checkpoint does not hold them.
     """
     try:
-        recorder.restore(reached.recorder.model_dump(), checkpoint.run)
+        recorder.restore(reached.recorder, checkpoint.run)
         evaluations = [_evaluation(data) for data in reached.evaluations]
         recorder.evaluations = [one for one in evaluations if not (again and one.step == recorder.steps)]
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:

@@ -104,8 +104,8 @@ class EventFile:
     def _second(self) -> int:
         """The time in a new file's name: TensorBoard reads files in the order of their names, so it is later than that
         of an earlier process's files, also where the clock was put back."""
-        found = (_TIME.match(path.name) for path in self.directory.iterdir())
-        latest = max((int(match[1]) for match in found if match and int(match[2]) != os.getpid()), default=0)
+        matches = (_TIME.match(path.name) for path in self.directory.iterdir())
+        latest = max((int(match[1]) for match in matches if match and int(match[2]) != os.getpid()), default=0)
         return max(int(time.time()), latest + 1)
 
     def _put(self, event: Any) -> None:

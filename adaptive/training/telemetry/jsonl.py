@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from adaptive.errors import CheckpointError, InputError
 from adaptive.storage.durable import write_atomic
@@ -37,12 +38,12 @@ MAX_WAITING: Final = 1000  # lines kept while the disk fails; some 10 MB with 26
 _MOST_LINE: Final = 2**26  # bytes
 _BLOCK: Final = 2**20
 
-_KINDS: Final = {
-    RunRecord: "run",
-    IntervalRecord: "interval",
-    EvalRecord: "eval",
-    GuardRecord: "guard",
-    ResumeRecord: "resume",
+_KINDS: Final[dict[str, type[Record]]] = {
+    "run": RunRecord,
+    "interval": IntervalRecord,
+    "eval": EvalRecord,
+    "guard": GuardRecord,
+    "resume": ResumeRecord,
 }
 
 logger = logging.getLogger(__name__)
@@ -95,29 +96,37 @@ class MetricsFile:
             self._waiting.clear()
 
     def _append(self, data: bytes) -> None:
-        if self._whole is None:
-            self._look()
-        assert self._whole is not None
+        whole = self._look() if self._whole is None else self._whole
         with open(self.path, "ab") as file:
             size = file.seek(0, os.SEEK_END)
-            if size > self._whole:  # part of a line, from a write that failed
-                file.truncate(self._whole)
+            if size > whole:  # part of a line, from a write that failed
+                file.truncate(whole)
             file.write(data)
-        if size < self._whole:  # the file was removed in between
+        if size < whole:  # the file was removed in between
             self._look()
             return
-        self._whole += len(data)
+        self._whole = whole + len(data)
         self._digest.update(data)
 
-    def _look(self) -> None:
-        """Find out what an earlier writer left whole."""
+    def _look(self) -> int:
+        """Find out what an earlier writer left whole; returns its bytes."""
         content = self.path.read_bytes() if self.path.exists() else b""
         content = content[: content.rfind(b"\n") + 1]
         self._whole, self._digest = len(content), hashlib.sha256(content)
+        return len(content)
 
-    def written(self) -> dict[str, Any]:
-        """`bytes` of the file so far and their `sha256`, from which `check_beginning` knows whether they changed."""
-        return {"bytes": self._whole or 0, "sha256": self._digest.hexdigest()}
+    def written(self) -> "Written":
+        """What is in the file so far."""
+        return Written(bytes=self._whole or 0, sha256=self._digest.hexdigest())
+
+
+class Written(BaseModel):
+    """How a `metrics.jsonl` begins, from which `check_beginning` knows whether it changed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 def to_line(record: Record) -> bytes:
@@ -127,11 +136,10 @@ def to_line(record: Record) -> bytes:
 
 def to_json(record: Record) -> dict[str, Any]:
     """One record as JSON values, from which `from_json` makes it again."""
-    data = {"kind": _KINDS[type(record)], **asdict(record)}
-    if isinstance(record, RunRecord):
-        data["schema"] = SCHEMA
-    found: dict[str, Any] = plain(data)
-    return found
+    kind = next(kind for kind, made in _KINDS.items() if isinstance(record, made))
+    schema = {"schema": SCHEMA} if kind == "run" else {}
+    values: dict[str, Any] = plain({"kind": kind, **asdict(record), **schema})
+    return values
 
 
 def plain(value: Any) -> Any:
@@ -229,30 +237,23 @@ def from_json(data: Mapping[str, Any]) -> Record:
     Raises:
         KeyError, TypeError, ValueError: if it is none.
     """
-    data = dict(data)
-    kind = data.pop("kind")
-    if kind == "run":
-        if data.pop("schema") != SCHEMA:
-            raise ValueError(f"schema must be {SCHEMA}")
-        return RunRecord(**data)
-    if kind == "eval":
-        return EvalRecord(**data)
-    if kind == "resume":
-        return ResumeRecord(**data)
-    if kind == "guard":
-        pairs = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
-        return GuardRecord(**{**data, **pairs})
-    if kind != "interval":
+    values = dict(data)
+    kind = values.pop("kind")
+    if kind not in _KINDS:
         raise ValueError(f"unknown kind {kind!r}")
-    data["tables"] = {name: TableCounts(**counts) for name, counts in data["tables"].items()}
-    if data["update_norms"] is not None:
-        data["update_norms"] = _histogram(data["update_norms"])
-    for name in ("loss", "samples_per_s"):
-        data[name] = _number(data[name])
-    for name in ("time_ms", "policy"):
-        data[name] = {key: _number(value) for key, value in data[name].items()}
-    data["ranks"] = [{str(key): _number(value) for key, value in one.items()} for one in data["ranks"]]
-    return IntervalRecord(**data)
+    if kind == "run" and values.pop("schema") != SCHEMA:
+        raise ValueError(f"schema must be {SCHEMA}")
+    if kind == "guard":
+        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    if kind == "interval":
+        values["tables"] = {name: TableCounts(**counts) for name, counts in values["tables"].items()}
+        if values["update_norms"] is not None:
+            values["update_norms"] = _histogram(values["update_norms"])
+        values |= {name: _number(values[name]) for name in ("loss", "samples_per_s")}
+        for name in ("time_ms", "policy"):
+            values[name] = {key: _number(value) for key, value in values[name].items()}
+        values["ranks"] = [{str(key): _number(value) for key, value in rank.items()} for rank in values["ranks"]]
+    return _KINDS[kind](**values)
 
 
 def _histogram(data: dict[str, Any]) -> Histogram:
@@ -268,20 +269,20 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def check_beginning(path: Path, written: Mapping[str, Any]) -> None:
-    """Check that a `metrics.jsonl` begins with what `MetricsFile.written` told.
+def check_beginning(path: Path, written: Written) -> None:
+    """Check that a `metrics.jsonl` begins with what had been written.
 
     Raises:
         CheckpointError: if it is shorter, or other bytes stand there; names the file.
     """
-    needed, digest = written["bytes"], hashlib.sha256()
+    needed, digest = written.bytes, hashlib.sha256()
     with open_plain(path) as file:
-        found = os.fstat(file.fileno()).st_size
+        size = os.fstat(file.fileno()).st_size
         while needed and (part := file.read(min(needed, _BLOCK))):
             digest.update(part)
             needed -= len(part)
-    if needed or digest.hexdigest() != written["sha256"]:
-        what = f"{written['bytes']} bytes or more, found {found}" if needed else "the lines that the run has written"
+    if needed or digest.hexdigest() != written.sha256:
+        what = f"{written.bytes} bytes or more, found {size}" if needed else "the lines that the run has written"
         raise CheckpointError(
             f"{path}: expected {what}; the file is cut or damaged. The weights are not: to go on without this record "
             "of the run so far, move it away"

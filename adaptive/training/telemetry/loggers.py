@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from adaptive.errors import ConfigError
 from adaptive.training.telemetry.record import (
@@ -31,6 +31,9 @@ MAX_FAILURES: Final = 3  # in a row, after which a logger is left alone
 log = logging.getLogger(__name__)
 
 
+Settings = Mapping[str, object]  # of a run, as in run.json
+
+
 class Logger(Protocol):
     """Takes the numbers of a run. What it raises is logged as a warning and never stops training."""
 
@@ -41,11 +44,11 @@ class Logger(Protocol):
         """The run is over."""
 
 
-LoggerMaker = Callable[[Path, Mapping[str, Any]], Logger]
+LoggerMaker = Callable[[Path, Settings], Logger]
 """Makes a logger of a run directory and the settings, as in run.json. `PACKAGE`, if it has one, must be installed."""
 
 
-def make_loggers(names: str | None, directory: Path, config: Mapping[str, Any]) -> list["LoggerSink"]:
+def make_loggers(names: str | None, directory: Path, config: Settings) -> list["LoggerSink"]:
     """The sinks for `log_to`: names with commas between them; None: none.
 
     Raises:
@@ -54,7 +57,7 @@ def make_loggers(names: str | None, directory: Path, config: Mapping[str, Any]) 
     return [LoggerSink(name, _made(name, maker, directory, config)) for name, maker in load_loggers(names).items()]
 
 
-def _made(name: str, maker: LoggerMaker, directory: Path, config: Mapping[str, Any]) -> Logger:
+def _made(name: str, maker: LoggerMaker, directory: Path, config: Settings) -> Logger:
     try:
         return maker(directory, config)
     except Exception as error:  # of a package of others, at the start of a run: nothing is lost
@@ -69,22 +72,22 @@ def load_loggers(names: str | None) -> dict[str, LoggerMaker]:
         ConfigError: for a name that is not installed, or a logger whose package is missing.
     """
     points = {point.name: point for point in entry_points(group=GROUP)} if names else {}
-    found: dict[str, LoggerMaker] = {}
+    makers: dict[str, LoggerMaker] = {}
     for name in (name.strip() for name in (names or "").split(",") if name.strip()):
         if name not in points:
-            known = ", ".join(sorted(points)) or "none"
-            raise ConfigError(f"log_to: no logger {name!r} is installed; known: {known}")
+            installed = ", ".join(sorted(points)) or "none"
+            raise ConfigError(f"log_to: no logger {name!r} is installed; known: {installed}")
         try:
-            found[name] = points[name].load()
+            makers[name] = points[name].load()
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"log_to: logger {name!r} ({points[name].value}) cannot be loaded: {error}") from error
-        package = getattr(found[name], "PACKAGE", None)
+        package = getattr(makers[name], "PACKAGE", None)
         try:
             if package is not None:
                 importlib.import_module(package)
         except ImportError as error:
             raise ConfigError(f"log_to: {name} needs its package: pip install {package} ({error})") from error
-    return found
+    return makers
 
 
 class LoggerSink:
@@ -126,16 +129,15 @@ class LoggerSink:
             log.warning("logger %s failed: %s: %s%s", self._name, type(error).__name__, error, end)
 
 
-def flat(config: Mapping[str, Any], above: str = "") -> dict[str, str]:
+def flat(config: Settings, above: str = "") -> dict[str, str]:
     """Settings by their whole names, as texts: {"tier.device_rows": "5%"}."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, value in config.items():
-        whole = f"{above}{name}"
         if isinstance(value, Mapping):
-            found |= flat(value, f"{whole}.")
+            texts |= flat(value, f"{above}{name}.")
         elif value is not None:
-            found[whole] = value if isinstance(value, str) else json.dumps(value)
-    return found
+            texts[f"{above}{name}"] = value if isinstance(value, str) else json.dumps(value)
+    return texts
 
 
 EXPERIMENT = "adaptive-train"
@@ -147,7 +149,7 @@ class WandbLogger:
 
     PACKAGE: ClassVar[str] = "wandb"
 
-    def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, directory: Path, config: Settings) -> None:
         import wandb
 
         self._run = wandb.init(
@@ -174,15 +176,15 @@ class MlflowLogger:
         "MLFLOW_TRACKING_URI"
     )
 
-    def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, directory: Path, config: Settings) -> None:
         import mlflow
         from mlflow.entities import Metric, Param
 
-        own = f"sqlite:///{(directory / 'mlflow.db').absolute()}"
-        self._client = mlflow.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", own))
+        local = f"sqlite:///{(directory / 'mlflow.db').absolute()}"
+        self._client = mlflow.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", local))
         self._metric = Metric
-        known = self._client.get_experiment_by_name(EXPERIMENT)
-        place = known.experiment_id if known else self._client.create_experiment(EXPERIMENT)
+        experiment = self._client.get_experiment_by_name(EXPERIMENT)
+        place = experiment.experiment_id if experiment else self._client.create_experiment(EXPERIMENT)
         self._run = self._client.create_run(place, run_name=directory.name).info.run_id
         parameters = [Param(name, text[:PARAMETER_BYTES]) for name, text in flat(config).items()]
         for first in range(0, len(parameters), 100):  # more at once are refused

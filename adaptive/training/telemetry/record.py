@@ -200,7 +200,7 @@ class ResumeRecord:
 
 Record = RunRecord | IntervalRecord | EvalRecord | GuardRecord | ResumeRecord
 
-_NOW = ("resident_rows", "watched_rows", "judged_rows", "saturated_rows")
+ROWS_NOW: Final = ("resident_rows", "watched_rows", "judged_rows", "saturated_rows")
 
 
 def sum_tables(tables: list[TableCounts]) -> TableCounts:
@@ -210,9 +210,9 @@ def sum_tables(tables: list[TableCounts]) -> TableCounts:
 
 def add_counts(before: TableCounts, after: TableCounts) -> TableCounts:
     """One table over two intervals that follow each other: flows add up, what counts "now" is that of `after`."""
-    names = [f.name for f in fields(TableCounts) if f.name not in _NOW]
+    names = [f.name for f in fields(TableCounts) if f.name not in ROWS_NOW]
     flows = {name: getattr(before, name) + getattr(after, name) for name in names}
-    return TableCounts(**flows, **{name: getattr(after, name) for name in _NOW})
+    return TableCounts(**flows, **{name: getattr(after, name) for name in ROWS_NOW})
 
 
 def table_counts(
@@ -226,7 +226,7 @@ def table_counts(
         rows_now: (T,) each: resident_rows, watched_rows, judged_rows, saturated_rows; those that are missing are 0.
     """
     assert counts.shape == (len(names), len(Counter)), (counts.shape, len(names))
-    assert set(rows_now) <= set(_NOW) and all(len(rows) == len(names) for rows in rows_now.values())
+    assert set(rows_now) <= set(ROWS_NOW) and all(len(rows) == len(names) for rows in rows_now.values())
     columns = zip(names, counts.tolist(), strict=True)
     return {
         name: TableCounts(

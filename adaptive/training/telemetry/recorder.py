@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from adaptive.counters import Stopwatch
@@ -21,6 +22,7 @@ from adaptive.training.quality import StreamingAUC, StreamingLogLoss
 from adaptive.training.telemetry.jsonl import from_json, to_json
 from adaptive.training.telemetry.record import (
     IN_PARTS,
+    ROWS_NOW,
     STAGES,
     WAITED,
     EvalRecord,
@@ -42,6 +44,43 @@ class Sink(Protocol):
     def write(self, record: Record) -> None: ...
 
     def close(self) -> None: ...
+
+
+class LossSums(BaseModel):
+    """Of a `StreamingLogLoss`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    num_samples: int = Field(ge=0)
+    num_positives: int = Field(ge=0)
+    loss_sum: float
+    probability_sum: float
+
+    def restored(self) -> StreamingLogLoss:
+        losses = StreamingLogLoss()
+        vars(losses).update(self)
+        return losses
+
+
+class SoFar(BaseModel):
+    """Of the record of all steps so far, what is relied on; the rest is for reports."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    step: int = Field(ge=0)
+    samples: int = Field(ge=0)
+
+
+class RecorderState(BaseModel):
+    """What a `Recorder` knows between two intervals, in a checkpoint."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    so_far: SoFar
+    first: list[float] | None  # samples and seconds of the first interval
+    ranks_steps: int = Field(ge=0)
+    log_loss: LossSums
+    each: dict[str, LossSums]
 
 
 class Recorder:
@@ -134,55 +173,50 @@ class Recorder:
         self.write(record)
         self.start(ended)  # recording is part of the next interval
 
-    def write_evaluation(self, found: Evaluation) -> None:
+    def write_evaluation(self, evaluation: Evaluation) -> None:
         """Record an evaluation. Its time is no interval's."""
-        self.evaluations.append(evaluation_record(found, self.steps))
+        self.evaluations.append(evaluation_record(evaluation, self.steps))
         self.write(self.evaluations[-1])
         self.start()
 
-    def state(self) -> dict[str, Any]:
-        """JSON values from which, with `auc.counts`, `restore` goes on. Call it between two intervals."""
+    def state(self) -> RecorderState:
+        """From which, with `auc_counts`, `restore` goes on. Call it between two intervals."""
         assert not self._losses
+        totals = self.totals
         so_far = self._record(
-            loss=self.loss, samples_per_s=self.totals.samples_per_s or 0.0, time_ms=self.totals.time_ms,
-            tables=self.totals.tables, policy=self.totals.policy, ranks=self.totals.ranks,
+            loss=self.loss, samples_per_s=totals.samples_per_s or 0.0, time_ms=totals.time_ms, tables=totals.tables,
+            policy=totals.policy, ranks=totals.ranks,
         )  # fmt: skip
-        each = {name: vars(losses).copy() for name, (_, losses) in self.each.streams.items()}
-        return {
-            "so_far": to_json(so_far),
-            "first": self.totals.first,
-            "ranks_steps": self.totals.ranks_steps,
-            "log_loss": vars(self.log_loss).copy(),
-            **({"each": each} if each else {}),
-        }
+        return RecorderState(
+            so_far=SoFar.model_validate(to_json(so_far)),
+            first=None if totals.first is None else list(totals.first),
+            ranks_steps=totals.ranks_steps,
+            log_loss=LossSums(**vars(self.log_loss)),
+            each={name: LossSums(**vars(losses)) for name, (_, losses) in self.each.streams.items()},
+        )
 
     def auc_counts(self) -> dict[str, NDArray[np.int64]]:
         """Arrays by name, which go with `state`."""
         each = {f"{AUC_COUNTS}.{name}": auc.counts for name, (auc, _) in self.each.streams.items()}
         return {AUC_COUNTS: self.auc.counts, **each}
 
-    def restore(self, state: Mapping[str, Any], auc_counts: Mapping[str, NDArray[np.int64]]) -> None:
+    def restore(self, state: RecorderState, auc_counts: Mapping[str, NDArray[np.int64]]) -> None:
         """Go on from what `state` and `auc_counts` gave.
 
         Raises:
             AttributeError, KeyError, TypeError, ValueError: if it is none.
         """
-        so_far, losses = from_json(state["so_far"]), StreamingLogLoss()
+        so_far = from_json(state.so_far.model_dump())
         if not isinstance(so_far, IntervalRecord):
             raise ValueError("the record of all steps so far must be an interval")
-        for name in vars(losses):
-            setattr(losses, name, state["log_loss"][name])
         for name in self.each.streams:
-            auc, losses_of_it = StreamingAUC(auc_counts[f"{AUC_COUNTS}.{name}"]), StreamingLogLoss()
-            for field_name in vars(losses_of_it):
-                setattr(losses_of_it, field_name, state["each"][name][field_name])
-            self.each.streams[name] = auc, losses_of_it
-        self.auc, self.log_loss, self.totals = StreamingAUC(auc_counts[AUC_COUNTS]), losses, RunTotals()
+            self.each.streams[name] = StreamingAUC(auc_counts[f"{AUC_COUNTS}.{name}"]), state.each[name].restored()
+        self.auc, self.log_loss = StreamingAUC(auc_counts[AUC_COUNTS]), state.log_loss.restored()
         self.steps, self.samples, self.loss = so_far.step, so_far.samples, so_far.loss
+        self.totals = RunTotals()
         self.totals.add(so_far)
-        samples, seconds = state["first"] or (0, 0.0)
-        self.totals.first = int(samples), float(seconds)
-        self.totals.ranks_steps = int(state["ranks_steps"])
+        samples, seconds = state.first or (0, 0.0)
+        self.totals.first, self.totals.ranks_steps = (int(samples), float(seconds)), state.ranks_steps
 
     def close(self) -> None:
         """Close every sink, whatever one of them raises."""
@@ -190,24 +224,21 @@ class Recorder:
             for sink in self.sinks:
                 stack.callback(sink.close)
 
-    def _interval(self, found: Statistics, seconds: float, num_samples: int) -> IntervalRecord:
-        tables = table_counts(
-            self._embeddings.table_names,
-            found.counts,
-            resident_rows=found.resident_rows,
-            watched_rows=found.watched_rows,
-            judged_rows=found.judged_rows,
-            saturated_rows=found.saturated_rows,
-        )
+    def _interval(self, taken: Statistics, seconds: float, num_samples: int) -> IntervalRecord:
+        rows_now = {name: getattr(taken, name) for name in ROWS_NOW}
+        policy = dict(taken.policy)
+        if taken.batches_in_parts:
+            policy[IN_PARTS] = taken.batches_in_parts / taken.batches
+            policy[WAITED] = taken.batches_waited / taken.batches_in_parts
         return self._record(
             loss=float(np.mean(self._losses)),
             samples_per_s=num_samples / seconds if seconds > 0 else 0.0,
-            time_ms=self._time_ms(found, seconds),
-            tables=tables,
-            update_norms=_update_norms(found),
-            device_rows=found.device_rows,
-            ranks=[asdict(one) for one in found.ranks],
-            policy=_policy_numbers(found),
+            time_ms=self._time_ms(taken, seconds),
+            tables=table_counts(self._embeddings.table_names, taken.counts, **rows_now),
+            update_norms=_update_norms(taken),
+            device_rows=taken.device_rows,
+            ranks=[asdict(traffic) for traffic in taken.ranks],
+            policy=policy,
         )
 
     def _record(self, *, tables: dict[str, TableCounts], **facts: Any) -> IntervalRecord:
@@ -225,11 +256,10 @@ class Recorder:
             **facts,
         )
 
-    def _time_ms(self, found: Statistics, seconds: float) -> dict[str, float]:
+    def _time_ms(self, taken: Statistics, seconds: float) -> dict[str, float]:
         """Mean per step. The training thread's stages and `other` add up to the step; the rest runs beside it."""
-        own = self._stopwatch.total_ms()
-        total = {**found.times_ms, **own}
-        total["other"] = max(1000 * seconds - sum(own.values()), 0.0)
+        training = self._stopwatch.total_ms()
+        total = {**taken.times_ms, **training, "other": max(1000 * seconds - sum(training.values()), 0.0)}
         return {stage: total[stage] / len(self._losses) for stage in (*STAGES, "policy") if stage in total}
 
     def write(self, record: Record) -> None:
@@ -238,28 +268,16 @@ class Recorder:
             sink.write(record)
 
 
-def evaluation_record(found: Evaluation, step: int) -> EvalRecord:
+def evaluation_record(evaluation: Evaluation, step: int) -> EvalRecord:
     """An evaluation after so many batches."""
     names = ("samples", "auc", "log_loss", "accuracy", "calibration", "gauc")
-    labels = {name: asdict(quality) for name, quality in found.labels.items()}
-    return EvalRecord(step=step, labels=labels, **{name: getattr(found, name) for name in names})
+    labels = {name: asdict(quality) for name, quality in evaluation.labels.items()}
+    return EvalRecord(step=step, labels=labels, **{name: getattr(evaluation, name) for name in names})
 
 
-def _policy_numbers(found: Statistics) -> dict[str, float]:
-    numbers = dict(found.policy)
-    if found.batches_in_parts:
-        numbers[IN_PARTS] = found.batches_in_parts / found.batches
-        numbers[WAITED] = found.batches_waited / found.batches_in_parts
-    return numbers
-
-
-def _update_norms(found: Statistics) -> Histogram | None:
-    if not found.update_norm_counts.any():
+def _update_norms(taken: Statistics) -> Histogram | None:
+    counts, edges = taken.update_norm_counts, taken.update_norm_edges
+    if not counts.any():
         return None
-    middles = (found.update_norm_edges[1:] + found.update_norm_edges[:-1]) / 2
-    return Histogram(
-        found.update_norm_edges,
-        found.update_norm_counts,
-        found.update_norm_sum,
-        float(found.update_norm_counts @ middles**2),  # as exact as bins allow
-    )
+    middles = (edges[1:] + edges[:-1]) / 2
+    return Histogram(edges, counts, taken.update_norm_sum, float(counts @ middles**2))  # as exact as bins allow

@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from tensorboard.backend import http_util
 from tensorboard.plugins import base_plugin
@@ -23,16 +23,40 @@ _SKIPPED: Final = ("tensorboard", "weights", "checkpoint-", "best-", "vocabulary
 _KEPT_RUNS: Final = 16  # whose rows stay in memory until their file changes
 
 
+class TableRows(TypedDict):
+    """The rows of a table at the ends of stretches of time; flows per step since the end before."""
+
+    name: str  # as it is shown: what nobody sees in it (marks of writing direction) escaped
+    is_whole: bool  # all tables together
+    rows: int | None
+    resident: list[int]
+    watched: list[int]
+    saturated: list[int]
+    promoted: list[float]
+    demoted: list[float]
+
+
+class RunRows(TypedDict):
+    """The rows of a run by table, first of several those of all together."""
+
+    schema: int
+    policy: str
+    host: str
+    steps: list[int]  # the ends of stretches
+    device_rows: list[int | None]
+    tables: list[TableRows]
+
+
 def find_runs(logdir: Path) -> dict[str, Path]:
     """Names of runs, as TensorBoard has them less its own last folder, and their metrics. Links are not followed."""
-    found: dict[str, Path] = {}
+    runs: dict[str, Path] = {}
     for folder, names, files in os.walk(logdir):
         place = Path(folder).relative_to(logdir)
         deep = len(place.parts) >= MOST_DEPTH
         names[:] = [] if deep else sorted(name for name in names if not name.startswith(_SKIPPED))
         if METRICS in files:
-            found[place.as_posix()] = Path(folder) / METRICS
-    return found
+            runs[place.as_posix()] = Path(folder) / METRICS
+    return runs
 
 
 def newest(runs: Mapping[str, Path]) -> str | None:
@@ -47,76 +71,63 @@ def _changed(file: Path) -> int:
         return 0
 
 
-def rows_of(metrics: Path) -> dict[str, Any]:
-    """The rows of a run by table, as JSON values; read again only when the file has changed.
-
-    `steps` are the ends of stretches of time; of all tables together and of each table, with as many values: rows on
-    the device (resident) and saturated at that end, rows promoted and demoted per step since the one before. Names are
-    as they are shown, what nobody sees in them (marks of writing direction) escaped.
+def rows_of(metrics: Path) -> RunRows:
+    """The rows of a run; read again only when the file has changed.
 
     Raises:
         InputError: if the file cannot be read, or a line is not a record.
     """
-    found = metrics.stat()
-    return _read(metrics, found.st_mtime_ns, found.st_size)
+    stat = metrics.stat()
+    return _read(metrics, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=_KEPT_RUNS)
-def _read(metrics: Path, changed: int, size: int) -> dict[str, Any]:
+def _read(metrics: Path, changed: int, size: int) -> RunRows:
     records = read_metrics(metrics)
-    runs = [one for one in records if isinstance(one, RunRecord)]
-    intervals = [one for one in records if isinstance(one, IntervalRecord)]
-    table_rows: Mapping[str, int] = runs[0].table_rows if runs else {}
-    steps, ends, tables = _thinned(intervals)
+    run = next((record for record in records if isinstance(record, RunRecord)), RunRecord(policy="", table_rows={}))
+    stretches = _thinned([record for record in records if isinstance(record, IntervalRecord)])
+    ends = [end for end, _ in stretches]
     names = list(ends[-1].tables) if ends else []  # in the model's order
+    steps, rows = [end.step for end in ends], run.table_rows
+    tables = [_table(name, rows.get(name), steps, [counts[name] for _, counts in stretches]) for name in names]
+    if len(names) > 1:
+        total = sum(rows[name] for name in names) if set(names) <= set(rows) else None
+        whole = [sum_tables([counts[name] for name in names]) for _, counts in stretches]
+        tables.insert(0, {**_table("all tables", total, steps, whole), "is_whole": True})
     return {
         "schema": SCHEMA,
-        "policy": printable(runs[0].policy) if runs else "",
-        "host": _host(runs[0].config if runs else ""),
+        "policy": printable(run.policy),
+        "host": _host(run.config),
         "steps": steps,
-        "device_rows": [one.device_rows for one in ends],
-        "tables": _tables(names, table_rows, steps, tables),
+        "device_rows": [end.device_rows for end in ends],
+        "tables": tables,
     }
 
 
-def _tables(
-    names: list[str], table_rows: Mapping[str, int], steps: list[int], tables: list[dict[str, TableCounts]]
-) -> list[dict[str, Any]]:
-    """Facts of each table; before them, of several, those of all together, of which `is_whole` is true."""
-    each = [_table(name, table_rows.get(name), steps, [one[name] for one in tables]) for name in names]
-    if len(names) < 2:
-        return each
-    rows = sum(table_rows[name] for name in names) if set(names) <= set(table_rows) else None
-    sums = [sum_tables([one[name] for name in names]) for one in tables]
-    return [{**_table("all tables", rows, steps, sums), "is_whole": True}, *each]
-
-
-def _thinned(
-    intervals: list[IntervalRecord],
-) -> tuple[list[int], list[IntervalRecord], list[dict[str, TableCounts]]]:
-    """Last steps, last intervals and counts of at most `MOST_POINTS` stretches of as many intervals each."""
+def _thinned(intervals: Sequence[IntervalRecord]) -> list[tuple[IntervalRecord, Mapping[str, TableCounts]]]:
+    """Last interval and counts of each of at most `MOST_POINTS` stretches of as many intervals."""
     size = -(-len(intervals) // MOST_POINTS) or 1
-    ends, counts = [], []
+    stretches = []
     for start in range(0, len(intervals), size):
-        some = intervals[start : start + size]
-        total = dict(some[0].tables)
-        for one in some[1:]:
-            total = {name: add_counts(total.get(name, TableCounts()), added) for name, added in one.tables.items()}
-        ends.append(some[-1])
-        counts.append(total)
-    return [one.step for one in ends], ends, counts
+        stretch = intervals[start : start + size]
+        total: Mapping[str, TableCounts] = {}
+        for record in stretch:
+            total = {name: add_counts(total.get(name, TableCounts()), added) for name, added in record.tables.items()}
+        stretches.append((stretch[-1], total))
+    return stretches
 
 
-def _table(name: str, rows: int | None, steps: list[int], counts: list[TableCounts]) -> dict[str, Any]:
+def _table(name: str, rows: int | None, steps: Sequence[int], counts: Sequence[TableCounts]) -> TableRows:
     spans = [max(end - start, 1) for start, end in zip([0, *steps], steps, strict=False)]
     return {
         "name": printable(name),
+        "is_whole": False,
         "rows": rows,
-        "resident": [one.resident_rows for one in counts],
-        "watched": [one.watched_rows for one in counts],
-        "saturated": [one.saturated_rows for one in counts],
-        "promoted": [one.promoted / span for one, span in zip(counts, spans, strict=True)],
-        "demoted": [one.demoted / span for one, span in zip(counts, spans, strict=True)],
+        "resident": [at_end.resident_rows for at_end in counts],
+        "watched": [at_end.watched_rows for at_end in counts],
+        "saturated": [at_end.saturated_rows for at_end in counts],
+        "promoted": [flow.promoted / span for flow, span in zip(counts, spans, strict=True)],
+        "demoted": [flow.demoted / span for flow, span in zip(counts, spans, strict=True)],
     }
 
 
@@ -144,53 +155,46 @@ class RowsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     def get_plugin_apps(self) -> Mapping[str, Callable[..., Any]]:
         """Route -> WSGI application."""
-        files = {route: _file(route.removeprefix("/"), kind) for route, kind in FILES.items()}
-        return {**files, "/runs": _json(self._runs), "/rows": _json(self._rows)}
+        routes = {route: _route(partial(_file, route.removeprefix("/"), kind)) for route, kind in FILES.items()}
+        return routes | {"/runs": _route(self._runs), "/rows": _route(self._rows)}
 
     def is_active(self) -> bool:
         """There is a run to show."""
-        return bool(self._found())
+        return bool(self._find_runs())
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
         """The page is an ES module, which TensorBoard loads as it is."""
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Rows", disable_reload=False)
 
-    def _found(self) -> dict[str, Path]:
+    def _find_runs(self) -> dict[str, Path]:
         return find_runs(self._logdir) if self._logdir is not None and self._logdir.is_dir() else {}
 
-    def _runs(self, request: Request) -> tuple[dict[str, Any], int]:
-        found = self._found()
-        return {"runs": list(found), "shown": list(map(printable, found)), "newest": newest(found)}, 200
+    def _runs(self, request: Request) -> Response:
+        runs = self._find_runs()
+        return _json(request, {"runs": list(runs), "shown": list(map(printable, runs)), "newest": newest(runs)})
 
-    def _rows(self, request: Request) -> tuple[dict[str, Any], int]:
+    def _rows(self, request: Request) -> Response:
         """Of a run that is there by name: a name never becomes a path."""
         name = request.args.get("run", "")
-        metrics = self._found().get(name)
+        metrics = self._find_runs().get(name)
         if metrics is None:
-            return {"error": f"there is no run {name!r} below the log directory"}, 404
+            return _json(request, {"error": f"there is no run {name!r} below the log directory"}, 404)
         try:
-            return rows_of(metrics), 200
+            return _json(request, rows_of(metrics))
         except (InputError, OSError) as error:
-            return {"error": str(error)}, 500
+            return _json(request, {"error": str(error)}, 500)
 
 
-def _file(name: str, kind: str) -> Callable[..., Any]:
-    def serve(request: Request) -> Response:
-        response: Response = http_util.Respond(request, (STATIC / name).read_bytes(), kind)
-        return response
-
-    return _application(serve)
+def _file(name: str, kind: str, request: Request) -> Response:
+    response: Response = http_util.Respond(request, (STATIC / name).read_bytes(), kind)
+    return response
 
 
-def _json(answer: Callable[[Request], tuple[dict[str, Any], int]]) -> Callable[..., Any]:
-    def serve(request: Request) -> Response:
-        content, code = answer(request)
-        text = json.dumps(content, allow_nan=False)
-        response: Response = http_util.Respond(request, text, "application/json", code=code)
-        return response
-
-    return _application(serve)
+def _json(request: Request, content: object, code: int = 200) -> Response:
+    text = json.dumps(content, allow_nan=False)
+    response: Response = http_util.Respond(request, text, "application/json", code=code)
+    return response
 
 
-def _application(serve: Callable[[Request], Response]) -> Callable[..., Any]:
+def _route(serve: Callable[[Request], Response]) -> Callable[..., Any]:
     return Request.application(serve)

@@ -56,7 +56,14 @@ def test_rows_by_table(tmp_path: Path) -> None:
     found = rows_of(write_run(tmp_path / "a", intervals=3, skips=True) / "metrics.jsonl")
     assert (found["policy"], found["host"], found["steps"]) == ("lfu", "memory", [10, 20, 30])
     assert found["device_rows"] == [1000, 1000, 1000]
-    user = {"name": "user", "rows": 1000, "resident": [10, 20, 30], "watched": [20, 20, 20], "saturated": [1, 2, 3]}
+    user = {
+        "name": "user",
+        "is_whole": False,
+        "rows": 1000,
+        "resident": [10, 20, 30],
+        "watched": [20, 20, 20],
+        "saturated": [1, 2, 3],
+    }
     whole, first, second = found["tables"]
     assert first == {**user, "promoted": [0.7, 1.4, 2.1], "demoted": [0.3, 0.6, 0.9]}
     assert [one["name"] for one in (whole, first, second)] == ["all tables", "user", "item"]
