@@ -16,9 +16,8 @@ from torch import Tensor
 
 from adaptive.batch import Batch, OwnPart
 from adaptive.embeddings.engine.pipeline import Lane, Pipeline, ReadyBatch
-from adaptive.embeddings.exchange.batch_exchange import ExchangedBatch
-from adaptive.embeddings.exchange.id_requests import AskedBlock, AskedGroup
-from adaptive.embeddings.exchange.rank_exchange import RankExchange
+from adaptive.embeddings.exchange.rank_exchange import ExchangedBatch, RankExchange
+from adaptive.embeddings.exchange.requests import RequestedBlock, RequestedRows
 from adaptive.embeddings.planned_batch import GroupBatch, Planned
 from adaptive.embeddings.planning.lookups import lay_out_bags
 from adaptive.embeddings.planning.plan import GroupPlan
@@ -32,16 +31,16 @@ Floats = NDArray[np.float32]
 class RemoteGroupBlock(GroupBatch):
     """The rows of one group in one block."""
 
-    def __init__(self, lane: Lane, plan: GroupPlan | None, requested: AskedBlock, rows: Tensor) -> None:
+    def __init__(self, lane: Lane, plan: GroupPlan | None, requested: RequestedBlock, rows: Tensor) -> None:
         super().__init__(lane, plan, None if plan is not None else requested.pooling(), rows)
         self._requested = requested
         self._pooling = requested.pooling()
-        self._group = lane.group.whole
+        self._group = lane.group.undivided
 
     def sums(
         self, vectors: NDArray[np.int32], num_vectors: int, skipped: NDArray[np.bool_] | None, out: Tensor
     ) -> Tensor:
-        """(num_vectors, D) `out` with the gradients of the block's distinct rows, as `AskedBlock.sums` says."""
+        """(num_vectors, D) `out` with the gradients of the block's distinct rows, as `RequestedBlock.sums` says."""
         assert self.gradients is not None
         return self._lane.device.pool(self._requested.sums(vectors, num_vectors, skipped), self.gradients, out)
 
@@ -56,13 +55,13 @@ class RemoteGroupBatch(GroupBatch):
     It has gradients if one of its blocks has.
     """
 
-    def __init__(self, lane: Lane, plan: GroupPlan | None, requested: AskedGroup, rows: Tensor) -> None:
+    def __init__(self, lane: Lane, plan: GroupPlan | None, requested: RequestedRows, rows: Tensor) -> None:
         self.blocks = tuple(
             None if one is None else RemoteGroupBlock(lane, plan, one, rows) for one in requested.blocks
         )
         self._with_samples = [block for block in self.blocks if block is not None]
         self._width, self._requested = lane.group.embedding_dim, requested
-        self.plan, self.parts, self._lane, self._group = plan, (), lane, lane.group.whole
+        self.plan, self.parts, self._lane, self._group = plan, (), lane, lane.group.undivided
 
     @property
     def gradients(self) -> Tensor | None:  # type: ignore[override]
@@ -97,9 +96,9 @@ class RemoteGroupBatch(GroupBatch):
     def sums(self) -> Tensor:
         """(m, D) the gradient of each row that was requested and is not skipped, in the order of requests; 0 for rows
         of a block that no gradient has reached."""
-        skipped, device = self._requested.left_out, self._lane.device
-        places = np.arange(self._requested.num_rows) if skipped is None else np.cumsum(~skipped) - 1
-        size = self._requested.num_rows if skipped is None else int((~skipped).sum())
+        skipped, device = self._requested.skipped, self._lane.device
+        places = np.arange(len(self._requested.rows)) if skipped is None else np.cumsum(~skipped) - 1
+        size = len(self._requested.rows) if skipped is None else int((~skipped).sum())
         reached = [block for block in self._with_samples if block.gradients is not None]
         sums = device.empty_vectors(size)
         if len(reached) < max(1, len(self._with_samples)):
@@ -326,7 +325,7 @@ class RankSteps(BatchSteps):
         if planned.received is None:
             gradients = rows.gradients(planned.number, planned.exchanged, sums(planned))
         else:
-            gradients = rows.taken_in(planned.exchanged, planned.received)
+            gradients = rows.from_requesters(planned.exchanged, planned.received)
         if gradients is not None:
             owned = [group.from_remote(one) for group, one in zip(planned.groups, gradients, strict=True)]
             self._pipeline.report(planned.number, [group.update() for group in owned])

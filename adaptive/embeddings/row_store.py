@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adaptive.batch.named import as_float32, as_numbers
 from adaptive.embeddings.engine.pipeline import Lane, Pipeline
-from adaptive.embeddings.engine.saving.gathering import own_rows
+from adaptive.embeddings.engine.saving.gathering import select_owned
 from adaptive.embeddings.engine.saving.row_arrays import load_rows, overwrite_rows, save_blocks, save_rows
 from adaptive.embeddings.engine.saving.shared import gatherer_of
 from adaptive.embeddings.engine.statistics import StatisticsCollector
@@ -46,16 +46,16 @@ class RowStore:
             ConfigError: if there is no such table.
         """
         lane, number = self._find_table(name)
-        first, last = map(int, lane.group.whole.table_starts[number : number + 2])
+        first, last = map(int, lane.group.undivided.table_starts[number : number + 2])
         length = max(1, block_bytes // (4 * lane.group.embedding_dim))
         gatherer = gatherer_of(self._pipeline)
         for start in range(first, last, length):
             rows = np.arange(start, min(start + length, last))
-            local = rows if gatherer is None else own_rows(lane.group, rows)[0]
+            local = rows if gatherer is None else select_owned(lane.group, rows)[0]
             with self._pipeline.lock:
                 block = self._pipeline.values(lane, local)[0]
             if gatherer is not None:  # all ranks are here
-                block = gatherer.merged(lane.group.whole_rows(local), {"values": block})[1]["values"]
+                block = gatherer.merged(lane.group.group_rows(local), {"values": block})[1]["values"]
             yield block
 
     def load_table(self, name: str, vectors: NDArray[np.float32]) -> None:
@@ -86,8 +86,8 @@ class RowStore:
             pipeline.finish_copies()
             for start in range(0, len(vectors), AT_ONCE):
                 part = np.array(vectors[start : start + AT_ONCE], np.float32)
-                rows = lane.group.whole.table_starts[number] + np.arange(start, start + len(part))
-                rows, part = own_rows(lane.group, rows, part)
+                rows = lane.group.undivided.table_starts[number] + np.arange(start, start + len(part))
+                rows, part = select_owned(lane.group, rows, part)
                 state = np.full((len(part), lane.host.state.shape[1]), lane.host.first_state, np.float32)
                 pipeline.put(lane, rows, part, state)
             lane.device.forget_watched()

@@ -16,8 +16,8 @@ from helpers import LFU, featured, step_all
 from thread_ranks import Town, on_ranks, outcomes
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.exchange.requests import pack_requests, unpack_requests
-from adaptive.embeddings.exchange.skip_masks import Answer, pack_answers, unpack_answers
+from adaptive.embeddings.exchange.requests import Requests, pack_requests, unpack_requests
+from adaptive.embeddings.exchange.row_cache import SkipMasks, pack_masks, unpack_masks
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.wire import part_check
@@ -155,7 +155,7 @@ def test_requests_and_answers_that_a_rank_makes_up_are_told_or_name_rows_that_th
         tables = np.repeat(np.tile(np.arange(len(sizes)), 3), numbers.reshape(-1))
         rows = rng.integers(0, sizes[tables]) + group.table_starts[tables]
         lookups = rng.choice([1, 2, 254, 255, 256, 70_000], len(rows))
-        message = bytearray(pack_requests(group, numbers.reshape(-1), tables, rows, lookups).tobytes())
+        message = bytearray(pack_requests(group, Requests(numbers.reshape(-1), tables, rows, lookups)).tobytes())
         unspoilt = bytes(message)
         for at in rng.integers(0, len(message), int(rng.integers(0, 4))):
             message[at] = rng.choice([0, 1, 127, 128, 255, int(rng.integers(256))])
@@ -170,7 +170,7 @@ def test_requests_and_answers_that_a_rank_makes_up_are_told_or_name_rows_that_th
 
         campaign.came("requests told" if told(requests, codes=(10,), names="rank 1 sent requests") else "requests read")
         planes = [rng.random(len(rows)) < rng.choice([0, 0.5]) for _ in range(3)]
-        message = bytearray(pack_answers([Answer(*planes)], bool(rng.integers(2))).tobytes())
+        message = bytearray(pack_masks([SkipMasks(*planes)], forget=bool(rng.integers(2))).tobytes())
         for at in rng.integers(0, max(len(message), 1), int(rng.integers(0, 3)) if message else 0):
             message[at] = int(rng.integers(256))
         part = np.frombuffer(
@@ -178,8 +178,8 @@ def test_requests_and_answers_that_a_rank_makes_up_are_told_or_name_rows_that_th
         )
 
         def answers(part: np.ndarray = part, number: int = len(rows)) -> None:
-            (found,), _ = unpack_answers(part, [number], "rank 1")
-            assert len(found.left_out) == len(found.kept) == len(found.keep) == number
+            (found,), _ = unpack_masks(part, [number], "rank 1")
+            assert all(len(plane) == number for plane in found)
 
         campaign.came("answers told" if told(answers, codes=(10,), names="rank 1 sent answers") else "answers read")
 

@@ -24,8 +24,8 @@ from adaptive.embeddings.ranks.wire import Kind
 
 STAGES = {
     "reading": ("adaptive.embeddings.ranks", "Ranks.own_part"),
-    "asking": ("adaptive.embeddings.exchange.id_requests", "Asker.ask"),
-    "serving": ("adaptive.embeddings.exchange.owner", "Server.serve"),
+    "requesting": ("adaptive.embeddings.exchange.requests", "RequestBuilder.build"),
+    "serving": ("adaptive.embeddings.exchange.requests", "RequestMerger.merge"),
     "forward": ("adaptive.training.trainer", "vectors_of"),
     "backward": ("adaptive.embeddings.dense_step", "RankDenseStep.take_gradients"),
     "update": ("adaptive.training.trainer", "update"),

@@ -230,7 +230,7 @@ def _build_lanes(outline: Outline, mover: Mover, *, finds: bool) -> tuple[list[L
             host,
             device,
             Planner(host.group, device.num_slots, tier, policy_caller, row_bytes(host.group, optimizer)),
-            DistinctFinder(host.group.whole),
+            DistinctFinder(host.group.undivided),
         )
         for host, device in zip(hosts, devices, strict=True)
     ]

@@ -69,7 +69,7 @@ def expected_tables(group: Group) -> dict[str, Expected]:
 
 def table_arrays(lane: Lane) -> dict[str, Array]:
     """What identifies the tables of a lane's undivided group, as it is saved: copies."""
-    group = lane.group.whole
+    group = lane.group.undivided
     return {
         "table_starts": group.table_starts.copy(),
         "table_keys": group.table_keys.copy(),

@@ -20,17 +20,17 @@ LookedUp = tuple[Batch, Callable[[], list[Lookups]]]
 
 
 class Exchange(ABC):
-    """What happens between ranks on the way of a batch.
+    """What happens between ranks on the way of a batch; nothing, unless a subclass says so.
 
     Attributes:
         ranks: this process among the others.
     """
 
-    ranks: Ranks
+    ranks: Ranks = ALONE
 
-    @abstractmethod
     def begin(self, number: int) -> None:
         """A look-ahead starts with this batch."""
+        return
 
     @abstractmethod
     def batches(
@@ -42,13 +42,12 @@ class Exchange(ABC):
             AdaptiveError: also if another rank's batches end with an error.
         """
 
-    @abstractmethod
     def blocks(self, number: int, batch: Batch) -> Sequence[Batch | None]:
         """The blocks of this rank in a batch that is looked up and not trained yet."""
+        return (batch,)
 
-    @abstractmethod
     def answer(self, number: int, plans: Sequence[GroupPlan], watched: Sequence[HotSet]) -> None:
-        """A batch is planned: tell the askers of its rows what need not cross, and hear the same from the owners.
+        """A batch is planned: tell the requesters of its rows what need not cross, and hear the same from the owners.
 
         Args:
             plans: of each group.
@@ -57,20 +56,20 @@ class Exchange(ABC):
         Raises:
             AdaptiveError: as `batches`.
         """
+        return
 
-    @abstractmethod
     def forget_cached(self) -> None:
         """As far as this owner knows, no rank has any of its rows. No batch is in flight."""
+        return
 
-    @abstractmethod
     def report_failure(self, error: Exception) -> None:
         """Tell the others that reading or planning has failed, in the place of what they wait for next."""
+        return
 
-    @abstractmethod
     def traffic(self) -> tuple[RankTraffic, ...]:
         """What this rank has sent since its start; nothing of a process alone."""
+        return ()
 
-    @abstractmethod
     def leave(self, error: BaseException | None, next_number: int) -> int:
         """The look-ahead is over for this rank, its thread joined: tell the others, unless all know that the batches
         have ended. Returns the number of the next batch, which all ranks have agreed on.
@@ -79,15 +78,11 @@ class Exchange(ABC):
             error: with which the loop ended, as far as known.
             next_number: of this rank, which may have planned more or fewer batches ahead than others.
         """
+        return next_number
 
 
 class LocalExchange(Exchange):
     """Of a process alone: hands batches through as they are."""
-
-    ranks = ALONE
-
-    def begin(self, number: int) -> None:
-        return
 
     def batches(
         self, source: Iterator[Batch], check: Callable[[Any], Batch], lookups_ahead: LookupsAhead, stopwatch: Stopwatch
@@ -101,21 +96,3 @@ class LocalExchange(Exchange):
             with stopwatch.stage("plan"):
                 lookups = lookups_ahead.start(batch)
             yield batch, lookups
-
-    def blocks(self, number: int, batch: Batch) -> Sequence[Batch | None]:
-        return (batch,)
-
-    def answer(self, number: int, plans: Sequence[GroupPlan], watched: Sequence[HotSet]) -> None:
-        return
-
-    def forget_cached(self) -> None:
-        return
-
-    def report_failure(self, error: Exception) -> None:
-        return
-
-    def traffic(self) -> tuple[RankTraffic, ...]:
-        return ()
-
-    def leave(self, error: BaseException | None, next_number: int) -> int:
-        return next_number

@@ -1,8 +1,8 @@
 """`RankExchange`: a rank's batches on their way among all ranks.
 
     look-ahead thread, channel "ahead"             training thread, channel "rows"
-    asked      rows that each rank's blocks        vectors    each owner sends the rows it was asked for
-               ask of each owner                   gradients  each asker sends a gradient for each of them
+    requests   rows that each rank's blocks        vectors    each owner sends the rows that were requested
+               look up, of each owner              gradients  each requester sends a gradient for each of them
     answers    what need not cross, where rows
                are watched: once a batch is planned
 
@@ -13,35 +13,59 @@ waits for a message that nobody sends.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from adaptive.batch import Batch, OwnPart, cut
 from adaptive.counters import Stopwatch
-from adaptive.embeddings.exchange.batch_exchange import ExchangedBatch, Party
 from adaptive.embeddings.exchange.exchange import Exchange, LookedUp
-from adaptive.embeddings.exchange.payload import Crossing
-from adaptive.embeddings.exchange.row_cache import Holders
-from adaptive.embeddings.exchange.rows import RowsExchange
-from adaptive.embeddings.exchange.skip_masks import Answer, pack_answers, unpack_answers
+from adaptive.embeddings.exchange.payload import (
+    Bools,
+    DevicePayload,
+    Floats,
+    HostPayload,
+    Int64s,
+    Payload,
+    count_chosen,
+)
+from adaptive.embeddings.exchange.requests import (
+    OwnerRequests,
+    RequestBuilder,
+    RequestedRows,
+    RequestMerger,
+    Requests,
+    unpack_requests,
+)
+from adaptive.embeddings.exchange.row_cache import CacheDirectory, RowCache, SkipMasks, pack_masks, unpack_masks
 from adaptive.embeddings.planning.hot_set import HotSet
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import LookupsAhead
 from adaptive.embeddings.planning.plan import GroupPlan
 from adaptive.embeddings.ranks import Ranks
-from adaptive.embeddings.ranks.channel import Channel, Exchanged
+from adaptive.embeddings.ranks.channel import NOTHING, Channel, Exchanged
 from adaptive.embeddings.ranks.traffic import RankTraffic
+from adaptive.embeddings.ranks.transport import Bytes
 from adaptive.embeddings.ranks.wire import Kind
 from adaptive.embeddings.tiers.device import DeviceTier
 from adaptive.errors import AdaptiveError, RanksError
 
 logger = logging.getLogger("adaptive.embeddings.engine")
-Int64s = NDArray[np.int64]
-Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ExchangedBatch:
+    """A batch, as far as it has been exchanged."""
+
+    blocks: tuple[Batch | None, ...]  # of this rank
+    groups: tuple[RequestedRows, ...]  # by this rank
+    served: tuple[OwnerRequests, ...]  # of this rank
+    samples: int  # of all ranks
+    first: int  # samples of the ranks before this one
+    forget: tuple[int, ...] = ()  # owners whose rows this rank forgets first
 
 
 class RankExchange(Exchange):
@@ -62,18 +86,18 @@ class RankExchange(Exchange):
     ) -> None:
         self.ranks = ranks
         self._groups = tuple(groups)
-        self.rows = RowsExchange(ranks, groups, devices, device)
-        self._ahead, self._reading = Party(ranks, groups), Party(ranks, groups)  # of one thread each
-        self._exactly = Crossing(ranks, groups, rounds=False)
-        self._holders = [Holders(ranks.rank, ranks.size) for _ in groups]  # of the look-ahead thread
-        self._asked: dict[int, ExchangedBatch] = {}
+        self.rows = RowExchange(ranks, groups, devices, device)
+        self._ahead, self._reading = _RequestExchange(ranks, groups), _RequestExchange(ranks, groups)  # a thread each
+        self._exactly = HostPayload(ranks, groups, rounds=False)
+        self._directories = [CacheDirectory(ranks.rank, ranks.size) for _ in groups]  # of the look-ahead thread
+        self._batches: dict[int, ExchangedBatch] = {}  # that are looked up and not trained yet
         self._ended: Kind | None = None
 
     # --- the look-ahead thread -------------------------------------------------------------------------------
 
     def begin(self, number: int) -> None:
         # Rows may have been loaded, and batches may have been answered and not trained.
-        self._asked.clear()
+        self._batches.clear()
         self.forget_cached()
         self.rows.forget()
         self._next, self._ended = number, None
@@ -86,129 +110,127 @@ class RankExchange(Exchange):
             if batch is None:
                 self._see_end(self.ranks.ahead.exchange(Kind.END, self._next), has_more=False)
                 return
-            blocks = self._blocks(batch, check)
-            groups, messages = self._ahead.ask(blocks)
-            samples = sum(block.num_samples for block in blocks if block is not None)
-            found = self.ranks.ahead.exchange(Kind.REQUESTS, self._next, messages, samples=samples)
-            if found.ended:
-                self._see_end(found, has_more=True)
-                self._check_not_left(found)
+            exchanged, batch_exchanged = self._ahead.exchange(
+                self.ranks.ahead, Kind.REQUESTS, self._next, self._blocks(batch, check)
+            )
+            if batch_exchanged is None:
+                self._see_end(exchanged, has_more=True)
                 return
-            whole = ExchangedBatch(tuple(blocks), tuple(groups), self._ahead.serve(found), *self._samples(found))
-            self._asked[self._next] = whole
-            self._count(whole)
+            self._batches[self._next] = batch_exchanged
+            self._count(batch_exchanged)
             self._next += 1
-            yield batch, lambda served=whole.served: [one.lookups for one in served]  # type: ignore[misc]
+            yield batch, lambda served=batch_exchanged.served: [group.lookups for group in served]  # type: ignore[misc]
 
     def answer(self, number: int, plans: Sequence[GroupPlan], watched: Sequence[HotSet]) -> None:
-        asked, ranks = self._asked[number], range(self.ranks.size)
-        given = [
-            holders.answer(plan, served, hot)
-            for holders, plan, served, hot in zip(self._holders, plans, asked.served, watched, strict=True)
+        batch, ranks = self._batches[number], range(self.ranks.size)
+        sent = [
+            directory.masks_of(plan, requests.lookups, requests.sizes, hot)
+            for directory, plan, requests, hot in zip(self._directories, plans, batch.served, watched, strict=True)
         ]
-        ends = [np.cumsum(served.sizes) for served in asked.served]
+        ends = [np.cumsum(requests.sizes) for requests in batch.served]
         messages = []
         for rank in ranks:
-            spans = [slice(int(e[rank] - s.sizes[rank]), int(e[rank])) for e, s in zip(ends, asked.served, strict=True)]
-            own = [one.of(span) for one, span in zip(given, spans, strict=True)]
-            messages.append(pack_answers(own, bool(self._tells_to_forget[rank])))
+            of_rank = [
+                masks.of(slice(int(end[rank] - requests.sizes[rank]), int(end[rank])))
+                for masks, requests, end in zip(sent, batch.served, ends, strict=True)
+            ]
+            messages.append(pack_masks(of_rank, forget=bool(self._tells_to_forget[rank])))
             self._tells_to_forget[rank] &= not len(messages[-1])
-        found = self.ranks.ahead.exchange(Kind.ANSWERS, number, messages)
-        if found.ended:
-            self._see_end(found, has_more=True)
-            self._check_not_left(found)
-        told = [
-            unpack_answers(part, [int(group.sizes[rank]) for group in asked.groups], f"rank {rank}")
-            for rank, part in enumerate(found.parts)
-        ]
-        got = [Answer.joined([answers[place] for answers, _ in told]) for place in range(len(asked.groups))]
-        self._asked[number] = replace(
-            asked,
-            groups=tuple(replace(one, answer=answer) for one, answer in zip(asked.groups, got, strict=True)),
-            served=tuple(replace(one, answer=answer) for one, answer in zip(asked.served, given, strict=True)),
-            forget=tuple(rank for rank in ranks if told[rank][1]),
+        exchanged = self.ranks.ahead.exchange(Kind.ANSWERS, number, messages)
+        if exchanged.ended:
+            self._see_end(exchanged, has_more=True)
+        masks_of_owners, forgets = zip(
+            *(
+                unpack_masks(part, [int(group.sizes[owner]) for group in batch.groups], f"rank {owner}")
+                for owner, part in enumerate(exchanged.parts)
+            ),
+            strict=True,
+        )
+        received = map(SkipMasks.joined, zip(*masks_of_owners, strict=True))
+        self._batches[number] = replace(
+            batch,
+            groups=tuple(replace(group, masks=masks) for group, masks in zip(batch.groups, received, strict=True)),
+            served=tuple(replace(requests, masks=masks) for requests, masks in zip(batch.served, sent, strict=True)),
+            forget=tuple(rank for rank in ranks if forgets[rank]),
         )
 
     def forget_cached(self) -> None:
-        for holders in self._holders:
-            holders.forget()
+        for directory in self._directories:
+            directory.forget()
         self._tells_to_forget = [True] * self.ranks.size
 
-    def _count(self, asked: ExchangedBatch) -> None:
-        """Count what this rank asks of others, and what is asked of it."""
+    def _count(self, batch: ExchangedBatch) -> None:
+        """Count what this rank requests of others, and what is requested of it."""
         rank = self.ranks.rank
-        others = sum(group.num_rows - int(group.sizes[rank]) for group in asked.groups)
-        self.ranks.ahead.tally.add(rows_asked=others, rows_served=sum(int(one.sizes.sum()) for one in asked.served))
+        others = sum(len(group.rows) - int(group.sizes[rank]) for group in batch.groups)
+        served = sum(int(requests.sizes.sum()) for requests in batch.served)
+        self.ranks.ahead.tally.add(rows_asked=others, rows_served=served)
 
     def report_failure(self, error: Exception) -> None:
         if self._ended is None:
             self.ranks.tell(self.ranks.ahead, error)
 
-    def _check_not_left(self, found: Exchanged) -> None:
-        """Check that no rank has left its loop. Where this rank is leaving, too, nobody hears of the error."""
-        for rank, header in enumerate(found.headers):
-            if header.kind is Kind.LEFT:
-                raise RanksError(
-                    f"{self.ranks.name_of(rank)} left its loop, and {self.ranks.name} went on to batch {self._next}: "
-                    "all ranks must train equally many batches"
-                )
-
-    def _see_end(self, found: Exchanged, *, has_more: bool) -> None:
-        left = any(header.kind is Kind.LEFT for header in found.headers)
-        self._ended = Kind.LEFT if left else Kind.END
-        if has_more and not left:
-            first = next(rank for rank, header in enumerate(found.headers) if header.kind is Kind.END)
+    def _see_end(self, exchanged: Exchanged, *, has_more: bool) -> None:
+        """Some rank has no more batches. Where this rank has, no rank may have left its loop; if this one is leaving,
+        too, nobody hears of that error."""
+        kinds = [header.kind for header in exchanged.headers]
+        self._ended = Kind.LEFT if Kind.LEFT in kinds else Kind.END
+        if has_more and self._ended is Kind.LEFT:
+            raise RanksError(
+                f"{self.ranks.name_of(kinds.index(Kind.LEFT))} left its loop, and {self.ranks.name} went on to batch "
+                f"{self._next}: all ranks must train equally many batches"
+            )
+        if has_more:
             logger.warning(
                 "%s has more batches, but rank %d has none left: training ends with batch %d",
                 self.ranks.name,
-                first,
+                kinds.index(Kind.END),
                 self._next - 1,
             )
 
     def _blocks(self, batch: Any, check: Callable[[Any], Batch]) -> list[Batch | None]:
-        """The blocks of this rank. A loop's own batch is cut into equal ones."""
+        """The blocks of this rank. A batch of a user's loop is cut into equal ones."""
         if isinstance(batch, OwnPart):
             return [None if block is None else check(block) for block in batch.blocks()]
         batch, count = check(batch), len(self.ranks.own_blocks)
         return cut(batch, np.diff([number * batch.num_samples // count for number in range(count + 1)]).tolist())
 
     def blocks(self, number: int, batch: Batch) -> Sequence[Batch | None]:
-        return self._asked[number].blocks
+        return self._batches[number].blocks
 
     # --- the training thread ---------------------------------------------------------------------------------
 
     def take(self, number: int) -> ExchangedBatch:
-        """What ranks have told each other of a batch; once."""
-        return self._asked.pop(number)
+        """A batch whose turn it is; once."""
+        return self._batches.pop(number)
 
     def read(
         self, blocks: Sequence[Batch | None], values: Callable[[int, Int64s], Floats]
     ) -> tuple[ExchangedBatch, list[Floats]]:
-        """For blocks that are only read: what was asked, and the rows that came (n, D) of each group.
+        """For blocks that are only read: the batch, and the rows that came (n, D) of each group.
 
         Args:
-            values: group and local rows of this rank (m,) -> their values (m, D).
+            values: group and rows that this rank owns (m,) -> their values (m, D).
         """
-        groups, messages = self._reading.ask(blocks)
-        samples = sum(block.num_samples for block in blocks if block is not None)
-        found = self.ranks.rows.exchange(Kind.READ, parts=messages, samples=samples)
-        asked = ExchangedBatch(tuple(blocks), tuple(groups), self._reading.serve(found), *self._samples(found))
+        _, batch = self._reading.exchange(self.ranks.rows, Kind.READ, -1, blocks)
+        assert batch is not None
         served = []
-        for number, one in enumerate(asked.served):
-            rows = np.empty((int(one.sizes.sum()), self._groups[number].embedding_dim), np.float32)
-            rows[one.lookups.bags.vectors] = values(number, one.lookups.distinct.rows)[one.lookups.distinct.inverse]
+        for number, requests in enumerate(batch.served):
+            rows = np.empty((int(requests.sizes.sum()), self._groups[number].embedding_dim), np.float32)
+            distinct = requests.lookups.distinct
+            rows[requests.lookups.bags.vectors] = values(number, distinct.rows)[distinct.inverse]
             served.append(rows)
-        parts = self._exactly.pack(served, [one.sizes for one in asked.served])
-        found = self.ranks.rows.exchange(Kind.READ_ROWS, parts=parts)
-        return asked, self._exactly.unpack(found, [one.sizes for one in asked.groups])
+        parts = self._exactly.pack(served, [requests.sizes for requests in batch.served])
+        exchanged = self.ranks.rows.exchange(Kind.READ_ROWS, parts=parts)
+        return batch, self._exactly.unpack(exchanged, Kind.READ_ROWS, [group.sizes for group in batch.groups])
 
     def traffic(self) -> tuple[RankTraffic, ...]:
         return (self.ranks.traffic(),)
 
     def leave(self, error: BaseException | None, next_number: int) -> int:
-        with ThreadPoolExecutor(1, "adaptive-leaving") as beside:
+        with ThreadPoolExecutor(1, "adaptive-leaving") as pool:
             # On both channels at once: on either, others may wait for this rank, and reach the other one only then.
-            ahead = beside.submit(self._leave_channel, self.ranks.ahead, error, next_number)
+            ahead = pool.submit(self._leave_channel, self.ranks.ahead, error, next_number)
             agreed = self._leave_channel(self.ranks.rows, error, next_number)
             ahead.result()
         return agreed
@@ -222,11 +244,133 @@ class RankExchange(Exchange):
             try:
                 headers = channel.exchange(Kind.LEFT, next_number).headers
                 return max(header.batch for header in headers if header.kind is Kind.LEFT)
-            except AdaptiveError as wrong:  # the loop is over here; ranks that go on are told by their own exchange
+            except AdaptiveError as wrong:  # the loop is over here; ranks that go on hear of it in their own exchange
                 logger.warning("%s", wrong)
         return next_number
 
-    def _samples(self, found: Exchanged) -> tuple[int, int]:
-        """Samples of all ranks, and of those before this one."""
-        numbers = [header.samples for header in found.headers]
-        return sum(numbers), sum(numbers[: self.ranks.rank])
+
+class _RequestExchange:
+    """Exchanges requests of batches; memory of one thread."""
+
+    def __init__(self, ranks: Ranks, groups: Sequence[Group]) -> None:
+        self._ranks, self._groups = ranks, groups
+        self._builder = RequestBuilder(groups, ranks.size)
+        self._mergers = [RequestMerger(group, ranks.name) for group in groups]
+
+    def exchange(
+        self, channel: Channel, kind: Kind, number: int, blocks: Sequence[Batch | None]
+    ) -> tuple[Exchanged, ExchangedBatch | None]:
+        """What all ranks request of a batch of this number; None: some rank has no more batches."""
+        groups, messages = self._builder.build(blocks)
+        samples = sum(block.num_samples for block in blocks if block is not None)
+        exchanged = channel.exchange(kind, number, messages, samples=samples)
+        if exchanged.ended:
+            return exchanged, None
+        samples_of_ranks = [header.samples for header in exchanged.headers]
+        first = sum(samples_of_ranks[: self._ranks.rank])
+        served = self._merge(exchanged.parts)
+        return exchanged, ExchangedBatch(tuple(blocks), tuple(groups), served, sum(samples_of_ranks), first)
+
+    def _merge(self, messages: Sequence[Bytes]) -> tuple[OwnerRequests, ...]:
+        by_group: list[list[Requests]] = [[] for _ in self._groups]
+        for rank, message in enumerate(messages):
+            sender, rest = f"rank {rank}", message
+            for of_group, group in zip(by_group, self._groups, strict=True):
+                requests, rest = unpack_requests(group.undivided, rest, len(self._ranks.blocks_of(rank)), sender)
+                of_group.append(requests)
+            if len(rest):
+                raise RanksError(f"{sender} sent {len(rest)} bytes more than its requests take")
+        return tuple(merger.merge(of_group) for merger, of_group in zip(self._mergers, by_group, strict=True))
+
+
+class RowExchange:
+    """Rows go to those who requested them, and their gradients back, but for those that need not cross. Of the training
+    thread; see `RankExchange` for its arguments."""
+
+    def __init__(
+        self, ranks: Ranks, groups: Sequence[Group], devices: Sequence[DeviceTier], device: torch.device
+    ) -> None:
+        rounds = ranks.wire == "bf16"
+        self._ranks, self._groups, self._value_bytes = ranks, tuple(groups), 2 if rounds else 4
+        self._payload: Payload[Any] = HostPayload(ranks, groups, devices, rounds=rounds)
+        if ranks.crosses_on(device.type):
+            self._payload = DevicePayload(ranks, groups, devices[0], device, rounds=rounds)
+        self._caches = [[RowCache(group.embedding_dim, self._payload) for _ in range(ranks.size)] for group in groups]
+
+    def forget(self) -> None:
+        """No row is kept any more."""
+        for caches in self._caches:
+            for cache in caches:
+                cache.forget()
+
+    def vectors(self, number: int, batch: ExchangedBatch, served: Sequence[Tensor]) -> list[Tensor]:
+        """Give all ranks the rows they requested, `served` (requests, D) of each group; returns the rows that this one
+        requested (n, D), on the device."""
+        payload = self._payload
+        sent, sent_counts = _crossing(batch.served, "cached")
+        expected, expected_counts = _crossing(batch.groups, "cached")
+        rows = [payload.select(*one) for one in zip(payload.unload(served), sent, strict=True)]
+        exchanged = self._ranks.rows.exchange(Kind.VECTORS, number, payload.pack(rows, sent_counts))
+        self._count_spared("vectors_spared", [requests.sizes for requests in batch.served], sent_counts)
+        received = payload.unpack(exchanged, Kind.VECTORS, expected_counts)
+        for owner in batch.forget:
+            for caches in self._caches:
+                caches[owner].forget()
+        vectors = [payload.scatter(*one) for one in zip(received, expected, strict=True)]
+        for group, caches, of_group in zip(batch.groups, self._caches, vectors, strict=True):
+            self._use_caches(group, caches, of_group)
+        return payload.load(vectors)
+
+    def _use_caches(self, group: RequestedRows, caches: Sequence[RowCache], vectors: Any) -> None:
+        """Fill in the vectors (n, D) that did not cross, and keep those that are not to cross again."""
+        if group.masks is None or not (group.masks.cached.any() or group.masks.to_cache.any()):
+            return
+        first = 0
+        for size, cache in zip(group.sizes.tolist(), caches, strict=True):
+            masks = group.masks.of(slice(first, first + size))
+            cached, to_cache = (first + np.flatnonzero(plane) for plane in (masks.cached, masks.to_cache))
+            if len(cached):
+                self._payload.put(vectors, cached, cache.get(group.rows[cached]))
+            if len(to_cache):
+                cache.put(group.rows[to_cache], self._payload.take(vectors, to_cache))
+            first += size
+
+    def gradients(self, number: int, batch: ExchangedBatch, sums: Sequence[Tensor] | None) -> list[Tensor] | None:
+        """Give the owners the gradients of the rows this rank requested, `sums` (m, D) of each group without those that
+        are skipped, or none; returns those for the requests of all ranks, as `from_requesters` does."""
+        parts = self.for_owners(batch, sums)
+        exchanged = self._ranks.rows.exchange(Kind.GRADIENTS, number, parts, samples=int(sums is not None))
+        return self.from_requesters(batch, exchanged)
+
+    def for_owners(self, batch: ExchangedBatch, sums: Sequence[Tensor] | None) -> list[Bytes]:
+        """The part of each owner of the gradients that `gradients` is given."""
+        _, counts = _crossing(batch.groups, "skipped")
+        self._count_spared("gradients_spared", [group.sizes for group in batch.groups], counts)
+        return [NOTHING] * self._ranks.size if sums is None else self._payload.pack(self._payload.unload(sums), counts)
+
+    def from_requesters(self, batch: ExchangedBatch, exchanged: Exchanged) -> list[Tensor] | None:
+        """The gradients for the requests of all ranks (requests, D) on the device, 0 where they are skipped, from what
+        `for_owners` gave on each rank. Ranks whose header has no samples count as 0; None: no rank has gradients."""
+        if not any(header.samples for header in exchanged.headers):
+            return None
+        expected, counts = _crossing(batch.served, "skipped")
+        received = self._payload.unpack(exchanged, Kind.GRADIENTS, counts)
+        return self._payload.load([self._payload.scatter(*one) for one in zip(received, expected, strict=True)])
+
+    def _count_spared(self, name: str, sizes: Sequence[Int64s], counts: Sequence[Int64s]) -> None:
+        """Count bytes of rows that would have gone to other ranks."""
+        rank, num_bytes = self._ranks.rank, 0
+        for group, size, count in zip(self._groups, sizes, counts, strict=True):
+            spared = size - count
+            num_bytes += int(spared.sum() - spared[rank]) * self._value_bytes * group.embedding_dim
+        self._ranks.rows.tally.add(**{name: num_bytes})
+
+
+def _crossing(requests: Sequence[RequestedRows | OwnerRequests], plane: str) -> tuple[list[Bools | None], list[Int64s]]:
+    """Of each group the requests (n,) whose rows cross, as they are not in a plane of the masks (None: all), and how
+    many of each rank these are (W,)."""
+    chosen = []
+    for of_group in requests:
+        masked: Bools | None = None if of_group.masks is None else getattr(of_group.masks, plane)
+        chosen.append(None if masked is None or not masked.any() else ~masked)
+    return chosen, [count_chosen(one.sizes, crosses) for one, crosses in zip(requests, chosen, strict=True)]

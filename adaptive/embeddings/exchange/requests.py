@@ -1,90 +1,261 @@
-"""Requests as bytes: which rows of an owner the blocks of one rank ask for, and how often each is looked up there.
+"""Requests: which rows of an owner the blocks of one rank look up, and how often each is looked up there.
 
-For each group of tables, of all blocks of the asker one after the other:
+The requester (`RequestBuilder`) puts what its blocks look up into a message for each owner. What comes back from all
+owners is one array of rows for each group: owner by owner, block by block, table by table, in order of first lookup.
+Gradients go back in the same order. The owner (`RequestMerger`) plans what all ranks request as a batch of lookups that
+are not pooled: rank by rank, so block by block of the global batch, and table by table within a block. Each is a vector
+of its own, in this order; a row's gradients are therefore summed block by block.
 
-    counts   (blocks, tables) int32    rows asked for
+A message has, for each group of tables, of all blocks of the requester one after the other:
+
+    counts   (blocks, tables) int32    rows requested
     index    (n,) uint32, or uint64    of each row in its table, block by block, table by table
     lookups  (n,) uint8                of each row in its block; 255: see below
-    many     uint32                    look-ups of the rows that stand as 255, in order
+    many     uint32                    lookups of the rows that have 255, in order
 
-Letters: n requests, T tables of a group.
+Letters: n requests in a group, U distinct rows of a block or among requests, W ranks, T tables of a group.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.embeddings.planning.layout import Group
+from adaptive.batch import Batch
+from adaptive.embeddings.exchange.row_cache import SkipMasks
+from adaptive.embeddings.planning.layout import Group, OwnedGroup
+from adaptive.embeddings.planning.lookups import Bags, Distinct, DistinctFinder, Lookups
+from adaptive.embeddings.planning.plan import Pooling, no_rows
+from adaptive.embeddings.planning.skipping import group_updates
+from adaptive.embeddings.ranks.owners import BITS
 from adaptive.embeddings.ranks.transport import Bytes, as_bytes
 from adaptive.errors import RanksError
+from adaptive.kernels.planning import lookups as kernels
+from adaptive.kernels.planning.books import NOW, SKIPPED
 
+Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
 MANY: Final = 255
-MOST: Final = 2**31 - 1  # look-ups of a batch
+MOST: Final = 2**31 - 1  # lookups of a batch
 WIDE: Final = 1 << 32  # rows of a table from which on 4 bytes do not do
 
 
-@dataclass(frozen=True)
-class Requests:
-    """What one rank asks of one owner, in one group."""
+class Requests(NamedTuple):
+    """What one rank requests of one owner, in one group."""
 
-    counts: Int64s  # (blocks of the asker, T)
+    counts: Int64s  # (blocks of the requester, T)
     tables: Int64s  # (n,)
     rows: Int64s  # (n,) of the undivided group
     lookups: Int64s  # (n,)
 
 
-def pack_requests(group: Group, counts: Int64s, tables: Int64s, rows: Int64s, lookups: Int64s) -> Bytes:
-    """See the module; the arguments are those of `Requests`."""
-    index = (rows - group.table_starts[tables]).astype(index_type(group))
-    few = np.minimum(lookups, MANY).astype(np.uint8)
-    many = lookups[lookups >= MANY].astype(np.uint32)
-    return np.concatenate([as_bytes(counts.astype(np.int32)), as_bytes(index), as_bytes(few), as_bytes(many)])
+def pack_requests(group: Group, requests: Requests) -> Bytes:
+    """See the module; `group`: undivided."""
+    index = (requests.rows - group.table_starts[requests.tables]).astype(index_type(group))
+    few = np.minimum(requests.lookups, MANY).astype(np.uint8)
+    many = requests.lookups[requests.lookups >= MANY].astype(np.uint32)
+    return np.concatenate([as_bytes(requests.counts.astype(np.int32)), as_bytes(index), as_bytes(few), as_bytes(many)])
 
 
 def unpack_requests(group: Group, message: Bytes, num_blocks: int, sender: str) -> tuple[Requests, Bytes]:
     """The requests at the beginning of a message, and what follows them.
 
     Raises:
-        RanksError: if they are cut short, or name rows that the tables do not have, or look-ups that no batch has.
+        RanksError: if they are cut short, or name rows that the tables do not have, or lookups that no batch has.
     """
-    reader = _Reader(message, sender)
-    counts = reader.take(np.int32, num_blocks * len(group.tables)).astype(np.int64)
+    rest = message
+
+    def take(kind: type[np.generic] | np.dtype[Any], number: int) -> NDArray[Any]:
+        nonlocal rest
+        size = number * np.dtype(kind).itemsize
+        if len(rest) < size:
+            raise RanksError(f"{sender} sent requests that are cut short: {size} bytes lack {size - len(rest)}")
+        array, rest = np.frombuffer(rest[:size].tobytes(), kind), rest[size:]
+        return array
+
+    counts = take(np.int32, num_blocks * len(group.tables)).astype(np.int64)
     if (counts < 0).any():
         raise RanksError(f"{sender} sent requests of a negative number of rows")
     number = int(counts.sum())
-    index = reader.take(index_type(group), number).astype(np.int64)
-    lookups = reader.take(np.uint8, number).astype(np.int64)
+    index = take(index_type(group), number).astype(np.int64)
+    lookups = take(np.uint8, number).astype(np.int64)
     many = np.flatnonzero(lookups == MANY)
-    lookups[many] = reader.take(np.uint32, len(many))
+    lookups[many] = take(np.uint32, len(many))
     if (lookups[many] < MANY).any() or int(lookups.sum()) > MOST:
-        raise RanksError(f"{sender} sent requests of numbers of look-ups that no batch has")
+        raise RanksError(f"{sender} sent requests of numbers of lookups that no batch has")
     tables = np.repeat(np.tile(np.arange(len(group.tables)), num_blocks), counts)
-    sizes = group.table_sizes[tables]
-    if (index < 0).any() or (index >= sizes).any() or (lookups < 1).any():
+    if (index < 0).any() or (index >= group.table_sizes[tables]).any() or (lookups < 1).any():
         raise RanksError(f"{sender} sent requests of rows that the tables do not have")
-    found = Requests(counts.reshape(num_blocks, -1), tables, index + group.table_starts[tables], lookups)
-    return found, reader.rest
-
-
-class _Reader:
-    """Takes arrays from the beginning of bytes."""
-
-    def __init__(self, message: Bytes, sender: str) -> None:
-        self.rest, self._sender = message, sender
-
-    def take(self, kind: type[np.generic] | np.dtype[Any], number: int) -> NDArray[Any]:
-        size = number * np.dtype(kind).itemsize
-        if len(self.rest) < size:
-            raise RanksError(
-                f"{self._sender} sent requests that are cut short: {size} bytes lack {size - len(self.rest)}"
-            )
-        found, self.rest = self.rest[:size], self.rest[size:]
-        return np.frombuffer(found.tobytes(), kind)
+    return Requests(counts.reshape(num_blocks, -1), tables, index + group.table_starts[tables], lookups), rest
 
 
 def index_type(group: Group) -> np.dtype[Any]:
     """Of the index of a row in its table."""
     return np.dtype(np.uint32 if int(group.table_sizes.max()) <= WIDE else np.uint64)
+
+
+# --- the requester ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RequestedBlock:
+    """One block of one group: its lookups, and the place of each of its distinct rows (U,) in what comes."""
+
+    lookups: Lookups
+    places: Int64s
+
+    def pooling(self) -> Pooling:
+        """The forward pass, from the rows that came."""
+        return self.lookups.bags.pooling(self.lookups.distinct.inverse, self.places)
+
+    def sums(self, vectors: NDArray[np.int32], num_vectors: int, skipped: Bools | None) -> Pooling:
+        """The sums of the gradients of the block's vectors by row, in order of lookups.
+
+        Args:
+            vectors: (U,) as which vector the sum of each distinct row is written.
+            num_vectors: that are written.
+            skipped: (U,) rows whose gradient nobody wants; None: there are none.
+        """
+        fates = np.zeros(0, np.uint8) if skipped is None else np.where(skipped, SKIPPED, NOW).astype(np.uint8)
+        chosen = group_updates(self.lookups, self.places, fates)
+        updates = chosen.row_updates
+        return Pooling(
+            num_vectors=num_vectors,
+            bag_vectors=vectors[chosen.now],
+            bag_starts=updates.segments,
+            bag_tables=np.zeros(len(updates.rows), np.int32),
+            inverse=updates.vectors,
+            row_locations=np.arange(self.lookups.bags.num_vectors, dtype=np.int64),
+            scales=updates.scales,
+        )
+
+
+@dataclass(frozen=True)
+class RequestedRows:
+    """What a rank requests of all owners in one group."""
+
+    blocks: tuple[RequestedBlock | None, ...]  # of the rank; None: a block without a sample
+    rows: Int64s  # (n,) of the undivided group
+    sizes: Int64s  # (W,) rows requested of each owner
+    masks: SkipMasks | None = None  # of the owners; None: they have nothing to say
+
+    @property
+    def skipped(self) -> Bools | None:
+        """(n,) rows whose gradient is not wanted; None: there are none."""
+        return None if self.masks is None or not self.masks.skipped.any() else self.masks.skipped
+
+
+class RequestBuilder:
+    """Finds what batches look up and puts it into requests. For one thread."""
+
+    def __init__(self, groups: Sequence[Group], size: int) -> None:
+        """`groups`: as the rank owns them."""
+        self._groups, self._size = groups, size
+        self._finders = [DistinctFinder(group.undivided) for group in groups]
+
+    def build(self, blocks: Sequence[Batch | None]) -> tuple[list[RequestedRows], list[Bytes]]:
+        """What the blocks of a rank request in each group, and the message for each owner.
+
+        Raises:
+            InputError: for an id that a table does not have.
+        """
+        groups = [
+            self._build_group(group, [None if block is None else finder.find_lookups(block) for block in blocks])
+            for group, finder in zip(self._groups, self._finders, strict=True)
+        ]
+        messages = zip(*(parts for _, parts in groups), strict=True)
+        return [requested for requested, _ in groups], [np.concatenate(message) for message in messages]
+
+    def _build_group(self, group: Group, blocks: Sequence[Lookups | None]) -> tuple[RequestedRows, list[Bytes]]:
+        whole, num_tables = group.undivided, len(group.tables)
+        distinct = [None if lookups is None else lookups.distinct for lookups in blocks]
+        rows = np.concatenate([no_rows(), *(one.rows for one in distinct if one is not None)])
+        lookups = np.concatenate([no_rows(), *(one.counts for one in distinct if one is not None)])
+        numbers = [0 if one is None else len(one.rows) for one in distinct]
+        block_of = np.repeat(np.arange(len(blocks)), numbers)
+        tables = whole.tables_of(rows).astype(np.int64)
+        owners = np.zeros(len(rows), np.int64)
+        if isinstance(group, OwnedGroup):
+            owners = group.owners.buckets_of(rows, tables) * self._size >> BITS
+        order = np.argsort(owners.astype(np.uint16), kind="stable")  # by digits, in a third of the time
+        places = np.empty(len(rows), np.int64)
+        places[order] = np.arange(len(rows))
+        sizes = np.bincount(owners, minlength=self._size)
+        cells = (owners * len(blocks) + block_of) * num_tables + tables
+        counts = np.bincount(cells, minlength=self._size * len(blocks) * num_tables)
+        counts = counts.reshape(self._size, len(blocks), num_tables)
+        rows, tables, lookups = rows[order], tables[order], lookups[order]
+        bounds = np.cumsum(sizes)[:-1]
+        by_owner = zip(*(np.split(array, bounds) for array in (tables, rows, lookups)), strict=True)
+        messages = [
+            pack_requests(whole, Requests(*one)) for one in ((c, *r) for c, r in zip(counts, by_owner, strict=True))
+        ]
+        places_of_blocks = np.split(places, np.cumsum(numbers)[:-1])
+        requested = [
+            None if of_block is None else RequestedBlock(of_block, its_places)
+            for of_block, its_places in zip(blocks, places_of_blocks, strict=True)
+        ]
+        return RequestedRows(tuple(requested), rows, sizes), messages
+
+
+# --- the owner -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OwnerRequests:
+    """What all ranks request of this owner in one group."""
+
+    lookups: Lookups  # as the planner takes it
+    sizes: Int64s  # (W,) requests of each rank
+    masks: SkipMasks | None = None  # for all of them; None: there is nothing to say
+
+
+class RequestMerger:
+    """Makes lookups of requests, for one group. For one thread."""
+
+    def __init__(self, group: Group, name: str) -> None:
+        """`group`: as the rank owns it; `name`: of the rank."""
+        self._group, self._name = group, name
+        self._finder = DistinctFinder(group)
+        self._tables = np.arange(len(group.tables), dtype=np.int32)
+        self._small = np.min_scalar_type(len(group.tables))
+
+    def merge(self, requests: Sequence[Requests]) -> OwnerRequests:
+        """What all ranks request, in order of ranks.
+
+        Raises:
+            RanksError: for a row that this rank does not own.
+        """
+        group, sizes = self._group, np.array([len(of_rank.rows) for of_rank in requests])
+        _, tables, group_rows, times = (np.concatenate(column) for column in zip(*requests, strict=True))
+        rows = group.owned_rows(group_rows, tables)
+        if len(rows) and rows.min() < 0:
+            row = int(group_rows[rows.argmin()])
+            raise RanksError(f"{self._name} was asked for row {row}, which another rank owns")
+        order = np.argsort(tables.astype(self._small), kind="stable")  # by digits, if they are few
+        ids = rows[order] - group.table_starts[tables[order]]
+        distinct = self._distinct(ids, tables)
+        num_requests, num_rows = len(rows), len(distinct.rows)
+        vectors = order.astype(np.int32)
+        bags = Bags(
+            num_vectors=num_requests,
+            vectors=vectors,
+            starts=np.arange(num_requests + 1),
+            tables=tables[order].astype(np.int32),
+            scales=np.zeros(0, np.float32),
+        )
+        segments, grouped = np.empty(num_rows + 1, np.int64), np.empty(num_requests, np.int32)
+        kernels.fill_segments(distinct.inverse, distinct.counts, bags.starts, vectors, segments, grouped, no_rows())
+        accesses = np.bincount(distinct.inverse, weights=times[order], minlength=num_rows).astype(np.int32)
+        accessed = Distinct(distinct.rows, accesses, distinct.inverse, distinct.table_ends)
+        return OwnerRequests(Lookups(accessed, bags, segments, grouped, bags.scales), sizes)
+
+    def _distinct(self, ids: Int64s, tables: Int64s) -> Distinct:
+        """The distinct rows of requests (n,) that are ordered by table; counts are of requests."""
+        sizes = np.bincount(tables, minlength=len(self._tables))
+        ends = np.cumsum(sizes)
+        distinct, bad = self._finder.find_in_spans(ids, np.stack([ends - sizes, ends], axis=1), self._tables)
+        assert bad is None
+        return distinct

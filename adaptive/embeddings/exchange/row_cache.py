@@ -1,35 +1,104 @@
-"""Rows whose vectors do not cross again, since they have not changed: deferral and saturation as an exact cache.
+"""What need not cross: skipped gradients, and rows whose vectors have not changed since they last crossed.
 
 The owner knows, once it has planned a batch, which rows that batch changes. Those it does not change (their gradients
-wait, or are left out) keep their values until a later batch changes them; so an asker that was sent such a row may use
-its copy. `Holders` are the owner's books of who has which row, `Copies` the asker's vectors. Nothing is stale: an owner
-answers *kept* only while the copy is the row, bit for bit.
+wait, or are skipped) keep their values until a later batch changes them; so a rank that was sent such a row may use its
+copy. A `CacheDirectory` knows which rank has which row of its owner, a `RowCache` has a requester's vectors. Nothing is
+stale: an owner says *cached* only while the copy is the row, bit for bit.
 
-Letters: n requests, U distinct rows of a batch, W ranks, D width.
+The message from an owner has, for each group of tables, a bit for each request in each plane, in the order of requests:
+
+    flags     uint8           which planes follow, and FORGET
+    skipped   (n bits)        the row is saturated: its gradient is not sent
+    cached    (n bits)        the requester has the row's vector, which has not changed since: it is not sent
+    to_cache  (n bits)        the batch does not change the row: the requester keeps its vector for coming batches
+
+An empty message says that nothing is skipped and nothing cached.
+
+Letters: n requests in a group, U distinct rows of a batch, W ranks, D width.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.embeddings.exchange.arrays import Arrays
-from adaptive.embeddings.exchange.owner import ServedGroup
-from adaptive.embeddings.exchange.skip_masks import Answer, Bools
+from adaptive.embeddings.exchange.payload import Payload
 from adaptive.embeddings.planning.hot_set import HotSet
+from adaptive.embeddings.planning.lookups import Lookups
 from adaptive.embeddings.planning.plan import GroupPlan
-from adaptive.kernels.planning import row_index as kernels
-from adaptive.kernels.planning import watched
+from adaptive.embeddings.ranks.transport import Bytes
+from adaptive.errors import RanksError
+from adaptive.kernels.planning import row_index, watched
 from adaptive.kernels.planning.books import DUE, NOW, SKIPPED, WAITS
 
+Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
+NUM_PLANES: Final = 3
+FORGET: Final = 1 << NUM_PLANES  # the requester first forgets all vectors that it has of this owner
 
 
-class Holders:
+class SkipMasks(NamedTuple):
+    """Of requests (n,) in one group, in their order; see the module."""
+
+    skipped: Bools
+    cached: Bools
+    to_cache: Bools
+
+    @classmethod
+    def nothing(cls, number: int) -> "SkipMasks":
+        return cls(*(np.zeros(number, np.bool_) for _ in range(NUM_PLANES)))
+
+    @classmethod
+    def joined(cls, parts: Sequence["SkipMasks"]) -> "SkipMasks":
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def of(self, requests: slice) -> "SkipMasks":
+        """Of some of the requests."""
+        return SkipMasks(*(plane[requests] for plane in self))
+
+
+def pack_masks(masks: Sequence[SkipMasks], *, forget: bool) -> Bytes:
+    """The message for one requester: masks for each group, and whether it forgets what it has of this owner."""
+    parts: list[Bytes] = []
+    for planes in masks:
+        flags = sum(int(plane.any()) << place for place, plane in enumerate(planes))
+        parts.append(np.array([flags | FORGET * forget], np.uint8))
+        parts += [np.packbits(plane) for plane in planes if plane.any()]
+    return np.concatenate(parts) if len(parts) > len(masks) else np.zeros(0, np.uint8)
+
+
+def unpack_masks(message: Bytes, numbers: Sequence[int], sender: str) -> tuple[list[SkipMasks], bool]:
+    """What `pack_masks` was given; `numbers`: requests in each group.
+
+    Raises:
+        RanksError: if the message is too short or too long for them.
+    """
+    masks = [SkipMasks.nothing(number) for number in numbers]
+    if not len(message):
+        return masks, False
+    place, forget = 0, False
+    for planes, number in zip(masks, numbers, strict=True):
+        flags, size = int(message[place]) if place < len(message) else 0, (number + 7) // 8
+        forget |= bool(flags & FORGET)
+        place += 1
+        for bit, plane in enumerate(planes):
+            if flags >> bit & 1:
+                bits = np.unpackbits(message[place : place + size])[:number]
+                plane[: len(bits)] = bits
+                place += size
+    if place != len(message):
+        raise RanksError(
+            f"{sender} sent answers: expected {place} bytes for {sum(numbers)} requests, got {len(message)}"
+        )
+    return masks, forget
+
+
+class CacheDirectory:
     """Which ranks have the present values of an owner's rows, in one group. For the look-ahead thread.
 
-    Only watched rows can be had, of those the ones that have been watched longest: as many as fill an asker's share of
-    memory, which is as much for all owners together as this one's watched rows take.
+    Only watched rows can be had, of those the ones that have been watched longest: as many as fill a requester's share
+    of memory, which is as much for all owners together as this one's watched rows take.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -40,27 +109,27 @@ class Holders:
         """Nobody has anything."""
         self._has: Bools = np.zeros((0, self._size), np.bool_)
 
-    def answer(self, plan: GroupPlan, served: ServedGroup, hot: HotSet) -> Answer:
-        """Of all requests (n,) of a batch that has been planned; enters who will have what after it."""
-        lookups, sizes = served.lookups, served.sizes
+    def masks_of(self, plan: GroupPlan, lookups: Lookups, sizes: Int64s, hot: HotSet) -> SkipMasks:
+        """Of all requests (n,) of a batch that has been planned, `sizes` (W,) of each rank; enters who will have what
+        after it."""
         row_of = np.empty(len(lookups.bags.vectors), np.int64)
         row_of[lookups.bags.vectors] = lookups.distinct.inverse
         fates = fates_of(plan, row_of, len(lookups.distinct.rows))
-        left_out = (fates == SKIPPED)[row_of]
+        skipped = (fates == SKIPPED)[row_of]
         if self._size == 1:
-            return Answer(left_out, *(np.zeros(len(row_of), np.bool_) for _ in range(2)))
+            return SkipMasks.nothing(len(row_of))._replace(skipped=skipped)
         if not len(self._has):
             self._has = np.zeros((hot.capacity // (self._size - 1), self._size), np.bool_)
         entries = hot.entries_of(lookups.distinct.rows)
         able = (entries >= 0) & (entries < len(self._has))
         ranks = np.repeat(np.arange(self._size), sizes)
-        kept = able[row_of]
-        kept[kept] = self._has[entries[row_of[kept]], ranks[kept]]
+        cached = able[row_of]
+        cached[cached] = self._has[entries[row_of[cached]], ranks[cached]]
         unchanged = fates >= WAITS
-        keep = (unchanged & able)[row_of] & ~kept & (ranks != self._rank)
+        to_cache = (unchanged & able)[row_of] & ~cached & (ranks != self._rank)
         self._has[entries[able & ~unchanged]] = False
-        self._has[entries[row_of[keep]], ranks[keep]] = True
-        return Answer(left_out, kept, keep)
+        self._has[entries[row_of[to_cache]], ranks[to_cache]] = True
+        return SkipMasks(skipped, cached, to_cache)
 
 
 def fates_of(plan: GroupPlan, row_of: Int64s, num_rows: int) -> NDArray[np.uint8]:
@@ -79,51 +148,44 @@ def fates_of(plan: GroupPlan, row_of: Int64s, num_rows: int) -> NDArray[np.uint8
     return fates
 
 
-class Copies:
-    """Vectors of one owner and group that an asker keeps. For the training thread."""
+class RowCache:
+    """Vectors of one owner and group that a requester keeps. For the training thread."""
 
-    def __init__(self, width: int, arrays: Arrays[Any]) -> None:
-        """`arrays`: of the memory where vectors lie."""
-        self._width, self._arrays = width, arrays
+    def __init__(self, width: int, payload: Payload[Any]) -> None:
+        """`payload`: knows the memory where vectors lie."""
+        self._width, self._payload = width, payload
         self.forget()
 
     def forget(self) -> None:
         self._count = 0
-        self._vectors = self._arrays.zeros(0, self._width)
-        self._new_table(16)
+        self._vectors = self._payload.zeros(0, self._width)
+        self._new_index(16)
 
-    def _new_table(self, size: int) -> None:
+    def _new_index(self, size: int) -> None:
         self._keys = np.full(size, -1, np.int64)
         self._values = np.zeros(size, np.int32)
-
-    @property
-    def num_bytes(self) -> int:
-        return int(self._vectors.nbytes) + self._keys.nbytes + self._values.nbytes
 
     def put(self, rows: Int64s, vectors: Any) -> None:
         """Keep vectors (n, D) of rows (n,), in the place of what is kept of them; equal rows have equal vectors."""
         places = np.empty(len(rows), np.int64)
-        self._make_room(self._count + len(rows))
-        self._count = kernels.enter_rows(rows, self._keys, self._values, self._count, places)
-        self._arrays.put(self._vectors, places, vectors)
+        self._reserve(self._count + len(rows))
+        self._count = row_index.enter_rows(rows, self._keys, self._values, self._count, places)
+        self._payload.put(self._vectors, places, vectors)
 
     def get(self, rows: Int64s) -> Any:
         """(n, D) what is kept of rows (n,), all of which are there."""
         places = np.empty(len(rows), np.int64)
         watched.lookup_entries(rows, self._keys, self._values, places)
         assert not len(rows) or places.min() >= 0, "the owner says that this rank has a row which it has not"
-        return self._arrays.at(self._vectors, places)
+        return self._payload.take(self._vectors, places)
 
-    def _make_room(self, count: int) -> None:
+    def _reserve(self, count: int) -> None:
         if 2 * count > len(self._keys):
-            keys, values, size = self._keys, self._values, len(self._keys)
-            while size < 2 * count:
-                size *= 2
-            there = np.flatnonzero(keys >= 0)
-            rows = keys[there][np.argsort(values[there])]  # they keep their places
-            self._new_table(size)
-            kernels.enter_rows(rows, self._keys, self._values, 0, np.empty(len(rows), np.int64))
+            used = np.flatnonzero(self._keys >= 0)
+            rows = self._keys[used][np.argsort(self._values[used])]  # they keep their places
+            self._new_index(max(len(self._keys), 1 << (2 * count - 1).bit_length()))
+            row_index.enter_rows(rows, self._keys, self._values, 0, np.empty(len(rows), np.int64))
         if count > len(self._vectors):
-            more = self._arrays.zeros(max(count, 2 * len(self._vectors)), self._width)
+            more = self._payload.zeros(max(count, 2 * len(self._vectors)), self._width)
             more[: self._count] = self._vectors[: self._count]
             self._vectors = more

@@ -3,7 +3,8 @@
 The words of this room, each with one meaning everywhere in the code (`docs/design.md` has those of the whole house):
 
     row         one vector of a table, with its optimizer state. *Global* rows are numbered through all tables, as
-                policies see them; *local* rows within a group (`Group.to_local`, `to_global`).
+                policies see them; *group* rows within a group, *owned* rows among those of it
+                that a rank owns (`Group.group_rows`, `owned_rows`); a process alone owns all.
     group       the tables of one width, which share slots. A *lane* is a group with its tiers and its planner.
     slot        a place for a row on the device, 0 ... num_slots - 1.
     code        where a row lies, kept in its record: slot + 1 on the device, -1 on the host, 0 still at its initial

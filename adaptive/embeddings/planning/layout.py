@@ -58,26 +58,27 @@ class Group:
         return sum(feature.column >= 0 for feature in self.features)
 
     @property
-    def whole(self) -> "Group":
+    def undivided(self) -> "Group":
         """The group with the rows of all ranks; itself where there is one."""
         return self
 
-    def whole_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) numbers in `whole` of local rows (n,)."""
-        return rows
+    def group_rows(self, owned_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) numbers in the undivided group of owned rows (n,). The argument itself if both are the same."""
+        return owned_rows
 
-    def local_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) local numbers of rows (n,) of `whole`; -1 for those that another rank owns."""
-        return rows
+    def owned_rows(self, group_rows: NDArray[np.int64], tables: NDArray[np.integer] | None = None) -> NDArray[np.int64]:
+        """(n,) numbers among the rows that this rank owns of group rows (n,), whose `tables` (n,) may be known; -1 for
+        those of other ranks. `group_rows` itself if both are the same."""
+        return group_rows
 
-    def to_global(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) numbers through all tables of local rows (n,): the numbering of policies and reports. `rows` itself
-        if both are the same."""
-        return rows + self.first_row if self.first_row else rows
+    def to_global(self, owned_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) numbers through all tables of owned rows (n,): the numbering of policies and reports. The argument
+        itself if both are the same."""
+        return owned_rows + self.first_row if self.first_row else owned_rows
 
-    def to_local(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) local numbers of rows (n,) numbered through all tables; outside 0 ... num_rows - 1 for other groups'
-        rows. `rows` itself if both are the same."""
+    def from_global(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) owned rows of rows (n,) numbered through all tables; outside 0 ... num_rows - 1 for rows of other groups
+        and ranks. `rows` itself if both are the same."""
         return rows - self.first_row if self.first_row else rows
 
     @cached_property
@@ -142,31 +143,27 @@ class OwnedGroup(Group):
     """The rows of a group that one of several ranks owns: `table_starts` count its own rows. Policies and reports
     know rows by their numbers through all tables, whoever owns them."""
 
-    undivided: Group
+    of_all_ranks: Group
     owners: Owners
 
     @property
-    def whole(self) -> Group:
-        return self.undivided
+    def undivided(self) -> Group:
+        return self.of_all_ranks
 
-    def whole_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.owners.rows_of(rows, self.tables_of(rows))
+    def group_rows(self, owned_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.owners.group_rows(owned_rows, self.tables_of(owned_rows))
 
-    def buckets_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) the buckets of rows (n,) of `whole`, whoever owns them."""
-        return self.owners.buckets_of(rows, self.undivided.tables_of(rows))
+    def owned_rows(self, group_rows: NDArray[np.int64], tables: NDArray[np.integer] | None = None) -> NDArray[np.int64]:
+        return self.owners.owned_rows(group_rows, self.undivided.tables_of(group_rows) if tables is None else tables)
 
-    def local_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.owners.local_of(rows, self.undivided.tables_of(rows))
+    def to_global(self, owned_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.group_rows(owned_rows) + self.first_row
 
-    def to_global(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.whole_rows(rows) + self.first_row
-
-    def to_local(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def from_global(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         inside = np.flatnonzero((rows >= self.first_row) & (rows < self.first_row + self.undivided.num_rows))
-        local = np.full(len(rows), -1, np.int64)
-        local[inside] = self.local_rows(rows[inside] - self.first_row)
-        return local
+        owned_rows = np.full(len(rows), -1, np.int64)
+        owned_rows[inside] = self.owned_rows(rows[inside] - self.first_row)
+        return owned_rows
 
 
 def own_share(groups: Sequence[Group], rank: int, size: int) -> tuple[Group, ...]:
@@ -177,7 +174,7 @@ def own_share(groups: Sequence[Group], rank: int, size: int) -> tuple[Group, ...
     """
     if size == 1:
         return tuple(groups)
-    found = []
+    shares = []
     for group in groups:
         owners = Owners([table.name for table in group.tables], group.table_starts, rank, size)
         without = np.flatnonzero(owners.counts.sum(axis=1) == 0)
@@ -186,9 +183,9 @@ def own_share(groups: Sequence[Group], rank: int, size: int) -> tuple[Group, ...
                 f"{size} ranks share {group.num_rows} rows of width {group.embedding_dim}, of which rank {without[0]} "
                 "would own none; start fewer ranks"
             )
-        given = {item.name: getattr(group, item.name) for item in fields(Group)}
-        found.append(OwnedGroup(**{**given, "table_starts": owners.local_starts}, undivided=group, owners=owners))
-    return tuple(found)
+        same = {item.name: getattr(group, item.name) for item in fields(Group)}
+        shares.append(OwnedGroup(**{**same, "table_starts": owners.owned_starts}, of_all_ranks=group, owners=owners))
+    return tuple(shares)
 
 
 def feature_order(tables: Sequence[TableConfig]) -> tuple[str, ...]:

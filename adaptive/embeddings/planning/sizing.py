@@ -222,7 +222,7 @@ def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:
     5 % are plenty of millions of rows and too few of some thousands, hence the minimum; see docs/skipping.md. A rank
     gets more than its even share of those of all ranks: hot rows are not dealt out evenly.
     """
-    whole = group.whole
+    whole = group.undivided
     if skip.hot_rows == "auto":
         number = max(whole.num_rows // 20, min(whole.num_rows, LEAST_HOT_ROWS))
     else:

@@ -20,7 +20,7 @@ class RowView:
 
     def __init__(self, planners: Sequence[Planner]) -> None:
         self._planners = tuple(planners)
-        groups = [planner.group.whole for planner in self._planners]
+        groups = [planner.group.undivided for planner in self._planners]
         starts = [group.to_global(group.table_starts[:-1]) for group in groups]
         self._table_starts = np.concatenate([*starts, [self.num_rows]])
         self._table_starts.flags.writeable = False
@@ -31,7 +31,7 @@ class RowView:
 
     @property
     def num_rows(self) -> int:
-        return sum(planner.group.whole.num_rows for planner in self._planners)
+        return sum(planner.group.undivided.num_rows for planner in self._planners)
 
     @property
     def device_rows(self) -> int:
@@ -75,6 +75,6 @@ class RowView:
     def _split(self, rows: Int64s) -> Iterator[tuple[Planner, Int64s, Int64s]]:
         """Each planner with the positions in `rows` of its rows, and their local numbers."""
         for planner in self._planners:
-            local = planner.group.to_local(rows)
+            local = planner.group.from_global(rows)
             mine = np.flatnonzero((local >= 0) & (local < planner.group.num_rows))
             yield planner, mine, local[mine]

@@ -35,7 +35,7 @@ class Owners:
     Args:
         names: of the tables.
         table_starts: (T + 1,) first row of each in the group.
-        rank: whose rows have local numbers.
+        rank: whose owned rows are numbered.
         size: W.
     """
 
@@ -54,59 +54,56 @@ class Owners:
         self._is_last = blocks == self._full[tables]
         tails = sizes & (SIZE - 1)
         self._tail_starts = np.concatenate([[0], np.cumsum(tails)])
-        self._tail_locals = np.full(int(tails.sum()), -1, np.int32)
+        self._tail_places = np.full(int(tails.sum()), -1, np.int32)
         self.counts = np.zeros((size, len(names)), np.int64)  # rows of each rank and table
         runs = np.diff([-(-r * SIZE // size) for r in range(size + 1)])
-        owned = []
+        tails_owned = []
         for table, tail in enumerate(tails):
             low = np.arange(tail)
             buckets = self._buckets(np.full(tail, table), (self._full[table] << BITS) + low)
             owners = buckets * size >> BITS
-            mine = low[owners == rank]
-            mine = mine[np.argsort(buckets[mine])]
-            self._tail_locals[self._tail_starts[table] + mine] = np.arange(len(mine))
-            owned.append(mine)
+            own = low[owners == rank]
+            own = own[np.argsort(buckets[own])]
+            self._tail_places[self._tail_starts[table] + own] = np.arange(len(own))
+            tails_owned.append(own)
             self.counts[:, table] = self._full[table] * runs + np.bincount(owners, minlength=size)
-        self._tail_owned = np.concatenate(owned) if owned else np.zeros(0, np.int64)
-        self._owned_starts = np.concatenate([[0], np.cumsum([len(one) for one in owned])])
-        self.local_starts: Int64s = np.concatenate([[0], np.cumsum(self.counts[rank])])
-        """(T + 1,) first local row of each table."""
+        self._tail_owned = np.concatenate([np.zeros(0, np.int64), *tails_owned])
+        self._owned_starts = np.concatenate([[0], np.cumsum([len(own) for own in tails_owned])])
+        self.owned_starts: Int64s = np.concatenate([[0], np.cumsum(self.counts[rank])])
+        """(T + 1,) first owned row of each table."""
 
-    def buckets_of(self, rows: Int64s, tables: NDArray[np.integer]) -> Int64s:
-        """(n,) the bucket of each row of the group; `tables` (n,) are theirs. However many ranks there are."""
-        return self._buckets(tables, rows - self._starts[tables])
+    def buckets_of(self, group_rows: Int64s, tables: NDArray[np.integer]) -> Int64s:
+        """(n,) the bucket of each group row (n,); `tables` (n,) are theirs. However many ranks there are: of W, rank
+        `bucket * W >> BITS` owns the row."""
+        return self._buckets(tables, group_rows - self._starts[tables])
 
-    def owners_of(self, rows: Int64s, tables: NDArray[np.integer]) -> Int64s:
-        """(n,) the rank that owns each row of the group; `tables` (n,) are theirs."""
-        return self.buckets_of(rows, tables) * self.size >> BITS
-
-    def local_of(self, rows: Int64s, tables: NDArray[np.integer]) -> Int64s:
-        """(n,) local numbers, counted in the group, of rows of the group; -1 for those of other ranks."""
-        index = rows - self._starts[tables]
+    def owned_rows(self, group_rows: Int64s, tables: NDArray[np.integer]) -> Int64s:
+        """(n,) numbers among the rank's own rows of the group, of group rows (n,); -1 for those of other ranks."""
+        index = group_rows - self._starts[tables]
         blocks = index >> BITS
         place = self._buckets(tables, index) - self._first  # in the rank's run
         here = (place >= 0) & (place < self._run)
-        local: Int64s = blocks * self._run + place + self.local_starts[tables]
+        owned: Int64s = blocks * self._run + place + self.owned_starts[tables]
         last = np.flatnonzero(self._is_last[self._block_starts[tables] + blocks])
         of = tables[last]
-        tail = self._tail_locals[self._tail_starts[of] + (index[last] & (SIZE - 1))]
-        local[last] += tail - place[last]
-        local[~here] = -1
-        return local
+        tail = self._tail_places[self._tail_starts[of] + (index[last] & (SIZE - 1))]
+        owned[last] += tail - place[last]
+        owned[~here] = -1
+        return owned
 
-    def rows_of(self, local: Int64s, tables: NDArray[np.integer]) -> Int64s:
-        """(n,) the rows of the group that have these local numbers."""
-        place = local - self.local_starts[tables]
-        whole = self._full[tables] * self._run
+    def group_rows(self, owned_rows: Int64s, tables: NDArray[np.integer]) -> Int64s:
+        """(n,) the numbers in the group of owned rows (n,)."""
+        place = owned_rows - self.owned_starts[tables]
+        in_full = self._full[tables] * self._run
         blocks = place // max(self._run, 1)
         buckets = self._first + place - blocks * self._run
         index = (blocks << BITS) + ((buckets - self._hashes(tables, blocks)) * INVERSE & (SIZE - 1))
-        last = np.flatnonzero(place >= whole)
+        last = np.flatnonzero(place >= in_full)
         of = tables[last]
-        tail = self._tail_owned[self._owned_starts[of] + place[last] - whole[last]]
+        tail = self._tail_owned[self._owned_starts[of] + place[last] - in_full[last]]
         index[last] = (self._full[of] << BITS) + tail
-        found: Int64s = index + self._starts[tables]
-        return found
+        group_rows: Int64s = index + self._starts[tables]
+        return group_rows
 
     def _buckets(self, tables: NDArray[np.integer], index: Int64s) -> Int64s:
         low = index.astype(np.uint16)  # what is computed in 16 bits is so modulo 2^16

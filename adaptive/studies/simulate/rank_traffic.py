@@ -23,7 +23,7 @@ from adaptive.embeddings.dense_step import goes_whole
 from adaptive.embeddings.exchange.requests import MANY, index_type
 from adaptive.embeddings.planning.layout import Group, OwnedGroup, make_groups, own_share
 from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch
-from adaptive.embeddings.ranks.owners import SIZE, Owners
+from adaptive.embeddings.ranks.owners import BITS, SIZE, Owners
 from adaptive.embeddings.ranks.wire import header_size
 from adaptive.errors import ConfigError, InputError
 from adaptive.models.factory import model_config
@@ -156,7 +156,7 @@ class _Counted:
             many = 0
             for rank, block in zip(of_rank.tolist(), found, strict=True):
                 if (rows := block[number]) is not None:
-                    whose = owners.owners_of(rows.rows, rows.tables)
+                    whose = owners.buckets_of(rows.rows, rows.tables) * self.size >> BITS
                     of_group[rank] += np.bincount(whose, minlength=self.size)
                     many += int(((rows.lookups >= MANY) & (whose != rank)).sum())
             asked += of_group

@@ -17,9 +17,16 @@ from thread_ranks import on_ranks
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
-from adaptive.embeddings.exchange.arrays import HostArrays
-from adaptive.embeddings.exchange.row_cache import Copies, Holders
-from adaptive.embeddings.exchange.skip_masks import FORGET, Answer, pack_answers, unpack_answers
+from adaptive.embeddings.exchange.payload import HostPayload
+from adaptive.embeddings.exchange.row_cache import (
+    FORGET,
+    CacheDirectory,
+    RowCache,
+    SkipMasks,
+    pack_masks,
+    unpack_masks,
+)
+from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
@@ -90,7 +97,7 @@ def replace_skip(**changes: Any) -> SkipConfig:
 def everything_crosses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Owners say nothing when it is called: what they left out crosses, and is not used."""
     return lambda: monkeypatch.setattr(
-        Holders, "answer", lambda self, plan, served, hot: Answer.nothing(int(served.sizes.sum()))
+        CacheDirectory, "masks_of", lambda self, plan, lookups, sizes, hot: SkipMasks.nothing(int(sizes.sum()))
     )
 
 
@@ -147,7 +154,7 @@ def test_rows_loaded_between_two_loops_are_sent_again() -> None:
 # --- rules left out: some training shows it -------------------------------------------------------------------------
 
 
-class _Forgetful(Copies):
+class _Forgetful(RowCache):
     """Keeps nothing anew of what it has."""
 
     def put(self, rows: np.ndarray, vectors: np.ndarray) -> None:
@@ -157,22 +164,22 @@ class _Forgetful(Copies):
 
 
 def test_an_owner_that_does_not_see_rows_change_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Holders.answer
+    before = CacheDirectory.masks_of
 
-    def careless(self: Holders, plan: Any, served: Any, hot: Any) -> Answer:
+    def careless(self: CacheDirectory, *arguments: Any) -> SkipMasks:
         has = self._has.copy()
-        found = before(self, plan, served, hot)
+        found = before(self, *arguments)
         if len(has):
             self._has |= has
         return found
 
-    monkeypatch.setattr(Holders, "answer", careless)
+    monkeypatch.setattr(CacheDirectory, "masks_of", careless)
     with pytest.raises(AssertionError):
         assert_equal_on([2], 2, Case(BATCHES, Adagrad(lr=0.1), POLICIES["defer"], skip=WATCHED))
 
 
 def test_an_asker_that_keeps_old_vectors_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptive.embeddings.exchange.rows.Copies", _Forgetful)
+    monkeypatch.setattr("adaptive.embeddings.exchange.rank_exchange.RowCache", _Forgetful)
     with pytest.raises(AssertionError):
         assert_equal_on([2], 2, Case(BATCHES, Adagrad(lr=0.1), POLICIES["defer"], skip=WATCHED))
 
@@ -242,41 +249,42 @@ def bools(draw: Any, number: int) -> np.ndarray:
 @given(st.data())
 def test_answers_come_back_as_they_were(data: st.DataObject) -> None:
     numbers = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=3))
-    given_ = [Answer(*(bools(data.draw, number) for _ in range(3))) for number in numbers]
+    given_ = [SkipMasks(*(bools(data.draw, number) for _ in range(3))) for number in numbers]
     forget = data.draw(st.booleans())
-    message = pack_answers(given_, forget)
-    says = any(plane.any() for one in given_ for plane in (one.left_out, one.kept, one.keep))
+    message = pack_masks(given_, forget=forget)
+    says = any(plane.any() for one in given_ for plane in one)
     assert (len(message) > 0) == says
-    found, forgets = unpack_answers(message, numbers, "rank 1")
+    found, forgets = unpack_masks(message, numbers, "rank 1")
     assert forgets == (forget and says)
     for one, other in zip(given_, found, strict=True):
-        assert all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("left_out", "kept", "keep"))
+        assert all(map(np.array_equal, one, other))
 
 
 @given(st.binary(min_size=1, max_size=9), st.lists(st.integers(0, 20), min_size=1, max_size=3))
 def test_bytes_that_are_no_answers_are_refused(message: bytes, numbers: list[int]) -> None:
     planes = [bin(message[0] % FORGET).count("1") * ((number + 7) // 8) for number in numbers[:1]]
     if len(numbers) == 1 and len(message) == 1 + planes[0]:
-        assert len(unpack_answers(np.frombuffer(message, np.uint8), numbers, "rank 1")[0][0].kept) == numbers[0]
+        assert len(unpack_masks(np.frombuffer(message, np.uint8), numbers, "rank 1")[0][0].cached) == numbers[0]
     elif len(numbers) == 1:
-        with pytest.raises(RanksError, match="rank 1 sent answers of"):
-            unpack_answers(np.frombuffer(message, np.uint8), numbers, "rank 1")
+        with pytest.raises(RanksError, match="rank 1 sent answers: expected"):
+            unpack_masks(np.frombuffer(message, np.uint8), numbers, "rank 1")
     else:
         with contextlib.suppress(RanksError):
-            found, _ = unpack_answers(np.frombuffer(message, np.uint8), numbers, "rank 1")
-            assert [len(one.kept) for one in found] == numbers
+            found, _ = unpack_masks(np.frombuffer(message, np.uint8), numbers, "rank 1")
+            assert [len(one.cached) for one in found] == numbers
 
 
 def test_flags_of_an_answer() -> None:
     """Written out: two groups, of which the second has nothing to say."""
     yes, no = np.array([True] + [False] * 8), np.zeros(9, np.bool_)
-    message = pack_answers([Answer(no, yes, no), Answer.nothing(3)], True)
+    message = pack_masks([SkipMasks(no, yes, no), SkipMasks.nothing(3)], forget=True)
     assert message.tolist() == [2 | FORGET, 128, 0, FORGET]
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.floats(0, 1, width=32)), max_size=60), st.integers(1, 9))
 def test_copies_are_a_dictionary(puts: list[tuple[int, float]], at_once: int) -> None:
-    copies, twin = Copies(2, HostArrays()), {}
+    payload = on_ranks(1, lambda ranks: HostPayload(ranks, make_groups(TABLES, 0), rounds=False))[0]
+    copies, twin = RowCache(2, payload), {}
     for first in range(0, len(puts), at_once):
         rows = {10**12 + row: value for row, value in puts[first : first + at_once]}
         twin.update(rows)

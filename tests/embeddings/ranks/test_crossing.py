@@ -10,8 +10,7 @@ from hypothesis.extra.numpy import arrays
 from thread_ranks import on_ranks
 
 from adaptive.config import TableConfig
-from adaptive.embeddings.exchange.arrays import HostArrays
-from adaptive.embeddings.exchange.payload import Crossing, count_chosen
+from adaptive.embeddings.exchange.payload import HostPayload, count_chosen
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.wire import Kind
@@ -22,11 +21,11 @@ GROUPS = make_groups([TableConfig(name=f"w{dim}", num_embeddings=9, embedding_di
 
 def exchanged(ranks: Ranks, rows: list[np.ndarray], counts: list[np.ndarray], *, rounds: bool) -> list[np.ndarray]:
     """Rank r gives `counts[g][s]` rows of group g to rank s: r + 10 s, and so on."""
-    crossing = Crossing(ranks, GROUPS, rounds=rounds)
-    found = ranks.rows.exchange(Kind.VECTORS, 0, crossing.pack(rows, counts))
+    payload = HostPayload(ranks, GROUPS, rounds=rounds)
+    found = ranks.rows.exchange(Kind.VECTORS, 0, payload.pack(rows, counts))
     back = ranks.gather_arrays(np.stack(counts)[:, None])
     mine = [np.array([its.reshape(2, -1)[g, ranks.rank] for its in back]) for g in range(2)]
-    return crossing.unpack(found, mine)
+    return payload.unpack(found, Kind.VECTORS, mine)
 
 
 @pytest.mark.parametrize("rounds", [False, True])
@@ -60,13 +59,13 @@ def test_bfloat16_is_the_nearest_ties_to_even(bits: np.ndarray) -> None:
 
 def test_a_part_of_another_length_is_refused() -> None:
     def work(ranks: Ranks) -> None:
-        crossing = Crossing(ranks, GROUPS, rounds=False)
-        parts = crossing.pack(
+        payload = HostPayload(ranks, GROUPS, rounds=False)
+        parts = payload.pack(
             [np.zeros((2, 3), np.float32), np.zeros((0, 2), np.float32)], [np.array([2]), np.array([0])]
         )
         found = ranks.rows.exchange(Kind.VECTORS, 5, parts)
-        with pytest.raises(RanksError, match="needs 36 bytes of rows from rank 0, found 24: vectors of batch 5"):
-            crossing.unpack(found, [np.array([3]), np.array([0])])
+        with pytest.raises(RanksError, match="expected 36 bytes of rows from rank 0, got 24: vectors of batch 5"):
+            payload.unpack(found, Kind.VECTORS, [np.array([3]), np.array([0])])
 
     on_ranks(1, work)
 
@@ -81,6 +80,6 @@ def test_rows_that_do_not_cross_leave_gaps() -> None:
     chosen = np.array([True, False, False, True, True])
     assert count_chosen(np.array([2, 0, 3]), chosen).tolist() == [1, 0, 2]
     rows = np.array([[1.0], [2.0], [3.0]], np.float32)
-    arrays = HostArrays()
-    assert arrays.spread(rows, chosen)[:, 0].tolist() == [1.0, 0.0, 0.0, 2.0, 3.0]
-    assert arrays.spread(rows, None) is rows and count_chosen(np.array([3]), None).tolist() == [3]
+    payload = on_ranks(1, lambda ranks: HostPayload(ranks, GROUPS, rounds=False))[0]
+    assert payload.scatter(rows, chosen)[:, 0].tolist() == [1.0, 0.0, 0.0, 2.0, 3.0]
+    assert payload.scatter(rows, None) is rows and count_chosen(np.array([3]), None).tolist() == [3]

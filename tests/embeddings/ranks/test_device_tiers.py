@@ -15,7 +15,7 @@ from test_answers import POLICIES, WATCHED, of_all
 from thread_ranks import Town, on_ranks
 
 from adaptive.config import TableConfig, TierConfig
-from adaptive.embeddings.exchange.values import DeviceValues
+from adaptive.embeddings.exchange.payload import DevicePayload
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.wire import Kind
@@ -89,9 +89,9 @@ def test_as_many_bytes_cross_either_way() -> None:
 GROUPS = make_groups([TableConfig(name=f"w{dim}", num_embeddings=9, embedding_dim=dim) for dim in (3, 2)], 0)
 
 
-def values_of(ranks: Ranks) -> DeviceValues:
+def values_of(ranks: Ranks) -> DevicePayload:
     device = CpuDevice(MemoryHost(GROUPS[0], SGD()), 1, SGD())
-    return DeviceValues(ranks, GROUPS, device, torch.device("cpu"))
+    return DevicePayload(ranks, GROUPS, device, torch.device("cpu"), rounds=False)
 
 
 def test_rows_come_rank_after_rank_and_none_count_as_zeros() -> None:
@@ -121,7 +121,7 @@ def test_other_numbers_are_refused_before_any_cross(counted: int, words: str) ->
         parts = values.pack(rows, [np.array([1]), np.array([0])])
         found = ranks.rows.exchange(Kind.VECTORS, 5, parts if counted == 2 else [np.zeros(24, np.uint8)])
         with pytest.raises(
-            RanksError, match=rf"needs 6 numbers from rank 0, which {words}|{words}: vectors of batch 5"
+            RanksError, match=rf"expected 6 numbers from rank 0, which {words}|{words}: vectors of batch 5"
         ):
             values.unpack(found, Kind.VECTORS, [np.array([2]), np.array([0])])
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptive.embeddings.ranks.owners import Owners
+from adaptive.embeddings.ranks.owners import BITS, Owners
 
 SIZES = (7, 1, 65_536, 65_537, 200_000, 131_072, 40)
 
@@ -16,17 +16,21 @@ def everything(sizes: tuple[int, ...], size: int) -> tuple[list[Owners], np.ndar
     return owners, np.arange(starts[-1]), np.repeat(np.arange(len(sizes)), sizes)
 
 
+def ranks_of(owners: Owners, rows: np.ndarray, tables: np.ndarray) -> np.ndarray:
+    return owners.buckets_of(rows, tables) * owners.size >> BITS
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
 def test_every_row_has_one_owner_and_its_number_there(size: int) -> None:
     all_owners, rows, tables = everything(SIZES, size)
-    owner = all_owners[0].owners_of(rows, tables)
+    owner = ranks_of(all_owners[0], rows, tables)
     for rank, owners in enumerate(all_owners[:4]):
-        local = owners.local_of(rows, tables)
+        local = owners.owned_rows(rows, tables)
         assert np.array_equal(local >= 0, owner == rank)
-        number = int(owners.local_starts[-1])
+        number = int(owners.owned_starts[-1])
         assert np.array_equal(np.sort(local[owner == rank]), np.arange(number)), "no gaps"
-        own_tables = np.repeat(np.arange(len(SIZES)), np.diff(owners.local_starts))
-        found = owners.rows_of(np.arange(number), own_tables)
+        own_tables = np.repeat(np.arange(len(SIZES)), np.diff(owners.owned_starts))
+        found = owners.group_rows(np.arange(number), own_tables)
         assert np.array_equal(local[found], np.arange(number))
         assert np.array_equal(tables[found], own_tables)
         assert np.array_equal(owners.counts.sum(axis=0), SIZES)
@@ -39,10 +43,10 @@ def test_drawn_tables(sizes: list[int], size: int, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, size - 1))
     all_owners, rows, tables = everything(tuple(sizes), size)
     owners = all_owners[rank]
-    mine = owners.owners_of(rows, tables) == rank
-    local = owners.local_of(rows, tables)
+    mine = ranks_of(owners, rows, tables) == rank
+    local = owners.owned_rows(rows, tables)
     assert np.array_equal(local >= 0, mine)
-    assert np.array_equal(owners.rows_of(local[mine], tables[mine]), rows[mine])
+    assert np.array_equal(owners.group_rows(local[mine], tables[mine]), rows[mine])
 
 
 @pytest.mark.parametrize("step", [1, 64, 65_536])
@@ -50,7 +54,7 @@ def test_no_pattern_of_ids_overloads_a_rank(step: int) -> None:
     number = 40_000
     starts = np.array([0, number * step])
     rows = np.arange(number) * step
-    found = np.bincount(Owners(["t"], starts, 0, 64).owners_of(rows, np.zeros(number, np.int64)), minlength=64)
+    found = np.bincount(ranks_of(Owners(["t"], starts, 0, 64), rows, np.zeros(number, np.int64)), minlength=64)
     assert found.max() <= 1.15 * found.mean()
 
 
@@ -58,5 +62,5 @@ def test_buckets_do_not_depend_on_how_many_ranks_there_are() -> None:
     """Rank r of 2 W owns half of what rank r // 2 of W owns."""
     starts, rows = np.array([0, 100_000]), np.arange(100_000)
     tables = np.zeros(100_000, np.int64)
-    four, two = (Owners(["t"], starts, 0, size).owners_of(rows, tables) for size in (4, 2))
+    four, two = (ranks_of(Owners(["t"], starts, 0, size), rows, tables) for size in (4, 2))
     assert np.array_equal(four // 2, two)

@@ -22,7 +22,7 @@ from adaptive.storage.run_directory import newest_first
 
 TROUBLE = str(ROOT / "tests/support/rank_trouble.py")
 WRITES_OF_A_SAVE = 7  # arrays of rows, of one group that skips nothing
-STAGES = ("reading", "asking", "serving", "forward", "backward", "update", "saving")
+STAGES = ("reading", "requesting", "serving", "forward", "backward", "update", "saving")
 SMALL = [
     "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64", "--set", "ranks.blocks=2",
     "--set", "data.synthetic.num_eval=200", "--set", "data.synthetic.rows=100000", "--set", "tensorboard=false",

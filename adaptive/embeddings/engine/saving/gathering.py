@@ -61,9 +61,9 @@ class Gatherer:
             yield found["values"]
 
 
-def own_rows(group: Group, rows: Int64s, *columns: NDArray[Any]) -> tuple[Any, ...]:
+def select_owned(group: Group, rows: Int64s, *columns: NDArray[Any]) -> tuple[Any, ...]:
     """Of rows (n,) of the undivided group those that this rank owns, by their local numbers, and their columns."""
-    local = group.local_rows(rows)
+    local = group.owned_rows(rows)
     mine = np.flatnonzero(local >= 0)
     if len(mine) == len(rows):
         return local, *columns

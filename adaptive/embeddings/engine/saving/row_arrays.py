@@ -28,7 +28,7 @@ from adaptive.embeddings.engine.saved_arrays import (
     expected_tables,
     table_arrays,
 )
-from adaptive.embeddings.engine.saving.gathering import Gatherer, own_rows
+from adaptive.embeddings.engine.saving.gathering import Gatherer, select_owned
 from adaptive.embeddings.engine.saving.shards import save_shard_lane, save_shard_watched
 from adaptive.embeddings.engine.saving.shared import gatherer_of, own_watched, save_shared_lane, save_shared_watched
 from adaptive.embeddings.engine.saving.watched import load_watched, save_watched, watched_part
@@ -176,7 +176,7 @@ def load_rows(
     if grow:
         for lane, part, kept in zip(pipeline.lanes, parts, watched, strict=True):
             part["has_changed"] = _has_changed(lane, part)
-            _renumber(lane.group.whole, part, kept, last or {})
+            _renumber(lane.group.undivided, part, kept, last or {})
     watched = [own_watched(lane.group, kept) for lane, kept in zip(pipeline.lanes, watched, strict=True)]
     with pipeline.lock:  # nothing was changed so far, and nothing below is refused
         pipeline.follower.restart()
@@ -225,7 +225,7 @@ def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Store
 
 def _overwrite_lane(pipeline: Pipeline, lane: Lane, part: Part) -> None:
     for rows, weights, state in _saved_blocks(lane, part):
-        pipeline.put(lane, *own_rows(lane.group, rows, weights, state))
+        pipeline.put(lane, *select_owned(lane.group, rows, weights, state))
     lane.device.forget_watched()  # what waits is in the new values; snapshots are of the old ones
 
 
@@ -243,12 +243,12 @@ def _checked_parts(
     for number, lane in enumerate(pipeline.lanes):
         prefix = f"rows{number}."
         part = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-        tables = expected_tables(lane.group.whole)
+        tables = expected_tables(lane.group.undivided)
         check_arrays(part, tables, prefix)
         part |= {name: whole(part[name]) for name in tables}
         rows = expected_rows(lane, part)
         check_arrays(part, rows, prefix)
-        check_tables(lane.group.whole, part, lane.host.first_state, grow=grow)
+        check_tables(lane.group.undivided, part, lane.host.first_state, grow=grow)
         parts.append({n: _for_kernels(part[n], in_file=n in ("weights", "state")) for n in (*tables, *rows)})
     return parts
 
@@ -280,9 +280,9 @@ def _load_lane(lane: Lane, part: Part) -> None:
     lane.device.forget_watched()
     planner.tracker.forget()
     for rows, weights, state in _saved_blocks(lane, part):
-        rows, weights, state = own_rows(lane.group, rows, weights, state)
+        rows, weights, state = select_owned(lane.group, rows, weights, state)
         lane.host.write(rows, weights, state)
         planner.tracker.codes[rows] = ON_HOST
-    seen, *records = own_rows(lane.group, part["seen"], *(part[name] for name in RECORDS))
+    seen, *records = select_owned(lane.group, part["seen"], *(part[name] for name in RECORDS))
     for name, values in zip(RECORDS, records, strict=True):
         planner.tracker.records[name][seen] = values

@@ -26,7 +26,7 @@ class _Dealt:
 
     def __init__(self, group: OwnedGroup, rows: Int64s) -> None:
         """`rows`: of the undivided group."""
-        pieces = group.buckets_of(rows) * PIECES >> BITS
+        pieces = group.owners.buckets_of(rows, group.undivided.tables_of(rows)) * PIECES >> BITS
         self.order: Int64s = np.lexsort((rows, pieces))
         self.rows = rows[self.order]
         self.counts = np.bincount(pieces, minlength=PIECES).tolist()
@@ -55,13 +55,13 @@ def save_shard_lane(
         changed = tracker.changed_rows()
         seen = tracker.seen_rows()
         columns = {name: tracker.records[name][seen] for name in records}
-    dealt = _Dealt(group, group.whole_rows(changed))
+    dealt = _Dealt(group, group.group_rows(changed))
     values = read(pipeline, lane, changed[dealt.order])
     return {
         **{prefix + name: value for name, value in table_arrays(lane).items()},
         **dealt.parts(prefix, "changed", {}),
         **{prefix + name: dealt.part(blocks, prefix + "changed") for name, blocks in values.items()},
-        **_Dealt(group, group.whole_rows(seen)).parts(prefix, "seen", columns),
+        **_Dealt(group, group.group_rows(seen)).parts(prefix, "seen", columns),
     }
 
 

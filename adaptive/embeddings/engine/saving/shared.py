@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from adaptive.embeddings.engine.pipeline import Lane, Pipeline
 from adaptive.embeddings.engine.saved_arrays import table_arrays
-from adaptive.embeddings.engine.saving.gathering import Gatherer, own_rows
+from adaptive.embeddings.engine.saving.gathering import Gatherer, select_owned
 from adaptive.embeddings.engine.saving.watched import OF_SUMS, WATCHED, save_own_watched
 from adaptive.embeddings.planning.layout import Group
 from adaptive.storage.arrays import Blocks
@@ -34,11 +34,11 @@ def save_shared_lane(
         changed = tracker.changed_rows()
         seen = tracker.seen_rows()
         columns = {name: tracker.records[name][seen] for name in records}
-    own = group.whole_rows(changed)
+    own = group.group_rows(changed)
     order = np.argsort(own)
     changed, own = changed[order], own[order]
     everyones, _ = gatherer.merged(own, {})
-    all_seen, columns = gatherer.merged(group.whole_rows(seen), columns)
+    all_seen, columns = gatherer.merged(group.group_rows(seen), columns)
 
     def block(column: int, width: int) -> Blocks:
         def read(places: Int64s) -> Floats:
@@ -76,11 +76,11 @@ def save_shared_watched(pipeline: Pipeline, lane: Lane, prefix: str, gatherer: G
 
 def own_watched(group: Group, part: Arrays) -> Arrays:
     """Of the watched rows of all ranks those that this rank owns, by their local numbers; entries numbered anew."""
-    if not part or group.whole is group:
+    if not part or group.undivided is group:
         return part
     of_entries = {name: value for name, value in part.items() if name not in ("interval", "row", "summed", *OF_SUMS)}
     entries = np.arange(len(part["row"]))
-    rows, mine, *columns = own_rows(group, part["row"], entries, *of_entries.values())
+    rows, mine, *columns = select_owned(group, part["row"], entries, *of_entries.values())
     found = {"interval": part["interval"], "row": rows, **dict(zip(of_entries, columns, strict=True))}
     if "summed" in part:
         kept = np.flatnonzero(np.isin(part["summed"], mine))

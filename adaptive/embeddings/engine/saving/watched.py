@@ -71,7 +71,7 @@ def save_own_watched(pipeline: Pipeline, lane: Lane) -> OwnWatched | None:
         found = {name.removeprefix(WATCHED): value for name, value in save_watched(pipeline, lane, "").items()}
     if not found:
         return None
-    interval, summed, rows = found.pop("interval"), found.pop("summed", None), lane.group.whole_rows(found.pop("row"))
+    interval, summed, rows = found.pop("interval"), found.pop("summed", None), lane.group.group_rows(found.pop("row"))
     of_sums = {name: found.pop(name) for name in OF_SUMS if name in found}
     return OwnWatched(interval, rows, found, summed, of_sums)
 
@@ -118,7 +118,7 @@ def _check_together(lane: Lane, part: Arrays, prefix: str) -> None:
     """Check what several arrays of a lane's watched rows say together."""
     assert lane.planner.skipper is not None
     rows, most = part["row"], lane.planner.skipper.hot.capacity
-    if len(rows) > HOT_SHARE * most and lane.group.whole is lane.group:
+    if len(rows) > HOT_SHARE * most and lane.group.undivided is lane.group:
         raise CheckpointError(
             f"the checkpoint watches {len(rows)} rows of width {lane.group.embedding_dim}, there is room for {most}: "
             "raise skip.hot_rows to what it was"

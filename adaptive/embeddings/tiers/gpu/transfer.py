@@ -51,7 +51,7 @@ class Transfer(ABC):
         group = host.group
         self._tables = [
             torch.from_numpy(array).to(mover.device)
-            for array in (group.whole.table_starts, group.table_keys.view(np.int64), group.table_bounds)
+            for array in (group.undivided.table_starts, group.table_keys.view(np.int64), group.table_bounds)
         ]
         self._first_state = float(optimizer.settings()[steps.FIRST])
 
@@ -73,7 +73,7 @@ class Transfer(ABC):
             return
         if not initial.all():
             self._fetch_stored(slots, moves.fetch_slots[~initial], moves.fetch_rows[~initial])
-        fresh = self._host.group.whole_rows(moves.fetch_rows[initial])  # values follow from numbers of all ranks' rows
+        fresh = self._host.group.group_rows(moves.fetch_rows[initial])  # values follow from numbers of all ranks' rows
         for places, rows in self._lists.send(moves.fetch_slots[initial], fresh):
             self._make(slots, places, rows)
 
