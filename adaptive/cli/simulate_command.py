@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -181,7 +182,7 @@ def simulate(
         draw(result, png)
     if markdown is not None:
         write_text(markdown, simulation_document(result).to_markdown())
-    print_result({**result, "table": simulation_document(result).to_text()}, as_json=as_json)
+    print_result({**asdict(result), "table": simulation_document(result).to_text()}, as_json=as_json)
     _end_as_stopped(stop, stop_lines(result) if as_json else [])
 
 
@@ -225,7 +226,7 @@ def _crossing(
         )
     if markdown is not None:
         write_text(markdown, rank_traffic_document(found).to_markdown())
-    print_result({**found, "table": rank_traffic_document(found).to_text()}, as_json=as_json)
+    print_result({**asdict(found), "table": rank_traffic_document(found).to_text()}, as_json=as_json)
     _end_as_stopped(stop, rank_stop_lines(found) if as_json else [])
 
 

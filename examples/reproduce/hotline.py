@@ -71,7 +71,7 @@ def working_set(records: Records) -> DerivedTable:
 def popular_inputs(records: Records) -> DerivedTable:
     """Figures 10 and 23: of the inputs after learning those found popular, by how much of the epoch is learnt from, and
     by which logger."""
-    numbers = {run["policy"]: run["policy_numbers"] for run in records["learning"]["runs"] if run["error"] is None}
+    numbers = {run["policy"]: run["policy_numbers"] for run in records["learning"]["runs"]}
     shares = {name: over(told["popular_inputs"], told["seen_inputs"]) for name, told in numbers.items()}
     return DerivedTable("popular_inputs", "Inputs found popular after learning (measured)", "%",
                         {name: 100 * share for name, share in shares.items() if share is not None})

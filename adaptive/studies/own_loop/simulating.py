@@ -1,6 +1,7 @@
 """`simulate_policies`: what device sizes and policies would give, from batches of one's own; no row has a value."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from adaptive.batch import Batch, as_batch, in_order
@@ -54,8 +55,8 @@ def simulate_policies(
         arguments = arguments_of(label)
         skip = SkipConfig(rule=arguments["skip"]) if "skip" in arguments else None
         cases.append((label, TrainConfig(policy=arguments["policy"], skip=skip, depth=depth, optimizer=rows)))
-    found = simulate_group(cases, list(device_rows), machine, dataset, groups[0])
-    return {**found, "table": simulation_document(found).to_text()}
+    found = simulate_group(cases, list(device_rows), machine, (dataset, groups[0]))
+    return {**asdict(found), "table": simulation_document(found).to_text()}
 
 
 class _Given(Dataset):

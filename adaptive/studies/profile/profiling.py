@@ -153,7 +153,6 @@ def _plan_factor(cases: Sequence[Case], steps: Sequence[dict[str, Any]], dataset
     for (label, config), found in zip(cases, steps, strict=True):
         size = str(found["device_rows"])
         short = config.model_copy(update={"steps": SIMULATED, "epochs": 1})
-        (run,) = simulate_group([(label, short)], [size], machine, dataset, group)["runs"]
-        if run["error"] is None and run["plan_ms"]:
-            factors.append(found["beside_ms"]["plan"] / run["plan_ms"])
+        runs = simulate_group([(label, short)], [size], machine, (dataset, group)).runs
+        factors += [found["beside_ms"]["plan"] / run.plan_ms for run in runs if run.plan_ms]
     return statistics.median(factors) if factors else 1.0

@@ -17,8 +17,10 @@ from adaptive.studies.placements.placement_report import (
     placements_document,
 )
 from adaptive.studies.profile.profile_report import PICTURES, TITLES, profile_document
+from adaptive.studies.records import from_json
 from adaptive.studies.report.page_records import MOST, JsonObject, PageRecord, load_run
 from adaptive.studies.report.run_page import Blocks, shared_blocks, stages_of
+from adaptive.studies.simulate.simulation import Simulation
 from adaptive.studies.simulate.simulation_report import simulation_document
 from adaptive.training.telemetry.document import (
     COLORS,
@@ -153,8 +155,8 @@ def all_visible(value: Any) -> Any:
 def simulation_blocks(simulation: PageRecord, *, is_alone: bool) -> Blocks:
     """A table, curves and the machine."""
     record = simulation.record
-    blocks: Blocks = [Heading("Prediction"), *simulation_document(record).blocks]
-    if any(run["error"] is None for run in record["runs"]):
+    blocks: Blocks = [Heading("Prediction"), *_simulation_document(record).blocks]
+    if record["runs"]:
         blocks += [Heading("By size of the device tier"), *_simulation_curves(record)]
     machine = record["machine"]
     texts = {"link": "between the tiers, each way", "device": "memory of the device", "host": "memory of the host"}
@@ -165,11 +167,14 @@ def simulation_blocks(simulation: PageRecord, *, is_alone: bool) -> Blocks:
     return [*blocks, Heading("Machine, as described"), Table([["", "value"], *rows])]
 
 
+def _simulation_document(record: JsonObject) -> Document:
+    return simulation_document(from_json(Simulation, record))
+
+
 def _simulation_curves(record: JsonObject) -> Blocks:
     runs: dict[str, list[JsonObject]] = {}  # by policy
     for run in record["runs"]:
-        if run["error"] is None:
-            runs.setdefault(run["policy"], []).append(run)
+        runs.setdefault(run["policy"], []).append(run)
     bound = COLORS - 1  # its color is no policy's
     colors = {policy: number % bound + number // bound * COLORS for number, policy in enumerate(runs)}
 
@@ -231,7 +236,7 @@ STUDIES: Final = {
     "comparison": Study(_is_comparison, comparison_document, comparison_blocks),
     "profile": Study(lambda record: record.get("kind") == "profile", profile_document, profile_blocks),
     "placements": Study(lambda record: record.get("kind") == "placements", placements_document, placement_blocks),
-    "simulation": Study(_is_simulation, simulation_document, simulation_blocks),
+    "simulation": Study(_is_simulation, _simulation_document, simulation_blocks),
 }
 
 

@@ -2,7 +2,7 @@
 
 Every batch is cut as ranks would cut it, the distinct rows of each block are found, and each is dealt to its owner by
 the formula of training (`adaptive.embeddings.ranks.owners`). So bytes are those of the messages, not an estimate; what
-rows do (saturate, wait) ids do not tell, and is told as what a share of them would save.
+rows do (saturate, wait) ids do not show, and is reported as what a share of them would save.
 
 Letters: W ranks, K blocks, T tables of a group, n rows that a rank asks of others, D width of a row.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +32,64 @@ from adaptive.system import StopRequest, stop_request
 from adaptive.training.build import build_tables, dense_weights, inputs_of, open_data
 
 SCHEMA: Final = 1
-KINDS: Final = ("requests", "vectors", "gradients", "dense", "predictions", "headers")
-EXCHANGES: Final = 3  # of a step of the trainer: requests, vectors, gradients with all that goes beside them
+EXCHANGES: Final = 3  # of a step of the trainer: requests, vectors, gradients with all that goes with them
 VALUE: Final = 4  # bytes
 MOST_RANKS: Final = SIZE  # each has a bucket of rows at least
+
+
+@dataclass
+class SentBytes:
+    """Bytes by kind of message."""
+
+    requests: float = 0
+    vectors: float = 0
+    gradients: float = 0
+    dense: float = 0
+    predictions: float = 0
+    headers: float = 0
+
+
+@dataclass(frozen=True)
+class RanksForecast:
+    """Of one number of ranks, means over batches and ranks.
+
+    Attributes:
+        bytes_saturated: in all, if gradients of saturated rows are not sent.
+        owner_load: requests of the most asked owner over the mean.
+        pooled_table_wise_bytes, pooled_row_wise_bytes: what sending pooled vectors would take.
+    """
+
+    ranks: int
+    blocks: int
+    samples_per_rank: float
+    distinct_rows_per_rank: float
+    bytes: SentBytes
+    bytes_in_all: float
+    bytes_saturated: float
+    owner_load: float
+    pooled_table_wise_bytes: float
+    pooled_row_wise_bytes: float
+    whole_tables_would_pay: bool
+
+
+@dataclass(frozen=True)
+class TrafficForecast:
+    """What `adaptive-train simulate --ranks ... --json` prints; `asked_batches`: None if nobody knows how many."""
+
+    schema: int
+    batches: int
+    samples: int
+    lookups: int
+    batch_size: int
+    blocks: int | None
+    rows: int
+    row_widths: Sequence[int]
+    distinct_rows: float
+    dense_weights: int
+    saturated_share: float
+    ranks: Sequence[RanksForecast]
+    was_stopped: bool
+    asked_batches: int | None
 
 
 def simulate_rank_traffic(
@@ -46,7 +100,7 @@ def simulate_rank_traffic(
     embedding_dim: int | None = None,
     told: Told | None = None,
     stop: StopRequest | None = None,
-) -> dict[str, Any]:
+) -> TrafficForecast:
     """Bytes that a rank sends in a step, by kind, for several numbers of ranks.
 
     Args:
@@ -56,9 +110,6 @@ def simulate_rank_traffic(
         embedding_dim: width of a row; None: the model's.
         told: called now and then.
         stop: signals set it while batches are counted; then no more are read.
-
-    Returns:
-        What `adaptive-train simulate --ranks ... --json` prints.
 
     Raises:
         ConfigError: for numbers of ranks that cannot be.
@@ -76,39 +127,37 @@ def simulate_rank_traffic(
         _Counted(size, config.ranks.blocks or size, groups, weights, labels, row_value) for size in dict.fromkeys(sizes)
     ]
     finders = [DistinctFinder(group) for group in groups]
-    batches = samples = lookups = 0
-    distinct = np.zeros(len(groups), np.int64)
+    batches = samples = lookups = distinct = 0
     total = total_batches(config, dataset)
     was_stopped = False
     with nullcontext(StopRequest()) if stop is None else stop_request(stop) as stopped:
         for batch in _batches(config, dataset):
-            if stopped and batches:
-                was_stopped = True
+            if was_stopped := bool(stopped and batches):
                 break
             check_batch(batch, groups)
             batches, samples, lookups = batches + 1, samples + batch.num_samples, lookups + len(batch.ids)
-            distinct += [len(finder.find(batch).rows) for finder in finders]
+            distinct += sum(len(finder.find(batch).rows) for finder in finders)
             _count(batch, counted, groups, finders)
             if told is not None:
                 told(batches, total)
     if not batches:
         raise InputError(f"data {config.data}: no training samples")
-    return {
-        "schema": SCHEMA,
-        "batches": batches,
-        "samples": samples,
-        "lookups": lookups,
-        "batch_size": config.batch_size,
-        "blocks": config.ranks.blocks,
-        "rows": sum(group.num_rows for group in groups),
-        "row_widths": [group.embedding_dim for group in groups],
-        "distinct_rows": int(distinct.sum()) / batches,
-        "dense_weights": weights,
-        "saturated_share": saturated,
-        "ranks": [one.facts(batches, samples, saturated) for one in counted],
-        "was_stopped": was_stopped,
-        "asked_batches": total,
-    }
+    return TrafficForecast(
+        schema=SCHEMA,
+        batches=batches,
+        samples=samples,
+        lookups=lookups,
+        batch_size=config.batch_size,
+        blocks=config.ranks.blocks,
+        rows=sum(group.num_rows for group in groups),
+        row_widths=[group.embedding_dim for group in groups],
+        distinct_rows=distinct / batches,
+        dense_weights=weights,
+        saturated_share=saturated,
+        ranks=[ranks.means(batches, samples, saturated) for ranks in counted],
+        was_stopped=was_stopped,
+        asked_batches=total,
+    )
 
 
 def _check_sizes(sizes: Sequence[int], blocks: int | None) -> None:
@@ -136,72 +185,73 @@ class _Counted:
     labels: int
     row_value: int  # bytes, of rows and their gradients
     owners: list[Owners] = field(init=False)
-    sent: dict[str, int] = field(init=False)  # bytes, of all ranks and batches
-    rows: int = 0  # asked for, of oneself, too
+    sent: SentBytes = field(default_factory=SentBytes)  # of all ranks and batches
+    rows: int = 0  # requested, of the rank itself, too
     load: float = 0.0  # of owners: largest over mean, summed over batches
 
     def __post_init__(self) -> None:
         shares = own_share(self.groups, 0, self.size)
         self.owners = [share.owners for share in shares if isinstance(share, OwnedGroup)]
-        self.sent = dict.fromkeys(KINDS, 0)
 
-    def add(self, batch: Batch, found: Sequence[Sequence["_Rows | None"]]) -> None:
-        """Count a batch; `found`: of each block the distinct rows in each group."""
+    def add(self, batch: Batch, pieces: Sequence[Sequence["_Rows | None"]]) -> None:
+        """Count a batch; `pieces`: of each block the distinct rows in each group."""
         bounds = np.array([rank * self.blocks // self.size for rank in range(self.size + 1)])
-        of_rank = np.repeat(np.arange(self.size), np.diff(bounds))
-        there = np.add.reduceat([block[0] is not None for block in found], bounds[:-1], dtype=np.int64)
-        asked = np.zeros((self.size, self.size), np.int64)  # by whom, of whom
-        for number, (group, owners) in enumerate(zip(self.groups, self.owners, strict=True)):
-            of_group = np.zeros_like(asked)
-            many = 0
-            for rank, block in zip(of_rank.tolist(), found, strict=True):
-                if (rows := block[number]) is not None:
-                    whose = owners.buckets_of(rows.rows, rows.tables) * self.size >> BITS
-                    of_group[rank] += np.bincount(whose, minlength=self.size)
-                    many += int(((rows.lookups >= MANY) & (whose != rank)).sum())
-            asked += of_group
-            crossing = int(of_group.sum() - np.trace(of_group))
-            counts = 4 * len(group.tables) * self.blocks * (self.size - 1)
-            self.sent["requests"] += counts + crossing * (index_type(group).itemsize + 1) + 4 * many
-            size = self.row_value * group.embedding_dim * crossing
-            self.sent["vectors"] += size
-            self.sent["gradients"] += size
-        self.rows += int(asked.sum())
-        load = asked.sum(axis=0)
+        filled = np.add.reduceat([block[0] is not None for block in pieces], bounds[:-1], dtype=np.int64)  # blocks
+        of_rank = np.repeat(np.arange(self.size), np.diff(bounds)).tolist()
+        requests = np.zeros((self.size, self.size), np.int64)  # from whom, of whom
+        for number in range(len(self.groups)):
+            requests += self._add_group(number, [(rank, b[number]) for rank, b in zip(of_rank, pieces, strict=True)])
+        self.rows += int(requests.sum())
+        load = requests.sum(axis=0)
         self.load += float(load.max() / load.mean())
-        others, blocks = self.size - 1, int(there.sum())
+        others, blocks = self.size - 1, int(filled.sum())
         if goes_whole(self.size, self.blocks, self.weights):
             exchanges, dense = EXCHANGES, blocks * self.weights * others
         else:
             slices = np.diff([rank * self.weights // self.size for rank in range(self.size + 1)])
-            exchanges, dense = EXCHANGES + 1, int(there @ (self.weights - slices)) + self.weights * others
-        self.sent["dense"] += VALUE * dense
+            exchanges, dense = EXCHANGES + 1, int(filled @ (self.weights - slices)) + self.weights * others
+        self.sent.dense += VALUE * dense
         scores = 2 * VALUE * self.labels * batch.num_samples
-        self.sent["predictions"] += others * (16 * self.size + 8 * blocks + scores)
-        header = header_size(self.size)
-        self.sent["headers"] += exchanges * header * others * self.size
+        self.sent.predictions += others * (16 * self.size + 8 * blocks + scores)
+        self.sent.headers += exchanges * header_size(self.size) * others * self.size
 
-    def facts(self, batches: int, samples: int, saturated: float) -> dict[str, Any]:
-        """Means over batches and ranks."""
+    def _add_group(self, number: int, pieces: Sequence[tuple[int, "_Rows | None"]]) -> NDArray[np.int64]:
+        """Count the rows (with the rank of their block) of one group; returns requests (ranks, owners)."""
+        group, owners = self.groups[number], self.owners[number]
+        requests = np.zeros((self.size, self.size), np.int64)
+        many = 0
+        for rank, rows in pieces:
+            if rows is not None:
+                whose = owners.buckets_of(rows.rows, rows.tables) * self.size >> BITS
+                requests[rank] += np.bincount(whose, minlength=self.size)
+                many += int(((rows.lookups >= MANY) & (whose != rank)).sum())
+        crossing = int(requests.sum() - np.trace(requests))
+        counts = 4 * len(group.tables) * self.blocks * (self.size - 1)
+        self.sent.requests += counts + crossing * (index_type(group).itemsize + 1) + 4 * many
+        self.sent.vectors += self.row_value * group.embedding_dim * crossing
+        self.sent.gradients += self.row_value * group.embedding_dim * crossing
+        return requests
+
+    def means(self, batches: int, samples: int, saturated: float) -> RanksForecast:
+        """Over batches and ranks."""
         each = batches * self.size
-        sent = {name: size / each for name, size in self.sent.items()}
+        sent = SentBytes(**{name: size / each for name, size in vars(self.sent).items()})
         pooled = sum(group.num_columns * group.embedding_dim for group in self.groups) * VALUE * samples / each
-        total = sum(sent.values())
-        by_row = sent["requests"] + sent["vectors"] + sent["gradients"]
+        total = sum(vars(sent).values())
         whole = 2 * (self.size - 1) / self.size * pooled
-        return {
-            "ranks": self.size,
-            "blocks": self.blocks,
-            "samples_per_rank": samples / each,
-            "distinct_rows_per_rank": self.rows / each,
-            "bytes": sent,
-            "bytes_in_all": total,
-            "bytes_saturated": total - saturated * sent["gradients"],
-            "owner_load": self.load / batches,
-            "pooled_table_wise_bytes": whole,
-            "pooled_row_wise_bytes": 2 * (self.size - 1) * pooled,
-            "whole_tables_would_pay": whole < by_row,
-        }
+        return RanksForecast(
+            ranks=self.size,
+            blocks=self.blocks,
+            samples_per_rank=samples / each,
+            distinct_rows_per_rank=self.rows / each,
+            bytes=sent,
+            bytes_in_all=total,
+            bytes_saturated=total - saturated * sent.gradients,
+            owner_load=self.load / batches,
+            pooled_table_wise_bytes=whole,
+            pooled_row_wise_bytes=2 * (self.size - 1) * pooled,
+            whole_tables_would_pay=whole < sent.requests + sent.vectors + sent.gradients,
+        )
 
 
 @dataclass(frozen=True)
@@ -217,17 +267,19 @@ def _count(
     batch: Batch, counted: Sequence[_Counted], groups: Sequence[Group], finders: Sequence[DistinctFinder]
 ) -> None:
     """Ranks that cut a batch into as many blocks see the same ones."""
-    for blocks in dict.fromkeys(one.blocks for one in counted):
+    for blocks in dict.fromkeys(ranks.blocks for ranks in counted):
         bounds = [number * batch.num_samples // blocks for number in range(blocks + 1)]
-        pieces = cut(batch, np.diff(bounds).tolist())
-        found = [[_rows(piece, *one) for one in zip(groups, finders, strict=True)] for piece in pieces]
-        for one in counted:
-            if one.blocks == blocks:
-                one.add(batch, found)
+        pieces = [
+            [_rows(piece, group, finder) for group, finder in zip(groups, finders, strict=True)]
+            for piece in cut(batch, np.diff(bounds).tolist())
+        ]
+        for ranks in counted:
+            if ranks.blocks == blocks:
+                ranks.add(batch, pieces)
 
 
 def _rows(piece: Batch | None, group: Group, finder: DistinctFinder) -> _Rows | None:
     if piece is None:
         return None
-    found = finder.find(piece)
-    return _Rows(found.rows, group.tables_of(found.rows).astype(np.int64), found.counts)
+    distinct = finder.find(piece)
+    return _Rows(distinct.rows, group.tables_of(distinct.rows).astype(np.int64), distinct.counts)

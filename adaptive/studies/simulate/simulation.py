@@ -1,20 +1,17 @@
 """`simulate`: policies and device sizes side by side over the ids of a data set.
 
 The data are read once for all policies that take batches as they come; a policy that arranges its inputs has a
-stream of its own. What is in memory at a time: a chunk of batches, the records and slots of every run, and the trace
-for Belady's bound.
-
-What the runs of a simulation found, as `adaptive-train simulate --json` prints it.
+stream of its own. In memory at a time: a chunk of batches, the records and slots of every run, and the trace for
+Belady's bound.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
-import numpy as np
 from pydantic import ValidationError
 
 from adaptive.config import TierConfig, TrainConfig
@@ -27,12 +24,116 @@ from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
 from adaptive.studies.simulate.simulated_run import Setup, SharedTrace, SimulatedRun, Told, least_device_rows
-from adaptive.studies.step_model import Machine, Traffic, expected_ms, step_ms
+from adaptive.studies.step_model import Machine, StepTimes, Traffic, expected_ms, step_ms
 from adaptive.system import StopRequest, stop_request
 from adaptive.training.build import build_tables, dense_flops, first_batches, open_data, prepare
 
+SCHEMA: Final = 1
+AS_FAST: Final = 1.01  # a step that takes no longer than this many of those with all rows on the device
 MachineOf = Callable[[float, int], Machine]
 Case = tuple[str, TrainConfig]  # the policy as the user wrote it, and the settings with that policy
+
+
+@dataclass(frozen=True)
+class SimulatedMachine:
+    """The machine of the modelled times; `measured`: when, or "yes"; None: described, not measured."""
+
+    link_bytes_per_s: float | None  # None: nothing crosses a link
+    device_bytes_per_s: float
+    host_bytes_per_s: float
+    dense_ms: float
+    dense_bytes: int
+    measured: str | None
+
+
+@dataclass(frozen=True)
+class SizedPolicy:
+    """A policy and a size of the device tier as the user wrote them."""
+
+    policy: str
+    size: str
+
+
+@dataclass(frozen=True)
+class FailedRun(SizedPolicy):
+    """A run that did not come to its end."""
+
+    device_rows: int
+    error: str
+
+
+@dataclass(frozen=True)
+class SizeAdvice(SizedPolicy):
+    """The smallest device tier that costs no time."""
+
+    device_rows: int
+    device_share: float
+
+
+@dataclass(frozen=True)
+class PolicyForecast(SizedPolicy):
+    """One policy with one size of the device tier; sums over all batches, times of a batch.
+
+    Attributes:
+        belady_row_hit_rate: the most that any policy could have had.
+        popular_input_share: of samples that found all their rows on the device.
+        skipped_update_share, deferred_update_share: of the row updates; None where ids do not show it.
+        skips_unknown, skips_at_most: see `SimulatedRun`.
+        policy_numbers: what the policy reports.
+        plan_ms, read_ms: measured here; step_ms, expected_ms: modelled.
+    """
+
+    device_rows: int
+    device_share: float
+    device_bytes: int
+    hit_rate: float | None
+    row_hit_rate: float | None
+    belady_row_hit_rate: float | None
+    popular_input_share: float | None
+    fetched_rows: int
+    written_back_rows: int
+    bytes_h2d: int
+    bytes_d2h: int
+    skipped_update_share: float | None
+    deferred_update_share: float | None
+    skips_unknown: bool
+    skips_at_most: bool
+    policy_numbers: Mapping[str, float]
+    lookups_per_s: float
+    plan_ms: float
+    read_ms: float
+    step_ms: StepTimes
+    expected_ms: float | None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What `adaptive-train simulate --json` prints.
+
+    Attributes:
+        least_device_rows: enough for all batches under policies that fetch what is missing; None if not known.
+        recommended: None if no size is about as fast as all rows on the device.
+        asked_batches: None if nobody knows how many the data have.
+        missing: not simulated because of a stop.
+    """
+
+    schema: int
+    lookups: int
+    distinct_rows: int
+    batches: int
+    rows: int
+    row_bytes: int
+    table_bytes: int
+    depth: int
+    lookups_per_s: float | None
+    machine: SimulatedMachine
+    least_device_rows: int | None
+    recommended: SizeAdvice | None
+    was_stopped: bool
+    asked_batches: int | None
+    missing: Sequence[SizedPolicy]
+    runs: Sequence[PolicyForecast]
+    failed: Sequence[FailedRun]
 
 
 def simulate(
@@ -43,7 +144,7 @@ def simulate(
     embedding_dim: int = 16,
     told: Told | None = None,
     stop: StopRequest | None = None,
-) -> dict[str, Any]:
+) -> Simulation:
     """Hit rates, moved bytes, Belady's bound and modelled step times of every policy at every device size.
 
     Args:
@@ -56,36 +157,30 @@ def simulate(
         stop: signals set it while batches are planned. What is read by then is planned; policies that arrange their
             inputs, and so have batches of their own, are among the runs only if they saw all of these.
 
-    Returns:
-        What `adaptive-train simulate --json` prints.
-
     Raises:
-        AdaptiveError: for bad settings or data, or if no run came to its end. What stops one run is told as its
-            `error`.
+        AdaptiveError: for bad settings or data, or if no run came to its end.
     """
     _check(cases, sizes)
     config = cases[0][1]
     dataset = open_data(config)
     (group,) = make_groups(build_tables(dataset, embedding_dim), config.seed)
-    known = machine if isinstance(machine, Machine) else machine(dense_flops(config, dataset), config.batch_size)
-    return simulate_group(cases, sizes, known, dataset, group, told=told, stop=stop)
+    described = machine if isinstance(machine, Machine) else machine(dense_flops(config, dataset), config.batch_size)
+    return simulate_group(cases, sizes, described, (dataset, group), told=told, stop=stop)
 
 
 def simulate_group(
     cases: Sequence[Case],
     sizes: Sequence[str],
     machine: Machine,
-    dataset: Dataset,
-    group: Group,
+    data: tuple[Dataset, Group],
     *,
     told: Told | None = None,
     stop: StopRequest | None = None,
-) -> dict[str, Any]:
-    """`simulate` over data that are open, for the tables of `group`, in whose features' order batches come."""
+) -> Simulation:
+    """`simulate` over data that are open, for the tables of a group, in whose features' order batches come."""
     _check(cases, sizes)
-    config = cases[0][1]
-    first = first_batches(config, dataset)
-    held = config.tier.held_rows or held_rows(first, config.depth)
+    config, (dataset, group) = cases[0][1], data
+    held = config.tier.held_rows or held_rows(first_batches(config, dataset), config.depth)
     tier = config.tier.model_copy(update={"held_rows": held})
     setup = Setup(group, row_optimizer(config.optimizer), tier, config.depth)
     streams = _streams(setup, cases, sizes)
@@ -100,10 +195,10 @@ def simulate_group(
                     if run.error is None:
                         listening.enter_context(run.policy_caller.listening())
                 stream.read(dataset, config, told or (lambda batches, total: None), stopped)
-    # A later stream that was cut short would stand beside numbers of other batches
-    kept = [streams[0], *(stream for stream in streams[1:] if stream.is_done)]
-    _refuse_failure(kept)
-    return simulation_result(setup, kept, machine, missing=[stream for stream in streams[1:] if not stream.is_done])
+    # A later stream that was cut short would be compared with numbers of other batches
+    done = [streams[0], *(stream for stream in streams[1:] if stream.is_done)]
+    _refuse_failure(done)
+    return _result(setup, done, machine, missing=[stream for stream in streams[1:] if not stream.is_done])
 
 
 def _check(cases: Sequence[Case], sizes: Sequence[str]) -> None:
@@ -119,8 +214,8 @@ def _check(cases: Sequence[Case], sizes: Sequence[str]) -> None:
 def _streams(setup: Setup, cases: Sequence[Case], sizes: Sequence[str]) -> list[SharedTrace]:
     runs = [(label, size, _run(setup, config, size)) for label, config in cases for size in _sizes_for(config, sizes)]
     shared = [entry for entry in runs if not entry[2].arranges]
-    own = [SharedTrace([entry], setup) for entry in runs if entry[2].arranges]
-    return [SharedTrace(shared, setup), *own] if shared else own
+    alone = [SharedTrace([entry], setup) for entry in runs if entry[2].arranges]
+    return [SharedTrace(shared, setup), *alone] if shared else alone
 
 
 def _run(setup: Setup, config: TrainConfig, size: str) -> SimulatedRun:
@@ -151,138 +246,110 @@ def _refuse_failure(streams: Sequence[SharedTrace]) -> None:
     ) from largest.error
 
 
-SCHEMA: Final = 1
-AS_FAST: Final = 1.01  # a step that takes no longer than this many of those with all rows on the device
-_FOUND: Final = (
-    *("hit_rate", "row_hit_rate", "belady_row_hit_rate", "popular_input_share", "fetched_rows"),
-    *("written_back_rows", "bytes_h2d", "bytes_d2h", "skipped_update_share", "deferred_update_share", "skips_unknown"),
-    "skips_at_most",
-    "policy_numbers",
-    *("lookups_per_s", "plan_ms", "read_ms", "step_ms", "expected_ms"),
-)
+def _result(
+    setup: Setup, streams: Sequence[SharedTrace], machine: Machine, *, missing: Sequence[SharedTrace]
+) -> Simulation:
+    """Facts of the data, the machine and every run; the first stream may have been stopped on the way."""
+    entries = [(stream, *entry) for stream in streams for entry in stream.runs]
+    planned = sum(int(run.tally[:, Counter.LOOKUPS].sum()) for _, _, _, run in entries)
+    seconds = sum(stream.seconds for stream in streams) + sum(run.seconds for _, _, _, run in entries)
+    size, measured, first = row_bytes(setup.group, setup.optimizer), machine.measured, streams[0]
+    runs = [_forecast(setup, *entry, machine) for entry in entries if entry[3].error is None]
+    return Simulation(
+        schema=SCHEMA,
+        lookups=first.lookups,
+        distinct_rows=first.trace.num_uses,
+        batches=first.batches,
+        rows=setup.group.num_rows,
+        row_bytes=size,
+        table_bytes=size * setup.group.num_rows,
+        depth=setup.depth,
+        lookups_per_s=planned / seconds if seconds else None,
+        machine=SimulatedMachine(
+            link_bytes_per_s=machine.link if math.isfinite(machine.link) else None,
+            device_bytes_per_s=machine.device,
+            host_bytes_per_s=machine.host,
+            dense_ms=machine.dense_ms,
+            dense_bytes=machine.dense_bytes,
+            measured=None if measured is None else measured.when or "yes",
+        ),
+        least_device_rows=least_device_rows(streams),
+        recommended=recommended(runs),
+        was_stopped=bool(missing) or not first.is_done,
+        asked_batches=first.batches if first.is_done else first.total,
+        missing=[SizedPolicy(label, size) for stream in missing for label, size, _ in stream.runs],
+        runs=runs,
+        failed=[
+            FailedRun(label, size, run.num_slots, _without_policy(run))
+            for _, label, size, run in entries
+            if run.error is not None
+        ],
+    )
 
 
-def simulation_result(
-    setup: Setup, streams: Sequence[SharedTrace], machine: Machine, *, missing: Sequence[SharedTrace] = ()
-) -> dict[str, Any]:
-    """Facts of the data, the described machine and every run.
-
-    Args:
-        setup: of all runs.
-        streams: what was planned; the first one may have been stopped on the way.
-        machine: for the modelled times.
-        missing: what is not among them because of a stop.
-    """
-    runs = [run for stream in streams for _, _, run in stream.runs]
-    planned = sum(int(run.tally[:, Counter.LOOKUPS].sum()) for run in runs)
-    seconds = sum(stream.seconds for stream in streams) + sum(run.seconds for run in runs)
-    size = row_bytes(setup.group, setup.optimizer)
-    facts = [
-        _run_facts(setup, stream, label, size_text, run, machine)
-        for stream in streams
-        for label, size_text, run in stream.runs
-    ]
-    return {
-        "schema": SCHEMA,
-        "lookups": streams[0].lookups,
-        "distinct_rows": streams[0].trace.num_uses,
-        "batches": streams[0].batches,
-        "rows": setup.group.num_rows,
-        "row_bytes": size,
-        "table_bytes": size * setup.group.num_rows,
-        "depth": setup.depth,
-        "lookups_per_s": planned / seconds if seconds else None,
-        "machine": {
-            "link_bytes_per_s": machine.link if math.isfinite(machine.link) else None,  # nothing crosses one
-            "device_bytes_per_s": machine.device,
-            "host_bytes_per_s": machine.host,
-            "dense_ms": machine.dense_ms,
-            "dense_bytes": machine.dense_bytes,
-            "measured": None if machine.measured is None else machine.measured.when or "yes",
-        },
-        "least_device_rows": least_device_rows(streams),
-        "recommended": _recommended(facts),
-        "was_stopped": bool(missing) or not streams[0].is_done,
-        "asked_batches": streams[0].batches if streams[0].is_done else streams[0].total,
-        "missing": [{"policy": label, "size": size} for stream in missing for label, size, _ in stream.runs],
-        "runs": facts,
-    }
-
-
-def _recommended(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def recommended(runs: Sequence[PolicyForecast]) -> SizeAdvice | None:
     """The smallest device tier with which a modelled step is about as fast as with all rows there; None if none is."""
-    finished = [run for run in runs if run["error"] is None]
-    as_fast = [one for one in finished if one["step_ms"]["look_ahead"] <= AS_FAST * one["step_ms"]["device_only"]]
+    as_fast = [run for run in runs if run.step_ms.look_ahead <= AS_FAST * run.step_ms.device_only]
     if not as_fast:
         return None
-    best = min(as_fast, key=lambda run: (run["device_rows"], -run["hit_rate"]))
-    return {name: best[name] for name in ("policy", "size", "device_rows", "device_share")}
+    best = min(as_fast, key=lambda run: (run.device_rows, -(run.hit_rate or 0.0)))
+    return SizeAdvice(best.policy, best.size, best.device_rows, best.device_share)
 
 
-def _run_facts(
-    setup: Setup, stream: SharedTrace, label: str, size_text: str, run: SimulatedRun, machine: Machine
-) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "policy": label,
-        "size": size_text,
-        "device_rows": run.num_slots,
-        "device_share": run.num_slots / setup.group.num_rows,
-        "device_bytes": run.num_slots * row_bytes(setup.group, setup.optimizer),
-        "error": None if run.error is None else _without_policy(run),
-    }
-    if run.error is not None:
-        return facts | dict.fromkeys(_FOUND)
+def _forecast(
+    setup: Setup, stream: SharedTrace, label: str, size: str, run: SimulatedRun, machine: Machine
+) -> PolicyForecast:
     total = dict(zip(Counter, run.tally.sum(0).tolist(), strict=True))
     lookups, rows = total[Counter.LOOKUPS], total[Counter.UNIQUE_ROWS]
-    bound = stream.trace.best_hit_rate(run.num_slots, bypass=not run.staged)
     plan_ms = 1e3 * (statistics.median(run.plan_seconds) + statistics.median(stream.find_seconds))
     read_ms = 1e3 * statistics.median(stream.read_seconds)
-    traffic = _traffic(setup, run)
-    return facts | {
-        "hit_rate": total[Counter.LOOKUP_HITS] / lookups if lookups else None,
-        "row_hit_rate": total[Counter.ROW_HITS] / rows if rows else None,
-        "belady_row_hit_rate": bound,
-        "popular_input_share": run.popular / run.samples if run.samples else None,
-        "fetched_rows": total[Counter.FETCHED],
-        "written_back_rows": total[Counter.WRITTEN_BACK],
-        "bytes_h2d": total[Counter.BYTES_H2D],
-        "bytes_d2h": total[Counter.BYTES_D2H],
-        "skipped_update_share": _share(total[Counter.SKIPPED_UPDATES], rows, run),
-        "deferred_update_share": _share(total[Counter.DEFERRED_UPDATES], rows, run),
-        "skips_unknown": run.skips_unknown,
-        "skips_at_most": run.skips_at_most,
-        "policy_numbers": PolicyCaller(run.policy).reported(),
-        "lookups_per_s": lookups / (run.seconds + stream.seconds),
-        "plan_ms": plan_ms,
-        "read_ms": read_ms,
-        "step_ms": asdict(step_ms(traffic, machine, staged=run.staged, plan_ms=plan_ms)),
-        "expected_ms": expected_ms(
+    row_size = row_bytes(setup.group, setup.optimizer)
+    traffic = Traffic(
+        lookups=lookups / run.batches,
+        lookup_hits=total[Counter.LOOKUP_HITS] / run.batches,
+        rows=rows / run.batches,
+        row_hits=total[Counter.ROW_HITS] / run.batches,
+        vectors=run.samples * len(setup.group.features) / run.batches,
+        host_vectors=run.host_vectors / run.batches,
+        fetched=total[Counter.FETCHED] / run.batches,
+        written_back=total[Counter.WRITTEN_BACK] / run.batches,
+        value_bytes=4 * setup.group.embedding_dim,
+        row_bytes=row_size,
+    )
+
+    def share(count: int) -> float | None:
+        """Of the row updates; None where ids do not show it."""
+        return None if run.skips_unknown or not rows else count / rows
+
+    return PolicyForecast(
+        label,
+        size,
+        device_rows=run.num_slots,
+        device_share=run.num_slots / setup.group.num_rows,
+        device_bytes=run.num_slots * row_size,
+        hit_rate=total[Counter.LOOKUP_HITS] / lookups if lookups else None,
+        row_hit_rate=total[Counter.ROW_HITS] / rows if rows else None,
+        belady_row_hit_rate=stream.trace.best_hit_rate(run.num_slots, bypass=not run.staged),
+        popular_input_share=run.popular / run.samples if run.samples else None,
+        fetched_rows=total[Counter.FETCHED],
+        written_back_rows=total[Counter.WRITTEN_BACK],
+        bytes_h2d=total[Counter.BYTES_H2D],
+        bytes_d2h=total[Counter.BYTES_D2H],
+        skipped_update_share=share(total[Counter.SKIPPED_UPDATES]),
+        deferred_update_share=share(total[Counter.DEFERRED_UPDATES]),
+        skips_unknown=run.skips_unknown,
+        skips_at_most=run.skips_at_most,
+        policy_numbers=PolicyCaller(run.policy).reported(),
+        lookups_per_s=lookups / (run.seconds + stream.seconds),
+        plan_ms=plan_ms,
+        read_ms=read_ms,
+        step_ms=step_ms(traffic, machine, staged=run.staged, plan_ms=plan_ms),
+        expected_ms=expected_ms(
             traffic, machine, staged=run.staged, plan_ms=plan_ms, read_ms=read_ms, depth=setup.depth
         ),
-    }
-
-
-def _share(count: int, rows: int, run: SimulatedRun) -> float | None:
-    """Of the row updates; None where ids do not tell."""
-    return None if run.skips_unknown or not rows else count / rows
+    )
 
 
 def _without_policy(run: SimulatedRun) -> str:
     """What stopped a run, in words that are the same for every policy that it would stop."""
     return str(run.error).replace(f" (policy {type(run.policy).__name__})", "")
-
-
-def _traffic(setup: Setup, run: SimulatedRun) -> Traffic:
-    sums = dict(zip(Counter, np.asarray(run.tally.sum(0) / run.batches).tolist(), strict=True))
-    return Traffic(
-        lookups=sums[Counter.LOOKUPS],
-        lookup_hits=sums[Counter.LOOKUP_HITS],
-        rows=sums[Counter.UNIQUE_ROWS],
-        row_hits=sums[Counter.ROW_HITS],
-        vectors=run.samples * len(setup.group.features) / run.batches,
-        host_vectors=run.host_vectors / run.batches,
-        fetched=sums[Counter.FETCHED],
-        written_back=sums[Counter.WRITTEN_BACK],
-        value_bytes=4 * setup.group.embedding_dim,
-        row_bytes=row_bytes(setup.group, setup.optimizer),
-    )

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,8 @@ def test_hostile_policies_of_runs_and_simulations(tmp_path: Path) -> None:
     hostile_policies((tmp_path / "runs.html").read_text())
     sets = ("data.synthetic.rows=100000", "data.synthetic.num_train=500", "data.synthetic.num_eval=0", "batch_size=100")
     found = simulate([("lru", load_settings(sets=sets)[0])], ["20%"], Machine(1e9, 1e9, 1e9, 1.0))
-    found["runs"] = [{**found["runs"][0], "policy": policy} for policy in HOSTILE[:4]]
-    (tmp_path / "simulated.json").write_text(json.dumps(found))
+    found = replace(found, runs=[replace(found.runs[0], policy=policy) for policy in HOSTILE[:4]])
+    (tmp_path / "simulated.json").write_text(json.dumps(asdict(found)))
     write_report([tmp_path / "simulated.json"], tmp_path / "simulated.html")
     hostile_policies((tmp_path / "simulated.html").read_text())
 

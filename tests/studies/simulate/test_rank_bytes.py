@@ -1,5 +1,6 @@
 """`simulate --ranks` counts the bytes that a training on ranks sends, and the owners that its rows have."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,37 +61,37 @@ def test_bytes_are_those_of_a_training(
     monkeypatch.setattr(dense_step, "ROUND", spared)
     settings = config(blocks, wire)
     result = simulate_rank_traffic(settings, [size])
-    (found,) = result["ranks"]
+    (found,) = result.ranks
     sent = sent_by_training(size, settings)
-    for kind, told in found["bytes"].items():
-        mean = sum(getattr(one, kind) for one in sent) / result["batches"] / size
+    for kind, told in vars(found.bytes).items():
+        mean = sum(getattr(one, kind) for one in sent) / result.batches / size
         assert told == pytest.approx(mean, rel=0.25 if kind == "headers" else 1e-9), kind
 
 
 @pytest.mark.parametrize("blocks", [None, 5])
 def test_rows_and_owners_are_those_of_the_slow_twin(blocks: int | None) -> None:
     result = simulate_rank_traffic(config(blocks), [2, 5])
-    for one in result["ranks"]:
-        size, batches = one["ranks"], list(DATA.train(64))
+    for one in result.ranks:
+        size, batches = one.ranks, list(DATA.train(64))
         asked = [np.array(asked_rows(batch, list(SIZES), blocks or size, size)) for batch in batches]
         crossing = sum(int(found.sum() - np.trace(found)) for found in asked)
-        assert one["bytes"]["vectors"] == one["bytes"]["gradients"]
-        assert one["bytes"]["vectors"] == pytest.approx(4 * 4 * crossing / len(batches) / size)
-        assert one["distinct_rows_per_rank"] == pytest.approx(
+        assert one.bytes.vectors == one.bytes.gradients
+        assert one.bytes.vectors == pytest.approx(4 * 4 * crossing / len(batches) / size)
+        assert one.distinct_rows_per_rank == pytest.approx(
             sum(int(found.sum()) for found in asked) / len(batches) / size
         )
         loads = [found.sum(axis=0) for found in asked]
-        assert one["owner_load"] == pytest.approx(np.mean([load.max() / load.mean() for load in loads]))
+        assert one.owner_load == pytest.approx(np.mean([load.max() / load.mean() for load in loads]))
 
 
 def test_what_saturated_rows_save_and_what_pooling_would_take() -> None:
-    none, half = (simulate_rank_traffic(config(), [2], saturated=share)["ranks"][0] for share in (0.0, 0.5))
-    assert none["bytes_in_all"] == none["bytes_saturated"] == half["bytes_in_all"]
-    saved = half["bytes_in_all"] - half["bytes_saturated"]
-    assert saved == pytest.approx(half["bytes"]["gradients"] / 2)
+    none, half = (simulate_rank_traffic(config(), [2], saturated=share).ranks[0] for share in (0.0, 0.5))
+    assert none.bytes_in_all == none.bytes_saturated == half.bytes_in_all
+    saved = half.bytes_in_all - half.bytes_saturated
+    assert saved == pytest.approx(half.bytes.gradients / 2)
     samples = DATA.num_train_samples() / 6 / 2  # of a rank and step
-    assert half["pooled_table_wise_bytes"] == pytest.approx(samples * 3 * 4 * 4)
-    assert half["pooled_row_wise_bytes"] == pytest.approx(2 * samples * 3 * 4 * 4)
+    assert half.pooled_table_wise_bytes == pytest.approx(samples * 3 * 4 * 4)
+    assert half.pooled_row_wise_bytes == pytest.approx(2 * samples * 3 * 4 * 4)
 
 
 def test_the_text_names_all_and_says_where_whole_tables_would_pay() -> None:
@@ -98,11 +99,9 @@ def test_the_text_names_all_and_says_where_whole_tables_would_pay() -> None:
     text = rank_traffic_document(result).to_text()
     assert "50.0 % saturated" in text and "379 samples" not in text
     assert rank_traffic_document(result).to_markdown().count("\n| ") == 4
-    assert ("placement=whole" in text) == any(one["whole_tables_would_pay"] for one in result["ranks"])
-    assert (
-        "placement=whole"
-        in rank_traffic_document({**result, "ranks": [{**result["ranks"][0], "whole_tables_would_pay": 1}]}).to_text()
-    )
+    assert ("placement=whole" in text) == any(one.whole_tables_would_pay for one in result.ranks)
+    paying = replace(result, ranks=[replace(result.ranks[0], whole_tables_would_pay=True)])
+    assert "placement=whole" in rank_traffic_document(paying).to_text()
 
 
 def test_numbers_of_ranks_that_cannot_be() -> None:
@@ -121,4 +120,4 @@ def test_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_dense_weights_are_those_of_the_model() -> None:
     model = DLRM(DLRMConfig(**SMALL_DLRM), num_dense=2, num_features=3)
-    assert simulate_rank_traffic(config(), [2])["dense_weights"] == sum(w.numel() for w in model.parameters())
+    assert simulate_rank_traffic(config(), [2]).dense_weights == sum(w.numel() for w in model.parameters())

@@ -5,6 +5,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -31,9 +32,9 @@ from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy
 from adaptive.policy import Policy, RowStats, SkipRule
 from adaptive.studies.charts import need_matplotlib
-from adaptive.studies.simulate.simulation import _recommended, simulate
+from adaptive.studies.simulate.simulation import PolicyForecast, recommended, simulate
 from adaptive.studies.simulate.simulation_report import simulation_document
-from adaptive.studies.step_model import Machine
+from adaptive.studies.step_model import Machine, StepTimes
 from adaptive.training.build import build_tables, prepare
 
 WIDTH, DEPTH, BATCH = 4, 2, 32
@@ -94,9 +95,8 @@ def test_counts_are_those_of_training(dataset: Dataset, case: tuple[type[Policy]
         policy=spec(cls), policy_options=options, depth=depth, tier=tier, epochs=2, batch_size=16, skip=None
     )
     counts, slots = trained_counts(dataset, config, size)
-    (run,) = simulate([("p", config)], [size], MACHINE, embedding_dim=WIDTH)["runs"]
-    assert run["error"] is None
-    assert run["device_rows"] == slots
+    (run,) = simulate([("p", config)], [size], MACHINE, embedding_dim=WIDTH).runs
+    assert run.device_rows == slots
     assert counts[Counter.LOOKUPS] > 0
     found = {
         "hit_rate": counts[Counter.LOOKUP_HITS] / counts[Counter.LOOKUPS],
@@ -106,9 +106,9 @@ def test_counts_are_those_of_training(dataset: Dataset, case: tuple[type[Policy]
         "bytes_h2d": counts[Counter.BYTES_H2D],
         "bytes_d2h": counts[Counter.BYTES_D2H],
     }
-    assert {name: run[name] for name in found} == found
-    assert run["belady_row_hit_rate"] is None or run["belady_row_hit_rate"] >= run["row_hit_rate"]
-    assert run["plan_ms"] > 0
+    assert {name: getattr(run, name) for name in found} == found
+    assert run.belady_row_hit_rate is None or run.belady_row_hit_rate >= run.row_hit_rate
+    assert run.plan_ms > 0
 
 
 class RareVisits(SkipRule):
@@ -141,7 +141,7 @@ def test_deferral_by_visits_is_that_of_training(
     given = {"policy": policy, "policy_options": options, "depth": depth, "tier": tier, "epochs": 2, "batch_size": 8}
     config, plain = toy_config(**given, skip=skip), toy_config(**given, skip=None)
     counts, _ = trained_counts(dataset, config, size)
-    run, same = simulate([("p", config), ("q", plain)], [size], MACHINE, embedding_dim=WIDTH)["runs"]
+    run, same = simulate([("p", config), ("q", plain)], [size], MACHINE, embedding_dim=WIDTH).runs
     found = {
         "written_back_rows": counts[Counter.WRITTEN_BACK],
         "fetched_rows": counts[Counter.FETCHED],
@@ -152,9 +152,9 @@ def test_deferral_by_visits_is_that_of_training(
         "skips_unknown": False,
         "skips_at_most": False,
     }
-    assert {name: run[name] for name in found} == found
-    assert run["deferred_update_share"] > 0.02 and same["deferred_update_share"] == 0
-    assert run["written_back_rows"] <= same["written_back_rows"]
+    assert {name: getattr(run, name) for name in found} == found
+    assert run.deferred_update_share > 0.02 and same.deferred_update_share == 0
+    assert run.written_back_rows <= same.written_back_rows
 
 
 def test_what_goes_by_movement_is_said_to_be_unknown(dataset: Dataset) -> None:
@@ -166,14 +166,14 @@ def test_what_goes_by_movement_is_said_to_be_unknown(dataset: Dataset) -> None:
     }
     cases = [(name, toy_config(**given)) for name, given in names.items()]
     result = simulate(cases, ["80%"], MACHINE, embedding_dim=WIDTH)
-    shares = {run["policy"]: (run["deferred_update_share"], run["skips_unknown"]) for run in result["runs"]}
+    shares = {run.policy: (run.deferred_update_share, run.skips_unknown) for run in result.runs}
     assert shares == {
         "slipstream": (None, True), "lru+skip=defer+by=movement": (None, True), "lru": (0, False), "off": (0, False),
     }  # fmt: skip
     text = simulation_document(result).to_text()
     assert "slipstream, lru+skip=defer+by=movement: what is skipped or deferred follows from how far rows move" in text
     assert text.count("unknown") == 2
-    json.dumps(result, allow_nan=False)
+    json.dumps(asdict(result), allow_nan=False)
 
 
 def test_what_movement_can_only_lessen_is_told_as_a_bound(dataset: Dataset) -> None:
@@ -182,51 +182,51 @@ def test_what_movement_can_only_lessen_is_told_as_a_bound(dataset: Dataset) -> N
         (name, toy_config(policy="lru", skip={"rule": f"defer+by={name}+every=3+warmup=6", "min_accesses": 3}))
         for name in ("least", "visits")
     ]
-    least, visits = simulate(cases, ["80%"], MACHINE, embedding_dim=WIDTH)["runs"]
-    assert (least["skips_at_most"], visits["skips_at_most"]) == (True, False)
-    assert least["deferred_update_share"] == visits["deferred_update_share"] > 0.02
+    least, visits = simulate(cases, ["80%"], MACHINE, embedding_dim=WIDTH).runs
+    assert (least.skips_at_most, visits.skips_at_most) == (True, False)
+    assert least.deferred_update_share == visits.deferred_update_share > 0.02
     text = simulation_document(simulate(cases[:1], ["80%"], MACHINE, embedding_dim=WIDTH)).to_text()
-    assert f"<= {100 * least['deferred_update_share']:.1f} %" in text and "unknown" not in text
+    assert f"<= {100 * (least.deferred_update_share or 0):.1f} %" in text and "unknown" not in text
 
 
-def timeless(run: dict[str, Any]) -> dict[str, Any]:
+def timeless(run: PolicyForecast) -> PolicyForecast:
     """Without what is measured, and what is modelled from that."""
-    return {key: value for key, value in run.items() if key not in ("lookups_per_s", "plan_ms", "read_ms", "step_ms")}
+    return replace(run, lookups_per_s=0, plan_ms=0, read_ms=0, step_ms=StepTimes(0, 0, 0, 0))
 
 
 def test_several_policies_and_sizes_in_one_go_are_each_as_if_alone(dataset: Dataset) -> None:
     labels = ["lru", "lfu", "scratchpipe", "hybrid", "contract:Regrouping"]
     cases = [(label, toy_config(policy=label, depth=1)) for label in labels]
-    together = simulate(cases, ["60%", "90%"], MACHINE, embedding_dim=WIDTH)["runs"]
+    together = simulate(cases, ["60%", "90%"], MACHINE, embedding_dim=WIDTH).runs
     alone = [
         run
         for case in cases
         for size in ["60%", "90%"]
-        for run in simulate([case], [size], MACHINE, embedding_dim=WIDTH)["runs"]
+        for run in simulate([case], [size], MACHINE, embedding_dim=WIDTH).runs
     ]
     for run in together:
         assert timeless(run) in [timeless(one) for one in alone]
-    assert [(run["policy"], run["size"]) for run in together if run["policy"] == "hybrid"] == [("hybrid", "0")]
+    assert [(run.policy, run.size) for run in together if run.policy == "hybrid"] == [("hybrid", "0")]
 
 
 def test_totals_and_steps(dataset: Dataset) -> None:
     config = toy_config(policy="lru", steps=3)
     result = simulate([("lru", config)], ["100%"], MACHINE, embedding_dim=WIDTH)
     batches = list(itertools.islice(dataset.train(BATCH), 3))
-    assert result["batches"] == 3
-    assert result["lookups"] == sum(len(batch.ids) for batch in batches)
-    assert (result["rows"], result["row_bytes"]) == (40 + 300, 4 * WIDTH + 4)
-    assert result["lookups_per_s"] > 0
-    json.dumps(result, allow_nan=False)
+    assert result.batches == 3
+    assert result.lookups == sum(len(batch.ids) for batch in batches)
+    assert (result.rows, result.row_bytes) == (40 + 300, 4 * WIDTH + 4)
+    assert result.lookups_per_s > 0
+    json.dumps(asdict(result), allow_nan=False)
 
 
 def test_popular_inputs_of_the_second_batch_are_those_seen_in_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = ToyData(num_train=64)
     monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: toy)
-    (run,) = simulate([("d", toy_config(policy="device", depth=0))], ["100%"], MACHINE, embedding_dim=WIDTH)["runs"]
+    (run,) = simulate([("d", toy_config(policy="device", depth=0))], ["100%"], MACHINE, embedding_dim=WIDTH).runs
     first, second = (batch.ids.reshape(3, -1) for batch in toy.train(BATCH))
     seen = [all(second[f, b] in first[f] for f in range(3)) for b in range(BATCH)]
-    assert run["popular_input_share"] == sum(seen) / 64 > 0
+    assert run.popular_input_share == sum(seen) / 64 > 0
 
 
 # --- what does not work --------------------------------------------------------------------------------------------
@@ -235,9 +235,9 @@ def test_popular_inputs_of_the_second_batch_are_those_seen_in_the_first(monkeypa
 def test_a_size_that_does_not_fit_is_told_and_the_others_go_on(dataset: Dataset) -> None:
     config = toy_config(policy="lru")
     result = simulate([("lru", config)], ["5", "100%"], MACHINE, embedding_dim=WIDTH)
-    small, whole = result["runs"]
-    assert "device rows of width 4 are needed" in small["error"] and small["hit_rate"] is None
-    assert whole["error"] is None and whole["hit_rate"] > 0.5
+    (small,), (whole,) = result.failed, result.runs
+    assert "device rows of width 4 are needed" in small.error and small.size == "5"
+    assert whole.hit_rate is not None and whole.hit_rate > 0.5
     assert "lru with 5 device rows: batch 0:" in simulation_document(result).to_text()
     both_small = simulate([(name, config) for name in ("a", "b")], ["5", "100%"], MACHINE, embedding_dim=WIDTH)
     assert "a with 5, b with 5 device rows: batch 0:" in simulation_document(both_small).to_text()
@@ -269,12 +269,12 @@ def test_a_policy_that_fails_stops_its_own_run_only(dataset: Dataset, tmp_path: 
     result = simulate(
         [*cases, ("lru", toy_config(policy="lru", depth=0, tier=tier))], ["50%"], MACHINE, embedding_dim=WIDTH
     )
-    errors = {run["policy"]: run["error"] for run in result["runs"]}
+    errors = {run.policy: run.error for run in result.failed}
     assert "Scores.score at batch" in errors["Scores"] and "no idea" in errors["Scores"]
     assert "Arranges.arrange raised ZeroDivisionError" in errors["Arranges"]
     assert "Hangs.score at batch" in errors["Hangs"] and "has not returned for 2 s" in errors["Hangs"]
     assert "Counts.calibrate has not returned for 2 s" in errors["Counts"]
-    assert errors["lru"] is None
+    assert [run.policy for run in result.runs] == ["lru"]
     bad.with_suffix(".end").touch()
     for thread in threading.enumerate():
         if thread.name == "adaptive-policy":
@@ -419,8 +419,8 @@ def test_rows_that_batches_in_flight_hold_are_those_of_the_twin(batches: list[li
 @pytest.mark.parametrize("depth", [0, 3])
 def test_the_least_size_works_and_one_row_less_does_not(dataset: Dataset, depth: int) -> None:
     cases = [("lru", toy_config(policy="lru", depth=depth))]
-    least = simulate(cases, ["100%"], MACHINE, embedding_dim=WIDTH)["least_device_rows"]
-    assert simulate(cases, [str(least)], MACHINE, embedding_dim=WIDTH)["runs"][0]["error"] is None
+    least = simulate(cases, ["100%"], MACHINE, embedding_dim=WIDTH).least_device_rows
+    assert simulate(cases, [str(least)], MACHINE, embedding_dim=WIDTH).runs
     with pytest.raises(DeviceMemoryError, match=rf"; {least} device rows are enough for all batches$"):
         simulate(cases, [str(least - 1)], MACHINE, embedding_dim=WIDTH)
 
@@ -429,19 +429,15 @@ def test_advice_on_the_size(dataset: Dataset) -> None:
     config = toy_config(policy="lru")
     result = simulate([("lru", config)], ["60%", "100%"], MACHINE, embedding_dim=WIDTH)
     assert "least device rows for policies that fetch what is missing:" in simulation_document(result).to_text()
-    steps = {"look_ahead": 1.0, "device_only": 1.0}
-    runs = [{**run, "step_ms": {**run["step_ms"], **steps}} for run in result["runs"]]
-    assert _recommended(runs)["size"] == "60%"
-    runs[0]["step_ms"]["look_ahead"] = 1.02
-    assert _recommended(runs)["size"] == "100%"
-    runs[1]["step_ms"]["look_ahead"] = 1.02
-    assert _recommended(runs) is None
-    assert (
-        "none; the link, or planning, is what a step waits for"
-        in simulation_document({**result, "recommended": None}).to_text()
-    )
+    fast, slow = (StepTimes(look_ahead, 0, 0, device_only=1.0) for look_ahead in (1.0, 1.02))
+    small, whole = (replace(run, step_ms=fast) for run in result.runs)
+    for runs, size in (((small, whole), "60%"), ((replace(small, step_ms=slow), whole), "100%")):
+        assert (best := recommended(runs)) is not None and best.size == size
+    assert recommended([replace(small, step_ms=slow)]) is None
+    without = simulation_document(replace(result, recommended=None)).to_text()
+    assert "none; the link, or planning, is what a step waits for" in without
     hybrid = simulate([("hybrid", toy_config(policy="hybrid"))], ["60%"], MACHINE, embedding_dim=WIDTH)
-    assert hybrid["least_device_rows"] is None and "least device rows" not in simulation_document(hybrid).to_text()
+    assert hybrid.least_device_rows is None and "least device rows" not in simulation_document(hybrid).to_text()
 
 
 @settings(deadline=None)

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from adaptive.errors import DeviceMemoryError
 from adaptive.studies.report.page_records import PageRecord
 from adaptive.studies.report.study_pages import simulation_blocks
 from adaptive.studies.simulate.rank_traffic import simulate_rank_traffic
-from adaptive.studies.simulate.simulation import simulate
+from adaptive.studies.simulate.simulation import Simulation, SizedPolicy, simulate
 from adaptive.studies.simulate.simulation_report import rank_traffic_document, simulation_document
 from adaptive.studies.step_model import Machine
 from adaptive.system import StopRequest
@@ -50,9 +51,9 @@ def interrupted_at(number: int) -> Callable[[int, int | None], None]:
     return tell
 
 
-def counted(result: dict[str, Any]) -> list[dict[str, Any]]:
+def counted(result: Simulation) -> list[dict[str, Any]]:
     """The runs without what is measured, and what is modelled from that."""
-    return [{key: value for key, value in run.items() if key not in MEASURED} for run in result["runs"]]
+    return [{key: value for key, value in vars(run).items() if key not in MEASURED} for run in result.runs]
 
 
 @pytest.mark.parametrize(("number", "batches"), [(1, 32), (2, 64), (4, 112)])
@@ -61,16 +62,15 @@ def test_what_is_read_is_told_as_if_no_more_had_been_asked(number: int, batches:
     found = simulate(cases(*labels, epochs=2), sizes, MACHINE, embedding_dim=4, told=interrupted_at(number), stop=stop)
     assert stop.signal == signal.SIGINT
     short = simulate(cases(*labels, epochs=2, steps=batches), sizes, MACHINE, embedding_dim=4)
-    assert counted(found) == counted(short) and len(found["runs"]) == 7
-    assert {name: found[name] for name in ("batches", "lookups", "distinct_rows", "least_device_rows")} == {
-        name: short[name] for name in ("batches", "lookups", "distinct_rows", "least_device_rows")
-    }
-    assert (found["was_stopped"], found["asked_batches"], found["missing"]) == (True, 160, [])
+    assert counted(found) == counted(short) and len(found.runs) == 7
+    for name in ("batches", "lookups", "distinct_rows", "least_device_rows"):
+        assert getattr(found, name) == getattr(short, name)
+    assert (found.was_stopped, found.asked_batches, found.missing) == (True, 160, [])
     said = f"stopped after {batches} of 160 batches: all numbers are of these; the same command again gives all"
     assert said in simulation_document(found).to_text() and said in simulation_document(found).to_markdown()
-    page = simulation_blocks(PageRecord("simulation", "s", Path("s.json"), found), is_alone=True)
+    page = simulation_blocks(PageRecord("simulation", "s", Path("s.json"), asdict(found)), is_alone=True)
     assert any(said in block.lines for block in page if isinstance(block, Items))
-    assert "stopped" not in simulation_document(short).to_text() and not short["was_stopped"]
+    assert "stopped" not in simulation_document(short).to_text() and not short.was_stopped
 
 
 @pytest.mark.parametrize("number", [1, 4])
@@ -78,11 +78,11 @@ def test_policies_with_batches_of_their_own_are_whole_or_missing(number: int) ->
     """Three lines of progress are of the stream that `lru` and `lfu` share; the next is of Regrouping at 60%."""
     labels, stop = ["contract:Regrouping", "lru", "lfu"], StopRequest()
     found = simulate(cases(*labels), ["60%", "90%"], MACHINE, embedding_dim=4, told=interrupted_at(number), stop=stop)
-    assert [(run["policy"], run["size"]) for run in found["runs"]] == [
+    assert [(run.policy, run.size) for run in found.runs] == [
         (policy, size) for policy in ("lru", "lfu") for size in ("60%", "90%")
     ]
-    assert found["was_stopped"] and found["batches"] == (32 if number == 1 else BATCHES)
-    assert found["missing"] == [{"policy": "contract:Regrouping", "size": size} for size in ("60%", "90%")]
+    assert found.was_stopped and found.batches == (32 if number == 1 else BATCHES)
+    assert found.missing == [SizedPolicy("contract:Regrouping", size) for size in ("60%", "90%")]
     text = simulation_document(found).to_text()
     assert ("missing are contract:Regrouping with 60%, 90%; the same command again gives all" in text) == (number == 1)
     again = "the same command with --policy contract:Regrouping --device-rows 60%,90% gives them"
@@ -94,19 +94,19 @@ def test_a_policy_with_batches_of_its_own_is_told_when_it_is_alone() -> None:
     found = simulate(
         cases("contract:Regrouping"), ["60%", "90%"], MACHINE, embedding_dim=4, told=interrupted_at(5), stop=stop
     )
-    assert [run["size"] for run in found["runs"]] == ["60%"] and found["batches"] == 5
-    assert found["missing"] == [{"policy": "contract:Regrouping", "size": "90%"}]
+    assert [run.size for run in found.runs] == ["60%"] and found.batches == 5
+    assert found.missing == [SizedPolicy("contract:Regrouping", "90%")]
 
 
 def test_a_stop_at_the_last_batch_is_none() -> None:
     stop = StopRequest()
     found = simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, told=interrupted_at(3), stop=stop)
-    assert stop and (found["was_stopped"], found["batches"]) == (False, BATCHES)
+    assert stop and (found.was_stopped, found.batches) == (False, BATCHES)
 
 
 def test_runs_that_failed_before_the_stop_are_told() -> None:
     found = simulate(cases("lru"), ["5", "100%"], MACHINE, embedding_dim=4, told=interrupted_at(1), stop=StopRequest())
-    assert [run["error"] is None for run in found["runs"]] == [False, True]
+    assert [run.size for run in found.failed] == ["5"] and [run.size for run in found.runs] == ["100%"]
     with pytest.raises(DeviceMemoryError):
         simulate(cases("lru"), ["5"], MACHINE, embedding_dim=4, told=interrupted_at(1), stop=StopRequest())
 
@@ -123,9 +123,8 @@ def test_bytes_between_ranks_are_those_of_the_batches_that_were_read() -> None:
     settings = toy_config(batch_size=8, epochs=2)
     found = simulate_rank_traffic(settings, [2, 3], told=interrupted_at(90), stop=StopRequest())
     short = simulate_rank_traffic(settings.model_copy(update={"steps": 90}), [2, 3])
-    same = {name for name in short if name not in ("was_stopped", "asked_batches")}
-    assert {name: found[name] for name in same} == {name: short[name] for name in same}
-    assert (found["was_stopped"], found["asked_batches"], found["batches"]) == (True, 160, 90)
+    assert replace(found, was_stopped=False, asked_batches=short.asked_batches) == short
+    assert (found.was_stopped, found.asked_batches, found.batches) == (True, 160, 90)
     for text in (rank_traffic_document(found).to_text(), rank_traffic_document(found).to_markdown()):
         assert "stopped after 90 of 160 batches: means are over these; the same command again reads all" in text
     document = rank_traffic_document(short)
