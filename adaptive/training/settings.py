@@ -183,7 +183,7 @@ def _from_file(file: Path | None) -> list[Given]:
     content = _read(file)
     if isinstance(content.get("config"), dict):
         content = {key: value for key, value in content["config"].items() if key != "out"}
-    return [Given(key, _null(value), f"{file}:{key}", file=file) for key, value in _leaves(content)]
+    return [Given(key, _null(value), f"{file}:{key}", file=file) for key, value in leaves(content)]
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -241,11 +241,12 @@ def _from_flags(flags: Mapping[str, Any], names: Mapping[str, str]) -> list[Give
     ]
 
 
-def _leaves(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested settings."""
     for name, value in content.items():
         key = f"{above}{name}"
         if isinstance(value, dict):
-            yield from _leaves(value, f"{key}.")
+            yield from leaves(value, f"{key}.")
         else:
             yield key, value
 
@@ -424,5 +425,5 @@ def _report(problems: Sequence[str]) -> str:
 
 
 def _origins(config: TrainConfig, chosen: Mapping[Path_, Given]) -> dict[str, str]:
-    origins = {key: "default" for key, _ in _leaves(config.model_dump())}
+    origins = {key: "default" for key, _ in leaves(config.model_dump())}
     return origins | {".".join(path): one.origin for path, one in chosen.items()}

@@ -26,7 +26,7 @@ from adaptive.training.build import Components, build, open_data, torch_settings
 from adaptive.training.evaluation import evaluate, predict
 from adaptive.training.runs.distributed import readers_of, telling, versions
 from adaptive.training.runs.run import group_feature, quality_numbers
-from adaptive.training.runs.run_record import FOLDER, at_home, check_same_data, config_of, recorded_shape
+from adaptive.training.runs.run_record import FOLDER, Json, at_home, check_same_data, config_of, recorded_shape
 from adaptive.training.runs.state import restore_weights
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.recorder import evaluation_record
@@ -50,7 +50,7 @@ class LoadedRun:
 
     path: Path
     config: TrainConfig
-    record: Mapping[str, Any]
+    record: Json
     shape: DataShape
     components: Components
     steps: int
@@ -66,7 +66,7 @@ class LoadedRun:
         return self.components.embeddings
 
     @property
-    def schema(self) -> dict[str, Any] | None:
+    def schema(self) -> Json | None:
         """The schema of the run's files, as JSON values; None for data that have none."""
         data = self.record.get("data")
         return data.get("schema") if isinstance(data, dict) else None

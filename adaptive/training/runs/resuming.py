@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TextIO, cast
+from typing import Final, TextIO, cast
 
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
@@ -24,9 +24,10 @@ from adaptive.training.runs.distributed import directory_of, facts_of, readers_o
 from adaptive.training.runs.loop import DataPosition
 from adaptive.training.runs.next_commands import code_of, resume_command
 from adaptive.training.runs.run import ResumePoint, Run
-from adaptive.training.runs.run_record import check_same_data, config_of
+from adaptive.training.runs.run_record import Json, check_same_data, config_of
 from adaptive.training.runs.state import SavedProgress, reached_by, refuse_guarded_resume, restore
 from adaptive.training.runs.training import train_run
+from adaptive.training.settings import leaves
 from adaptive.training.telemetry.jsonl import check_beginning, drop_after
 from adaptive.training.telemetry.report import RunSummary
 
@@ -68,7 +69,9 @@ def resume_run(
     with telling(ranks), directory_of(ranks, opened) as directory:
         path = directory.path if is_first else Path(run_directory)
         record = read_record(path)
-        config = _config(record, path, {"steps": steps, "epochs": epochs})
+        lengths = {"steps": steps, "epochs": epochs}
+        changed = {name: length for name, length in lengths.items() if length is not None}
+        config = config_of(record, path).model_copy(update=changed)
         _check_code(config, code, path)
         refuse_alone(config, ranks)
         if config.save:
@@ -101,13 +104,13 @@ def resume_run(
 
 def _check_code(config: TrainConfig, code: Mapping[str, str], path: Path) -> None:
     """Check that code that is not installed is named, and nothing is named that is not the run's."""
-    said = code_of(config)
-    for key, spec in said.items():
+    specs = code_of(config)
+    for key, spec in specs.items():
         if code.get(key, spec) != spec:
             raise ConfigError(
                 f"{path}: the run's {key} is {spec}, named is {code[key]}; a run goes on with its own settings"
             )
-    for key, spec in said.items():
+    for key, spec in specs.items():
         refuse_unnamed(key, spec, where=str(path / RECORD), named=code.get(key), how=resume_command(path, config))
 
 
@@ -121,47 +124,35 @@ def _load(path: Path, ranks: Ranks) -> tuple[Path, Checkpoint, dict[Path, str]]:
         ) from error
 
 
-def _config(record: Mapping[str, Any], path: Path, changed: Mapping[str, int | None]) -> TrainConfig:
-    given = {name: value for name, value in changed.items() if value is not None}
-    return config_of(record, path).model_copy(update=given)
-
-
-def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: Mapping[str, Any]) -> None:
-    """Check that the settings leave the run something to train.
+def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: Json) -> None:
+    """Check that the settings leave the run something to train. One that was killed between its last checkpoint and its
+    end is not recorded as finished, and may end.
 
     Raises:
         ConfigError: if it is longer already than it is to be, was finished and is to be no longer, or has reached its
             target.
     """
-    _check_target(config, path, record)
-    if record.get("status") == "finished" and ((record.get("summary") or {}).get("best") or {}).get(
-        "ended_by_patience"
-    ):
+    finished, anew = record.get("status") == "finished", f"to train on, train anew with --config {path / RECORD}"
+    summary = (record.get("summary") or {}) if finished else {}
+    target, best = summary.get("stop_at") or {}, summary.get("best") or {}
+    if target.get("reached"):
         raise ConfigError(
-            f"{path}: the run is finished: its patience ended; to train on, train anew with --config {path / RECORD} "
-            "--set patience=null"
+            f"{path}: the run is finished: it reached {target.get('metric')} {target.get('target')} after "
+            f"{target.get('step')} steps; {anew} --set stop_at=null"
         )
+    if best.get("ended_by_patience"):
+        raise ConfigError(f"{path}: the run is finished: its patience ended; {anew} --set patience=null")
     trained = place.before + place.taken
     if config.steps is not None and config.steps < trained:
         raise ConfigError(f"{path}: steps={config.steps}, but {trained} are trained already; give as many or more")
     if config.epochs <= place.epoch:
         raise ConfigError(f"{path}: epochs={config.epochs}, but {place.epoch + 1} have begun; give as many or more")
     is_last = place.epoch + 1 == config.epochs or trained == config.steps
-    if record.get("status") == "finished" and is_last and (place.over or place.left(config.steps) == 0):
+    if finished and is_last and (place.over or place.left(config.steps) == 0):
         raise ConfigError(f"{path}: the run is finished after {trained} steps; to train on, raise --steps or --epochs")
 
 
-def _check_target(config: TrainConfig, path: Path, record: Mapping[str, Any]) -> None:
-    """A run that was killed between its last checkpoint and its end is not recorded as finished, and may end."""
-    found = (record.get("summary") or {}).get("stop_at") or {}
-    if record.get("status") == "finished" and found.get("reached"):
-        raise ConfigError(
-            f"{path}: the run is finished: it reached {found.get('metric')} {found.get('target')} after "
-            f"{found.get('step')} steps; to train on, train anew with --config {path / RECORD} --set stop_at=null"
-        )
-
-
-def _check_vocabulary(config: TrainConfig, record: Mapping[str, Any], path: Path) -> None:
+def _check_vocabulary(config: TrainConfig, record: Json, path: Path) -> None:
     """Or else one would be fitted anew, and written, where the settings say."""
     stored = (record.get("data") or {}).get("vocabularies")
     folder = Path(config.data_options.get("vocabulary_path") or path / "vocabulary")
@@ -214,7 +205,7 @@ def _drop_records(
     config: TrainConfig,
     checkpoint: Checkpoint,
     reached: SavedProgress,
-    record: Mapping[str, Any],
+    record: Json,
 ) -> int:
     """Of the evaluations of the step reached those go that are made again: one that comes next, and one that was made
     behind the checkpoint by a run that was killed. That of a run that was finished stays."""
@@ -232,7 +223,7 @@ def _drop_records(
         raise OutputError(f"{directory.metrics} cannot be written: {error}") from error
 
 
-def _print_resume(stream: TextIO | None, left: ResumePoint, record: Mapping[str, Any]) -> None:
+def _print_resume(stream: TextIO | None, left: ResumePoint, record: Json) -> None:
     text = "".join(f"{where} is damaged, an older checkpoint is taken: {why}\n" for where, why in left.damaged.items())
     text += f"resumed after step {left.checkpoint.meta['steps']} from {left.where}"
     if left.dropped:
@@ -293,30 +284,17 @@ def what_to_do(path: Path, config: TrainConfig) -> str:
         return BEGIN
     record = read_record(path)
     of_run = config_of(record, path)
-    _check_same(of_run, config, path)
-    longer = any((new := getattr(config, name)) is not None and new != getattr(of_run, name) for name in LENGTHS)
-    if record.get("status") == "finished" and not longer:
-        return DONE
-    return RESUME if any(one.exists() for one in newest_first(path)) else BEGIN
-
-
-def _check_same(of_run: TrainConfig, given: TrainConfig, path: Path) -> None:
-    """Check that the run there is the one that is meant."""
-    here, there = (_flat(one.model_dump(mode="json")) for one in (given, of_run))
-    for key in {**there, **here}:
-        lengthened = key in LENGTHS and here.get(key) is not None
-        if key != "out" and not lengthened and here.get(key) != there.get(key):
+    new, old = (dict(leaves(settings.model_dump(mode="json"))) for settings in (config, of_run))
+    lengthened = {name for name in LENGTHS if new.get(name) is not None}
+    for key in {**old, **new}:
+        if key != "out" and key not in lengthened and new.get(key) != old.get(key):
             raise ConfigError(
-                f"--auto-resume: the run in {path} has {key}={there.get(key)!r}, given is {here.get(key)!r}; "
+                f"--auto-resume: the run in {path} has {key}={old.get(key)!r}, given is {new.get(key)!r}; "
                 "resume with the run's own settings, or choose another --out"
             )
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
+    if record.get("status") == "finished" and all(new[name] == old.get(name) for name in lengthened):
+        return DONE
+    return RESUME if any(folder.exists() for folder in newest_first(path)) else BEGIN
 
 
 def _finished(path: Path, stream: TextIO | None) -> RunSummary:

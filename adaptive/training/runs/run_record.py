@@ -14,6 +14,9 @@ from adaptive.data.text.schema import schema_file
 from adaptive.errors import CheckpointError, InputError
 from adaptive.training.telemetry.jsonl import plain
 
+Json = Mapping[str, Any]
+"""`run.json`, or a part of it, as it was read: values are checked where they are used."""
+
 FOLDER, SHAPE = "folder", "shape"
 
 
@@ -25,7 +28,7 @@ def where_and_what(dataset: Dataset) -> dict[str, Any]:
 MOST_DENSE = 1 << 24  # inputs of a sample: far more than anyone has, and a layer of them still fits in memory
 
 
-def recorded_shape(record: Mapping[str, Any], path: Path) -> DataShape:
+def recorded_shape(record: Json, path: Path) -> DataShape:
     """The shape of the data of the run in directory `path`.
 
     Raises:
@@ -46,7 +49,7 @@ def recorded_shape(record: Mapping[str, Any], path: Path) -> DataShape:
     return shape
 
 
-def at_home(config: TrainConfig, record: Mapping[str, Any]) -> TrainConfig:
+def at_home(config: TrainConfig, record: Json) -> TrainConfig:
     """The settings with their paths as they were meant: relative ones from the folder in which the run was made."""
     home = Path(str(record.get(FOLDER, "")))
 
@@ -76,7 +79,7 @@ def at_home(config: TrainConfig, record: Mapping[str, Any]) -> TrainConfig:
     )
 
 
-def config_of(record: Mapping[str, Any], path: Path) -> TrainConfig:
+def config_of(record: Json, path: Path) -> TrainConfig:
     """The settings in the record of the run in directory `path`.
 
     Raises:
@@ -93,7 +96,7 @@ def config_of(record: Mapping[str, Any], path: Path) -> TrainConfig:
         raise CheckpointError(f"{path / 'run.json'}: config: {error.errors()[0]['msg']}") from error
 
 
-def check_same_data(path: Path, record: Mapping[str, Any], dataset: Dataset) -> None:
+def check_same_data(path: Path, record: Json, dataset: Dataset) -> None:
     """Check that the data are those of the run in directory `path`, wherever their files lie by now.
 
     Raises:
@@ -129,5 +132,5 @@ def _differences(name: str, recorded: object, found: object) -> list[str]:
     ]
 
 
-def _file_text(file: Mapping[str, Any]) -> str:
+def _file_text(file: Json) -> str:
     return f"{file.get('path')} of {file.get('bytes')} bytes with sha256 {file.get('sha256')}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Protocol
 
 from adaptive.errors import ConfigError
+from adaptive.training.settings import leaves
 from adaptive.training.telemetry.record import (
     EvalRecord,
     GuardRecord,
@@ -129,15 +130,13 @@ class LoggerSink:
             log.warning("logger %s failed: %s: %s%s", self._name, type(error).__name__, error, end)
 
 
-def flat(config: Settings, above: str = "") -> dict[str, str]:
+def flat(config: Settings) -> dict[str, str]:
     """Settings by their whole names, as texts: {"tier.device_rows": "5%"}."""
-    texts: dict[str, str] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            texts |= flat(value, f"{above}{name}.")
-        elif value is not None:
-            texts[f"{above}{name}"] = value if isinstance(value, str) else json.dumps(value)
-    return texts
+    return {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in leaves(config)
+        if value is not None
+    }
 
 
 EXPERIMENT = "adaptive-train"
