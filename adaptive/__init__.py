@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from adaptive.models.dense.dlrm import DLRM, TBSM
     from adaptive.models.model_settings import DLRMConfig, TBSMConfig
     from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-    from adaptive.policy import NEVER, Deferral, Policy, RowStats, SkipRule, TierView
+    from adaptive.policy import NEVER, Policy, RowStats, SkipRule, TierView
     from adaptive.studies.own_loop.comparing import compare_policies
     from adaptive.studies.own_loop.guarding import Guard
     from adaptive.studies.own_loop.recording import Recording
@@ -44,7 +44,6 @@ _HOMES = {
     "DLRMConfig": "models.model_settings",
     "DataOptions": "data.data_options",
     "Dataset": "data.dataset",
-    "Deferral": "policy",
     "Evaluation": "training.evaluation",
     "Feature": "data.dataset",
     "Guard": "studies.own_loop.guarding",
@@ -98,7 +97,6 @@ __all__ = [
     "DLRMConfig",
     "DataOptions",
     "Dataset",
-    "Deferral",
     "Evaluation",
     "Feature",
     "Guard",

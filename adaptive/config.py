@@ -266,15 +266,13 @@ class SkipConfig(Config):
     rule: str | None = Field(
         default=None,
         description="beside any policy: off, defer, updates, inputs, module:Class or file.py:Class, with parameters as "
-        "in defer+bound=0.1; null: what the policy itself says",
+        "in defer+bound=0.1; null: the rule that the policy carries",
     )
 
-    interval: int = Field(
-        default=64, ge=1, le=MOST, description="batches between questions to the policy or the skip rule"
-    )
+    interval: int = Field(default=64, ge=1, le=MOST, description="batches between questions to the skip rule")
     hot_rows: Size = Field(
         default="auto",
-        description="rows watched by policies that skip: rows, per cent, bytes, or auto (5%, at least 100,000)",
+        description="rows watched for the skip rule: rows, per cent, bytes, or auto (5%, at least 100,000)",
     )
     min_accesses: int = Field(
         default=64, ge=1, le=2**31, description="look-ups after which a row is watched, and between two snapshots of it"
@@ -450,7 +448,7 @@ class TrainConfig(Config):
     )
     model_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.models.model_settings")
     tier: TierConfig = TierConfig()
-    skip: SkipConfig | None = Field(default=SkipConfig(), description="null: ask no policy for saturated rows")
+    skip: SkipConfig | None = Field(default=SkipConfig(), description="null: nothing is skipped")
     guard: GuardConfig | None = Field(default=None, description="null: what skipping costs is not checked in the run")
     ranks: RanksConfig = RanksConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

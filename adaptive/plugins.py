@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from adaptive.config import SkipConfig
 from adaptive.errors import AdaptiveError, ConfigError, PolicyError, error_text, suggestion
-from adaptive.policy import Deferral, Policy, SkipRule
+from adaptive.policy import Policy, SkipRule
 
 if TYPE_CHECKING:
     from torch import nn
@@ -202,10 +202,9 @@ def make_rule(spec: str | type[SkipRule] | SkipRule) -> SkipRule:
 
 
 def with_rule(policy: Policy, skip: SkipConfig | SkipRule | str | None) -> SkipConfig | None:
-    """Put the skip rule that is asked for beside the policy; the settings of skipping, None: nothing is skipped.
+    """Have the policy carry the skip rule that is asked for; the settings of skipping, None: nothing is skipped.
 
     Raises:
-        ConfigError: if the policy leaves inputs out itself.
         PolicyError: if the rule cannot be loaded.
     """
     if isinstance(skip, str):
@@ -216,10 +215,6 @@ def with_rule(policy: Policy, skip: SkipConfig | SkipRule | str | None) -> SkipC
             policy.rule = None
             return None
         return skip
-    if policy.drops_inputs:
-        raise ConfigError(
-            f"skip rule {wanted}: policy {type(policy).__name__} leaves inputs out itself; choose one of the two"
-        )
     if wanted == NO_RULE:
         policy.rule = None
         return None
@@ -279,13 +274,20 @@ def _checked_attributes(policy: Policy) -> Policy:
         "misses": ("'prefetch' or 'host'", policy.misses in ("prefetch", "host")),
         "device_rows": ("None, '0' or '100%'", policy.device_rows in (None, "0", "100%")),
         "window": ("a whole number from 0 on", isinstance(policy.window, int) and policy.window >= 0),
-        "deferral": ("None or a Deferral", policy.deferral is None or isinstance(policy.deferral, Deferral)),
+        "rule": ("None or a SkipRule made in __init__", policy.rule is None or _is_own_rule(policy)),
     }
     for name, (needed, holds) in answers.items():
         if not holds:
             found = getattr(policy, name)
             raise PolicyError(f"policy {type(policy).__name__}: {name} must be {needed}, found {found!r}")
+    if policy.rule is not None:
+        _checked_rule(policy.rule)
     return policy
+
+
+def _is_own_rule(policy: Policy) -> bool:
+    """True for a rule that no other policy of the class carries: it counts and learns."""
+    return isinstance(policy.rule, SkipRule) and policy.rule is not getattr(type(policy), "rule", None)
 
 
 def policy_parameters(cls: type[Policy] | type[SkipRule]) -> dict[str, inspect.Parameter]:

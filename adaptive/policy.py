@@ -1,8 +1,8 @@
-"""All that the author of a policy needs: `Policy`, `RowStats`, `TierView` and `Deferral`.
+"""All that the author of a policy or a skip rule needs: `Policy`, `SkipRule`, `RowStats` and `TierView`.
 
-A policy answers one question, `score`: how much does each row deserve the device? Whatever it answers, the
-trained tables are the same and only the speed differs. `saturated` and dropped inputs (`arrange`) do change what
-is trained; what they left out is in every report.
+A policy answers one question, `score`: how much does each row deserve the device? Whatever it answers, the trained
+tables are the same and only the speed differs. A skip rule answers the other one, `visits`: which updates wait, or are
+left out? That does change what is trained; every report shows by how much.
 
 Letters: n candidate rows, N look-ups of a batch.
 """
@@ -72,93 +72,95 @@ class TierView(Protocol):
     def saturated(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]: ...
 
 
-@dataclass(frozen=True)
-class Deferral:
-    """Write a popular row's updates less often: sum its gradients and apply the sum at every k-th visit.
+class SkipRule(ABC):
+    """Decides which updates are written less often, next to any policy. Nothing else skips.
 
-    k = clamp(visits / every, 1, at_most), where a visit is a batch that looks the row up; k = 1 is the plain update.
-    Nothing is dropped. The optimizer takes one step with the sum instead of k steps; under Adam it counts as k updates
+    The runtime asks `visits` about the watched rows every `SkipConfig.interval` batches. Whatever a rule answers,
+    placement changes nothing, and reports show what was left out. Answers are checked as a policy's are; arrays handed
+    in are read-only. Parameters of `__init__` (keyword-only, annotated, with defaults) are the rule's settings.
+
+    Gradients that wait are summed, and the optimizer takes one step with the sum. Under Adam it counts as k updates
     with their mean. Under Adagrad and row-wise Adagrad the accumulator grows by the squares of the k gradients, as if
-    each had been applied, and not by the square of their sum, which would slow a row down whose gradients agree.
-    Watched rows take memory for the sum and these squares: D + 1 numbers for row-wise Adagrad, 2 D for Adagrad, D for
+    each had been applied, and not by the square of their sum, which would slow a row down whose gradients agree. A
+    watched row takes memory for the sum and these squares: D + 1 numbers for row-wise Adagrad, 2 D for Adagrad, D for
     SGD, 2 D + 1 for Adam, which counts the gradients, too.
     """
 
-    every: int = 32  # visits per unit of k: how much of its history a row may be behind
-    at_most: int | None = None  # None: 8, and 4 under plain SGD, where a sum of k gradients is one k-fold step
-    warmup: int = 100  # batches before any update is deferred; the harm, where any, is early
-
-    def __post_init__(self) -> None:
-        if self.every < 1 or self.warmup < 0 or (self.at_most is not None and not 1 <= self.at_most <= 255):
-            raise ValueError(f"{self}: needed every >= 1, at_most from 1 to 255 or none, warmup >= 0")
-
-
-class SkipRule(ABC):
-    """Decides which updates are written less often: beside any policy, which decides where rows lie.
-
-    One question, asked every `SkipConfig.interval` batches: of these watched rows and what is known of them, which
-    wait, and for how many visits? Whatever a rule answers, placement changes nothing, and reports say what was left
-    out. Answers are checked as a policy's are; arrays handed in are read-only. Parameters of `__init__` (keyword-only,
-    annotated, with defaults) are the rule's settings.
-    """
-
     watches: bool = True
-    """Whether movement is measured (`RowStats.drift`); a rule that does without says no, and no snapshots are kept."""
+    """False if the rule does not need `RowStats.drift`; the runtime then keeps no snapshots."""
 
     asks: bool = True
-    """Whether `visits` is asked at all; for a rule that says no, `every` and `at_most` say everything."""
+    """False if `visits` need not be asked: `every` and `at_most` say everything."""
 
     leaves_out: bool = False
-    """Whether `visits` may answer 0: then updates are lost. Otherwise every gradient is applied, sooner or later."""
-
-    mode: str = ""
-    """What reports add to the rule's name, where it has several ways, such as `by movement`."""
-
-    at_most: int = 255
-    """The largest answer that counts; 1: no gradient ever waits."""
-
-    every: int = 1
-    """Gradients of a row wait for no more visits than it has had so far, divided by this; counted at every visit."""
+    """True if `visits` may answer 0: then updates are lost. Otherwise every gradient is applied, sooner or later."""
 
     drops_inputs: bool = False
-    """Whether `arrange` leaves samples out; it counts those that came and those that it left out."""
+    """True if `arrange` leaves samples out; it counts them in `seen_inputs` and `dropped_inputs`."""
+
+    mode: str = ""
+    """Added to the rule's name in reports, for a rule that has several modes, such as `by movement`."""
+
+    at_most: int = 255
+    """The largest answer that counts; 1: no gradient ever waits, and there are no sums."""
+
+    every: int = 1
+    """Gradients of a row wait for no more visits than the row has had so far, divided by this."""
+
+    warmup: int = 100
+    """Batches before anything waits or is left out; a guard judges from then on."""
+
+    allowance: float = 1.0
+    """The share of its skipping that a guard allows: 1 all, 0 none. Set between two batches. The runtime leaves out
+    only that share of the rows answered with 0, and shrinks `at_most`; `arrange` asks `allows`."""
 
     seen_inputs: int = 0
     dropped_inputs: int = 0
+    """Samples that came to `arrange` and those that it left out, so far."""
 
     reported: ClassVar[tuple[str, ...]] = ()
     """Attributes, numbers, that are shown with every record of a run."""
 
-    warmup: int = 100
-    """Batches before anything waits or is left out."""
-
     def begin(self, optimizer: str) -> None:  # noqa: B027 (optional, not abstract)
-        """Told before training which optimizer updates the rows: `sgd`, `adagrad`, `rowwiseadagrad` or `adam`."""
+        """Called before training with the name of the row optimizer: `sgd`, `adagrad`, `rowwiseadagrad` or `adam`."""
 
     @abstractmethod
     def visits(self, rows: RowStats) -> NDArray[Any]:
         """(n,) whole numbers. 1: every visit (a batch that looks the row up) updates the row. k > 1: gradients wait in
         a sum that every k-th visit applies. 0: updates are left out until the rule is asked again."""
 
-    def arrange(
-        self, batches: Iterator[Batch], view: TierView, allows: Callable[[NDArray[np.int64]], NDArray[np.bool_]]
-    ) -> Iterator[Batch]:
-        """Leave inputs out, where the rule does that (`drops_inputs`), before the policy sees the batches; the others
-        come in their order. Of the inputs, numbered as they come, only those may go that `allows` (a guard)."""
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        """Leave inputs out (`drops_inputs`) before the policy sees the batches; the others keep their order. Of the
+        inputs, numbered as they come, drop none that `allows` denies. Default: all batches, as they come."""
         return batches
 
+    def allows(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(n,) True where a guard allows skipping, for each of these numbers (n,), of rows or of inputs.
+
+        True for the share `allowance` of all numbers, chosen by a hash, so that a number is treated alike each time;
+        of two allowances the lower one chooses among the numbers of the higher one.
+        """
+        mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # wraps, as a hash should
+        mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
+        chosen: NDArray[np.bool_] = (mixed >> np.uint64(32)) < np.uint64(round(self.allowance * 2**32))
+        return chosen
+
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """As `Policy.state_dict`: what the rule must know to go on after a resume. Default: nothing."""
+        """Arrays from which `load_state_dict` restores the rule, as `Policy.state_dict`. Default: none."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore what `state_dict` gave. Default: expects nothing."""
-        if state:
-            raise ValueError(f"{type(self).__name__} has no state, found {sorted(state)}")
+        _expect_no_state(self, state)
+
+
+def _expect_no_state(owner: object, state: Mapping[str, NDArray[Any]]) -> None:
+    if state:
+        raise ValueError(f"{type(owner).__name__} has no state, got {sorted(state)}")
 
 
 def order_of(policy: "Policy") -> tuple[str, ...]:
-    """`Policy.order`, where it speaks of the policy's own `score`; else ()."""
+    """`Policy.order` if it speaks of the policy's own `score`; else ()."""
     if "score" in vars(policy):
         return ()
     for cls in type(policy).__mro__:
@@ -169,40 +171,41 @@ def order_of(policy: "Policy") -> tuple[str, ...]:
     return ()
 
 
+def _replaces(policy: "Policy | type[Policy]", method: Callable[..., Any]) -> bool:
+    """True if the policy, or its class, has another method than this one of `Policy`."""
+    current = getattr(policy, method.__name__)
+    return getattr(current, "__func__", current) is not method
+
+
 def arranges(policy: "Policy | type[Policy]") -> bool:
-    """Whether batches come to training otherwise than they are read: the policy, or its class, has another `arrange`
-    than the default and its settings have a use for it (`Policy.rearranges`), or its rule leaves inputs out."""
-    if policy.rule is not None and policy.rule.drops_inputs:
-        return True
-    return policy.rearranges and getattr(policy.arrange, "__func__", policy.arrange) is not Policy.arrange
+    """True if batches come to training otherwise than they are read: the policy, or its class, has another `arrange`
+    than the default and its settings have a use for it (`Policy.rearranges`), or its rule drops inputs."""
+    return drops_inputs(policy) or (policy.rearranges and _replaces(policy, Policy.arrange))
 
 
-def drops_inputs(policy: "Policy") -> bool:
-    """Whether the policy, or the rule beside it, leaves inputs out."""
-    return policy.drops_inputs or (policy.rule is not None and policy.rule.drops_inputs)
+def drops_inputs(policy: "Policy | type[Policy]") -> bool:
+    """True if the policy's skip rule drops inputs."""
+    return policy.rule is not None and policy.rule.drops_inputs
 
 
 def inputs_of(policy: "Policy") -> tuple[int, int]:
-    """Inputs that came to whoever leaves inputs out, policy or rule, and those left out so far."""
-    rule = policy.rule
-    owner = rule if rule is not None and rule.drops_inputs else policy
-    return owner.seen_inputs, owner.dropped_inputs
+    """Inputs that came to the policy's skip rule and those that it dropped so far; 0 without a rule."""
+    return (0, 0) if policy.rule is None else (policy.rule.seen_inputs, policy.rule.dropped_inputs)
 
 
 def follows(policy: "Policy | type[Policy]") -> bool:
-    """Whether a policy follows accesses: it, or its class, has another `looked_up`, `left` or `came` than the
+    """True if the policy follows accesses: it, or its class, has another `looked_up`, `left` or `came` than the
     default."""
-    methods = (Policy.looked_up, Policy.left, Policy.came)
-    return any(getattr(found := getattr(policy, own.__name__), "__func__", found) is not own for own in methods)
+    return any(_replaces(policy, method) for method in (Policy.looked_up, Policy.left, Policy.came))
 
 
 def calibrates(policy: "Policy | type[Policy]") -> bool:
-    """Whether a policy looks at a sample of the data: it, or its class, has another `calibrate` than the default."""
-    return getattr(policy.calibrate, "__func__", policy.calibrate) is not Policy.calibrate
+    """True if the policy looks at a sample of the data: it, or its class, has another `calibrate` than the default."""
+    return _replaces(policy, Policy.calibrate)
 
 
 class Policy(ABC):
-    """Decides which rows deserve the device and which have stopped moving.
+    """Decides which rows deserve the device. Whatever it answers, the trained tables are the same.
 
     Methods run in a thread of their own, one at a time. Arrays handed in are read-only. What a method returns is
     checked before any row moves; what it raises, and a method that does not return (`TierConfig.policy_timeout_s`),
@@ -221,19 +224,8 @@ class Policy(ABC):
     rearranges: bool = True
     """Whether `arrange`, where a policy defines it, does anything; one whose settings do without says no."""
 
-    drops_inputs: bool = False
-    """Whether `arrange` leaves samples out. That changes what is trained, as `saturated` does."""
-
-    seen_inputs: int = 0
-    dropped_inputs: int = 0
-    """Samples that came to `arrange` and those that it left out, so far; counted by a policy that drops inputs."""
-
     reported: ClassVar[tuple[str, ...]] = ()
     """Attributes, numbers, that are shown with every record of a run."""
-
-    watches: bool = True
-    """Whether `saturated`, where a policy defines it, is to be asked and given measurements; a policy whose settings
-    do without says no, and no snapshots are kept."""
 
     order: tuple[str, ...] = ()
     """Columns of `RowStats` that say the same as `score`: rows with the least of the first leave first, among equals
@@ -244,23 +236,12 @@ class Policy(ABC):
     window: int = 0
     """Batches whose ids are read beyond the planned ones, so that `next_access` is known."""
 
-    deferral: Deferral | None = None
-    """Whether and how updates of popular rows are deferred; only where skipping is switched on."""
-
     rule: SkipRule | None = None
-    """Which updates are written less often; only where skipping is switched on. `--skip NAME` puts one beside any
-    policy; `deferral` and `saturated` do not count then."""
+    """Which updates are written less often; only where skipping is switched on. Make it in `__init__`: an object in the
+    class body would be shared. `--skip NAME` replaces it, `--skip off` removes it."""
 
     epoch_batches: int | None = None
     """Batches of the data that a run trains in an epoch, set before training; None: not known. May be out by some."""
-
-    warmup: int = 0
-    """Batches before anything is left out, as far as the policy knows; a guard judges from then on."""
-
-    allowance: float = 1.0
-    """The share of its skipping that a guard allows: 1 all, 0 none. Set between two batches. Of the rows that
-    `saturated` names only that share is skipped, and `deferral.at_most` shrinks, without the policy doing anything;
-    a policy that drops inputs keeps those that `allows` leaves out."""
 
     def looked_up(self, number: int, rows: NDArray[np.int64], view: TierView) -> None:  # noqa: B027 (optional)
         """Batch `number` looks these rows (n,) up: each once, of all tables, ascending. Told once for a batch, before
@@ -282,12 +263,8 @@ class Policy(ABC):
     def score(self, rows: RowStats) -> NDArray[Any]:
         """(n,) numbers without NaN: how much each row deserves the device. The lowest leaves first."""
 
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
-        """(n,) rows whose updates are to be skipped until asked again. Default: none."""
-        return np.zeros(len(rows), np.bool_)
-
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        """Regroup, split or drop inputs before they are planned. Default: as they come.
+        """Regroup or split inputs before they are planned; every sample comes once. Default: as they come.
 
         A batch may be given parts (`Batch.part_sizes`), the first of which is then trained while rows for the others
         are still coming, and samples to be evaluated after it (`Batch.held_back`, `observe`).
@@ -308,17 +285,6 @@ class Policy(ABC):
         A run shows a random share of the inputs of an epoch (`TrainConfig.calibrate`).
         """
 
-    def allows(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(n,) whether skipping is allowed for each of these numbers (n,), of rows or of inputs.
-
-        True for the share `allowance` of all numbers, chosen by a hash, so that a number is treated alike each time;
-        of two allowances the lower one chooses among the numbers of the higher one.
-        """
-        mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # wraps, as a hash should
-        mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
-        chosen: NDArray[np.bool_] = (mixed >> np.uint64(32)) < np.uint64(round(self.allowance * 2**32))
-        return chosen
-
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Arrays from which `load_state_dict` restores the policy. Default: none.
 
@@ -329,5 +295,4 @@ class Policy(ABC):
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore what `state_dict` gave. Default: expects nothing."""
-        if state:
-            raise ValueError(f"{type(self).__name__} has no state, found {sorted(state)}")
+        _expect_no_state(self, state)

@@ -23,7 +23,7 @@ device tier, optimizers with much state, difference checkpoints), and makes noth
 """
 
 import inspect
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from adaptive.policies.rules.defer import Defer
 from adaptive.policies.rules.inputs import Inputs
 from adaptive.policies.rules.updates import Updates
 
-_RULES: Final[dict[str, type[SkipRule]]] = {"defer": Defer, "updates": Updates, "inputs": Inputs}  # "off" has none
+_RULES: Final[dict[str, type[SkipRule]]] = {"defer": Defer, "updates": Updates, "inputs": Inputs}  # not "off"
 
 
 class Slipstream(Policy):
@@ -49,7 +49,7 @@ class Slipstream(Policy):
         target_skip, hysteresis: of `updates`.
         hot_only, target_drop: of `inputs`.
         threshold, probe_every: of `updates` and `inputs`.
-        warmup: batches before anything is left out.
+        warmup: of all but `off`: batches before anything waits or is left out.
     """
 
     order = ("accesses",)
@@ -68,33 +68,13 @@ class Slipstream(Policy):
         target_drop: float | None = None,
         threshold: float | None = None,
         probe_every: int | None = None,
-        warmup: int = 100,
+        warmup: int | None = None,
     ) -> None:
-        given = {
-            "by": by,
-            "bound": bound,
-            "every": every,
-            "at_most": at_most,
-            "target_skip": target_skip,
-            "hysteresis": hysteresis,
-            "hot_only": hot_only,
-            "target_drop": target_drop,
-            "threshold": threshold,
-            "probe_every": probe_every,
-            "warmup": warmup,
-        }
-        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        known = _parameters(skip)
-        if others := sorted(set(options) - set(known)):
-            raise ValueError(f"{', '.join(others)}: not of skip={skip}, which has {', '.join(known)}")
-        self.skip = skip
-        self.warmup = warmup
-        self.rule = None if skip == "off" else _RULES[skip](**options)
+        given = {name: value for name, value in locals().items() if name not in ("self", "skip") and value is not None}
+        parameters = [] if skip == "off" else list(inspect.signature(_RULES[skip]).parameters)
+        if others := sorted(set(given) - set(parameters)):
+            raise ValueError(f"{', '.join(others)}: not of skip={skip}, which has {', '.join(parameters) or 'none'}")
+        self.rule = None if skip == "off" else _RULES[skip](**given)
 
     def score(self, rows: RowStats) -> NDArray[np.int64]:
         return rows.accesses
-
-
-def _parameters(skip: str) -> list[str]:
-    """Those of a mode: its rule's."""
-    return ["warmup"] if skip == "off" else list(inspect.signature(_RULES[skip]).parameters)

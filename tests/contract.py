@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from skip_rules import LeaveOut
 
 from adaptive.batch import Batch, concatenate
 from adaptive.policies.device import Device
@@ -22,7 +23,7 @@ from adaptive.policies.sieve import Sieve
 from adaptive.policies.slipstream import Slipstream
 from adaptive.policies.static import Static
 from adaptive.policies.tables import Tables
-from adaptive.policy import Policy, RowStats, TierView
+from adaptive.policy import Policy, RowStats, SkipRule, TierView
 
 
 class RandomScores(Policy):
@@ -64,14 +65,27 @@ class Regrouping(LRU):
             yield joined.take(np.arange(joined.num_samples)[::-1])
 
 
-class Dropping(LRU):
-    """Every other sample is left out."""
+class DropsOdd(SkipRule):
+    """Every other sample is left out; nothing is asked about rows."""
 
     drops_inputs = True
+    watches = asks = False
+    at_most = 1
+
+    def visits(self, rows: RowStats) -> NDArray[np.int64]:
+        raise AssertionError("not asked")
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         for batch in batches:
-            yield batch.take(np.arange(0, batch.num_samples, 2))
+            left = batch.take(np.arange(0, batch.num_samples, 2))
+            self.seen_inputs += batch.num_samples
+            self.dropped_inputs += batch.num_samples - left.num_samples
+            yield left
+
+
+class Dropping(LRU):
+    def __init__(self) -> None:
+        self.rule = DropsOdd()
 
 
 class InParts(LRU):
@@ -86,8 +100,8 @@ class InParts(LRU):
 class EagerlySaturating(LRU):
     """Half of the rows are saturated, whatever they do."""
 
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
-        return np.equal(rows.rows % 2, 0)
+    def __init__(self) -> None:
+        self.rule = LeaveOut(lambda rows: np.equal(rows.rows % 2, 0))
 
 
 BUILT_INS: list[type[Policy]] = [

@@ -38,6 +38,7 @@ SHARED_BY_POLICIES = {
     "adaptive.policies.samples",
     "adaptive.policies.rules.resting",
     "adaptive.policies.rules.defer",
+    "adaptive.policies.rules.drop",
     "adaptive.policies.rules.inputs",
     "adaptive.policies.rules.updates",
     "adaptive.policies.fae.shuffle",

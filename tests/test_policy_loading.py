@@ -15,6 +15,7 @@ from adaptive.config import SkipConfig
 from adaptive.errors import PolicyError
 from adaptive.plugins import ENTRY_POINTS, installed_policies, load_policy_class, make_policy, policy_parameters
 from adaptive.policies.lru import LRU
+from adaptive.policies.rules.defer import Defer
 from adaptive.policy import Policy
 
 SOURCE = """
@@ -220,7 +221,8 @@ def test_annotations_written_as_text_are_checked_too(tmp_path: Path) -> None:
         ("device_rows", "50%", "device_rows must be None, '0' or '100%'"),
         ("window", -1, "window must be a whole number from 0 on, found -1"),
         ("window", 1.5, "window must be"),
-        ("deferral", 3, "deferral must be None or a Deferral, found 3"),
+        ("rule", 3, "rule must be None or a SkipRule made in __init__, found 3"),
+        ("rule", Defer(), "rule must be None or a SkipRule made in __init__, found <"),  # policies would share it
     ],
 )
 def test_what_a_policy_says_of_itself_is_checked(name: str, value: object, message: str) -> None:
@@ -237,5 +239,5 @@ def test_what_is_no_policy_is_named(policy: object) -> None:
 
 
 def test_a_policy_without_state_refuses_a_foreign_one() -> None:
-    with pytest.raises(ValueError, match=r"LRU has no state, found \['rows'\]"):
+    with pytest.raises(ValueError, match=r"LRU has no state, got \['rows'\]"):
         make_policy("lru").load_state_dict({"rows": np.arange(2)})

@@ -17,7 +17,7 @@ from helpers import (
     train_more,
     train_slowly,
 )
-from numpy.typing import NDArray
+from skip_rules import LeaveOut
 from traps import OPTIMIZERS, TABLE, build
 
 from adaptive.config import SkipConfig, TableConfig
@@ -25,7 +25,7 @@ from adaptive.counters import Counter
 from adaptive.optim import SGD, Adam, RowOptimizer
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policies.lru import LRU
-from adaptive.policy import Policy, RowStats
+from adaptive.policy import Policy
 
 # --- state ---------------------------------------------------------------------------------------------------------
 
@@ -160,8 +160,8 @@ def test_trap_30_a_skipped_row_stands_still_and_can_be_woken() -> None:
     is updated again, from where it was."""
 
     class SleepsForAWhile(LRU):
-        def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
-            return np.full(len(rows), 2 <= rows.step < 5)
+        def __init__(self) -> None:
+            self.rule = LeaveOut(lambda rows: np.full(len(rows), 2 <= rows.step < 5))
 
     skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=0)
     embeddings = one_table(policy=SleepsForAWhile, skip=skip, optimizer=Adam(lr=0.1))

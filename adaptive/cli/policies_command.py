@@ -292,7 +292,7 @@ def _decides(cls: "type[Policy]") -> list[str]:
     """The methods of the interface that the class fills."""
     from adaptive.policy import Policy
 
-    optional = ("saturated", "looked_up", "left", "came", "arrange", "calibrate")
+    optional = ("looked_up", "left", "came", "arrange", "calibrate")
     return ["score", *(name for name in optional if getattr(cls, name) is not getattr(Policy, name))]
 
 

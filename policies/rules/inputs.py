@@ -6,7 +6,7 @@ shows a run beside it that drops as many inputs at random.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -70,9 +70,7 @@ class Inputs(SkipRule):
         self._asked, self._step = True, rows.step
         return np.ones(len(rows), np.int64)
 
-    def arrange(
-        self, batches: Iterator[Batch], view: TierView, allows: Callable[[NDArray[np.int64]], NDArray[np.bool_]]
-    ) -> Iterator[Batch]:
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         refill = Refill()
         self._recent.clear()  # a resumed run has seen no inputs either
         self._moved.reserve(view.num_rows)
@@ -81,7 +79,7 @@ class Inputs(SkipRule):
             self._find_threshold(most)
             dropped = most <= self.found_threshold if self._step >= self.warmup else np.zeros(len(most), np.bool_)
             numbers = self.seen_inputs + np.arange(batch.num_samples)
-            dropped &= allows(numbers) & ~probed(numbers, 0, self.probe_every)
+            dropped &= self.allows(numbers) & ~probed(numbers, 0, self.probe_every)
             dropped[np.flatnonzero(dropped)[int(MOST_DROPPED * batch.num_samples) :]] = False
             self.seen_inputs += batch.num_samples
             self.hot_inputs += int((most < np.inf).sum())

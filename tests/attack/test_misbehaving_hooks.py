@@ -26,7 +26,6 @@ pytestmark = attack
 class Follows(Misbehaves):
     """A policy of which all is asked that a run may ask, in batches of the library."""
 
-    drops_inputs = True
     reported = ("number",)
 
     @property
@@ -68,7 +67,7 @@ class Rule(SkipRule):
         found: NDArray[Any] = self._do("visits", lambda: np.full(len(rows), 2))
         return found
 
-    def arrange(self, batches: Iterator[Batch], view: TierView, allows: object) -> Iterator[Batch]:
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         for number, batch in enumerate(batches):
             yield self._do("arrange", lambda batch=batch: batch) if number == 3 else batch
 

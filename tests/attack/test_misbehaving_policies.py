@@ -14,6 +14,7 @@ from attacks import attack
 from forked import Nursery, trained
 from interrupted import SKIP, small_world
 from numpy.typing import NDArray
+from skip_rules import LeaveOut, everything
 from toy import toy_config
 
 from adaptive.batch import Batch
@@ -63,7 +64,7 @@ MISDEEDS: Final[dict[str, Callable[[], Any]]] = {
     "text": lambda: "abc",
     "objects": lambda: np.array([object()]),
 }
-HOOKS: Final = ("score", "saturated", "arrange", "calibrate", "state_dict")
+HOOKS: Final = ("score", "arrange", "calibrate", "state_dict")
 
 
 class Misbehaves(LRU):
@@ -87,19 +88,13 @@ class Misbehaves(LRU):
         return found
 
 
-class Saturates(Misbehaves):
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = self._do("saturated", lambda: np.zeros(len(rows), np.bool_))
-        return found
-
-
 class Arranges(Misbehaves):
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         for number, batch in enumerate(batches):
             yield self._do("arrange", lambda batch=batch: batch) if number == 3 else batch
 
 
-KINDS: Final = {"saturated": Saturates, "arrange": Arranges}
+KINDS: Final = {"arrange": Arranges}
 SMALL: Final = {
     "model_options": {"embedding_dim": 4, "bottom_mlp": (8, 4), "top_mlp": (8, 1)}, "batch_size": 32, "log_every": 4,
     "tensorboard": False, "tier": {"device_rows": "60%"},
@@ -129,7 +124,7 @@ def test_a_policy_that_misbehaves_is_named_with_its_hook(
         with pytest.raises(PolicyError, match=f"Wicked.{hook}") as caught:
             train(monkeypatch, tmp_path / "run", kind)
     assert caught.value.exit_code == 9 and "\x1b" not in str(caught.value)
-    if hook in ("score", "saturated"):
+    if hook == "score":
         assert "at batch" in str(caught.value)
     if misdeed in ("ValueError", "BaseException", "KeyboardInterrupt", "an error of ours"):
         assert "raised" in str(caught.value) and "policies check" in str(caught.value)
@@ -227,11 +222,11 @@ def test_seeding_torch_anew_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 class SaturatesAll(LRU):
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
-        return np.ones(len(rows), np.bool_)
+    def __init__(self) -> None:
+        self.rule = LeaveOut(everything)
 
 
-def test_a_policy_that_calls_every_row_saturated_leaves_out_what_it_says_and_nothing_else(
+def test_a_rule_that_calls_every_row_saturated_leaves_out_what_it_says_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that are still change what dense layers learn; that is no fault."""

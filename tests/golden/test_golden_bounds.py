@@ -63,7 +63,7 @@ def policy_of(document: str, path: Path) -> type[Policy]:
     """The class `Mine` that a document shows, of at most 10 lines; written to a file as its reader would."""
     blocks: list[str] = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.S)
     (source,) = (block for block in blocks if "class Mine(Policy)" in block)
-    (node,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    (node,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Mine")
     assert node.end_lineno is not None and node.end_lineno - node.lineno < 10
     path.write_text(source)
     return load_policy_class(f"{path}:Mine")

@@ -53,11 +53,6 @@ class Writes(LRU):
         return rows.last_access
 
 
-class SaturatedAsNumbers(LRU):
-    def saturated(self, rows: RowStats) -> Any:
-        return np.zeros(len(rows))
-
-
 class OrderedOtherwise(Policy):
     order = ("last_access", "accesses")
 
@@ -155,13 +150,12 @@ class NotAnnotated(LRU):
         (OrderedByNothing, "order says", "order is ('drift',); it must be () or one of ('accesses',)"),
         (Complex, "score gives", "real numbers, found complex128"),
         (Writes, "score gives", "read-only"),
-        (SaturatedAsNumbers, "saturated gives", "must be a bool array of shape (0,), found float64 (0,)"),
         (Undetermined, "same questions", "answered differently"),
         (CountsCalibrations, "calibrating again", "it answers differently"),
         (NeedsASample, "calibrating again", "IndexError"),
         (Forgets, "state_dict", "restored from its own state, it answers differently"),
         (ObjectState, "state_dict", "state names must hold numbers or text, found object"),
-        (Loses, "arrange keeps", "arrange lost 12 of 187 samples and drops_inputs is not set"),
+        (Loses, "arrange keeps", "arrange lost 12 of 187 samples; only a skip rule leaves inputs out"),
         (Repeats, "arrange keeps", "yielded sample 0 twice"),
         (Relabels, "arrange keeps", "changed sample 0"),
         (NotBatches, "arrange keeps", "yielded ndarray at position 0, needed a Batch"),

@@ -40,12 +40,6 @@ class InScore(LRU):
         return super().score(rows)
 
 
-class InSaturated(LRU):
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
-        released.wait()
-        return super().saturated(rows)
-
-
 class InCalibrate(LRU):
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
         if not sample:
@@ -88,7 +82,6 @@ def by_check(results: Sequence[CheckResult]) -> dict[str, CheckResult]:
     ("cls", "check", "where"),
     [
         (InScore, "score gives", "score at batch 700"),
-        (InSaturated, "saturated gives", "saturated at batch 10000"),
         (InCalibrate, "calibrating again", "calibrate"),
         (InState, "state_dict restores", "state_dict"),
         (InLoading, "state_dict restores", "load_state_dict"),

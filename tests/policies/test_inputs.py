@@ -1,7 +1,7 @@
 """The skip rule `inputs`: which inputs are dropped, and the threshold that is found."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from adaptive import Adagrad, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag, TierView
 from adaptive.batch import Batch
-from adaptive.errors import ConfigError, PolicyError
+from adaptive.errors import PolicyError
 from adaptive.plugins import make_rule
-from adaptive.policies.random_drop import RandomDrop
 from adaptive.policies.rules.inputs import Inputs
 
 
@@ -37,13 +36,9 @@ def ask(rule: Inputs, moved: dict[int, float], step: int = 64) -> None:
     assert (rule.visits(stats) == 1).all(), "updates of inputs that are trained are never skipped"
 
 
-def everything(numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return np.ones(len(numbers), np.bool_)
-
-
-def kept(rule: Inputs, *batches: Sequence[Sequence[int]], allows: Callable[..., Any] = everything) -> list[list[int]]:
+def kept(rule: Inputs, *batches: Sequence[Sequence[int]]) -> list[list[int]]:
     """Rows of the first feature of what is trained."""
-    arranged = rule.arrange((numbered(samples) for samples in batches), View(), allows)
+    arranged = rule.arrange((numbered(samples) for samples in batches), View())
     return [batch.ids[: batch.num_samples].tolist() for batch in arranged]
 
 
@@ -84,7 +79,7 @@ def test_a_batch_is_never_dropped_as_a_whole() -> None:
     rule = dropping()
     ask(rule, MOVED)
     endless = (numbered([[1]] * 20) for _ in itertools.repeat(None))
-    assert next(rule.arrange(endless, View(), everything)).num_samples == 20
+    assert next(rule.arrange(endless, View())).num_samples == 20
     assert rule.dropped_inputs / rule.seen_inputs == 0.9
 
 
@@ -107,8 +102,9 @@ def test_one_input_in_so_many_is_trained_all_the_same() -> None:
 
 def test_a_guard_keeps_inputs() -> None:
     rule = dropping()
+    rule.allows = lambda numbers: numbers % 2 == 0  # type: ignore[method-assign]
     ask(rule, MOVED)
-    assert kept(rule, [(1,), (2,), (1,), (60,)], allows=lambda numbers: numbers % 2 == 0) == [[2, 60]]
+    assert kept(rule, [(1,), (2,), (1,), (60,)]) == [[2, 60]]
 
 
 # --- the Sampling Block ------------------------------------------------------------------------------------------
@@ -198,13 +194,6 @@ def test_beside_any_policy_dropped_inputs_do_not_depend_on_the_look_ahead_or_the
             np.testing.assert_array_equal(weights, runs[0][1])
 
 
-def test_a_policy_that_drops_inputs_itself_carries_no_rule() -> None:
-    with pytest.raises(ConfigError, match="RandomDrop leaves inputs out itself"):
-        TieredEmbeddingBag(
-            [TableConfig(name="t", num_embeddings=9, embedding_dim=4)], policy=RandomDrop(), skip="inputs"
-        )
-
-
 def test_a_rule_that_fails_over_inputs_is_named() -> None:
     class Fails(SkipRule):
         drops_inputs = True
@@ -212,7 +201,7 @@ def test_a_rule_that_fails_over_inputs_is_named() -> None:
         def visits(self, rows: Any) -> NDArray[np.int64]:
             return np.ones(len(rows), np.int64)
 
-        def arrange(self, batches: Iterator[Batch], view: TierView, allows: Any) -> Iterator[Batch]:
+        def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
             raise RuntimeError("out of order")
 
     table = TableConfig(name="t", num_embeddings=FEW_ROWS, embedding_dim=5)

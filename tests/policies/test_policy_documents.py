@@ -12,8 +12,8 @@ from contract import BUILT_INS
 
 from adaptive.embeddings.planning.planner import CANDIDATES_PER_SLOT
 from adaptive.plugins import installed_policies, installed_rules, load_rule_class
-from adaptive.policy import Policy, RowStats
-from adaptive.studies.policy_checks import check_policy
+from adaptive.policy import Policy, RowStats, SkipRule
+from adaptive.studies.policy_checks import check_policy, check_rule
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "policies/README.md").read_text()
@@ -27,26 +27,27 @@ def class_lines(source: str, name: str) -> int:
     return found.end_lineno - found.lineno + 1
 
 
-def test_the_readmes_policy_keeps_the_rules(tmp_path: Path) -> None:
+def test_the_readmes_policy_and_rule_pass_their_checks(tmp_path: Path) -> None:
     (source,) = re.findall(r"```python\n(.*?)```", README, re.S)
-    path = tmp_path / "my_policy.py"
+    path = tmp_path / "mine.py"
     path.write_text(source)
-    assert class_lines(source, "Mine") <= 10
-    assert [result for result in check_policy(f"{path}:Mine") if not result.passed] == []
+    assert class_lines(source, "Mine") == class_lines(source, "Rest") == 6
+    results = [*check_policy(f"{path}:Mine"), *check_rule(f"{path}:Rest")]
+    assert [result for result in results if not result.passed] == []
 
 
 def test_the_readme_is_one_page_and_complete() -> None:
-    assert len(README.splitlines()) <= 105
+    assert len(README.splitlines()) <= 125
     for item in fields(RowStats):
         assert f"`{item.name}`" in README or f"`rows.{item.name}`" in README, item.name
-    for member in vars(Policy):
-        assert member.startswith("_") or member == "score" or re.search(rf"`{member}\b", README), member
+    for member in {**vars(Policy), **vars(SkipRule)}:
+        assert member.startswith("_") or member in ("score", "visits") or re.search(rf"`{member}\b", README), member
     for name in installed_policies():
         assert f"| `{name}` |" in README, name
     assert f"`TierConfig.max_candidates` rows at once, or {CANDIDATES_PER_SLOT} times" in README
 
 
-RULES = ("adaptive.policies.rules.defer", "adaptive.policies.rules.inputs", "adaptive.policies.rules.updates")
+RULES = tuple(f"adaptive.policies.rules.{name}" for name in ("defer", "drop", "inputs", "updates"))
 
 
 @pytest.mark.parametrize("cls", [*BUILT_INS, *map(load_rule_class, installed_rules())])

@@ -1,4 +1,4 @@
-"""`random_drop` as a control: it leaves out exactly as many inputs as the run that it stands beside."""
+"""The rule of `random_drop`, a control: it leaves out exactly as many inputs as the run that it stands beside."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive.batch import Batch
-from adaptive.policies.random_drop import RandomDrop
+from adaptive.policies.rules.drop import Drop
 
 
 def stream(num_batches: int, size: int) -> Iterator[Batch]:
@@ -18,8 +18,8 @@ def stream(num_batches: int, size: int) -> Iterator[Batch]:
         yield batch_of(numbers)
 
 
-def kept(policy: RandomDrop, num_batches: int, size: int) -> list[list[int]]:
-    return [batch.ids.tolist() for batch in policy.arrange(stream(num_batches, size), View())]
+def kept(rule: Drop, num_batches: int, size: int) -> list[list[int]]:
+    return [batch.ids.tolist() for batch in rule.arrange(stream(num_batches, size), View())]
 
 
 @settings(deadline=None)
@@ -29,24 +29,24 @@ def test_the_share_of_another_run_is_repeated_to_the_input(
 ) -> None:
     trained = data.draw(st.integers(1, num_batches))
     dropped = (num_batches - trained) * size
-    policy = RandomDrop(share=dropped / (num_batches * size), seed=seed)
-    found = kept(policy, num_batches, size)
+    rule = Drop(share=dropped / (num_batches * size), seed=seed)
+    found = kept(rule, num_batches, size)
     assert [len(batch) for batch in found] == trained * [size]
-    assert (policy.dropped_inputs, policy.seen_inputs) == (dropped, num_batches * size)
+    assert (rule.dropped_inputs, rule.seen_inputs) == (dropped, num_batches * size)
     assert sorted({number for batch in found for number in batch}) == [number for batch in found for number in batch]
 
 
 def test_every_input_has_the_same_chance() -> None:
     counts = np.zeros(40)
     for seed in range(400):
-        counts[np.concatenate(kept(RandomDrop(share=0.25, seed=seed), 4, 10))] += 1
+        counts[np.concatenate(kept(Drop(share=0.25, seed=seed), 4, 10))] += 1
     assert counts.sum() == 400 * 30
     assert counts.min() > 260 and counts.max() < 340  # 300 +- 8.7
 
 
 @pytest.mark.parametrize("allowance", [0.0, 0.5, 1.0])
 def test_a_guard_may_allow_less(allowance: float) -> None:
-    policy = RandomDrop(share=0.5)
-    policy.allowance = allowance
-    kept(policy, 8, 8)
-    assert policy.dropped_inputs == 32 * allowance
+    rule = Drop(share=0.5)
+    rule.allowance = allowance
+    kept(rule, 8, 8)
+    assert rule.dropped_inputs == 32 * allowance

@@ -13,7 +13,7 @@ from adaptive import Adagrad, RowStats, SkipConfig, SkipRule, TableConfig, TierC
 from adaptive.config import TrainConfig
 from adaptive.counters import Counter
 from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
-from adaptive.errors import ConfigError, PolicyError
+from adaptive.errors import PolicyError
 from adaptive.optim import SGD, RowOptimizer
 from adaptive.plugins import installed_rules, make_rule
 from adaptive.policies.fae import FAE
@@ -22,10 +22,12 @@ from adaptive.policies.lfu import LFU
 from adaptive.policies.lru import LRU
 from adaptive.policies.random_drop import RandomDrop
 from adaptive.policies.rules.defer import Defer
+from adaptive.policies.rules.drop import Drop
 from adaptive.policies.rules.inputs import Inputs
 from adaptive.policies.rules.resting import probed
 from adaptive.policies.rules.updates import Updates
 from adaptive.policies.scratchpipe import ScratchPipe
+from adaptive.policy import arranges
 from adaptive.studies.compare.contenders import contenders
 from adaptive.studies.policy_checks import check_rule
 from adaptive.training.settings import load_settings
@@ -104,6 +106,16 @@ def test_a_rule_that_never_waits_is_the_run_without_a_rule() -> None:
     trained, counts, embeddings = run(Answers(lambda rows: np.ones(len(rows), np.int64)))
     trained.assert_equals(train_slowly(TABLES, BATCHES, Adagrad(lr=0.1)))
     assert counts[Counter.SKIPPED_UPDATES] == 0 and embeddings.defers and not embeddings.drops_updates
+
+
+def test_one_rule_at_a_time() -> None:
+    """The rule that is asked for takes the place of the one that the policy carries."""
+    with TieredEmbeddingBag(TABLES, policy=RandomDrop, skip="defer") as embeddings:
+        assert isinstance(embeddings.policy.rule, Defer) and not arranges(embeddings.policy)
+    with TieredEmbeddingBag(TABLES, policy=RandomDrop(share=0.5), skip=SKIP) as embeddings:
+        assert isinstance(embeddings.policy.rule, Drop) and arranges(embeddings.policy)
+    with TieredEmbeddingBag(TABLES, policy=RandomDrop) as embeddings:  # skipping is not switched on
+        assert embeddings.policy.rule is None and not arranges(embeddings.policy)
 
 
 def test_off_is_the_run_without_skipping_whatever_the_policy_says() -> None:
@@ -279,17 +291,20 @@ def test_what_cannot_be_is_told_at_once(spec: str, message: str) -> None:
         TieredEmbeddingBag(TABLES, policy="lru", skip=spec)
 
 
-def test_a_policy_that_leaves_inputs_out_itself_carries_no_rule() -> None:
-    with pytest.raises(ConfigError, match="skip rule defer: policy RandomDrop leaves inputs out itself; choose one"):
-        TieredEmbeddingBag(TABLES, policy=RandomDrop, skip="defer")
-
-
 # --- the contract, and the command line ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "rule",
-    ["defer", "defer+by=movement", "defer+by=visits+warmup=0", "updates", "updates+warmup=0", "inputs+warmup=0"],
+    [
+        "defer",
+        "defer+by=movement",
+        "defer+by=visits+warmup=0",
+        "updates",
+        "updates+warmup=0",
+        "inputs+warmup=0",
+        "adaptive.policies.rules.drop:Drop",
+    ],
 )
 def test_the_rules_here_keep_the_contract(rule: str) -> None:
     results = check_rule(rule)

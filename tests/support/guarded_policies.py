@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from skip_rules import LeaveOut, everything, waits
 
-from adaptive import Batch, Deferral, Policy, RowStats, TierView
+from adaptive import Batch, Policy, RowStats, SkipRule, TierView
 
 
 class Plain(Policy):
@@ -25,38 +26,49 @@ class OnHost(Plain):
 class Freeze(Plain):
     """Every watched row is saturated: nothing is learnt any more."""
 
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
-        return np.ones(len(rows), np.bool_)
+    def __init__(self) -> None:
+        self.rule = LeaveOut(everything)
 
 
 class FreezeFew(Plain):
     """One row in 40 is saturated."""
 
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
-        return rows.rows % 40 == 39
+    def __init__(self) -> None:
+        self.rule = LeaveOut(lambda rows: rows.rows % 40 == 39)
 
 
 class FreezeLate(Plain):
     """Nothing is saturated before batch 100, everything from then on."""
 
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
-        return np.full(len(rows), rows.step >= 100)
+    def __init__(self) -> None:
+        self.rule = LeaveOut(lambda rows: np.full(len(rows), rows.step >= 100))
 
 
 class Defer(Plain):
-    deferral = Deferral(every=4, at_most=4, warmup=5)
+    def __init__(self) -> None:
+        self.rule = waits(every=4, at_most=4, warmup=5)
 
 
 class DeferOne(Plain):
     """Every update is the plain one."""
 
-    deferral = Deferral(every=4, at_most=1, warmup=5)
+    def __init__(self) -> None:
+        self.rule = waits(every=4, at_most=1, warmup=5)
 
 
-class DropHalf(Plain):
-    """Every second input is dropped; the rest comes in batches of what is left."""
+class Half(SkipRule):
+    """Every second input is dropped; the rest comes in batches of what is left, or, `in_two`, each trained as two."""
 
     drops_inputs = True
+    watches = asks = False
+    at_most = 1
+    warmup = 0
+
+    def __init__(self, in_two: bool = False) -> None:
+        self.in_two = in_two
+
+    def visits(self, rows: RowStats) -> NDArray[Any]:
+        raise AssertionError("not asked")
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         for batch in batches:
@@ -64,14 +76,15 @@ class DropHalf(Plain):
             kept = np.flatnonzero((numbers % 2 == 0) | ~self.allows(numbers))
             self.seen_inputs += batch.num_samples
             self.dropped_inputs += batch.num_samples - len(kept)
-            yield batch.take(kept)
+            for part in np.split(kept, [len(kept) // 2] if self.in_two else []):
+                yield batch.take(part)
 
 
-class DropHalfInTwo(DropHalf):
-    """What is left of a batch is trained as two."""
+class DropHalf(Plain):
+    def __init__(self) -> None:
+        self.rule = Half()
 
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        for batch in super().arrange(batches, view):
-            half = batch.num_samples // 2
-            yield batch.take(np.arange(half))
-            yield batch.take(np.arange(half, batch.num_samples))
+
+class DropHalfInTwo(Plain):
+    def __init__(self) -> None:
+        self.rule = Half(in_two=True)

@@ -15,6 +15,7 @@ import numpy as np
 from helpers import Scattered, ScatteredOnHost, random_batches
 from numpy.typing import NDArray
 from simulated_streams import Simulation
+from skip_rules import LeaveOut
 from torch import Tensor
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
@@ -27,7 +28,7 @@ from adaptive.embeddings.tiers.gpu import buffers, link, transfer
 from adaptive.kernels.planning import books
 from adaptive.optim import Adagrad, Adam
 from adaptive.policies.hybrid import Hybrid
-from adaptive.policy import Deferral, Policy, RowStats
+from adaptive.policy import Policy
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -43,10 +44,10 @@ SKIP = SkipConfig(interval=3, min_visits=1, hot_rows="100%", min_accesses=2, fee
 class Skips(Scattered):
     """Saturated by what training measured, and deferred: everything that comes back from the device is used."""
 
-    deferral = Deferral(every=2, at_most=3, warmup=2)
-
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
-        return (rows.drift < 0.2) & (rows.rows % 3 == 0)
+    def __init__(self) -> None:
+        super().__init__()
+        still = lambda rows: (rows.drift < 0.2) & (rows.rows % 3 == 0)  # noqa: E731
+        self.rule = LeaveOut(still, every=2, at_most=3, warmup=2)
 
 
 class SkipsOnHost(Skips):

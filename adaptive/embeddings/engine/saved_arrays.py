@@ -21,7 +21,7 @@ from adaptive.storage.arrays import Stored, whole
 
 Array = NDArray[Any]
 MOST_BATCHES: Final = 2**31 - 2  # records hold the number of a batch + 1 as int32
-MOST_SUMMED: Final = 255  # gradients: the largest `at_most` of `Deferral` and of skip rules
+MOST_SUMMED: Final = 255  # gradients: the largest `at_most` of a skip rule
 BLOCK_BYTES: Final = 8 << 20  # of an array in a file that are in memory at once
 _HINT: Final = "The checkpoint was changed or damaged, or it was saved by another version: load another one"
 

@@ -12,21 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.embeddings.planning.hot_set import WatchedRows
+from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.kernels.planning import watched
-from adaptive.kernels.rows.cpu.steps import SGD_
-from adaptive.optim import RowOptimizer
-from adaptive.policy import Deferral
+from adaptive.policy import SkipRule
 
-AT_MOST, AT_MOST_SGD = 8, 4
 _NO_WAITS: NDArray[np.uint8] = np.zeros(2, [("waits", np.uint8), ("unused", np.uint8)])["waits"]  # laid out as others
 RECORD = np.dtype([("visits", np.uint32), ("waiting", np.uint32)])
-
-
-def longest(deferral: Deferral, optimizer: RowOptimizer) -> int:
-    """The largest k: visits after which a sum of gradients is applied."""
-    if deferral.at_most is not None:
-        return deferral.at_most
-    return AT_MOST_SGD if optimizer.kind == SGD_ else AT_MOST
 
 
 @dataclass(frozen=True)
@@ -39,11 +30,10 @@ class SummedRows:
 
 
 class DeferralBook:
-    """Visits and waiting gradients of the rows of a hot set."""
+    """Visits and waiting gradients of the rows of a hot set, under a rule by which gradients may wait."""
 
-    def __init__(self, capacity: int, deferral: Deferral, optimizer: RowOptimizer) -> None:
-        self.deferral = deferral
-        self.at_most = longest(deferral, optimizer)
+    def __init__(self, capacity: int, rule: SkipRule) -> None:
+        self._rule = rule
         self._records = np.zeros(capacity, RECORD)
         self.visits: NDArray[np.uint32] = self._records["visits"]
         self.waiting: NDArray[np.uint32] = self._records["waiting"]
@@ -52,34 +42,31 @@ class DeferralBook:
         self,
         number: int,
         mine: WatchedRows,
-        rows: NDArray[np.int64],
-        counts: NDArray[np.int32],
+        distinct: Distinct,
         accesses: NDArray[np.uint32],
         fates: NDArray[np.uint8],
-        allowance: float = 1.0,
-        *,
-        rule_waits: NDArray[np.uint8] | None = None,
+        waits: NDArray[np.uint8],
     ) -> SummedRows:
         """Decide for the watched rows among the distinct ones (U,) of batch `number`: whose gradient goes to a sum, and
         whose sum is due then. Reads and updates `fates` (U,).
 
-        A row counts its visits during the warm-up too; nothing waits until it is over. `allowance`, from 0 to 1, is
-        the share of `at_most` - 1 that a guard allows. accesses (all rows,): look-ups so far. rule_waits (entries,):
-        visits that a gradient may wait for another by a rule's answer; None: there is no rule.
+        A row counts its visits during the warm-up too; nothing waits until it is over. A guard's allowance is the share
+        of `at_most` - 1 that counts. accesses (all rows,): look-ups so far. waits (entries,): visits that a gradient
+        may wait for another by the rule's answer, if the rule is asked.
         """
-        size = len(mine.places)
+        rule, size = self._rule, len(mine.places)
         summed = SummedRows(np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64))
-        at_most = 1 + int(allowance * (self.at_most - 1)) if number >= self.deferral.warmup else 1
+        at_most = 1 + int(rule.allowance * (rule.at_most - 1)) if number >= rule.warmup else 1
         count, num_due = watched.defer_visits(
-            rows,
+            distinct.rows,
             mine.places,
             mine.entries,
-            counts,
+            distinct.counts,
             accesses,
-            self.deferral.every,
+            rule.every,
             at_most,
-            _NO_WAITS if rule_waits is None else rule_waits,
-            rule_waits is not None,
+            waits if rule.asks else _NO_WAITS,
+            rule.asks,
             self.visits,
             self.waiting,
             fates,
@@ -91,8 +78,8 @@ class DeferralBook:
 
     def may_wait(self, num_entries: int) -> NDArray[np.bool_]:
         """Of the first entries: whether their gradients wait by their visits alone."""
-        often: NDArray[np.bool_] = self.visits[:num_entries] >= 2 * self.deferral.every
-        return often & (self.at_most > 1)
+        often: NDArray[np.bool_] = self.visits[:num_entries] >= 2 * self._rule.every
+        return often
 
     def keep(self, entries: NDArray[np.int64]) -> None:
         """Go on with the books of these entries (n,), ascending, which are numbered anew from 0; no other waits."""

@@ -2,7 +2,7 @@
 
 A distinct row of a batch has one *fate* (`kernels.planning.books`): its gradient updates the row now; goes to a sum
 that is applied then; goes to a sum that waits; is left out. The skipper owns whatever decides this: the hot set with
-what is known of movement, the books of sums, the policy's verdicts, and what a guard allows of them. Without a skipper
+what is known of movement, the books of sums, the skip rule's answers, and what a guard allows of them. Without one
 every row is updated now.
 """
 
@@ -44,7 +44,7 @@ class Fates:
 class Skipper:
     """Watches the hottest rows of one group and decides which of their updates are written.
 
-    Its owner is the look-ahead thread. Decisions depend on batches, the policy and feedback of a fixed age, and are
+    Its owner is the look-ahead thread. Decisions depend on batches, the rule and feedback of a fixed age, and are
     keyed by row: where rows lie changes none of them.
 
     Args:
@@ -52,7 +52,7 @@ class Skipper:
         capacity: rows that can be watched.
         skip: settings.
         optimizer: of the rows.
-        policy_caller: asks the policy.
+        policy_caller: asks the skip rule, which the policy carries.
         tracker, stats: of the group's planner.
     """
 
@@ -72,14 +72,15 @@ class Skipper:
     ) -> None:
         self._group, self._capacity, self._skip, self._optimizer = group, capacity, skip, optimizer
         self._policy_caller, self._tracker, self._stats = policy_caller, tracker, stats
-        self._allowance = policy_caller.policy.allowance  # to which the verdicts have been cut
+        assert policy_caller.rule is not None
+        self._rule = policy_caller.rule
+        self._allowance = self._rule.allowance  # to which the answers have been cut
         self.forget()
 
     def forget(self) -> None:
         """Begin anew: other rows have been loaded, so what was known of movement and waiting gradients is void."""
         self.hot = HotSet(self._capacity, self._skip)
-        deferral = self._policy_caller.deferral
-        self.deferral = None if deferral is None else DeferralBook(self._capacity, deferral, self._optimizer)
+        self.deferral = DeferralBook(self._capacity, self._rule) if self._policy_caller.defers else None
         self.watched_counts = WatchedCounts.none(len(self._group.tables))
 
     def grow(self, capacity: int) -> None:
@@ -94,7 +95,7 @@ class Skipper:
     @property
     def watches_movement(self) -> bool:
         """How far rows move is measured, so snapshots are kept."""
-        return self._policy_caller.watches_movement
+        return self._rule.watches
 
     def decide(self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s) -> Fates:
         """The fates of the distinct rows of batch `number`, which lie at `locations` (U,); counted in `tally`."""
@@ -102,35 +103,27 @@ class Skipper:
         rows, counts, accesses = distinct.rows, distinct.counts, self._tracker.accesses
         mine = self.hot.admit(rows, accesses)
         fates, snapshots, summed = np.zeros(len(rows), np.uint8), None, None
-        caller = self._policy_caller
-        if self.watches_movement or caller.leaves_out:
+        if self._rule.watches or self._rule.leaves_out:
             due = self.hot.visit(mine, counts, locations, fates)
-            snapshots = due if self.watches_movement else None
+            snapshots = due if self._rule.watches else None
         if self.deferral is not None:
-            rule_waits = self.hot.waits if caller.policy.rule is not None and caller.asks else None
-            summed = self.deferral.decide(
-                number, mine, rows, counts, accesses, fates, self._allowance, rule_waits=rule_waits
-            )
+            summed = self.deferral.decide(number, mine, distinct, accesses, fates, self.hot.waits)
         watched.count_skipped(distinct.table_ends, counts, fates, tally)
         return Fates(fates, snapshots, summed)
 
     def ask(self, number: int) -> None:
-        """Ask the rule, or the policy, anew which watched rows are saturated, before batch `number` is planned."""
-        caller = self._policy_caller
+        """Ask the rule again which watched rows' updates wait or are left out, before batch `number` is planned."""
         if self.hot.num_entries == 0:
             return
-        if not caller.asks:
+        if not self._rule.asks:
             self._count_watched()
             return
         entries = slice(0, self.hot.num_entries)
         rows, own = self.hot.rows[entries].copy(), np.arange(self.hot.num_entries)
         visits = None if self.deferral is None else self.deferral.visits
         stats = self._stats.of(rows, number, hot=self.hot, entries=own, visits=visits)
-        if caller.policy.rule is None:
-            self._adopt(caller.saturated(stats), self.hot.waits[entries])
-            return
-        answer = caller.visits(stats)
-        if number < caller.policy.rule.warmup:
+        answer = self._policy_caller.visits(stats)
+        if number < self._rule.warmup:
             answer = np.ones_like(answer)
         self._adopt(answer == 0, (np.maximum(answer, 1) - 1).astype(np.uint8))
 
@@ -165,13 +158,12 @@ class Skipper:
         self._sum_counted()
 
     def _obey_guard(self) -> None:
-        """Drop verdicts that a guard has forbidden since the policy was asked; the others stand."""
-        policy = self._policy_caller.policy
-        if policy.allowance != self._allowance:
-            self._allowance = policy.allowance
+        """Drop verdicts that a guard has forbidden since the rule was asked; the others stand."""
+        if self._rule.allowance != self._allowance:
+            self._allowance = self._rule.allowance
             entries = slice(0, self.hot.num_entries)
             rows = self._group.to_global(self.hot.rows[entries])
-            self._adopt(self.hot.saturated[entries] & policy.allows(rows), self.hot.waits[entries])
+            self._adopt(self.hot.saturated[entries] & self._rule.allows(rows), self.hot.waits[entries])
 
     def _adopt(self, left_out: NDArray[np.bool_], waits: NDArray[np.uint8]) -> None:
         """Of all entries: whether updates are left out, and for how many visits gradients may wait for another."""
@@ -182,7 +174,7 @@ class Skipper:
     def _count_watched(self) -> None:
         hot, entries = self.hot, slice(0, self.hot.num_entries)
         saturated = hot.saturated[entries] | (hot.waits[entries] > 0)
-        if self.deferral is not None and not self._policy_caller.asks:
+        if self.deferral is not None and not self._rule.asks:
             saturated = self.deferral.may_wait(hot.num_entries)
         counted = hot.counted[entries]
         counted[:] = WATCHED

@@ -145,7 +145,7 @@ def defer_visits(
     due,
     due_at,
 ):
-    """Decide for the watched rows of a batch whether their gradient waits; see `adaptive.policy.Deferral`.
+    """Decide for the watched rows of a batch whether their gradient waits; see `adaptive.policy.SkipRule`.
 
     accesses (all rows,) look-ups so far; visits and waiting (H,) uint32 are the books; rule_waits (H,) uint8:
     visits that a gradient may wait for another, if it is `by_rule`. Outputs: fates (U,) uint8 of

@@ -42,8 +42,8 @@ def check_policy(
 
     A policy that cannot be loaded or made with `options` gives the one failed check `loads`; otherwise each check is
     run, whatever the ones before it found. Only a method that does not return within `timeout_s` seconds (0: however
-    long it takes) ends them all: it is left behind in a thread, and the checks after it are not run. A policy whose
-    `arrange` leaves samples out has to say so with an attribute `drops_inputs = True`.
+    long it takes) ends them all: it is left behind in a thread, and the checks after it are not run. A policy's
+    `arrange` yields every sample once: only a skip rule leaves samples out.
     """
     try:
         cls = load_policy_class(policy) if isinstance(policy, str) else policy

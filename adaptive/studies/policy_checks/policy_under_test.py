@@ -83,10 +83,6 @@ class Asked:
         self._policy, self._subject = policy, subject
 
     @property
-    def drops_inputs(self) -> bool:
-        return self._policy.drops_inputs
-
-    @property
     def order(self) -> tuple[str, ...]:
         return order_of(self._policy)
 
@@ -96,9 +92,6 @@ class Asked:
 
     def score(self, rows: RowStats) -> Any:
         return self._subject.ask("score", lambda: self._policy.score(rows), rows.step)
-
-    def saturated(self, rows: RowStats) -> Any:
-        return self._subject.ask("saturated", lambda: self._policy.saturated(rows), rows.step)
 
     def follow(self, number: int, rows: NDArray[np.int64], view: FollowedView) -> None:
         """A batch as a policy that follows accesses is told of it: the rows that are not there come, and of those that

@@ -66,7 +66,7 @@ def _trains(make: Make, timeout_s: float) -> None:
 def _keeps_inputs(make: Make) -> None:
     rule, given = make(), list(made_up_batches(12))
     rule.visits(made_up_stats(1000, 700))
-    left = list(rule.arrange(iter(given), MadeUpView(), lambda numbers: np.ones(len(numbers), np.bool_)))
+    left = list(rule.arrange(iter(given), MadeUpView()))
     known = {number: sample for batch in given for number, sample in samples_of(batch)}
     seen: set[int] = set()
     for batch in left:

@@ -116,9 +116,7 @@ class Guard:
         self._settings, self._config, self._run, self._recorder = settings, config, run, recorder
         self._policy = run.embeddings.policy
         self._timing = Timing.of(settings, config, self._policy, total)
-        self._allowed = Allowance(
-            run.embeddings, run.embeddings.runtime.outline.optimizer, self._timing, settings.budget
-        )
+        self._allowed = Allowance(run.embeddings, self._timing, settings.budget)
         if self._allowed.drops and total is None:
             raise length_unknown(config.policy)
         self._passes, self._triggers, self._account = Passes(run.embeddings, recorder), Triggers(), Account()
@@ -141,7 +139,7 @@ class Guard:
             if self._pair is not None:
                 self._catch_up(self._pair, self._passes.stream)
             self._passes.end()
-        self._policy.allowance = now.allowance if now.begun or not now.active else 0.0
+        self._allow(now.allowance if now.begun or not now.active else 0.0)
         self._read()
         if not now.active:
             return batches
@@ -173,7 +171,7 @@ class Guard:
                 self._write("stop", "training ended before this check did: its skipping is undone", before=before)
             self._undo(self._pair)
             self._read()
-        self._policy.allowance = now.allowance
+        self._allow(now.allowance)
         self._passes.end()
         self.close()
 
@@ -196,6 +194,10 @@ class Guard:
     def summary(self) -> GuardSummary:
         """For the run's summary: decisions, extra batches, and what was left out or undone."""
         return {**self._log.summary(self._now), **shares(self._now, self._policy)}
+
+    def _allow(self, allowance: float) -> None:
+        if self._policy.rule is not None:
+            self._policy.rule.allowance = allowance
 
     # --- what to do next -------------------------------------------------------------------------------------
 
@@ -328,10 +330,10 @@ def length_unknown(policy: str) -> ConfigError:
 
 
 def not_obeyed(policy: str, dropped: int, place: int) -> PolicyError:
-    """The error for a policy that dropped inputs which a guard does not allow it to drop."""
+    """The error for a skip rule that dropped inputs which a guard does not allow it to drop."""
     return PolicyError(
-        f"policy {policy} dropped {dropped} inputs before batch {place} although a guard allows none in the warm-up: "
-        f"arrange() must keep every input that Policy.allows() is False for"
+        f"skip rule of policy {policy} dropped {dropped} inputs before batch {place} although a guard allows none in "
+        f"the warm-up: arrange() must keep every input that SkipRule.allows() is False for"
     )
 
 

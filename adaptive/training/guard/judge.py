@@ -19,9 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.config import GuardConfig, TrainConfig
-from adaptive.embeddings.planning.deferral import longest
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy, drops_inputs
 from adaptive.training.guard.account import GuardState, SkipCounts
 from adaptive.training.quality import paired_difference
@@ -45,7 +43,7 @@ class Timing:
         """The timing of a run."""
         planned = max(config.depth, config.skip.feedback_delay if config.skip is not None else 0) + 2
         return cls(
-            warmup=max(settings.warmup, *_warmups(policy)),
+            warmup=max(settings.warmup, 0 if policy.rule is None else policy.rule.warmup),
             steps=settings.steps,
             held_back=-(-settings.holdout // config.batch_size),
             margin=planned * READ_PER_TRAINED if drops_inputs(policy) else planned,
@@ -72,12 +70,6 @@ BEFORE: Final = 400  # batches with which the latest are compared, at most
 LEAST_BEFORE: Final = 100
 LATEST: Final = 25
 ERRORS: Final = 5.0  # by which the loss must rise; a false alarm in some 10^6 batches, were they independent
-
-
-def _warmups(policy: Policy) -> list[int]:
-    """Batches before a policy, its deferral or its rule leaves anything out."""
-    parts = (policy, policy.deferral, policy.rule)
-    return [part.warmup for part in parts if part is not None]
 
 
 class Alarm:
@@ -245,28 +237,25 @@ def explain(outlook: Outlook, budget: float) -> str:
     return f"{about}: not shown to be within the budget of {budget:g}"
 
 
-def least_allowance(embeddings: TieredEmbeddingBag, optimizer: RowOptimizer) -> float | None:
+def least_allowance(embeddings: TieredEmbeddingBag) -> float | None:
     """The smallest allowance that skips something: 0 if any does, None if none does.
 
-    A share of rows or inputs may be arbitrarily small. Under deferral an allowance scales k - 1, in whole numbers:
-    below 1 / (longest - 1) every update is the plain one.
+    A share of rows or inputs may be arbitrarily small. Where gradients wait an allowance scales k - 1, in whole
+    numbers: below 1 / (at_most - 1) every update is the plain one.
     """
-    policy, rule = embeddings.policy, embeddings.policy.rule
-    if embeddings.drops_updates or drops_inputs(policy):
+    rule = embeddings.policy.rule
+    if rule is None:
+        return None
+    if embeddings.drops_updates or rule.drops_inputs:
         return 0.0
-    if not embeddings.defers:
-        return None
-    most = rule.at_most if rule is not None else longest(policy.deferral, optimizer) if policy.deferral else 1
-    if (beyond := most - 1) < 1:
-        return None
-    return 1 / beyond
+    return 1 / (rule.at_most - 1) if embeddings.defers else None
 
 
 class Allowance:
-    """Lowers how much one policy may skip under one optimizer; `least` is its `least_allowance`."""
+    """Lowers how much a skip rule may skip; `least` is its `least_allowance`."""
 
-    def __init__(self, embeddings: TieredEmbeddingBag, optimizer: RowOptimizer, timing: Timing, budget: float) -> None:
-        self.least = least_allowance(embeddings, optimizer)
+    def __init__(self, embeddings: TieredEmbeddingBag, timing: Timing, budget: float) -> None:
+        self.least = least_allowance(embeddings)
         self.drops = embeddings.drops_updates or drops_inputs(embeddings.policy)
         self._timing, self._budget = timing, budget
 

@@ -58,12 +58,13 @@ class NumberedBatches(Iterator[Batch]):
             raise self._error or StopIteration
         with self._lock:
             if self._switch is not None and self.taken >= self._switch[0]:
-                self._policy.allowance, self._switch = self._switch[1], None
+                assert self._policy.rule is not None
+                self._policy.rule.allowance, self._switch = self._switch[1], None
             self.taken += 1
         return batch
 
     def switch(self, number: int, allowance: float) -> int:
-        """Set the policy's allowance from batch `number` on, or from the next one not taken yet; returns which."""
+        """Set the skip rule's allowance from batch `number` on, or from the next one not taken yet; returns which."""
         with self._lock:
             number = max(number, self.taken)
             self._switch = number, allowance

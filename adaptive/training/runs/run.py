@@ -92,9 +92,7 @@ class Run:
         self._keep_scores = keep_scores
         features, path = [feature.name for feature in self.dataset.features], self.directory.path
         self._by = group_feature(self.config.eval_by, features)
-        embeddings = self.components.embeddings
-        skips = {"defers": embeddings.defers, "drops_updates": embeddings.drops_updates}
-        self._print(policy_text(self.config.policy, embeddings.policy, **skips))
+        self._print(policy_text(self.config.policy, self.components.embeddings.policy))
         self._print(model_hint(self.config, features, self.dataset.num_dense))
         try:
             evaluation = self._train()

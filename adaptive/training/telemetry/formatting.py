@@ -2,7 +2,7 @@
 
 import math
 
-from adaptive.policy import Policy, drops_inputs
+from adaptive.policy import Policy, SkipRule
 from adaptive.training.telemetry.record import GuardRecord
 
 
@@ -78,39 +78,21 @@ def guard_text(record: GuardRecord) -> str:
     return f"{what.get(record.verdict, record.verdict)}: {record.reason}"
 
 
-def policy_text(spec: str, policy: Policy, *, defers: bool, drops_updates: bool) -> str:
+def policy_text(spec: str, policy: Policy) -> str:
     """What a run begins with: `policy lru: missed rows are fetched ahead; skips nothing`.
 
     Args:
         spec: the policy as it was asked for.
-        policy: as it was made.
-        defers, drops_updates: as in `TieredEmbeddingBag`: whether the policy is let do so.
+        policy: as it was made, with the skip rule that the run lets it carry.
     """
     misses = "are fetched ahead" if policy.misses == "prefetch" else "stay on the host"
-    rule = skip_text(policy, defers=defers, drops_updates=drops_updates)
-    return f"policy {spec}: missed rows {misses}; {rule}"
+    return f"policy {spec}: missed rows {misses}; {skip_text(policy.rule)}"
 
 
-def skip_text(policy: Policy, *, defers: bool, drops_updates: bool) -> str:
-    """The skip rule with its mode: `skip rule defer: ...`, or as far as the policy tells `skip=defer: defers ...`."""
-    if (rule := policy.rule) is not None and (defers or drops_updates or rule.drops_inputs):
-        waits = f"gradients wait for up to {rule.at_most} visits"
-        done = "leaves updates out" if rule.leaves_out else "leaves inputs out" if rule.drops_inputs else waits
-        name = " ".join(filter(None, (type(rule).__name__.lower(), rule.mode)))
-        return f"skip rule {name}: {done}"
-    rules = []
-    if policy.drops_inputs:
-        rules.append("drops inputs" + (", chosen by how rows move" if drops_updates else ""))
-    elif drops_updates:
-        rules.append("drops updates of rows that it finds saturated")
-    if defers and policy.deferral is not None:
-        most = "auto" if policy.deferral.at_most is None else policy.deferral.at_most
-        rules.append(f"defers updates of popular rows (every={policy.deferral.every}, at_most={most})")
-    mode = getattr(policy, "skip", None)
-    by_rule = isinstance(mode, str) and mode != "off" and policy.rule is None
-    by_itself = policy.deferral is not None or (policy.watches and type(policy).saturated is not Policy.saturated)
-    wanted = by_rule or by_itself
-    if wanted and not (defers or drops_updates or drops_inputs(policy)):
-        return "skips nothing: what the policy would skip is switched off"
-    named = f"skip={mode}: " if isinstance(mode, str) else ""
-    return named + (" and ".join(rules) or "skips nothing")
+def skip_text(rule: SkipRule | None) -> str:
+    """The skip rule with its mode: `skip rule defer by least: gradients wait for up to 16 visits`."""
+    if rule is None or not (rule.leaves_out or rule.drops_inputs or rule.at_most > 1):
+        return "skips nothing"
+    waits = f"gradients wait for up to {rule.at_most} visits"
+    done = "leaves updates out" if rule.leaves_out else "leaves inputs out" if rule.drops_inputs else waits
+    return f"skip rule {' '.join(filter(None, (type(rule).__name__.lower(), rule.mode)))}: {done}"

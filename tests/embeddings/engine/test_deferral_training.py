@@ -8,6 +8,7 @@ import reference
 import torch
 from helpers import table_states
 from reference import Floats
+from skip_rules import waits
 
 from adaptive import (
     SGD,
@@ -15,7 +16,6 @@ from adaptive import (
     Adam,
     Batch,
     Counter,
-    Deferral,
     Policy,
     RowOptimizer,
     RowwiseAdagrad,
@@ -31,12 +31,12 @@ NUM_ROWS, SAMPLES, BATCHES = 200, 16, 40
 TABLE = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)
 
 
-AT_MOST = 5
-DEFERRAL = Deferral(every=2, at_most=AT_MOST, warmup=3)
+EVERY, AT_MOST, WARMUP = 2, 5, 3
 
 
 class Defer(Policy):
-    deferral = DEFERRAL
+    def __init__(self):
+        self.rule = waits(EVERY, AT_MOST, WARMUP)
 
     def score(self, rows):
         return rows.last_access
@@ -47,7 +47,8 @@ class DeferOnHost(Defer):
 
 
 class DeferOnce(Defer):
-    deferral = Deferral(every=2, at_most=1, warmup=0)
+    def __init__(self):
+        self.rule = waits(every=2, at_most=1)
 
 
 class Plain(Policy):
@@ -95,7 +96,7 @@ def train_slowly(optimizer: RowOptimizer) -> tuple[Floats, Floats]:
                 visits[row] += 1
             elif accesses[row] >= SKIP.min_accesses and len(visits) < NUM_ROWS // 2:
                 visits[row] = accesses[row] // count  # at this batch's rate
-            k = min(visits.get(row, 0) // DEFERRAL.every, AT_MOST) if number >= DEFERRAL.warmup else 1
+            k = min(visits.get(row, 0) // EVERY, AT_MOST) if number >= WARMUP else 1
             size, mine = waiting.pop(row, (0, None))
             mine, size = reference.put_off(optimizer, gradient, mine), size + 1
             if size < k:

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference import Floats
+from skip_rules import waits
 
 from adaptive import (
     SGD,
     Adagrad,
     Adam,
     Batch,
-    Deferral,
     Policy,
     RowOptimizer,
     RowwiseAdagrad,
@@ -36,11 +36,12 @@ from adaptive.policies.rules.defer import Defer as DeferRule
 NUM_ROWS, SAMPLES, BATCHES, CAPACITY, INTERVAL = 120, 12, 260, 12, 2
 TABLE = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)
 SKIP = SkipConfig(min_accesses=3, hot_rows=str(CAPACITY), interval=INTERVAL)
-DEFERRAL = Deferral(every=2, at_most=5, warmup=3)
+EVERY, AT_MOST, WARMUP = 2, 5, 3
 
 
 class Defer(Policy):
-    deferral = DEFERRAL
+    def __init__(self):
+        self.rule = waits(EVERY, AT_MOST, WARMUP)
 
     def score(self, rows):
         return rows.last_access
@@ -103,10 +104,10 @@ def train_slowly(optimizer: RowOptimizer) -> tuple[Floats, Floats, list[int]]:
                 visits[row] += 1
             elif accesses[row] >= SKIP.min_accesses and len(visits) < CAPACITY:
                 visits[row] = max(accesses[row] // count, 1)  # at this batch's rate
-            k = max(min(visits.get(row, 0) // DEFERRAL.every, DEFERRAL.at_most or 1), 1)
+            k = max(min(visits.get(row, 0) // EVERY, AT_MOST), 1)
             size, mine = waiting.get(row, (0, None))
             waiting[row] = size + 1, reference.put_off(optimizer, gradient, mine)
-            if size + 1 >= (k if number >= DEFERRAL.warmup else 1):
+            if size + 1 >= (k if number >= WARMUP else 1):
                 settle(row)
     assert len(waiting) > 2
     for row in list(waiting):

@@ -11,13 +11,14 @@ from helpers import LFU, Trainee, bags, random_batches, step_all, sum_of, train_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from skip_rules import LeaveOut, waits
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import CheckpointError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-from adaptive.policy import Deferral, Policy, RowStats
+from adaptive.policy import Policy, RowStats
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -35,20 +36,25 @@ class Plain(Policy):
 
 
 class Defer(Plain):
-    deferral = Deferral(every=2, at_most=5, warmup=3)
+    def __init__(self) -> None:
+        self.rule = waits(every=2, at_most=5, warmup=3)
 
 
 class Freeze(Plain):
     """Rows that move little are left alone, but for one question in four."""
 
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+    def __init__(self) -> None:
+        self.rule = LeaveOut(self.choose)
+
+    def choose(self, rows: RowStats) -> NDArray[np.bool_]:
         moved = (rows.drift > 0) & (rows.drift_accesses >= 2)
         limit = np.where(rows.saturated, 1.6, 1.1)
         return np.where(moved, rows.drift <= limit, rows.saturated) & ((rows.rows + rows.step // 4) % 4 > 0)
 
 
 class Both(Freeze):
-    deferral = Deferral(every=2, at_most=4, warmup=2)
+    def __init__(self) -> None:
+        self.rule = LeaveOut(self.choose, every=2, at_most=4, warmup=2)
 
 
 class BothOnHost(Both):
@@ -195,7 +201,8 @@ def test_what_was_watched_before_is_forgotten() -> None:
     embeddings, _ = trained()
     embeddings.rows.load_state_arrays(saved)
     assert_same(embeddings.rows.state_arrays(), saved)
-    saturated = [int(saved[f"rows{group}.watched.saturated"].sum()) for group in (0, 1)]
+    watched = [[saved[f"rows{group}.watched.{name}"] > 0 for name in ("saturated", "waits")] for group in (0, 1)]
+    saturated = [int((left_out | waiting).sum()) for left_out, waiting in watched]
     assert embeddings.statistics.take().saturated_rows.tolist() == saturated
 
 

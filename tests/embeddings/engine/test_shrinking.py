@@ -24,6 +24,7 @@ from helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from skip_rules import LeaveOut
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
@@ -32,7 +33,7 @@ from adaptive.errors import DeviceMemoryError
 from adaptive.optim import Adagrad, Adam
 from adaptive.policies.device import Device
 from adaptive.policies.lru import LRU
-from adaptive.policy import Deferral, Policy
+from adaptive.policy import Policy
 from adaptive.system import is_out_of_memory, running_out
 
 TABLES = (
@@ -44,9 +45,10 @@ SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=2, fee
 
 
 class Skips(LRU):
-    deferral = Deferral(every=2, at_most=3, warmup=2)
+    def __init__(self) -> None:
+        self.rule = LeaveOut(self.choose, every=2, at_most=3, warmup=2)
 
-    def saturated(self, rows):  # type: ignore[no-untyped-def]
+    def choose(self, rows):  # type: ignore[no-untyped-def]
         return (rows.drift < 0.2) & (rows.rows % 3 == 0)
 
 

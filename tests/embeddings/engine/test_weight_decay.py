@@ -8,6 +8,7 @@ import pytest
 import reference
 import torch
 from helpers import LFU, random_batches, sum_of
+from skip_rules import waits
 from test_rates import assert_equal
 
 from adaptive import SGD, Adagrad, Adam, Batch, RowOptimizer, RowwiseAdagrad, SkipConfig, TableConfig, TierConfig
@@ -112,14 +113,11 @@ def test_it_goes_on_where_it_was_saved(skip: SkipConfig | None) -> None:
 @every_optimizer
 def test_a_deferred_sum_decays_its_row_once(optimizer: RowOptimizer) -> None:
     """Three visits wait and are applied together: one decay, then the step of their sum. Reading sees the same."""
-    from adaptive import Deferral
-
-    class Thrice(LRU):
-        deferral = Deferral(every=1, at_most=3, warmup=0)
-
+    policy = LRU()
+    policy.rule = waits(every=1, at_most=3)
     skip = SkipConfig(hot_rows="100%", min_accesses=1, interval=1, min_visits=1)
     table = TableConfig(name="t", num_embeddings=4, embedding_dim=2)
-    options: dict[str, Any] = {"policy": Thrice(), "optimizer": optimizer, "skip": skip}
+    options: dict[str, Any] = {"policy": policy, "optimizer": optimizer, "skip": skip}
     with TieredEmbeddingBag([table], TierConfig(device_rows="100%"), **options) as embeddings:
         weights, state = reference.initial_table(table, 0)[1], reference.initial_state(optimizer, 2)
         earlier, ones, seen = None, np.ones(2, np.float32), []

@@ -1,20 +1,26 @@
 """`DeferralBook`: whose gradient waits, and when the sum is applied. One popular row, one visit a batch."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from skip_rules import waits
 
-from adaptive import SGD, Adagrad, Deferral
 from adaptive.embeddings.planning.deferral import DeferralBook
 from adaptive.embeddings.planning.hot_set import WatchedRows
+from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.kernels.planning.books import DUE, NOW, SKIPPED, WAITS
 
 
-def visits(book: DeferralBook, count: int, *, first: int = 0, accesses: int = 1, rule: int = 0) -> str:
+def distinct(rows: int) -> Distinct:
+    """Row 3, or rows 0, 1, ...: each looked up once."""
+    numbers = np.array([3]) if rows == 1 else np.arange(rows)
+    return Distinct(numbers, np.ones(rows, np.int32), np.zeros(0, np.int32), np.array([rows]))
+
+
+def visits(book: DeferralBook, count: int, *, first: int = 0, accesses: int = 1, answer: int = 0) -> str:
     """What happens at each visit: `.` a plain update, `w` the gradient waits, `A` the sum is applied.
 
-    `rule`: its answer, 0: there is none.
+    `answer`: of the rule, 0: it is not asked.
     """
     story = ""
     for number in range(first, first + count):
@@ -22,11 +28,10 @@ def visits(book: DeferralBook, count: int, *, first: int = 0, accesses: int = 1,
         summed = book.decide(
             number,
             WatchedRows(np.zeros(1, np.int32), np.zeros(1, np.int32)),
-            np.array([3]),
-            np.ones(1, np.int32),
+            distinct(1),
             np.array([0, 0, 0, accesses], np.uint32),
             fates,
-            rule_waits=np.full(1, rule - 1, np.uint8) if rule else None,
+            np.full(1, max(answer, 1) - 1, np.uint8),
         )
         story += {NOW: ".", WAITS: "w", DUE: "A"}[int(fates[0])]
         assert summed.entries.tolist() == [0] * (story[-1] != ".")
@@ -34,8 +39,10 @@ def visits(book: DeferralBook, count: int, *, first: int = 0, accesses: int = 1,
     return story
 
 
-def book(every: int = 4, at_most: int | None = 3, warmup: int = 0) -> DeferralBook:
-    return DeferralBook(1, Deferral(every=every, at_most=at_most, warmup=warmup), Adagrad())
+def book(every: int = 4, at_most: int = 3, warmup: int = 0, *, asks: bool = False) -> DeferralBook:
+    rule = waits(every, at_most, warmup)
+    rule.asks = asks
+    return DeferralBook(1, rule)
 
 
 def test_the_longer_its_history_the_longer_a_row_waits() -> None:
@@ -58,38 +65,26 @@ def test_a_row_admitted_late_is_taken_to_have_visited_at_its_present_rate() -> N
 
 def test_saturated_rows_and_rows_that_are_not_watched_do_not_visit() -> None:
     """Of three distinct rows the first is not watched and the last is saturated: only entry 1, the second's, visits."""
-    mine = DeferralBook(3, Deferral(every=4, at_most=3, warmup=0), Adagrad())
+    mine = DeferralBook(3, waits(every=4, at_most=3))
     fates = np.array([NOW, NOW, SKIPPED], np.uint8)
     watched = WatchedRows(np.array([1, 2], np.int32), np.array([1, 0], np.int32))
-    summed = mine.decide(5, watched, np.arange(3), np.ones(3, np.int32), np.full(3, 99, np.uint32), fates)
+    summed = mine.decide(5, watched, distinct(3), np.full(3, 99, np.uint32), fates, np.zeros(3, np.uint8))
     assert fates.tolist() == [NOW, WAITS, SKIPPED]
     assert (summed.entries.tolist(), summed.due.tolist()) == ([1], [])
     assert mine.visits.tolist() == [0, 99, 0]
 
 
 def test_due_rows_are_told_by_their_place_among_the_rows_and_among_the_sums() -> None:
-    mine = DeferralBook(4, Deferral(every=1, at_most=2, warmup=0), Adagrad())
+    mine = DeferralBook(4, waits(every=1, at_most=2))
     mine.visits[:] = 50
     mine.waiting[:] = [0, 1, 0, 1]
     fates = np.zeros(6, np.uint8)
     watched = WatchedRows(np.array([0, 2, 3, 5], np.int32), np.array([2, 1, 0, 3], np.int32))
-    summed = mine.decide(0, watched, np.arange(6), np.ones(6, np.int32), np.zeros(6, np.uint32), fates)
+    summed = mine.decide(0, watched, distinct(6), np.zeros(6, np.uint32), fates, np.zeros(6, np.uint8))
     assert fates.tolist() == [WAITS, NOW, DUE, WAITS, NOW, DUE]
     assert summed.entries.tolist() == [2, 1, 0, 3]
     assert (summed.due.tolist(), summed.due_at.tolist()) == ([2, 5], [1, 3])
     assert mine.waiting.tolist() == [1, 0, 1, 0]
-
-
-def test_the_limit_is_8_and_4_under_sgd() -> None:
-    assert DeferralBook(1, Deferral(), Adagrad()).at_most == 8
-    assert DeferralBook(1, Deferral(), SGD()).at_most == 4
-    assert DeferralBook(1, Deferral(at_most=6), SGD()).at_most == 6
-
-
-@pytest.mark.parametrize("bad", [{"every": 0}, {"at_most": 0}, {"at_most": 256}, {"warmup": -1}])
-def test_impossible_settings_are_refused(bad: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="needed every >= 1, at_most from 1 to 255 or none, warmup >= 0"):
-        Deferral(**bad)
 
 
 @given(every=st.integers(1, 9), at_most=st.integers(1, 12), warmup=st.integers(0, 30), count=st.integers(1, 120))
@@ -105,7 +100,7 @@ def test_no_gradient_waits_longer_than_the_limit(every: int, at_most: int, warmu
     count=st.integers(1, 120),
 )  # fmt: skip
 def test_the_book_equals_the_formula(every: int, at_most: int, warmup: int, accesses: int, count: int) -> None:
-    """k = clamp(visits / every, 1, at_most), as `Deferral` has it."""
+    """k = clamp(visits / every, 1, at_most), as a rule that is not asked has it."""
     story, seen, waiting = "", accesses - 1, 0
     for number in range(count):
         seen += 1
@@ -118,11 +113,11 @@ def test_the_book_equals_the_formula(every: int, at_most: int, warmup: int, acce
 
 def test_a_rule_says_for_how_many_visits_a_gradient_waits() -> None:
     """Its answers count from the next visit on: a row that is found to move again waits no longer than it says now."""
-    one = book(every=1, at_most=255)
-    assert visits(one, 1, rule=1) == "."
-    assert visits(one, 5, first=1, rule=3) == "wwAww"
-    assert visits(one, 3, first=6, rule=1) == "A.."
+    one = book(every=1, at_most=255, asks=True)
+    assert visits(one, 1, answer=1) == "."
+    assert visits(one, 5, first=1, answer=3) == "wwAww"
+    assert visits(one, 3, first=6, answer=1) == "A.."
 
 
 def test_a_rule_cannot_make_a_row_wait_in_the_warm_up() -> None:
-    assert visits(book(every=1, at_most=255, warmup=5), 8, rule=4) == "....." + "www"
+    assert visits(book(every=1, at_most=255, warmup=5, asks=True), 8, answer=4) == "....." + "www"

@@ -21,6 +21,7 @@ from helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from skip_rules import LeaveOut
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
@@ -31,7 +32,7 @@ from adaptive.embeddings.planning.lookups import LookupsAhead, plan_threads
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import InputError
 from adaptive.policies.lru import LRU
-from adaptive.policy import Deferral, Policy
+from adaptive.policy import Policy
 
 TABLES = (
     TableConfig(name="a", num_embeddings=40, embedding_dim=4, features=("x", "y")),
@@ -45,11 +46,11 @@ SKIP = SkipConfig(interval=3, min_visits=1, hot_rows="100%", min_accesses=2, fee
 
 
 class Skips(LRU):
-    deferral = Deferral(every=2, at_most=3, warmup=2)
     window = 2
 
-    def saturated(self, rows: Any) -> Any:
-        return (rows.drift < 0.2) & (rows.rows % 3 == 0)
+    def __init__(self) -> None:
+        still: Any = lambda rows: (rows.drift < 0.2) & (rows.rows % 3 == 0)  # noqa: E731
+        self.rule = LeaveOut(still, every=2, at_most=3, warmup=2)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import pytest
 from contract import row_stats
 from helpers import bags, one_table, step_all
 from numpy.typing import NDArray
+from skip_rules import LeaveOut, everything, waits
 
 from adaptive.batch import Batch
 from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
@@ -81,25 +82,11 @@ def test_a_message_names_policy_method_batch_and_row() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "answer", [np.zeros(3), np.zeros(2, np.bool_), [True, False, True], None, np.array(["yes", "no", "no"])]
-)
-def test_verdicts_are_bools(answer: object) -> None:
-    class Verdicts(LRU):
-        def saturated(self, rows: RowStats) -> Any:
-            return answer
-
-    with pytest.raises(PolicyError, match=r"policy Verdicts\.saturated at batch 4 must return an array"):
-        PolicyCaller(Verdicts()).saturated(row_stats(3, step=4))
-
-
-def test_only_a_policy_with_verdicts_is_watched() -> None:
-    class Verdicts(LRU):
-        def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
-            return np.ones(len(rows), np.bool_)
-
-    assert PolicyCaller(Verdicts()).watches_movement
-    assert not PolicyCaller(LRU()).watches_movement
+def test_only_a_rule_that_needs_it_has_movement_measured() -> None:
+    policy = LRU()
+    for rule, watches in [(None, False), (LeaveOut(everything), True), (waits(2, 3), False)]:
+        policy.rule = rule
+        assert PolicyCaller(policy).watches_movement == watches
 
 
 def test_an_error_of_another_kind_is_the_policys() -> None:
@@ -188,7 +175,7 @@ class StopsEarly(LRU):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (LosesSamples, r"gave 3 of the 4 samples it was given\. .* drops_inputs"),
+        (LosesSamples, r"gave 3 of the 4 samples it was given\. .* carry a skip rule"),
         (GivesThemTwice, "gave 8 of the 4 samples it was given"),
         (StopsEarly, "gave 1 of the 1 samples it was given, and did not ask for the rest"),
     ],
@@ -197,9 +184,6 @@ def test_samples_are_not_left_out_without_a_word(policy: type[Policy], message: 
     batches = [bags([row]) for row in range(4)]
     with pytest.raises(PolicyError, match=message):
         step_all(one_table(policy=policy), batches, depth=depth)
-    if policy is not GivesThemTwice:
-        says_so = type("SaysSo", (policy,), {"drops_inputs": True})
-        step_all(one_table(policy=says_so), batches, depth=depth)
 
 
 def test_what_is_no_batch_is_named() -> None:

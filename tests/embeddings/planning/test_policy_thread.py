@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers import bags, look_ahead_threads, one_table, step_all, sum_of
 from numpy.typing import NDArray
+from skip_rules import LeaveOut
 
 from adaptive import system
 from adaptive.batch import Batch
@@ -48,6 +49,10 @@ class Hangs(LRU):
         self.hung = threading.Event()
         self.raises = raises
 
+    @property
+    def owner(self) -> str:
+        return "skip rule LeaveOut" if self.method == "visits" else f"policy {type(self).__name__}"
+
     def hang(self, method: str) -> None:
         if method != self.method or self.hung.is_set():
             return
@@ -72,12 +77,16 @@ class InScore(Hangs):
         return super().score(rows)
 
 
-class InSaturated(Hangs):
-    method = "saturated"
+class InVisits(Hangs):
+    method = "visits"
 
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+    def __init__(self, *, raises: bool = False) -> None:
+        super().__init__(raises=raises)
+        self.rule = LeaveOut(self.choose)
+
+    def choose(self, rows: RowStats) -> NDArray[np.bool_]:
         if rows.step >= 6:
-            self.hang("saturated")
+            self.hang("visits")
         return np.zeros(len(rows), np.bool_)
 
 
@@ -122,7 +131,7 @@ def train(embeddings: TieredEmbeddingBag, batches: Sequence[Batch], depth: int, 
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-@pytest.mark.parametrize("policy_class", [InScore, InSaturated, InArrange, InObserve])
+@pytest.mark.parametrize("policy_class", [InScore, InVisits, InArrange, InObserve])
 def test_a_policy_that_hangs_is_named_and_nothing_is_lost(policy_class: type[Hangs], depth: int) -> None:
     policy, stepped = policy_class(), list[Batch]()
     embeddings = embeddings_of(policy)
@@ -130,7 +139,7 @@ def test_a_policy_that_hangs_is_named_and_nothing_is_lost(policy_class: type[Han
     with pytest.raises(PolicyError) as error:
         train(embeddings, BATCHES, depth, stepped)
     assert policy.hung.is_set() and not policy.released.is_set()
-    error.match(rf"policy {policy_class.__name__}\.{policy.method}{where} has not returned for 0\.2 s")
+    error.match(rf"{policy.owner}\.{policy.method}{where} has not returned for 0\.2 s")
     error.match(r"Nothing was moved; .* --set tier\.policy_timeout_s=2 \(0: none\)")
     assert (error.value.exit_code, look_ahead_threads(), len(policy_threads())) == (9, [], 1)
     expected = one_table()
@@ -151,16 +160,14 @@ def test_a_policy_that_hangs_is_named_and_nothing_is_lost(policy_class: type[Han
 
 @pytest.mark.parametrize("timeout", [0.0, 9.0])
 @pytest.mark.parametrize("depth", [0, 2])
-@pytest.mark.parametrize("policy_class", [InScore, InSaturated, InArrange, InObserve])
+@pytest.mark.parametrize("policy_class", [InScore, InVisits, InArrange, InObserve])
 def test_a_policy_that_raises_is_named_and_nothing_is_lost(
     policy_class: type[Hangs], depth: int, timeout: float
 ) -> None:
     policy, stepped = policy_class(raises=True), list[Batch]()
     embeddings = embeddings_of(policy, timeout)
     where = "" if policy.method == "arrange" else r" at batch \d+"
-    with pytest.raises(
-        PolicyError, match=rf"policy {policy_class.__name__}\.{policy.method}{where} raised KeyError: 'my"
-    ):
+    with pytest.raises(PolicyError, match=rf"{policy.owner}\.{policy.method}{where} raised KeyError: 'my"):
         train(embeddings, BATCHES, depth, stepped)
     expected = one_table()
     step_all(expected, stepped)

@@ -21,6 +21,7 @@ from helpers import (
     train_slowly,
 )
 from numpy.typing import NDArray
+from skip_rules import LeaveOut, everything
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
@@ -42,8 +43,8 @@ BATCHES = random_batches(TABLES, 40, seed=3, samples=4)
 class EvenRows(LRU):
     """A rule that looks at nothing but the row."""
 
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
-        return np.equal(rows.rows % 2, 0)
+    def __init__(self) -> None:
+        self.rule = LeaveOut(lambda rows: np.equal(rows.rows % 2, 0))
 
 
 class EvenRowsOnHost(EvenRows):
@@ -51,14 +52,17 @@ class EvenRowsOnHost(EvenRows):
 
 
 class Nobody(LRU):
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
-        return np.zeros(len(rows), np.bool_)
+    def __init__(self) -> None:
+        self.rule = LeaveOut(lambda rows: np.zeros(len(rows), np.bool_))
 
 
 class StandsStill(LRU):
     """Movement decides, with hysteresis; each row is let through at one in four questions. It keeps no state."""
 
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+    def __init__(self) -> None:
+        self.rule = LeaveOut(self.choose)
+
+    def choose(self, rows: RowStats) -> NDArray[np.bool_]:
         moved = (rows.drift > 0) & (rows.drift_accesses >= 2)
         limit = np.where(rows.saturated, 0.4, 0.2)
         probed = (rows.rows + rows.step // SKIP.interval) % 4 == 0
@@ -186,8 +190,8 @@ def test_a_row_whose_updates_were_all_skipped_leaves_without_being_copied() -> N
 
 
 class EverybodyRests(LRU):
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
-        return np.ones(len(rows), np.bool_)
+    def __init__(self) -> None:
+        self.rule = LeaveOut(everything)
 
 
 def test_the_view_knows_who_is_saturated() -> None:
@@ -220,8 +224,9 @@ class Told:
 class Listens(LRU):
     def __init__(self) -> None:
         self.heard: list[Told] = []
+        self.rule = LeaveOut(self.choose)
 
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+    def choose(self, rows: RowStats) -> NDArray[np.bool_]:
         columns = (rows.drift.tolist(), rows.drift_accesses.tolist(), rows.saturated.tolist())
         told = dict(zip(rows.rows.tolist(), zip(*columns, strict=True), strict=True))
         self.heard.append(Told(rows.step, told))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from manifests import edit_manifest
 from numpy.typing import NDArray
 from rank_cases import OPTIMIZERS, TABLES, Case, assert_same_rows
+from skip_rules import LeaveOut
 from thread_ranks import on_ranks, outcomes
 
 from adaptive.batch import Batch
@@ -25,7 +26,7 @@ from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.optim import Adam, RowOptimizer
-from adaptive.policy import Deferral, Policy, RowStats
+from adaptive.policy import Policy, RowStats
 from adaptive.storage import shards
 from adaptive.storage.arrays import DTYPES
 from adaptive.storage.checkpoint import load_checkpoint
@@ -54,12 +55,13 @@ def rows_stay_in_files() -> Iterator[None]:
 class Both(Policy):
     """Some rows are left alone, the gradients of others wait."""
 
-    deferral = Deferral(every=2, at_most=4, warmup=2)
+    def __init__(self) -> None:
+        self.rule = LeaveOut(self.choose, every=2, at_most=4, warmup=2)
 
     def score(self, rows: RowStats) -> NDArray[np.int64]:
         return rows.last_access
 
-    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+    def choose(self, rows: RowStats) -> NDArray[np.bool_]:
         moved = (rows.drift > 0) & (rows.drift_accesses >= 2)
         return np.where(moved, rows.drift <= 1.1, rows.saturated) & (rows.rows % 3 == 0)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from builders import batch_of
+from skip_rules import LeaveOut
 
 from adaptive import (
     Batch,
@@ -23,7 +24,7 @@ from adaptive import (
 )
 from adaptive.errors import CheckpointError, ConfigError, OutputError
 from adaptive.policies.lru import LRU
-from adaptive.policy import Policy, RowStats
+from adaptive.policy import Policy
 from adaptive.studies.report.html_report import write_report
 from adaptive.training.runs import evaluate_run
 from adaptive.training.telemetry.jsonl import read_metrics
@@ -132,10 +133,8 @@ def test_wrong_arguments_of_a_recording_are_told(tmp_path: Path) -> None:
 class Freezing(LRU):
     """Leaves the updates of every second row out."""
 
-    warmup = 0
-
-    def saturated(self, rows: RowStats) -> Any:
-        return rows.rows % 2 == 0
+    def __init__(self) -> None:
+        self.rule = LeaveOut(lambda rows: rows.rows % 2 == 0)
 
 
 def scored(*, seed: int, policy: str | type[Policy], skip: Any = None, **rest: Any) -> Any:

@@ -5,22 +5,23 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import View, batch_of
-from guarded_policies import Freeze, Plain
+from guarded_policies import Freeze
 from helpers import planner_of
 from hypothesis import given
 from hypothesis import strategies as st
+from skip_rules import LeaveOut, everything, waits
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embeddings.planning.deferral import DeferralBook
 from adaptive.embeddings.planning.hot_set import WatchedRows
+from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.kernels.planning.books import WAITS
-from adaptive.optim import SGD
-from adaptive.policies.random_drop import RandomDrop
+from adaptive.policies.rules.drop import Drop
 from adaptive.policies.rules.inputs import Inputs
-from adaptive.policy import Deferral, Policy
+from adaptive.policy import SkipRule
 
 NUM_ROWS = 400
 SKIP = SkipConfig(interval=16, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=2)
@@ -30,10 +31,10 @@ TABLES = [
 ]
 
 
-def allowing(allowance: float) -> Policy:
-    policy = Plain()
-    policy.allowance = allowance
-    return policy
+def allowing(allowance: float) -> SkipRule:
+    rule = LeaveOut(everything)
+    rule.allowance = allowance
+    return rule
 
 
 numbers = np.concatenate([np.arange(5000), 2**40 + 7 * np.arange(5000)])
@@ -49,7 +50,7 @@ def test_a_lower_allowance_chooses_among_the_numbers_of_a_higher_one(one: float,
 
 def test_all_or_nothing() -> None:
     assert allowing(1.0).allows(numbers).all() and not allowing(0.0).allows(numbers).any()
-    assert Plain().allowance == 1
+    assert LeaveOut(everything).allowance == 1
 
 
 def all_rows(num: int) -> list[Batch]:
@@ -64,7 +65,7 @@ def test_saturated_rows_are_cut_when_the_allowance_changes(depth: int) -> None:
 
     def batches() -> Any:
         for number, batch in enumerate(all_rows(64)):
-            policy.allowance = 1.0 if number < 24 else 0.25 if number < 40 else 0.0
+            policy.rule.allowance = 1.0 if number < 24 else 0.25 if number < 40 else 0.0
             yield batch
 
     shares: list[list[float]] = []
@@ -89,7 +90,7 @@ def test_verdicts_that_are_cut_are_counted() -> None:
     with TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=policy, skip=SKIP) as embeddings:
         list(embeddings.look_ahead(all_rows(20), depth=0))
         assert planner_of(embeddings).watched_counts().saturated.tolist() == [NUM_ROWS]
-        policy.allowance = 0.5
+        policy.rule.allowance = 0.5
         list(embeddings.look_ahead(all_rows(1), depth=0))
         found = [int(planner_of(embeddings, group).watched_counts().saturated[0]) for group in (0, 1)]
         assert found == [allowing(0.5).allows(np.arange(first, first + NUM_ROWS)).sum() for first in (0, NUM_ROWS)]
@@ -97,13 +98,13 @@ def test_verdicts_that_are_cut_are_counted() -> None:
 
 @pytest.mark.parametrize(("allowance", "longest"), [(1.0, 8), (0.99, 7), (0.5, 4), (0.2, 2), (0.1, 1), (0.0, 1)])
 def test_deferral_waits_for_fewer_visits(allowance: float, longest: int) -> None:
-    book = DeferralBook(1, Deferral(every=1, at_most=8, warmup=0), SGD())
+    rule = waits(every=1, at_most=8)
+    rule.allowance, book = allowance, DeferralBook(1, rule)
+    one = Distinct(np.zeros(1, np.int64), np.ones(1, np.int32), np.zeros(1, np.int32), np.ones(1, np.int64))
     watched, due = WatchedRows(np.zeros(1, np.int32), np.zeros(1, np.int32)), []
     for number in range(40):
         fates = np.zeros(1, np.uint8)
-        book.decide(
-            number, watched, np.zeros(1, np.int64), np.ones(1, np.int32), np.full(1, 1000, np.uint32), fates, allowance
-        )
+        book.decide(number, watched, one, np.full(1, 1000, np.uint32), fates, np.zeros(1, np.uint8))
         due.append(fates[0] != WAITS)
     assert np.diff(np.flatnonzero(due[20:])).max() == longest
 
@@ -120,24 +121,17 @@ class AllAtRest(Inputs):
         super().__init__(threshold=0.1, warmup=0, probe_every=0)
         self._moved[np.arange(20)] = 1.0
 
-    allowance = 1.0
-
-    def arrange(self, batches: Any, view: Any, allows: Any = None) -> Any:
-        policy = Plain()
-        policy.allowance = self.allowance
-        return super().arrange(batches, view, policy.allows)
-
 
 @pytest.mark.parametrize(
-    ("make", "share"), [(lambda: RandomDrop(share=0.6), 0.6), (AllAtRest, 0.9)], ids=["random", "inputs"]
+    ("make", "share"), [(lambda: Drop(share=0.6), 0.6), (AllAtRest, 0.9)], ids=["random", "inputs"]
 )
-def test_policies_that_drop_inputs_drop_the_allowed_share(make: Any, share: float) -> None:
+def test_rules_that_drop_inputs_drop_the_allowed_share(make: Any, share: float) -> None:
     dropped = {}
     for allowance in (1.0, 0.5, 0.1, 0.0):
-        policy = make()
-        policy.allowance = allowance
-        arranged = list(policy.arrange(iter(samples(100)), View(sizes=(20,))))
-        dropped[allowance] = policy.dropped_inputs / policy.seen_inputs
+        rule = make()
+        rule.allowance = allowance
+        arranged = list(rule.arrange(iter(samples(100)), View(sizes=(20,))))
+        dropped[allowance] = rule.dropped_inputs / rule.seen_inputs
         if not allowance:  # not even regrouped
             assert [batch.ids.tolist() for batch in arranged] == [batch.ids.tolist() for batch in samples(100)]
     assert dropped[0.0] == 0

@@ -10,17 +10,18 @@ from guarded_policies import Defer, DeferOne, Freeze, Plain
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from skip_rules import waits
 from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.planning.deferral import DeferralBook, longest
+from adaptive.embeddings.planning.deferral import DeferralBook
 from adaptive.embeddings.planning.hot_set import WatchedRows
+from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.kernels.planning.books import WAITS
-from adaptive.optim import SGD, Adagrad, RowOptimizer
 from adaptive.policies.random_drop import RandomDrop
 from adaptive.policies.slipstream import Slipstream
-from adaptive.policy import Deferral, Policy
+from adaptive.policy import Policy, SkipRule
 from adaptive.training.guard.judge import (
     LEAST,
     REACH,
@@ -176,14 +177,14 @@ def test_an_interval_is_symmetric() -> None:
     assert interval(1.0, 0.5) == (1 - 0.5 * REACH, 1 + 0.5 * REACH)
 
 
-def deferred(deferral: Deferral, optimizer: RowOptimizer, allowance: float) -> bool:
+def deferred(rule: SkipRule, allowance: float) -> bool:
     """Whether any of 40 visits of a popular row waits."""
-    book = DeferralBook(1, deferral, optimizer)
+    rule.allowance, book = allowance, DeferralBook(1, rule)
     watched, fates = WatchedRows(np.zeros(1, np.int32), np.zeros(1, np.int32)), np.zeros(1, np.uint8)
+    one = Distinct(np.zeros(1, np.int64), np.ones(1, np.int32), np.zeros(1, np.int32), np.ones(1, np.int64))
     for number in range(40):
         fates[0] = 0
-        accesses = np.full(1, 10**6, np.uint32)
-        book.decide(number, watched, np.zeros(1, np.int64), np.ones(1, np.int32), accesses, fates, allowance)
+        book.decide(number, watched, one, np.full(1, 10**6, np.uint32), fates, np.zeros(1, np.uint8))
         if fates[0] == WAITS:
             return True
     return False
@@ -196,20 +197,18 @@ def embeddings_of(policy: Policy, *, skip: SkipConfig | None = SkipConfig(hot_ro
     return TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=policy, skip=skip)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(), Adagrad()], ids=["sgd", "adagrad"])
-@pytest.mark.parametrize("at_most", [None, 1, 2, 4, 8, 16, 17, 255])
-def test_from_the_least_allowance_on_something_is_deferred(at_most: int | None, optimizer: RowOptimizer) -> None:
-    deferral = Deferral(every=1, at_most=at_most, warmup=0)
+@pytest.mark.parametrize("at_most", [1, 2, 4, 8, 16, 17, 255])
+def test_from_the_least_allowance_on_something_is_deferred(at_most: int) -> None:
     policy = Plain()
-    policy.deferral = deferral
+    policy.rule = rule = waits(every=1, at_most=at_most)
     with embeddings_of(policy) as embeddings:
-        least = least_allowance(embeddings, optimizer)
+        least = least_allowance(embeddings)
     if at_most == 1:
-        assert least is None and not deferred(deferral, optimizer, 1.0)
+        assert least is None and not deferred(rule, 1.0)
         return
-    assert least is not None and deferred(deferral, optimizer, least)
-    assert not deferred(deferral, optimizer, float(np.nextafter(least, 0)) - 1e-12)
-    assert longest(deferral, optimizer) == round(1 / least) + 1
+    assert least is not None and deferred(rule, least)
+    assert not deferred(rule, float(np.nextafter(least, 0)) - 1e-12)
+    assert at_most == round(1 / least) + 1
 
 
 @pytest.mark.parametrize(
@@ -227,9 +226,9 @@ def test_from_the_least_allowance_on_something_is_deferred(at_most: int | None, 
 )
 def test_shares_may_be_as_small_as_one_likes(policy: Policy, least: float | None) -> None:
     with embeddings_of(policy) as embeddings:
-        assert least_allowance(embeddings, SGD()) == least
+        assert least_allowance(embeddings) == least
     with embeddings_of(policy, skip=None) as embeddings:  # skipping is switched off
-        assert least_allowance(embeddings, SGD()) == (least if policy.drops_inputs else None)
+        assert least_allowance(embeddings) is None
 
 
 def test_deferral_that_would_defer_nothing_is_not_checked(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_what_a_guard_knows_is_saved_and_restored(tmp_path: Path) -> None:
     assert guard.state() == state
     with parts.embeddings:
         guard.guarded(iter([]))
-        assert parts.embeddings.policy.allowance == state["allowance"]
+        assert parts.embeddings.policy.rule.allowance == state["allowance"]
         guard.close()
 
 
@@ -176,5 +176,5 @@ def test_a_stopped_run_that_goes_on_skips_nothing(begun: bool) -> None:
     guard.restore({**guard.state(), "active": False, "allowance": 0.0, "begun": begun})
     with parts.embeddings:
         guard.guarded(iter([]))
-        assert parts.embeddings.policy.allowance == 0
+        assert parts.embeddings.policy.rule.allowance == 0
         guard.close()

@@ -15,7 +15,10 @@ SETTINGS = GuardConfig(warmup=50, steps=100, holdout=2000)
 
 class Ahead(Freeze):
     window = 5
-    warmup = 70
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rule.warmup = 70
 
 
 def timing(policy: Policy, total: int | None = 1000, depth: int = 3, delay: int = 6) -> Timing:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guarded_policies import DropHalf, Plain
+from guarded_policies import DropHalf, Freeze, Plain
 from hypothesis import given
 from hypothesis import strategies as st
 from toy_runs import nothing_is_left_behind  # noqa: F401 (fixture)
@@ -18,7 +18,7 @@ from adaptive.config import TrainConfig
 from adaptive.data.data_options import SyntheticConfig
 from adaptive.data.synthetic.synthetic_stream import Synthetic
 from adaptive.errors import InputError
-from adaptive.policy import Policy
+from adaptive.policy import SkipRule
 from adaptive.training.guard.stream import Inputs, NumberedBatches
 from adaptive.training.runs import train_run, training
 
@@ -72,12 +72,12 @@ def test_the_place_of_trained_samples() -> None:
     assert stream.inputs(2) == Inputs(8, 8)
 
 
-class DropAllOfSome(Policy):
+class DropAllOfSome(SkipRule):
     """Keeps the first three samples of each batch, and none of batch 1; passes on batches of 3."""
 
     drops_inputs = True
 
-    def score(self, rows):  # type: ignore[no-untyped-def]
+    def visits(self, rows):  # type: ignore[no-untyped-def]
         raise NotImplementedError
 
     def arrange(self, batches, view=None):  # type: ignore[no-untyped-def]
@@ -91,10 +91,11 @@ class DropAllOfSome(Policy):
 
 def test_the_place_where_inputs_are_dropped() -> None:
     """3 samples of batch 0, none of batch 1, 3 of batch 2, 2 of batch 3. What is not needed yet does not count."""
-    policy = DropAllOfSome()
-    policy.seen_inputs, policy.dropped_inputs = 100, 40  # from an earlier pass
+    policy = Plain()
+    policy.rule = rule = DropAllOfSome()
+    rule.seen_inputs, rule.dropped_inputs = 100, 40  # from an earlier pass
     stream = NumberedBatches(batches(), policy)
-    arranged = policy.arrange(stream)
+    arranged = rule.arrange(stream)
     found = []
     for trained in (3, 6, 8):
         next(arranged)
@@ -108,14 +109,14 @@ def test_an_allowance_is_set_when_its_batch_is_taken() -> None:
     stream = NumberedBatches(batches(), policy)
     assert stream.switch(1, 0.25) == 1
     next(stream)
-    assert policy.allowance == 1
+    assert policy.rule.allowance == 1
     stream.get(3)  # read ahead, not taken
-    assert policy.allowance == 1
+    assert policy.rule.allowance == 1
     next(stream)
-    assert policy.allowance == 0.25
+    assert policy.rule.allowance == 0.25
     assert stream.switch(0, 0.0) == 2  # batches 0 and 1 are on their way
     next(stream)
-    assert policy.allowance == 0
+    assert policy.rule.allowance == 0
 
 
 def spoilt() -> Iterator[Batch]:
@@ -164,7 +165,7 @@ def test_the_training_thread_does_not_wait_while_a_batch_is_read() -> None:
                 assert go_on.wait(600)
             yield batch
 
-    policy = Plain()
+    policy = Freeze()
     stream = NumberedBatches(slow(), policy)
     thread = threading.Thread(target=lambda: list(stream))
     thread.start()
@@ -174,7 +175,7 @@ def test_the_training_thread_does_not_wait_while_a_batch_is_read() -> None:
     assert stream.switch(3, 0.5) == 3 and number_of(stream.get(1)) == 1
     go_on.set()
     thread.join()
-    assert stream.taken == 4 and policy.allowance == 0.5
+    assert stream.taken == 4 and policy.rule.allowance == 0.5
 
 
 def test_a_batch_that_two_threads_want_is_read_once() -> None:

@@ -1,8 +1,7 @@
 """`PolicyCaller`: asks the policy and checks the answers, in one place, before any row moves.
 
-A valid answer changes speed only (and, for saturated rows, what the report says was skipped). An invalid one, or none
-in time, stops training with a `PolicyError` that names policy, method and batch; rows and slots are then as they
-were.
+A policy's valid answer changes speed only; what a skip rule's changes is in the report. An invalid answer, or none in
+time, stops training with a `PolicyError` that names policy, method and batch; rows and slots are then as they were.
 """
 
 import time
@@ -21,7 +20,7 @@ from adaptive.embeddings.planning.policy_calls.thread import Overdue, PolicyThre
 from adaptive.embeddings.planning.row_stats import read_only
 from adaptive.errors import PolicyError
 from adaptive.kernels.planning.selection import ORDERS
-from adaptive.policy import Deferral, Policy, RowStats, SkipRule, TierView, arranges, drops_inputs, order_of
+from adaptive.policy import Policy, RowStats, SkipRule, TierView, arranges, drops_inputs, order_of
 
 Answer = TypeVar("Answer")
 RULE_ARRANGE: Final = OF_RULE + "arrange"  # for errors, beside the policy's `arrange`
@@ -48,10 +47,29 @@ class PolicyCaller:
         self._numbers = PolicyNumbers(policy)
 
     @property
+    def rule(self) -> SkipRule | None:
+        """The skip rule that the policy carries."""
+        return self.policy.rule
+
+    @property
     def watches_movement(self) -> bool:
-        """How far rows move is measured for the skip rule, or for a policy that names saturated rows."""
-        rule = self.policy.rule
-        return self._names_saturated if rule is None else rule.watches
+        """True if how far rows move is measured."""
+        return self.rule is not None and self.rule.watches
+
+    @property
+    def defers(self) -> bool:
+        """True if gradients may wait in sums."""
+        return self.rule is not None and self.rule.at_most > 1
+
+    @property
+    def skips(self) -> bool:
+        """True if rows must be watched: the rule asks about them, or their gradients may wait."""
+        return self.defers or (self.rule is not None and self.rule.asks)
+
+    @property
+    def leaves_out(self) -> bool:
+        """True if updates may be lost: those of rows that the rule answers with 0."""
+        return self.rule is not None and self.rule.leaves_out
 
     @property
     def order(self) -> int | None:
@@ -65,40 +83,6 @@ class PolicyCaller:
             known = ", ".join(map(str, ORDERS))
             raise PolicyError(f"policy {self._name}.order is {columns}; it must be () or one of {known}.")
         return ORDERS.get(columns)
-
-    @property
-    def asks(self) -> bool:
-        """There is somebody to ask about watched rows."""
-        rule = self.policy.rule
-        return self._names_saturated if rule is None else rule.asks
-
-    @property
-    def deferral(self) -> Deferral | None:
-        """How gradients wait in sums, by the rule, or the policy; None: none ever waits."""
-        rule = self.policy.rule
-        if rule is None:
-            return self.policy.deferral
-        return Deferral(every=rule.every, at_most=rule.at_most, warmup=rule.warmup) if rule.at_most > 1 else None
-
-    @property
-    def defers(self) -> bool:
-        """Gradients may wait in sums."""
-        return self.deferral is not None
-
-    @property
-    def skips(self) -> bool:
-        """Rows must be watched: somebody asks about them, or their gradients may wait."""
-        return self.asks or self.defers
-
-    @property
-    def leaves_out(self) -> bool:
-        """Updates may be lost: those of rows that the rule, or the policy, says are saturated."""
-        rule = self.policy.rule
-        return self._names_saturated if rule is None else rule.leaves_out
-
-    @property
-    def _names_saturated(self) -> bool:
-        return self.policy.watches and type(self.policy).saturated is not Policy.saturated
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -133,17 +117,9 @@ class PolicyCaller:
         scores: NDArray[np.float64] = array.astype(np.float64)
         return scores
 
-    def saturated(self, stats: RowStats) -> NDArray[np.bool_]:
-        """(n,) bool verdicts, cut to those that a guard allows."""
-        answer = self._ask("saturated", stats.step, lambda: self.policy.saturated(read_only(stats)))
-        array = self._array("saturated", stats, answer)
-        if array.dtype != np.bool_:
-            raise self._errors.wrong("saturated", stats.step, f"an array of bool, found dtype {array.dtype}")
-        return array & self.policy.allows(stats.rows)
-
     def visits(self, stats: RowStats) -> NDArray[np.int64]:
         """(n,) the rule's answers: visits per update, at most `rule.at_most`; 0, left out, as far as a guard allows."""
-        rule = self.policy.rule
+        rule = self.rule
         assert rule is not None
         answer = self._ask("visits", stats.step, lambda: rule.visits(read_only(stats)))
         array = self._array("visits", stats, answer)
@@ -155,7 +131,7 @@ class PolicyCaller:
             hint = "" if least == 0 else " (a rule that leaves updates out says so by leaves_out = True)"
             raise self._errors.wrong("visits", stats.step, f"numbers of at least {least}, found {found}{hint}")
         checked: NDArray[np.int64] = np.minimum(array.astype(np.int64), rule.at_most)
-        return np.where((checked == 0) & ~self.policy.allows(stats.rows), 1, checked)
+        return np.where((checked == 0) & ~rule.allows(stats.rows), 1, checked)
 
     def tell(self, method: str, number: int, rows: NDArray[np.int64], *more: object) -> None:
         """Tell a policy that follows accesses of rows (n,): by `looked_up`, `left` or `came`, for batch `number`."""
@@ -166,7 +142,7 @@ class PolicyCaller:
 
     def begin(self, optimizer: str) -> None:
         """Tell the rule which optimizer updates the rows."""
-        if (rule := self.policy.rule) is not None:
+        if (rule := self.rule) is not None:
             self.ask("begin", lambda: rule.begin(optimizer))
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Generator[Batch, None, None]:
@@ -184,7 +160,7 @@ class PolicyCaller:
             source.closed = True
 
     def _arranged(self, source: PolicySource, view: TierView) -> Iterator[Batch]:
-        policy, rule = self.policy, self.policy.rule
+        policy, rule = self.policy, self.rule
         kept: Iterator[Batch] = source
         if rule is not None and rule.drops_inputs:
             kept = self._kept(rule, source, view)
@@ -207,7 +183,7 @@ class PolicyCaller:
         kept: Iterator[object] | None = None
         while True:
             try:
-                kept = kept or iter(rule.arrange(source, view, self.policy.allows))
+                kept = kept or iter(rule.arrange(source, view))
                 batch = next(kept, _DONE)
             except BaseException as error:
                 if is_users(error) or error is source.error:
@@ -222,15 +198,15 @@ class PolicyCaller:
             yield batch
 
     def _check_samples(self, source: PolicySource, num_samples: int) -> None:
-        """Check that all samples came back: no report would tell of those left out without `drops_inputs`."""
+        """Check that all samples came back: no report would show those that a policy left out."""
         given = source.num_samples
         unread = next(source, None) is not None
         if unread or num_samples != given:
             found = f"{num_samples} of the {given} samples it was given"
             rest = ", and did not ask for the rest" if unread else ""
             raise PolicyError(
-                f"policy {self._name}.arrange gave {found}{rest}. A policy that leaves inputs out says so by "
-                f"drops_inputs = True, and reports tell of it then; any other gives every sample once. "
+                f"policy {self._name}.arrange gave {found}{rest}. A policy gives every sample once. To leave "
+                f"inputs out, carry a skip rule with drops_inputs = True, so that reports show it. "
                 f"Run `adaptive-train policies check` on it."
             )
 

@@ -1,0 +1,66 @@
+"""Leave inputs out at random: the control that every way of dropping inputs has to beat.
+
+Slipstream (https://arxiv.org/abs/2404.04270) drops inputs whose rows have stopped moving. A run next to it that drops
+as many without looking shows how well it chose.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive import Batch, RowStats, SkipRule, TierView
+from adaptive.policies.samples import Refill
+
+
+class Drop(SkipRule):
+    """Of every mini-batch the same share of inputs is dropped, chosen at random; the others train in full batches.
+
+    Args:
+        share: of the inputs, dropped, to the input: so a run can repeat the share of another one. Those that fill no
+            batch at the end go, too.
+        seed: of the choice.
+
+    Attributes:
+        seen_inputs, dropped_inputs: samples that came and those left out, so far.
+    """
+
+    drops_inputs = True
+    watches = asks = False
+    at_most = 1
+    warmup = 0
+
+    def __init__(self, *, share: float = 0.1, seed: int = 0) -> None:
+        if not 0 <= share < 1:
+            raise ValueError(f"share={share}: needed at least 0 and less than 1")
+        if seed < 0:
+            raise ValueError(f"seed={seed}: needed at least 0")
+        self.share, self.seed = share, seed
+        self.seen_inputs = self.dropped_inputs = 0
+
+    def visits(self, rows: RowStats) -> NDArray[np.int64]:
+        return np.ones(len(rows), np.int64)
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        refill = Refill()
+        for batch in batches:
+            # Seeded by position: a restored run goes on as the saved one would have.
+            order = np.random.default_rng([self.seed, self.seen_inputs]).permutation(batch.num_samples)
+            share, before = self.share * self.allowance, self.seen_inputs
+            self.seen_inputs += batch.num_samples
+            count = int(share * self.seen_inputs) - int(share * before)
+            self.dropped_inputs += count
+            yield from refill.add(batch, order >= count)
+        if refill.filled:  # a small last batch would weigh its few inputs like a full one its many
+            self.dropped_inputs += refill.num_waiting
+        else:
+            yield from refill.rest()
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        return {"inputs": np.array([self.seen_inputs, self.dropped_inputs])}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        if sorted(state) != ["inputs"]:
+            raise ValueError(f"Drop: needed inputs, got {sorted(state)}")
+        self.seen_inputs, self.dropped_inputs = (int(number) for number in state["inputs"])
