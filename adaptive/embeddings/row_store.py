@@ -13,12 +13,11 @@ from torch import Tensor
 
 from adaptive.batch.named import as_float32, as_numbers
 from adaptive.embeddings.engine.pipeline import Lane, Pipeline
-from adaptive.embeddings.engine.saving.gathering import select_owned
-from adaptive.embeddings.engine.saving.row_arrays import load_rows, overwrite_rows, save_blocks, save_rows
-from adaptive.embeddings.engine.saving.shared import gatherer_of
+from adaptive.embeddings.engine.saving.gathering import gatherer_of, select_owned
+from adaptive.embeddings.engine.saving.row_arrays import load_rows, overwrite_rows, save_parts, save_rows
 from adaptive.embeddings.engine.statistics import StatisticsCollector
 from adaptive.errors import CheckpointError, ConfigError
-from adaptive.storage.arrays import Blocks, Stored
+from adaptive.storage.arrays import Stored
 from adaptive.storage.shards import Part
 
 AT_ONCE: Final = 1 << 18  # rows: what is copied in between is bounded
@@ -55,7 +54,7 @@ class RowStore:
             with self._pipeline.lock:
                 block = self._pipeline.values(lane, local)[0]
             if gatherer is not None:  # all ranks are here
-                block = gatherer.merged(lane.group.group_rows(local), {"values": block})[1]["values"]
+                block = gatherer.merged(lane.group.group_rows(local), block)
             yield block
 
     def load_table(self, name: str, vectors: NDArray[np.float32]) -> None:
@@ -109,11 +108,11 @@ class RowStore:
         train as these would (`adaptive.embeddings.engine.saving.row_arrays`)."""
         return save_rows(self._pipeline)
 
-    def state_blocks(self) -> dict[str, NDArray[Any] | Blocks | Part]:
-        """`state_arrays` for tables larger than memory: values and state are `adaptive.storage.arrays.Blocks`, read 8
-        MiB at a time when they are written. Train nothing before that. With other ranks, the rows that this one owns,
-        as parts of a shard (`adaptive.storage.shards`)."""
-        return save_blocks(self._pipeline)
+    def state_parts(self) -> dict[str, NDArray[Any] | Part]:
+        """`state_arrays` for `save_checkpoint`, also of tables larger than memory: the rows that this rank owns, as
+        parts of a shard (`adaptive.storage.shards`). Values and state are read 8 MiB at a time when they are written;
+        train nothing before that."""
+        return save_parts(self._pipeline)
 
     def load_state_arrays(
         self,

@@ -41,6 +41,15 @@ class Blocks:
     shape: tuple[int, ...]
     make: Callable[[], Iterator[Array]]
 
+    def whole(self) -> Array:
+        """The array, in memory."""
+        array, at = np.empty(self.shape, self.dtype), 0
+        for block in self.make():
+            array[at : at + len(block)] = block
+            at += len(block)
+        assert at == len(array), f"blocks of {at} entries in place of {len(array)}"
+        return array
+
 
 def write_array(path: Path, value: "Array | Blocks", disk: Disk) -> dict[str, Any]:
     """Write one array, synced; returns its `file` name, `size`, `sha256`, `dtype` and `shape`."""
@@ -118,22 +127,18 @@ class ArrayFile(Stored):
     """An array in a file. The file is open from now on, so it may be removed.
 
     Args:
-        path, dtype_text, shape, size: as in `read_array`.
-        sha256: of the file: all bytes are verified here, one block at a time; None: none is, see `check`.
+        path, dtype_text, shape, size: as in `read_array`. Values are not verified yet, see `check`.
 
     Raises:
         CheckpointError: as `read_array` does.
     """
 
-    def __init__(self, path: Path, dtype_text: str, shape: tuple[int, ...], size: int, sha256: str | None) -> None:
+    def __init__(self, path: Path, dtype_text: str, shape: tuple[int, ...], size: int) -> None:
         self.dtype: np.dtype[Any] = np.dtype(dtype_text) if dtype_text in DTYPES else np.dtype(np.uint8)
         self.shape = shape
         self._path, self._size = path, size
-        with _open_array(path, dtype_text, shape, size) as (file, digest):
+        with _open_array(path, dtype_text, shape, size) as (file, _):
             self._start = file.tell()
-            if sha256 is not None:
-                self._digest(file, digest, self._start, size)
-                _check_digest(path, sha256, digest.hexdigest())
             self._descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._descriptor)
 
@@ -143,10 +148,14 @@ class ArrayFile(Stored):
         Raises:
             CheckpointError: if they are others.
         """
-        digest = hashlib.sha256()
+        digest, start, end = hashlib.sha256(), self._place(first), self._place(last)
+        chunk = memoryview(bytearray(min(_CHUNK_BYTES, end - start)))
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
-            file.seek(self._place(first))
-            self._digest(file, digest, self._place(first), self._place(last))
+            file.seek(start)
+            for at in range(start, end, _CHUNK_BYTES):
+                piece = chunk[: min(_CHUNK_BYTES, end - at)]
+                _fill(piece, file, self._path, self._size)
+                digest.update(piece)
         _check_digest(self._path, sha256, digest.hexdigest(), f" of entries {first:,} to {last:,}")
 
     def read(self, first: int = 0, last: int | None = None) -> Array:
@@ -170,14 +179,6 @@ class ArrayFile(Stored):
     def _place(self, entry: int) -> int:
         """In the file, bytes."""
         return self._start + entry * math.prod(self.shape[1:]) * self.dtype.itemsize
-
-    def _digest(self, file: BinaryIO, digest: Any, first: int, last: int) -> None:
-        """Of the bytes `first` to `last`, at the first of which the file stands."""
-        chunk = memoryview(bytearray(min(_CHUNK_BYTES, last - first)))
-        for at in range(first, last, _CHUNK_BYTES):
-            part = chunk[: min(_CHUNK_BYTES, last - at)]
-            _fill(part, file, self._path, self._size)
-            digest.update(part)
 
 
 def whole(array: "Array | Stored") -> Array:

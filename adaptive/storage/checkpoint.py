@@ -3,7 +3,8 @@
 The folder appears whole or not at all. Loading trusts nothing: names are plain, sizes are compared before memory
 is taken, every byte is covered by a sha256, and no code is ever run (no pickle). The folder may be copied freely.
 
-Several ranks write one checkpoint: rows in a shard of each (`adaptive.storage.shards`), all else by one of them.
+Rows lie in shards (`adaptive.storage.shards`): each rank, which may be the only one, writes those that it owns. All
+else is written by one rank.
 """
 
 import hashlib
@@ -11,22 +12,19 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adaptive.errors import CheckpointError, OutputError
-from adaptive.storage.arrays import Array, ArrayFile, Blocks, Stored, read_array, write_array
+from adaptive.storage.arrays import Array, Stored, read_array, write_array
 from adaptive.storage.durable import DISK, Disk, write_directory, write_new
-from adaptive.storage.shards import ALL, PartEntry, open_shards
+from adaptive.storage.shards import ALL, Part, PartEntry, open_shards, write_parts
 from adaptive.storage.untrusted import parse_json, read_plain
 
 FORMAT: Final = "adaptive-checkpoint"
-VERSION: Final = 2
-SHARDED: Final = 3  # version of checkpoints of several ranks
-READABLE: Final = (1, VERSION, SHARDED)  # 1: weights only, from which no run can go on
+VERSION: Final = 4
 MANIFEST: Final = "manifest.json"
 
 _MAX_MANIFEST_BYTES: Final = 2**26
@@ -34,14 +32,38 @@ _MAX_MANIFEST_BYTES: Final = 2**26
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a checkpoint: what `save_checkpoint` was given."""
+    """The content of a checkpoint.
 
-    rows: dict[str, Array] | dict[str, Stored] | dict[str, Array | Stored]
-    dense: dict[str, torch.Tensor]
+    Attributes:
+        rows: when saved, `RowStore.state_parts`: parts of a shard, and small arrays that are equal on all ranks. When
+            loaded, arrays of the rows of all ranks, or of some pieces; large ones may be `Stored`.
+        dense: tensors of the model's `state_dict`.
+        policy: arrays of `Policy.state_dict`.
+        meta: JSON values.
+        optimizer: arrays of the dense optimizer.
+        run: whatever else a run needs to resume.
+    """
+
+    rows: Mapping[str, Any]
+    dense: Mapping[str, torch.Tensor]
     policy: dict[str, Array]
     meta: dict[str, Any]
     optimizer: dict[str, Array] = field(default_factory=dict)
     run: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """Of `rows`, those of a shard."""
+        return {name: value for name, value in self.rows.items() if isinstance(value, Part)}
+
+
+ShardWriter = Callable[[Path, Mapping[str, Part], Disk], Sequence[Sequence[Mapping[str, Any]]]]
+"""Writes the parts into the folder as this rank's shard; returns what the manifest must say of those of all ranks."""
+
+
+def write_alone(folder: Path, parts: Mapping[str, Part], disk: Disk) -> list[list[dict[str, Any]]]:
+    """The `ShardWriter` of a process that has all rows."""
+    return [write_parts(folder, 0, parts, disk)]
 
 
 class _Closed(BaseModel):
@@ -65,58 +87,41 @@ class _Manifest(_Closed):
     version: int
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # of this file with these 64 digits left out
     arrays: list[_Entry]
-    shards: list[list[PartEntry]] = []
+    shards: Annotated[list[list[PartEntry]], Field(min_length=1)]
     meta: dict[str, Any]
 
 
 def save_checkpoint(
-    directory: Path,
-    *,
-    rows: Mapping[str, Array | Blocks],
-    dense: Mapping[str, torch.Tensor],
-    policy: Mapping[str, Array],
-    meta: Mapping[str, Any],
-    optimizer: Mapping[str, Array] = MappingProxyType({}),
-    run: Mapping[str, Array] = MappingProxyType({}),
-    shards: Callable[[Path], Sequence[Sequence[Mapping[str, Any]]]] | None = None,
-    disk: Disk = DISK,
+    directory: Path, content: Checkpoint, *, write_shards: ShardWriter = write_alone, disk: Disk = DISK
 ) -> None:
     """Write a checkpoint into the new folder `directory`; it is there whole afterwards, or not at all.
 
     Args:
         directory: must not exist.
-        rows: arrays of `RowStore.state_arrays` or `state_blocks`.
-        dense: tensors of the model's `state_dict`.
-        policy: arrays of `Policy.state_dict`.
-        meta: JSON values.
-        optimizer: arrays of the dense optimizer.
-        run: whatever else a run needs to go on.
-        shards: of several ranks: gets the folder and lets them write into it; returns what `write_parts` gave to each.
+        content: what to write.
+        write_shards: writes the parts of `content.rows`, and lets other ranks write theirs.
         disk: the disk operations; tests pass one that fails.
 
     Raises:
         OutputError: if the folder exists or cannot be written.
     """
-    weights = {name: value.detach().cpu().numpy() for name, value in dense.items()}
-    groups: dict[str, Mapping[str, Any]] = {
-        "rows": rows,
-        "dense": weights,
-        "policy": policy,
-        "optimizer": optimizer,
-        "run": run,
+    parts = content.parts
+    groups: dict[str, Mapping[str, Array]] = {
+        "rows": {name: value for name, value in content.rows.items() if name not in parts},
+        "dense": {name: value.detach().cpu().numpy() for name, value in content.dense.items()},
+        "policy": content.policy,
+        "optimizer": content.optimizer,
+        "run": content.run,
     }
-    arrays: dict[tuple[str, str], Array | Blocks] = {}
-    for group, values in groups.items():
-        arrays |= {(group, name): value for name, value in values.items()}
+    arrays = [(group, name, value) for group, values in groups.items() for name, value in values.items()]
 
     def fill(folder: Path) -> None:
-        entries = []
-        for number, ((group, name), value) in enumerate(arrays.items()):
-            facts = write_array(folder / f"{group}-{number}.npy", value, disk)
-            entries.append({"group": group, "name": name, **facts})
-        in_shards = {} if shards is None else {"shards": shards(folder)}
-        version = VERSION if shards is None else SHARDED
-        _write_manifest(folder / MANIFEST, version, {"arrays": entries, **in_shards, "meta": dict(meta)}, disk)
+        entries = [
+            {"group": group, "name": name, **write_array(folder / f"{group}-{number}.npy", value, disk)}
+            for number, (group, name, value) in enumerate(arrays)
+        ]
+        shards = write_shards(folder, parts, disk)
+        _write_manifest(folder / MANIFEST, {"arrays": entries, "shards": shards, "meta": content.meta}, disk)
 
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -129,8 +134,8 @@ def load_checkpoint(directory: Path, *, rows_in_files: bool = False, pieces: ran
     """Read and verify a checkpoint.
 
     Args:
-        rows_in_files: verify the arrays of rows, but leave them in their files: they may be larger than memory.
-        pieces: of shards, where there are some: rows of others are neither there nor verified.
+        rows_in_files: verify the arrays of rows, but leave large ones in their files: they may be larger than memory.
+        pieces: of shards of several ranks: rows of others are neither there nor verified.
 
     Raises:
         CheckpointError: if anything is missing or differs from the manifest; names the file, what was expected and
@@ -146,22 +151,19 @@ def load_checkpoint(directory: Path, *, rows_in_files: bool = False, pieces: ran
                 f"{directory / MANIFEST}: {entry.group} {entry.name!r} ({entry.file}) stands there twice"
             )
         files.add(entry.file)
-        read = ArrayFile if rows_in_files and entry.group == "rows" else read_array
-        group[entry.name] = read(directory / entry.file, entry.dtype, entry.shape, entry.size, entry.sha256)
-    if manifest.shards:
-        if twice := {one.name for one in manifest.shards[0]} & set(groups["rows"]):
-            raise CheckpointError(f"{directory / MANIFEST}: rows {sorted(twice)[0]!r} stands there twice")
-        where = directory / MANIFEST
-        groups["rows"].update(open_shards(directory, manifest.shards, pieces, where, in_files=rows_in_files))
+        group[entry.name] = read_array(directory / entry.file, entry.dtype, entry.shape, entry.size, entry.sha256)
+    rows: dict[str, Array | Stored] = groups["rows"]
+    where = directory / MANIFEST
+    if twice := {entry.name for entry in manifest.shards[0]} & set(rows):
+        raise CheckpointError(f"{where}: rows {sorted(twice)[0]!r} stands there twice")
+    rows |= open_shards(directory, manifest.shards, pieces, where, in_files=rows_in_files)
     dense = {name: torch.from_numpy(value) for name, value in groups["dense"].items()}
-    return Checkpoint(
-        groups["rows"], dense, groups["policy"], manifest.meta, optimizer=groups["optimizer"], run=groups["run"]
-    )
+    return Checkpoint(rows, dense, groups["policy"], manifest.meta, groups["optimizer"], groups["run"])
 
 
-def _write_manifest(path: Path, version: int, content: dict[str, Any], disk: Disk) -> None:
+def _write_manifest(path: Path, content: Mapping[str, Any], disk: Disk) -> None:
     unsigned = json.dumps(
-        {"format": FORMAT, "version": version, "sha256": "", **content}, indent=1, allow_nan=False
+        {"format": FORMAT, "version": VERSION, "sha256": "", **content}, indent=1, allow_nan=False
     ).encode()
     digest = hashlib.sha256(unsigned).hexdigest()
     signed = unsigned.replace(b'"sha256": ""', f'"sha256": "{digest}"'.encode(), 1)
@@ -171,11 +173,11 @@ def _write_manifest(path: Path, version: int, content: dict[str, Any], disk: Dis
 def _read_manifest(path: Path) -> _Manifest:
     raw = read_plain(path, _MAX_MANIFEST_BYTES)
     content = parse_json(raw, str(path))
-    found = (content.get("format"), content.get("version")) if isinstance(content, dict) else (None, None)
-    if found not in [(FORMAT, version) for version in READABLE]:
+    kind = (content.get("format"), content.get("version")) if isinstance(content, dict) else (None, None)
+    if kind != (FORMAT, VERSION) or isinstance(kind[1], bool):
         raise CheckpointError(
-            f"{path}: expected format {FORMAT} version {', '.join(map(str, READABLE))}, found {found[0]} version "
-            f"{found[1]}; it was written by another program, or by a newer one"
+            f"{path}: expected format {FORMAT} version {VERSION}, found {kind[0]} version {kind[1]}; it was written by "
+            "another program, or by another version. Load it with the version that wrote it"
         )
     try:
         manifest = _Manifest.model_validate_json(raw)
@@ -183,8 +185,6 @@ def _read_manifest(path: Path) -> _Manifest:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise CheckpointError(f"{path}: {where}: {first['msg']}, found {str(first['input'])[:200]!r}") from error
-    if bool(manifest.shards) != (manifest.version == SHARDED):
-        raise CheckpointError(f"{path}: expected shards in version {SHARDED}, and nowhere else")
     digest = hashlib.sha256(raw.replace(manifest.sha256.encode(), b"", 1)).hexdigest()
     if digest != manifest.sha256:
         raise CheckpointError(f"{path}: expected sha256 {manifest.sha256}, found {digest}; the file is damaged")

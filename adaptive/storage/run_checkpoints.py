@@ -7,9 +7,9 @@ While the run is under way the newest is called `checkpoint-N`, N batches of the
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -34,8 +34,8 @@ class Checkpoints:
         """
         self._directory, self._keep, self._damaged, self._disk = directory, keep, set(damaged), disk
 
-    def add(self, number: int, content: Mapping[str, Any]) -> Path:
-        """Save after `number` batches of the data; `content`: arguments of `save_checkpoint`.
+    def add(self, number: int, content: Checkpoint) -> Path:
+        """Save after `number` batches of the data.
 
         Raises:
             OutputError: if it cannot be written; older ones are there then.
@@ -44,10 +44,10 @@ class Checkpoints:
         self._remove_others([path, *self._older(number)], _ANY)
         return path
 
-    def _save(self, name: str, content: Mapping[str, Any]) -> Path:
+    def _save(self, name: str, content: Checkpoint) -> Path:
         path = self._directory / name
         if self._is_needed(path):
-            save_checkpoint(path, **content, disk=self._disk)
+            save_checkpoint(path, content, disk=self._disk)
         return path
 
     def _is_needed(self, path: Path) -> bool:
@@ -76,7 +76,7 @@ class Checkpoints:
         except OSError as error:
             raise OutputError(f"an older checkpoint than {path} could not be removed: {error}") from error
 
-    def keep_best(self, number: int, content: Mapping[str, Any]) -> None:
+    def keep_best(self, number: int, content: Checkpoint) -> None:
         """Save as the best so far, after `number` batches of the data; it stays until there is a better one.
 
         Raises:
@@ -85,7 +85,7 @@ class Checkpoints:
         path = self._save(f"best-{number}", content)
         self._remove_others([path], _ANY_BEST)
 
-    def finish(self, number: int, content: Mapping[str, Any]) -> None:
+    def finish(self, number: int, content: Checkpoint) -> None:
         """Save for the last time.
 
         Raises:

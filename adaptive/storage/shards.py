@@ -1,9 +1,9 @@
-"""Rows of a checkpoint in shards: each of several ranks writes a file of its own for each array of rows.
+"""Rows of a checkpoint in shards: each rank writes a file of its own for each array of the rows that it owns.
 
-Rows are dealt out by their buckets into `PIECES` pieces, of which shard k of W holds a run; its files hold them piece
-after piece, in order of rows within each. Pieces have digests of their own: a reader that needs some of them reads and
-verifies no others, however many shards there are. It sees one array, in order of rows, as one process would have
-written it.
+Rows of several ranks are dealt out by their buckets into `PIECES` pieces, of which shard k of W holds a run; its files
+hold them piece after piece, in order of rows within each. A process alone writes one shard of one piece. Pieces have
+digests of their own: a reader that needs some of them reads and verifies no others, however many shards there are. It
+sees one array, in order of rows.
 
 Letters: n entries of all that is read, W shards.
 """
@@ -34,7 +34,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 def pieces_of(rank: int, size: int) -> range:
-    """The pieces in which a rank's rows lie; it shares the outer ones with its neighbours."""
+    """The pieces in which a rank's rows lie; it shares the outer ones with its neighbors."""
     return range(rank * PIECES // size, -(-(rank + 1) * PIECES // size))
 
 
@@ -44,7 +44,7 @@ class Part:
 
     value: Array | Blocks  # (n, ...) piece after piece, in order of rows within each
     key: str  # name of the array of the rows (n,) themselves, int64, which is its own key
-    counts: Sequence[int]  # (PIECES,) entries of each piece
+    counts: Sequence[int]  # (PIECES,) entries of each piece; of a process alone (1,)
 
 
 class PartEntry(BaseModel):
@@ -67,12 +67,12 @@ def write_parts(folder: Path, number: int, parts: Mapping[str, Part], disk: Disk
     Raises:
         OSError: if an operation failed.
     """
-    found = [
+    written = [
         {"name": name, **write_part(folder / f"shard-{number}-{place}.npy", part, disk)}
         for place, (name, part) in enumerate(parts.items())
     ]
     disk.sync_directory(folder)
-    return found
+    return written
 
 
 def write_part(path: Path, part: Part, disk: Disk) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def write_part(path: Path, part: Part, disk: Disk) -> dict[str, Any]:
     entry_bytes = math.prod(shape[1:]) * part.value.dtype.itemsize
     digests = _Digests([count * entry_bytes for _, count in pieces])
     facts = write_watched(path, part.value, disk, digests.see)
-    listed = [[number, count, digest] for (number, count), digest in zip(pieces, digests.found(), strict=True)]
+    listed = [[number, count, digest] for (number, count), digest in zip(pieces, digests.hexdigests(), strict=True)]
     return {"key": part.key, **facts, "pieces": listed}
 
 
@@ -109,7 +109,7 @@ class _Digests:
             self._left[self._place] -= taken
             chunk = chunk[taken:]
 
-    def found(self) -> list[str]:
+    def hexdigests(self) -> list[str]:
         assert not any(self._left)
         return [digest.hexdigest() for digest in self._digests]
 
@@ -132,7 +132,9 @@ def open_shards(
     """
     tables = [{entry.name: entry for entry in shard} for shard in shards]
     _check_alike(shards, tables, where)
-    near = [k for k in range(len(shards)) if set(pieces_of(k, len(shards))) & set(wanted)]
+    if len(shards) == 1:
+        wanted = range(1)
+    near = [k for k in range(len(shards)) if set(_pieces_in(k, shards)) & set(wanted)]
     keys: dict[str, tuple[Int64s, list[NDArray[np.int64]]]] = {}
     for name in sorted(tables[0], key=lambda name: tables[0][name].key != name):  # keys first
         opened = [_PartFile(directory, tables[k][name], wanted) for k in near]
@@ -159,7 +161,12 @@ def _check_alike(shards: Sequence[Sequence[PartEntry]], tables: Sequence[Mapping
         raise CheckpointError(f"{where}: shard {other[0]} holds other arrays than shard 0")
     for number, shard in enumerate(shards):
         for entry in shard:
-            _check_entry(entry, kinds[0], pieces_of(number, len(shards)), where)
+            _check_entry(entry, kinds[0], _pieces_in(number, shards), where)
+
+
+def _pieces_in(number: int, shards: Sequence[Any]) -> range:
+    """The pieces of a shard."""
+    return range(1) if len(shards) == 1 else pieces_of(number, len(shards))
 
 
 def _check_entry(
@@ -183,7 +190,7 @@ class _PartFile:
 
     def __init__(self, directory: Path, entry: PartEntry, wanted: range) -> None:
         self.path = directory / entry.file
-        self._file = ArrayFile(self.path, entry.dtype, entry.shape, entry.size, None)
+        self._file = ArrayFile(self.path, entry.dtype, entry.shape, entry.size)
         self.dtype, self.widths = self._file.dtype, entry.shape[1:]
         self._first = sum(count for number, count, _ in entry.pieces if number < wanted.start)
         at, counts = self._first, []

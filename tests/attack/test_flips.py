@@ -151,7 +151,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_older_one_and_says_so(
 ) -> None:
     expected = resumed(copied(runs[1], tmp_path / "whole"))
     run = copied(runs[1], tmp_path / "run")
-    file = next((run / "checkpoint-8").glob("rows-*.npy"))
+    file = next((run / "checkpoint-8").glob("shard-*.npy"))
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)

@@ -32,7 +32,7 @@ pytestmark = attack
 
 @pytest.mark.parametrize("kind", NOT_PLAIN)
 @pytest.mark.parametrize(
-    "name", ["run.json", "metrics.jsonl", "checkpoint-4/manifest.json", "checkpoint-4/rows-1.npy", "lock"]
+    "name", ["run.json", "metrics.jsonl", "checkpoint-4/manifest.json", "checkpoint-4/shard-0-0.npy", "lock"]
 )
 def test_what_is_no_plain_file_of_a_run(cut_run: Path, tmp_path: Path, name: str, kind: str) -> None:
     folder = copied(cut_run, tmp_path / "run")

@@ -19,6 +19,7 @@ from manifests import edit_manifest
 
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.checkpoint import MANIFEST, Checkpoint, load_checkpoint, save_checkpoint
+from adaptive.storage.durable import DISK
 
 ROWS: dict[str, Any] = {
     "0/rows": np.array([3, 7], np.int64),
@@ -29,7 +30,8 @@ DENSE = {"bias": torch.tensor([0.5]), "scale": torch.tensor(2.0)}
 
 def save(directory: Path, **changed: Any) -> Path:
     parts: dict[str, Any] = {"rows": ROWS, "dense": DENSE, "policy": {}, "meta": {"step": 3}} | changed
-    save_checkpoint(directory, **parts)
+    disk = parts.pop("disk", DISK)
+    save_checkpoint(directory, Checkpoint(**parts), disk=disk)
     return directory
 
 
@@ -45,12 +47,6 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
         assert torch.equal(found.dense[name], tensor) and found.dense[name].shape == tensor.shape
     for group, value in more.items():
         np.testing.assert_array_equal(getattr(found, group)["seen"], value, strict=True)
-
-
-def test_checkpoints_of_weights_only_stay_readable(tmp_path: Path) -> None:
-    edit_manifest(save(tmp_path / "weights"), lambda manifest: manifest.update(version=1))
-    found = load_checkpoint(tmp_path / "weights")
-    assert set(found.rows) == set(ROWS) and (found.optimizer, found.run) == ({}, {})
 
 
 def test_arrays_are_plain_npy_files(tmp_path: Path) -> None:
@@ -194,9 +190,8 @@ def test_pickles_are_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(version=4), "expected format adaptive-checkpoint version 1, 2, 3, found .* version 4"),
-        (lambda m: m.update(version=3), "expected shards in version 3"),
-        (lambda m: m.update(format="x"), "found x version 2"),
+        (lambda m: m.update(version=3), "expected format adaptive-checkpoint version 4, found .* version 3"),
+        (lambda m: m.update(format="x"), "found x version 4"),
         (lambda m: m["arrays"].append(dict(m["arrays"][0])), "stands there twice"),
         (lambda m: m["arrays"][0].update(name="other", file="rows-1.npy"), "rows-1"),
         (lambda m: m["arrays"][0].update(shape=[-1]), r"arrays\.0\.shape"),

@@ -15,7 +15,7 @@ from manifests import edit_manifest
 from adaptive.errors import CheckpointError
 from adaptive.storage import shards as shards_module
 from adaptive.storage.arrays import ArrayFile, Blocks, Stored
-from adaptive.storage.checkpoint import load_checkpoint, save_checkpoint
+from adaptive.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from adaptive.storage.durable import DISK
 from adaptive.storage.shards import PIECES, Part, pieces_of, write_parts
 
@@ -25,10 +25,10 @@ def piece_of(rows: Any) -> Any:
     return rows * 5 % 8 * (PIECES // 8)
 
 
-def parts_of(rows: Sequence[int], *, block: int = 1000) -> dict[str, Part]:
-    """Rows, and two values of each that follow from it, with and without a second axis."""
-    own = np.array(sorted(rows, key=lambda row: (piece_of(row), row)), np.int64)
-    counts = np.bincount(piece_of(own), minlength=PIECES).tolist()
+def parts_of(rows: Sequence[int], *, shards: int, block: int = 1000) -> dict[str, Part]:
+    """Rows, and two values of each that follow from it, with and without a second axis; of one shard in one piece."""
+    own = np.array(sorted(rows, key=lambda row: (shards > 1 and piece_of(row), row)), np.int64)
+    counts = np.bincount(piece_of(own), minlength=PIECES).tolist() if shards > 1 else [len(own)]
     values = np.outer(own, [1.0, -0.5, 0.25]).astype(np.float32)
 
     def blocks() -> Any:
@@ -41,12 +41,13 @@ def parts_of(rows: Sequence[int], *, block: int = 1000) -> dict[str, Part]:
 def save(directory: Path, shards: int, rows: Sequence[int], **options: Any) -> Path:
     """A checkpoint of rows, each in the shard that its piece says, and of one array that all have."""
 
-    def write(folder: Path) -> list[list[dict[str, Any]]]:
+    def write(folder: Path, parts: Any, disk: Any) -> list[list[dict[str, Any]]]:
         own = [[row for row in rows if piece_of(row) in pieces_of(shard, shards)] for shard in range(shards)]
-        return [write_parts(folder, shard, parts_of(one, **options), DISK) for shard, one in enumerate(own)]
+        return [
+            write_parts(folder, shard, parts_of(one, shards=shards, **options), DISK) for shard, one in enumerate(own)
+        ]
 
-    common = {"common": np.arange(2)}
-    save_checkpoint(directory, rows=common, dense={}, policy={}, meta={"steps": 3}, shards=write)
+    save_checkpoint(directory, Checkpoint({"common": np.arange(2)}, {}, {}, {"steps": 3}), write_shards=write)
     return directory
 
 
@@ -62,7 +63,7 @@ def test_shards_are_one_array_in_order_of_rows(
     folder = save(tmp_path_factory.mktemp("s") / "c", shards, sorted(rows), block=block)
     first = data.draw(st.integers(0, PIECES - 1))
     wanted = range(first, data.draw(st.integers(first, PIECES)) + 1)
-    needed = np.array([row for row in sorted(rows) if piece_of(row) in wanted], np.int64)
+    needed = np.array([row for row in sorted(rows) if shards == 1 or piece_of(row) in wanted], np.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards_module, "SMALL_BYTES", -1)
         found = load_checkpoint(folder, rows_in_files=True, pieces=wanted).rows
@@ -151,8 +152,8 @@ def test_a_shard_of_another_checkpoint_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.pop("shards"), "expected shards in version 3"),
-        (lambda m: m.update(version=2), "expected shards in version 3"),
+        (lambda m: m.pop("shards"), "shards: Field required"),
+        (lambda m: m.update(shards=[]), "shards: List should have at least 1 item"),
         (lambda m: m["shards"].append([]), "shard 2 holds other arrays"),
         (lambda m: m["shards"].reverse(), r"shard-1-0\.npy: expected pieces among 0 to 31, found \[32"),
         (lambda m: m["shards"][1].pop(), "shard 1 holds other arrays than shard 0"),
@@ -182,7 +183,7 @@ def test_manifests_of_shards_that_lie_are_refused(tmp_path: Path, change: Callab
 
 
 def test_pieces_of_other_sizes_than_their_rows_are_refused(tmp_path: Path) -> None:
-    folder = save(tmp_path / "c", 1, ROWS)
+    folder = save(tmp_path / "c", 2, ROWS)
     raw = (folder / "shard-0-2.npy").read_bytes()[128:]
 
     def change(manifest: Any) -> None:

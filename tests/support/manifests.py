@@ -6,8 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.storage.arrays import write_array
 from adaptive.storage.checkpoint import MANIFEST
+from adaptive.storage.durable import DISK
 from adaptive.storage.run_directory import RECORD
+from adaptive.storage.shards import Part, write_part
 from adaptive.storage.untrusted import DIGEST, signed_json
 
 
@@ -19,6 +25,28 @@ def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], None]) -> 
     raw = json.dumps(manifest, indent=1)
     digest = hashlib.sha256(raw.encode()).hexdigest()
     (directory / MANIFEST).write_text(raw.replace('"sha256": ""', f'"sha256": "{digest}"', 1))
+
+
+def listed(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """The entries of all arrays, of rows in shards, too."""
+    return [*manifest["arrays"], *(entry for shard in manifest["shards"] for entry in shard)]
+
+
+def write_again(folder: Path, entry: dict[str, Any], array: NDArray[Any]) -> None:
+    """Another array in the place of a stored one, with the size and the digests that the manifest says."""
+    path = folder / entry["file"]
+    path.unlink()
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    if "pieces" not in entry:
+        entry |= write_array(path, array, DISK)
+        return
+    array = np.atleast_1d(array)
+    counts = [len(array)]
+    if any(number for number, _, _ in entry["pieces"]):  # of several ranks: as many entries as before
+        counts = [0] * (1 + max(number for number, _, _ in entry["pieces"]))
+        for number, count, _ in entry["pieces"]:
+            counts[number] = count
+    entry |= write_part(path, Part(array, entry["key"], counts), DISK)
 
 
 def signed_whatever(content: dict[str, Any]) -> bytes:

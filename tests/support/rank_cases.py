@@ -81,6 +81,7 @@ def assert_same_rows(one: dict[str, Any], other: dict[str, Any]) -> None:
             for name in (name for name in one if name.startswith(prefix + "watched.")):
                 if name.rpartition(".")[2] in {
                     "interval",
+                    "entry",
                     "summed",
                     "sums",
                     "squares",

@@ -19,7 +19,7 @@ from adaptive.embeddings.ranks.gpus import gpus_here, wants_nccl
 from adaptive.embeddings.ranks.launch import is_rank
 from adaptive.embeddings.ranks.torch_transport import TorchRanks
 from adaptive.errors import ConfigError, OutputError
-from adaptive.storage.checkpoint import save_checkpoint
+from adaptive.storage.checkpoint import Checkpoint, save_checkpoint
 from adaptive.storage.durable import DISK, Disk
 from adaptive.storage.run_checkpoints import ONE_READER, Checkpoints, Readers
 from adaptive.storage.run_directory import LOCK, RunDirectory
@@ -166,20 +166,18 @@ class CheckpointsOfRanks(Checkpoints):
         super().__init__(directory, keep=keep, damaged=damaged, disk=disk)
         self._ranks = ranks
 
-    def _save(self, name: str, content: Mapping[str, Any]) -> Path:
+    def _save(self, name: str, content: Checkpoint) -> Path:
         path, ranks = self._directory / name, self._ranks
-        parts = {key: value for key, value in content["rows"].items() if isinstance(value, Part)}
         if not ranks.is_first:
             if (folder := ranks.gather_facts(None)[0]) is not None:
-                self._write_shard(path.with_name(folder), path, parts)
+                self._write_shard(path.with_name(folder), path, content.parts)
         elif self._is_needed(path):
 
-            def shards(folder: Path) -> list[list[dict[str, Any]]]:
+            def write_shards(folder: Path, parts: Mapping[str, Part], disk: Disk) -> list[list[dict[str, Any]]]:
                 ranks.gather_facts(folder.name)
                 return self._write_shard(folder, path, parts)
 
-            rest = {key: value for key, value in content["rows"].items() if key not in parts}
-            save_checkpoint(path, **{**content, "rows": rest}, shards=shards, disk=self._disk)
+            save_checkpoint(path, content, write_shards=write_shards, disk=self._disk)
         else:
             ranks.gather_facts(None)
         ranks.gather_facts("saved")
@@ -208,7 +206,7 @@ class CheckpointsOfRanks(Checkpoints):
         if self._ranks.is_first:
             super()._remove_others(kept, kind)
 
-    def finish(self, number: int, content: Mapping[str, Any]) -> None:
+    def finish(self, number: int, content: Checkpoint) -> None:
         if self._ranks.is_first:
             super().finish(number, content)
         else:

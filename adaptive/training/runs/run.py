@@ -27,7 +27,7 @@ from adaptive.training.runs.distributed import agreed_stop, checkpoints_of, rank
 from adaptive.training.runs.goals import best_evaluation, best_summary, is_out_of_patience, is_reached, target_summary
 from adaptive.training.runs.loop import DataPosition, Loop
 from adaptive.training.runs.next_commands import how_to_resume, model_hint, next_commands, resume_command, steps_hint
-from adaptive.training.runs.state import CheckpointContent, SavedProgress, content, is_guarded, restore_recorder
+from adaptive.training.runs.state import SavedProgress, content, is_guarded, restore_recorder
 from adaptive.training.telemetry.formatting import policy_text
 from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.loggers import make_loggers
@@ -162,7 +162,7 @@ class Run:
     def _save(self) -> None:
         self.checkpoints.add(self.loop.place.total, self._content())
 
-    def _content(self) -> CheckpointContent:
+    def _content(self) -> Checkpoint:
         return content(self.components, self.recorder, self.loop, self.guard)
 
     def _reaches_target(self, stop: StopRequest) -> bool | None:

@@ -7,7 +7,7 @@ data. Totals, AUC and file traffic are for the report. torch's optimizers are ke
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adaptive.config import TrainConfig
-from adaptive.embeddings.engine.saved_arrays import Expected, check_arrays
+from adaptive.embeddings.engine.saving.saved_arrays import Expected, check_arrays
 from adaptive.embeddings.ranks.owners import FORMULA
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import CheckpointError, ConfigError, PolicyError, printable
@@ -192,19 +192,8 @@ class SavedProgress(BaseModel):
     metrics: Written | None  # None: this rank writes none
 
 
-class CheckpointContent(TypedDict):
-    """Arguments of `save_checkpoint`."""
-
-    rows: Mapping[str, Any]
-    dense: Mapping[str, torch.Tensor]
-    policy: Arrays
-    optimizer: Arrays
-    run: Arrays
-    meta: dict[str, Any]
-
-
-def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard | None) -> CheckpointContent:
-    """What a checkpoint holds. Call it between two stretches of the loop."""
+def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard | None) -> Checkpoint:
+    """What `save_checkpoint` is given. Call it between two stretches of the loop."""
     reached = SavedProgress(
         place=loop.place,
         recorder=recorder.state(),
@@ -213,13 +202,13 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
         evaluations=[to_json(record) for record in recorder.evaluations],
         metrics=next((sink.written() for sink in recorder.sinks if isinstance(sink, MetricsFile)), None),
     )
-    return {
-        "rows": components.embeddings.rows.state_blocks(),
-        "dense": components.model.state_dict(),
-        "policy": policy_state(components.embeddings),
-        "optimizer": optimizer_arrays(components.optimizer),
-        "run": {**recorder.auc_counts(), **_random()},
-        "meta": {
+    return Checkpoint(
+        rows=components.embeddings.rows.state_parts(),
+        dense=components.model.state_dict(),
+        policy=policy_state(components.embeddings),
+        optimizer=optimizer_arrays(components.optimizer),
+        run={**recorder.auc_counts(), **_random()},
+        meta={
             "steps": recorder.steps,
             "samples": recorder.samples,
             "tables": table_facts(components),
@@ -227,7 +216,7 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
             "progress": reached.model_dump(mode="json"),
             **({"guard": guard.state()} if guard else {}),
         },
-    }
+    )
 
 
 def _is_shared(components: Components) -> bool:

@@ -151,7 +151,7 @@ def test_what_is_watched_and_waits_is_saved() -> None:
     """Or else the test above would show nothing."""
     arrays = trained()[0].rows.state_arrays()
     for group in ("rows0.watched.", "rows1.watched."):
-        waiting = arrays[group + "summed"]
+        waiting = np.searchsorted(arrays[group + "row"], arrays[group + "summed"])
         assert len(waiting) > 2 and arrays[group + "waiting"][waiting].min() > 0
         assert arrays[group + "saturated"].any() and np.isfinite(arrays[group + "snapshots"]).any()
         rows = arrays[group + "row"][waiting]
@@ -268,9 +268,10 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("rows1.update_norm", first_is(NAN), "got nan"),
     ("rows1.table_starts", lambda starts: starts.astype(np.float64), "expected int64"),
     ("rows0.watched.row", lambda rows: rows + 100, "from 0 to 11, got "),
-    ("rows0.watched.row", lambda rows: rows * 0, "there twice"),
-    ("rows0.watched.summed", lambda entries: entries + 100, "summed: .*got 1"),
-    ("rows0.watched.summed", lambda entries: entries[::-1], "not in ascending order"),
+    ("rows0.watched.row", lambda rows: rows * 0, "not in ascending order"),
+    ("rows0.watched.summed", lambda rows: rows + 100, "summed: .*got 1"),
+    ("rows0.watched.entry", lambda entries: entries - 1, "entry: .*got -1"),
+    ("rows0.watched.summed", lambda rows: rows[::-1], "not in ascending order"),
     ("rows0.watched.sums", lambda sums: sums[:, :2], r"watched.sums: expected float32 \(\d+, 4\)"),
     ("rows0.watched.sums", first_is(INF), "got inf"),
     ("rows0.watched.raw_states", first_is(-2.0), "got -2.0"),

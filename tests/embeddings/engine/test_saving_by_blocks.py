@@ -13,13 +13,14 @@ from adaptive.embeddings.engine.saving import row_arrays
 from adaptive.embeddings.planning import books
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import SGD
-from adaptive.storage.arrays import Blocks
-from adaptive.storage.checkpoint import load_checkpoint, save_checkpoint
+from adaptive.storage.arrays import Blocks, whole
+from adaptive.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from adaptive.storage.shards import Part
 
 
 def kept(embeddings: TieredEmbeddingBag, folder: Path) -> dict[str, Any]:
     """What a checkpoint gives back, its rows in files."""
-    save_checkpoint(folder, rows=embeddings.rows.state_blocks(), dense={}, policy={}, meta={})
+    save_checkpoint(folder, Checkpoint(embeddings.rows.state_parts(), {}, {}, {}))
     return dict(load_checkpoint(folder, rows_in_files=True).rows)
 
 
@@ -32,9 +33,11 @@ def test_blocks_hold_what_the_arrays_do(
     monkeypatch.setattr(row_arrays, "BLOCK_BYTES", block_bytes)
     first, _ = trained(12, policy=policy, optimizer=optimizer)
     expected = first.rows.state_arrays()
-    assert any(isinstance(value, Blocks) for value in first.rows.state_blocks().values())
+    assert any(
+        isinstance(value, Part) and isinstance(value.value, Blocks) for value in first.rows.state_parts().values()
+    )
     files = kept(first, tmp_path / "saved")
-    assert_same({name: file.read() for name, file in files.items()}, expected)
+    assert_same({name: whole(file) for name, file in files.items()}, expected)
     second = build(policy, optimizer)
     second.rows.load_state_arrays(files)
     assert_same(second.rows.state_arrays(), expected)

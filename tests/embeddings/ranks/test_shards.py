@@ -13,7 +13,7 @@ from failing_disk import FailingDisk
 from helpers import LFU, Readout, random_batches
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from manifests import edit_manifest
+from manifests import edit_manifest, write_again
 from numpy.typing import NDArray
 from rank_cases import OPTIMIZERS, TABLES, Case, assert_same_rows
 from skip_rules import LeaveOut
@@ -29,11 +29,10 @@ from adaptive.optim import Adam, RowOptimizer
 from adaptive.policy import Policy, RowStats
 from adaptive.storage import shards
 from adaptive.storage.arrays import DTYPES
-from adaptive.storage.checkpoint import load_checkpoint
+from adaptive.storage.checkpoint import Checkpoint, load_checkpoint
 from adaptive.storage.durable import DISK, Disk
 from adaptive.storage.run_checkpoints import load_best, load_whole
 from adaptive.storage.run_directory import RunDirectory
-from adaptive.storage.shards import PIECES, Part, write_part
 from adaptive.training.runs import distributed
 from adaptive.training.runs.distributed import CheckpointsOfRanks, checkpoints_of, readers_of, refuse_unseen
 
@@ -81,8 +80,8 @@ def train(embeddings: TieredEmbeddingBag, batches: Sequence[Batch]) -> None:
         embeddings.step()
 
 
-def content(embeddings: TieredEmbeddingBag, **meta: int) -> dict[str, Any]:
-    return {"rows": embeddings.rows.state_blocks(), "dense": {}, "policy": {"own": np.arange(3)}, "meta": meta}
+def content(embeddings: TieredEmbeddingBag, **meta: int) -> Checkpoint:
+    return Checkpoint(embeddings.rows.state_parts(), {}, {"own": np.arange(3)}, meta)
 
 
 def trained_and_saved(directory: Path, number: int = 1, **options: Any) -> Work:
@@ -149,7 +148,7 @@ def test_rows_that_all_numbers_of_ranks_saved(tmp_path: Path, first: int, optimi
 def check_loaded(directory: Path, first: int, then: int, **options: Any) -> None:
     expected = on_ranks(first, trained_and_saved(directory, **options), blocks=5, gradients="sum")[0]
     files = {file.name.rpartition("-")[0] for file in (directory / "checkpoint-1").iterdir()}
-    assert files == {"", "policy", "rows"} | {f"shard-{rank}" for rank in range(first) if first > 1}
+    assert files == {"", "policy", "rows"} | {f"shard-{rank}" for rank in range(first)}
     for found in on_ranks(then, loaded(directory, **options), blocks=5, gradients="sum"):
         assert_same_rows(expected, found)
         assert len(found["rows0.changed"]) > 100
@@ -162,9 +161,8 @@ def test_what_waits_is_saved_with_its_rows(tmp_path: Path) -> None:
     expected = on_ranks(3, trained_and_saved(tmp_path, skips=True), blocks=3, gradients="sum")[0]
     found = load_checkpoint(tmp_path / "checkpoint-1").rows
     for prefix in ("rows0.watched.", "rows1.watched."):
-        rows = expected[prefix + "row"][expected[prefix + "summed"]]
-        assert len(rows) > 2
-        assert np.array_equal(found[prefix + "summed_rows"], rows)
+        assert len(expected[prefix + "summed"]) > 2
+        assert np.array_equal(found[prefix + "summed"], expected[prefix + "summed"])
         assert np.array_equal(found[prefix + "sums"], expected[prefix + "sums"])
 
 
@@ -313,7 +311,7 @@ def forms_of_part(array: NDArray[Any], name: str) -> Iterator[tuple[str, NDArray
         yield "NaN", np.full_like(array, np.nan), False
     if array.dtype.kind == "i":
         yield "the least number", np.full_like(array, np.iinfo(array.dtype).min), False
-    if name.endswith(("changed", "seen", "row", "summed_rows")):
+    if name.endswith(("changed", "seen", "row", "summed")):
         yield "the largest number", np.full_like(array, np.iinfo(np.int64).max), False
         yield "the same row", np.full_like(array, array[0]), len(array) == 1
     if name.endswith(("changed", "seen")):  # of which pieces hold several
@@ -329,13 +327,9 @@ def write_parts_again(folder: Path, name: str, what: str) -> bool:
             array = np.load(folder / entry["file"])
             forms = {form: (other, may) for form, other, may in forms_of_part(array, name)}
             if what in forms:
-                counts = [0] * PIECES
-                for number, count, _ in entry["pieces"]:
-                    counts[number] = count
-                (folder / entry["file"]).unlink()
                 other, may_fit = forms[what]
                 harmless.append(may_fit)
-                entry |= write_part(folder / entry["file"], Part(other, entry["key"], counts), DISK)
+                write_again(folder, entry, other)
 
     edit_manifest(folder, change)
     return all(harmless)

@@ -1,79 +1,64 @@
-"""Watched rows as flat arrays, for checkpoints, beside those of `adaptive.embeddings.engine.saving.row_arrays`.
+"""Watched rows as flat arrays, for checkpoints, next to those of `adaptive.embeddings.engine.saving.row_arrays`.
 
 What is known of watched rows: verdicts, snapshots, visits, and gradients that wait. Tables that watch and
 defer as the saved ones did restore all of it, and training goes on as it would have. Other tables ignore it: they know
-nothing of movement. Names, after the group's prefix:
+nothing of movement. Names, after the group's prefix, of n rows in ascending order:
 
-    watched.interval (1,) of `SkipConfig`              watched.<column> (n,) of the hot set's entries, in order
-    watched.snapshots (n, D) if movement is watched
+    watched.interval (1,) of `SkipConfig`              watched.row (n,), watched.<column> (n,) of the hot set's entries
+    watched.snapshots (n, D) if movement is watched    watched.entry (n,) their order in the hot set
 
     if updates are deferred, m rows with a sum that waits:
-    watched.visits, watched.waiting (n,)               watched.summed (m,) entries
+    watched.visits, watched.waiting (n,)               watched.summed (m,) these rows, ascending
     watched.sums (m, D), watched.squares (m, S)        watched.raw_values (m, D), watched.raw_states (m, T): before
                                                        the sum is applied
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.embeddings.engine.pipeline import Lane, Pipeline
-from adaptive.embeddings.engine.saved_arrays import check_arrays, expected_watched
+from adaptive.embeddings.engine.saving.gathering import RowOrder, select_owned
+from adaptive.embeddings.engine.saving.saved_arrays import check_arrays, expected_watched
 from adaptive.embeddings.planning.hot_set import COLUMNS
+from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.sizing import HOT_SHARE
 from adaptive.embeddings.planning.skipping import Skipper
 from adaptive.embeddings.tiers.device import WatchedValues
 from adaptive.errors import CheckpointError
 from adaptive.kernels.planning.books import ON_HOST
 from adaptive.storage.arrays import Stored, whole
+from adaptive.storage.shards import Part
 
 Arrays = dict[str, NDArray[Any]]
 WATCHED = "watched."
-SUMMED_ROWS = "summed_rows"  # in shards, in the place of `summed`: the rows themselves
 OF_SUMS = ("sums", "squares", "raw_values", "raw_states")  # of watched rows whose gradient waits
 
 
-def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> Arrays:
+def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArray[Any] | Part]:
     """Copies of what is known of a lane's watched rows; nothing where none are watched. The caller holds the lock."""
     skipper = lane.planner.skipper
     if skipper is None:
         return {}
+    prefix += WATCHED
     hot, book = skipper.hot, skipper.deferral
     columns, kept = hot.columns(), lane.device.kept(hot.num_entries)
-    found = {"interval": np.array([hot.config.interval], np.int64), **columns}
+    local = columns.pop("row")
+    rows = lane.group.group_rows(local)
+    columns["entry"] = np.arange(len(rows), dtype=np.int32)
     if skipper.watches_movement:
-        found["snapshots"] = kept.snapshots
+        columns["snapshots"] = kept.snapshots
+    sums: dict[str, Part] = {}
     if book is not None:
-        weights, state = pipeline.values(lane, columns["row"][kept.waiting], with_waiting=False)
-        visits, waiting = book.visits[: hot.num_entries].copy(), book.waiting[: hot.num_entries].copy()
-        found |= {"visits": visits, "waiting": waiting, "summed": kept.waiting, "sums": kept.sums}
-        found |= {"squares": kept.squares, "raw_values": weights, "raw_states": state}
-    return {prefix + WATCHED + name: value for name, value in found.items()}
-
-
-@dataclass(frozen=True)
-class OwnWatched:
-    """What `save_watched` gives of the rows that one rank owns, taken apart. Of n entries m have a sum that waits."""
-
-    interval: NDArray[np.int64]  # (1,)
-    rows: NDArray[np.int64]  # (n,) of the undivided group
-    columns: Arrays  # (n, ...)
-    summed: NDArray[np.int64] | None  # (m,) entries; None: updates are not deferred
-    of_sums: Arrays  # (m, ...)
-
-
-def save_own_watched(pipeline: Pipeline, lane: Lane) -> OwnWatched | None:
-    """The same of one of several ranks; None where none are watched."""
-    with pipeline.lock:
-        found = {name.removeprefix(WATCHED): value for name, value in save_watched(pipeline, lane, "").items()}
-    if not found:
-        return None
-    interval, summed, rows = found.pop("interval"), found.pop("summed", None), lane.group.group_rows(found.pop("row"))
-    of_sums = {name: found.pop(name) for name in OF_SUMS if name in found}
-    return OwnWatched(interval, rows, found, summed, of_sums)
+        columns |= {"visits": book.visits[: len(rows)], "waiting": book.waiting[: len(rows)]}
+        weights, state = pipeline.values(lane, local[kept.waiting], with_waiting=False)
+        of_sums = dict(zip(OF_SUMS, (kept.sums, kept.squares, weights, state), strict=True))
+        sums = RowOrder(lane.group, rows[kept.waiting]).parts(prefix, "summed", of_sums)
+    interval = np.array([hot.config.interval], np.int64)
+    columns = {name: np.array(column) for name, column in columns.items()}
+    return {prefix + "interval": interval, **RowOrder(lane.group, rows).parts(prefix, "row", columns), **sums}
 
 
 def watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Arrays:
@@ -85,32 +70,23 @@ def watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix
     prefix, skipper = prefix + WATCHED, lane.planner.skipper
     if skipper is None:
         return {}
-    found = {name.removeprefix(prefix): whole(value) for name, value in arrays.items() if name.startswith(prefix)}
-    if SUMMED_ROWS in found and "row" in found:
-        found["summed"] = _entries_of(found.pop(SUMMED_ROWS), found["row"])
-    if set(found) != _names(skipper):
+    part = {name.removeprefix(prefix): whole(value) for name, value in arrays.items() if name.startswith(prefix)}
+    if set(part) != _names(skipper):
         return {}
     last_row = int(whole(arrays[prefix.removesuffix(WATCHED) + "table_starts"])[-1]) - 1
-    check_arrays(found, expected_watched(lane, found, last_row), prefix)
-    if found["interval"].tolist() != [skipper.hot.config.interval]:
+    check_arrays(part, expected_watched(lane, part, last_row), prefix)
+    if part["interval"].tolist() != [skipper.hot.config.interval]:
         return {}
-    _check_together(lane, found, prefix)
-    return {name: np.ascontiguousarray(value) for name, value in found.items()}
-
-
-def _entries_of(rows: NDArray[Any], watched: NDArray[Any]) -> NDArray[np.int64]:
-    """(m,) the entries of rows (m,) among those watched (n,), which ascend."""
-    if not np.isin(rows, watched).all():
-        raise CheckpointError("the checkpoint has gradients that wait of rows that are not watched")
-    return np.searchsorted(watched, rows).astype(np.int64)
+    _check_together(lane, part, prefix)
+    return part
 
 
 def _names(skipper: Skipper) -> set[str]:
-    names = {"interval", *COLUMNS}
+    names = {"interval", "entry", *COLUMNS}
     if skipper.watches_movement:
         names |= {"snapshots"}
     if skipper.deferral is not None:
-        names |= {"visits", "waiting", "summed", "sums", "squares", "raw_values", "raw_states"}
+        names |= {"visits", "waiting", "summed", *OF_SUMS}
     return names
 
 
@@ -123,9 +99,30 @@ def _check_together(lane: Lane, part: Arrays, prefix: str) -> None:
             f"the checkpoint watches {len(rows)} rows of width {lane.group.embedding_dim}, there is room for {most}: "
             "raise skip.hot_rows to what it was"
         )
+    if "summed" in part and not np.isin(part["summed"], rows).all():
+        raise CheckpointError(f"checkpoint array {prefix}summed: expected rows that are watched, got others")
     # A snapshot is NaN where a batch that was to take it went without a backward pass.
     if "snapshots" in part and np.isinf(part["snapshots"]).any():
         raise CheckpointError(f"checkpoint array {prefix}snapshots: expected finite values or NaN, got infinite ones")
+
+
+def own_watched(group: Group, part: Arrays) -> Arrays:
+    """Of the watched rows of all ranks those that this rank owns, by their local numbers and in the order that they had
+    in the hot set; `summed` has entries then, ascending."""
+    if not part:
+        return part
+    names = [name for name in part if name not in ("interval", "row", "summed", *OF_SUMS)]
+    rows, *columns = select_owned(group, part["row"], *(part[name] for name in names))
+    own: Arrays = {"row": rows, **dict(zip(names, columns, strict=True))}
+    order = np.lexsort((rows, own.pop("entry")))
+    own = {name: column[order] for name, column in own.items()}
+    if "summed" in part:
+        summed, *sums = select_owned(group, part["summed"], *(part[name] for name in OF_SUMS))
+        by_row = np.argsort(own["row"])
+        entries = by_row[np.searchsorted(own["row"], summed, sorter=by_row)]
+        order = np.argsort(entries)
+        own |= {"summed": entries[order], **{n: column[order] for n, column in zip(OF_SUMS, sums, strict=True)}}
+    return {name: np.ascontiguousarray(value) for name, value in own.items()}
 
 
 def load_watched(lane: Lane, part: Arrays) -> None:

@@ -1,7 +1,7 @@
 """What every saved array of rows must be: dtype, shape, range and order, in one table that is compared before any use.
 
 A load changes nothing unless all arrays of all groups are as expected here, so whoever uses them afterwards
-(`adaptive.embeddings.engine.saving.row_arrays`, `adaptive.embeddings.engine.saving.watched`) checks nothing.
+(`adaptive.embeddings.engine.saving`) checks nothing.
 
 Letters: D width, S state width, n rows with values, m rows with records, w watched rows, s sums that wait.
 """
@@ -44,7 +44,7 @@ class Expected:
     most: float | Array | None = None
     nan: bool = False
     whole: int = 0
-    order: Literal["any", "distinct", "ascending"] = "any"
+    order: Literal["any", "ascending"] = "any"
     hint: str = _HINT
 
 
@@ -98,21 +98,22 @@ def expected_watched(lane: Lane, part: Mapping[str, Any], last_row: int) -> dict
     """What is known of the watched rows of a group; the names that are there."""
     floats, w = np.dtype(np.float32), _length(part["row"])
     width = lane.host.weights.shape[1]
-    found = {name: Expected(ENTRY[name], (w,)) for name in ENTRY.names or ()}
-    found["interval"] = Expected(np.dtype(np.int64), (1,), 1)
-    found["row"] = Expected(np.dtype(np.int64), (w,), 0, last_row, order="distinct")
-    found["epoch"] = Expected(ENTRY["epoch"], (w,), -1)
-    found["drift"] = Expected(floats, (w,), 0, nan=True)
-    found["counted"] = Expected(ENTRY["counted"], (w,), 0, 7)
-    found["snapshots"] = Expected(floats, (w, width), nan=True)
+    expected = {name: Expected(ENTRY[name], (w,)) for name in ENTRY.names or ()}
+    expected["interval"] = Expected(np.dtype(np.int64), (1,), 1)
+    expected["row"] = Expected(np.dtype(np.int64), (w,), 0, last_row, order="ascending")
+    expected["entry"] = Expected(np.dtype(np.int32), (w,), 0)
+    expected["epoch"] = Expected(ENTRY["epoch"], (w,), -1)
+    expected["drift"] = Expected(floats, (w,), 0, nan=True)
+    expected["counted"] = Expected(ENTRY["counted"], (w,), 0, 7)
+    expected["snapshots"] = Expected(floats, (w, width), nan=True)
     if "summed" in part:
         s = _length(part["summed"])
-        found |= {name: Expected(np.dtype(np.uint32), (w,)) for name in ("visits", "waiting")}
-        found["summed"] = Expected(np.dtype(np.int64), (s,), 0, w - 1, order="ascending")
-        found["sums"] = found["raw_values"] = Expected(floats, (s, width))
-        found["squares"] = _squares(lane, s)
-        found["raw_states"] = _state(lane, s)
-    return {name: one for name, one in found.items() if name in part}
+        expected |= {name: Expected(np.dtype(np.uint32), (w,)) for name in ("visits", "waiting")}
+        expected["summed"] = Expected(np.dtype(np.int64), (s,), 0, last_row, order="ascending")
+        expected["sums"] = expected["raw_values"] = Expected(floats, (s, width))
+        expected["squares"] = _squares(lane, s)
+        expected["raw_states"] = _state(lane, s)
+    return {name: array for name, array in expected.items() if name in part}
 
 
 def _state(lane: Lane, rows: int) -> Expected:
@@ -202,8 +203,6 @@ def _check(name: str, array: Any, expected: Expected) -> None:
             if not (np.diff(block) > 0).all() or (before is not None and block[0] <= before):
                 raise _unexpected(name, expected, "values that are not in ascending order")
             before = block[-1]
-    if expected.order == "distinct" and len(np.unique(whole(array))) < array.shape[0]:
-        raise _unexpected(name, expected, "values that are there twice")
 
 
 def _blocks(array: Array | Stored) -> Iterator[Array]:
