@@ -3,8 +3,6 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from adaptive.storage import former_names
-
 if TYPE_CHECKING:
     from adaptive.batch import Batch, Origin, concatenate, one_hot_batch
     from adaptive.config import SkipConfig, TableConfig, TierConfig, TrainConfig
@@ -133,8 +131,6 @@ __all__ = [
     "sum_in_order",
 ]
 __version__ = "0.1.0"
-
-former_names.register()
 
 
 def __getattr__(name: str) -> Any:
