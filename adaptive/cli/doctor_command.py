@@ -153,7 +153,7 @@ def gpu_facts() -> dict[str, str]:
     """What is there, each as a text. Where torch sees a GPU, a kernel is launched, and its bits are checked."""
     import torch
 
-    from adaptive.embeddings.tiers.gpu.launch_check import launched
+    from adaptive.embeddings.tiers.gpu.build import launched
 
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
     facts = {
@@ -229,7 +229,7 @@ def _problems(facts: dict[str, Any]) -> list[str]:
 
 def gpu_problems(facts: Mapping[str, str]) -> list[str]:
     """What keeps training from the GPU, with what mends it; nothing on a machine without one."""
-    from adaptive.embeddings.tiers.gpu.launch_check import WORKS
+    from adaptive.embeddings.tiers.gpu.build import WORKS
 
     problems = [
         f"problem: a copy of rows on {name.removeprefix('kernel_on_')} {text}; send this with a report"

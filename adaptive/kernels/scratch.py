@@ -9,7 +9,33 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.kernels.aligned import LINE_BYTES
+LINE_BYTES: Final = 64
+LINE: Final = LINE_BYTES // 4  # float32 values
+APART: Final = 2 * LINE  # processors fetch lines in pairs
+
+Floats = NDArray[np.float32]
+
+
+def empty_rows(num_rows: int, width: int) -> Floats:
+    """(num_rows, width) float32, C-contiguous; not written, so that the system has not taken the memory yet."""
+    size = num_rows * width
+    memory = np.empty(size + LINE, np.float32)
+    start = -memory.ctypes.data % LINE_BYTES // 4
+    return memory[start : start + size].reshape(num_rows, width)
+
+
+def full_rows(num_rows: int, width: int, fill: float) -> Floats:
+    """The same, filled."""
+    rows = empty_rows(num_rows, width)
+    rows.fill(fill)
+    return rows
+
+
+def update_scratch(threads: int, width: int) -> Floats:
+    """(threads, 2, >= width) for `kernels.rows.cpu.update`: no two threads write to the same cache line."""
+    padded = -(-width // APART) * APART
+    return full_rows(threads * 2, padded, 0.0).reshape(threads, 2, padded)
+
 
 MOST_PIECES: Final = 4  # of memory kept for later
 STEPS: Final = 8  # sizes between two powers of two: batches of about one size take the same memory

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adaptive.cli.doctor_command import gpu_problems
-from adaptive.embeddings.tiers.gpu.launch_check import WORKS, launched
+from adaptive.embeddings.tiers.gpu.build import WORKS, launched
 
 Cli = Callable[..., Any]
 

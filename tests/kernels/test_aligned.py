@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from adaptive.kernels.aligned import LINE_BYTES, empty_rows, full_rows, update_scratch
+from adaptive.kernels.scratch import LINE_BYTES, empty_rows, full_rows, update_scratch
 
 
 @pytest.mark.parametrize("shape", [(3, 16), (5, 7), (1000, 33), (0, 16), (4, 0)])

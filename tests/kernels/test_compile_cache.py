@@ -30,11 +30,11 @@ print(np.flatnonzero(tally[0]).tolist())
 """
 ALIGNS = """
 import numpy as np
-from adaptive.kernels.vector import row_code
+from adaptive.kernels.vector import row_ops
 from adaptive.kernels.jit import kernel
 @kernel()
 def line():
-    return row_code.LINE
+    return row_ops.LINE
 print(line())
 """
 
@@ -69,11 +69,11 @@ def test_a_counter_inserted_in_front_moves_the_columns_that_cached_kernels_count
 
 def test_a_constant_of_another_kernel_file_reaches_a_cached_kernel(copied: Path) -> None:
     assert run(copied, ALIGNS) == "16\n"
-    edit(copied / "adaptive/kernels/aligned.py", "LINE: Final = LINE_BYTES // 4", "LINE: Final = LINE_BYTES // 2")
+    edit(copied / "adaptive/kernels/scratch.py", "LINE: Final = LINE_BYTES // 4", "LINE: Final = LINE_BYTES // 2")
     assert run(copied, ALIGNS) == "32\n"
 
 
-@pytest.mark.parametrize("name", ["planning/books.py", "a_room/deep/in.py", "counters.py", "aligned.py"])
+@pytest.mark.parametrize("name", ["planning/books.py", "a_room/deep/in.py", "counters.py", "scratch.py"])
 def test_the_key_changes_with_every_file(name: str, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = copied / "adaptive/kernels"
     monkeypatch.setattr(jit, "__file__", str(kernels / "jit.py"))

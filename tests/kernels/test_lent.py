@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from adaptive.kernels.aligned import LINE_BYTES
-from adaptive.kernels.scratch import LentMemory, carve
+from adaptive.kernels.scratch import LINE_BYTES, LentMemory, carve
 
 
 @pytest.mark.parametrize("size", [0, 1, 64, 65, 4_000_000])

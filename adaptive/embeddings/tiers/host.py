@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import RowUpdates
-from adaptive.kernels.aligned import empty_rows
 from adaptive.kernels.rows.cpu import initial, move, steps
+from adaptive.kernels.scratch import empty_rows
 from adaptive.optim import RowOptimizer
 
 Int64s = NDArray[np.int64]

@@ -11,7 +11,7 @@ import numpy as np
 
 from adaptive.counters import Counter
 from adaptive.kernels.jit import at, kernel
-from adaptive.kernels.vector.prefetch import prefetch_item
+from adaptive.kernels.vector.row_ops import prefetch_item
 
 INITIAL, ON_HOST = 0, -1
 MOST_ACCESSES = 2**32 - 1

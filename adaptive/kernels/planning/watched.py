@@ -13,7 +13,7 @@ from adaptive.counters import Counter
 from adaptive.kernels.jit import kernel
 from adaptive.kernels.planning.books import DUE, MOST_ACCESSES, SKIPPED, WAITS
 from adaptive.kernels.planning.lookups import HASH, S32
-from adaptive.kernels.vector.prefetch import AHEAD, prefetch_item
+from adaptive.kernels.vector.row_ops import AHEAD, prefetch_item
 
 SKIPPED_UPDATES, SKIPPED_LOOKUPS = int(Counter.SKIPPED_UPDATES), int(Counter.SKIPPED_LOOKUPS)
 DEFERRED_UPDATES = int(Counter.DEFERRED_UPDATES)

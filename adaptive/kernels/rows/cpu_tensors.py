@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.kernels.aligned import empty_rows
 from adaptive.kernels.rows.cpu import decay as decay_kernels
 from adaptive.kernels.rows.cpu import deferred as deferred_kernels
 from adaptive.kernels.rows.cpu import drift as drift_kernels
@@ -18,6 +17,7 @@ from adaptive.kernels.rows.cpu import initial as initial_kernels
 from adaptive.kernels.rows.cpu import move as move_kernels
 from adaptive.kernels.rows.cpu import pool as pool_kernels
 from adaptive.kernels.rows.cpu import update as update_kernels
+from adaptive.kernels.scratch import empty_rows
 
 Array = NDArray[Any]
 

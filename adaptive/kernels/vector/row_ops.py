@@ -16,15 +16,161 @@ reordered, so results do not depend on the width of the blocks. The columns of a
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import lower_builtin
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, overload
 
-from adaptive.kernels.vector.row_code import callable_in_kernels, in_blocks, load, row_place, row_width, splat, store
+from adaptive.kernels.scratch import LINE, LINE_BYTES
+
+AHEAD: Final = 16  # rows fetched into the cache ahead of use, in loops that do not sum; 8 to 48 measure alike
+
+
+def prefetch_row(rows: Any, row: Any) -> None:
+    """Prefetch `rows[row]` of a C-contiguous 2-D array."""
+
+
+def prefetch_item(items: Any, item: Any) -> None:
+    """Prefetch `items[item]` of a 1-D array, strided or not."""
+
+
+def _generate_prefetch(typingctx: Any, rows: Any, row: Any, offset: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        strides = cgutils.unpack_tuple(builder, array.strides, signature.args[0].ndim)
+        row_at = builder.mul(builder.sext(args[1], ir.IntType(64)) if args[1].type.width < 64 else args[1], strides[0])
+        base = builder.bitcast(array.data, ir.IntType(8).as_pointer())
+        address = builder.gep(base, [builder.add(row_at, args[2])])
+        prefetch(builder, address)
+        return context.get_dummy_value()
+
+    return types.void(rows, row, types.int64), generate
+
+
+_prefetch: Any = intrinsic(_generate_prefetch)
+
+
+@overload(prefetch_row)
+def _prefetch_row(rows: Any, row: Any) -> Any:
+    item = rows.dtype.bitwidth // 8
+
+    def compiled(rows: Any, row: Any) -> None:
+        size = rows.shape[1] * item
+        for offset in range(0, size, LINE_BYTES):
+            _prefetch(rows, row, offset)
+        if size > 0 and size % LINE_BYTES != 0 and LINE_BYTES % size != 0:  # its end may lie in one line more
+            _prefetch(rows, row, size - item)
+
+    return compiled
+
+
+@overload(prefetch_item)
+def _prefetch_item(items: Any, item: Any) -> Any:
+    def compiled(items: Any, item: Any) -> None:
+        _prefetch(items, item, 0)
+
+    return compiled
+
+
+BLOCKS = (4 * LINE, LINE, 4, 1)  # columns that are worked on together, as long as so many are left
+FLOAT, INT64 = ir.FloatType(), ir.IntType(64)
+
+
+def callable_in_kernels(function: Callable[..., Any], returned: Any = types.void) -> None:
+    """Kernels may call `function` with any arguments; `lower_builtin` says what code that is.
+
+    An intrinsic or overload of numba would need a fixed number of arguments.
+    """
+
+    class Typed(AbstractTemplate):
+        key = function
+
+        def generic(self, arguments: Any, keywords: Any) -> Any:
+            return signature(returned, *arguments)
+
+    infer_global(function, types.Function(Typed))
+
+
+def row_place(context: Any, builder: Any, kind: Any, array: Any, index_kind: Any, index: Any) -> Any:
+    """Pointer to the first column of a row."""
+    made = context.make_array(kind)(context, builder, array)
+    stride = cgutils.unpack_tuple(builder, made.strides, kind.ndim)[0]
+    index = context.cast(builder, index, index_kind, types.int64)
+    at = builder.gep(builder.bitcast(made.data, ir.IntType(8).as_pointer()), [builder.mul(index, stride)])
+    return builder.bitcast(at, FLOAT.as_pointer())
+
+
+def row_width(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+    """Number of columns."""
+    made = context.make_array(kind)(context, builder, array)
+    return cgutils.unpack_tuple(builder, made.shape, kind.ndim)[1]
+
+
+def in_blocks(builder: Any, width: Any, block: Callable[[Any, int], None]) -> None:
+    """Call `block(column, lanes)` for blocks that cover [0, width)."""
+    start = ir.Constant(INT64, 0)
+    for lanes in BLOCKS:
+        stop = builder.and_(width, ir.Constant(INT64, -lanes))
+        with cgutils.for_range_slice(builder, start, stop, ir.Constant(INT64, lanes), intp=INT64) as (column, _):
+            block(column, lanes)
+        start = stop
+
+
+def load(builder: Any, place: Any, column: Any, lanes: int) -> Any:
+    return builder.load(_block(builder, place, column, lanes), align=4)
+
+
+def store(builder: Any, value: Any, place: Any, column: Any, lanes: int) -> None:
+    builder.store(value, _block(builder, place, column, lanes), align=4)
+
+
+def store_past_caches(builder: Any, value: Any, place: Any, column: Any, lanes: int) -> None:
+    """The same to memory; blocks of whole cache lines must start one."""
+    if lanes >= LINE:
+        stored = builder.store(value, _block(builder, place, column, lanes), align=4 * LINE)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+    else:
+        store(builder, value, place, column, lanes)
+
+
+def prefetch_block(builder: Any, place: Any, column: Any, lanes: int) -> None:
+    """Ask for the cache lines in which a block begins and continues."""
+    for start in range(0, lanes, LINE):
+        prefetch(builder, builder.gep(builder.gep(place, [column]), [ir.Constant(INT64, start)]))
+
+
+def prefetch(builder: Any, address: Any) -> None:
+    """Ask for the cache line of an address, to be read soon, into all caches."""
+    byte, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [builder.bitcast(address, byte), i32(0), i32(3), i32(1)])
+
+
+def _block(builder: Any, place: Any, column: Any, lanes: int) -> Any:
+    at = builder.gep(place, [column])
+    return builder.bitcast(at, ir.VectorType(FLOAT, lanes).as_pointer()) if lanes > 1 else at
+
+
+def splat(builder: Any, value: Any, lanes: int) -> Any:
+    """All lanes equal to a scalar."""
+    if lanes == 1:
+        return value
+    kind = ir.VectorType(FLOAT, lanes)
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(
+        one, ir.Constant(kind, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+    )
+
+
+def item(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
+    """The value at an index of a one-dimensional array."""
+    made = context.make_array(kind)(context, builder, array)
+    return builder.load(builder.gep(made.data, [index]))
 
 
 class Lanes:

@@ -17,8 +17,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import lower_builtin, overload
 
-from adaptive.kernels.aligned import LINE, LINE_BYTES
-from adaptive.kernels.vector.row_code import (
+from adaptive.kernels.scratch import LINE, LINE_BYTES
+from adaptive.kernels.vector.row_ops import (
     FLOAT,
     INT64,
     callable_in_kernels,

@@ -14,8 +14,7 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.embeddings.tiers.cpu_device import CpuDevice, VectorMemory
 from adaptive.embeddings.tiers.host import MemoryHost
-from adaptive.kernels.aligned import LINE_BYTES, empty_rows
-from adaptive.kernels.scratch import MOST_PIECES
+from adaptive.kernels.scratch import LINE_BYTES, MOST_PIECES, empty_rows
 
 
 def test_a_tensor_as_asked_for() -> None:

@@ -231,3 +231,10 @@ def test_groups_equal_the_twin(choose: Choose, data: st.DataObject, sizes: list[
     assert segments == [0, *itertools.accumulate(map(len, groups))]
     assert vectors == [int(vectors_of[p]) for p in in_order]
     assert origins == (in_order if scaled else [])
+
+
+@pytest.mark.parametrize(
+    ("starts", "expected"), [([0], True), ([0, 1, 2], True), ([0, 2, 2], False), ([0, 0, 2], False)]
+)
+def test_bags_of_one_lookup(starts: list[int], expected: bool) -> None:
+    assert lookups.one_each(np.array(starts), starts[-1]) == expected

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from variants import both
 
-from adaptive.kernels.aligned import empty_rows
 from adaptive.kernels.rows.cpu import pool
+from adaptive.kernels.scratch import empty_rows
 from adaptive.kernels.vector import row_sums
 
 Choose = Callable[[Any], Callable[..., Any]]

@@ -15,7 +15,7 @@ from variants import both
 from adaptive.kernels.rows.cpu import deferred, initial, move, pool, steps, update
 from adaptive.kernels.rows.cpu.drift import drift
 from adaptive.kernels.vector import row_sums
-from adaptive.kernels.vector.prefetch import prefetch_item, prefetch_row
+from adaptive.kernels.vector.row_ops import prefetch_item, prefetch_row
 from adaptive.kernels.vector.row_sums import square_sum
 
 Choose = Callable[[Any], Callable[..., Any]]

@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdates, Snapshots
-from adaptive.embeddings.tiers.device import DeviceTier, Floats, Int64s, Later, Send, WatchedValues
+from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Int64s, Moves, Pooling, RowUpdates, Snapshots
+from adaptive.embeddings.tiers.cpu_device import CpuRows
+from adaptive.embeddings.tiers.device import DeviceTier, Floats, Later, Send, WatchedValues
 from adaptive.embeddings.tiers.gpu.buffers import TORCH_DTYPES, Bytes, TransferBuffer, added, take_rows
-from adaptive.embeddings.tiers.gpu.host_rows import HostRows
 from adaptive.embeddings.tiers.gpu.link import ArrivingArray, ComputeLink
 from adaptive.embeddings.tiers.gpu.lookups import DeviceSearcher
 from adaptive.embeddings.tiers.gpu.sent import (
@@ -32,12 +32,106 @@ from adaptive.embeddings.tiers.gpu.sent import (
     SentSnapshots,
 )
 from adaptive.embeddings.tiers.gpu.sent_plan import counted, found_of, send_plan, send_pooling
-from adaptive.embeddings.tiers.gpu.sums import TorchSums
 from adaptive.embeddings.tiers.gpu.transfer import RowArrays, Transfer
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.kernels.rows.choose import RowKernels
 from adaptive.optim import RowOptimizer
+
+
+class TorchSums:
+    """Waiting gradients: sums (H, D), squares (H, S) float32; pending (H,) bool tells which entries count."""
+
+    def __init__(self, capacity: int, width: int, squares_width: int, device: torch.device) -> None:
+        self.sums = torch.full((capacity, width), torch.nan, device=device)
+        self.squares = torch.full((capacity, squares_width), torch.nan, device=device)
+        self.pending = torch.zeros(capacity, dtype=torch.bool, device=device)
+
+    def add(self, deferred: SentDeferred, gradients: Tensor, kernels: RowKernels) -> None:
+        """Add a batch's gradients (V, D) on the current stream; sums that are due after it no longer wait."""
+        segments = deferred.segments_sent
+        kernels.accumulate(
+            segments.locations,
+            segments.starts,
+            segments.vectors,
+            segments.scales,
+            gradients,
+            self.sums,
+            self.squares,
+            self.pending,
+            hot=segments.hot,
+        )
+        self.pending.index_fill_(0, deferred.due_sent, False)
+
+    def forget(self) -> None:
+        """Drop all sums that wait."""
+        self.pending.fill_(False)
+
+    def read(self, entries: Int64s, link: ComputeLink) -> tuple[Int64s, Floats, Floats]:
+        """What waits for the rows with `entries` (n,) or -1: positions (m,), sums (m, D), squares (m, S).
+
+        Waits for the device.
+        """
+        watched = np.flatnonzero(entries >= 0)
+        waiting = watched[link.read(self.pending[:, None], entries[watched])[:, 0] > 0]
+        return waiting, link.read(self.sums, entries[waiting]), link.read(self.squares, entries[waiting])
+
+    def restore(self, entries: Int64s, sums: Floats, squares: Floats) -> None:
+        """Restore sums (m, D) and squares (m, S) that wait for the entries (m,)."""
+        device = self.sums.device
+        places = torch.from_numpy(entries).to(device)
+        self.sums[places], self.squares[places] = (torch.from_numpy(rows).to(device) for rows in (sums, squares))
+        self.pending[places] = True
+
+    @property
+    def num_bytes(self) -> int:
+        return self.sums.nbytes + self.squares.nbytes + self.pending.nbytes
+
+
+class HostRows:
+    """Pools and updates rows of one group that lie on the host, in the training thread."""
+
+    def __init__(self, host: HostTier, optimizer: RowOptimizer, link: ComputeLink) -> None:
+        self._host, self._link = host, link
+        self._rows = CpuRows(host, optimizer)
+        self._width = host.weights.shape[1]
+
+    def use(self, optimizer: RowOptimizer) -> None:
+        """Update rows by these settings from now on."""
+        self._rows.use(optimizer)
+
+    def pool(self, pooling: Pooling) -> Tensor:
+        """(V, D) on the device: bags of which every row lies on the host."""
+
+        def fill(out: Floats) -> None:
+            self._rows.pool(out, pooling)
+
+        return self._link.send_filled(np.float32, (pooling.num_vectors, self._width), fill)
+
+    def rows(self, rows: Int64s) -> Tensor | None:
+        """(n, D) rows on the device; None if there are none."""
+        if not len(rows):
+            return None
+
+        def fill(out: Floats) -> None:
+            np.take(self._host.weights, rows, axis=0, out=out, mode="clip")  # "raise" would copy twice
+
+        return self._link.send_filled(np.float32, (len(rows), self._width), fill)
+
+    def update(self, row_updates: RowUpdates, gradients: Floats) -> Floats:
+        """Update rows of the host from gradients (V, D); returns the L2 norm of each update (U,)."""
+        return self._rows.update(row_updates, gradients)
+
+    def update_from_sums(self, due: RowUpdates, sums: Floats, squares: Floats) -> Floats:
+        """Update rows of the host from sums (n, D) and their squares (n, S), one row of these each: `due.vectors`.
+
+        Returns the L2 norm of each update (U,).
+        """
+        return self._rows.apply_sums_on_host(due.locations, due.vectors.astype(np.int64), sums, squares)
+
+    def apply_waiting(self, waiting: Int64s, sums: Floats, squares: Floats, weights: Floats, state: Floats) -> None:
+        """Apply sums (n, D) with their squares (n, S) to copies: to the rows `waiting` (n,) of weights and state."""
+        self._rows.apply_sums_to_copies(waiting, np.arange(len(waiting)), sums, squares, weights, state)
 
 
 class TorchDevice(DeviceTier):

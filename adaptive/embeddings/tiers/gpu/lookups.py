@@ -35,7 +35,6 @@ from adaptive.embeddings.tiers.mover import Event, Mover
 from adaptive.kernels.planning import lookups as kernels
 from adaptive.kernels.planning import torch_lookups
 from adaptive.kernels.planning.torch_lookups import Found
-from adaptive.kernels.rows.bags import one_each
 
 # From which batches on `tier.lookups=auto` has a GPU find their look-ups. A guess: no GPU has measured it.
 LONG_BAGS: Final = 4  # look-ups a bag, on average
@@ -187,7 +186,7 @@ class DeviceSearch(Search):
 
 def told_bags(num_samples: int, vectors: NDArray[np.int32], starts: Int64s) -> tuple[NDArray[np.int32], Int64s]:
     """The vectors and starts of bags that a device is sent: none of what it can tell from a bag's number."""
-    return vectors[: 0 if num_samples else None], starts[: 0 if one_each(starts) else None]
+    return vectors[: 0 if num_samples else None], starts[: 0 if kernels.one_each(starts, int(starts[-1])) else None]
 
 
 def _nowhere(dtype: type) -> NDArray[Any]:

@@ -7,8 +7,7 @@ import numba
 import numpy as np
 
 from adaptive.kernels.jit import kernel
-from adaptive.kernels.vector.prefetch import AHEAD, prefetch_row
-from adaptive.kernels.vector.row_ops import Scalar, row_op
+from adaptive.kernels.vector.row_ops import AHEAD, Scalar, prefetch_row, row_op
 
 
 @row_op

@@ -37,8 +37,7 @@ from adaptive.kernels.rows.cpu.steps import (
     rowwise_adagrad_step,
 )
 from adaptive.kernels.rows.cpu.update import chunk_start, sum_gradients
-from adaptive.kernels.vector.prefetch import AHEAD, prefetch_row
-from adaptive.kernels.vector.row_ops import Scalar, row_op
+from adaptive.kernels.vector.row_ops import AHEAD, Scalar, prefetch_row, row_op
 
 
 @row_op

@@ -7,8 +7,7 @@ import numpy as np
 
 from adaptive.kernels.jit import kernel
 from adaptive.kernels.rows.cpu.move import copy_row
-from adaptive.kernels.vector.prefetch import AHEAD, prefetch_row
-from adaptive.kernels.vector.row_ops import row_op
+from adaptive.kernels.vector.row_ops import AHEAD, prefetch_row, row_op
 from adaptive.kernels.vector.row_sums import square_sum
 
 

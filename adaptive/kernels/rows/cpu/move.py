@@ -3,8 +3,7 @@
 import numpy as np
 
 from adaptive.kernels.jit import kernel
-from adaptive.kernels.vector.prefetch import AHEAD, prefetch_row
-from adaptive.kernels.vector.row_ops import row_op
+from adaptive.kernels.vector.row_ops import AHEAD, prefetch_row, row_op
 
 
 @row_op

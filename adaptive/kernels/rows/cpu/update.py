@@ -5,7 +5,7 @@ import numpy as np
 
 from adaptive.kernels.jit import kernel
 from adaptive.kernels.rows.cpu.steps import apply_update
-from adaptive.kernels.vector.prefetch import AHEAD, prefetch_row
+from adaptive.kernels.vector.row_ops import AHEAD, prefetch_row
 from adaptive.kernels.vector.row_sums import sum_rows, sum_scaled_rows
 
 

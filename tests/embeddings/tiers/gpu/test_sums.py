@@ -9,7 +9,7 @@ from simulated_training import SKIP, TABLES, AlwaysLooks, Case, Run, Skips, Skip
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.embeddings.tiers.gpu.host_rows import HostRows
+from adaptive.embeddings.tiers.gpu.device import HostRows
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
 

@@ -44,7 +44,6 @@ from adaptive.embeddings.tiers.gpu.sent_plan import bag_arrays, send_pooling
 from adaptive.embeddings.tiers.host import MemoryHost
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.kernels.rows import cpu_tensors
-from adaptive.kernels.rows.bags import one_each
 from adaptive.kernels.rows.cpu import pool
 from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from adaptive.policies.hybrid import Hybrid
@@ -360,15 +359,6 @@ def test_a_host_row_crosses_once_however_often_it_is_looked_up() -> None:
     pooling = Pooling(3, vectors, np.array([0, 2, 5, 6]), np.zeros(3, np.int32), inverse, locations, none)
     cut = send_pooling(pooling, ComputeLink(Mover(torch_streams())))
     assert cut.crossing.tolist() == [5] and cut.bags is not None and cut.bags.row_locations.tolist() == [2, ~0]
-
-
-def test_bags_of_one_look_up_are_told() -> None:
-    for starts, expected in (([0], True), ([0, 1, 2], True), ([0, 2, 2], False), ([0, 0, 2], False)):
-        assert one_each(np.array(starts)) == expected
-    long = np.arange(3000)
-    assert one_each(long)
-    long[2999] -= 1
-    assert not one_each(long)
 
 
 # --- Triton's kernels in the place of numba's ---------------------------------------------------------------
