@@ -4,7 +4,7 @@ The order of its stream and the others is tested in `test_mover.py`, the torch o
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from adaptive.embeddings.engine.build import _lookups_needed
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder, Lookups
 from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks.ranks import LocalRanks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.embeddings.tiers.gpu.build import _searcher, device_finds
 from adaptive.embeddings.tiers.gpu.lookups import FREE, LONG_BAGS, MANY_LOOKUPS, DeviceSearcher, FoundLookups
@@ -262,8 +263,8 @@ def test_what_needs_look_ups_on_the_host_cannot_have_them_found_by_the_device(
 
 
 def test_ranks_need_look_ups_on_the_host() -> None:
-    assert "ranks ask each other" in _lookups_needed(LRU(), None, cast(Ranks, object()))
-    assert _lookups_needed(LRU(), None, None) == ""
+    assert "ranks ask each other" in _lookups_needed(LRU(), None, Ranks.__new__(Ranks))
+    assert _lookups_needed(LRU(), None, LocalRanks()) == ""
 
 
 def test_a_policy_that_looks_ahead_sees_the_rows_that_the_device_found() -> None:
