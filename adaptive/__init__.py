@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from adaptive.models.model_settings import DLRMConfig, TBSMConfig
     from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
     from adaptive.policy import NEVER, Policy, RowStats, SkipRule, TierView
-    from adaptive.studies.own_loop.comparing import compare_policies
-    from adaptive.studies.own_loop.guarding import Guard
-    from adaptive.studies.own_loop.recording import Recording
-    from adaptive.studies.own_loop.simulating import simulate_policies
+    from adaptive.studies.own_loop.loop_guard import Guard
+    from adaptive.studies.own_loop.loop_recording import Recording
+    from adaptive.studies.own_loop.loop_studies import compare_policies, simulate_policies
     from adaptive.studies.policy_checks import check_policy, check_rule
     from adaptive.training.evaluation import Evaluation, evaluate
     from adaptive.training.runs.loading import LoadedRun, load_run
@@ -44,14 +43,14 @@ _HOMES = {
     "Dataset": "data.dataset",
     "Evaluation": "training.evaluation",
     "Feature": "data.dataset",
-    "Guard": "studies.own_loop.guarding",
+    "Guard": "studies.own_loop.loop_guard",
     "LoadedRun": "training.runs.loading",
     "NEVER": "policy",
     "Origin": "batch.batch",
     "Planned": "embeddings.planned_batch",
     "Policy": "policy",
     "RankTraffic": "embeddings.ranks.traffic",
-    "Recording": "studies.own_loop.recording",
+    "Recording": "studies.own_loop.loop_recording",
     "RowOptimizer": "optim",
     "RowStats": "policy",
     "RowwiseAdagrad": "optim",
@@ -71,13 +70,13 @@ _HOMES = {
     "TrainConfig": "config",
     "check_policy": "studies.policy_checks",
     "check_rule": "studies.policy_checks",
-    "compare_policies": "studies.own_loop.comparing",
+    "compare_policies": "studies.own_loop.loop_studies",
     "concatenate": "batch.joining",
     "evaluate": "training.evaluation",
     "load_run": "training.runs.loading",
     "one_hot_batch": "batch.batch",
     "open_dataset": "data.open",
-    "simulate_policies": "studies.own_loop.simulating",
+    "simulate_policies": "studies.own_loop.loop_studies",
     "sum_in_order": "embeddings.ranks.ddp_hook",
 }
 

@@ -1,6 +1,6 @@
 """`TrainingLoop`: tables, what is trained beside them, how to do a step. `Fork`: a copy of it that skips nothing.
 
-A run is a loop (`RunLoop`); a loop of one's own is another (`adaptive.studies.own_loop.guarding`). A
+A run is a loop (`RunLoop`); a custom loop is another (`adaptive.Guard`). A
 fork's rows lie on the host, whatever the run's tiers are: placement does not change the numbers, and the device keeps
 its memory. Gradients that wait in the run are applied to the fork's rows.
 """

@@ -197,7 +197,7 @@ def test_a_simulation_counts_what_training_counts() -> None:
 
 
 def test_wrong_arguments_of_a_simulation_are_told() -> None:
-    with pytest.raises(ConfigError, match="give a list, or a function that begins anew"):
+    with pytest.raises(ConfigError, match="give a list, or a function that starts from the first"):
         simulate_policies(iter(batches(2)), TABLES)  # type: ignore[arg-type]
     wide = TableConfig(name="wide", num_embeddings=5, embedding_dim=8)
     with pytest.raises(ConfigError, match=r"of one width are needed, found 4 .*, 8 "):

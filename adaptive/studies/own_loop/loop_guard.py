@@ -1,4 +1,4 @@
-"""`Guard`: the quality guard of a run (`adaptive.training.guard`) for a training loop of one's own."""
+"""`Guard`: the quality guard of a run (`adaptive.training.guard`) for a custom training loop."""
 
 import contextlib
 import math
@@ -6,10 +6,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
-from pydantic import ValidationError
 from torch import Tensor
 
 from adaptive.batch import Batch, as_batch, in_order
@@ -18,7 +17,8 @@ from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError, NonFiniteError
-from adaptive.studies.own_loop.recording import Recording
+from adaptive.storage.presets import checked
+from adaptive.studies.own_loop.loop_recording import Recording, loss_value
 from adaptive.training.guard.account import LoopRecorder
 from adaptive.training.guard.fork import TrainingLoop
 from adaptive.training.guard.guard import Guard as _Guard
@@ -29,7 +29,7 @@ REACH: Final = "it must reach tables, models and optimizers through its argument
 
 
 class Guard:
-    """Keeps what a policy skips in a loop of one's own within a loss of AUC: a context manager around the loop.
+    """Keeps what a policy skips in a custom loop within a loss of AUC: a context manager around the loop.
 
         with adaptive.Guard(embeddings, step, net, dense, score=score, batch_size=256, total=len(loader)) as guard:
             for planned in guard.look_ahead(loader):
@@ -74,15 +74,18 @@ class Guard:
         if not embeddings.ranks.is_local:
             raise ConfigError("guard: tables of one process are needed; those of several ranks are not copied")
         for number, part in enumerate(parts):
-            _check_part(number, part)
-        self._told: LoopRecorder = _Steps() if record is None else record.recorder
-        self._counts = record is None
+            if not all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict")):
+                raise ConfigError(
+                    f"guard: part {number + 1} is a {type(part).__name__}: modules, optimizers and whatever else has "
+                    "state_dict() and load_state_dict() are needed, as a check that fails gives them other values"
+                )
+        self._recorder: LoopRecorder = _StepCounter() if record is None else record.recorder
         self._embeddings, self._depth, self._heard = embeddings, depth, 0
-        settings = _limits(limits)
+        settings = checked(GuardConfig, limits, "guard")
         skip = None if embeddings.skip is None else SkipConfig(feedback_delay=embeddings.skip.feedback_delay)
         name = type(embeddings.policy).__name__.lower()
         config = TrainConfig(policy=name, batch_size=batch_size, depth=depth, skip=skip, guard=settings)
-        self._guard = _Guard(settings, config, _OwnLoop(embeddings, parts, step, score), self._told, total)
+        self._guard = _Guard(settings, config, _CustomLoop(embeddings, parts, step, score), self._recorder, total)
 
     def look_ahead(self, batches: Iterable[Batch]) -> LookAhead:
         """The batches of the next pass over the data, planned ahead, in the place of `embeddings.look_ahead`.
@@ -108,20 +111,21 @@ class Guard:
 
     def after(self, planned: Planned, loss: Tensor | float) -> None:
         """A batch is trained; `loss`: its mean, from before the update. With a recording: after `record.step`."""
-        if self._counts:
-            self._told.steps += 1
-            self._told.samples += planned.num_samples
-            self._told.loss = _number(loss)
+        recorder = self._recorder
+        if isinstance(recorder, _StepCounter):
+            recorder.steps += 1
+            recorder.samples += planned.num_samples
+            recorder.loss = loss_value(loss)
         self._heard += 1
-        if self._told.steps != self._heard:
-            raise ConfigError(f"guard: {self._told.steps} batches are recorded, {self._heard} told: record.step first")
+        if recorder.steps != self._heard:
+            raise ConfigError(f"guard: {recorder.steps} batches are recorded, {self._heard} told: record.step first")
         self._guard.after_step()
 
     def summary(self) -> GuardSummary:
         """Decisions with their evidence, extra batches, and what was left out or undone, as in a run's summary."""
         return self._guard.summary()
 
-    def __enter__(self) -> "Guard":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -134,7 +138,7 @@ class Guard:
             self._guard.close()
 
 
-class _OwnLoop(TrainingLoop):
+class _CustomLoop(TrainingLoop):
     def __init__(
         self,
         embeddings: TieredEmbeddingBag,
@@ -148,29 +152,26 @@ class _OwnLoop(TrainingLoop):
     def train(self, batch: Batch, step: int) -> None:
         with contextlib.closing(self.embeddings.look_ahead([batch], depth=0)) as coming:
             for planned in coming:
-                found = self._stepped(planned)
-                loss = _number(found[0] if isinstance(found, tuple) else found)
+                try:
+                    result = self._step(*self.parts, planned)
+                except ConfigError as error:
+                    raise ConfigError(
+                        f"guard: step(*parts, planned) failed on copies of the parts: {error}; {REACH}"
+                    ) from error
+                loss = loss_value(result[0] if isinstance(result, tuple) else result)
                 if not math.isfinite(loss):
                     raise NonFiniteError(f"step {step + 1} of the guard's copy: the loss is {loss}")
 
-    def _stepped(self, planned: Planned) -> Any:
-        try:
-            return self._step(*self.parts, planned)
-        except ConfigError as error:
-            raise ConfigError(
-                f"guard: step(*parts, planned) failed on copies of the parts: {error}; {REACH}"
-            ) from error
-
     def logits(self, planned: Planned) -> Tensor:
-        found = self._score(*self.parts, planned)
-        if not isinstance(found, Tensor) or found.shape != (planned.num_samples,):
-            what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        logits = self._score(*self.parts, planned)
+        if not isinstance(logits, Tensor) or logits.shape != (planned.num_samples,):
+            what = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ConfigError(f"guard: score(...) must give logits ({planned.num_samples},), found {what}")
-        return found
+        return logits
 
 
-class _Steps:
-    """Counts."""
+class _StepCounter:
+    """A recorder of a loop without a recording."""
 
     def __init__(self) -> None:
         self.steps, self.samples, self.loss = 0, 0, math.nan
@@ -180,31 +181,6 @@ class _Steps:
 
     def write(self, record: Record) -> None:
         """The summary has it."""
-
-
-def _number(loss: Any) -> float:
-    return float(loss.detach() if isinstance(loss, Tensor) else loss)
-
-
-def _check_part(number: int, part: Any) -> None:
-    if not all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict")):
-        raise ConfigError(
-            f"guard: part {number + 1} is a {type(part).__name__}: modules, optimizers and whatever else has "
-            "state_dict() and load_state_dict() are needed, as a check that fails gives them other values"
-        )
-
-
-def _limits(given: dict[str, Any]) -> GuardConfig:
-    unknown = [name for name in given if name not in GuardConfig.model_fields]
-    if unknown:
-        raise ConfigError(f"guard: no limit {', '.join(unknown)}; there are: {', '.join(GuardConfig.model_fields)}")
-    try:
-        return GuardConfig.model_validate(given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(
-            f"guard: {'.'.join(map(str, first['loc']))}: {first['msg']}, found {first['input']}"
-        ) from error
 
 
 def _labelled(batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""`Recording`: the record of a training loop of one's own, as a run has it: `metrics.jsonl` and TensorBoard."""
+"""`Recording`: the record of a custom training loop, as a run has it: `metrics.jsonl` and TensorBoard."""
 
 import contextlib
 from collections.abc import Generator, Iterable
@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import Any, Self, TextIO
 
 from torch import Tensor
 
@@ -35,7 +35,7 @@ class Recording:
                 embeddings.step()
                 record.step(planned, loss, logits)
 
-    `run.json` says that it is a loop of one's own; no command can resume or evaluate it.
+    `run.json` says that it is a custom loop; no command can resume or evaluate it.
 
     Args:
         embeddings: whose statistics are recorded; nobody else may take them (`statistics.take`) meanwhile.
@@ -79,9 +79,9 @@ class Recording:
         """What counts its steps and writes its records; for a guard."""
         return self._recorder
 
-    def __enter__(self) -> "Recording":
+    def __enter__(self) -> Self:
         self._directory.begin(own_loop=True, policy=self._name, device=str(self._embeddings.device))
-        self._recorder.write(RunRecord(policy=self._name, table_rows=self._rows, config="a loop of one's own"))
+        self._recorder.write(RunRecord(policy=self._name, table_rows=self._rows, config="a custom loop"))
         self._recorder.start()
         return self
 
@@ -111,11 +111,11 @@ class Recording:
         labels = planned.batch.labels
         if logits.shape != labels.shape:
             raise ConfigError(f"logits of shape ({len(labels)},) are needed, found {tuple(logits.shape)}")
-        self._recorder.step(float(loss.detach() if isinstance(loss, Tensor) else loss), logits, labels)
+        self._recorder.step(loss_value(loss), logits, labels)
 
-    def evaluation(self, found: Evaluation) -> None:
+    def evaluation(self, evaluation: Evaluation) -> None:
         """Record the quality on other samples: what `adaptive.evaluate` or `adaptive.quality_of` gives."""
-        self._recorder.write_evaluation(found)
+        self._recorder.write_evaluation(evaluation)
 
     def summary(self) -> RunSummary:
         """What `adaptive-train run --json` would print, of the batches recorded so far; `table`: the same as text."""
@@ -132,12 +132,13 @@ class Recording:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._directory, self._recorder_closing():
+        with self._directory, contextlib.closing(self._recorder):
             if error is not None:
                 self._directory.write(status="stopped", error=f"{type(error).__name__}: {error}")
                 return
-            found = self.summary()
-            self._directory.finish({name: value for name, value in found.items() if name != "table"})
+            self._directory.finish({name: value for name, value in self.summary().items() if name != "table"})
 
-    def _recorder_closing(self) -> AbstractContextManager[Recorder]:
-        return contextlib.closing(self._recorder)
+
+def loss_value(loss: Any) -> float:
+    """Of a tensor or a number."""
+    return float(loss.detach() if isinstance(loss, Tensor) else loss)

@@ -1,0 +1,198 @@
+"""`compare_policies` and `simulate_policies`: the command line's studies for a custom loop and batches."""
+
+import hashlib
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from adaptive.batch import Batch, as_batch, in_order
+from adaptive.config import OptimizerConfig, SkipConfig, TableConfig, TrainConfig
+from adaptive.data.dataset import Dataset, Feature
+from adaptive.embeddings.planning.layout import feature_order, make_groups
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import ConfigError
+from adaptive.policy import arranges, inputs_of
+from adaptive.studies.compare.comparison_report import comparison_document
+from adaptive.studies.compare.comparison_runs import Outcome
+from adaptive.studies.compare.verdicts import judge
+from adaptive.studies.simulate.simulation import simulate_group
+from adaptive.studies.simulate.simulation_report import simulation_document
+from adaptive.studies.step_model import Machine
+from adaptive.training.quality import StreamingAUC, StreamingLogLoss, exact_auc
+from adaptive.training.telemetry.record import RunTotals, table_counts
+from adaptive.training.telemetry.report import run_summary
+
+Trained = tuple[TieredEmbeddingBag, ArrayLike, ArrayLike]
+Batches = Sequence[Batch] | Callable[[], Iterable[Batch]]
+SKIP = "+skip="
+EXAMPLE = Machine(link=50e9, device=4000e9, host=100e9, dense_ms=0.0)
+
+
+def compare_policies(
+    train: Callable[..., Trained],
+    policies: Sequence[str] | Mapping[str, Mapping[str, Any]],
+    *,
+    seeds: int = 3,
+    first_seed: int = 0,
+    auc_budget: float = 0.0005,
+    told: Callable[[str], None] = lambda which: None,
+) -> dict[str, Any]:
+    """Train with each policy and seed, and compare.
+
+    Verdicts are those of `adaptive-train compare`: policies that skip nothing must have trained the same rows, bit for
+    bit; what the others differ by is the cost of skipping, with a confidence interval over seeds.
+
+    Args:
+        train: called as `train(seed=0, policy="lfu")`, or with `skip="defer"`, too: what `TieredEmbeddingBag` takes.
+            Trains on the same data for the same seed, and returns (embeddings, logits (n,), labels (n,)), these two of
+            samples that are the same for all policies. The embeddings are closed then.
+        policies: names, with a skip rule as in `lfu+skip=defer`; or label -> arguments of `train`. The first that skips
+            nothing is the control.
+        seeds: trainings of each policy.
+        first_seed: of the first one.
+        auc_budget: loss of AUC that a policy may cause.
+        told: called before each training.
+
+    Returns:
+        What `adaptive-train compare --json` prints; `table` is its text.
+
+    Raises:
+        ConfigError: for no policies, or no seeds. What `train` raises ends its own training, and is in `problems`.
+    """
+    if not policies or seeds < 1:
+        raise ConfigError("compare_policies: at least one policy and one seed are needed")
+    named = policies if isinstance(policies, Mapping) else {label: _arguments_of(label) for label in policies}
+    outcomes = []
+    for seed in range(first_seed, first_seed + seeds):
+        for label, arguments in named.items():
+            told(f"seed {seed}, {label}")
+            outcomes.append(_outcome(train, label, seed, arguments))
+    comparison = judge(outcomes, auc_budget=auc_budget)
+    return {**comparison, "table": comparison_document(comparison).to_text()}
+
+
+def _arguments_of(label: str) -> dict[str, str]:
+    """Arguments of `TieredEmbeddingBag`: `lfu+skip=defer` -> policy and skip."""
+    policy, plus, rule = label.partition(SKIP)
+    return {"policy": policy, "skip": rule} if plus else {"policy": policy}
+
+
+def _outcome(train: Callable[..., Trained], label: str, seed: int, arguments: Mapping[str, Any]) -> Outcome:
+    started = time.perf_counter()
+    try:
+        embeddings, logits, labels = train(seed=seed, **arguments)
+        with embeddings:
+            scores = np.stack([np.asarray(logits, np.float32), np.asarray(labels, np.float32)])
+            return Outcome(
+                label,
+                seed,
+                run_dir="",
+                arranges=arranges(embeddings.policy),
+                summary=_summary(label, embeddings, scores, time.perf_counter() - started),
+                bits=_digest(embeddings, scores[0]),
+                scores=scores,
+            )
+    except Exception as error:  # whatever stops one training, the others are still worth having
+        traceback.clear_frames(error.__traceback__)
+        return Outcome(label, seed, "", error=error)
+
+
+def _summary(label: str, embeddings: TieredEmbeddingBag, scores: np.ndarray, seconds: float) -> dict[str, Any]:
+    """That of a run with these logits and labels, (2, n)."""
+    bins, log_loss, totals, statistics = StreamingAUC(), StreamingLogLoss(), RunTotals(), embeddings.statistics
+    bins.update(*scores)
+    log_loss.update(*scores)
+    totals.tables = table_counts(["all"], statistics.counts()[None, :])
+    totals.steps, totals.samples, totals.seconds = statistics.batches_trained, scores.shape[1], seconds
+    auc = exact_auc(*scores)
+    inputs, dropped = inputs_of(embeddings.policy)
+    return {
+        **run_summary(label, totals, auc=auc, log_loss=log_loss.value(), accuracy=bins.accuracy()),
+        **{"samples": inputs or 0, "samples_per_s": None, "samples_per_s_later": None, "auc_of": "evaluation"},
+        "time_ms": {"training and scoring": 1000 * seconds / max(statistics.batches_trained, 1)},
+        "skipped_input_share": dropped / inputs if dropped else 0.0,
+    }
+
+
+def _digest(embeddings: TieredEmbeddingBag, logits: np.ndarray) -> str:
+    """Of all rows and predictions: equal exactly if two trainings agree bit for bit."""
+    digest = hashlib.sha256(logits.tobytes())
+    for name in sorted(embeddings.table_names):
+        for block in embeddings.rows.table_blocks(name):
+            digest.update(np.ascontiguousarray(block).data)
+    return digest.hexdigest()
+
+
+def simulate_policies(
+    batches: Batches,
+    tables: Sequence[TableConfig],
+    policies: Sequence[str] = ("lru", "lfu"),
+    device_rows: Sequence[str] = ("1%", "5%", "10%", "20%"),
+    *,
+    depth: int = 4,
+    optimizer: str = "adagrad",
+    machine: Machine = EXAMPLE,
+) -> dict[str, Any]:
+    """Hit rates, traffic, Belady's bound and modelled step times; no row has a value.
+
+    Args:
+        batches: read several times, in the same order: a list, or a function that starts from the first.
+        tables: of one width and one `lr_scale`; others one after the other.
+        policies: names, with a skip rule as in `lfu+skip=defer`.
+        device_rows: as in `TierConfig.device_rows`.
+        depth: batches of look-ahead.
+        optimizer: `sgd`, `adagrad`, `rowwise_adagrad` or `adam`: how large a row is with its state.
+        machine: bandwidths in bytes a second; the default is the one of the command line.
+
+    Returns:
+        What `adaptive-train simulate --json` prints; `table` is its text.
+
+    Raises:
+        ConfigError: for tables of several widths, or batches that can be read only once.
+    """
+    groups = make_groups(tables, 0)
+    if len(groups) != 1:
+        widths = ", ".join(f"{group.embedding_dim} (lr_scale {group.lr_scale:g})" for group in groups)
+        raise ConfigError(f"simulate_policies: tables of one width are needed, found {widths}; simulate each alone")
+    dataset = _CustomBatches(batches, tables)
+    rows = OptimizerConfig.model_validate({"name": optimizer})
+    cases = []
+    for label in policies:
+        policy, plus, rule = label.partition(SKIP)
+        skip = SkipConfig(rule=rule) if plus else None
+        cases.append((label, TrainConfig(policy=policy, skip=skip, depth=depth, optimizer=rows)))
+    simulation = simulate_group(cases, list(device_rows), machine, (dataset, groups[0]))
+    return {**asdict(simulation), "table": simulation_document(simulation).to_text()}
+
+
+class _CustomBatches(Dataset):
+    """Batches as a data set without an evaluation part."""
+
+    def __init__(self, batches: Batches, tables: Sequence[TableConfig]) -> None:
+        if not callable(batches) and isinstance(batches, Iterator):
+            raise ConfigError(
+                "batches that can be read once are not enough, as they are read several times: give a list, or a "
+                "function that starts from the first"
+            )
+        rows = {name: table.num_embeddings for table in tables for name in table.feature_names}
+        self._batches, self._order = batches, feature_order(tables)
+        self.features = tuple(Feature(name, rows[name]) for name in self._order)
+        self.num_dense = 0
+
+    def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
+        batches = self._batches() if callable(self._batches) else self._batches
+        return (as_batch(in_order(batch, self._order)).unshared() for batch in batches)
+
+    def evaluation(self, batch_size: int) -> Iterator[Batch]:
+        return iter(())
+
+    def num_train_samples(self) -> int | None:
+        return None
+
+    def fingerprint(self) -> dict[str, object]:
+        return {"kind": "custom batches"}
