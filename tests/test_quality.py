@@ -33,8 +33,18 @@ def clicks(request) -> tuple[np.ndarray, np.ndarray]:
     return logits, labels
 
 
-def test_streaming_auc_matches_scikit_learn(clicks):
-    assert in_batches(StreamingAUC(), *clicks).value() == pytest.approx(roc_auc_score(*reversed(clicks)), abs=1e-4)
+def test_numbers_of_a_click_model_are_those_of_scikit_learn(clicks):
+    logits, labels = clicks
+    auc, losses = in_batches(StreamingAUC(), logits, labels), in_batches(StreamingLogLoss(), logits, labels)
+    expected = roc_auc_score(labels, logits)
+    assert auc.value() == pytest.approx(expected, abs=1e-4)
+    assert exact_auc(logits, labels) == pytest.approx(expected, abs=1e-12)
+    assert auc.accuracy() == accuracy_score(labels, logits > 0) and 0.7 < auc.accuracy() < 1
+    assert losses.value() == pytest.approx(log_loss(labels, 1 / (1 + np.exp(-logits.astype(np.float64)))), rel=1e-12)
+    assert losses.calibration() == pytest.approx(1, abs=0.1) and losses.normalised_entropy() < 1
+    of_probabilities = StreamingAUC()
+    of_probabilities.update(1 / (1 + np.exp(-logits)), labels, probabilities=True)
+    assert of_probabilities.value() == pytest.approx(expected, abs=1e-4)
 
 
 def test_streaming_auc_matches_scikit_learn_with_ties(clicks):
@@ -44,20 +54,6 @@ def test_streaming_auc_matches_scikit_learn_with_ties(clicks):
     expected = roc_auc_score(labels, logits)
     assert in_batches(StreamingAUC(), logits, labels).value() == pytest.approx(expected, abs=1e-9)
     assert exact_auc(logits, labels) == pytest.approx(expected, abs=1e-12)
-
-
-def test_streaming_auc_of_probabilities(clicks):
-    logits, labels = clicks
-    metric = StreamingAUC()
-    metric.update(1 / (1 + np.exp(-logits)), labels, probabilities=True)
-    assert metric.value() == pytest.approx(roc_auc_score(labels, logits), abs=1e-4)
-
-
-def test_accuracy_matches_scikit_learn(clicks):
-    logits, labels = clicks
-    metric = in_batches(StreamingAUC(), logits, labels)
-    assert metric.accuracy() == accuracy_score(labels, logits > 0)
-    assert 0.7 < metric.accuracy() < 1
 
 
 def test_accuracy_by_hand():
@@ -73,35 +69,15 @@ def test_accuracy_by_hand():
     assert other.accuracy() == 7 / 10
 
 
-def test_exact_auc_matches_scikit_learn(clicks):
-    assert exact_auc(*clicks) == pytest.approx(roc_auc_score(*reversed(clicks)), abs=1e-12)
-
-
-def test_log_loss_matches_scikit_learn(clicks):
-    logits, labels = clicks
-    metric = in_batches(StreamingLogLoss(), logits, labels)
-    assert metric.value() == pytest.approx(log_loss(labels, 1 / (1 + np.exp(-logits.astype(np.float64)))), rel=1e-12)
-
-
-def test_a_calibrated_model_reads_as_such(clicks):
-    metric = in_batches(StreamingLogLoss(), *clicks)
-    assert metric.calibration() == pytest.approx(1, abs=0.1)
-    assert metric.normalised_entropy() < 1
-
-
-def test_four_samples_by_hand():
+@pytest.mark.parametrize(
+    ("scores", "labels", "expected"),
+    [([0, 1, 1, 2], [0, 0, 1, 1], 3.5 / 4), ([0, -1, -1, -2], [0, 0, 1, 1], 0.5 / 4), ([0] * 5, [0, 1, 0, 0, 1], 0.5)],
+)
+def test_auc_by_hand(scores, labels, expected):
     """The positives are 1 and 2, the negatives 0 and 1: of four pairs three are in order and one is tied."""
-    scores, labels = np.array([0.0, 1.0, 1.0, 2.0], np.float32), np.array([0, 0, 1, 1])
     metric = StreamingAUC()
-    metric.update(scores, labels)
-    assert metric.value() == exact_auc(scores, labels) == 3.5 / 4
-    assert exact_auc(-scores, labels) == 0.5 / 4
-
-
-def test_all_scores_tied_is_one_half():
-    metric = StreamingAUC()
-    metric.update(np.zeros(5), np.array([0, 1, 0, 0, 1]))
-    assert metric.value() == exact_auc(np.zeros(5), np.array([0, 1, 0, 0, 1])) == 0.5
+    metric.update(np.array(scores, np.float32), np.array(labels))
+    assert metric.value() == exact_auc(np.array(scores, np.float32), np.array(labels)) == expected
 
 
 @pytest.mark.parametrize("labels", [[], [1, 1], [0, 0, 0]])
@@ -124,12 +100,10 @@ def test_normalised_entropy_of_the_mean_is_one():
     assert metric.calibration() == pytest.approx(1)
 
 
-def test_certain_and_wrong_costs_what_scikit_learn_says():
+@pytest.mark.parametrize(("certain", "probabilities"), [([np.inf, -np.inf], False), ([1.0, 0.0], True)])
+def test_certain_and_wrong_costs_what_scikit_learn_says(certain, probabilities):
     metric = StreamingLogLoss()
-    metric.update(np.array([np.inf, -np.inf]), np.array([0, 0]))
-    assert metric.value() == pytest.approx(log_loss([0, 0], [1.0, 0.0], labels=[0, 1]))
-    metric = StreamingLogLoss()
-    metric.update(np.array([1.0, 0.0]), np.array([0, 0]), probabilities=True)
+    metric.update(np.array(certain), np.array([0, 0]), probabilities=probabilities)
     assert metric.value() == pytest.approx(log_loss([0, 0], [1.0, 0.0], labels=[0, 1]))
 
 
@@ -149,9 +123,17 @@ def test_a_stream_continues_from_its_counts():
     assert np.array_equal(stored, first.counts)  # the caller's array is left alone
 
 
-def test_counts_of_another_shape_are_refused():
-    with pytest.raises(ValueError, match=r"int64 \(2, 4096\), found int64 \(2, 100\)"):
-        StreamingAUC(np.zeros((2, 100), np.int64))
+@pytest.mark.parametrize(
+    ("shape", "value", "message"),
+    [
+        ((2, 100), 0, r"int64 \(2, 4096\), found int64 \(2, 100\)"),
+        ((2, NUM_BINS), -1, "AUC counts must be from 0 to"),
+        ((2, NUM_BINS), 2**62, "AUC counts must be from 0 to"),
+    ],
+)
+def test_counts_that_no_stream_has_are_refused(shape, value, message):
+    with pytest.raises(ValueError, match=message):
+        StreamingAUC(np.full(shape, value, np.int64))
 
 
 @pytest.mark.parametrize("metric", [StreamingAUC(), StreamingLogLoss()])
@@ -192,28 +174,19 @@ streams = st.integers(1, 60).flatmap(
 def test_order_and_partition_do_not_matter(stream, random, cut):
     scores, labels = stream
     order = np.array(random.sample(range(len(scores)), len(scores)))
-    whole, first, second = StreamingAUC(), StreamingAUC(), StreamingAUC()
-    whole.update(scores, labels)
-    first.update(scores[order[:cut]], labels[order[:cut]])
-    second.update(scores[order[cut:]], labels[order[cut:]])
-    first.merge(second)
-    assert np.array_equal(first.counts, whole.counts)
-    assert first.value() == whole.value()
+    for kind in (StreamingAUC, StreamingLogLoss):
+        whole, first, second = kind(), kind(), kind()
+        whole.update(scores, labels)
+        first.update(scores[order[:cut]], labels[order[:cut]])
+        second.update(scores[order[cut:]], labels[order[cut:]])
+        first.merge(second)
+        if kind is StreamingAUC:
+            assert np.array_equal(first.counts, whole.counts) and first.value() == whole.value()
+        else:
+            assert first.value() == pytest.approx(whole.value())
+            assert first.normalised_entropy() == pytest.approx(whole.normalised_entropy())
+            assert first.calibration() == pytest.approx(whole.calibration())
     assert exact_auc(scores[order], labels[order]) == exact_auc(scores, labels)
-
-
-@settings(deadline=None)
-@given(streams, st.integers(0, 60))
-def test_log_loss_of_parts_is_that_of_the_whole(stream, cut):
-    scores, labels = stream
-    whole, first, second = StreamingLogLoss(), StreamingLogLoss(), StreamingLogLoss()
-    whole.update(scores, labels)
-    first.update(scores[:cut], labels[:cut])
-    second.update(scores[cut:], labels[cut:])
-    first.merge(second)
-    assert first.value() == pytest.approx(whole.value())
-    assert first.normalised_entropy() == pytest.approx(whole.normalised_entropy())
-    assert first.calibration() == pytest.approx(whole.calibration())
 
 
 @settings(deadline=None)
@@ -276,11 +249,3 @@ def test_gauc_is_that_of_each_group_alone(samples: list[tuple[int, bool, int]]) 
 def test_gauc_needs_a_group_for_each_sample() -> None:
     with pytest.raises(ValueError, match=r"scores and groups must be \(n,\) of one length"):
         grouped_auc(np.zeros(3), np.zeros(3), np.zeros(2, int))
-
-
-@pytest.mark.parametrize("value", [-1, 2**62])
-def test_counts_that_no_stream_has_are_refused(value: int) -> None:
-    counts = np.zeros((2, NUM_BINS), np.int64)
-    counts[0, 0] = value
-    with pytest.raises(ValueError, match="AUC counts must be from 0 to"):
-        StreamingAUC(counts)

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -155,28 +155,32 @@ def test_an_exception_in_the_model_leaves_nothing_open(
     assert [r.step for r in read_metrics(tmp_path / "metrics.jsonl") if isinstance(r, IntervalRecord)] == [4]
 
 
-@pytest.mark.usefixtures("data")
 @pytest.mark.parametrize("depth", [0, 3])
-def test_an_exception_in_the_policy_leaves_nothing_open(tmp_path: Path, depth: int) -> None:
-    config = toy_config(out=str(tmp_path), policy="test_trainer_stops:Failing", depth=depth, epochs=5)
-    with pytest.raises(PolicyError, match="out of ideas"):
-        train_run(config)
-    assert read_record(tmp_path)["status"] == "stopped" and not (tmp_path / "lock").exists()
-
-
-def test_an_exception_in_the_data_leaves_nothing_open(tmp_path: Path, data: Any) -> None:
+@pytest.mark.parametrize(("policy", "message"), [("test_trainer_stops:Failing", "out of ideas"), ("lru", "truncated")])
+def test_an_exception_in_policy_or_data_leaves_nothing_open(
+    tmp_path: Path, data: Any, policy: str, message: str, depth: int
+) -> None:
     toy = data()
 
     def broken(batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
         for number, batch in enumerate(ToyData.train(toy, batch_size)):
-            if number == 7 and (tmp_path / "run.json").exists():  # labels are read before the run begins
+            # Labels are read before the run begins.
+            if policy == "lru" and number == 7 and (tmp_path / "run.json").exists():
                 raise InputError("a.tsv:225: truncated")
             yield batch
 
     toy.train = broken
-    with pytest.raises(InputError, match="truncated"):
-        train_run(toy_config(out=str(tmp_path)))
-    assert read_record(tmp_path)["status"] == "stopped"
+    with pytest.raises((PolicyError, InputError), match=message):
+        train_run(toy_config(out=str(tmp_path), policy=policy, depth=depth, epochs=5))
+    assert read_record(tmp_path)["status"] == "stopped" and not (tmp_path / "lock").exists()
+
+
+def signal_in_step_6(number: int) -> Callable[[Hooked, Tensor, Tensor], None]:
+    def interrupt(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
+        if model.calls == 6:
+            os.kill(os.getpid(), number)
+
+    return interrupt
 
 
 @pytest.mark.usefixtures("data", "hangup_heard")
@@ -184,11 +188,7 @@ def test_an_exception_in_the_data_leaves_nothing_open(tmp_path: Path, data: Any)
 def test_a_signal_ends_the_run_after_the_steps_that_are_planned_with_weights_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
 ) -> None:
-    def interrupt(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
-        if model.calls == 6:
-            os.kill(os.getpid(), number)
-
-    in_model(monkeypatch, interrupt)
+    in_model(monkeypatch, signal_in_step_6(number))
     with pytest.raises(SystemExit) as caught:
         train_run(toy_config(out=str(tmp_path / "cut"), depth=3))
     assert caught.value.code == code
@@ -207,25 +207,21 @@ def test_a_signal_ends_the_run_after_the_steps_that_are_planned_with_weights_sav
 
 @pytest.mark.usefixtures("data")
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("save", "told"),
     [
-        ({}, "saved; go on with: adaptive-train run --resume '{path}'\n"),
-        ({"save": False}, "nothing was saved, as save=false says\n"),
+        (True, "saved; go on with: adaptive-train run --resume '{path}'\n"),
+        (False, "nothing was saved, as save=false says\n"),
     ],
 )
 def test_a_stopped_run_tells_how_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: bool, told: str
 ) -> None:
-    def interrupt(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
-        if model.calls == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    in_model(monkeypatch, interrupt)
+    in_model(monkeypatch, signal_in_step_6(signal.SIGTERM))
     stream, path = io.StringIO(), tmp_path / "my run"
     with pytest.raises(SystemExit):
-        train_run(toy_config(out=str(path), **config), stream=stream)
-    found = re.search(r"stopped after step (\d+): (.*\n)$", stream.getvalue())
-    assert found and 6 <= int(found[1]) <= 6 + 4 and found[2] == told.format(path=path)
+        train_run(toy_config(out=str(path), save=save), stream=stream)
+    shown = re.search(r"stopped after step (\d+): (.*\n)$", stream.getvalue())
+    assert shown and 6 <= int(shown[1]) <= 6 + 4 and shown[2] == told.format(path=path)
 
 
 @pytest.mark.usefixtures("data")

@@ -56,6 +56,11 @@ def totals_of(*records: IntervalRecord, **start: int) -> RunTotals:
     return totals
 
 
+def text_of(*records: IntervalRecord, **more) -> str:
+    totals = totals_of(*records)
+    return summary_text({**run_summary("lru", totals, auc=0.75, log_loss=0.4), **more}, totals)
+
+
 def test_summary_of_two_intervals():
     """10 steps at 1,000 samples/s and 30 at 3,000 take one second each; the second's plan takes three times as long."""
     later = interval(40, samples_per_s=3000.0, time_ms={"plan": 3.0, "wait": 0.5})
@@ -109,9 +114,7 @@ def test_a_run_without_a_step_has_a_summary():
 
 
 def test_text_written_out():
-    totals = totals_of(interval(10))
-    summary = run_summary("lru", totals, auc=0.75, log_loss=0.4, accuracy=0.78864)
-    assert summary_text(summary, totals) == (
+    assert text_of(interval(10), accuracy=0.78864) == (
         "policy lru: 10 steps, 1,000 samples, 1,000 samples/s\n"
         "auc 0.7500, log loss 0.4000, accuracy 78.86 %\n"
         "hit rate: 70.0 % of look-ups, 40.0 % of each batch's rows\n"
@@ -127,28 +130,31 @@ def test_text_written_out():
 def test_the_speed_without_the_first_interval_which_compiles():
     """Times, too: means over the 20 later steps."""
     compiling = interval(10, samples_per_s=100.0, time_ms={"plan": 35.0, "wait": 47.0})
-    totals = totals_of(compiling, interval(20), interval(30, time_ms={"plan": 2.0, "wait": 0.5}))
-    text = summary_text(run_summary("lru", totals, auc=0.75, log_loss=0.4), totals)
+    text = text_of(compiling, interval(20), interval(30, time_ms={"plan": 2.0, "wait": 0.5}))
     assert "3,000 samples, 250 samples/s (1,000 after the first interval, which compiles)\n" in text
     assert "\nms per step after the first interval: plan 1.50, wait 0.50\n" in text
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("more", "expected"),
     [
         ({"auc_of": "evaluation", "eval_samples": 4096}, ", on 4,096 samples held out of training\n"),
         ({"auc_of": "training"}, ", of training's own predictions, each made before its batch was learnt\n"),
+        ({"host_bytes_read": 2048, "host_bytes_written": 0}, "files: 2.0 KiB read, 0 B written while training\n"),
+        ({"skipped_input_share": 0.125}, "dropped: 12.5 % of the inputs; compare"),
     ],
 )
-def test_it_is_said_on_what_quality_was_measured(found, expected):
-    summary = run_summary("lru", totals_of(interval(10)), auc=0.75, log_loss=0.4, accuracy=0.5)
-    assert f"accuracy 50.00 %{expected}" in summary_text({**summary, **found}, totals_of(interval(10)))
+def test_what_more_a_summary_has_is_said(more, expected):
+    plain = text_of(interval(10))
+    assert expected in text_of(interval(10), **more) and expected not in plain
+    assert "files:" not in plain and "dropped:" not in plain
+
+
+SKIPPING = replace(SITE, skipped_updates=100, skipped_lookups=500, saturated_rows=7)
 
 
 def test_skipping_is_said_when_it_happened():
-    skipping = replace(SITE, skipped_updates=100, skipped_lookups=500, saturated_rows=7)
-    totals = totals_of(interval(10, tables={"site": skipping, "user": USER}))
-    text = summary_text(run_summary("slipstream", totals, auc=0.75, log_loss=0.4), totals)
+    text = text_of(interval(10, tables={"site": SKIPPING, "user": USER}))
     assert (
         "not written: 10.0 % of row updates (25.0 % of look-ups): 10.0 % dropped, because their rows were saturated. "
         "The trained tables differ from a run that skips nothing\n"
@@ -161,27 +167,11 @@ def test_skipping_is_said_when_it_happened():
     assert "last interval" not in text, "there is one"
 
 
-def test_skipping_that_began_late_is_said_of_the_last_interval():
-    skipping = replace(SITE, skipped_updates=100, skipped_lookups=500, saturated_rows=7)
-    totals = totals_of(interval(10), interval(20, tables={"site": skipping, "user": USER}))
-    text = summary_text(run_summary("slipstream", totals, auc=0.75, log_loss=0.4), totals)
+def test_late_skipping_is_said_of_the_last_interval_and_deferral_apart():
+    text = text_of(interval(10), interval(20, tables={"site": SKIPPING, "user": USER}))
     assert "not written: 5.0 % of row updates" in text and "not written in the last interval: 10.0 %;" in text
-
-
-def test_dropped_inputs_are_said():
-    totals = totals_of(interval(10, tables={"site": SITE, "user": USER}))
-    summary = run_summary("random_drop", totals, auc=0.75, log_loss=0.4)
-    files = {"host_bytes_read": 2048, "host_bytes_written": 0}
-    assert "files:" not in summary_text(summary, totals)
-    assert "files: 2.0 KiB read, 0 B written while training\n" in summary_text({**summary, **files}, totals)
-    assert "dropped:" not in summary_text(summary, totals)
-    assert "dropped: 12.5 % of the inputs; compare" in summary_text({**summary, "skipped_input_share": 0.125}, totals)
-
-
-def test_deferral_is_told_apart_from_dropping():
-    both = replace(SITE, skipped_updates=100, deferred_updates=60, skipped_lookups=500)
-    totals = totals_of(interval(10, tables={"site": both, "user": USER}))
-    text = summary_text(run_summary("slipstream", totals, auc=0.75, log_loss=0.4), totals)
+    both = replace(SKIPPING, deferred_updates=60)
+    text = text_of(interval(10, tables={"site": both, "user": USER}))
     assert "6.0 % deferred, their gradients applied with a later one; 4.0 % dropped, because" in text
 
 
@@ -196,8 +186,7 @@ def test_what_a_policy_reports_stands_at_the_end():
     }  # fmt: skip
     expected = "policy reports: hot_rows 12,345, rate 12.5, in_parts_share 87.5 %, waited_share 14.3 %\n"
     assert expected in summary_text(summary, totals)
-    nothing = run_summary("lru", totals_of(interval(10)), auc=0.75, log_loss=0.4)
-    assert "policy reports" not in summary_text(nothing, totals_of(interval(10)))
+    assert "policy reports" not in text_of(interval(10))
 
 
 def test_ten_largest_tables_and_the_rest_in_one_line():
