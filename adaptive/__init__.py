@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from adaptive.embeddings.engine.statistics import Statistics
     from adaptive.embeddings.planned_batch import Planned
     from adaptive.embeddings.planning.access_log import AccessLog
-    from adaptive.embeddings.ranks.ddp_hook import sum_in_order
-    from adaptive.embeddings.ranks.torch_transport import TorchRanks
+    from adaptive.embeddings.ranks.torch_transport import TorchRanks, sum_in_order
     from adaptive.embeddings.ranks.traffic import RankTraffic
     from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
     from adaptive.errors import AdaptiveError
@@ -77,7 +76,7 @@ _HOMES = {
     "one_hot_batch": "batch.batch",
     "open_dataset": "data.open",
     "simulate_policies": "studies.own_loop.loop_studies",
-    "sum_in_order": "embeddings.ranks.ddp_hook",
+    "sum_in_order": "embeddings.ranks.torch_transport",
 }
 
 __all__ = [

@@ -9,15 +9,19 @@ import shutil
 import stat
 import sysconfig
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from adaptive.cli.launching import check_number
 from adaptive.cli.output import AsJson, key_lines, print_result, size_text
 from adaptive.system import usable_cores
+
+if TYPE_CHECKING:
+    from adaptive.embeddings.ranks.measure import RankLinks
 
 TIMEOUT_S: Final = 60.0  # for ranks to find each other, and for an exchange
 
@@ -46,22 +50,22 @@ def doctor(
             raise typer.BadParameter("--ranks starts processes itself; under torchrun leave it out")
         check_number(ranks, None)
         raise typer.Exit(launch(ranks, ["doctor", *(["--json"] if as_json else [])], None))
-    together = _exchanges() if is_rank() else None
-    if together is not None and not together.pop("prints"):
+    links, is_first = _measured_links() if is_rank() else (None, True)
+    if not is_first:
         return
     facts: dict[str, Any] = {name: examine() for name, examine in _EXAMINATIONS.items()}
     problems, lines = _problems(facts), []
-    if together is not None:
+    if links is not None:
         from adaptive.embeddings.ranks.measure import verdicts
 
-        text, wrong = verdicts(together)
-        facts["ranks"], problems, lines = together, [*problems, *wrong], [text]
+        text, wrong = verdicts(links)
+        facts["ranks"], problems, lines = asdict(links), [*problems, *wrong], [text]
     table = "\n".join([*key_lines(facts), "", *lines, *(problems or ["no problems found"])])
     print_result({"schema": 1, **facts, "problems": problems, "table": table}, as_json=as_json)
 
 
-def _exchanges() -> dict[str, Any]:
-    """Of the ranks that this process is one of; rank 0 prints."""
+def _measured_links() -> "tuple[RankLinks, bool]":
+    """Of the ranks that this process is one of, and whether it is the first."""
     from adaptive.embeddings.ranks import Ranks
     from adaptive.embeddings.ranks.measure import measure
     from adaptive.embeddings.ranks.torch_transport import TorchTransport
@@ -71,7 +75,7 @@ def _exchanges() -> dict[str, Any]:
         ranks = Ranks(transport)
         versions = {"adaptive-train": version("adaptive-train"), "torch": version("torch")}
         ranks.require_equal(lambda: {"versions": versions})
-        return {**measure(ranks, transport), "prints": ranks.is_first}
+        return measure(ranks, transport), ranks.is_first
     finally:
         transport.close()
 

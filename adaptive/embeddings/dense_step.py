@@ -28,8 +28,7 @@ from adaptive.embeddings.distributed import PlannedBlocks, RankSteps
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.channel import NOTHING, Exchanged
-from adaptive.embeddings.ranks.transport import Bytes, as_bytes
-from adaptive.embeddings.ranks.wire import Kind
+from adaptive.embeddings.ranks.transport import Bytes, Kind, as_bytes
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import RanksError
 

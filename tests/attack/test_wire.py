@@ -20,7 +20,7 @@ from adaptive.embeddings.exchange.requests import Requests, pack_requests, unpac
 from adaptive.embeddings.exchange.row_cache import SkipMasks, pack_masks, unpack_masks
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.ranks import Ranks
-from adaptive.embeddings.ranks.wire import part_check
+from adaptive.embeddings.ranks.transport import part_check
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import RanksError
 from adaptive.optim import SGD

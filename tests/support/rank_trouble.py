@@ -20,7 +20,7 @@ import torch
 
 from adaptive.cli.app import main as command_line
 from adaptive.embeddings.ranks.channel import error_class
-from adaptive.embeddings.ranks.wire import Kind
+from adaptive.embeddings.ranks.transport import Kind
 
 STAGES = {
     "reading": ("adaptive.embeddings.ranks", "Ranks.own_part"),

@@ -24,8 +24,7 @@ from torch import Tensor
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.channel import Exchanged
-from adaptive.embeddings.ranks.transport import Bytes
-from adaptive.embeddings.ranks.wire import Kind
+from adaptive.embeddings.ranks.transport import Bytes, Kind
 from adaptive.embeddings.tiers.device import DeviceTier
 from adaptive.errors import RanksError
 

@@ -48,8 +48,7 @@ from adaptive.embeddings.planning.plan import GroupPlan
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.channel import NOTHING, Channel, Exchanged
 from adaptive.embeddings.ranks.traffic import RankTraffic
-from adaptive.embeddings.ranks.transport import Bytes
-from adaptive.embeddings.ranks.wire import Kind
+from adaptive.embeddings.ranks.transport import Bytes, Kind
 from adaptive.embeddings.tiers.device import DeviceTier
 from adaptive.errors import AdaptiveError, RanksError
 

@@ -3,9 +3,9 @@
     first message   header, then as much of the part as there is room for      always
     the rest        of parts that are larger than that                         if all headers agree, and there is any
 
-How much room there is follows from what all ranks have seen: what crossed when last the same exchange lay behind them.
-So every rank knows the size of every first message, whatever the others are about to do, and most exchanges are one
-message. What counts is decided from the headers of all ranks alone: all take each other's parts, or none does.
+How much room there is follows from what all ranks have seen (`SizePredictor`). So every rank knows the size of every
+first message, whatever the others are about to do, and most exchanges are one message. What counts is decided from the
+headers of all ranks alone: all take each other's parts, or none does.
 """
 
 import contextlib
@@ -16,10 +16,20 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from adaptive import errors
-from adaptive.embeddings.ranks.message_size import Room, Rooms
 from adaptive.embeddings.ranks.traffic import Tally
-from adaptive.embeddings.ranks.transport import CHANNELS, Bytes, Transport, TransportError
-from adaptive.embeddings.ranks.wire import MOST_TEXT, Header, Kind, header_size, part_check, seed_of, unpack
+from adaptive.embeddings.ranks.transport import (
+    CHANNELS,
+    MOST_TEXT,
+    Bytes,
+    Header,
+    Kind,
+    Transport,
+    TransportError,
+    header_size,
+    part_check,
+    seed_of,
+    unpack,
+)
 from adaptive.errors import AdaptiveError, RanksError
 
 if TYPE_CHECKING:
@@ -28,6 +38,13 @@ if TYPE_CHECKING:
 ENDS: Final = (Kind.END, Kind.LEFT)  # of a look-ahead
 NOTHING: Final = np.zeros(0, np.uint8)
 NO_OTHERS: Final[Mapping[Kind, int]] = {}
+
+
+Sizes = Sequence[Sequence[int]]  # (W, W) bytes from each rank to each other one, W ranks
+
+SPARE: Final = 16  # a batch may ask for a sixteenth more than the one before
+WHOLE: Final = 64  # bytes, of which there is a multiple
+MOST_OF_RANK: Final = 4 << 20  # bytes of a rank's first messages: larger parts gain little by crossing at once
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,43 @@ class Exchanged:
         return any(header.kind in ENDS for header in self.headers)
 
 
+class SizePredictor:
+    """How large the first message of an exchange is, on one channel: enough for what crossed when last the same
+    exchange lay behind.
+
+    After vectors come gradients, after gradients vectors, and so on; batches request about as many rows each time. All
+    ranks have seen the same headers, so all have the same numbers, without telling each other.
+
+    Attributes:
+        padding: zeros, to fill what is left of a message.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._most = MOST_OF_RANK // size // WHOLE * WHOLE
+        self._none: Sizes = [[0] * size] * size
+        self._behind: Kind | None = None
+        self._after: dict[Kind | None, Sizes] = {}
+        self.padding = np.zeros(self._most, np.uint8)
+
+    def next_sizes(self) -> Sizes:
+        """Of the next exchange, whatever ranks are about to do."""
+        return self._after.get(self._behind, self._none)
+
+    def learn(self, kind: Kind | None, lengths: Sizes) -> None:
+        """All ranks have exchanged parts of these lengths; None: they have not."""
+        if kind is None:
+            self._behind, self._after = None, {}
+            return
+        self._after[self._behind] = [
+            [0 if to == sender else self._enough(length) for to, length in enumerate(row)]
+            for sender, row in enumerate(lengths)
+        ]
+        self._behind = kind
+
+    def _enough(self, length: int) -> int:
+        return min(self._most, -(-(length + length // SPARE) // WHOLE) * WHOLE)
+
+
 class Channel:
     """One channel of a transport.
 
@@ -54,7 +108,7 @@ class Channel:
     def __init__(self, transport: Transport, number: int) -> None:
         self._transport, self._number = transport, number
         self._sequence = 0
-        self._rooms = Rooms(transport.size)
+        self._predictor = SizePredictor(transport.size)
         self.heard = 0  # a signal that this rank was sent
         self.agreed = 0  # a signal that some rank had been sent at an exchange: known to all at the same one
         self.over = False
@@ -81,60 +135,65 @@ class Channel:
                 part other ranks can be told (`tell_failure`); of a damaged header not, since nobody knows what follows.
         """
         size, rank = self._transport.size, self._transport.rank
-        own = [NOTHING] * size if parts is None else [np.ascontiguousarray(part).view(np.uint8) for part in parts]
-        mine = Header(kind, self._sequence, batch, tuple(len(part) for part in own), samples, self.heard, code)
+        sent = [NOTHING] * size if parts is None else [np.ascontiguousarray(part).view(np.uint8) for part in parts]
+        header = Header(kind, self._sequence, batch, tuple(len(part) for part in sent), samples, self.heard, code)
         if self.over:
             raise RanksError(
-                f"{self._who(rank)}: {mine.text}: nothing can be exchanged any more after an earlier error"
+                f"{self._who(rank)}: {header.text}: nothing can be exchanged any more after an earlier error"
             )
         try:
-            room = self._rooms.of_next()
-            headers, early = self._first(mine, own, room)
+            room = self._predictor.next_sizes()
+            headers, early = self._first(header, sent, room)
             self._sequence += 1
-            self.agreed = self.agreed or max(header.signal for header in headers)
-            failed = [r for r, header in enumerate(headers) if header.kind is Kind.FAILED]
+            self.agreed = self.agreed or max(one.signal for one in headers)
+            failed = [r for r, one in enumerate(headers) if one.kind is Kind.FAILED]
             if not failed:
-                self._check(headers, mine)
-            ended = any(header.kind in ENDS for header in headers)
-            self._rooms.learn(None if failed or ended else kind, [header.lengths for header in headers])
+                self._check(headers, header)
+            ended = any(one.kind in ENDS for one in headers)
+            self._predictor.learn(None if failed or ended else kind, [one.lengths for one in headers])
             counts = failed or ([] if ended else range(size))  # the ranks whose parts are taken
-            found = self._whole(kind, own, headers, early, room, counts)
-            damaged = [r for r in counts if r != rank and part_check(found[r]) != headers[r].check]
+            received = self._whole(kind, sent, headers, early, room, counts)
+            damaged = [r for r in counts if r != rank and part_check(received[r]) != headers[r].check]
             if not ended:
                 for other, num_bytes in counted.items():
                     self.tally.send(other, num_bytes)
                     self.tally.send(kind, -num_bytes)
         except TransportError as error:
             self.over = True
-            raise self._broken(mine, error) from error
+            raise self._broken(header, error) from error
         except RanksError:
             self.over = True
             raise
         if damaged:
             self.over = bool(failed)
-            raise self._damaged(damaged[0], headers[damaged[0]])
+            sender = damaged[0]
+            raise RanksError(
+                f"{self._who(rank)}: {headers[sender].text} from {self._who(sender)} is not what was sent: damaged on "
+                "the way; go on from the last checkpoint, and look at network and memory of both"
+            )
         if failed and rank not in failed:
             self.over = True
-            raise self._of_another(failed[0], headers[failed[0]].code, found[failed[0]])
-        return Exchanged(headers, found)
+            text = received[failed[0]].tobytes().decode(errors="replace")
+            raise error_class(headers[failed[0]].code)(f"{self._who(failed[0])}: {text}")
+        return Exchanged(headers, received)
 
-    def _first(self, mine: Header, own: Sequence[Bytes], room: Room) -> tuple[tuple[Header, ...], list[Bytes]]:
+    def _first(self, header: Header, sent: Sequence[Bytes], room: Sizes) -> tuple[tuple[Header, ...], list[Bytes]]:
         """The headers of all ranks, and what came with them (`room` bytes from each). What a rank has for itself goes
         nowhere."""
         size, rank = self._transport.size, self._transport.rank
         if size == 1:
-            return (mine,), [NOTHING]
+            return (header,), [NOTHING]
         num_bytes = header_size(size)
         pieces = [
-            [self._header(mine, to, NOTHING if to == rank else part), part[:space],
-             self._rooms.nothing[: max(0, space - len(part))]]
-            for to, (part, space) in enumerate(zip(own, room[rank], strict=True))
+            [self._header(header, to, NOTHING if to == rank else part), part[:space],
+             self._predictor.padding[: max(0, space - len(part))]]
+            for to, (part, space) in enumerate(zip(sent, room[rank], strict=True))
         ]  # fmt: skip
         sizes = [num_bytes + room[sender][rank] for sender in range(size)]
-        with self.tally.timed(mine.kind, "wait_ms"):
+        with self.tally.timed(header.kind, "wait_ms"):
             came = self._transport.swap(self._number, pieces, sizes, num_bytes + max(map(max, room)))
-        taken = sum(min(len(part), space) for part, space in zip(own, room[rank], strict=True))
-        self.tally.send(mine.kind, taken)
+        taken = sum(min(len(part), space) for part, space in zip(sent, room[rank], strict=True))
+        self.tally.send(header.kind, taken)
         self.tally.add(headers=(size - 1) * num_bytes, padding=sum(room[rank]) - taken)
         headers = tuple(
             unpack(one[:num_bytes].tobytes(), size, self._who(sender), self._seed(sender, rank))
@@ -142,9 +201,9 @@ class Channel:
         )
         return headers, [one[num_bytes:] for one in came]
 
-    def _header(self, mine: Header, to: int, part: Bytes) -> Bytes:
+    def _header(self, header: Header, to: int, part: Bytes) -> Bytes:
         """As it goes to the rank that the part is for."""
-        sealed = replace(mine, check=part_check(part)).pack(self._seed(self._transport.rank, to))
+        sealed = replace(header, check=part_check(part)).pack(self._seed(self._transport.rank, to))
         return np.frombuffer(sealed, np.uint8)
 
     def _seed(self, sender: int, receiver: int) -> int:
@@ -153,10 +212,10 @@ class Channel:
     def _whole(
         self,
         kind: Kind,
-        own: Sequence[Bytes],
+        sent: Sequence[Bytes],
         headers: Sequence[Header],
         early: Sequence[Bytes],
-        room: Room,
+        room: Sizes,
         counts: Sequence[int],
     ) -> list[Bytes]:
         """The parts for this rank of the ranks that count; what did not fit into the first message crosses now."""
@@ -168,17 +227,17 @@ class Channel:
         rests = [NOTHING] * size
         if largest := max(map(max, left)):
             pieces = [[part[space:] if more else NOTHING]
-                      for part, space, more in zip(own, room[rank], left[rank], strict=True)]  # fmt: skip
+                      for part, space, more in zip(sent, room[rank], left[rank], strict=True)]  # fmt: skip
             with self.tally.timed(kind, "exchange_ms"):
                 rests = self._transport.swap(self._number, pieces, [left[r][rank] for r in range(size)], largest)
             self.tally.send(kind, sum(left[rank]))
-        found = [NOTHING] * size
+        received = [NOTHING] * size
         for sender in counts:
-            here = early[sender][: headers[sender].lengths[rank]]
-            found[sender] = np.concatenate([here, rests[sender]]) if left[sender][rank] else here
+            begin = early[sender][: headers[sender].lengths[rank]]
+            received[sender] = np.concatenate([begin, rests[sender]]) if left[sender][rank] else begin
         if rank in counts:
-            found[rank] = own[rank]
-        return found
+            received[rank] = sent[rank]
+        return received
 
     def swap_values(
         self, kind: Kind, batch: int, values: "Tensor", sizes: Sequence[int], come: Sequence[int]
@@ -189,26 +248,23 @@ class Channel:
             RanksError: if a rank is gone, as far as it is known at once.
         """
         try:
-            found = self._transport.swap_values(values, sizes, come)
+            received = self._transport.swap_values(values, sizes, come)
         except TransportError as error:
             self.over = True
             lengths = tuple(size * values.element_size() for size in sizes)
             raise self._broken(Header(kind, self._sequence, batch, lengths), error) from error
         self.tally.send(kind, (sum(sizes) - sizes[self._transport.rank]) * values.element_size())
-        return found
+        return received
 
     def tell_failure(self, batch: int, code: int, text: str) -> None:
         """Tell all other ranks, in the place of the next exchange, that this one ends with an error. Errors in telling
         it are of no interest any more."""
         if self.over:
             return
-        with contextlib.suppress(AdaptiveError):  # another rank has failed, too, or is gone
-            self._fail(batch, code, text)
-        self.over = True
-
-    def _fail(self, batch: int, code: int, text: str) -> None:
         message = np.frombuffer(text.encode()[:MOST_TEXT], np.uint8)
-        self.exchange(Kind.FAILED, batch, [message] * self._transport.size, code=code)
+        with contextlib.suppress(AdaptiveError):  # another rank has failed, too, or is gone
+            self.exchange(Kind.FAILED, batch, [message] * self._transport.size, code=code)
+        self.over = True
 
     def _check(self, headers: Sequence[Header], mine: Header) -> None:
         """Check that all ranks are about to do the same."""
@@ -237,16 +293,6 @@ class Channel:
             f"{self._who(self._transport.rank)}: channel {CHANNELS[self._number]}, {mine.text}: {error}; {text}"
         )
 
-    def _damaged(self, sender: int, header: Header) -> RanksError:
-        return RanksError(
-            f"{self._who(self._transport.rank)}: {header.text} from {self._who(sender)} is not what was sent: "
-            "damaged on the way; go on from the last checkpoint, and look at network and memory of both"
-        )
-
-    def _of_another(self, rank: int, code: int, message: Bytes) -> AdaptiveError:
-        text = message.tobytes().decode(errors="replace")
-        return error_class(code)(f"{self._who(rank)}: {text}")
-
     def _who(self, rank: int) -> str:
         return f"rank {rank} of {self._transport.size} ({self._transport.name_of(rank)})"
 
@@ -258,5 +304,4 @@ LEAVING: Final = {Kind.ANSWERS, Kind.LEFT}
 def error_class(code: int) -> type[AdaptiveError]:
     """The class of errors with an exit code; `RanksError` for any other code."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AdaptiveError)]
-    found = {kind.exit_code: kind for kind in kinds if kind is not AdaptiveError}
-    return found.get(code, RanksError)
+    return {kind.exit_code: kind for kind in kinds if kind is not AdaptiveError}.get(code, RanksError)

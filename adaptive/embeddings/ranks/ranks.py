@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, OwnPart
 from adaptive.embeddings.ranks.channel import Channel
 from adaptive.embeddings.ranks.traffic import RankTraffic, Tally
-from adaptive.embeddings.ranks.transport import AHEAD, ROWS, Bytes, Transport
-from adaptive.embeddings.ranks.wire import Kind
+from adaptive.embeddings.ranks.transport import AHEAD, ROWS, Bytes, Kind, Transport
 from adaptive.errors import AdaptiveError, ConfigError, RanksError
 
 
@@ -48,7 +47,7 @@ class Ranks:
         if self.blocks < self.size:
             raise ConfigError(f"ranks.blocks={self.blocks}: {self.size} ranks need at least {self.size} blocks")
         if wire not in ("fp32", "bf16"):
-            raise ConfigError(f"ranks.wire must be fp32 or bf16, found {wire!r}")
+            raise ConfigError(f"ranks.wire: expected fp32 or bf16, got {wire!r}")
         self.gradients, self.wire = gradients, wire
         self.ahead, self.rows = Channel(transport, AHEAD), Channel(transport, ROWS)
         self._transport = transport
@@ -119,8 +118,8 @@ class Ranks:
     def gather_arrays(self, array: NDArray[Any], kind: Kind = Kind.FACTS, batch: int = -1) -> list[NDArray[Any]]:
         """Every rank's array, each of any length, of one type."""
         flat = np.ascontiguousarray(array).reshape(-1)
-        found = self.rows.exchange(kind, batch, [flat] * self.size)
-        return [np.frombuffer(part.tobytes(), array.dtype) for part in found.parts]
+        parts = self.rows.exchange(kind, batch, [flat] * self.size).parts
+        return [np.frombuffer(part.tobytes(), array.dtype) for part in parts]
 
     def gather_facts(self, facts: Any) -> list[Any]:
         """Every rank's facts, JSON values."""
@@ -133,9 +132,9 @@ class Ranks:
         Raises:
             ConfigError: on every rank, naming the first that differs, the ranks and their values.
         """
-        found = self.gather_facts(facts())
-        for key in dict.fromkeys(key for one in found for key in one):
-            values = [one.get(key) for one in found]
+        everyones = self.gather_facts(facts())
+        for key in dict.fromkeys(key for of_rank in everyones for key in of_rank):
+            values = [of_rank.get(key) for of_rank in everyones]
             for rank, value in enumerate(values):
                 if value != values[0]:
                     first, other = _difference(key, values[0], value)

@@ -4,6 +4,12 @@ Two groups, one for each channel: what the look-ahead thread and the training th
 send ordinary memory. Where every rank has a GPU of its own, the training thread sends rows and gradients by NCCL, from
 device to device, in the process group itself; the look-ahead thread does not, as NCCL forbids two communicators of one
 device in two threads. No collective that adds is used, and none that pickles.
+
+    ranks.backend = auto   NCCL where the process group has it and every rank has a GPU of its own; else gloo
+                    gloo   over the host's memory; ranks may share a GPU, to try things out
+                    nccl   an error where it cannot be
+
+A rank takes the GPU of the number LOCAL_RANK, which torchrun and `--ranks` give, of those that its process sees.
 """
 
 import contextlib
@@ -12,6 +18,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
 from typing import Any, Final, Literal, TypeVar
@@ -21,7 +28,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from adaptive.embeddings.ranks.gpus import Agreement, Backend, gpus_here, name_of_gpu, wants_nccl
 from adaptive.embeddings.ranks.ranks import Ranks
 from adaptive.embeddings.ranks.transport import CHANNELS, ROWS, Bytes, Transport, TransportError
 from adaptive.errors import ConfigError, RanksError
@@ -31,6 +37,100 @@ MOST: Final = 64 << 20  # bytes of one message: larger uneven ones have aborted 
 NAME: Final = 128  # bytes of a host and process
 ALIVE_SECONDS: Final = 2.0  # that ranks have to say that they live
 ANSWER_SECONDS: Final = 2.0  # that the store has to answer
+Backend = Literal["auto", "gloo", "nccl"]
+BACKENDS: Final = ("auto", "gloo", "nccl")
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What this process sees."""
+
+    count: int
+    has_nccl: bool  # torch was built with it
+    local_rank: int | None  # among the ranks of this host; None: nobody has told
+
+    @property
+    def own(self) -> int | None:
+        """The number of this rank's GPU; None: there is none, or it is the one that is current."""
+        return None if self.local_rank is None or not self.count else self.local_rank % self.count
+
+
+def gpus_here() -> Gpus:
+    """What this process sees."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    local = os.environ.get("LOCAL_RANK")
+    return Gpus(count, dist.is_nccl_available(), None if local is None else int(local))
+
+
+def wants_nccl(backend: Backend, gpus: Gpus) -> bool:
+    """Whether to start the process group with NCCL for what lies on GPUs.
+
+    Raises:
+        ConfigError: for another name, and if NCCL is asked for and cannot be.
+    """
+    if backend not in BACKENDS:
+        raise ConfigError(f"ranks.backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend == "nccl" and not gpus.count:
+        raise ConfigError("ranks.backend=nccl: torch finds no CUDA device here; use gloo or auto")
+    if backend == "nccl" and not gpus.has_nccl:
+        raise ConfigError("ranks.backend=nccl: this torch was built without NCCL; use gloo or auto")
+    return backend != "gloo" and gpus.count > 0 and gpus.has_nccl
+
+
+def name_of_gpu(host: str, gpus: Gpus) -> str:
+    """The same for no two GPUs; empty where there is none."""
+    if not gpus.count:
+        return ""
+    number = torch.cuda.current_device() if gpus.own is None else gpus.own
+    properties = torch.cuda.get_device_properties(number)
+    return f"{host} {getattr(properties, 'uuid', number)}"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks know of each other's GPUs, equal on all.
+
+    names: of each rank's GPU, as `name_of_gpu` says.
+    groups: whether each rank's process group has NCCL.
+    """
+
+    backend: Backend
+    names: Sequence[str]
+    groups: Sequence[bool]
+
+    @property
+    def is_nccl(self) -> bool:
+        """Rows and gradients that lie on GPUs cross by NCCL."""
+        return self.backend != "gloo" and all(self.groups) and not self._trouble
+
+    @property
+    def _trouble(self) -> str:
+        """Why NCCL cannot be, as far as GPUs go; empty: it can."""
+        for rank, name in enumerate(self.names):
+            if not name:
+                return f"rank {rank} has no GPU"
+            if (first := list(self.names).index(name)) != rank:
+                return f"ranks {first} and {rank} share one GPU ({name}), and NCCL needs one for each rank"
+        return ""
+
+    def check(self, kind: str) -> None:
+        """Check that rows may lie on devices of a kind, "cpu" or "cuda".
+
+        Raises:
+            ConfigError: on every rank, if NCCL is asked for and cannot be, or GPUs would be shared unasked.
+        """
+        if self.backend == "nccl" and kind != "cuda":
+            raise ConfigError(f"ranks.backend=nccl: expected rows on GPUs, got tier.device={kind}; use gloo or auto")
+        if self.backend == "nccl" and not all(self.groups):
+            raise ConfigError(
+                'ranks.backend=nccl: the process group has no NCCL for GPUs; start it by init_process_group("cpu:gloo,'
+                'cuda:nccl"), or leave it to TorchRanks'
+            )
+        if self.backend != "gloo" and kind == "cuda" and self._trouble:
+            raise ConfigError(
+                f"ranks.backend={self.backend}: {self._trouble}; start as many ranks as there are GPUs, set "
+                "tier.device=cpu, or ranks.backend=gloo to share GPUs"
+            )
 
 
 class TorchRanks(Ranks):
@@ -42,7 +142,7 @@ class TorchRanks(Ranks):
         gradients: of `Ranks`.
         wire: of `Ranks`.
         timeout_s: how long a rank waits for the others.
-        backend: for rows and gradients that lie on GPUs, see `adaptive.embeddings.ranks.gpus`.
+        backend: for rows and gradients that lie on GPUs, see `adaptive.embeddings.ranks.torch_transport`.
 
     Raises:
         ConfigError: if the environment does not say which rank this is, or NCCL is asked for and cannot be.
@@ -86,8 +186,8 @@ class TorchTransport(Transport):
     def _everyones(self, text: str) -> list[str]:
         """The text of each rank."""
         own = np.frombuffer(text.encode()[:NAME].ljust(NAME), np.uint8)
-        found = self.swap(ROWS, [[own]] * self.size, [NAME] * self.size, NAME)
-        return [one.tobytes().decode(errors="replace").strip() for one in found]
+        texts = self.swap(ROWS, [[own]] * self.size, [NAME] * self.size, NAME)
+        return [text.tobytes().decode(errors="replace").strip() for text in texts]
 
     def check_device(self, kind: str) -> None:
         self._gpus.check(kind)
@@ -104,13 +204,13 @@ class TorchTransport(Transport):
             return [np.concatenate(parts[0])]
         if largest <= MOST:
             return self._swap_once(channel, parts, sizes)
-        wholes, found = [np.concatenate(part) for part in parts], [np.empty(size, np.uint8) for size in sizes]
+        wholes, received = [np.concatenate(part) for part in parts], [np.empty(size, np.uint8) for size in sizes]
         for done in range(0, largest, MOST):
             pieces = [[whole[done : done + MOST]] for whole in wholes]
             more = self._swap_once(channel, pieces, [max(0, min(size - done, MOST)) for size in sizes])
-            for one, piece in zip(found, more, strict=True):
-                one[done : done + len(piece)] = piece
-        return list(found)
+            for array, piece in zip(received, more, strict=True):
+                array[done : done + len(piece)] = piece
+        return list(received)
 
     def _swap_once(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int]) -> list[Bytes]:
         mine = torch.from_numpy(np.concatenate([piece for part in parts for piece in part]))
@@ -133,11 +233,11 @@ class TorchTransport(Transport):
         """Each rank that finds a fault leaves a mark in the store that ranks met at; those without one are silent. A
         store that does not answer has gone, with its process or with the network: a thread asks it, since what
         torch waits for there has no end of its own."""
-        found: list[list[int]] = []
-        asking = threading.Thread(target=lambda: found.append(self._unmarked()), name="who-lives", daemon=True)
-        asking.start()
-        asking.join(ALIVE_SECONDS + ANSWER_SECONDS)
-        return found[0] if found else self._without_store()
+        answers: list[list[int]] = []
+        thread = threading.Thread(target=lambda: answers.append(self._unmarked()), name="who-lives", daemon=True)
+        thread.start()
+        thread.join(ALIVE_SECONDS + ANSWER_SECONDS)
+        return answers[0] if answers else self._without_store()
 
     def _unmarked(self) -> list[int]:
         keys = [f"adaptive/alive/{rank}" for rank in range(self.size)]
@@ -190,3 +290,35 @@ def _met(meet: Callable[[], T]) -> T:
             f"rank {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE', '?')}: the ranks did not find each "
             f"other at {os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}: {error}"
         ) from error
+
+
+def sum_in_order(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    """The mean over ranks of a bucket of gradients: a hook for DistributedDataParallel, so that sums have an order.
+
+        model = DistributedDataParallel(DLRM(...))
+        model.register_comm_hook(None, adaptive.sum_in_order)
+
+    An all-reduce adds in an order that depends on library, algorithm and number of ranks. Here slices cross, are added
+    rank after rank, and the sums cross: as many bytes as in a ring. On two ranks the bits are those of any all-reduce.
+
+    Args:
+        group: None, or a process group.
+        bucket: float tensors on one device.
+    """
+    group = dist.group.WORLD if group is None else group
+    size = dist.get_world_size(group)
+    gradients: torch.Tensor = bucket.buffer()
+    length = -(-gradients.numel() // size)
+    padded = gradients.new_zeros(size * length)
+    padded[: gradients.numel()] = gradients
+    slices = torch.empty_like(padded)
+    dist.all_to_all_single(slices, padded, group=group)
+    total = slices[:length].clone()
+    for rank in range(1, size):
+        total += slices[rank * length : (rank + 1) * length]
+    total /= size
+    copies, sums = total.repeat(size), torch.empty_like(padded)
+    dist.all_to_all_single(sums, copies, group=group)
+    mean: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    mean.set_result(sums[: gradients.numel()])
+    return mean

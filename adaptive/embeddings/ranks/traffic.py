@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from time import perf_counter
 from typing import Final
 
-from adaptive.embeddings.ranks.wire import Kind
+from adaptive.embeddings.ranks.transport import Kind
 
 
 @dataclass(frozen=True)

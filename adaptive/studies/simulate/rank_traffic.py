@@ -24,7 +24,7 @@ from adaptive.embeddings.exchange.requests import MANY, index_type
 from adaptive.embeddings.planning.layout import Group, OwnedGroup, make_groups, own_share
 from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch
 from adaptive.embeddings.ranks.owners import BITS, SIZE, Owners
-from adaptive.embeddings.ranks.wire import header_size
+from adaptive.embeddings.ranks.transport import header_size
 from adaptive.errors import ConfigError, InputError
 from adaptive.models.factory import model_config
 from adaptive.studies.simulate.simulated_run import Told, total_batches

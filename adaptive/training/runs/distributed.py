@@ -15,9 +15,8 @@ import torch
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.embeddings.ranks import ALONE, Ranks
-from adaptive.embeddings.ranks.gpus import gpus_here, wants_nccl
 from adaptive.embeddings.ranks.launch import is_rank
-from adaptive.embeddings.ranks.torch_transport import TorchRanks
+from adaptive.embeddings.ranks.torch_transport import TorchRanks, gpus_here, wants_nccl
 from adaptive.errors import ConfigError, OutputError
 from adaptive.storage.checkpoint import Checkpoint, save_checkpoint
 from adaptive.storage.durable import DISK, Disk

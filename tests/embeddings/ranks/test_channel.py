@@ -11,7 +11,7 @@ from thread_ranks import Town, on_ranks, outcomes
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.ranks import Ranks
-from adaptive.embeddings.ranks.wire import Header, Kind, unpack
+from adaptive.embeddings.ranks.transport import Header, Kind, unpack
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, DeviceMemoryError, InputError, NonFiniteError, RanksError
 from adaptive.optim import SGD

@@ -13,7 +13,7 @@ from adaptive.config import TableConfig
 from adaptive.embeddings.exchange.payload import HostPayload, count_chosen
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.ranks import Ranks
-from adaptive.embeddings.ranks.wire import Kind
+from adaptive.embeddings.ranks.transport import Kind
 from adaptive.errors import ConfigError, RanksError
 
 GROUPS = make_groups([TableConfig(name=f"w{dim}", num_embeddings=9, embedding_dim=dim) for dim in (3, 2)], 0)
@@ -72,7 +72,7 @@ def test_a_part_of_another_length_is_refused() -> None:
 
 def test_an_unknown_wire_is_refused() -> None:
     wire: Literal["fp32", "bf16"] = "fp8"  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="wire must be fp32 or bf16, found 'fp8'"):
+    with pytest.raises(ConfigError, match="wire: expected fp32 or bf16, got 'fp8'"):
         on_ranks(1, lambda ranks: None, wire=wire)
 
 

@@ -18,7 +18,7 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.exchange.payload import DevicePayload
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.ranks import Ranks
-from adaptive.embeddings.ranks.wire import Kind
+from adaptive.embeddings.ranks.transport import Kind
 from adaptive.embeddings.tiers.cpu_device import CpuDevice
 from adaptive.embeddings.tiers.host import MemoryHost
 from adaptive.errors import RanksError

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adaptive.cli.app import main
-from adaptive.embeddings.ranks.gpus import Agreement, Gpus, gpus_here, wants_nccl
+from adaptive.embeddings.ranks.torch_transport import Agreement, Gpus, gpus_here, wants_nccl
 from adaptive.errors import ConfigError
 
 
@@ -35,7 +35,7 @@ def test_the_process_group_gets_nccl_where_it_may_be_used(backend: Any, wanted: 
     [
         ("nccl", Gpus(0, True, 0), "ranks.backend=nccl: torch finds no CUDA device here"),
         ("nccl", Gpus(1, False, 0), "ranks.backend=nccl: this torch was built without NCCL"),
-        ("mpi", Gpus(1, True, 0), "ranks.backend must be one of auto, gloo, nccl, found 'mpi'"),
+        ("mpi", Gpus(1, True, 0), "ranks.backend: expected one of auto, gloo, nccl, got 'mpi'"),
     ],
 )
 def test_nccl_that_cannot_be_is_told(backend: Any, gpus: Gpus, words: str) -> None:
@@ -61,7 +61,7 @@ def test_nccl_is_used_where_every_rank_has_a_gpu_and_a_group_that_can() -> None:
         (agreed(names="a0 a1 a0", groups="111"), "cuda", "auto: ranks 0 and 2 share one GPU.*gloo to share"),
         (agreed("nccl", names="a0 a0"), "cuda", "nccl: ranks 0 and 1 share one GPU"),
         (agreed("nccl", groups="00"), "cuda", "the process group has no NCCL"),
-        (agreed("nccl"), "cpu", "nccl needs rows on GPUs, found tier.device=cpu"),
+        (agreed("nccl"), "cpu", "nccl: expected rows on GPUs, got tier.device=cpu"),
         (agreed(names="a0 -"), "cuda", "rank 1 has no GPU"),
     ],
 )  # fmt: skip

@@ -1,33 +1,41 @@
 """`doctor --ranks`: what exchanges cost, and what is wrong with the network that they cross."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from thread_ranks import Town, on_ranks, transport_of
 
-from adaptive.embeddings.ranks.measure import busiest, bytes_by_interface, interface_speed, measure, verdicts
+from adaptive.embeddings.ranks.measure import (
+    RankLink,
+    RankLinks,
+    busiest,
+    bytes_by_interface,
+    interface_speed,
+    measure,
+    verdicts,
+)
 
 
-def found(**changed: Any) -> dict[str, Any]:
-    one = {"host": "a", "address": "10.0.0.1", "interface": "eth0", "interface_bytes_per_s": 1.25e9, "bytes_per_s": 1e9}
-    other = {**one, "host": "b", "address": "10.0.0.2", **changed}
-    rates = [rank["bytes_per_s"] for rank in (one, other)]
-    of_each = {"rank 0": one, "rank 1": other}
-    return {"ranks": 2, "hosts": 2, "exchange_ms": 0.1, "bytes_per_s": min(rates), "of_each_rank": of_each}
+def links(**changed: Any) -> RankLinks:
+    first = RankLink("a", "10.0.0.1", None, "eth0", 1.25e9, 0.1, 1e9)
+    second = replace(first, **{"host": "b", "address": "10.0.0.2", **changed})
+    slowest = min(first.bytes_per_s, second.bytes_per_s)
+    return RankLinks(2, 2, 0.1, slowest, {"rank 0": first, "rank 1": second})
 
 
 def test_facts_are_equal_on_all_ranks_and_of_each() -> None:
     town = Town(3)
     one, *others = on_ranks(3, lambda ranks: measure(ranks, transport_of(ranks)), town=town)
     assert all(other == one for other in others)
-    assert one["ranks"] == 3 and one["hosts"] == 1 and len(one["of_each_rank"]) == 3
-    assert one["exchange_ms"] == max(rank["exchange_ms"] for rank in one["of_each_rank"].values()) > 0
-    assert one["bytes_per_s"] == min(rank["bytes_per_s"] for rank in one["of_each_rank"].values()) > 0
+    assert one.ranks == 3 and one.hosts == 1 and len(one.of_each_rank) == 3
+    assert one.exchange_ms == max(link.exchange_ms for link in one.of_each_rank.values()) > 0
+    assert one.bytes_per_s == min(link.bytes_per_s for link in one.of_each_rank.values()) > 0
 
 
 def test_a_good_network_has_no_problems() -> None:
-    text, problems = verdicts(found())
+    text, problems = verdicts(links())
     assert not problems
     assert text == (
         "ranks: an exchange takes 0.10 ms, of which a step has 4: 0.4 ms; then a megabyte of rows or gradients 1.0 ms "
@@ -45,12 +53,12 @@ def test_a_good_network_has_no_problems() -> None:
     ],
 )
 def test_what_is_wrong_is_said_with_what_to_do(changed: dict[str, Any], told: str) -> None:
-    _, problems = verdicts(found(**changed))
+    _, problems = verdicts(links(**changed))
     assert len(problems) == 1 and problems[0].startswith("problem: ") and told in problems[0]
 
 
 def test_one_host_whose_cores_are_busy() -> None:
-    _, problems = verdicts({**found(interface="lo"), "hosts": 1, "exchange_ms": 5.0})
+    _, problems = verdicts(replace(links(interface="lo"), hosts=1, exchange_ms=5.0))
     assert len(problems) == 1 and "2 ranks share its cores" in problems[0]
 
 

@@ -7,8 +7,8 @@ import pytest
 from thread_ranks import on_ranks, outcomes, transport_of
 
 from adaptive.embeddings.ranks import Ranks
-from adaptive.embeddings.ranks.message_size import MOST_OF_RANK, Rooms
-from adaptive.embeddings.ranks.wire import Kind
+from adaptive.embeddings.ranks.channel import MOST_OF_RANK, SizePredictor
+from adaptive.embeddings.ranks.transport import Kind
 from adaptive.errors import InputError
 
 LARGE = MOST_OF_RANK + 1000
@@ -80,9 +80,9 @@ def test_a_failure_is_told_in_the_place_of_a_message_of_any_room(size: int) -> N
 
 
 def test_after_an_end_nothing_is_remembered() -> None:
-    rooms = Rooms(2)
-    rooms.learn(Kind.REQUESTS, [(0, 100), (10, 0)])
-    rooms.learn(Kind.REQUESTS, [(0, 100), (10, 0)])
-    assert rooms.of_next() == [[0, 128], [64, 0]]
-    rooms.learn(None, [(0, 0), (0, 0)])
-    assert rooms.of_next() == [[0, 0], [0, 0]]
+    predictor = SizePredictor(2)
+    predictor.learn(Kind.REQUESTS, [(0, 100), (10, 0)])
+    predictor.learn(Kind.REQUESTS, [(0, 100), (10, 0)])
+    assert predictor.next_sizes() == [[0, 128], [64, 0]]
+    predictor.learn(None, [(0, 0), (0, 0)])
+    assert predictor.next_sizes() == [[0, 0], [0, 0]]

@@ -11,7 +11,7 @@ from adaptive.config import TableConfig
 from adaptive.embeddings.engine.statistics import Statistics
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
-from adaptive.embeddings.ranks.wire import header_size
+from adaptive.embeddings.ranks.transport import header_size
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import SGD
 
