@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -210,6 +211,23 @@ def test_only_the_kernels_compile() -> None:
     outside = {user for user in users if not user.startswith(("adaptive/kernels/", "adaptive/data/kernels/"))}
     for user in outside:
         assert "njit" not in (ROOT / user).read_text(), user
+
+
+def test_private_interfaces_are_those_that_the_design_lists() -> None:
+    """Of other packages: names that begin with an underscore, where a line shows whose they are."""
+    others = r"torch|numba|numpy|np|scipy|sys|os|threading|triton|tensorboard|typer|click|pydantic|pyarrow"
+    private = re.compile(rf"\b(?:{others})(?:\.\w+)*\._[a-z]\w*|\b(?!self\b)\w+\.(?:_started|_compiler)\b")
+    used = {match for path in MODULES for match in private.findall(path.read_text(encoding="utf-8"))}
+    used.remove("os._exit")  # documented, in spite of its name
+    design = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    listed = design[design.index("**Private interfaces in use**") :].split("\n\n")[0]
+    assert {name for name in used if f"`{name}`" not in listed} == set()
+    assert set(private.findall(listed)) == used
+
+
+def test_the_house_keeps_its_limits() -> None:
+    done = subprocess.run([sys.executable, ROOT / "scripts/house"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_check_sees_imports_inside_functions(tmp_path: Path) -> None:
