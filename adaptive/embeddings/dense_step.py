@@ -13,7 +13,6 @@ whole to all ranks instead, which all compute the same sums: without the second 
 """
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -36,26 +35,24 @@ Floats = NDArray[np.float32]
 ROUND: Final = 128 << 10  # bytes of a rank: sent as soon as an exchange more would be over
 
 
-class DenseStep(ABC):
-    """The dense side of the steps of one model."""
+class LocalDenseStep:
+    """The dense side of the steps of one model, on a process alone: what its passes leave is what counts."""
 
-    @abstractmethod
     def own_parts(self, batches: Iterable[Batch]) -> Iterable[Batch]:
         """Of each batch the samples that are this rank's."""
+        return batches
 
-    @abstractmethod
     def begin(self) -> None:
         """The passes of a batch begin, or begin again."""
 
-    @abstractmethod
     def take_gradients(self) -> list[Tensor]:
         """The backward pass of a block has run; returns the sum () of its gradients where they are taken."""
+        return []
 
-    @abstractmethod
     def each_block(self) -> Iterator[None]:
         """Give the weights the gradients of one block after another: to see what is wrong with them."""
+        yield
 
-    @abstractmethod
     def combine(
         self, planned: Planned, losses: Sequence[float], logits: Sequence[Tensor], labels: Floats
     ) -> tuple[float, Tensor, Floats]:
@@ -68,8 +65,8 @@ class DenseStep(ABC):
             logits: of these blocks, (n,) or (n, T).
             labels: of all of them, (n,) or (n, T).
         """
+        return _sum_in_order(losses), torch.cat(list(logits)) if len(logits) > 1 else logits[0], labels
 
-    @abstractmethod
     def check_alike(self, step: int) -> None:
         """Check that all ranks have the same dense weights; all call it together.
 
@@ -78,37 +75,13 @@ class DenseStep(ABC):
         """
 
 
-def dense_step(embeddings: TieredEmbeddingBag, model: nn.Module) -> DenseStep:
+def dense_step(embeddings: TieredEmbeddingBag, model: nn.Module) -> LocalDenseStep:
     """Of the ranks that train these tables together."""
     steps = embeddings.runtime.batch_steps
     return RankDenseStep(embeddings.ranks, steps, model) if isinstance(steps, RankSteps) else LocalDenseStep()
 
 
-class LocalDenseStep(DenseStep):
-    """Of a process alone: what its passes leave is what counts."""
-
-    def own_parts(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        return batches
-
-    def begin(self) -> None:
-        return
-
-    def take_gradients(self) -> list[Tensor]:
-        return []
-
-    def each_block(self) -> Iterator[None]:
-        yield
-
-    def combine(
-        self, planned: Planned, losses: Sequence[float], logits: Sequence[Tensor], labels: Floats
-    ) -> tuple[float, Tensor, Floats]:
-        return _sum_in_order(losses), torch.cat(list(logits)) if len(logits) > 1 else logits[0], labels
-
-    def check_alike(self, step: int) -> None:
-        return
-
-
-class RankDenseStep(DenseStep):
+class RankDenseStep(LocalDenseStep):
     """Of several ranks, or of several blocks.
 
     Attributes:
@@ -284,8 +257,8 @@ def sum_blocks(ranks: Ranks, slices: Iterable[Bytes], size: int) -> Floats | Non
         return total
     everywhere = np.zeros(0, np.float32) if total is None else total
     sums = ranks.rows.exchange(Kind.SUMS, parts=[everywhere.view(np.uint8)] * ranks.size).parts
-    found: Floats = np.concatenate([part.view(np.float32) for part in sums])
-    return found if len(found) == size else None
+    joined: Floats = np.concatenate([part.view(np.float32) for part in sums])
+    return joined if len(joined) == size else None
 
 
 def _bounds(ranks: Ranks, size: int) -> list[int]:

@@ -4,7 +4,6 @@ On ranks, rows come from their owners, block by block of the batch; each block k
 by row, sent to the owners, and update rows there as any batch's gradients do.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -182,63 +181,30 @@ class _Block(Planned):
         return self._first_sample
 
 
-class BatchSteps(ABC):
-    """What `TieredEmbeddingBag` does with a batch in the training thread.
+class LocalSteps:
+    """What `TieredEmbeddingBag` does with a batch in the training thread, on a process alone.
 
     Attributes:
         failure: what ended the loop, as far as known.
         has_no_samples: this rank, of the current batch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
         self.failure: BaseException | None = None
         self.has_no_samples = False
 
     @contextmanager
     def telling_ranks(self) -> Iterator[None]:
+        """Note what ends the body; see `TieredEmbeddingBag.telling_ranks`."""
         try:
             yield
         except BaseException as error:
             self.failure = error
             raise
 
-    @abstractmethod
     def planned(self, ready: ReadyBatch) -> Planned:
         """The batch whose turn it is, its rows in place or on their way."""
-
-    @abstractmethod
-    def read(self, batch: Batch) -> Planned:
-        """A batch that is only read. All ranks call it together, each with its own samples."""
-
-    @abstractmethod
-    def update(self, planned: Planned) -> None:
-        """Update the rows of a batch from its gradients."""
-
-    @abstractmethod
-    def end_batch(self, planned: Planned) -> None:
-        """A batch ends, which the loop may not have stepped."""
-
-    @abstractmethod
-    def refuse(self, what: str) -> None:
-        """Refuse what looks at the gradients of one rank only.
-
-        Raises:
-            ConfigError: where there are others.
-        """
-
-    @abstractmethod
-    def leave(self, failed: BaseException | None) -> None:
-        """The look-ahead is over; `failed`: what ended it."""
-
-
-class LocalSteps(BatchSteps):
-    """Of a process alone."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        super().__init__()
-        self._pipeline = pipeline
-
-    def planned(self, ready: ReadyBatch) -> Planned:
         lanes, parts = self._pipeline.lanes, ready.parts or [()] * len(ready.plans)
         groups = [
             GroupBatch(lane, plan, parts=of_lane) for lane, plan, of_lane in zip(lanes, ready.plans, parts, strict=True)
@@ -246,6 +212,7 @@ class LocalSteps(BatchSteps):
         return Planned(ready.batch, groups, self._pipeline.inputs(ready), partial(self._pipeline.wait_for, ready))
 
     def read(self, batch: Batch) -> Planned:
+        """A batch that is only read. All ranks call it together, each with its own samples."""
         pipeline = self._pipeline
         batch = pipeline.check(pipeline.take_over(batch))
         groups = []
@@ -259,25 +226,30 @@ class LocalSteps(BatchSteps):
         return Planned(batch, groups, pipeline.lanes[0].device.send)
 
     def update(self, planned: Planned) -> None:
+        """Update the rows of a batch from its gradients."""
         with self.telling_ranks():  # a loop that ends here was not left before step()
             self._pipeline.report(planned.number, [group.update() for group in planned.works])
 
     def end_batch(self, planned: Planned) -> None:
-        return
+        """A batch ends, which the loop may not have stepped."""
 
     def refuse(self, what: str) -> None:
-        return
+        """Refuse what looks at the gradients of one rank only.
+
+        Raises:
+            ConfigError: where there are others.
+        """
 
     def leave(self, failed: BaseException | None) -> None:
-        return
+        """The look-ahead is over; `failed`: what ended it."""
 
 
-class RankSteps(BatchSteps):
+class RankSteps(LocalSteps):
     """The part that every rank takes in each batch, whatever its loop does."""
 
     def __init__(self, pipeline: Pipeline, exchange: RankExchange) -> None:
-        super().__init__()
-        self._pipeline, self._exchange = pipeline, exchange
+        super().__init__(pipeline)
+        self._exchange = exchange
 
     def planned(self, ready: ReadyBatch) -> Planned:
         """The rows that this rank needs of a batch come here, once."""
@@ -354,7 +326,7 @@ class RankSteps(BatchSteps):
             self._pipeline.next_number = self._exchange.leave(error, self._pipeline.next_number)
 
 
-def batch_steps(pipeline: Pipeline) -> BatchSteps:
+def batch_steps(pipeline: Pipeline) -> LocalSteps:
     """Of a pipeline, by its exchange."""
     exchange = pipeline.exchange
     return RankSteps(pipeline, exchange) if isinstance(exchange, RankExchange) else LocalSteps(pipeline)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaptive.embeddings.distributed import BatchSteps
+from adaptive.embeddings.distributed import LocalSteps
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.planned_batch import GroupBatch, Planned
 from adaptive.errors import ConfigError
@@ -55,7 +55,7 @@ class RowsOptimizer(torch.optim.Optimizer):
     holds the rate; the state of rows is in the embeddings' own.
     """
 
-    def __init__(self, lr: float, pipeline: Pipeline, batch_steps: BatchSteps) -> None:
+    def __init__(self, lr: float, pipeline: Pipeline, batch_steps: LocalSteps) -> None:
         self._pipeline, self._batch_steps = pipeline, batch_steps
         self._pending: dict[int, Planned] = {}  # batches that gradients have reached and that are not updated yet
         all_finite = weakref.WeakMethod(self._all_finite)  # no circle: tables go when nobody uses them any more

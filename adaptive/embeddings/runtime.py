@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from adaptive.embeddings.distributed import BatchSteps
+from adaptive.embeddings.distributed import LocalSteps
 from adaptive.embeddings.engine.build import Outline
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.shrinking import give_back
@@ -34,7 +34,7 @@ class Runtime:
     outline: Outline
     optimizer: RowsOptimizer
     statistics: StatisticsCollector
-    batch_steps: BatchSteps
+    batch_steps: LocalSteps
     view: TierView
 
     def ask_policy(self, method: str, question: Callable[[], T]) -> T:

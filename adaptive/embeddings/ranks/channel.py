@@ -38,10 +38,7 @@ if TYPE_CHECKING:
 ENDS: Final = (Kind.END, Kind.LEFT)  # of a look-ahead
 NOTHING: Final = np.zeros(0, np.uint8)
 NO_OTHERS: Final[Mapping[Kind, int]] = {}
-
-
 Sizes = Sequence[Sequence[int]]  # (W, W) bytes from each rank to each other one, W ranks
-
 SPARE: Final = 16  # a batch may ask for a sixteenth more than the one before
 WHOLE: Final = 64  # bytes, of which there is a multiple
 MOST_OF_RANK: Final = 4 << 20  # bytes of a rank's first messages: larger parts gain little by crossing at once

@@ -86,9 +86,7 @@ def refuse_by_settings(config: TrainConfig) -> None:
 
 def facts_of(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     """What must be equal on all ranks."""
-    settings = config.model_dump(mode="json")
-    for key in ("out",):  # rank 0's counts
-        settings.pop(key, None)
+    settings = config.model_dump(mode="json", exclude={"out"})  # rank 0's counts
     return {"settings": settings, "data": dataset.fingerprint(), "versions": versions()}
 
 
@@ -114,8 +112,11 @@ def directory_of(ranks: Ranks, run_directory: Callable[[], RunDirectory]) -> Abs
 
 @contextlib.contextmanager
 def _scratch_directory() -> Iterator[RunDirectory]:
-    with tempfile.TemporaryDirectory(prefix="adaptive-rank-") as folder, RunDirectory(Path(folder) / "run") as found:
-        yield found
+    with (
+        tempfile.TemporaryDirectory(prefix="adaptive-rank-") as folder,
+        RunDirectory(Path(folder) / "run") as directory,
+    ):
+        yield directory
 
 
 def ranks_summary(ranks: Ranks, totals: RunTotals, *, full: bool) -> dict[str, Any]:
@@ -126,10 +127,10 @@ def ranks_summary(ranks: Ranks, totals: RunTotals, *, full: bool) -> dict[str, A
     is_full = any(ranks.gather_facts(full))
     hosts = {place.partition(",")[0] for place in ranks.places}
     numbers = crossed_numbers(totals.ranks, totals.ranks_steps)
-    found: dict[str, Any] = {"number": ranks.size, "hosts": len(hosts), "blocks": ranks.blocks, **numbers}
     step_ms = 1e3 * totals.seconds / totals.steps if totals.steps and totals.seconds else 0.0
     waited = min(numbers["waited_for_slowest_ms"] / step_ms, 1.0) if numbers and step_ms else None
-    return {"ranks": {**found, "waited_share": waited, "full_hot_set": is_full and ranks.size > 1}}
+    summary = {"number": ranks.size, "hosts": len(hosts), "blocks": ranks.blocks, **numbers, "waited_share": waited}
+    return {"ranks": {**summary, "full_hot_set": is_full and ranks.size > 1}}
 
 
 class AgreedStop(StopRequest):
@@ -193,13 +194,13 @@ class CheckpointsOfRanks(Checkpoints):
             written = write_parts(folder, self._ranks.rank, parts, self._disk)
         except OSError as error:
             wrong = f"checkpoint {path} could not be written: {error}"
-        found = self._ranks.gather_facts({"wrong": wrong, "shard": written})
+        everyones = self._ranks.gather_facts([wrong, written])
         if wrong is not None:
             raise OutputError(wrong)
-        for rank, one in enumerate(found):
-            if one["wrong"] is not None:
-                raise OutputError(f"{self._ranks.name_of(rank)}: {one['wrong']}")
-        return [one["shard"] for one in found]
+        for rank, (wrong_there, _) in enumerate(everyones):
+            if wrong_there is not None:
+                raise OutputError(f"{self._ranks.name_of(rank)}: {wrong_there}")
+        return [shard for _, shard in everyones]
 
     def _remove_others(self, kept: Sequence[Path], kind: re.Pattern[str]) -> None:
         if self._ranks.is_first:
@@ -233,10 +234,10 @@ def refuse_unseen(directory: Path, ranks: Ranks) -> None:
     if ranks.size == 1:
         return
     path = _of_first(directory, ranks)
-    told = ranks.gather_facts((path / LOCK).read_text() if ranks.is_first else None)[0]
-    seen = ranks.gather_facts(_sees(path / LOCK, told))
+    holder = ranks.gather_facts((path / LOCK).read_text() if ranks.is_first else None)[0]
+    seen = ranks.gather_facts(_sees(path / LOCK, holder))
     if not all(seen):
-        blind = ", ".join(ranks.name_of(rank) for rank, one in enumerate(seen) if not one)
+        blind = ", ".join(ranks.name_of(rank) for rank, sees in enumerate(seen) if not sees)
         raise OutputError(
             f"run directory {path} of {ranks.name_of(0)} is not seen by {blind}: every rank writes its rows into a "
             "checkpoint there. Give --out on a file system that all machines share, or save nothing: --set save=false"
@@ -244,7 +245,7 @@ def refuse_unseen(directory: Path, ranks: Ranks) -> None:
 
 
 def _sees(file: Path, text: str) -> bool:
-    """Whether the file is there and says this, after a while: other machines may see it late."""
+    """True if the file says this, perhaps after a while: other machines may see it late."""
     until = time.monotonic() + LATE_S
     while True:
         with contextlib.suppress(OSError, ValueError):
@@ -266,8 +267,8 @@ class ReadersOfRanks(Readers):
         return str(self._ranks.gather_facts(name)[0])
 
     def first_wrong(self, wrong: str | None) -> str | None:
-        found = enumerate(self._ranks.gather_facts(wrong))
-        return next((f"{self._ranks.name_of(rank)}: {one}" for rank, one in found if one is not None), None)
+        texts = enumerate(self._ranks.gather_facts(wrong))
+        return next((f"{self._ranks.name_of(rank)}: {text}" for rank, text in texts if text is not None), None)
 
 
 def readers_of(ranks: Ranks) -> Readers:
