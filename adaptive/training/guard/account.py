@@ -1,7 +1,7 @@
 """What a guard knows, and its report: how much was left out of a run, and how much of that was undone."""
 
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 from adaptive.counters import Counter
@@ -90,8 +90,8 @@ class GuardState:
     fork_batches: int = 0  # trained by forks
     judged_batches: int = 0  # predicted by run and fork
     undone_batches: int = 0  # whose skipping was undone
-    left_out: dict[str, int] = field(default_factory=dict)  # fields of `SkipCounts`: all, also what was undone
-    undone: dict[str, int] = field(default_factory=dict)  # those of them that were undone
+    left_out: SkipCounts = SkipCounts()  # all, also what was undone
+    undone: SkipCounts = SkipCounts()
 
     def keep(self, share: float, *, since: int, cost: float) -> None:
         """Note a passed check that began at batch `since`: since then a `share` was skipped, which cost `cost` AUC."""
@@ -129,11 +129,11 @@ class Account:
         for undoing, marked in self._marks:
             here = replace(left_out, inputs=marked.inputs, dropped=marked.dropped)
             if undoing:
-                now.undone = asdict(SkipCounts(**now.undone) + (here - self._start))
+                now.undone += here - self._start
             self._start = here
         self._marks.clear()
         if self._latest is not None:
-            now.left_out = asdict(SkipCounts(**now.left_out) + (left_out - self._latest))
+            now.left_out += left_out - self._latest
         self._latest = left_out
 
 
@@ -143,7 +143,7 @@ def shares(now: GuardState, policy: Policy) -> GuardSummary:
 
     It is not if inputs were dropped, even if that was undone: later batches then hold other samples.
     """
-    all_, undone = SkipCounts(**now.left_out), SkipCounts(**now.undone)
+    all_, undone = now.left_out, now.undone
     if drops_inputs(policy):  # its own counts include inputs that filled no batch at the end of a pass
         seen, dropped = inputs_of(policy)
         all_ = replace(all_, inputs=seen, dropped=dropped)

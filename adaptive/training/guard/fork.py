@@ -57,9 +57,9 @@ class TrainingLoop(ABC):
         embeddings = _on_host(self.embeddings, policy)
         embeddings.rows.load_state_arrays(arrays)
         rows: dict[int, Any] = {id(self.embeddings): embeddings, id(self.embeddings.optimizer): embeddings.optimizer}
-        found = copy.copy(self)
-        found.embeddings, found.parts = embeddings, copy.deepcopy(self.parts, rows)  # references to tables follow
-        return found
+        loop = copy.copy(self)
+        loop.embeddings, loop.parts = embeddings, copy.deepcopy(self.parts, rows)  # references to tables follow
+        return loop
 
     def take_over(self, other: "TrainingLoop") -> None:
         """Take the values of a copy, between two steps; the copy can go on."""
@@ -119,9 +119,9 @@ class RunLoop(TrainingLoop):
         return Components(self._tables, self.embeddings, model, optimizer)
 
     def copied(self, policy: Policy, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        found = super().copied(policy, arrays)
-        found._trainer = Trainer(found.embeddings, *found.parts, recorder=_Silent(found.embeddings))
-        return found
+        loop = super().copied(policy, arrays)
+        loop._trainer = Trainer(loop.embeddings, *loop.parts, recorder=_Silent(loop.embeddings))
+        return loop
 
     def train(self, batch: Batch, step: int) -> None:
         assert self._trainer is not None, "only copies are trained here"
@@ -141,7 +141,7 @@ class _Silent(Recorder):
 
 def concatenated(logits: Sequence[Tensor]) -> NDArray[np.float32]:
     """(n,) of all batches."""
-    return np.concatenate([np.zeros(0, np.float32), *(found.float().cpu().numpy() for found in logits)])
+    return np.concatenate([np.zeros(0, np.float32), *(tensor.float().cpu().numpy() for tensor in logits)])
 
 
 class Fork:

@@ -11,8 +11,8 @@ finds nothing to change, batches and numbers are those of a run without one. All
 thread."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Final, NamedTuple
 
 from adaptive.batch import Batch
 from adaptive.config import GuardConfig, TrainConfig
@@ -26,75 +26,15 @@ from adaptive.training.telemetry.record import GuardRecord
 from adaptive.training.telemetry.report import GuardSummary
 
 
-@dataclass(frozen=True)
-class CheckFindings:
-    """What a check found. What could not be measured is None."""
+class CheckFindings(NamedTuple):
+    """What a check measured. What could not be measured is None."""
 
     evidence: Evidence | None = None
     outlook: Outlook | None = None
     share: float | None = None  # skipped meanwhile
 
 
-NOTHING = CheckFindings()
-
-
-class Log:
-    """The decisions of a guard so far, each recorded when it is made."""
-
-    def __init__(self, recorder: LoopRecorder, budget: float, timing: Timing) -> None:
-        self._recorder, self._budget, self._timing = recorder, budget, timing
-        self._decisions: list[GuardRecord] = []
-
-    def write(
-        self,
-        verdict: str,
-        reason: str,
-        now: GuardState,
-        *,
-        trigger: str = "",
-        before: float | None = None,
-        from_step: int | None = None,
-        pair: Pair | None = None,
-        found: CheckFindings = NOTHING,
-    ) -> None:
-        """Record a decision; `now` is the state after it. See `GuardRecord`."""
-        evidence, outlook = found.evidence, found.outlook
-        record = GuardRecord(
-            step=self._recorder.steps,
-            verdict=verdict,
-            reason=reason,
-            trigger=trigger,
-            budget=self._budget,
-            allowance_before=now.allowance if before is None else before,
-            allowance=now.allowance,
-            from_step=now.place if from_step is None else from_step,
-            fork_steps=now.place - pair.start if pair else 0,
-            steps_left=self._timing.left(now.place),
-            samples=evidence.samples if evidence else 0,
-            skipped_share=found.share,
-            auc_difference=evidence.auc if evidence else None,
-            auc_difference_ci=evidence.auc_interval if evidence else None,
-            log_loss_difference=evidence.log_loss if evidence else None,
-            log_loss_difference_ci=evidence.log_loss_interval if evidence else None,
-            spent=now.cost_until(pair.start if pair else now.place),
-            auc_change=outlook.change if outlook else None,
-            auc_change_ci=outlook.interval if outlook else None,
-            fork_bytes=pair.num_bytes if pair else 0,
-            fork_batches=now.fork_batches + (pair.trained if pair else 0),
-            judged_batches=now.judged_batches + (pair.judged if pair else 0),
-        )
-        self._decisions.append(record)
-        self._recorder.write(record)
-
-    def summary(self, now: GuardState) -> GuardSummary:
-        """For the run's summary."""
-        return {
-            "guard_allowance": now.allowance,
-            "guard_fork_batches": now.fork_batches,
-            "guard_judged_batches": now.judged_batches,
-            "guard_undone_batches": now.undone_batches,
-            "guard_decisions": [plain(asdict(record)) for record in self._decisions],
-        }
+NOTHING: Final = CheckFindings()
 
 
 class Guard:
@@ -120,14 +60,14 @@ class Guard:
         if self._allowed.drops and total is None:
             raise length_unknown(config.policy)
         self._passes, self._triggers, self._account = Passes(run.embeddings, recorder), Triggers(), Account()
-        self._log = Log(recorder, settings.budget, self._timing)
+        self._decisions: list[GuardRecord] = []
         self._pair: Pair | None = None
         self._trigger = ""  # of the check under way
         self._leave: int | None = None  # batch at which the run takes over the fork's values
         self._now = GuardState(due=self._timing.warmup)
         if self._allowed.least is None:
             self._now.active = False
-            self._log.write("idle", f"policy {config.policy} skips nothing: there is nothing to guard", self._now)
+            self._write("idle", f"policy {config.policy} skips nothing: there is nothing to guard")
 
     # --- for the run -----------------------------------------------------------------------------------------
 
@@ -183,17 +123,21 @@ class Guard:
             self._pair.close()
             self._pair = None
 
-    def state(self) -> dict[str, Any]:
-        """JSON values from which `restore` goes on, in a run with the same settings; a fork is not saved."""
+    def state(self) -> dict[str, object]:
+        """JSON values of what the guard knows; a fork is not saved."""
         return asdict(self._now)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` gave, before the first `guarded`. What was not judged is judged anew."""
-        self._now = GuardState(**state)
 
     def summary(self) -> GuardSummary:
         """For the run's summary: decisions, extra batches, and what was left out or undone."""
-        return {**self._log.summary(self._now), **shares(self._now, self._policy)}
+        now = self._now
+        return {
+            "guard_allowance": now.allowance,
+            "guard_fork_batches": now.fork_batches,
+            "guard_judged_batches": now.judged_batches,
+            "guard_undone_batches": now.undone_batches,
+            "guard_decisions": [plain(asdict(record)) for record in self._decisions],
+            **shares(now, self._policy),
+        }
 
     def _allow(self, allowance: float) -> None:
         if self._policy.rule is not None:
@@ -216,7 +160,7 @@ class Guard:
             stream.forget(stream.taken)
             return
         if self._pair is not None:
-            self._go_on(self._pair, stream)
+            self._continue_check(self._pair, stream)
         elif trigger := self._triggers.due(now, self._passes.left_out(now.place)):
             self._open(trigger, stream)
         stream.forget(now.place)
@@ -236,7 +180,7 @@ class Guard:
         else:  # what passed the last check is taken to hold for the few batches left
             now.due = now.place + self._settings.every
 
-    def _go_on(self, pair: Pair, stream: NumberedBatches) -> None:
+    def _continue_check(self, pair: Pair, stream: NumberedBatches) -> None:
         place = self._now.place
         if not self._catch_up(pair, stream):
             return
@@ -270,30 +214,30 @@ class Guard:
             return
         left = self._timing.left(now.place) if self._allowed.drops else None
         outlook = look_out(evidence, steps=now.place - pair.start, left=left, spent=now.cost_until(pair.start))
-        about, found = explain(outlook, budget), CheckFindings(evidence, outlook, share)
+        about, findings = explain(outlook, budget), CheckFindings(evidence, outlook, share)
         if outlook.within(budget):
-            self._keep(pair, evidence, about, found)
+            self._keep(pair, evidence, about, findings)
         else:
             allowance, addition = self._allowed.after(now, outlook)
-            self._break_off(stream, allowance, about + addition, found)
+            self._break_off(stream, allowance, about + addition, findings)
 
-    def _keep(self, pair: Pair, evidence: Evidence, about: str, found: CheckFindings) -> None:
+    def _keep(self, pair: Pair, evidence: Evidence, about: str, findings: CheckFindings) -> None:
         now, nothing = self._now, f"nothing was left out in {self._now.place - pair.start} batches"
-        self._write("keep", nothing if evidence.equal else about, found=found)
-        assert found.share is not None
-        now.keep(found.share, since=pair.start, cost=max(-evidence.auc, 0.0) if self._allowed.drops else 0.0)
+        self._write("keep", nothing if evidence.equal else about, findings=findings)
+        assert findings.share is not None
+        now.keep(findings.share, since=pair.start, cost=max(-evidence.auc, 0.0) if self._allowed.drops else 0.0)
         now.due = now.place + self._settings.every
         self._triggers.passed(now.place, self._passes.left_out(now.place))
         self.close()
 
     def _break_off(
-        self, stream: NumberedBatches, allowance: float, reason: str, found: CheckFindings = NOTHING
+        self, stream: NumberedBatches, allowance: float, reason: str, findings: CheckFindings = NOTHING
     ) -> None:
         """Skip less from a coming batch on, at which the run takes over the fork's values."""
         now, timing = self._now, self._timing
         self._leave = stream.switch(now.place + timing.margin + timing.window, allowance) - timing.window
         before, now.allowance = now.allowance, allowance
-        self._write("reduce" if allowance else "stop", reason, before=before, from_step=self._leave, found=found)
+        self._write("reduce" if allowance else "stop", reason, before=before, from_step=self._leave, findings=findings)
 
     def _give_up(self, stream: NumberedBatches, reason: str) -> None:
         """Stop skipping for good, without a judgement."""
@@ -316,8 +260,43 @@ class Guard:
     def _read(self) -> None:
         self._account.read(self._now, self._passes.left_out(self._now.place))
 
-    def _write(self, verdict: str, reason: str, **details: Any) -> None:
-        self._log.write(verdict, reason, self._now, trigger=self._trigger, pair=self._pair, **details)
+    def _write(
+        self,
+        verdict: str,
+        reason: str,
+        *,
+        before: float | None = None,
+        from_step: int | None = None,
+        findings: CheckFindings = NOTHING,
+    ) -> None:
+        """Record a decision, after which the state is `self._now`; see `GuardRecord`."""
+        now, pair, (evidence, outlook, share) = self._now, self._pair, findings
+        record = GuardRecord(
+            step=self._recorder.steps,
+            verdict=verdict,
+            reason=reason,
+            trigger=self._trigger,
+            budget=self._settings.budget,
+            allowance_before=now.allowance if before is None else before,
+            allowance=now.allowance,
+            from_step=now.place if from_step is None else from_step,
+            fork_steps=now.place - pair.start if pair else 0,
+            steps_left=self._timing.left(now.place),
+            samples=evidence.samples if evidence else 0,
+            skipped_share=share,
+            auc_difference=evidence.auc if evidence else None,
+            auc_difference_ci=evidence.auc_interval if evidence else None,
+            log_loss_difference=evidence.log_loss if evidence else None,
+            log_loss_difference_ci=evidence.log_loss_interval if evidence else None,
+            spent=now.cost_until(pair.start if pair else now.place),
+            auc_change=outlook.change if outlook else None,
+            auc_change_ci=outlook.interval if outlook else None,
+            fork_bytes=pair.num_bytes if pair else 0,
+            fork_batches=now.fork_batches + (pair.trained if pair else 0),
+            judged_batches=now.judged_batches + (pair.judged if pair else 0),
+        )
+        self._decisions.append(record)
+        self._recorder.write(record)
 
 
 def length_unknown(policy: str) -> ConfigError:

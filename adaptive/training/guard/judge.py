@@ -190,8 +190,8 @@ def compare(run: Floats, fork: Floats, labels: Floats) -> Evidence | None:
     """
     if not (np.isfinite(run).all() and np.isfinite(fork).all()):
         return None
-    found = paired_difference([(run, fork)], labels == 1)
-    return None if found is None else Evidence(len(labels), *found)
+    difference = paired_difference([(run, fork)], labels == 1)
+    return None if difference is None else Evidence(len(labels), *difference)
 
 
 LEAST: Final = 1 / 16  # an allowance below this is not worth its forks

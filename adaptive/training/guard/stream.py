@@ -85,11 +85,11 @@ class NumberedBatches(Iterator[Batch]):
 
     def coming(self, number: int, num_samples: int) -> list[Batch]:
         """Batches from `number` on that hold so many samples, or as many as there are."""
-        found: list[Batch] = []
-        while num_samples > 0 and (batch := self.get(number + len(found))) is not None:
-            found.append(batch)
+        batches: list[Batch] = []
+        while num_samples > 0 and (batch := self.get(number + len(batches))) is not None:
+            batches.append(batch)
             num_samples -= batch.num_samples
-        return found
+        return batches
 
     def place(self, trained: int) -> int:
         """Number of the first batch not needed for the first `trained` samples of this pass.

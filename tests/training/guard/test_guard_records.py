@@ -8,17 +8,12 @@ from pathlib import Path
 import pytest
 from guarded import GUARD, SKIP, run, spec, toy_data  # noqa: F401 (fixtures)
 from guarded_policies import Freeze
-from toy import toy_config
 from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
-from adaptive.config import GuardConfig
-from adaptive.training.guard.fork import RunLoop
-from adaptive.training.guard.guard import Guard
 from adaptive.training.telemetry.formatting import guard_text
 from adaptive.training.telemetry.jsonl import MetricsFile, read_metrics
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.record import GuardRecord, Record, RunRecord
-from adaptive.training.telemetry.recorder import Recorder
 from adaptive.training.telemetry.tensorboard import view_from_metrics
 
 RUN = RunRecord(policy="slipstream", table_rows={"site": 10})
@@ -140,41 +135,3 @@ def test_a_run_without_a_guard_says_nothing_of_one(tmp_path: Path) -> None:
     found = run(tmp_path, Freeze)
     assert found.decisions == [] and not [name for name in found.summary if name.startswith("guard")]
     assert "guard" not in found.saved.meta and "guard: " not in found.summary["table"]
-
-
-# -- going on -----------------------------------------------------------------------------------------------------
-
-
-def test_what_a_guard_knows_is_saved_and_restored(tmp_path: Path) -> None:
-    found = run(tmp_path, Freeze, {"budget": 0.05})
-    state = json.loads(json.dumps(found.saved.meta["guard"]))
-    assert state["allowance"] == found.summary["guard_allowance"] and state["place"] == 180
-    parts, _ = parts_of(policy=spec(Freeze), skip=SKIP)
-    settings = GuardConfig(**(GUARD | {"budget": 0.05}))
-    guard = Guard(
-        settings, toy_config(policy=spec(Freeze), skip=SKIP), RunLoop(parts), Recorder(parts.embeddings), 1000
-    )
-    guard.restore(state)
-    assert guard.state() == state
-    with parts.embeddings:
-        guard.guarded(iter([]))
-        assert parts.embeddings.policy.rule.allowance == state["allowance"]
-        guard.close()
-
-
-@pytest.mark.parametrize("begun", [True, False])
-def test_a_stopped_run_that_goes_on_skips_nothing(begun: bool) -> None:
-    """Stopped by a check, or because it was too short."""
-    parts, _ = parts_of(policy=spec(Freeze), skip=SKIP)
-    guard = Guard(
-        GuardConfig(**GUARD),
-        toy_config(policy=spec(Freeze), skip=SKIP),
-        RunLoop(parts),
-        Recorder(parts.embeddings),
-        1000,
-    )
-    guard.restore({**guard.state(), "active": False, "allowance": 0.0, "begun": begun})
-    with parts.embeddings:
-        guard.guarded(iter([]))
-        assert parts.embeddings.policy.rule.allowance == 0
-        guard.close()
