@@ -26,7 +26,7 @@ from adaptive.embeddings.engine.lookahead import look_ahead
 from adaptive.embeddings.engine.pipeline import ReadyBatch
 from adaptive.embeddings.engine.statistics import StatisticsCollector
 from adaptive.embeddings.planned_batch import GroupBatch, Planned
-from adaptive.embeddings.planning.tier_view import RowView
+from adaptive.embeddings.planning.access_events import RowView
 from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.row_store import RowStore

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from adaptive import Adagrad, RowStats, SkipConfig, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.config import TrainConfig
 from adaptive.counters import Counter
-from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
+from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.errors import PolicyError
 from adaptive.optim import SGD, RowOptimizer
 from adaptive.plugins import installed_rules, make_rule

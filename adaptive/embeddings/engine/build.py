@@ -11,14 +11,14 @@ from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.engine.pipeline import Lane, Pipeline
 from adaptive.embeddings.exchange.exchange import Exchange, LocalExchange
 from adaptive.embeddings.exchange.rank_exchange import RankExchange
-from adaptive.embeddings.planning import deferral
 from adaptive.embeddings.planning.books import RECORD, SLOT_BYTES
 from adaptive.embeddings.planning.hot_set import hot_set_bytes
 from adaptive.embeddings.planning.layout import Group, make_groups, own_share
 from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.embeddings.planning.planner import Planner
-from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
+from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import Sizes, choose_slots, hot_rows, row_bytes, watched_bytes
+from adaptive.embeddings.planning.skipping import SUM_RECORD
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiers.cpu_device import CpuDevice
 from adaptive.embeddings.tiers.device import DeviceTier
@@ -80,7 +80,7 @@ class Outline:
             parts.append(group.num_rows * RECORD.itemsize + slots * SLOT_BYTES)
             if self.skip is not None:
                 watched = hot_rows(group, self.skip, self.optimizer)
-                parts[-1] += hot_set_bytes(watched) + caller.defers * watched * deferral.RECORD.itemsize
+                parts[-1] += hot_set_bytes(watched) + caller.defers * watched * SUM_RECORD.itemsize
             for name, size in zip(MEMORY, parts, strict=False):
                 totals[name] += size
         if self.skip is not None:
@@ -180,7 +180,7 @@ def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) ->
     policy_caller = pipeline.policy_caller
     for lane in pipeline.lanes:
         capacity = hot_rows(lane.group, skip, optimizer)
-        lane.planner.watch(capacity, skip, optimizer)
+        lane.planner.watch(capacity, skip)
         lane.device.watch(capacity, snapshots=policy_caller.watches_movement, sums=policy_caller.defers)
 
 

@@ -21,7 +21,7 @@ from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Stopwatch
 from adaptive.embeddings.engine.late_fetch import LateRows, updated_on_device
 from adaptive.embeddings.exchange.exchange import Exchange
-from adaptive.embeddings.planning.access_events import Follower
+from adaptive.embeddings.planning.access_events import AccessNotifier
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import (
     Distinct,
@@ -34,7 +34,7 @@ from adaptive.embeddings.planning.lookups import (
 from adaptive.embeddings.planning.parts import GroupPart, describe_parts
 from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Moves, UpdateSizes
 from adaptive.embeddings.planning.planner import Arrival, Planner
-from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
+from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.tiers.device import DeviceTier, Send
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.embeddings.tiers.mover import Mover
@@ -158,7 +158,7 @@ class Pipeline:
         self.running = False  # whether a look-ahead is
         self.ending = False  # it plans no more batches; set by the training thread
         self._planned: list[ReadyBatch] = []  # the latest ones, with all that are in flight
-        self.follower = Follower([lane.planner for lane in self.lanes], policy_caller)
+        self.notifier = AccessNotifier([lane.planner for lane in self.lanes], policy_caller)
         self.late = LateRows([lane.device for lane in self.lanes], self.stopwatch)
         self._reported: Mapping[str, float] = {}  # by the policy, with the batch to be planned
         self._update_sizes = self.update_sizes()  # by then
@@ -275,7 +275,7 @@ class Pipeline:
         batch, all_lookups, windows = coming
         with self.stopwatch.stage("plan"):
             number = self.next_number
-            arrivals = self.follower.prepare([lookups.distinct for lookups in all_lookups], number, depth, windows)
+            arrivals = self.notifier.prepare([lookups.distinct for lookups in all_lookups], number, depth, windows)
             plans = [
                 lane.planner.commit(lookups, arrival)
                 for lane, lookups, arrival in zip(self.lanes, all_lookups, arrivals, strict=True)

@@ -93,7 +93,7 @@ def refit(
     lane = pipeline.lanes[number]
     slots, device = lane.planner.slots, lane.device
     tally = np.zeros((len(lane.group.tables), len(Counter)), np.int64)
-    pipeline.follower.leave(number, slots.rows[victims])
+    pipeline.notifier.leave(number, slots.rows[victims])
     back_slots, _ = slots.release(victims, tally)
     assert not len(back_slots), "rows that leave have been written back"
     new_slots = slots.compact(num_slots)

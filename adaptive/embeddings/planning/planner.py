@@ -21,14 +21,13 @@ from adaptive.embeddings.planning.books import SlotTable, Tracker
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import Bags, Distinct, Lookups
 from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Moves, Pooling, RowUpdates, WatchedCounts, no_rows
-from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
+from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.row_stats import StatsSource
 from adaptive.embeddings.planning.skipping import Skipper, group_updates
 from adaptive.errors import DeviceMemoryError
 from adaptive.kernels.planning import books
 from adaptive.kernels.planning.selection import lowest
 from adaptive.kernels.scratch import LentMemory, carve
-from adaptive.optim import RowOptimizer
 
 Int64s = NDArray[np.int64]
 
@@ -63,9 +62,9 @@ class Planner:
         self._has_asked = False
         self._entered: tuple[Distinct, Int64s, NDArray[np.int32]] | None = None  # prepared and not committed
 
-    def watch(self, capacity: int, skip: SkipConfig, optimizer: RowOptimizer) -> None:
-        """Watch the hottest rows from now on, and leave out or defer their updates as the policy says."""
-        self.skipper = Skipper(self.group, capacity, skip, optimizer, self._policy_caller, self.tracker, self._stats)
+    def watch(self, capacity: int, skip: SkipConfig) -> None:
+        """Watch the hottest rows from now on, and leave out or defer their updates as the skip rule says."""
+        self.skipper = Skipper(self.group, capacity, skip, self._policy_caller, self.tracker, self._stats)
 
     @property
     def num_bytes(self) -> int:

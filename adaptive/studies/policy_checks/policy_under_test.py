@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
-from adaptive.embeddings.planning.policy_calls.errors import overdue_text
-from adaptive.embeddings.planning.policy_calls.thread import Overdue, PolicyThread
+from adaptive.embeddings.planning.policy_calls import overdue_text
+from adaptive.embeddings.planning.policy_thread import Overdue, PolicyThread
 from adaptive.plugins import make_policy
 from adaptive.policy import Policy, RowStats, TierView, order_of
 from adaptive.studies.policy_checks.fixtures import FollowedView

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
-from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
+from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.policy import Policy, RowStats, SkipRule
 from adaptive.studies.policy_checks.checks import train_tables
 from adaptive.studies.policy_checks.fixtures import MadeUpView, made_up_batches, made_up_stats, samples_of

@@ -21,14 +21,13 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig, TrainConfig
 from adaptive.counters import Counter
 from adaptive.data.dataset import Dataset
-from adaptive.embeddings.planning.access_events import Follower
+from adaptive.embeddings.planning.access_events import AccessNotifier, RowView
+from adaptive.embeddings.planning.access_log import Trace
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import Distinct, DistinctFinder, check_batch, lay_out_bags
 from adaptive.embeddings.planning.planner import Arrival, Planner
-from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
+from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import choose_slots, hot_rows, row_bytes
-from adaptive.embeddings.planning.tier_view import RowView
-from adaptive.embeddings.planning.use_trace import Trace
 from adaptive.errors import DeviceMemoryError, InputError, PolicyError
 from adaptive.kernels.planning import belady
 from adaptive.optim import RowOptimizer
@@ -97,7 +96,7 @@ class SimulatedRun:
         self.skips_at_most = False
         self.skips_unknown = self._begin_skipping(skip)
         self.view = RowView([self.planner])
-        self._follower = Follower([self.planner], self.policy_caller)
+        self._notifier = AccessNotifier([self.planner], self.policy_caller)
         self.tally = np.zeros((len(setup.group.tables), len(Counter)), np.int64)
         self.batches = self.samples = self.popular = self.host_vectors = 0
         self.seconds = 0.0
@@ -118,7 +117,7 @@ class SimulatedRun:
             self.policy.rule, self.skips_at_most = _ByVisits(rule), True
         if caller.watches_movement:
             return True
-        self.planner.watch(hot_rows(self.setup.group, self._skip, optimizer), self._skip, optimizer)
+        self.planner.watch(hot_rows(self.setup.group, self._skip, optimizer), self._skip)
         return False
 
     @property
@@ -185,7 +184,7 @@ class SimulatedRun:
         depth = self.setup.depth
         while True:
             try:
-                return self._follower.prepare([distinct], self.batches, depth, [window])[0]
+                return self._notifier.prepare([distinct], self.batches, depth, [window])[0]
             except DeviceMemoryError:
                 if not self._reduces_lookahead or depth == 0:
                     raise

@@ -18,7 +18,7 @@ from adaptive.config import TierConfig, TrainConfig
 from adaptive.counters import Counter
 from adaptive.data.dataset import Dataset
 from adaptive.embeddings.planning.layout import Group, make_groups
-from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
+from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import held_rows, row_bytes
 from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.optim import row_optimizer

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.rows.vocabularies import stored_tables
+from adaptive.embeddings.planning.access_log import Trace
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder
-from adaptive.embeddings.planning.use_trace import Trace
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.errors import CheckpointError, ConfigError, DeviceMemoryError
 from adaptive.models.model_settings import OPTIONS

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from skip_rules import waits
 
-from adaptive.embeddings.planning.deferral import DeferralBook
 from adaptive.embeddings.planning.hot_set import WatchedRows
 from adaptive.embeddings.planning.lookups import Distinct
+from adaptive.embeddings.planning.skipping import DeferralBook
 from adaptive.kernels.planning.books import DUE, NOW, SKIPPED, WAITS
 
 

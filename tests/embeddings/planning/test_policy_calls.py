@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from skip_rules import LeaveOut, everything, waits
 
 from adaptive.batch import Batch
-from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
+from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.errors import ConfigError, InputError, PolicyError
 from adaptive.plugins import load_policy_class
 from adaptive.policies.lru import LRU

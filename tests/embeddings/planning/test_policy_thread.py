@@ -17,7 +17,7 @@ from skip_rules import LeaveOut
 from adaptive import system
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
-from adaptive.embeddings.planning.policy_calls.thread import Overdue, PolicyThread, Raised
+from adaptive.embeddings.planning.policy_thread import Overdue, PolicyThread, Raised
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import PolicyError
 from adaptive.policies.lru import LRU

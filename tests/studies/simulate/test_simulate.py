@@ -24,7 +24,7 @@ from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.counters import Counter
 from adaptive.data.dataset import Dataset, by_table
-from adaptive.embeddings.planning.use_trace import Trace
+from adaptive.embeddings.planning.access_log import Trace
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, DeviceMemoryError, InputError, OutputError
 from adaptive.kernels.planning import belady

@@ -14,9 +14,9 @@ from skip_rules import LeaveOut, everything, waits
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
-from adaptive.embeddings.planning.deferral import DeferralBook
 from adaptive.embeddings.planning.hot_set import WatchedRows
 from adaptive.embeddings.planning.lookups import Distinct
+from adaptive.embeddings.planning.skipping import DeferralBook
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.kernels.planning.books import WAITS
 from adaptive.policies.rules.drop import Drop

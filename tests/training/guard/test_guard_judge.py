@@ -14,9 +14,9 @@ from skip_rules import waits
 from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.planning.deferral import DeferralBook
 from adaptive.embeddings.planning.hot_set import WatchedRows
 from adaptive.embeddings.planning.lookups import Distinct
+from adaptive.embeddings.planning.skipping import DeferralBook
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.kernels.planning.books import WAITS
 from adaptive.policies.random_drop import RandomDrop

@@ -129,7 +129,7 @@ def load_rows(
             _renumber(lane.group.undivided, part, kept, last or {})
     watched = [own_watched(lane.group, kept) for lane, kept in zip(pipeline.lanes, watched, strict=True)]
     with pipeline.lock:  # nothing was changed so far, and nothing below is refused
-        pipeline.follower.restart()
+        pipeline.notifier.restart()
         for lane, part, kept in zip(pipeline.lanes, parts, watched, strict=True):
             _load_lane(lane, part)
             load_watched(lane, kept)
