@@ -16,7 +16,7 @@ from adaptive.data.dataset import Feature
 from adaptive.data.rows.vocabularies import load_vocabularies
 from adaptive.data.text.schema import NULLS
 from adaptive.serving.sample_values import DenseFacts, ExportFacts, FeatureFacts
-from adaptive.training.runs.loading import LoadedRun, lacks_vocabulary, vocabulary_folder
+from adaptive.training.runs.loading import LoadedRun
 
 _RULES = {"direct": "row", "hashed": "hash", "fitted": "vocabulary"}
 _KEYS = {"int": "int", "hex": "hex", "string": "text"}
@@ -31,14 +31,14 @@ def vocabularies(run: LoadedRun) -> dict[str, NDArray[np.int64]]:
     data = _data(run)
     if not data.get("vocabularies"):
         return {}
-    folder, wanted = vocabulary_folder(run), dict[str, int]()
+    folder, wanted = run.vocabulary_folder, dict[str, int]()
     for feature, table in zip(run.shape.features, run.shape.tables, strict=True):
         kind, size, _ = _described(feature, data)
         if kind == "fitted":
             wanted[table] = size
     loaded = load_vocabularies(folder, wanted)
     if loaded is None or {table: words.checksum() for table, words in loaded.items()} != data["vocabularies"]:
-        raise lacks_vocabulary(run, folder)
+        raise run.lacks_vocabulary()
     return {table: words.keys for table, words in loaded.items()}
 
 

@@ -18,7 +18,7 @@ from adaptive.config import TierConfig, TrainConfig
 from adaptive.data.dataset import Dataset, DataShape, shape_of
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.errors import AdaptiveError, ConfigError, InputError
+from adaptive.errors import ConfigError, InputError
 from adaptive.plugins import refuse_unnamed
 from adaptive.storage.run_checkpoints import load_best
 from adaptive.storage.run_directory import RECORD, read_record
@@ -32,6 +32,8 @@ from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.recorder import evaluation_record
 from adaptive.training.telemetry.report import SCHEMA, QualitySummary
 
+Settings = Mapping[str, Any]  # values by dotted keys, as after --set
+NO_SETTINGS: Final[Settings] = MappingProxyType({})
 READABLE = ("tier.", "data.", "eval_batch_size", "model")  # settings that reading a run may change
 
 
@@ -82,6 +84,25 @@ class LoadedRun:
         for logits in predict(self.embeddings, self.model, batches):
             yield probabilities(logits)
 
+    @property
+    def vocabulary_folder(self) -> Path:
+        """Where the vocabularies are that the run was trained with, if it fitted some."""
+        return Path(self.config.data_options.get("vocabulary_path") or self.path / "vocabulary")
+
+    @property
+    def vocabularies(self) -> Mapping[str, str]:
+        """Table -> checksum of the vocabularies that the run was trained with."""
+        recorded = self.record.get("data")
+        return (recorded.get("vocabularies") or {}) if isinstance(recorded, dict) else {}
+
+    def lacks_vocabulary(self) -> InputError:
+        """What to raise if they are not there."""
+        return InputError(
+            f"{self.path} was trained with vocabularies of {', '.join(self.vocabularies)}, which "
+            f"{self.vocabulary_folder} does not hold; put that folder back, or give its place: --set "
+            "data.vocabulary_path=DIR"
+        )
+
     def close(self) -> None:
         self.embeddings.close()
 
@@ -115,13 +136,11 @@ def load_run(path: Path | str, *, tier: TierConfig | None = None, model: str | N
         CheckpointError: if the run or its weights are missing or damaged.
         ConfigError: if the rows' files cannot be made; give another `tier`.
     """
-    changed: dict[str, Any] = {} if tier is None else {"tier": tier}
-    if model is not None:
-        changed["model"] = model
+    changed = {name: value for name, value in (("tier", tier), ("model", model)) if value is not None}
     return _load(Path(path), lambda config: config.model_copy(update=changed), model)
 
 
-def load_with(path: Path, settings: Mapping[str, Any], ranks: Ranks = ALONE) -> LoadedRun:
+def load_with(path: Path, settings: Settings, ranks: Ranks = ALONE) -> LoadedRun:
     """`load_run` with some settings changed: dotted keys of `READABLE`; with `ranks`, which call it together, each has
     its own rows.
 
@@ -136,8 +155,7 @@ def _load(
 ) -> LoadedRun:
     """`model`: what the caller has named."""
     record = read_record(path)
-    config = config_of(record, path)
-    config = change(_for_reading(with_vocabulary(at_home(config, record), path)))
+    config = change(_for_reading(with_vocabulary(at_home(config_of(record, path), record), path)))
     way = f"--set model={shlex.quote(config.model)}, from Python load_run(RUN, model=...)"
     refuse_unnamed("model", config.model, where=str(path / RECORD), named=model, how=way)
     where, checkpoint = load_best(path, readers_of(ranks))
@@ -171,11 +189,11 @@ def _for_reading(config: TrainConfig) -> TrainConfig:
     """The settings for reading rows where they lie: no slots to speak of, and the code of the run's policy is not
     loaded. `lru` copies rows, so a host tier in files is not mapped into memory."""
     tier = config.tier.model_copy(update={"device_rows": "1"})
-    changed: dict[str, Any] = {"policy": "lru", "policy_options": {}, "skip": None, "guard": None, "tier": tier}
+    changed: dict[str, object] = {"policy": "lru", "policy_options": {}, "skip": None, "guard": None, "tier": tier}
     return config.model_copy(update=changed)
 
 
-def _changed(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
+def _changed(config: TrainConfig, settings: Settings) -> TrainConfig:
     tree = config.model_dump()
     for key, value in settings.items():
         section, _, name = key.partition(".")
@@ -197,7 +215,6 @@ def _changed(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
 
 
 ROWS_BY_TRAINING_FILES: Final = ("taobao",)  # kinds whose ids become rows by what the training files hold
-NO_SETTINGS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class EvaluationSummary(QualitySummary, total=False):
@@ -215,7 +232,7 @@ def evaluate_run(
     *,
     data: str | None = None,
     by: str | None = None,
-    settings: Mapping[str, Any] = NO_SETTINGS,
+    settings: Settings = NO_SETTINGS,
     stream: TextIO | None = None,
     ranks: Ranks = ALONE,
 ) -> EvaluationSummary:
@@ -243,18 +260,18 @@ def evaluate_run(
         ranks.require_equal(lambda: {"by": by, "data": dataset.fingerprint()})
         with torch_settings(run.config):
             batches = evaluation_batches(run, dataset)
-            found = evaluate(run.embeddings, run.model, batches, by=position, in_turn=not ranks.is_local)
-    if not found.samples:
+            evaluation = evaluate(run.embeddings, run.model, batches, by=position, in_turn=not ranks.is_local)
+    if not evaluation.samples:
         raise InputError(
             f"the data of {run.path} ({data or run.config.data}) have no evaluation part; give others: --data SPEC"
         )
     if stream is not None:
         with contextlib.closing(Progress(stream, run.steps)) as progress:
-            progress.write(evaluation_record(found, run.steps))
+            progress.write(evaluation_record(evaluation, run.steps))
     facts = {"schema": SCHEMA, "run_dir": str(run.path), "policy": run.record["config"]["policy"], "steps": run.steps}
     if data is not None:
         facts["data"] = data
-    return cast(EvaluationSummary, {**facts, **quality_numbers(found)})
+    return cast(EvaluationSummary, {**facts, **quality_numbers(evaluation)})
 
 
 def evaluation_batches(run: LoadedRun, dataset: Dataset) -> Iterator[Batch]:
@@ -273,33 +290,27 @@ def data_of(run: LoadedRun, spec: str | None, *, may_lack_labels: bool = False) 
         ConfigError: for settings that cannot work; or if the run's vocabulary, which others need, is not there.
         InputError: if files are missing; if these are not the data of the run, or do not fit its tables.
     """
-    _check_vocabulary_is_there(run)
+    folder = run.vocabulary_folder
+    if run.vocabularies and not (folder.is_dir() and any(folder.iterdir())):  # another one would be fitted to the data
+        raise run.lacks_vocabulary()
+    config = run.config if spec is None else _all_for_evaluation(run.config, spec, may_lack_labels)
+    try:
+        dataset = open_data(config)
+    except (ConfigError, InputError) as error:
+        home = run.record.get(FOLDER)
+        if not home or str(home) not in str(error):
+            raise
+        raise type(error)(
+            f"{error}\n{run.path} was trained in {home}, from where its relative paths are looked for; if they have "
+            "moved, give --data SPEC, and the schema by --set data.schema_path=FILE"
+        ) from error
     if spec is None:
-        dataset = _opened(run, run.config)
         check_same_data(run.path, run.record, dataset)
         return dataset
-    dataset = _opened(run, _all_for_evaluation(run.config, spec, may_lack_labels))
     _check_shape(run, shape_of(dataset))
-    _check_vocabulary(run, dataset)
+    if run.vocabularies and dataset.fingerprint().get("vocabularies") != run.vocabularies:
+        raise run.lacks_vocabulary()  # categories would not mean the rows that they meant in training
     return dataset
-
-
-def _opened(run: LoadedRun, config: TrainConfig) -> Dataset:
-    try:
-        return open_data(config)
-    except (ConfigError, InputError) as error:
-        raise _with_home(run, error) from error
-
-
-def _with_home(run: LoadedRun, error: AdaptiveError) -> AdaptiveError:
-    """The error, with where the run was made, if that is where something was looked for."""
-    home = run.record.get(FOLDER)
-    if home is None or home not in str(error):
-        return error
-    return type(error)(
-        f"{error}\n{run.path} was trained in {home}, from where its relative paths are looked for; if they have moved, "
-        "give --data SPEC, and the schema by --set data.schema_path=FILE"
-    )
 
 
 def _all_for_evaluation(config: TrainConfig, spec: str, may_lack_labels: bool) -> TrainConfig:
@@ -319,61 +330,27 @@ def _all_for_evaluation(config: TrainConfig, spec: str, may_lack_labels: bool) -
     return config.model_copy(update={"data": spec, "data_options": options})
 
 
-def _check_vocabulary_is_there(run: LoadedRun) -> None:
-    """Or else another one would be fitted to the data."""
-    folder = vocabulary_folder(run)
-    if _vocabularies(run) and not (folder.is_dir() and any(folder.iterdir())):
-        raise lacks_vocabulary(run, folder)
+def _check_shape(run: LoadedRun, shape: DataShape) -> None:
+    needed = run.shape
+    shape = replace(shape, labels=needed.labels, widths=needed.widths)  # samples can be scored without them
+    if not (shape.dense_names and needed.dense_names):  # not every format names its dense inputs
+        shape = replace(shape, dense_names=needed.dense_names)
+    if shape != needed:
+        expected, got = _shape_texts(needed, shape)
+        raise InputError(f"the data do not fit the tables of {run.path}: expected {expected}, found {got}")
 
 
-def _check_vocabulary(run: LoadedRun, dataset: Dataset) -> None:
-    """Check that categories mean the rows that they meant in training."""
-    if _vocabularies(run) and dataset.fingerprint().get("vocabularies") != _vocabularies(run):
-        raise lacks_vocabulary(run, vocabulary_folder(run))
-
-
-def _vocabularies(run: LoadedRun) -> Mapping[str, str]:
-    """Table -> checksum of the vocabularies that the run was trained with."""
-    recorded = run.record.get("data")
-    return (recorded.get("vocabularies") or {}) if isinstance(recorded, dict) else {}
-
-
-def vocabulary_folder(run: LoadedRun) -> Path:
-    """Where the vocabularies are that the run was trained with, if it fitted some."""
-    return Path(run.config.data_options.get("vocabulary_path") or run.path / "vocabulary")
-
-
-def lacks_vocabulary(run: LoadedRun, folder: Path) -> InputError:
-    """What to raise if they are not there."""
-    return InputError(
-        f"{run.path} was trained with vocabularies of {', '.join(_vocabularies(run))}, which {folder} does not hold; "
-        "put that folder back, or give its place: --set data.vocabulary_path=DIR"
-    )
-
-
-def _check_shape(run: LoadedRun, found: DataShape) -> None:
-    found = replace(found, labels=run.shape.labels, widths=run.shape.widths)  # samples can be scored without them
-    if not (found.dense_names and run.shape.dense_names):  # not every format names its dense inputs
-        found = replace(found, dense_names=run.shape.dense_names)
-    if found != run.shape:
-        needed, has = _shape_texts(run.shape, found)
-        raise InputError(f"the data do not fit the tables of {run.path}: expected {needed}, found {has}")
-
-
-def _shape_texts(needed: DataShape, found: DataShape) -> tuple[str, str]:
+def _shape_texts(needed: DataShape, other: DataShape) -> list[str]:
     """What differs, of both."""
-    for one, other in zip(needed.features, found.features, strict=False):
-        if one != other:
-            return f"feature {one.name} of {one.num_embeddings} rows", f"{other.name} of {other.num_embeddings}"
-    if needed.dense_names != found.dense_names:
-        return _order_text(needed), _order_text(found)
-    texts = [
-        f"{len(one.features)} features, {one.num_dense} dense inputs, {one.steps} step(s) and tables "
-        f"{', '.join(dict.fromkeys(one.tables))}"
-        for one in (needed, found)
+    for features in zip(needed.features, other.features, strict=False):
+        if features[0] != features[1]:
+            texts = [f"{feature.name} of {feature.num_embeddings}" for feature in features]
+            return [f"feature {texts[0]} rows", texts[1]]
+    shapes = needed, other
+    if needed.dense_names != other.dense_names:
+        return [f"dense inputs in the order {', '.join(shape.dense_names)}" for shape in shapes]
+    return [
+        f"{len(shape.features)} features, {shape.num_dense} dense inputs, {shape.steps} step(s) and tables "
+        f"{', '.join(dict.fromkeys(shape.tables))}"
+        for shape in shapes
     ]
-    return texts[0], texts[1]
-
-
-def _order_text(shape: DataShape) -> str:
-    return f"dense inputs in the order {', '.join(shape.dense_names)}"

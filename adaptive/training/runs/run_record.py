@@ -20,7 +20,7 @@ Json = Mapping[str, Any]
 FOLDER, SHAPE = "folder", "shape"
 
 
-def where_and_what(dataset: Dataset) -> dict[str, Any]:
+def where_and_what(dataset: Dataset) -> Json:
     """Entries of `run.json`: the folder from which the run's relative paths are meant, and the shape of its data."""
     return {FOLDER: os.getcwd(), SHAPE: TypeAdapter(DataShape).dump_python(shape_of(dataset), mode="json")}
 
@@ -102,12 +102,12 @@ def check_same_data(path: Path, record: Json, dataset: Dataset) -> None:
     Raises:
         InputError: if they are not; says what differs.
     """
-    recorded, found = record.get("data"), plain(dataset.fingerprint())
-    if _without_paths(recorded) == _without_paths(found):
+    recorded, data = record.get("data"), plain(dataset.fingerprint())
+    if _without_paths(recorded) == _without_paths(data):
         return
     recorded = recorded if isinstance(recorded, dict) else {}
-    names = sorted(name for name in recorded.keys() | found.keys() if recorded.get(name) != found.get(name))
-    differences = "; ".join(text for name in names for text in _differences(name, recorded.get(name), found.get(name)))
+    names = sorted(name for name in recorded.keys() | data.keys() if recorded.get(name) != data.get(name))
+    differences = "; ".join(text for name in names for text in _differences(name, recorded.get(name), data.get(name)))
     raise InputError(f"the data are not those of {path}: {differences}")
 
 
@@ -119,16 +119,16 @@ def _without_paths(data: object) -> object:
     return {**data, "files": files}
 
 
-def _differences(name: str, recorded: object, found: object) -> list[str]:
+def _differences(name: str, recorded: object, data: object) -> list[str]:
     """What differs in an entry; of files each that does."""
-    if name != "files" or not isinstance(recorded, list) or not isinstance(found, list):
-        return [f"{name}: expected {recorded}, found {found}"]
-    if len(recorded) != len(found):
-        return [f"expected {len(recorded)} files, found {len(found)}"]
+    if name != "files" or not isinstance(recorded, list) or not isinstance(data, list):
+        return [f"{name}: expected {recorded}, found {data}"]
+    if len(recorded) != len(data):
+        return [f"expected {len(recorded)} files, found {len(data)}"]
     return [
-        f"file {number}: expected {_file_text(one)}, found {_file_text(other)}"
-        for number, (one, other) in enumerate(zip(recorded, found, strict=True), start=1)
-        if {**one, "path": None} != {**other, "path": None}
+        f"file {number}: expected {_file_text(before)}, found {_file_text(now)}"
+        for number, (before, now) in enumerate(zip(recorded, data, strict=True), start=1)
+        if {**before, "path": None} != {**now, "path": None}
     ]
 
 

@@ -41,11 +41,11 @@ def policy_state(embeddings: TieredEmbeddingBag) -> Arrays:
         PolicyError: if one fails to give them, or gives something else.
     """
     policy = embeddings.policy
-    found = _checked(policy, embeddings.runtime.ask_policy("state_dict", policy.state_dict))
+    state = _checked(policy, embeddings.runtime.ask_policy("state_dict", policy.state_dict))
     if (rule := policy.rule) is not None:
         of_rule = _checked(rule, embeddings.runtime.ask_policy(f"{OF_RULE}state_dict", rule.state_dict))
-        found |= {OF_RULE + name: array for name, array in of_rule.items()}
-    return found
+        state |= {OF_RULE + name: array for name, array in of_rule.items()}
+    return state
 
 
 def load_policy_state(embeddings: TieredEmbeddingBag, state: Mapping[str, NDArray[Any]], where: Path) -> None:
@@ -56,13 +56,13 @@ def load_policy_state(embeddings: TieredEmbeddingBag, state: Mapping[str, NDArra
     """
     policy = embeddings.policy
     of_rule = {name.removeprefix(OF_RULE): array for name, array in state.items() if name.startswith(OF_RULE)}
-    own = {name: array for name, array in state.items() if not name.startswith(OF_RULE)}
-    for name, one in policy_state(embeddings).items():  # as it is at the beginning: of its dtypes and columns
-        here = state.get(name, one)
-        if (here.dtype, here.ndim, here.shape[1:]) != (one.dtype, one.ndim, one.shape[1:]):
-            raise CheckpointError(f"{where}: policy array {name}: expected {one.dtype} {one.shape}, got {_text(here)}")
+    of_policy = {name: array for name, array in state.items() if not name.startswith(OF_RULE)}
+    for name, new in policy_state(embeddings).items():  # as it is at the beginning: of its dtypes and columns
+        saved = state.get(name, new)
+        if (saved.dtype, saved.ndim, saved.shape[1:]) != (new.dtype, new.ndim, new.shape[1:]):
+            raise CheckpointError(f"{where}: policy array {name}: expected {new.dtype} {new.shape}, got {_text(saved)}")
     try:
-        embeddings.runtime.ask_policy("load_state_dict", lambda: policy.load_state_dict(own))
+        embeddings.runtime.ask_policy("load_state_dict", lambda: policy.load_state_dict(of_policy))
         if (rule := policy.rule) is not None:
             embeddings.runtime.ask_policy(f"{OF_RULE}load_state_dict", lambda: rule.load_state_dict(of_rule))
         taken = policy_state(embeddings)
@@ -93,7 +93,7 @@ def _checked(owner: Policy | SkipRule, state: object) -> Arrays:
     what = f"{kind} {type(owner).__name__}.state_dict must return"
     if not isinstance(state, dict):
         raise PolicyError(f"{what} a dict of arrays, found {type(state).__name__}")
-    found: Arrays = {}
+    arrays: Arrays = {}
     for name, array in state.items():
         if not _is_name(name) or (kind == "policy" and name.startswith(OF_RULE)):
             raise PolicyError(
@@ -103,8 +103,8 @@ def _checked(owner: Policy | SkipRule, state: object) -> Arrays:
         if not isinstance(array, np.ndarray) or array.dtype.str not in DTYPES:
             has = f"dtype {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
             raise PolicyError(f"{what} numpy arrays of {', '.join(DTYPES)}, found {has} under {name!r}")
-        found[name] = np.array(array)
-    return found
+        arrays[name] = np.array(array)
+    return arrays
 
 
 def _is_name(name: object) -> bool:
@@ -357,9 +357,9 @@ def restore_weights(components: Components, checkpoint: Checkpoint, *, where: Pa
     """
     if not isinstance(checkpoint.meta.get("steps"), int):
         raise CheckpointError(f"{where}: expected the number of steps trained, found {checkpoint.meta.get('steps')!r}")
-    needed, found = table_facts(components), checkpoint.meta.get("tables")
-    if found != needed:
-        raise CheckpointError(f"{where}: saved for other tables: expected {needed}, found {found}")
+    needed, saved = table_facts(components), checkpoint.meta.get("tables")
+    if saved != needed:
+        raise CheckpointError(f"{where}: saved for other tables: expected {needed}, found {saved}")
     if _is_shared(components) and (dealt := checkpoint.meta.get("dealt", FORMULA)) != FORMULA:
         raise CheckpointError(
             f"{where}: its rows are dealt out to ranks by {str(dealt)[:200]!r}, here by {FORMULA!r}; one process can "

@@ -172,14 +172,14 @@ def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) ->
 def _rows(components: Components, checkpoint: Checkpoint, *, keep_state: bool) -> dict[str, NDArray[Any] | Stored]:
     """The saved rows without what belongs to the other run alone: its rate, and rows that it watched."""
     rows: Mapping[str, NDArray[Any] | Stored] = checkpoint.rows
-    found = {name: value for name, value in rows.items() if name != "rate" and ".watched." not in name}
+    arrays = {name: value for name, value in rows.items() if name != "rate" and ".watched." not in name}
     if keep_state:
-        return found
+        return arrays
     for number, lane in enumerate(components.embeddings.runtime.pipeline.lanes):
-        count, first = len(whole(found[f"rows{number}.changed"])), lane.host.first_state
-        found[f"rows{number}.state"] = np.full((count, lane.host.state.shape[1]), first, np.float32)
-        found[f"rows{number}.first_state"] = np.array([first], np.float32)
-    return found
+        count, first = len(whole(arrays[f"rows{number}.changed"])), lane.host.first_state
+        arrays[f"rows{number}.state"] = np.full((count, lane.host.state.shape[1]), first, np.float32)
+        arrays[f"rows{number}.first_state"] = np.array([first], np.float32)
+    return arrays
 
 
 def train_run(
