@@ -1,17 +1,14 @@
-"""`SequencesConfig`: the settings of the built-in stream of sequences, apart from the code so that they load alone.
-
-`SyntheticConfig`: the settings of the built-in stream, apart from the code so that they load without numba.
-
-`DataOptions`: settings of all sources of data.
-"""
+"""`DataOptions`: settings of all sources of data, apart from their code so that they load without numba."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from adaptive.config import Config
+from adaptive.errors import ConfigError
 
 
 class SequencesConfig(Config):
@@ -207,9 +204,24 @@ class DataOptions(Config):
 
     @model_validator(mode="after")
     def _one_split(self) -> Self:
-        given = [name for name in ("eval_data", "holdout", "time_split") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} exclude each other: give one of them")
+        chosen = [name for name in ("eval_data", "holdout", "time_split") if getattr(self, name) is not None]
+        if len(chosen) > 1:
+            raise ValueError(f"{' and '.join(chosen)} exclude each other: give one of them")
         if self.eval_part != "all" and self.eval_data is None and self.holdout is None:
             raise ValueError(f"eval_part={self.eval_part} needs eval_data or holdout, whose rows it divides")
         return self
+
+    def refuse(self, what: str, names: Sequence[str], reason: str) -> None:
+        """Check that settings which mean nothing to some data have their defaults.
+
+        Raises:
+            ConfigError: naming `what`, the settings and the reason.
+        """
+        fields = type(self).model_fields
+        if changed := [f"data.{name}" for name in names if getattr(self, name) != fields[name].default]:
+            raise ConfigError(f"{what} expected no {', '.join(changed)}: {reason}. Leave it out.")
+
+    def identity(self) -> dict[str, object]:
+        """The settings that choose and order rows, as JSON values, for fingerprints."""
+        names = ("holdout", "eval_part", "time_split", "drop_negatives", "shuffle_buffer", "seed")
+        return {name: getattr(self, name) for name in names}

@@ -1,10 +1,7 @@
-"""`Dataset`: what every source of training data offers, whatever its format.
-
-Features that share a table: which do, and batches in the order that embeddings ask for, table by table.
-"""
+"""`Dataset`, what every source of training data offers, whatever its format; and features that share a table."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -13,6 +10,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.data.reading_progress import PartRead
+from adaptive.errors import InputError
 
 NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 
@@ -101,14 +99,9 @@ def tables_of(dataset: Dataset | DataShape) -> tuple[str, ...]:
 
 def shape_of(dataset: Dataset) -> DataShape:
     """What a model must know of a data set."""
+    tables, widths = tables_of(dataset), dict(dataset.widths)
     return DataShape(
-        dataset.features,
-        dataset.num_dense,
-        tables_of(dataset),
-        dataset.steps,
-        dataset.dense_names,
-        dataset.labels,
-        dict(dataset.widths),
+        dataset.features, dataset.num_dense, tables, dataset.steps, dataset.dense_names, dataset.labels, widths
     )
 
 
@@ -128,13 +121,13 @@ class _Reordered(Dataset):
         self.tables = tuple(tables_of(dataset)[position] for position in order)
         self.num_dense, self.dense_names, self.labels = dataset.num_dense, dataset.dense_names, dataset.labels
         self.widths = dataset.widths
-        self._dataset, self._order = dataset, order
+        self._dataset, self._order = dataset, order.tolist()
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
-        return (reordered(batch, self._order) for batch in self._dataset.train(batch_size, epoch=epoch))
+        return (batch.reordered(self._order) for batch in self._dataset.train(batch_size, epoch=epoch))
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
-        return (reordered(batch, self._order) for batch in self._dataset.evaluation(batch_size))
+        return (batch.reordered(self._order) for batch in self._dataset.evaluation(batch_size))
 
     def num_train_samples(self) -> int | None:
         return self._dataset.num_train_samples()
@@ -152,6 +145,11 @@ class _Reordered(Dataset):
         return self._dataset.out_of_range()
 
 
-def reordered(batch: Batch, order: NDArray[np.int64]) -> Batch:
-    """The batch with its features in another order: `order[i]` is the old position of feature i."""
-    return batch.reordered(order.tolist())
+def require_batches(batches: Iterator[Batch], problem: Callable[[], str]) -> Iterator[Batch]:
+    """The batches. Raises InputError: if there are none, with the problem."""
+    is_empty = True
+    for batch in batches:
+        is_empty = False
+        yield batch
+    if is_empty:
+        raise InputError(problem())

@@ -1,15 +1,49 @@
 """`open_dataset`: the data set meant by a spec such as `synthetic` or `criteo:PATH[,PATH...]`."""
 
 import difflib
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
 from adaptive.errors import ConfigError
 
+
+class Kind(NamedTuple):
+    """A kind of data: the function that opens it, and settings that mean nothing to it, with the reason."""
+
+    module: str
+    function: str  # (paths, options, run_dir) -> Dataset
+    refused: tuple[str, ...] = ()
+    reason: str = ""
+
+
+_BUILT_IN: Final = (
+    ("schema_path", "eval_data", "holdout", "time_split", "counts_path", "vocabulary_path", "vocabulary_from"),
+    "the stream is built in and reads no files; name your data, such as --data csv:PATH",
+)
+_NO_SCHEMA: Final = (("schema_path", "time_split"), "the format has no schema and no times")
+_NOTHING: Final = "the format has nothing of the kind"
+_KINDS: Final = {
+    "synthetic": Kind("synthetic.synthetic_stream", "open_synthetic", *_BUILT_IN),
+    "sequences": Kind("sequences.sequence_dataset", "open_sequences", *_BUILT_IN),
+    "criteo": Kind("text.criteo", "open_criteo", *_NO_SCHEMA),
+    "csv": Kind("text.delimited", "open_csv"),
+    "parquet": Kind("arrow.parquet", "open_parquet"),
+    "dlrm": Kind("arrays.array_files", "open_dlrm", *_NO_SCHEMA),
+    "mlperf": Kind("arrays.array_files", "open_mlperf", *_NO_SCHEMA),
+    "prepared": Kind(
+        "prepared.prepared_reader",
+        "open_prepared",
+        ("schema_path", "eval_data", "holdout", "time_split"),
+        "it counted when the data were prepared; prepare them again to read or split them differently",
+    ),
+    "taobao": Kind("sequences.taobao", "open_taobao", ("schema_path", "eval_part"), _NOTHING),
+    "tbsm": Kind("sequences.tbsm_files", "open_tbsm", ("schema_path", "time_split", "eval_part"), _NOTHING),
+}
 BUILT_IN: Final = ("synthetic", "sequences")
-FILE_KINDS: Final = ("criteo", "csv", "parquet", "dlrm", "mlperf", "prepared", "taobao", "tbsm")
+FILE_KINDS: Final = tuple(kind for kind in _KINDS if kind not in BUILT_IN)
 ENDINGS: Final = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".npz": "dlrm"}
 
 
@@ -23,55 +57,19 @@ def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None
         ConfigError: if the spec or a setting cannot work.
         InputError: if files are missing or, where they must be read to open them (`holdout`, vocabularies), bad.
     """
-    kind, _, paths = spec.partition(":")
-    if spec in BUILT_IN:
-        _refuse_files(spec, options)
-    if spec == "synthetic":
-        from adaptive.data.synthetic.synthetic_stream import Synthetic
-
-        return Synthetic(options.synthetic)
-    if kind == "criteo" and paths:
-        from adaptive.data.text.criteo import open_criteo
-
-        return open_criteo(paths, options, run_dir=run_dir)
-    if kind == "csv" and paths:
-        from adaptive.data.text.delimited import open_csv
-
-        return open_csv(paths, options, run_dir=run_dir)
-    if kind == "parquet" and paths:
-        from adaptive.data.arrow.parquet import open_parquet
-
-        return open_parquet(paths, options, run_dir=run_dir)
-    if kind == "dlrm" and paths:
-        from adaptive.data.arrays.array_files import open_processed as open_dlrm
-
-        return open_dlrm(paths, options, run_dir=run_dir)
-    if kind == "mlperf" and paths:
-        from adaptive.data.arrays.array_files import open_mlperf
-
-        return open_mlperf(paths, options, run_dir=run_dir)
-    if kind == "prepared" and paths:
-        from adaptive.data.prepared.prepared_reader import open_prepared
-
-        return open_prepared(paths, options)
-    if spec == "sequences":
-        from adaptive.data.sequences.sequence_dataset import open_sequences
-
-        return open_sequences(options.sequences, options.history)
-    if kind == "taobao" and paths:
-        from adaptive.data.sequences.taobao import open_taobao
-
-        return open_taobao(paths, options, run_dir=run_dir)
-    if kind == "tbsm" and paths:
-        from adaptive.data.sequences.tbsm_files import open_processed
-
-        return open_processed(paths, options)
-    raise ConfigError(
-        f"data {spec!r}: give 'synthetic', 'criteo:PATH[,PATH...]', with a schema 'csv:PATH[,PATH...]' or "
-        "'parquet:PATH[,PATH...]'; 'dlrm:PATH[,PATH...]', 'mlperf:PATH[,PATH...]'; "
-        "'prepared:DIR'; of sequences 'sequences', 'taobao:PATH[,PATH...]' or "
-        f"'tbsm:PATH[,PATH...]'{_meant(spec)}"
-    )
+    name, _, paths = spec.partition(":")
+    if spec not in BUILT_IN and not (name in FILE_KINDS and paths):
+        raise ConfigError(
+            f"data {spec!r}: give 'synthetic', 'criteo:PATH[,PATH...]', with a schema 'csv:PATH[,PATH...]' or "
+            "'parquet:PATH[,PATH...]'; 'dlrm:PATH[,PATH...]', 'mlperf:PATH[,PATH...]'; "
+            "'prepared:DIR'; of sequences 'sequences', 'taobao:PATH[,PATH...]' or "
+            f"'tbsm:PATH[,PATH...]'{_meant(spec)}"
+        )
+    kind = _KINDS[name]
+    options.refuse(f"data {name}:", kind.refused, kind.reason)
+    dataset = getattr(import_module(f"adaptive.data.{kind.module}"), kind.function)(paths, options, run_dir)
+    assert isinstance(dataset, Dataset)
+    return dataset
 
 
 def _meant(spec: str) -> str:
@@ -86,18 +84,3 @@ def _meant(spec: str) -> str:
     kind = next((kind for ending, kind in ENDINGS.items() if plain.endswith(ending)), "")
     near = difflib.get_close_matches(spec, BUILT_IN, n=1)
     return f"; did you mean {kind}:{spec}?" if kind else f"; did you mean {near[0]}?" if near else ""
-
-
-def _refuse_files(spec: str, options: DataOptions) -> None:
-    """The built-in streams read no files: who says how to read or divide some, meant data of his own.
-
-    Raises:
-        ConfigError: naming the settings.
-    """
-    names = ("schema_path", "eval_data", "holdout", "time_split", "counts_path", "vocabulary_path", "vocabulary_from")
-    given = [name for name in names if getattr(options, name) is not None]
-    if given:
-        raise ConfigError(
-            f"data {spec}: is built in and reads no files, found {', '.join(f'data.{name}' for name in given)}; name "
-            "your data, such as --data csv:PATH, or leave it out"
-        )

@@ -149,7 +149,7 @@ def test_a_vocabulary_that_cannot_be_written_names_its_place(tmp_path: Path) -> 
     for place in ("/proc/self", "/dev/zero"):
         options = DataOptions(schema_path=tmp_path / "s.toml", vocabulary_path=Path(place))
         with pytest.raises((OutputError, ConfigError), match=place):
-            open_csv(str(tmp_path / "data.csv"), options)
+            open_csv(str(tmp_path / "data.csv"), options, None)
 
 
 def test_a_run_without_its_vocabulary_is_neither_resumed_nor_evaluated(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_header_of_300_000_columns(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("y," + ",".join(f"c{n}" for n in range(300_000)) + "\n1\n")
     (tmp_path / "s.toml").write_text('label = {column = "y"}\ncategorical = [{columns = ["c*"]}]\n')
     with at_once(), pytest.raises(ConfigError, match=r"has 1[0-9]{2},[0-9]{3} columns; at most 10,000"):
-        open_csv(str(tmp_path / "data.csv"), DataOptions(schema_path=tmp_path / "s.toml"))
+        open_csv(str(tmp_path / "data.csv"), DataOptions(schema_path=tmp_path / "s.toml"), None)
 
 
 @pytest.mark.parametrize("text", ["9" * 1_000_000, "-" + "9" * 1_000_000, "1e999", "0x" + "f" * 1_000_000])
@@ -223,7 +223,7 @@ def test_what_the_system_refuses_is_told_with_its_name(kind: str) -> None:
         lambda: load_settings(file=path),
         lambda: load_schema(path),
         lambda: load_vocabulary(path, "user"),
-        lambda: open_csv(str(path), DataOptions(schema_path=path)),
+        lambda: open_csv(str(path), DataOptions(schema_path=path), None),
         lambda: resume_run(path),
     ):
         with at_once():

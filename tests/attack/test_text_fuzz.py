@@ -15,7 +15,7 @@ from adaptive.data.rows.data_files import find_files
 from adaptive.data.rows.rejects import BadLine, Limits, RejectLog
 from adaptive.data.rows.row_source import Block, Column, RowFormat
 from adaptive.data.text.criteo import open_criteo
-from adaptive.data.text.text_reader import TextReader, TextSource
+from adaptive.data.text.text_reader import TextSource
 from adaptive.errors import InputError
 
 pytestmark = attack
@@ -85,7 +85,8 @@ def read(path: Path, form: RowFormat, chunk_bytes: int) -> tuple[list[text_twin.
 
     log, found = Log((str(path),), Limits(1.0, 1.0), None), []
     block = Block.empty(form, 500)
-    with TextReader(TextSource(find_files(str(path)), (form,), log, chunk_bytes), [0]) as reader:
+    files = find_files(str(path))
+    with TextSource(files, files, (form,), log, chunk_bytes).reader([0]) as reader:
         while reader.read(block):
             found += [_row(block, form, row) for row in range(block.num_rows)]
             block = block.renewed()
@@ -93,7 +94,7 @@ def read(path: Path, form: RowFormat, chunk_bytes: int) -> tuple[list[text_twin.
 
 
 def _row(block: Block, form: RowFormat, row: int) -> text_twin.Row:
-    columns, values, bags = block.columns, dict[str, object](), form.count(kernels.KEY_BAG)
+    columns, values, bags = block.columns, dict[str, object](), form.count("bags")
     for column, slot in zip(form.columns, form.slots(), strict=True):
         match column.kind:
             case kernels.KEY_BAG:
@@ -148,7 +149,7 @@ def test_a_time_with_an_exponent_in_its_fraction_is_a_bad_value(text: str, tmp_p
 def test_a_criteo_file_whose_first_line_has_no_label_says_which_line_decides(tmp_path: Path) -> None:
     inputs = "\t".join(["1"] * 13 + ["ff"] * 26)
     (tmp_path / "day").write_text(f"{inputs}\n1\t{inputs}\n")
-    dataset = open_criteo(str(tmp_path / "day"), DataOptions())
+    dataset = open_criteo(str(tmp_path / "day"), DataOptions(), None)
     with pytest.raises(
         InputError, match=r"its first line that is not empty, which decides, has no column for one. Mend"
     ):
@@ -175,7 +176,8 @@ def test_a_line_of_64_mib_and_a_file_of_empty_lines(tmp_path: Path, monkeypatch:
     (tmp_path / "empty").write_bytes(b"\n" * 5000 + b"1\t\t\n")
     log = RejectLog(("empty",), Limits(1.0, 1.0), tmp_path / "rejects.jsonl")
     block = Block.empty(form, 10)
-    with TextReader(TextSource(find_files(str(tmp_path / "empty")), (form,), log, 64), [0]) as reader:
+    files = find_files(str(tmp_path / "empty"))
+    with TextSource(files, files, (form,), log, 64).reader([0]) as reader:
         assert reader.read(block) == 1
     assert log.counts == {"empty": 5000}
     assert len((tmp_path / "rejects.jsonl").read_bytes().splitlines()) == 1000
@@ -187,9 +189,9 @@ def test_a_name_that_no_terminal_can_show(tmp_path: Path) -> None:
     name = os.fsdecode(os.fsencode(str(tmp_path)) + b"/a\n\x1b[31m\xff.csv")
     Path(name).write_bytes(b"bad\n")
     log = RejectLog((name,), Limits(0.0, 0.0), tmp_path / "rejects.jsonl")
-    block = Block.empty(FORMATS["criteo"], 10)
+    block, files = Block.empty(FORMATS["criteo"], 10), find_files(name)
     with (
-        TextReader(TextSource(find_files(name), (FORMATS["criteo"],), log, 64), [0]) as reader,
+        TextSource(files, files, (FORMATS["criteo"],), log, 64).reader([0]) as reader,
         pytest.raises(InputError, match="columns"),
     ):
         reader.read(block)

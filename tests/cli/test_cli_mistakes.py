@@ -97,4 +97,4 @@ def test_run_with_built_in_data_refuses_what_only_files_have(cli: Cli) -> None:
     for spec in ("synthetic", "sequences"):
         model = () if spec == "synthetic" else ("--model", "tbsm")
         result = cli("run", "--data", spec, *model, "--set", "data.holdout=0.1", "--schema", "s.toml", "--steps", "1")
-        assert result.code == 2 and "reads no files, found data.schema_path, data.holdout" in result.err, result.err
+        assert result.code == 2 and "expected no data.schema_path, data.holdout: the stream" in result.err, result.err

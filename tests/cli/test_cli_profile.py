@@ -70,7 +70,7 @@ def test_json_is_the_record_alone(cli: Cli) -> None:
             ("--sections", "step", "--policies", "hybrid,fae", "--save", "m.toml"),
             "at least hybrid and one that fetches",
         ),
-        (("--schema", "adfea.toml"), "data synthetic: is built in and reads no files, found data.schema_path"),
+        (("--schema", "adfea.toml"), "data synthetic: expected no data.schema_path: the stream is built in"),
     ],
 )
 def test_mistakes(cli: Cli, words: tuple[str, ...], needed: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from adaptive.batch import Batch
-from adaptive.data.dataset import Dataset, Feature, by_table, reordered, tables_of
+from adaptive.data.dataset import Dataset, Feature, by_table, tables_of
 from adaptive.training.build import build_tables
 
 
@@ -59,7 +59,6 @@ def test_a_data_set_in_order_is_itself() -> None:
 
 def test_reordering_back_gives_the_batch_again() -> None:
     batch = next(Genres().train(2))
-    there = reordered(batch, np.array([2, 0, 1]))
-    back = reordered(there, np.array([1, 2, 0]))
+    back = batch.reordered([2, 0, 1]).reordered([1, 2, 0])
     for name in ("ids", "offsets", "weights", "labels"):
         np.testing.assert_array_equal(getattr(back, name), getattr(batch, name), strict=True)

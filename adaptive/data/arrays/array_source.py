@@ -3,22 +3,21 @@
 A sample's line is its number in its file, from 1. Letters: R samples, D dense inputs, F features.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.kernels import text as kernels
-from adaptive.data.rows.rejects import BadLine, RejectLog
+from adaptive.data.rows.rejects import BadLine
 from adaptive.data.rows.row_source import (
     EVERYTHING,
     Block,
     Column,
-    Fingerprinted,
-    Keepers,
+    Piece,
     Position,
+    Reading,
     RowFormat,
     RowReader,
     RowSource,
@@ -27,26 +26,25 @@ from adaptive.data.rows.row_source import (
 READ_ROWS = 1 << 14  # samples taken from a file at once
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """Some samples: labels (R,), dense (R, D), keys (R, F), of whatever numbers the file has."""
 
     labels: NDArray[Any]
     dense: NDArray[Any]
     keys: NDArray[Any]
 
+    def take(self, samples: slice | NDArray[np.bool_]) -> "Columns":
+        return Columns(self.labels[samples], self.dense[samples], self.keys[samples])
 
-class Samples(Protocol):
+
+class Samples(Piece, Protocol):
     """The samples of one file."""
-
-    @property
-    def name(self) -> str: ...
 
     @property
     def num_rows(self) -> int: ...
 
     @property
-    def num_bytes(self) -> int: ...
+    def num_dense(self) -> int: ...
 
     def rows(self, first: int, last: int) -> Columns:
         """Samples `first` to `last` - 1.
@@ -68,40 +66,20 @@ class ArraySource(RowSource):
     """Files of arrays. `modulo`: of ids, what is left of the division by it; None: ids as they are."""
 
     READ_ROWS: ClassVar[int] = READ_ROWS
-    files: Sequence[Fingerprinted]
-    samples: tuple[Samples, ...]
-    formats: tuple[RowFormat, ...]
-    log: RejectLog
+    pieces: tuple[Samples, ...]
     modulo: int | None = None
 
-    def names(self) -> tuple[str, ...]:
-        return tuple(one.name for one in self.samples)
-
-    def size(self, piece: int) -> int:
-        return self.samples[piece].num_bytes
-
-    def noted_in(self, log: RejectLog) -> Self:
-        return replace(self, log=log)
-
-    def reader(
-        self,
-        pieces: Sequence[int],
-        *,
-        start: Position | None = None,
-        window: tuple[float, float] = EVERYTHING,
-        keepers: Keepers | None = None,
-    ) -> "ArrayReader":
-        assert window == EVERYTHING, "arrays have no times"
-        first = start or Position(file=pieces[0] if pieces else 0)
-        return ArrayReader(self, tuple(piece for piece in pieces if piece >= first.file), first)
+    def open_reader(self, reading: Reading) -> "ArrayReader":
+        assert reading.window == EVERYTHING, "arrays have no times"
+        return ArrayReader(self, reading)
 
 
 class ArrayReader(RowReader):
     """See `RowSource.reader`. A position's offset is the samples of its file before it."""
 
-    def __init__(self, source: ArraySource, pieces: tuple[int, ...], start: Position) -> None:
-        self._source, self._left = source, list(pieces)
-        self._piece, self._at = start.file, start.offset
+    def __init__(self, source: ArraySource, reading: Reading) -> None:
+        self._source, self._left = source, list(reading.pieces)
+        self._piece, self._at = reading.start.file, reading.start.offset
         self._behind = 0  # bytes on disk of the files that are used up
 
     def close(self) -> None:
@@ -113,13 +91,13 @@ class ArrayReader(RowReader):
     def bytes_read(self) -> int:
         if not self._left or self._piece != self._left[0]:
             return self._behind
-        samples = self._source.samples[self._piece]
+        samples = self._source.pieces[self._piece]
         return self._behind + samples.num_bytes * self._at // max(samples.num_rows, 1)
 
     def read(self, block: Block) -> int:
         row, room = 0, len(block.file_index)
         while row < room and self._left:
-            samples = self._source.samples[self._left[0]]
+            samples = self._source.pieces[self._left[0]]
             if self._piece != self._left[0]:
                 self._piece, self._at = self._left[0], 0
             size = min(room - row, samples.num_rows - self._at, READ_ROWS)
@@ -133,20 +111,20 @@ class ArrayReader(RowReader):
         block.num_rows = row
         return row
 
-    def _fill(self, found: Columns, block: Block, first: int) -> int:
+    def _fill(self, samples: Columns, block: Block, first: int) -> int:
         """Write the samples whose label is 0 or 1 into the block, from row `first` on -> how many."""
-        lines = np.arange(self._at + 1, self._at + len(found.labels) + 1)
-        good = (found.labels == 0) | (found.labels == 1)
+        lines = np.arange(self._at + 1, self._at + len(samples.labels) + 1)
+        good = (samples.labels == 0) | (samples.labels == 1)
         bad = [
-            BadLine(int(lines[at]), kernels.CAUSES[kernels.LABEL], "label", str(found.labels[at]).encode())
+            BadLine(int(lines[at]), kernels.CAUSES[kernels.LABEL], "label", str(samples.labels[at]).encode())
             for at in np.flatnonzero(~good)
         ]
         if bad:
-            lines, found = lines[good], Columns(found.labels[good], found.dense[good], found.keys[good])
+            lines, samples = lines[good], samples.take(good)
         rows, columns = slice(first, first + len(lines)), block.columns
-        columns.labels[rows], columns.dense[rows], columns.lines[rows] = found.labels, found.dense, lines
+        columns.labels[rows], columns.dense[rows], columns.lines[rows] = samples.labels, samples.dense, lines
         keys = columns.keys[:, rows]
-        keys[...] = found.keys.T
+        keys[...] = samples.keys.T
         if self._source.modulo is not None:
             keys %= self._source.modulo
         columns.present[:, rows] = True

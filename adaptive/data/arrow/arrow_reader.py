@@ -1,157 +1,134 @@
-"""Rows of an Arrow record batch into a block, as the tokeniser fills it from lines of text.
+"""`ArrowReader`: record batches in, blocks of rows out, as `TextReader` makes them of lines.
 
-`ArrowReader`: record batches in, blocks of rows out, as `TextReader` makes them of lines.
-
-What record batches come from is a `Piece`: a row group of a file, or a frame in memory. A row's line is its number in
-its piece, from 1.
+Record batches come from an `ArrowPiece`: a row group of a file, or a frame in memory. A row's line is its number in its
+piece, from 1.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.arrow import arrow_types as types
-from adaptive.data.arrow.arrow_types import damage_told
 from adaptive.data.arrow.arrow_values import States, ValueReader, Values, missing
 from adaptive.data.kernels import arrow as kernels
 from adaptive.data.kernels import text
-from adaptive.data.rows.rejects import BadLine, RejectLog
-from adaptive.data.rows.row_source import (
-    EVERYTHING,
-    Block,
-    Column,
-    Fingerprinted,
-    Keepers,
-    Position,
-    RowFormat,
-    RowReader,
-    RowSource,
-)
+from adaptive.data.rows.rejects import BadLine
+from adaptive.data.rows.row_source import Block, Column, Position, Reading, RowFormat, RowReader, RowSource
 
-_LABELS = (text.LABEL_BINARY, text.LABEL_THRESHOLD, text.LABEL_SET)
-_TIMES = (text.TIME_NUMBER, text.TIME_ISO)
-_DENSE = (text.DENSE_INTEGER, text.DENSE_FLOAT)
+BATCH_ROWS = 1 << 14  # rows decoded at once: a few of Arrow's columns of so many fit the second-level cache
 _NO_STATES = np.empty(0, np.int8)
 
 
-@dataclass(frozen=True)
-class Filled:
+class Filled(NamedTuple):
     """What became of R rows: the numbers of those that were written, and of the bad ones number, cause and column."""
 
     rows: NDArray[np.int64]
-    bad: tuple[tuple[int, int, Column], ...] = ()
+    bad: list[tuple[int, int, Column]]
 
 
-@dataclass(frozen=True)
-class _Bags:
+class _Bags(NamedTuple):
     """The values of one bag column: row r has those from `ends[r]` to `ends[r + 1]`."""
 
     values: Values
     ends: NDArray[np.int64]
 
+    def states(self) -> States | None:
+        """Of each row."""
+        if self.values.states is None:
+            return None
+        out = np.empty(len(self.ends) - 1, np.int8)
+        kernels.bag_states(self.values.states, self.ends, out)
+        return out
+
 
 class Filler:
-    """Writes record batches whose columns are those of `form`, in order, into blocks.
+    """Writes record batches whose columns are those of `form`, in order, into blocks."""
 
-    Args:
-        window: rows with a time outside [from, to) are passed over.
-        keepers: are given the texts of these columns.
-    """
-
-    def __init__(self, form: RowFormat, window: tuple[float, float], keepers: Keepers) -> None:
-        self._form, self._window = form, window
-        kinds = [column.item if column.kind == text.KEY_BAG else column.kind for column in form.columns]
+    def __init__(self, form: RowFormat, reading: Reading) -> None:
+        self._form, self._window = form, reading.window
         self._readers = [
-            ValueReader(kind, form.max_line_bytes, form.null_keys(), keepers.get(column.name))
-            for kind, column in zip(kinds, form.columns, strict=True)
+            ValueReader(
+                column.item if column.sort == "bags" else column.kind,
+                form.max_line_bytes,
+                form.null_keys(),
+                reading.keepers.get(column.name),
+            )
+            for column in form.columns
         ]
-        self._slots = form.slots()
-        self._positives = form.layout().positives
+        self._slots, self._positives = form.slots(), form.layout().positives
 
     def fill(self, batch: Any, block: Block, first: int) -> Filled:
         """Write the good rows of a batch of R rows into a block, which has room for all, from row `first` on."""
         size = batch.num_rows
+        where = slice(first, first + size)
         causes, at_fault = np.zeros(size, np.int8), np.zeros(size, np.int64)
         bags, keep = list[_Bags](), np.ones(size, np.bool_)
         for number, (column, reader) in enumerate(zip(self._form.columns, self._readers, strict=True)):
             array = batch.column(number)
-            if column.kind == text.KEY_BAG:
+            if column.sort == "bags":
                 bags.append(_bags(array, reader, column))
-                states = _states_of(bags[-1])
+                states = bags[-1].states()
             else:
-                states = self._single(
-                    column, self._slots[number], reader.read(array), block, slice(first, first + size)
-                )
+                states = self._single(column, self._slots[number], reader.read(array), block, where)
             if states is not None and (states > 0).any():
                 new = (states > 0) & (causes == 0)
                 causes[new], at_fault[new] = states[new], number
-            if column.kind in _TIMES:
-                times = block.columns.times[first : first + size]
+            if column.sort == "time":
+                times = block.columns.times[where]
                 keep &= (self._window[0] <= times) & (times < self._window[1])
-        return self._finish(block, first, (causes, at_fault), keep, bags)
-
-    def _finish(
-        self,
-        block: Block,
-        first: int,
-        faults: tuple[States, NDArray[np.int64]],
-        keep: NDArray[np.bool_],
-        bags: list[_Bags],
-    ) -> Filled:
-        causes, at_fault = faults
-        good = keep & (causes == 0)
-        rows = np.flatnonzero(good)
+        rows = np.flatnonzero(keep & (causes == 0))
         if bags:
             _fill_bags(bags, rows, block, first)
-        if len(rows) < len(good):
+        if len(rows) < size:
             _move(block, first, rows)
         bad = [(int(row), int(causes[row]), self._form.columns[at_fault[row]]) for row in np.flatnonzero(causes)]
-        return Filled(rows, tuple(bad))
+        return Filled(rows, bad)
 
-    def _single(self, column: Column, slot: int, found: Values, block: Block, where: slice) -> States | None:
+    def _single(self, column: Column, slot: int, values: Values, block: Block, where: slice) -> States | None:
         """Write a column with one value a row -> what is wrong with its rows; None: nothing."""
-        states, columns = found.states, block.columns
-        if column.kind in _DENSE:
-            return _dense(column, found, columns.dense[where, slot])
-        if column.kind in _LABELS:
-            return self._labels(column, found, columns.labels[where])
-        if column.kind in _TIMES:
-            columns.times[where] = found.numbers
-            bad = ~np.isfinite(found.numbers) if states is None else (states != 0) | ~np.isfinite(found.numbers)
-            return np.where(bad, text.TIME, 0).astype(np.int8) if bad.any() else None
-        columns.keys[slot, where] = found.keys
+        states, columns = values.states, block.columns
+        if column.sort == "dense":
+            return _dense(column, values, columns.dense[where, slot])
+        if column.sort == "label":
+            return _faults(self._labels(column, values, columns.labels[where]), states, text.LABEL)
+        if column.sort == "time":
+            columns.times[where] = values.numbers
+            return _faults(~np.isfinite(values.numbers), states, text.TIME)
+        columns.keys[slot, where] = values.keys
         if states is None:
             columns.present[slot, where] = True
             return None
         np.equal(states, 0, out=columns.present[slot, where])
-        if column.required:
-            return np.where(states == kernels.MISSING_VALUE, np.int8(text.MISSING), states)
-        return states
+        return np.where(states == kernels.MISSING_VALUE, np.int8(text.MISSING), states) if column.required else states
 
-    def _labels(self, column: Column, found: Values, out: NDArray[np.float32]) -> States | None:
+    def _labels(self, column: Column, values: Values, out: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Write labels -> which values are none."""
         if column.kind == text.LABEL_SET:
-            out[:] = np.isin(found.keys, self._positives)
-            bad = np.zeros(len(out), np.bool_)
-        elif column.kind == text.LABEL_THRESHOLD:
-            out[:] = found.numbers >= self._form.threshold
-            bad = np.isnan(found.numbers)
-        else:
-            out[:] = found.numbers
-            bad = (out != 0) & (out != 1)
-        bad = bad if found.states is None else bad | (found.states != 0)
-        return np.where(bad, text.LABEL, 0).astype(np.int8) if bad.any() else None
+            out[:] = np.isin(values.keys, self._positives)
+            return np.zeros(len(out), np.bool_)
+        if column.kind == text.LABEL_THRESHOLD:
+            out[:] = values.numbers >= self._form.threshold
+            return np.isnan(values.numbers)
+        out[:] = values.numbers
+        return np.asarray((out != 0) & (out != 1))
 
 
-def _dense(column: Column, found: Values, out: NDArray[np.float32]) -> States | None:
-    states = found.states
-    fits = kernels.dense_column(found.numbers, _NO_STATES if states is None else states, out)
+def _faults(bad: NDArray[np.bool_], states: States | None, cause: int) -> States | None:
+    """The cause where a value is bad or has a state; None: nowhere."""
+    bad = bad if states is None else bad | (states != 0)
+    return np.where(bad, cause, 0).astype(np.int8) if bad.any() else None
+
+
+def _dense(column: Column, values: Values, out: NDArray[np.float32]) -> States | None:
+    states = values.states
+    fits = kernels.dense_column(values.numbers, _NO_STATES if states is None else states, out)
     if fits or column.kind == text.DENSE_INTEGER:
         return states
-    return np.where(np.isinf(out) & (found.state() == 0), np.int8(text.NUMBER), found.state())
+    return np.where(np.isinf(out) & (values.state() == 0), np.int8(text.NUMBER), values.state())
 
 
 def _bags(array: Any, reader: ValueReader, column: Column) -> _Bags:
@@ -176,14 +153,6 @@ def _bags(array: Any, reader: ValueReader, column: Column) -> _Bags:
     return _Bags(reader.read(items), np.concatenate([[0], np.cumsum(sizes)]))
 
 
-def _states_of(bags: _Bags) -> States | None:
-    if bags.values.states is None:
-        return None
-    out = np.empty(len(bags.ends) - 1, np.int8)
-    kernels.bag_states(bags.values.states, bags.ends, out)
-    return out
-
-
 def _fill_bags(bags: list[_Bags], rows: NDArray[np.int64], block: Block, first: int) -> None:
     """The bags of the good rows, columns side by side; their slots are in the order of the columns."""
     starts = np.cumsum([0, *(len(bag.values.keys) for bag in bags)])
@@ -191,8 +160,7 @@ def _fill_bags(bags: list[_Bags], rows: NDArray[np.int64], block: Block, first: 
     keys = np.concatenate([bag.values.keys for bag in bags])
     states = np.concatenate([bag.values.state() for bag in bags])
     begin = int(block.columns.bag_ends[first * len(bags)])
-    while len(block.columns.bag_keys) < begin + len(keys):
-        block.grow_bags()
+    block.reserve_bags(begin + len(keys))
     kernels.fill_bags(rows, ends, keys, states, first, block.columns.bag_keys, block.columns.bag_ends)
 
 
@@ -208,12 +176,13 @@ def _move(block: Block, first: int, rows: NDArray[np.int64]) -> None:
 BATCH_ROWS = 1 << 14  # rows decoded at once: a few of Arrow's columns of so many fit the second-level cache
 
 
-class Piece(ABC):
+@dataclass(frozen=True)
+class ArrowPiece(ABC):
     """Some rows with one set of columns."""
 
     name: str
     num_rows: int
-    num_bytes: int
+    num_bytes: int  # on disk
 
     @abstractmethod
     def batches(self, columns: Sequence[str]) -> Iterator[Any]:
@@ -229,52 +198,24 @@ class ArrowSource(RowSource):
     """Pieces of columns in Arrow's format."""
 
     READ_ROWS: ClassVar[int] = BATCH_ROWS
-    files: Sequence[Fingerprinted]
-    pieces: tuple[Piece, ...]
-    formats: tuple[RowFormat, ...]
-    log: RejectLog
+    pieces: tuple[ArrowPiece, ...]
 
-    def names(self) -> tuple[str, ...]:
-        return tuple(piece.name for piece in self.pieces)
-
-    def size(self, piece: int) -> int:
-        return self.pieces[piece].num_bytes
-
-    def noted_in(self, log: RejectLog) -> Self:
-        return replace(self, log=log)
-
-    def reader(
-        self,
-        pieces: Sequence[int],
-        *,
-        start: Position | None = None,
-        window: tuple[float, float] = EVERYTHING,
-        keepers: Keepers | None = None,
-    ) -> "ArrowReader":
-        first = start or Position(file=pieces[0] if pieces else 0)
-        return ArrowReader(self, pieces, first, window, keepers or {})
+    def open_reader(self, reading: Reading) -> "ArrowReader":
+        return ArrowReader(self, reading)
 
 
 class ArrowReader(RowReader):
     """See `RowSource.reader`. A position's offset is the rows of its piece before it."""
 
-    def __init__(
-        self,
-        source: ArrowSource,
-        pieces: Sequence[int],
-        start: Position,
-        window: tuple[float, float],
-        keepers: Keepers,
-    ) -> None:
-        self._source, self._start = source, start
-        self._left = [piece for piece in pieces if piece >= start.file]
-        self._fillers = {form: Filler(form, window, keepers) for form in dict.fromkeys(source.formats)}
+    def __init__(self, source: ArrowSource, reading: Reading) -> None:
+        self._source, self._start, self._left = source, reading.start, list(reading.pieces)
+        self._fillers = {form: Filler(form, reading) for form in dict.fromkeys(source.formats)}
         self._batches: Iterator[Any] = iter(())
         self._batch: Any = None
-        self._piece = start.file
+        self._piece = reading.start.file
         self._behind = 0  # bytes on disk of the pieces that are used up
         self._is_open = False
-        self._used = start.offset  # rows of the piece that were read
+        self._used = reading.start.offset  # rows of the piece that were read
         self._at = 0  # of which in the batch
         self._skipped = 0  # rows that are still to be passed over
 
@@ -296,17 +237,15 @@ class ArrowReader(RowReader):
             size = min(room - row, self._batch.num_rows - self._at, BATCH_ROWS)
             part = self._batch.slice(self._at, size)
             lines = np.arange(self._used + 1, self._used + size + 1)
-            with damage_told(self._source.pieces[self._piece].name):
-                filled = self._fillers[self._source.formats[self._piece]].fill(part, block, row)
+            with types.damage_told(self._source.pieces[self._piece].name):
+                rows, faults = self._fillers[self._source.formats[self._piece]].fill(part, block, row)
             bad = [
                 BadLine(int(lines[at]), text.CAUSES[cause], column.name, _text(part, column.name, at))
-                for at, cause, column in filled.bad
+                for at, cause, column in faults
             ]
-            if len(filled.rows) < size:
-                lines = lines[filled.rows]
-            block.columns.lines[row : row + len(filled.rows)] = lines
-            block.file_index[row : row + len(filled.rows)] = self._piece
-            row += len(filled.rows)
+            block.columns.lines[row : row + len(rows)] = lines if len(rows) == size else lines[rows]
+            block.file_index[row : row + len(rows)] = self._piece
+            row += len(rows)
             self._used, self._at = self._used + size, self._at + size
             if self._at == self._batch.num_rows:
                 self._batch = None
@@ -329,7 +268,7 @@ class ArrowReader(RowReader):
 
     def _next_piece(self) -> bool:
         if self._is_open:
-            self._behind += self._source.size(self._piece)
+            self._behind += self._source.size([self._piece])
         self._is_open = bool(self._left)
         if not self._left:
             self._source.log.check()
@@ -343,7 +282,7 @@ class ArrowReader(RowReader):
 
 
 def _text(batch: Any, name: str, row: int) -> bytes:
-    """What stands in a bad field."""
+    """The content of a bad field."""
     scalar = batch.column(name)[row]
     try:
         value = scalar.as_py()

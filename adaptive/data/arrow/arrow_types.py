@@ -1,10 +1,7 @@
-"""Which of Arrow's types can be read as what a schema asks for, and the message where one cannot.
+"""Which of Arrow's types can be read as what a schema asks for, what a schema means for columns of such types, and the
+messages where columns or files are none.
 
 pyarrow is an optional dependency, imported where it is used (`pyarrow_or_error`).
-
-Damage in files and columns that others wrote: told with its place.
-
-What a schema means for columns in Arrow's format.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,33 +16,24 @@ from adaptive.data.text.delimited import describe
 from adaptive.data.text.schema import DelimitedSchema
 from adaptive.errors import ConfigError, InputError
 
+Types = Mapping[str, object]  # name -> Arrow type, of columns
+
 # The sorts of Arrow types that are told apart. A dictionary is of the sort of its values.
 INT, FLOAT, BOOL, DECIMAL, TEXT, TIME, LIST, NOTHING = "int", "float", "bool", "decimal", "text", "time", "list", "null"
 
 _NUMBERS = (INT, FLOAT, BOOL, DECIMAL, TEXT, NOTHING)
-READABLE = {
-    kernels.DENSE_INTEGER: _NUMBERS,
-    kernels.DENSE_FLOAT: _NUMBERS,
-    kernels.KEY_HEX: (INT, TEXT, NOTHING),
-    kernels.KEY_INTEGER: (INT, FLOAT, BOOL, TEXT, NOTHING),
-    kernels.KEY_TEXT: (INT, BOOL, TEXT, NOTHING),
-    kernels.LABEL_BINARY: _NUMBERS,
-    kernels.LABEL_THRESHOLD: _NUMBERS,
-    kernels.LABEL_SET: (INT, BOOL, TEXT, NOTHING),
-    kernels.TIME_NUMBER: (INT, FLOAT, DECIMAL, TEXT, NOTHING),
-    kernels.TIME_ISO: (TIME, TEXT, NOTHING),
-}
-_WANTED = {
-    kernels.DENSE_INTEGER: "dense inputs of kind 'int'",
-    kernels.DENSE_FLOAT: "dense inputs",
-    kernels.KEY_HEX: "categories of kind 'hex'",
-    kernels.KEY_INTEGER: "categories of kind 'int'",
-    kernels.KEY_TEXT: "categories of kind 'string'",
-    kernels.LABEL_BINARY: "labels",
-    kernels.LABEL_THRESHOLD: "labels with a threshold",
-    kernels.LABEL_SET: "labels with a list of positives",
-    kernels.TIME_NUMBER: "times of kind 'number'",
-    kernels.TIME_ISO: "times of kind 'iso'",
+# Of each kind the sorts that can be read as such, and its name in messages.
+_KINDS = {
+    kernels.DENSE_INTEGER: (_NUMBERS, "dense inputs of kind 'int'"),
+    kernels.DENSE_FLOAT: (_NUMBERS, "dense inputs"),
+    kernels.KEY_HEX: ((INT, TEXT, NOTHING), "categories of kind 'hex'"),
+    kernels.KEY_INTEGER: ((INT, FLOAT, BOOL, TEXT, NOTHING), "categories of kind 'int'"),
+    kernels.KEY_TEXT: ((INT, BOOL, TEXT, NOTHING), "categories of kind 'string'"),
+    kernels.LABEL_BINARY: (_NUMBERS, "labels"),
+    kernels.LABEL_THRESHOLD: (_NUMBERS, "labels with a threshold"),
+    kernels.LABEL_SET: ((INT, BOOL, TEXT, NOTHING), "labels with a list of positives"),
+    kernels.TIME_NUMBER: ((INT, FLOAT, DECIMAL, TEXT, NOTHING), "times of kind 'number'"),
+    kernels.TIME_ISO: ((TIME, TEXT, NOTHING), "times of kind 'iso'"),
 }
 
 
@@ -102,28 +90,31 @@ def is_bytes(kind: Any) -> bool:
     return any(test(kind) for test in (t.is_binary, t.is_large_binary, t.is_binary_view, t.is_fixed_size_binary))
 
 
+def types_of(schema: Any, what: str) -> Types:
+    """The types of the columns of an Arrow schema. Raises InputError: if a column comes twice."""
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise InputError(f"{what}: columns come twice: {', '.join(twice)}")
+    return {column.name: column.type for column in schema}
+
+
 def problem(column: Column, kind: Any) -> str:
     """Why a column of an Arrow type cannot be read, empty if it can."""
-    is_bag = column.kind == kernels.KEY_BAG
-    wanted, found = (column.item if is_bag else column.kind), kind
+    is_bag, item = column.sort == "bags", kind
     if is_list(kind):
         if not is_bag:
             return f"column {column.name!r} holds {kind}, lists, which only categories can be"
-        found = kind.value_type
-    if sort_of(found) in READABLE[wanted]:
+        item = kind.value_type
+    wanted = column.item if is_bag else column.kind
+    (sorts, words), sort = _KINDS[wanted], sort_of(item)
+    if sort in sorts:
         return ""
-    return f"column {column.name!r} holds {kind}, which cannot be read as {_WANTED[wanted]}{_advice(wanted, found)}"
-
-
-def _advice(wanted: int, kind: Any) -> str:
-    sort = sort_of(kind)
-    if sort == FLOAT and wanted == kernels.KEY_TEXT:
-        return ": kind = 'int' reads whole numbers, or store the column as texts"
-    if sort == TIME and wanted == kernels.TIME_NUMBER:
-        return ": kind = 'iso' reads dates and timestamps"
-    if sort == INT and wanted == kernels.TIME_ISO:
-        return ": kind = 'number' does"
-    return "; store it as one of: " + ", ".join(sort for sort in READABLE[wanted] if sort != NOTHING)
+    advice = {
+        (FLOAT, kernels.KEY_TEXT): ": kind = 'int' reads whole numbers, or store the column as texts",
+        (TIME, kernels.TIME_NUMBER): ": kind = 'iso' reads dates and timestamps",
+        (INT, kernels.TIME_ISO): ": kind = 'number' does",
+    }.get((str(sort), wanted), "; store it as one of: " + ", ".join(sort for sort in sorts if sort != NOTHING))
+    return f"column {column.name!r} holds {kind}, which cannot be read as {words}{advice}"
 
 
 class DamagedError(ValueError):
@@ -152,27 +143,27 @@ def first_line(error: Exception) -> str:
 
 
 def describe_columns(
-    schema: DelimitedSchema, found: Mapping[str, Any], options: DataOptions, *, what: str
+    schema: DelimitedSchema, types: Types, options: DataOptions, *, what: str
 ) -> tuple[RowFormat, RowPlan]:
     """The columns of the schema, in the order of the data, and what becomes of them. Lists are bags, whether or not the
     schema has a separator for them; `separator`, `quote`, `header` and `columns` are about text and mean nothing here.
 
     Args:
-        found: name -> Arrow type of all columns.
+        types: of all columns.
         what: the data, for messages.
 
     Raises:
         ConfigError: with all columns that are missing, used twice, or of a type that cannot be read.
     """
-    lists = {name for name, kind in found.items() if is_list(kind)}
-    form, plan = describe(schema, list(found), options, lists=lists)
-    problems = [problem(column, found[column.name]) for column in form.columns]
-    if any(problems):
-        raise ConfigError("\n  ".join([f"{what}: the schema does not fit:", *filter(None, problems)]))
+    lists = {name for name, kind in types.items() if is_list(kind)}
+    form, plan = describe(schema, list(types), options, lists=lists)
+    problems = list(filter(None, (problem(column, types[column.name]) for column in form.columns)))
+    if problems:
+        raise ConfigError("\n  ".join([f"{what}: the schema does not fit:", *problems]))
     return form, plan
 
 
-def readable(form: RowFormat, found: Mapping[str, Any], what: str) -> None:
+def check_readable(form: RowFormat, types: Types, what: str) -> None:
     """Check that another file can be read as the first one is.
 
     Raises:
@@ -180,10 +171,10 @@ def readable(form: RowFormat, found: Mapping[str, Any], what: str) -> None:
     """
     problems = []
     for column in form.columns:
-        kind = found.get(column.name)
+        kind = types.get(column.name)
         if kind is None:
             problems.append(f"no column {column.name!r}, which the first file has")
-        elif column.kind == kernels.KEY_BAG and not column.inner and not is_list(kind):
+        elif column.sort == "bags" and not column.inner and not is_list(kind):
             problems.append(f"column {column.name!r} holds {kind}, in the first file lists")
         else:
             problems.append(problem(column, kind))

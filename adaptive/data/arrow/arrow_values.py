@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.arrow import arrow_types as types
-from adaptive.data.arrow.arrow_types import DamagedError
 from adaptive.data.kernels import arrow as kernels
 from adaptive.data.kernels import text
 from adaptive.data.rows.row_source import key_of
@@ -56,7 +55,7 @@ class ValueReader:
     def __init__(self, kind: int, longest: int, nulls: Ids, keeper: TextKeeper | None = None) -> None:
         self._kind, self._longest, self._nulls, self._keeper = kind, longest, nulls, keeper
         self._dictionary: Any = None
-        self._known = Values(_NO_KEYS, _NO_NUMBERS)
+        self._entries = Values(_NO_KEYS, _NO_NUMBERS)  # of the dictionary
 
     def read(self, array: Any) -> Values:
         """The values of an array of a readable type (`types.problem`)."""
@@ -89,43 +88,39 @@ class ValueReader:
 
         dictionary, indices = array.dictionary, array.indices
         if self._dictionary is None or not dictionary.equals(self._dictionary):
-            self._dictionary, self._known = dictionary, self._texts(dictionary)
-        known, nulls = self._known, missing(array)
+            self._dictionary, self._entries = dictionary, self._texts(dictionary)
+        entries, nulls = self._entries, missing(array)
         codes = _view(indices if pa.types.is_int32(indices.type) else indices.cast(pa.int32()), np.int32)
-        if nulls is None and known.states is None:
-            if len(codes) and not 0 <= codes.min() <= codes.max() < len(known.keys):
-                raise DamagedError(_NO_ENTRY)
-            return Values(known.keys[codes], _NO_NUMBERS if self._kind in _KEYS else known.numbers[codes])
+        if nulls is None and entries.states is None:
+            if len(codes) and not 0 <= codes.min() <= codes.max() < len(entries.keys):
+                raise types.DamagedError(_NO_ENTRY)
+            return Values(entries.keys[codes], _NO_NUMBERS if self._kind in _KEYS else entries.numbers[codes])
         keys, states = np.empty(len(codes), np.int64), np.empty(len(codes), np.int8)
         none = _NO_STATES if nulls is None else nulls
-        if not kernels.gather(codes, none, known.keys, known.state(), keys, states):
-            raise DamagedError(_NO_ENTRY)
+        if not kernels.gather(codes, none, entries.keys, entries.state(), keys, states):
+            raise types.DamagedError(_NO_ENTRY)
         if self._kind in _KEYS:
             return Values(keys, _NO_NUMBERS, states)
-        numbers = np.append(known.numbers, 0.0)[np.where(states == 0, codes, -1)]
+        numbers = np.append(entries.numbers, 0.0)[np.where(states == 0, codes, -1)]
         return Values(keys, numbers, states)
 
     def _texts(self, array: Any) -> Values:
         data, ends = text_buffers(array)
-        found, nulls = self.texts(data, ends[:-1], ends[1:]), missing(array)
-        if nulls is None:
-            return found
-        return Values(found.keys, found.numbers, np.where(nulls != 0, np.int8(kernels.MISSING_VALUE), found.state()))
-
-    def texts(self, data: NDArray[np.uint8], starts: Ids, stops: Ids) -> Values:
-        """The values of texts: text v is `data[starts[v] : stops[v]]`."""
+        starts, stops, nulls = ends[:-1], ends[1:], missing(array)
         self._keep(data, starts, stops)
         count = len(starts)
         keys, numbers, states = np.empty(count, np.int64), np.empty(count, np.float64), np.empty(count, np.int8)
         kind = text.KEY_TEXT if self._kind == text.LABEL_SET else self._kind
         scratch = np.empty(_SCRATCH, np.uint8)
         kernels.parse_texts(data, starts, stops, kind, self._longest, self._nulls, scratch, keys, numbers, states)
+        if nulls is not None:
+            states[nulls != 0] = kernels.MISSING_VALUE
         return Values(keys, numbers, states if states.any() else None)
 
     def _keep(self, data: NDArray[np.uint8], starts: Ids, stops: Ids) -> None:
         if self._keeper is not None:
-            there = np.flatnonzero(stops > starts)
-            self._keeper.add(data, np.stack([starts[there], stops[there], np.full(len(there), -1)], axis=1))
+            filled = np.flatnonzero(stops > starts)
+            self._keeper.add(data, np.stack([starts[filled], stops[filled], np.full(len(filled), -1)], axis=1))
 
     def _flags(self, array: Any) -> Values:
         import pyarrow as pa
@@ -169,19 +164,15 @@ def text_buffers(array: Any) -> tuple[NDArray[np.uint8], Ids]:
     """The bytes of an array of texts, and where each begins and ends in them, (V + 1,)."""
     import pyarrow as pa
 
-    if not (pa.types.is_string(array.type) or pa.types.is_binary(array.type)):
-        if not (pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)):
-            array = array.cast(pa.large_binary() if types.is_bytes(array.type) else pa.large_string())
-        offsets = np.int64
-    else:
-        offsets = np.int32  # type: ignore[assignment]
+    is_small = pa.types.is_string(array.type) or pa.types.is_binary(array.type)
+    if not (is_small or pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)):
+        array = array.cast(pa.large_binary() if types.is_bytes(array.type) else pa.large_string())
     _, ends, data = array.buffers()
     if ends is None or not len(array):
         return np.empty(0, np.uint8), np.zeros(len(array) + 1, np.int64)
-    found = np.frombuffer(ends, offsets)[array.offset : array.offset + len(array) + 1]
-    return np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8), found.astype(
-        np.int64, copy=False
-    )
+    width = np.int32 if is_small else np.int64
+    offsets = np.frombuffer(ends, width)[array.offset : array.offset + len(array) + 1].astype(np.int64, copy=False)
+    return np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8), offsets
 
 
 def missing(array: Any) -> States | None:

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from adaptive.data.arrow import arrow_types as types
-from adaptive.data.arrow.arrow_reader import BATCH_ROWS, ArrowSource, Piece
-from adaptive.data.arrow.arrow_types import describe_columns, readable
+from adaptive.data.arrow.arrow_reader import BATCH_ROWS, ArrowPiece, ArrowSource
+from adaptive.data.arrow.arrow_types import Types
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
 from adaptive.data.rows.rejects import RejectLog
-from adaptive.data.rows.row_dataset import limits, open_rows
-from adaptive.data.text.schema import DelimitedSchema, load_schema, schema_of
+from adaptive.data.rows.row_dataset import Opened, open_rows
+from adaptive.data.text.schema import DelimitedSchema, delimited_only, load_schema, schema_of
 from adaptive.errors import ConfigError
 
 
 def from_frame(
     frame: Any,
-    schema: Path | str | Mapping[str, Any] | DelimitedSchema,
+    schema: Path | str | Mapping[str, object] | DelimitedSchema,
     *,
     evaluation: Any = None,
     options: DataOptions | None = None,
@@ -40,35 +40,27 @@ def from_frame(
     options = options or DataOptions()
     if options.eval_data is not None:
         raise ConfigError("from_frame: give the frame to evaluate on as evaluation=..., not eval_data")
-    schema = _schema(schema)
-    frames = [_Frame.of("frame", frame), *([_Frame.of("evaluation", evaluation)] if evaluation is not None else [])]
-    form, plan = describe_columns(schema, frames[0].types, options, what="frame")
+    if isinstance(schema, Path | str):
+        content = delimited_only("from_frame:", load_schema(Path(schema)))
+    else:
+        content = schema if isinstance(schema, DelimitedSchema) else delimited_only("from_frame:", schema_of(schema))
+    frames = tuple(
+        _Frame.of(name, table) for name, table in (("frame", frame), ("evaluation", evaluation)) if table is not None
+    )
+    form, plan = types.describe_columns(content, frames[0].types, options, what="frame")
     for other in frames[1:]:
-        readable(form, other.types, other.name)
-    log = RejectLog(tuple(one.name for one in frames), limits(options), None, unit="rows")
-    source = ArrowSource(frames, tuple(frames), (form,) * len(frames), log)
-    return open_rows((source, (0,), tuple(range(1, len(frames)))), plan, options, run_dir=None)
-
-
-def _schema(given: Path | str | Mapping[str, Any] | DelimitedSchema) -> DelimitedSchema:
-    if isinstance(given, Path | str):
-        given = load_schema(Path(given))  # type: ignore[assignment]
-    found = schema_of(given, "schema") if isinstance(given, Mapping) else given
-    if not isinstance(found, DelimitedSchema):
-        raise ConfigError(
-            "from_frame: the schema's format is user_items, lists in text files; describe columns instead"
-        )
-    return found
+        types.check_readable(form, other.types, other.name)
+    log = RejectLog.of(tuple(piece.name for piece in frames), options, None, unit="rows")
+    source = ArrowSource(frames, frames, (form,) * len(frames), log)
+    return open_rows(Opened.of(source, 1), plan, options, run_dir=None)
 
 
 @dataclass(frozen=True)
-class _Frame(Piece):
+class _Frame(ArrowPiece):
     """A frame: a piece, and what it is identified by."""
 
-    name: str
     table: Any
-    num_rows: int
-    num_bytes: int = 0
+    types: Types
 
     @classmethod
     def of(cls, name: str, frame: Any) -> "_Frame":
@@ -82,15 +74,7 @@ class _Frame(Piece):
                     f"found {type(frame).__name__}"
                 )
             frame = pyarrow.table(frame)
-        names = frame.column_names
-        twice = sorted({one for one in names if names.count(one) > 1})
-        if twice:
-            raise ConfigError(f"{name}: columns come twice: {', '.join(twice)}")
-        return cls(name, frame, frame.num_rows)
-
-    @property
-    def types(self) -> dict[str, Any]:
-        return {field.name: field.type for field in self.table.schema}
+        return cls(name, frame.num_rows, 0, frame, types.types_of(frame.schema, name))
 
     def batches(self, columns: Sequence[str]) -> Iterator[Any]:
         yield from self.table.select(list(columns)).to_batches(max_chunksize=BATCH_ROWS)
@@ -101,4 +85,4 @@ class _Frame(Piece):
         for batch in self.table.to_batches(max_chunksize=BATCH_ROWS):
             crc = zlib.crc32(batch.serialize(), crc)
         columns = {name: str(kind) for name, kind in self.types.items()}
-        return {"frame": self.name, "rows": self.table.num_rows, "columns": columns, "crc32": f"{crc:08x}"}
+        return {"frame": self.name, "rows": self.num_rows, "columns": columns, "crc32": f"{crc:08x}"}

@@ -33,22 +33,15 @@ from adaptive.data.prepared.block_layout import (
 )
 from adaptive.data.rows.data_files import DataFile
 from adaptive.data.sampling import in_blocks
-from adaptive.errors import CheckpointError, ConfigError, InputError
+from adaptive.errors import CheckpointError, InputError
 from adaptive.storage.arrays import read_array
 from adaptive.storage.untrusted import open_plain
 
 _AGAIN = f"it is damaged or of another data set; {AGAIN}"
 
 
-def open_prepared(path: str, options: DataOptions) -> "Prepared":
-    """The data set of `prepared:PATH`; see `adaptive.data.open.open_dataset`."""
-    names = ("schema_path", "eval_data", "holdout", "time_split")
-    given = [name for name in names if getattr(options, name) is not None]
-    if given:
-        raise ConfigError(
-            f"prepared: {', '.join(given)} counted when the data were prepared; remove it here, and prepare the data "
-            "again if they are to be split or read differently"
-        )
+def open_prepared(path: str, options: DataOptions, run_dir: Path | None) -> "Prepared":
+    """The data set of `prepared:PATH`."""
     return Prepared(Path(path).expanduser(), options)
 
 
@@ -61,8 +54,8 @@ class Prepared(Dataset):
 
     def __init__(self, folder: Path, options: DataOptions) -> None:
         self._folder, self._manifest = folder, load_manifest(folder)
-        self.features = tuple(Feature(one.name, one.rows) for one in self._manifest.features)
-        self.tables = tuple(one.table for one in self._manifest.features)
+        self.features = tuple(Feature(feature.name, feature.rows) for feature in self._manifest.features)
+        self.tables = tuple(feature.table for feature in self._manifest.features)
         self.num_dense, self.steps = self._manifest.num_dense, self._manifest.steps
         self.labels, self.widths = self._manifest.labels, self._manifest.widths
         self._shuffle_buffer, self._seed = options.shuffle_buffer, options.seed
@@ -133,8 +126,6 @@ class _Part:
     def _samples(self, first: int, stop: int) -> Batch:
         """The samples [first, stop), which may lie in several blocks."""
         block, last = (int(at) for at in np.searchsorted(self._starts, [first, stop - 1], side="right") - 1)
-        if block == last:
-            return self._of_block(block, first - int(self._starts[block]), stop - int(self._starts[block]))
         cuts = [first, *self._starts[block + 1 : last + 1].tolist(), stop]
         return concatenate(
             [
@@ -175,27 +166,25 @@ class _Part:
         for ids, ends in zip(layout.ids, layout.ends, strict=True):
             if ends is None:
                 continue
-            found = ends.of(data)
-            if (found[1:] < found[:-1]).any() or (found[-1] if len(found) else 0) != ids.count:
+            stops = ends.of(data)
+            if (stops[1:] < stops[:-1]).any() or (stops[-1] if len(stops) else 0) != ids.count:
                 raise InputError(
                     f"{self._path}: block {number}: expected bags that end in ascending order, at {ids.count} ids, got "
                     f"others; {_AGAIN}"
                 )
 
     def _layout(self, entry: Index) -> BlockLayout:
-        """The layout of a block. Where every sample has one look-up of each feature, blocks of one size share it."""
-        if (entry[FIRST_FEATURE:] != SINGLE).any():
-            return self._checked_layout(entry)
+        """The layout of a block; where every sample has one look-up of each feature, blocks of one size share it."""
         key = entry[ROWS].tobytes()
-        if key not in self._layouts:
-            self._layouts[key] = self._checked_layout(entry)
+        is_single = bool((entry[FIRST_FEATURE:] == SINGLE).all())
+        if not is_single or key not in self._layouts:
+            layout = BlockLayout.of(self._manifest, int(entry[ROWS]), entry[FIRST_FEATURE:])
+            if layout.size != entry[SIZE]:
+                raise InputError(f"{self._path}: a block has {entry[SIZE]} bytes, needed {layout.size}; {_AGAIN}")
+            if not is_single:
+                return layout
+            self._layouts[key] = layout
         return self._layouts[key]
-
-    def _checked_layout(self, entry: Index) -> BlockLayout:
-        layout = BlockLayout.of(self._manifest, int(entry[ROWS]), entry[FIRST_FEATURE:])
-        if layout.size != entry[SIZE]:
-            raise InputError(f"{self._path}: a block has {entry[SIZE]} bytes, needed {layout.size}; {_AGAIN}")
-        return layout
 
 
 def _lookups(
@@ -210,13 +199,13 @@ def _lookups(
         return ids.reshape(-1), np.arange(ids.size + 1, dtype=np.int64)
     parts, ends, total = list[NDArray[np.int64]](), [np.zeros(1, np.int64)], 0
     for section, end_section in zip(layout.ids, layout.ends, strict=True):
-        begin, end, own = first, stop, np.arange(1, rows + 1, dtype=np.int64)
+        begin, end, stops = first, stop, np.arange(1, rows + 1, dtype=np.int64)
         if end_section is not None:
-            own = end_section.of(data)[first:stop].astype(np.int64)
+            stops = end_section.of(data)[first:stop].astype(np.int64)
             begin = int(end_section.of(data)[first - 1]) if first else 0
-            end, own = int(own[-1]), own - begin
+            end, stops = int(stops[-1]), stops - begin
         parts.append(section.of(data)[begin:end].astype(np.int64))
-        ends.append(own + total)
+        ends.append(stops + total)
         total += end - begin
     return np.concatenate(parts), np.concatenate(ends)
 

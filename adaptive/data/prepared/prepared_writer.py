@@ -1,6 +1,7 @@
 """Write a prepared data set: everything under a temporary name, synced, then renamed."""
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -68,7 +69,9 @@ def prepare(
         if dataset.epochs_differ:
             raise ConfigError(f"data {spec!r} draw other samples in every epoch, so they cannot be prepared once")
         written.append(_Writer(dataset, spec, folder, begins, disk).write())
-        _sync(folder / "rejects.jsonl", disk)
+        if (folder / "rejects.jsonl").exists():
+            with (folder / "rejects.jsonl").open("rb") as file:
+                disk.sync(file)
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,12 +81,6 @@ def prepare(
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error}") from error
     return written[0]
-
-
-def _sync(path: Path, disk: Disk) -> None:
-    if path.exists():
-        with path.open("rb") as file:
-            disk.sync(file)
 
 
 class _Writer:
@@ -113,7 +110,7 @@ class _Writer:
             data=spec,
             fingerprint=dataset.fingerprint(),
         )
-        self._train = _chained(first, train)
+        self._train = chain([first], train)
 
     def write(self) -> Manifest:
         train = self._part("train", self._train)
@@ -139,7 +136,7 @@ class _Writer:
 
         def write(file: BinaryIO) -> None:
             nonlocal offset, samples
-            for batch in _chained(first, batches):
+            for batch in chain([first], batches):
                 block, entry = self._block(batch, offset)
                 self._disk.write(file, memoryview(block))
                 entries.append(entry)
@@ -183,8 +180,3 @@ class _Writer:
         entry[:FIRST_FEATURE] = offset, layout.size, samples, checksum(block.view(np.uint64))
         entry[FIRST_FEATURE:] = lookups
         return block, entry
-
-
-def _chained(first: Batch, others: Iterator[Batch]) -> Iterator[Batch]:
-    yield first
-    yield from others

@@ -110,12 +110,12 @@ class LabelSource:
         Raises:
             InputError: for a value that makes no label.
         """
-        known = ~np.isnan(column) if self.threshold is not None else (column == 0) | (column == 1)
-        if not known.all():
-            first = int(np.argmin(known))
+        is_label = ~np.isnan(column) if self.threshold is not None else (column == 0) | (column == 1)
+        if not is_label.all():
+            first = int(np.argmin(is_label))
             needed = "a number" if self.threshold is not None else "0 or 1"
-            found = "nothing" if np.isnan(column[first]) else f"{column[first]:g}"
-            raise InputError(f"{origin.where(first)}: label {self.name!r} must be {needed}, found {found}")
+            got = "nothing" if np.isnan(column[first]) else f"{column[first]:g}"
+            raise InputError(f"{origin.where(first)}: label {self.name!r} must be {needed}, found {got}")
         return column.copy() if self.threshold is None else (column >= self.threshold).astype(np.float32)
 
 
@@ -144,17 +144,13 @@ class Batcher:
         self._has_bags = any(feature.is_bag for feature in features)
         self.out_of_range: Counter[str] = Counter()
 
-    def batch(self, block: Block) -> Batch:
-        """The batch of a block's rows. Takes its labels, dense and origin arrays over: renew the block.
+    def batches(self, block: Block, size: int) -> Iterator[Batch]:
+        """Batches of `size` rows of a block, of which the last one may have fewer. Takes the block's labels, dense and
+        origin arrays over: renew the block.
 
         Raises:
             InputError: if an id is out of range and has no row to go to.
         """
-        (batch,) = self.batches(block, block.num_rows)
-        return batch
-
-    def batches(self, block: Block, size: int) -> Iterator[Batch]:
-        """Batches of `size` rows of a block, of which the last one may have fewer; see `batch`."""
         n, columns = block.num_rows, block.columns
         origin = Origin(self._files, block.file_index[:n], columns.lines[:n])
         extras = {label.name: label.values(columns.dense[:n, label.slot], origin) for label in self._labels}
@@ -168,7 +164,10 @@ class Batcher:
             parts = np.split(np.arange(n), range(size, n, size))
             yield from [whole] if n <= size else (whole.take(part) for part in parts)
             return
-        rows = self._one_hot(block, origin)
+        rows = np.empty((len(self._features), n), np.int64)
+        for out, feature in zip(rows, self._features, strict=True):
+            keys, present = columns.keys[feature.slot, :n], columns.present[feature.slot, :n]
+            self._fill(feature, keys, present, out, None, origin)
         for first in range(0, n, size):
             part = slice(first, min(first + size, n))
             ids = rows if n == size else np.ascontiguousarray(rows[:, part])
@@ -180,15 +179,6 @@ class Batcher:
                 origin=Origin(self._files, block.file_index[part], columns.lines[part]),
                 extras={name: values[part] for name, values in extras.items()},
             ).mark_unshared()
-
-    def _one_hot(self, block: Block, origin: Origin) -> Ids:
-        """(F, n) the row that each feature of each sample looks up."""
-        n, columns = block.num_rows, block.columns
-        ids = np.empty((len(self._features), n), np.int64)
-        for out, feature in zip(ids, self._features, strict=True):
-            keys, present = columns.keys[feature.slot, :n], columns.present[feature.slot, :n]
-            self._fill(feature, keys, present, out, None, origin)
-        return ids
 
     def _bags(self, block: Block, origin: Origin) -> tuple[Ids, Ids]:
         n, columns = block.num_rows, block.columns

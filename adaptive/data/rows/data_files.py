@@ -37,6 +37,14 @@ class DataFile:
     def of(cls, path: Path, facts: os.stat_result) -> "DataFile":
         return cls(path, facts.st_size, facts.st_mtime_ns)
 
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.size
+
     def require_unchanged(self, facts: os.stat_result) -> None:
         """Check that this is still the same file: its size, and when it was written last.
 
@@ -92,6 +100,15 @@ def find_files(spec: str, *, list_folder: Callable[[Path], list[Path]] | None = 
             raise InputError(f"data: no file matches {part!r}; check the folder, and quote patterns in the shell")
         files += map(find_file, paths)
     return tuple(files)
+
+
+def find_parts(
+    train: str, evaluation: str | None, *, list_folder: Callable[[Path], list[Path]] | None = None
+) -> tuple[tuple[DataFile, ...], int]:
+    """The files to train and to evaluate on, and how many of them, the first ones, are those to train on."""
+    files = find_files(train, list_folder=list_folder)
+    more = () if evaluation is None else find_files(evaluation, list_folder=list_folder)
+    return files + more, len(files)
 
 
 def find_file(path: Path) -> DataFile:

@@ -1,12 +1,8 @@
-"""Pieces of work done by threads side by side, their results handed out in the order of the pieces.
+"""The rows of a part read by several threads, piece by piece, in the order in which one reader gives them.
 
-A thread takes the next piece and works ahead until as many results wait as may; the consumer gets the first piece's
-results, then the second's, and so on: what comes out does not depend on the number of threads.
-
-The rows of a part read by several threads, piece by piece, in the order in which one reader gives them.
-
-Each thread fills blocks of its own from a piece (a file of text, a row group) and takes note of bad rows. Rows and
-notes are taken over in order, so batches, bad rows and errors are those of one reader.
+Each thread takes the next piece (a file of text, a row group), fills blocks from it, notes bad rows, and works ahead
+until as many blocks wait as may. Rows and notes are taken over in order, so batches, bad rows and errors are those of
+one reader, whatever the number of threads.
 """
 
 import threading
@@ -15,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,12 +21,14 @@ from adaptive.system import start_thread
 
 T = TypeVar("T")
 
+BLOCK_ROWS = 1 << 14
+_MOST_ROWS = 1 << 18  # of a piece that are held ahead
 _AHEAD = 2  # pieces for each thread that may be begun before the consumer comes to them
 
 
 @dataclass
-class _Piece(Generic[T]):
-    """What has become of a piece so far."""
+class _Results(Generic[T]):
+    """The results of one work so far."""
 
     waiting: deque[T] = field(default_factory=deque)
     is_done: bool = False
@@ -40,7 +38,7 @@ class _Piece(Generic[T]):
 def side_by_side(works: Sequence[Callable[[], Iterator[T]]], *, threads: int, most: int) -> Generator[T, None, None]:
     """The results of all works, in order; an exception of a work comes where its next result would.
 
-    Threads are joined when the generator ends or is closed, each after the result that it is about.
+    Threads are joined when the generator ends or is closed, each after the result that it is working on.
 
     Args:
         works: make the iterators, each in the thread that then asks it.
@@ -61,14 +59,14 @@ def side_by_side(works: Sequence[Callable[[], Iterator[T]]], *, threads: int, mo
 
 
 class _Shared(Generic[T]):
-    """What threads and consumer share, under one lock."""
+    """State of threads and consumer, under one lock."""
 
     def __init__(self, works: Sequence[Callable[[], Iterator[T]]], threads: int, most: int) -> None:
         self._works, self._most, self._ahead = works, most, _AHEAD * threads
         self._changed = threading.Condition()
-        self._pieces = dict[int, _Piece[T]]()
-        self._next = 0  # piece to be begun
-        self._now = 0  # piece whose results are handed out
+        self._begun = dict[int, _Results[T]]()
+        self._next = 0  # work to be begun
+        self._now = 0  # work whose results are handed out
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -80,81 +78,83 @@ class _Shared(Generic[T]):
         while self._now < len(self._works):
             with self._changed:
                 self._changed.wait_for(self._has_result)
-                piece = self._pieces[self._now]
-                found = piece.waiting.popleft() if piece.waiting else None
-                is_over = found is None
-                if is_over:
-                    del self._pieces[self._now]
+                results = self._begun[self._now]
+                has_result = bool(results.waiting)
+                if has_result:
+                    result = results.waiting.popleft()
+                else:
+                    del self._begun[self._now]
                     self._now += 1
                 self._changed.notify_all()
-            if found is not None:
-                yield found
-            elif piece.error is not None:
-                raise piece.error
+            if has_result:
+                yield result
+            elif results.error is not None:
+                raise results.error
 
     def _has_result(self) -> bool:
-        piece = self._pieces.get(self._now)
-        return piece is not None and (bool(piece.waiting) or piece.is_done)
+        results = self._begun.get(self._now)
+        return results is not None and (bool(results.waiting) or results.is_done)
 
     def work(self) -> None:
-        """What a thread does: one piece after another."""
+        """Run in a thread: one work after another."""
         while (number := self._begin()) is not None:
-            error: BaseException | None = None
+            results, error = self._begun[number], None
             try:
                 for result in self._works[number]():
-                    if not self._put(self._pieces[number], result):
+                    if not self._put(results, result):
                         return
             except BaseException as raised:  # handed to the consumer
                 error = raised
             with self._changed:
-                self._pieces[number].is_done, self._pieces[number].error = True, error
+                results.is_done, results.error = True, error
                 self._changed.notify_all()
 
     def _begin(self) -> int | None:
-        """The next piece; None: there is nothing left to do."""
+        """The next work; None: there is nothing left to do."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_stopped or self._next < self._now + self._ahead)
             if self._is_stopped or self._next == len(self._works):
                 return None
-            number = self._next
+            self._begun[self._next] = _Results()
             self._next += 1
-            self._pieces[number] = _Piece()
-            return number
+            return self._next - 1
 
-    def _put(self, piece: _Piece[T], result: T) -> bool:
+    def _put(self, results: _Results[T], result: T) -> bool:
         """Leave a result for the consumer, once there is room; False: nobody wants it any more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_stopped or len(piece.waiting) < self._most)
-            if self._is_stopped:
-                return False
-            piece.waiting.append(result)
-            self._changed.notify_all()
-            return True
+            self._changed.wait_for(lambda: self._is_stopped or len(results.waiting) < self._most)
+            if not self._is_stopped:
+                results.waiting.append(result)
+                self._changed.notify_all()
+            return not self._is_stopped
 
 
-BLOCK_ROWS = 1 << 14
-_MOST_ROWS = 1 << 18  # of a piece that are held ahead
+class _Note(NamedTuple):
+    """The arguments of `RejectLog.count`."""
+
+    file: int
+    last_line: int
+    bad: list[BadLine]
 
 
 class _Notes(RejectLog):
     """Takes down what a reader of one piece would count."""
 
     def __init__(self) -> None:
-        self.taken: list[tuple[int, int, list[BadLine]]] = []
+        self.taken: list[_Note] = []
 
     def count(self, file: int, last_line: int, bad: list[BadLine]) -> None:
-        self.taken.append((file, last_line, bad))
+        self.taken.append(_Note(file, last_line, bad))
 
     def check(self) -> None:
         """The shares are checked where all is counted."""
 
 
-@dataclass(frozen=True)
-class _Read:
+class _Read(NamedTuple):
     """Some rows of a piece, and what is to be counted before they are used."""
 
     block: Block
-    notes: list[tuple[int, int, list[BadLine]]]
+    notes: list[_Note]
     num_bytes: int  # on disk, for these rows
 
 
@@ -174,10 +174,9 @@ class ParallelReader:
         window: tuple[float, float],
         threads: int,
     ) -> None:
-        self._log, form = source.log, source.formats[pieces[0]]
-        self._num_bags = form.layout().num_bags
+        self._log, self._num_bags = source.log, source.formats[pieces[0]].count("bags")
         first = start.file if start is not None else pieces[0]
-        works: list[Callable[[], Iterator[_Read]]] = [
+        works = [
             partial(_read_piece, source, piece, start if piece == first else None, window)
             for piece in pieces
             if piece >= first
@@ -210,12 +209,12 @@ class ParallelReader:
 
     def _next(self) -> bool:
         """Bring the next block that has rows; count what was read with it."""
-        for found in self._results:
-            for note in found.notes:
+        for block, notes, num_bytes in self._results:
+            for note in notes:
                 self._log.count(*note)
-            self._bytes += found.num_bytes
-            if found.block.num_rows:
-                self._now, self._at = found.block, 0
+            self._bytes += num_bytes
+            if block.num_rows:
+                self._now, self._at = block, 0
                 return True
         self._log.check()
         return False
@@ -239,19 +238,16 @@ def _read_piece(source: RowSource, piece: int, start: Position | None, window: t
 
 def _copy(source: Block, at: int, size: int, target: Block, row: int, num_bags: int) -> None:
     """Rows of a block into another one, which has room for all but values of bags."""
-    here, there, found, wanted = slice(at, at + size), slice(row, row + size), source.columns, target.columns
-    for one, other in (
-        (found.labels, wanted.labels), (found.dense, wanted.dense), (found.times, wanted.times),
-        (found.lines, wanted.lines), (source.file_index, target.file_index),
-    ):  # fmt: skip
-        other[there] = one[here]
-    wanted.keys[:, there] = found.keys[:, here]
-    wanted.present[:, there] = found.present[:, here]
+    here, there = slice(at, at + size), slice(row, row + size)
+    target.file_index[there] = source.file_index[here]
+    for name in ("labels", "dense", "times", "lines"):
+        getattr(target.columns, name)[there] = getattr(source.columns, name)[here]
+    for name in ("keys", "present"):
+        getattr(target.columns, name)[:, there] = getattr(source.columns, name)[:, here]
     if not num_bags:
         return
-    ends = found.bag_ends[at * num_bags : (at + size) * num_bags + 1]
-    first, count = int(wanted.bag_ends[row * num_bags]), int(ends[-1] - ends[0])
-    while len(target.columns.bag_keys) < first + count:
-        target.grow_bags()
-    target.columns.bag_keys[first : first + count] = found.bag_keys[ends[0] : ends[-1]]
-    np.add(ends[1:], first - ends[0], out=wanted.bag_ends[row * num_bags + 1 : (row + size) * num_bags + 1])
+    ends, all_ends = source.columns.bag_ends[at * num_bags : (at + size) * num_bags + 1], target.columns.bag_ends
+    first, count = int(all_ends[row * num_bags]), int(ends[-1] - ends[0])
+    target.reserve_bags(first + count)
+    target.columns.bag_keys[first : first + count] = source.columns.bag_keys[ends[0] : ends[-1]]
+    np.add(ends[1:], first - ends[0], out=all_ends[row * num_bags + 1 : (row + size) * num_bags + 1])

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from adaptive.data.data_options import DataOptions
 from adaptive.errors import InputError, printable
 
 logger = logging.getLogger("adaptive.data")
@@ -61,12 +62,10 @@ class BadLine:
 
     def described(self, file: str) -> str:
         where = f" in column {self.column}" if self.column else ""
-        return f"{file}:{self.line}: {self.cause}{where}" + (f": {self._shown()}" if self.text else "")
-
-    def _shown(self) -> str:
-        text = self.text.decode("utf-8", errors="backslashreplace")
-        text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text[:_SHOWN_CHARACTERS])
-        return text if len(self.text) <= _SHOWN_CHARACTERS else f"{text} ..."
+        text = self.text.decode("utf-8", errors="backslashreplace")[:_SHOWN_CHARACTERS]
+        shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+        more = " ..." if len(self.text) > _SHOWN_CHARACTERS else ""
+        return f"{file}:{self.line}: {self.cause}{where}" + (f": {shown}{more}" if self.text else "")
 
 
 class RejectLog:
@@ -98,6 +97,20 @@ class RejectLog:
         self._first_line = False  # whether the first line of a file is bad
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(
+        cls,
+        files: tuple[str, ...],
+        options: DataOptions,
+        run_dir: Path | None,
+        *,
+        header_lines: int = 0,
+        unit: str = "lines",
+    ) -> "RejectLog":
+        """The log of a data set with these options; `rejects.jsonl` goes into the run directory, if there is one."""
+        limits = Limits(options.max_bad_fraction, options.max_bad_label_fraction)
+        return cls(files, limits, run_dir and run_dir / "rejects.jsonl", header_lines=header_lines, unit=unit)
 
     @property
     def num_lines(self) -> int:
@@ -136,7 +149,8 @@ class RejectLog:
         self._check(self.num_lines)
 
     def _note(self, file: int, bad: list[BadLine]) -> None:
-        name = self._files[file]
+        """Count and show bad lines, and write down all but those that no reader would look through."""
+        name, before = self._files[file], self._counts.total()
         for entry in bad:
             self._counts[entry.cause] += 1
             self._first_line |= entry.line == 1 and bool(entry.column)
@@ -145,13 +159,8 @@ class RejectLog:
                 logger.warning("bad line %s", self._first[-1])
                 if len(self._first) == _SHOWN:
                     logger.warning("further bad lines are not shown; see %s", self._path or "the counts at the end")
-        self._write(name, bad)
-
-    def _write(self, name: str, bad: list[BadLine]) -> None:
-        """Write them down, up to a number that no reader looks through: all are counted."""
         if self._path is None:
             return
-        before = self._counts.total() - len(bad)
         if kept := bad[: max(MOST_WRITTEN - before, 0)]:
             with open(self._path, "a", encoding="utf-8", errors="backslashreplace") as out:
                 out.writelines(_record(name, entry) for entry in kept)

@@ -1,12 +1,10 @@
-"""What the columns of a text file are, and the arrays into which the tokeniser writes them.
-
-`RowSource`: what files of rows offer to all that splits, fits and makes batches, whatever their format.
-"""
+"""What all formats of rows share: the columns of a file, the blocks that readers fill, and `RowSource`, which makes
+readers for all that splits, fits and makes batches."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, Self
 
 import numpy as np
@@ -18,21 +16,23 @@ from adaptive.data.kernels.text_fields import text as text_key
 from adaptive.data.rows.rejects import RejectLog
 from adaptive.data.rows.vocabularies import TextKeeper
 
-_CAUSE_OF_KIND = {
-    kernels.SKIP: kernels.COLUMNS,  # an unreadable text has a wrong neighbour only
-    kernels.DENSE_INTEGER: kernels.NUMBER,
-    kernels.DENSE_FLOAT: kernels.NUMBER,
-    kernels.KEY_HEX: kernels.HEX,
-    kernels.KEY_INTEGER: kernels.NUMBER,
-    kernels.KEY_TEXT: kernels.COLUMNS,
-    kernels.LABEL_BINARY: kernels.LABEL,
-    kernels.LABEL_THRESHOLD: kernels.LABEL,
-    kernels.LABEL_SET: kernels.LABEL,
-    kernels.TIME_NUMBER: kernels.TIME,
-    kernels.TIME_ISO: kernels.TIME,
+# Of each kind: the sort of output column it goes to, and what an unreadable field is called.
+_KINDS = {
+    kernels.SKIP: ("none", kernels.COLUMNS),  # an unreadable text has a wrong neighbor only
+    kernels.DENSE_INTEGER: ("dense", kernels.NUMBER),
+    kernels.DENSE_FLOAT: ("dense", kernels.NUMBER),
+    kernels.KEY_HEX: ("keys", kernels.HEX),
+    kernels.KEY_INTEGER: ("keys", kernels.NUMBER),
+    kernels.KEY_TEXT: ("keys", kernels.COLUMNS),
+    kernels.LABEL_BINARY: ("label", kernels.LABEL),
+    kernels.LABEL_THRESHOLD: ("label", kernels.LABEL),
+    kernels.LABEL_SET: ("label", kernels.LABEL),
+    kernels.TIME_NUMBER: ("time", kernels.TIME),
+    kernels.TIME_ISO: ("time", kernels.TIME),
 }
-_LABELS = (kernels.LABEL_BINARY, kernels.LABEL_THRESHOLD, kernels.LABEL_SET)
-_KEYS = (kernels.KEY_HEX, kernels.KEY_INTEGER, kernels.KEY_TEXT)
+EVERYTHING = (-np.inf, np.inf)  # a window that no time is outside of
+
+Keepers = Mapping[str, TextKeeper]  # by column
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,18 @@ class Column:
     is_label: bool = False  # a further label, read as a dense column is
 
     @property
+    def sort(self) -> str:
+        """The sort of output column: dense, keys, bags, label, time or none."""
+        return "bags" if self.kind == kernels.KEY_BAG else _KINDS[self.kind][0]
+
+    @property
     def cause(self) -> int:
-        return _CAUSE_OF_KIND[self.item if self.kind == kernels.KEY_BAG else self.kind]
+        return _KINDS[self.item if self.kind == kernels.KEY_BAG else self.kind][1]
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How the lines of a file are laid out. Output columns of one sort are numbered in file order."""
+    """How the rows of a file are laid out. Output columns of one sort are numbered in file order."""
 
     columns: tuple[Column, ...]
     separator: str = "\t"
@@ -70,29 +75,28 @@ class RowFormat:
 
     def slots(self) -> list[int]:
         """Of each column, the number of those of its sort before it."""
-        before: Counter[str] = Counter()
-        found = []
+        before, slots = Counter[str](), []
         for column in self.columns:
-            found.append(before[_sort(column.kind)])
-            before[_sort(column.kind)] += 1
-        return found
+            slots.append(before[column.sort])
+            before[column.sort] += 1
+        return slots
 
-    def count(self, kind: int) -> int:
-        """Output columns of the sort of `kind`."""
-        return sum(_sort(column.kind) == _sort(kind) for column in self.columns)
+    def count(self, sort: str) -> int:
+        """Output columns of a sort."""
+        return sum(column.sort == sort for column in self.columns)
 
     def key_columns(self) -> tuple[str, ...]:
         """Names of the columns of single categories."""
-        return tuple(column.name for column in self.columns if column.kind in _KEYS)
+        return tuple(column.name for column in self.columns if column.sort == "keys")
 
     @property
     def dense_names(self) -> tuple[str, ...]:
         """Names of the dense inputs, in the order of the output; further labels stand among them."""
-        return tuple(column.name for column in self.columns if _sort(column.kind) == "dense" and not column.is_label)
+        return tuple(column.name for column in self.columns if column.sort == "dense" and not column.is_label)
 
     @property
     def is_labelled(self) -> bool:
-        return any(column.kind in _LABELS for column in self.columns)
+        return self.count("label") > 0
 
     def null_keys(self) -> NDArray[np.int64]:
         return np.array([key_of(text) for text in self.nulls], np.int64)
@@ -101,33 +105,21 @@ class RowFormat:
         """The plan the tokeniser works by; rows with a time outside [time_from, time_to) are passed over."""
         plan = np.zeros((len(self.columns), kernels.PLAN_SIZE), np.int64)
         for entry, column, slot in zip(plan, self.columns, self.slots(), strict=True):
-            entry[kernels.KIND] = column.kind
-            entry[kernels.SLOT] = slot
-            entry[kernels.ITEM] = column.item
+            entry[kernels.KIND], entry[kernels.SLOT], entry[kernels.ITEM] = column.kind, slot, column.item
             entry[kernels.INNER] = ord(column.inner) if column.inner else -1
-            entry[kernels.REQUIRED] = column.required
-            entry[kernels.CAUSE] = column.cause
+            entry[kernels.REQUIRED], entry[kernels.CAUSE] = column.required, column.cause
         return Layout(
             plan=plan,
             positives=np.array([key_of(text) for text in self.positives], np.int64),
             nulls=self.null_keys(),
             separator=ord(self.separator),
             quote=ord(self.quote) if self.quote else -1,
-            num_bags=self.count(kernels.KEY_BAG),
+            num_bags=self.count("bags"),
             max_line_bytes=self.max_line_bytes,
             threshold=float(self.threshold),
             time_from=float(time_from),
             time_to=float(time_to),
         )
-
-
-def _sort(kind: int) -> str:
-    """Which output array a kind goes to."""
-    if kind in (kernels.DENSE_INTEGER, kernels.DENSE_FLOAT):
-        return "dense"
-    if kind in _KEYS:
-        return "keys"
-    return {kernels.KEY_BAG: "bags", kernels.SKIP: "none"}.get(kind, "one of a kind")
 
 
 def key_of(text: str) -> int:
@@ -138,18 +130,18 @@ def key_of(text: str) -> int:
 
 @dataclass
 class Block:
-    """Some rows as the tokeniser left them: the first `num_rows` entries of the arrays count."""
+    """Some rows as a reader left them: the first `num_rows` entries of the arrays count."""
 
     columns: Columns
     file_index: NDArray[np.int32]
-    num_rows: int = field(default=0)
+    num_rows: int = 0
 
     @classmethod
     def empty(cls, form: RowFormat, capacity: int) -> "Block":
-        num_keys, num_bags = form.count(kernels.KEY_HEX), form.count(kernels.KEY_BAG)
+        num_keys, num_bags = form.count("keys"), form.count("bags")
         columns = Columns(
             labels=np.full(capacity, np.nan, np.float32),
-            dense=np.empty((capacity, form.count(kernels.DENSE_FLOAT)), np.float32),
+            dense=np.empty((capacity, form.count("dense")), np.float32),
             keys=np.empty((num_keys, capacity), np.int64),
             present=np.empty((num_keys, capacity), np.bool_),
             bag_keys=np.empty(4 * capacity * num_bags, np.int64),
@@ -169,23 +161,13 @@ class Block:
         )
         return Block(columns, np.empty_like(self.file_index))
 
-    def grow_bags(self) -> None:
-        """Twice the room for the values of bags."""
-        more = np.empty(2 * len(self.columns.bag_keys) + 1024, np.int64)
-        more[: len(self.columns.bag_keys)] = self.columns.bag_keys
-        self.columns = self.columns._replace(bag_keys=more)
-
-
-EVERYTHING = (-np.inf, np.inf)  # a window that no time is outside of
-
-
-Keepers = Mapping[str, TextKeeper]  # by column
-
-
-class Fingerprinted(Protocol):
-    """What data come from, for the fingerprint."""
-
-    def fingerprint(self) -> dict[str, object]: ...
+    def reserve_bags(self, size: int) -> None:
+        """Make room for `size` values of bags, at least twice the room there was if that is too little."""
+        keys = self.columns.bag_keys
+        if len(keys) < size:
+            more = np.empty(max(2 * len(keys) + 1024, size), np.int64)
+            more[: len(keys)] = keys
+            self.columns = self.columns._replace(bag_keys=more)
 
 
 @dataclass(frozen=True)
@@ -195,6 +177,16 @@ class Position:
     file: int = 0
     offset: int = 0
     line: int = 1
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a reader reads; see `RowSource.reader`."""
+
+    pieces: tuple[int, ...]
+    start: Position
+    window: tuple[float, float]
+    keepers: Keepers
 
 
 class RowReader(ABC):
@@ -226,28 +218,45 @@ class RowReader(ABC):
         """
 
 
+class Fingerprinted(Protocol):
+    """What data come from."""
+
+    def fingerprint(self) -> dict[str, object]: ...
+
+
+class Piece(Protocol):
+    """Rows that are read together: a file of text or arrays, a row group of a Parquet file, a frame."""
+
+    @property
+    def name(self) -> str:
+        """How its rows are told: `name:row`, rows from 1."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on disk; 0 where it is in memory."""
+
+
+@dataclass(frozen=True)
 class RowSource(ABC):
-    """Pieces of data whose rows become the same columns. A piece is a file of text or a row group of a Parquet file;
-    its number indexes `formats` and `names()`."""
+    """Pieces of data whose rows become the same columns; `formats` has the format of each."""
 
     READ_ROWS: ClassVar[int] = 1  # rows that are read at once, at least
     files: Sequence[Fingerprinted]
+    pieces: Sequence[Piece]
     formats: tuple[RowFormat, ...]
     log: RejectLog
 
-    @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """How rows of a piece are told: `name:row`, rows from 1."""
+        return tuple(piece.name for piece in self.pieces)
 
-    @abstractmethod
-    def size(self, piece: int) -> int:
-        """Bytes of a piece on disk; 0 where it is in memory."""
+    def size(self, pieces: Sequence[int]) -> int:
+        """Bytes of some pieces on disk."""
+        return sum(self.pieces[piece].num_bytes for piece in pieces)
 
-    @abstractmethod
     def noted_in(self, log: RejectLog) -> Self:
-        """The same pieces; what is bad in them is told to another log."""
+        """The same pieces; bad rows in them are counted by another log."""
+        return replace(self, log=log)
 
-    @abstractmethod
     def reader(
         self,
         pieces: Sequence[int],
@@ -264,3 +273,10 @@ class RowSource(ABC):
             window: rows with a time outside [from, to) are passed over.
             keepers: are given the texts of these columns.
         """
+        start = start or Position(file=pieces[0] if pieces else 0)
+        left = tuple(piece for piece in pieces if piece >= start.file)
+        return self.open_reader(Reading(left, start, window, keepers or {}))
+
+    @abstractmethod
+    def open_reader(self, reading: Reading) -> RowReader:
+        """See `reader`."""

@@ -66,7 +66,7 @@ def survey(
         InputError: if a file cannot be read, too many lines are bad, or there is no good row.
     """
     told = told or reading_begins()
-    num_bytes = sum(map(source.size, files))
+    num_bytes = source.size(files)
     block, num_rows, marks = Block.empty(source.formats[files[0]], mark_rows), 0, []
     with source.reader(files, window=window, keepers=keepers) as reader:
         while True:
@@ -84,34 +84,37 @@ def survey(
     return Survey(num_rows, tuple(marks))
 
 
-def split_last(found: Survey, files: tuple[int, ...], fraction: float) -> tuple[Split, Split]:
+def split_last(counted: Survey, files: tuple[int, ...], fraction: float) -> tuple[Split, Split]:
     """Training rows and the last `fraction` of the rows (rounded up) for evaluation."""
-    num_train = found.num_rows - math.ceil(found.num_rows * fraction)
+    num_train = counted.num_rows - math.ceil(counted.num_rows * fraction)
     if not num_train:
-        raise InputError(f"data.holdout = {fraction:g} of {found.num_rows:,} rows leaves none for training; lower it")
-    before, start = max(mark for mark in found.marks if mark[0] <= num_train)
-    last = Split(files, start=start, skip=num_train - before, known=found.num_rows - num_train)
-    return Split(files, limit=num_train), last
+        raise InputError(f"data.holdout = {fraction:g} of {counted.num_rows:,} rows leaves none for training; lower it")
+    return Split(files, limit=num_train), _behind(counted, files, num_train)
 
 
-def half(found: Survey, whole: Split, which: str) -> Split:
+def half(counted: Survey, whole: Split, which: str) -> Split:
     """The first half (rounded up) or the second of the rows of a split that ends with those of the survey of its files.
 
     Args:
         which: `first_half` or `second_half`.
     """
-    first = 0 if whole.start is None else next(before for before, mark in found.marks if mark == whole.start)
+    first = 0 if whole.start is None else next(before for before, mark in counted.marks if mark == whole.start)
     first += whole.skip
-    middle = first + (found.num_rows - first + 1) // 2
-    if which == "second_half" and middle == found.num_rows:
+    middle = first + (counted.num_rows - first + 1) // 2
+    if which == "second_half" and middle == counted.num_rows:
         raise InputError(
-            f"data.eval_part: expected two rows or more to take the second half of, got {found.num_rows - first}. "
+            f"data.eval_part: expected two rows or more to take the second half of, got {counted.num_rows - first}. "
             "Keep more rows for evaluation."
         )
     if which == "first_half":
         return replace(whole, limit=middle - first, known=None)
-    before, start = max(mark for mark in found.marks if mark[0] <= middle)
-    return Split(whole.files, start=start, skip=middle - before, known=found.num_rows - middle)
+    return _behind(counted, whole.files, middle)
+
+
+def _behind(counted: Survey, files: tuple[int, ...], rows: int) -> Split:
+    """All but the first `rows`."""
+    before, start = max(mark for mark in counted.marks if mark[0] <= rows)
+    return Split(files, start=start, skip=rows - before, known=counted.num_rows - rows)
 
 
 def split_time(files: tuple[int, ...], cut: float) -> tuple[Split, Split]:
@@ -171,7 +174,7 @@ def read_part(
             reader.read(Block.empty(form, part.skip))
         left = math.inf if part.limit is None else part.limit
         known = part.known if part.limit is None else part.limit
-        num_bytes, done = sum(map(source.size, part.files)), 0
+        num_bytes, done = source.size(part.files), 0
         block = Block.empty(form, int(min(rows, left)))
         while left and reader.read(block):
             done += block.num_rows

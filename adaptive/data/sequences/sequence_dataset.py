@@ -1,13 +1,12 @@
-"""`SequenceDataset`: batches of samples that are sequences, from wherever `Samples` takes them.
+"""`SequenceDataset`: batches of samples that are sequences, from wherever `Samples` takes them; the built-in stream.
 
 Letters: B samples, S steps of a sample (the history and, last, the candidate), F features of a step, D dense inputs of
 a step.
 
-The built-in stream of sequences: seeded, stateless, with known probabilities.
-
-A user likes three categories, and three in five steps of the history are items of these; so is half of the candidates.
-All else are items of any category. Popular users, categories and items come more often. A click depends on nothing but
-the share of the history's steps whose category is the candidate's:
+The built-in stream is seeded, stateless, with known probabilities. A user likes three categories, and three in five
+steps of the history are items of these; so is half of the candidates. All else are items of any category. Popular
+users, categories and items come more often. A click depends on nothing but the share of the history's steps whose
+category is the candidate's:
 
     probability = 1 / (1 + exp(-(BIAS + GAIN * share)))
 
@@ -19,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,10 @@ class Part:
     start: int
     stop: int
 
+    @classmethod
+    def whole(cls, samples: Samples) -> "Part":
+        return cls(samples, 0, samples.num_samples)
+
     def batches(self, size: int) -> Iterator[Batch]:
         """Batches of `size` samples; the last one may be smaller."""
         if size < 1:
@@ -65,7 +69,8 @@ class SequenceDataset(Dataset):
         steps: S.
         num_dense: D.
         identity: what identifies the data, for the fingerprint.
-        bad: bad lines so far by cause, which the reader may go on counting.
+        shuffle: samples that are shuffled together, and the seed.
+        bad: bad lines so far by cause.
     """
 
     def __init__(
@@ -129,8 +134,6 @@ def held_out(samples: Samples, options: DataOptions) -> tuple[Part, Part | None]
     Raises:
         InputError: if that leaves none for training.
     """
-    if options.eval_part != "all":
-        raise ConfigError("eval_part divides rows of criteo:, csv: and parquet: only; remove it")
     total = samples.num_samples
     cut = total - ceil(total * (options.holdout or 0.0))
     if not cut:
@@ -145,8 +148,9 @@ LIKED_STEPS, LIKED_CANDIDATES = 0.6, 0.5  # shares that are of liked categories
 SKEW, ITEM_SKEW = 2, 3  # a rank of n is floor(n * u^skew), with u even in [0, 1)
 
 
-def open_sequences(config: SequencesConfig, history: int) -> SequenceDataset:
-    """The data set `sequences`, with `history` steps before each candidate."""
+def open_sequences(paths: str, options: DataOptions, run_dir: Path | None) -> SequenceDataset:
+    """The data set `sequences`, with `options.history` steps before each candidate."""
+    config, history = options.sequences, options.history
     samples = Stream(config, history)
     end = config.num_train + config.num_eval
     return SequenceDataset(

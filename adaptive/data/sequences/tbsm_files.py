@@ -20,30 +20,24 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, Origin
 from adaptive.data.data_options import DataOptions
 from adaptive.data.npz import check_array, fits_float32, load_arrays
-from adaptive.data.rows.data_files import find_files
-from adaptive.data.rows.row_dataset import settings_identity
+from adaptive.data.rows.data_files import find_parts
 from adaptive.data.sequences.sequence_dataset import Part, Samples, SequenceDataset, batch_of, held_out
-from adaptive.errors import ConfigError, InputError
+from adaptive.errors import InputError
 
 KEYS = ("X_cat", "X_int", "y")
 TAOBAO = ("user", "item", "category")
 
 
-def open_processed(paths: str, options: DataOptions) -> SequenceDataset:
-    """The data set of `tbsm:PATH[,PATH...]`; see `adaptive.data.open.open_dataset`."""
-    if options.schema_path is not None or options.time_split is not None:
-        raise ConfigError("tbsm: has no schema and no times; remove schema_path and time_split")
-    train_files = find_files(paths)
-    eval_files = find_files(options.eval_data) if options.eval_data is not None else ()
-    contents = [read_processed(file.path) for file in train_files + eval_files]
+def open_tbsm(paths: str, options: DataOptions, run_dir: Path | None) -> SequenceDataset:
+    """The data set of `tbsm:PATH[,PATH...]`."""
+    files, num_train = find_parts(paths, options.eval_data)
+    contents = [read_processed(file.path) for file in files]
     for content in contents[1:]:
         if content.shape != contents[0].shape:
             raise InputError(f"{content.path}: {content.shape}, but {contents[0].path}: {contents[0].shape}")
-    samples = Processed(contents[: len(train_files)])
-    train, evaluation = held_out(samples, options)
-    if eval_files:
-        other = Processed(contents[len(train_files) :])
-        evaluation = Part(other, 0, other.num_samples)
+    train, evaluation = held_out(Processed(contents[:num_train]), options)
+    if num_train < len(files):
+        evaluation = Part.whole(Processed(contents[num_train:]))
     features, _, steps = contents[0].ids.shape
     names = TAOBAO if features == len(TAOBAO) else [f"c{f + 1}" for f in range(features)]
     rows = np.max([content.ids.max(axis=(1, 2)) for content in contents], axis=0) + 1
@@ -53,11 +47,7 @@ def open_processed(paths: str, options: DataOptions) -> SequenceDataset:
         evaluation,
         steps=steps,
         num_dense=len(contents[0].dense),
-        identity={
-            "files": [file.fingerprint() for file in train_files + eval_files],
-            "format": "tbsm",
-            **settings_identity(options),
-        },
+        identity={"files": [file.fingerprint() for file in files], "format": "tbsm", **options.identity()},
         shuffle=(options.shuffle_buffer, options.seed),
     )
 

@@ -1,4 +1,8 @@
-"""The teacher of the synthetic stream: how probable a click is, given a sample's ids and dense inputs.
+"""The built-in stream of click data: seeded, stateless, with known probabilities; and the teacher that labels it.
+
+Every value is a function of (seed, sample index, feature), so any block of samples can be made anywhere, any number of
+times, and memory does not grow with samples or rows. Rows and how often they are looked up are in `fields`. The teacher
+says how probable a click is, given a sample's ids and dense inputs:
 
     logit = bias + main + interactions + dense
 
@@ -8,16 +12,11 @@ with the sum of their effects, as pooling sums their rows. Each of the three par
 setting names; then bias and the scale of all three are solved for, so that every seed and every shape has the same
 click-through rate and the same AUC of the best possible predictor. Terms of dense inputs or pairs of features that a
 shape does not have are left out.
-
-The built-in stream of click data: seeded, stateless, with known probabilities.
-
-Every value is a function of (seed, sample index, feature), so any block of samples can be made anywhere, any number
-of times, and memory does not grow with samples or rows. What a sample's click depends on is in `teacher`,
-who is looked up how often in `fields`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ from scipy.optimize import brentq
 from scipy.special import expit
 
 from adaptive.batch import Batch
-from adaptive.data.data_options import SyntheticConfig
+from adaptive.data.data_options import DataOptions, SyntheticConfig
 from adaptive.data.dataset import Dataset, Feature
 from adaptive.data.kernels import synthetic as kernels
 from adaptive.data.synthetic.fields import KeyedNumbers, key_of, large_fields, make_fields
@@ -170,13 +169,16 @@ def _draw_products(stream: KeyedNumbers, damping: NDArray[np.float64], num_dense
     )
 
 
-__all__ = ["Synthetic", "SyntheticConfig"]
-
 GENERATOR = 1  # goes up when the same settings give other samples
 LATENT_CORRELATION = 0.8  # of the first dense input with the sample's latent number
 CALIBRATION_SAMPLES = 200_000  # the Bayes AUC of so many samples varies by 0.0005, of a twentieth of them by 0.0022
 CALIBRATION_VALUES = 10_000_000  # look-ups and dense inputs in them, at most; but at least a twentieth of the samples
 BLOCK = 8192  # samples made at a time while calibrating, so that they stay in the cache
+
+
+def open_synthetic(paths: str, options: DataOptions, run_dir: Path | None) -> "Synthetic":
+    """The data set `synthetic`."""
+    return Synthetic(options.synthetic)
 
 
 class Synthetic(Dataset):
@@ -237,13 +239,13 @@ class Synthetic(Dataset):
     def _further_labels(self, start: int, parts: NDArray[np.float64]) -> dict[str, NDArray[np.float32]]:
         """Labels of the samples from `start` on, given the parts of their logits (3, B): of the second label the part
         of dense inputs counts against it, of the third that of pairs of ids, of the fourth both."""
-        found = {}
+        further = {}
         for number, key in enumerate(self._further_keys, start=1):
             signs = np.array([1.0, -1.0 if number & 2 else 1.0, -1.0 if number & 1 else 1.0])
             labels = np.empty(parts.shape[1], np.float32)
             kernels.draw_labels(key, start, self._calibration.probability(parts * signs[:, None]), labels)
-            found[self.labels[number]] = labels
-        return found
+            further[self.labels[number]] = labels
+        return further
 
     def _batches(self, start: int, stop: int, batch_size: int) -> Iterator[Batch]:
         if batch_size < 1:

@@ -15,10 +15,9 @@ import numpy as np
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
 from adaptive.data.rows.data_files import DataFile
-from adaptive.data.rows.row_dataset import FeaturePlan, RowDataset, RowPlan, RowRule, open_rows, open_source
+from adaptive.data.rows.row_dataset import FeaturePlan, RowDataset, RowPlan, RowRule, open_rows
 from adaptive.data.rows.row_source import Column, RowFormat
-from adaptive.data.text.text_reader import first_line
-from adaptive.errors import ConfigError
+from adaptive.data.text.text_reader import first_line, open_text_files
 
 NUM_DENSE, NUM_CATEGORIES = 13, 26
 
@@ -33,17 +32,14 @@ def criteo_format(*, labelled: bool = True, max_line_bytes: int = 1 << 20) -> Ro
     return RowFormat((_LABEL if labelled else ()) + _INPUTS, separator="\t", max_line_bytes=max_line_bytes)
 
 
-def open_criteo(paths: str, options: DataOptions, *, run_dir: Path | None = None) -> RowDataset:
-    """The data set of `criteo:PATH[,PATH...]`; see `adaptive.data.open.open_dataset`."""
-    if options.schema_path is not None or options.time_split is not None:
-        raise ConfigError("criteo: has no schema and no time column; remove schema_path and time_split")
-    opened = open_source(paths, options, run_dir, format_of=lambda file: _format_of(file, options))
-    rule = RowRule("fitted", options.min_count) if options.vocabulary else RowRule("hashed", options.hash_rows)
+def open_criteo(paths: str, options: DataOptions, run_dir: Path | None) -> RowDataset:
+    """The data set of `criteo:PATH[,PATH...]`."""
+
+    def format_of(file: DataFile) -> RowFormat:
+        num_columns = first_line(file, options.max_line_bytes).count(b"\t") + 1
+        return criteo_format(labelled=num_columns != len(_INPUTS), max_line_bytes=options.max_line_bytes)
+
+    opened, rule = open_text_files(paths, options, run_dir, format_of=format_of), RowRule.of(options)
     features = tuple(FeaturePlan(f"C{i + 1}", f"C{i + 1}", i, False, rule, "hex") for i in range(NUM_CATEGORIES))
     identity: dict[str, object] = {"format": "criteo", "rows": rule.kind, "rows_setting": rule.size}
     return open_rows(opened, RowPlan(features, np.ones(NUM_DENSE, np.bool_), None, identity), options, run_dir=run_dir)
-
-
-def _format_of(file: DataFile, options: DataOptions) -> RowFormat:
-    num_columns = first_line(file, options.max_line_bytes).count(b"\t") + 1
-    return criteo_format(labelled=num_columns != len(_INPUTS), max_line_bytes=options.max_line_bytes)

@@ -40,7 +40,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -160,7 +160,7 @@ class DelimitedSchema(Config):
             raise ValueError("quote and separator must differ")
         if self.more_labels and self.label is None:
             raise ValueError("more_labels need a label, which is the first of them")
-        inner = [one.inner_separator for one in self.categorical if one.inner_separator]
+        inner = [group.inner_separator for group in self.categorical if group.inner_separator]
         if self.separator in inner or self.quote in inner:
             raise ValueError("inner_separator must differ from separator and quote")
         self._check_nulls({self.separator, self.quote, *inner, "\r", "\n", "\0"} - {""})
@@ -170,7 +170,7 @@ class DelimitedSchema(Config):
         """Numbers are refused since columns of numbers have no texts: the same data would differ by format."""
         for text in self.null:
             if _is_number(text) or (
-                any(one.kind == "hex" for one in self.categorical) and re.fullmatch("[0-9a-fA-F]{1,16}", text)
+                any(group.kind == "hex" for group in self.categorical) and re.fullmatch("[0-9a-fA-F]{1,16}", text)
             ):
                 raise ValueError(f"null: expected texts that are no numbers, got {text!r}")
             if any(character in text for character in refused):
@@ -211,17 +211,34 @@ def load_schema(path: Path) -> Schema:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         text = read_plain(path, MOST_BYTES, error=ConfigError, follow=True).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        names = ", ".join(sorted(one.stem for one in INSTALLED.glob("*.toml")))
-        raise ConfigError(f"schema {path}: cannot be read ({_why(error)}); installed ones are {names}") from error
+        names = ", ".join(sorted(file.stem for file in INSTALLED.glob("*.toml")))
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"schema {path}: cannot be read ({reason}); installed ones are {names}") from error
     try:
-        values: dict[str, Any] = tomllib.loads(text)
+        values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # one for syntax, and Python's limit of digits
         raise ConfigError(f"schema {path}: not valid TOML: {error}") from error
     check_depth(values, f"schema {path}", error=ConfigError)
     return schema_of(values, f"schema {path}")
 
 
-def schema_of(values: Mapping[str, Any], what: str) -> Schema:
+def required_schema(what: str, path: Path | None) -> Schema:
+    """The schema of data of a kind that needs one. Raises ConfigError: if there is none, or it is wrong."""
+    if path is None:
+        raise ConfigError(
+            f"{what}: needs a schema that describes the columns: --schema FILE (data.schema_path); see docs/data.md"
+        )
+    return load_schema(path)
+
+
+def delimited_only(what: str, schema: Schema) -> DelimitedSchema:
+    """The schema, of data that have columns. Raises ConfigError: if it describes lists."""
+    if not isinstance(schema, DelimitedSchema):
+        raise ConfigError(f"{what} the schema's format is user_items, lists in text files; describe columns instead")
+    return schema
+
+
+def schema_of(values: Mapping[str, object], what: str = "schema") -> Schema:
     """The schema with this content.
 
     Raises:
@@ -231,7 +248,7 @@ def schema_of(values: Mapping[str, Any], what: str) -> Schema:
     try:
         return TypeAdapter[Schema](model).validate_python(values)
     except ValidationError as error:
-        lines = [f"  {_key(found['loc'])}: {_problem(found)}" for found in error.errors()]
+        lines = [f"  {'.'.join(map(str, wrong['loc'])) or 'schema'}: {_problem(wrong)}" for wrong in error.errors()]
         raise ConfigError("\n".join([f"{what}:", *lines])) from error
 
 
@@ -243,17 +260,13 @@ def schema_file(path: Path, home: Path = Path()) -> Path:
     return file
 
 
-def _why(error: OSError | UnicodeDecodeError) -> str:
-    return str(error.strerror) if isinstance(error, OSError) else "not UTF-8"
-
-
-def _problem(found: ErrorDetails) -> str:
-    known = {"extra_forbidden": "unknown key", "missing": "needed, and not there"}
-    message = known.get(found["type"], found["msg"].removeprefix("Value error, "))
-    if found["type"] == "extra_forbidden":
-        message += _meant_key(found["loc"])
-    is_told = found["type"] in known or isinstance(found["input"], dict)
-    return message if is_told else f"{message}, found {_shown(found['input'])}"
+def _problem(wrong: ErrorDetails) -> str:
+    if wrong["type"] == "missing":
+        return "needed, and not there"
+    if wrong["type"] == "extra_forbidden":
+        return f"unknown key{_meant_key(wrong['loc'])}"
+    message = wrong["msg"].removeprefix("Value error, ")
+    return message if isinstance(wrong["input"], dict) else f"{message}, found {_shown(wrong['input'])}"
 
 
 def _meant_key(location: tuple[int | str, ...]) -> str:
@@ -275,7 +288,3 @@ def _shown(value: object) -> str:
         return repr(value)[:200]
     except ValueError:  # Python shows no whole number of more than 4300 digits
         return "a number of thousands of digits"
-
-
-def _key(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in location) or "schema"

@@ -1,36 +1,37 @@
-"""Bytes of text files, plain or gzip, with errors that name file and offset.
-
-Which of the two a file is follows from its first bytes, not from its name. Files must not change while they are
-used: one that is cut short, grows, is written to or disappears between two passes is an error, since other samples
-would be trained without notice.
-
-`TextReader`: text files in, blocks of rows out. Python handles chunks, the tokeniser handles lines.
+"""`TextReader`: text files, plain or gzip, in, blocks of rows out. Python handles chunks, the tokeniser handles lines.
 
 A chunk is read behind what is left of the line before; everything up to the last line feed goes to the tokeniser.
-Memory is bounded by a chunk and the longest line allowed, whatever a file holds.
+Memory is bounded by a chunk and the longest line allowed, whatever a file holds. Whether a file is compressed follows
+from its first bytes, not from its name; errors name file and offset.
 """
 
 import gzip
 import os
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import BinaryIO, Self, cast
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
 from adaptive.data.kernels import text_rows
-from adaptive.data.rows.data_files import DataFile, open_file
+from adaptive.data.rows.data_files import DataFile, find_parts, open_file
 from adaptive.data.rows.rejects import BadLine, RejectLog
-from adaptive.data.rows.row_source import EVERYTHING, Block, Keepers, Position, RowFormat, RowReader, RowSource
+from adaptive.data.rows.row_dataset import Opened
+from adaptive.data.rows.row_source import Block, Position, Reading, RowFormat, RowReader, RowSource
 from adaptive.errors import InputError
 
+CHUNK_BYTES = 1 << 18  # fits the second-level cache together with the rows made from it
 _GZIP_MAGIC = b"\x1f\x8b"
-_CHECKED_BLOCK = 1 << 20
-_CHECKED_BLOCKS = 64
-_NOTHING = b"\xef\xbb\xbf\r\n"  # byte order mark and ends of lines
+_SKIPPED_BLOCK = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+_NOTHING = _BOM + b"\r\n"
+_MAX_FAULTS = 256  # per call of the tokeniser
+_KEPT_BYTES = 256  # of a bad line
 
 
 class ByteStream:
@@ -46,15 +47,12 @@ class ByteStream:
         self._raw = open_file(file.path)
         try:
             file.require_unchanged(os.fstat(self._raw.fileno()))
-            self._gzip = self._find_gzip()
+            is_gzip = self._raw.read(2) == _GZIP_MAGIC
+            self._raw.seek(0)
+            self._gzip = cast(BinaryIO, gzip.GzipFile(fileobj=self._raw, mode="rb")) if is_gzip else None
         except BaseException:
             self._raw.close()
             raise
-
-    def _find_gzip(self) -> BinaryIO | None:
-        is_gzip = self._raw.read(2) == _GZIP_MAGIC
-        self._raw.seek(0)
-        return cast(BinaryIO, gzip.GzipFile(fileobj=self._raw, mode="rb")) if is_gzip else None
 
     def readinto(self, view: memoryview) -> int:
         """Fill `view` as far as one read does -> number of bytes, 0 at the end only."""
@@ -96,7 +94,7 @@ class ByteStream:
         if self._gzip is None:
             self._raw.seek(offset)
             self.offset = offset
-        scratch = memoryview(bytearray(_CHECKED_BLOCK))
+        scratch = memoryview(bytearray(_SKIPPED_BLOCK))
         while self.offset < offset:
             if not self.readinto(scratch[: min(len(scratch), offset - self.offset)]):
                 raise InputError(f"{self.file.path}: ends before offset {offset}; it changed since it was counted")
@@ -113,85 +111,47 @@ class ByteStream:
 
 def first_line(file: DataFile, max_bytes: int) -> bytes:
     """The first line that is not empty, without byte order mark and end of line; cut after `max_bytes`."""
-    stream, data, begun = ByteStream(file), bytearray(), False
+    stream, data = ByteStream(file), bytearray()
+    view = memoryview(bytearray(min(max_bytes, 1 << 16)))
     try:
-        while len(data) < max_bytes:
-            view = memoryview(bytearray(min(max_bytes, 1 << 16)))
-            count = stream.readinto(view)
-            if not count:
-                break
-            part = bytes(view[:count]) if begun else bytes(data + view[:count]).lstrip(_NOTHING)
-            if not begun:
-                data.clear()
-            begun = begun or bool(part)
-            data += part
-            if b"\n" in part:
+        while len(data) < max_bytes and (count := stream.readinto(view)):
+            data += bytes(view[:count]) if data else bytes(view[:count]).lstrip(_NOTHING)
+            if b"\n" in data[-count:]:
                 break
     finally:
         stream.close()
     return bytes(data[:max_bytes]).split(b"\n")[0].rstrip(b"\r")
 
 
-CHUNK_BYTES = 1 << 18  # fits the second-level cache together with the rows made from it
-_BOM = b"\xef\xbb\xbf"
-_MAX_FAULTS = 256  # per call of the tokeniser
-_KEPT_BYTES = 256  # of a bad line
+def open_text_files(
+    paths: str, options: DataOptions, run_dir: Path | None, *, format_of: Callable[[DataFile], RowFormat]
+) -> Opened:
+    """The files of `paths` and of `eval_data`."""
+    files, num_train = find_parts(paths, options.eval_data)
+    formats = tuple(format_of(file) for file in files)
+    log = RejectLog.of(tuple(str(file.path) for file in files), options, run_dir, header_lines=int(formats[0].header))
+    return Opened.of(TextSource(files, files, formats, log, options.chunk_bytes), num_train)
 
 
 @dataclass(frozen=True)
 class TextSource(RowSource):
-    """Files of text, the format of each, and the log of their bad lines. Each file is a piece."""
+    """Files of text; all have the same output columns."""
 
-    files: tuple[DataFile, ...]
-    formats: tuple[RowFormat, ...]  # one per file; all have the same output columns
-    log: RejectLog
+    pieces: tuple[DataFile, ...]
     chunk_bytes: int = CHUNK_BYTES
 
-    def names(self) -> tuple[str, ...]:
-        return tuple(str(file.path) for file in self.files)
-
-    def size(self, piece: int) -> int:
-        return self.files[piece].size
-
-    def noted_in(self, log: RejectLog) -> Self:
-        return replace(self, log=log)
-
-    def reader(
-        self,
-        pieces: Sequence[int],
-        *,
-        start: Position | None = None,
-        window: tuple[float, float] = EVERYTHING,
-        keepers: Keepers | None = None,
-    ) -> "TextReader":
-        return TextReader(self, pieces, start=start, window=window, keepers=keepers)
+    def open_reader(self, reading: Reading) -> "TextReader":
+        return TextReader(self, reading)
 
 
 class TextReader(RowReader):
-    """Reads the rows of some files of a source, one file after another.
+    """Reads the rows of some files of a source, one file after another. A position's offset is that of decompressed
+    bytes."""
 
-    Args:
-        files: numbers of the files, ascending.
-        start: where to begin, in one of these files; files before it are left out.
-        window: rows with a time outside [from, to) are passed over.
-        keepers: are given the texts of these columns.
-    """
-
-    def __init__(
-        self,
-        source: TextSource,
-        files: Sequence[int],
-        *,
-        start: Position | None = None,
-        window: tuple[float, float] = EVERYTHING,
-        keepers: Keepers | None = None,
-    ) -> None:
-        self._keepers = keepers or {}
+    def __init__(self, source: TextSource, reading: Reading) -> None:
+        self._source, self._window, self._keepers = source, reading.window, reading.keepers
+        self._start, self._left = reading.start, list(reading.pieces)
         self._spans = np.empty((0, text_rows.SPAN_SIZE), np.int64)
-        self._source = source
-        self._window = window
-        self._start = start or Position(file=files[0] if files else 0)
-        self._files = [file for file in files if file >= self._start.file]
         self._file = -1
         self._behind = 0  # bytes on disk of the files that are used up
         self._stream: ByteStream | None = None
@@ -232,37 +192,31 @@ class TextReader(RowReader):
             self._keep_texts(block.columns.starts[first : cursor[kernels.ROW]])
             self._report(self._bad_lines())
             if reason == kernels.BAGS_FULL:
-                block.grow_bags()
+                block.reserve_bags(len(block.columns.bag_keys) + 1)
         block.num_rows = int(cursor[kernels.ROW])
         return block.num_rows
 
     def _keep_texts(self, starts: NDArray[np.int64]) -> None:
-        """Give the texts of lines that were just read to whom they interest."""
+        """Give the texts of lines that were just read to the keepers."""
         for number, column in enumerate(self._source.formats[self._file].columns):
             keeper = self._keepers.get(column.name)
             if keeper is None or not len(starts):
                 continue
-            count = -1
-            while count < 0:
-                count = text_rows.column_spans(self._data, starts, self._layout, number, self._spans)
-                if count < 0:
-                    self._spans = np.empty((2 * len(self._spans) + len(starts), text_rows.SPAN_SIZE), np.int64)
+            while (count := text_rows.column_spans(self._data, starts, self._layout, number, self._spans)) < 0:
+                self._spans = np.empty((2 * len(self._spans) + len(starts), text_rows.SPAN_SIZE), np.int64)
             keeper.add(self._data, self._spans[:count])
 
     def _bad_lines(self) -> list[BadLine]:
         columns = self._source.formats[self._file].columns
         return [
             BadLine(
-                int(fault[kernels.FAULT_LINE]),
-                kernels.CAUSES[fault[kernels.FAULT_CAUSE]],
-                columns[fault[kernels.FAULT_COLUMN]].name if fault[kernels.FAULT_COLUMN] >= 0 else "",
-                self._start_of(int(fault[kernels.FAULT_START]), int(fault[kernels.FAULT_STOP])),
+                int(line),
+                kernels.CAUSES[cause],
+                columns[column].name if column >= 0 else "",
+                bytes(self._bytes[start : min(stop, start + _KEPT_BYTES)]).rstrip(b"\r\n"),
             )
-            for fault in self._faults[: self._cursor[kernels.NUM_FAULTS]]
+            for line, cause, column, start, stop in self._faults[: self._cursor[kernels.NUM_FAULTS]].tolist()
         ]
-
-    def _start_of(self, start: int, stop: int) -> bytes:
-        return bytes(self._bytes[start : min(stop, start + _KEPT_BYTES)]).rstrip(b"\r\n")
 
     def _report(self, bad: list[BadLine]) -> None:
         self._source.log.count(self._file, int(self._cursor[kernels.LINE]) - 1, bad)
@@ -272,18 +226,17 @@ class TextReader(RowReader):
         while self._stream is not None or self._next_file():
             if self._fill():
                 return True
-            self._behind += self._source.size(self._file)
+            self._behind += self._source.size([self._file])
             self.close()
         return False
 
     def _next_file(self) -> bool:
-        following = [file for file in self._files if file > self._file]
-        if not following:
+        if not self._left:
             self._source.log.check()
             return False
-        self._file = following[0]
+        self._file = self._left.pop(0)
         start = self._start if self._start.file == self._file else Position(self._file)
-        self._stream = ByteStream(self._source.files[self._file])
+        self._stream = ByteStream(self._source.pieces[self._file])
         self._stream.skip_to(start.offset)
         self._layout = self._source.formats[self._file].layout(*self._window)
         self._cursor[kernels.POSITION], self._cursor[kernels.LINE] = 0, start.line
@@ -294,18 +247,18 @@ class TextReader(RowReader):
         """Read until there is a whole line; False at the end of the file."""
         self._drop(self._whole)
         max_line_bytes = self._source.formats[self._file].max_line_bytes
-        looked = 0  # bytes of the buffer without the end of a line
+        searched = 0  # bytes of the buffer without the end of a line
         while True:
-            self._whole = self._bytes.rfind(b"\n", looked, self._filled) + 1
-            looked = self._filled
+            self._whole = self._bytes.rfind(b"\n", searched, self._filled) + 1
+            searched = self._filled
             if self._whole:
                 self._pass_over_start()
                 return True
             if self._filled > max_line_bytes + len(_BOM):
                 self._skip_long_line()
-                looked = 0
+                searched = 0
             elif not self._read_chunk():
-                if not self._filled or self._is_mark_only():
+                if not self._filled or (not self._base and self._bytes[: self._filled] == _BOM):
                     return False
                 self._bytes[self._filled : self._filled + 1] = b"\n"  # found next
                 self._filled += 1
@@ -350,6 +303,3 @@ class TextReader(RowReader):
             self._cursor[kernels.LINE] = 2
         elif self._bytes.startswith(_BOM):
             self._cursor[kernels.POSITION] = len(_BOM)
-
-    def _is_mark_only(self) -> bool:
-        return not self._base and self._bytes[: self._filled] == _BOM

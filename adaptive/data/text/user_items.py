@@ -18,18 +18,16 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch, Origin, one_hot_batch
 from adaptive.data.data_options import DataOptions
-from adaptive.data.dataset import Dataset, Feature
+from adaptive.data.dataset import Dataset, Feature, require_batches
 from adaptive.data.kernels import text as text_kernels
 from adaptive.data.kernels import text_rows as kernels
-from adaptive.data.kernels.text_rows import mixed
 from adaptive.data.rows.batcher import Batcher, Direct, FeatureSource
-from adaptive.data.rows.row_dataset import open_source, settings_identity
-from adaptive.data.rows.row_source import Block, Column, RowFormat
+from adaptive.data.rows.row_dataset import Opened
+from adaptive.data.rows.row_source import Column, RowFormat
 from adaptive.data.rows.split import Split, read_part
 from adaptive.data.sampling import in_blocks
 from adaptive.data.text.schema import UserItemsSchema
-from adaptive.data.text.text_reader import TextSource
-from adaptive.errors import ConfigError, InputError
+from adaptive.data.text.text_reader import open_text_files
 
 _LINES = 256  # read at once
 _COUNTED_BYTES = 1 << 26
@@ -37,12 +35,10 @@ _EVALUATION = 2**62  # stands for the epoch where there is none
 Samples = NDArray[np.int64]  # (n, 5): user, item, label, line, file
 
 
-def open_pairs(paths: str, schema: UserItemsSchema, options: DataOptions, *, run_dir: Path | None = None) -> Dataset:
+def open_pairs(paths: str, schema: UserItemsSchema, options: DataOptions, run_dir: Path | None) -> Dataset:
     """The data set of `csv:PATH[,PATH...]` whose schema has `format = "user_items"`."""
-    if options.time_split is not None or options.vocabulary or options.eval_part != "all":
-        raise ConfigError(
-            "user_items: has no time column, no vocabulary and no halves; remove time_split, vocabulary and eval_part"
-        )
+    refused = ("time_split", "vocabulary", "eval_part")
+    options.refuse("data csv: of user_items", refused, "such lists have no time column, no vocabulary and no halves")
     form = RowFormat(
         (
             Column("user", text_kernels.KEY_INTEGER, required=True),
@@ -51,8 +47,7 @@ def open_pairs(paths: str, schema: UserItemsSchema, options: DataOptions, *, run
         separator=schema.separator,
         max_line_bytes=options.max_line_bytes,
     )
-    source, train, evaluation = open_source(paths, options, run_dir, format_of=lambda _: form)
-    return Pairs(source, train, evaluation, schema=schema, options=options)
+    return Pairs(open_text_files(paths, options, run_dir, format_of=lambda _: form), schema, options)
 
 
 class Pairs(Dataset):
@@ -60,26 +55,18 @@ class Pairs(Dataset):
 
     epochs_differ = True  # in their negatives
 
-    def __init__(
-        self,
-        source: TextSource,
-        train: tuple[int, ...],
-        evaluation: tuple[int, ...],
-        *,
-        schema: UserItemsSchema,
-        options: DataOptions,
-    ) -> None:
+    def __init__(self, opened: Opened, schema: UserItemsSchema, options: DataOptions) -> None:
         has_unknown = options.out_of_range == "oov"
         self._maps = tuple(
             FeatureSource(name, name, 0, is_bag, Direct(size, has_unknown=has_unknown, has_missing=False))
             for name, size, is_bag in (("user", schema.num_users, False), ("item", schema.num_items, True))
         )
-        self.features = tuple(Feature(one.name, one.rows.num_embeddings) for one in self._maps)
+        self.features = tuple(Feature(feature.name, feature.rows.num_embeddings) for feature in self._maps)
         self.tables = ("user", "item")
         self.num_dense = 0
-        self._source, self._train_files, self._evaluation_files = source, train, evaluation
+        self._source, self._train_files, self._evaluation_files = opened
         self._schema, self._options = schema, options
-        self._batcher = Batcher(source.names(), self._maps, np.zeros(0, np.bool_))
+        self._batcher = Batcher(self._source.names(), self._maps, np.zeros(0, np.bool_))
         self._num_train: int | None = None
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
@@ -93,12 +80,9 @@ class Pairs(Dataset):
         samples = self._samples(self._train_files, self._draw(wanted, epoch, self._schema.num_negatives))
         read, buffer, seed = partial(self._batches, samples), self._options.shuffle_buffer, self._options.seed
         batches = in_blocks(read, batch_size, shuffle_buffer=buffer, seed=seed, epoch=epoch)
-        is_empty = True
-        for batch in batches:
-            is_empty = False
-            yield batch
-        if is_empty:
-            raise InputError(f"no pair in {', '.join(self._source.names())}: {self.rejects() or 'no lines'}")
+        return require_batches(
+            batches, lambda: f"no pair in {', '.join(self._source.names())}: {self.rejects() or 'no lines'}"
+        )
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
         """Batches of the pairs held out, or of the evaluation files, with their negatives."""
@@ -113,8 +97,7 @@ class Pairs(Dataset):
 
     def num_train_samples(self) -> int | None:
         """Pairs of the training part times (1 + negatives); not counted in files of more than 64 MiB together."""
-        size = sum(self._source.files[file].size for file in self._train_files)
-        if self._num_train is None and size <= _COUNTED_BYTES:
+        if self._num_train is None and self._source.size(self._train_files) <= _COUNTED_BYTES:
             wanted = kernels.ALL if self._options.holdout is None else kernels.KEPT
             pairs = sum(len(samples) for samples in self._samples(self._train_files, self._draw(wanted, 0, 0)))
             self._num_train = pairs * (1 + self._schema.num_negatives)
@@ -126,7 +109,7 @@ class Pairs(Dataset):
             "files": [file.fingerprint() for file in self._source.files],
             "format": "user_items",
             "schema": self._schema.model_dump(mode="json"),
-            **settings_identity(self._options),
+            **self._options.identity(),
         }
 
     def rejects(self) -> dict[str, int]:
@@ -138,7 +121,7 @@ class Pairs(Dataset):
         return dict(self._batcher.out_of_range)
 
     def _draw(self, wanted: int, epoch: int, num_negatives: int) -> kernels.Draw:
-        seed = np.uint64(mixed(np.int64(self._options.seed)))  # the compiled function returns a Python int
+        seed = np.uint64(kernels.mixed(np.int64(self._options.seed)))  # the compiled function returns a Python int
         return kernels.Draw(
             split_hash=seed,
             negative_hash=np.uint64(kernels.chained(seed, np.int64(epoch + 1))),
@@ -150,19 +133,15 @@ class Pairs(Dataset):
 
     def _samples(self, files: tuple[int, ...], draw: kernels.Draw) -> Iterator[Samples]:
         for block in read_part(self._source, Split(files), _LINES):
-            users, items, ends = self._checked(block)
+            (batch,) = self._batcher.batches(block, block.num_rows)
+            users, items = batch.ids[: block.num_rows], batch.ids[block.num_rows :]
+            ends = batch.offsets[block.num_rows + 1 :] - block.num_rows
             out = np.empty((len(items) * (1 + draw.num_negatives), 5), np.int64)
             count = kernels.expand(users, items, ends, draw, out)
             out, lines = out[:count], out[:count, 3]
             out[:, 4] = block.file_index[lines]
             out[:, 3] = block.columns.lines[lines]
             yield out
-
-    def _checked(self, block: Block) -> tuple[Samples, Samples, Samples]:
-        """Users (L,), items (P,) and where each line's items end (L,), as rows of their tables."""
-        batch = self._batcher.batch(block)
-        ends = batch.offsets[block.num_rows + 1 :] - block.num_rows
-        return batch.ids[: block.num_rows], batch.ids[block.num_rows :], ends
 
     def _batches(self, samples: Iterator[Samples], size: int) -> Iterator[Batch]:
         """Batches of `size` samples; the last one may be smaller."""
@@ -175,9 +154,8 @@ class Pairs(Dataset):
                 for first in range(0, whole, size):
                     yield self._batch(joined[first : first + size])
                 waiting = [joined[whole:]]
-        rest = np.concatenate(waiting) if waiting else np.empty((0, 5), np.int64)
-        if len(rest):
-            yield self._batch(rest)
+        if any(map(len, waiting)):
+            yield self._batch(np.concatenate(waiting))
 
     def _batch(self, samples: Samples) -> Batch:
         origin = Origin(self._source.names(), samples[:, 4].astype(np.int32), samples[:, 3].copy())

@@ -156,7 +156,7 @@ def test_records_that_are_cut_off_or_change(tmp_path: Path) -> None:
 
 def test_settings_that_exclude_each_other(tmp_path: Path) -> None:
     path = npz(tmp_path / "a.npz")
-    with pytest.raises(ConfigError, match="remove schema_path and time_split"):
+    with pytest.raises(ConfigError, match=r"data dlrm: expected no data\.time_split: the format"):
         opened(f"dlrm:{path}", time_split=3.0)
     with pytest.raises(ConfigError, match="ids are rows, so there is no vocabulary"):
         opened(f"mlperf:{records(tmp_path / 'b', arrays())}", counts_path=path, vocabulary=True)

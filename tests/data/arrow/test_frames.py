@@ -71,7 +71,7 @@ def test_mistakes_name_the_place() -> None:
         from_frame(pa.table({"a": [1]}), {})
     with pytest.raises(ConfigError, match="user_items"):
         from_frame(pa.table({"a": [1]}), "gowalla")
-    with pytest.raises(ConfigError, match=r"columns come twice: a"):
+    with pytest.raises(InputError, match=r"columns come twice: a"):
         from_frame(pa.Table.from_arrays([pa.array([1])] * 2, ["a", "a"]), schema)
     with pytest.raises(ConfigError, match="not eval_data"):
         from_frame(pa.table({"a": [1]}), schema, options=DataOptions(eval_data="x"))

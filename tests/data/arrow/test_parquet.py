@@ -292,7 +292,7 @@ def test_folders_patterns_and_lists_of_files(tmp_path: Path) -> None:
     assert keys(f"{root}") == [1, 0]
     assert keys(f"{root}/?/*.parquet") == [1, 0]
     assert keys(f"{root}/b/2.parquet,{root}/a") == [0, 1]
-    with pytest.raises(InputError, match=r"no .parquet file in"):
+    with pytest.raises(InputError, match=r"no file matches"):
         keys(f"{root}/x*")
     with pytest.raises(InputError, match="cannot be read"):
         keys(f"{root}/x.parquet")

@@ -304,7 +304,7 @@ def test_a_block_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["schema_path", "eval_data", "holdout", "time_split"])
 def test_what_counted_before_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} counted when the data were prepared"):
+    with pytest.raises(ConfigError, match=f"expected no data.{name}: it counted when the data were prepared"):
         open_dataset("prepared:x", DataOptions(**{name: 0.5 if name == "holdout" else "7"}))
 
 

@@ -114,5 +114,5 @@ def test_settings_and_files_that_do_not_go_together(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", **{**GOOD, "X_cat": GOOD["X_cat"][:2]})
     with pytest.raises(InputError, match=r"b.npz: 2 features and 1 dense inputs at 5 steps, but .*a.npz: 3 features"):
         opened(tmp_path, options={"eval_data": str(tmp_path / "b.npz")}, **GOOD)
-    with pytest.raises(ConfigError, match="tbsm: has no schema and no times"):
+    with pytest.raises(ConfigError, match=r"data tbsm: expected no data\.time_split: the format"):
         opened(tmp_path, options={"time_split": 5}, **GOOD)

@@ -142,7 +142,7 @@ def test_the_fingerprint_of_a_large_file_looks_at_64_blocks(tmp_path):
 
 def test_no_schema_and_no_time(tmp_path):
     path = write(tmp_path / "day_0", line())
-    with pytest.raises(ConfigError, match="no time column"):
+    with pytest.raises(ConfigError, match=r"no data\.time_split"):
         open_dataset(f"criteo:{path}", DataOptions(time_split=3))
 
 

@@ -185,7 +185,7 @@ def test_time_split_by_iso_time(tmp_path):
     data = opened(tmp_path, schema, text, time_split="2020-01-01 12:00:00+02:00")
     assert rows(data.train(2)).origin.lines.tolist() == [4]
     assert rows(data.evaluation(2)).origin.lines.tolist() == [2, 3]
-    with pytest.raises(ConfigError, match="time_split 'noon': the schema's time is iso"):
+    with pytest.raises(ConfigError, match="time_split 'noon': the data's times are iso"):
         opened(tmp_path, schema, text, time_split="noon")
     with pytest.raises(ConfigError, match=r"needs a \[time\] column"):
         opened(tmp_path, DIRECT, "l,a,b\n", time_split=1)

@@ -19,7 +19,7 @@ from adaptive.data.rows import data_files, rejects
 from adaptive.data.rows.data_files import find_files
 from adaptive.data.rows.rejects import Limits, RejectLog
 from adaptive.data.rows.row_source import Block, Column, Position, RowFormat
-from adaptive.data.text.text_reader import ByteStream, TextReader, TextSource
+from adaptive.data.text.text_reader import ByteStream, TextSource
 from adaptive.errors import InputError
 
 ALL_BAD = Limits(1.0, 1.0)
@@ -75,7 +75,7 @@ def read_all(path, form, *, chunk_bytes=1 << 16, rows=7, window=(-math.inf, math
     count = log.count
     log.count = lambda file, last, bad: (caught.extend((b.line, b.cause) for b in bad), count(file, last, bad))
     block, found = Block.empty(form, rows), []
-    with TextReader(TextSource(files, (form,), log, chunk_bytes), [0], window=window) as reader:
+    with TextSource(files, files, (form,), log, chunk_bytes).reader([0], window=window) as reader:
         while reader.read(block):
             found += [row_of(block, form, row) for row in range(block.num_rows)]
             block = block.renewed()
@@ -84,7 +84,7 @@ def read_all(path, form, *, chunk_bytes=1 << 16, rows=7, window=(-math.inf, math
 
 def row_of(block, form, row):
     values, columns = {}, block.columns
-    num_bags = form.count(kernels.KEY_BAG)
+    num_bags = form.count("bags")
     for column in form.columns:
         slot = form.slot(column.name)
         if column.kind == kernels.SKIP:
@@ -276,12 +276,12 @@ def test_random_bytes_equal_the_twin(form, text, chunk_bytes, tmp_path_factory):
 def source_of(path, form=PLAIN, *, limits=ALL_BAD, out=None, chunk_bytes=64):
     files = find_files(str(path))
     log = RejectLog(tuple(str(file.path) for file in files), limits, out, header_lines=int(form.header))
-    return TextSource(files, (form,) * len(files), log, chunk_bytes)
+    return TextSource(files, files, (form,) * len(files), log, chunk_bytes)
 
 
 def drain(source, *, rows=4):
     block, lines = Block.empty(source.formats[0], rows), []
-    with TextReader(source, range(len(source.files))) as reader:
+    with source.reader(range(len(source.files))) as reader:
         while reader.read(block):
             lines += zip(
                 block.file_index[: block.num_rows].tolist(), block.columns.lines[: block.num_rows].tolist(), strict=True
@@ -344,7 +344,7 @@ def test_a_file_cut_short_while_it_is_read(tmp_path):
     path.write_bytes(b"0\t1\tff\n" * 1000)
     source = source_of(path)
     block = Block.empty(PLAIN, 10)
-    with TextReader(source, [0]) as reader:
+    with source.reader([0]) as reader:
         reader.read(block)
         with open(path, "r+b") as file:
             file.truncate(500)
@@ -356,7 +356,7 @@ def test_memory_stays_bounded_for_a_line_without_end(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"0" * 1_000_000 + b"\n0\t1\tff\n")
     source = source_of(path, chunk_bytes=1000)
-    with TextReader(source, [0]) as reader:
+    with source.reader([0]) as reader:
         assert len(reader._bytes) < 2000
         block = Block.empty(PLAIN, 10)
         assert reader.read(block) == 1
@@ -370,11 +370,11 @@ def test_reading_goes_on_from_a_position(tmp_path):
     (tmp_path / "b").write_bytes(gzip.compress(b"\xef\xbb\xbf" + text))
     source = source_of(tmp_path / "*")
     for rows in (1, 30, 100, 130, 199):
-        with TextReader(source, [0, 1]) as reader:
+        with source.reader([0, 1]) as reader:
             reader.read(Block.empty(PLAIN, rows))
             place = reader.position()
         block = Block.empty(PLAIN, 1)
-        with TextReader(source, [0, 1], start=place) as reader:
+        with source.reader([0, 1], start=place) as reader:
             assert reader.read(block) == 1
         assert (block.file_index[0], block.columns.lines[0]) == (rows // 100, rows % 100 + 1)
         assert block.columns.dense[0, 0] == rows % 100
@@ -386,12 +386,12 @@ def test_the_position_behind_a_last_line_without_line_feed(tmp_path):
     (tmp_path / "c").write_bytes(b"0\t4\tff\n")
     source, block = source_of(tmp_path / "*"), Block.empty(PLAIN, 1)
     places = []
-    with TextReader(source, [0, 1, 2]) as reader:
+    with source.reader([0, 1, 2]) as reader:
         while reader.read(block):
             places.append(reader.position())
     assert places == [Position(0, 7, 2), Position(0, 13, 3), Position(1, 6, 2), Position(2, 7, 2)]
     for place, expected in zip(places, [2, 3, 4, None], strict=True):
-        with TextReader(source, [0, 1, 2], start=place) as reader:
+        with source.reader([0, 1, 2], start=place) as reader:
             assert (block.columns.dense[0, 0] if reader.read(block) else None) == expected
 
 
