@@ -341,8 +341,8 @@ class StopAtConfig(Config):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if len(self._given()) != 1:
-            found = ", ".join(self._given()) or "none"
-            raise ValueError(f"stop_at needs one of auc, log_loss and accuracy, found {found}")
+            names = ", ".join(self._given()) or "none"
+            raise ValueError(f"stop_at needs one of auc, log_loss and accuracy, found {names}")
         return self
 
     def _given(self) -> dict[str, float]:

@@ -153,9 +153,9 @@ def running_out(when: str) -> Iterator[None]:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        found = str(error).splitlines()[0]
+        cause = str(error).splitlines()[0]
         raise DeviceMemoryError(
-            f"out of GPU memory {when}: {found}. Set fewer device_rows or a larger tier.reserve, or lower batch_size"
+            f"out of GPU memory {when}: {cause}. Set fewer device_rows or a larger tier.reserve, or lower batch_size"
         ) from error
 
 

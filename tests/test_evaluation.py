@@ -14,6 +14,7 @@ from toy_runs import assert_equal, state
 
 from adaptive.batch import Batch
 from adaptive.errors import NonFiniteError
+from adaptive.training import evaluation
 from adaptive.training.build import Components, build
 from adaptive.training.evaluation import evaluate, evaluating
 from adaptive.training.telemetry.record import TableCounts
@@ -35,18 +36,18 @@ def test_numbers_equal_those_of_scikit_learn() -> None:
     data, parts = make()
     with parts.embeddings as embeddings:
         Trainer(embeddings, parts.model, parts.optimizer).train(data.train(32))
-        found = evaluate(embeddings, parts.model, data.evaluation(100))
+        quality = evaluate(embeddings, parts.model, data.evaluation(100))
         scores, labels = predictions(data, parts)
-    assert found.samples == 256 and found.auc_exact
-    assert found.auc == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
-    assert found.auc is not None and found.auc > 0.6
+    assert quality.samples == 256 and quality.auc_exact
+    assert quality.auc == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+    assert quality.auc is not None and quality.auc > 0.6
     probabilities = 1 / (1 + np.exp(-scores))
-    assert found.log_loss == pytest.approx(log_loss(labels, probabilities), abs=1e-9)
-    assert found.accuracy == accuracy_score(labels, scores > 0)
-    assert found.calibration == pytest.approx(probabilities.sum() / labels.sum(), abs=1e-6)
+    assert quality.log_loss == pytest.approx(log_loss(labels, probabilities), abs=1e-9)
+    assert quality.accuracy == accuracy_score(labels, scores > 0)
+    assert quality.calibration == pytest.approx(probabilities.sum() / labels.sum(), abs=1e-6)
     rate = labels.mean()
     entropy = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
-    assert found.normalised_entropy == pytest.approx(found.log_loss / entropy, abs=1e-9)
+    assert quality.normalised_entropy == pytest.approx(quality.log_loss / entropy, abs=1e-9)
 
 
 def predictions(data: ToyData, parts: Components) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
@@ -59,12 +60,13 @@ def predictions(data: ToyData, parts: Components) -> tuple[NDArray[np.float64], 
         return parts.model(torch.from_numpy(batch.dense), pooled).double().numpy(), batch.labels
 
 
-def test_batch_size_does_not_matter_and_the_stream_is_close() -> None:
+def test_batch_size_does_not_matter_and_the_stream_is_close(monkeypatch: pytest.MonkeyPatch) -> None:
     data, parts = make()
     with parts.embeddings as embeddings:
         whole = evaluate(embeddings, parts.model, data.evaluation(256))
         parted = evaluate(embeddings, parts.model, data.evaluation(7))
-        streamed = evaluate(embeddings, parts.model, data.evaluation(7), max_exact=255)
+        monkeypatch.setattr(evaluation, "MAX_EXACT", 255)
+        streamed = evaluate(embeddings, parts.model, data.evaluation(7))
     assert whole.auc == pytest.approx(parted.auc, abs=1e-6)
     assert not streamed.auc_exact and streamed.auc == pytest.approx(whole.auc, abs=2e-3)
 

@@ -209,8 +209,8 @@ def build_tables(
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        found = str(first["input"])[:80]
-        raise ConfigError(f"a table of the data: {where}: {first['msg']}, found {found!r}") from error
+        got = str(first["input"])[:80]
+        raise ConfigError(f"a table of the data: {where}: {first['msg']}, found {got!r}") from error
 
 
 def _tables(dataset: Dataset | DataShape, embedding_dim: int, widths: Mapping[str, int]) -> tuple[TableConfig, ...]:

@@ -24,7 +24,7 @@ from adaptive.models.tasks import Tasks, labels_of, tasks_of
 from adaptive.training.finite import where_not_finite
 from adaptive.training.quality import StreamingAUC, StreamingLogLoss, exact_auc, grouped_auc
 
-MAX_EXACT: Final = 2**24  # samples whose scores are kept for the exact AUC: 0.5 GB while it is computed
+MAX_EXACT: Final = 2**24  # samples whose scores are kept for the exact AUC and GAUC: 0.5 GB while it is computed
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,6 @@ def evaluate(
     model: nn.Module,
     batches: Iterable[Batch],
     *,
-    max_exact: int = MAX_EXACT,
     by: int | None = None,
     keep: Callable[[NDArray[np.float32], NDArray[np.float32]], None] | None = None,
     in_turn: bool = False,
@@ -70,9 +69,8 @@ def evaluate(
     memory runs out, device rows are given back and the batch is run again; between two steps this changes no number.
 
     Args:
-        max_exact: samples whose scores are kept for the exact AUC, and for GAUC.
         by: position of a feature with one id a sample, whose ids group the samples for GAUC.
-        keep: called at the end with logits and labels (n,), unless there are more samples than are kept.
+        keep: called at the end with logits and labels (n,), unless there are more than `MAX_EXACT` samples.
         in_turn: ranks, of one block each, compute whole batches in turn, which gives the bits of a process alone; else
             each computes its blocks of every batch, as in training.
 
@@ -82,40 +80,37 @@ def evaluate(
             kept.
         NonFiniteError: for a logit that is not finite; names batch and data lines.
     """
-    scores: list[NDArray[np.float32]] = []
-    labels: list[NDArray[np.float32]] = []
-    groups: list[NDArray[np.int64]] = []
+    tasks, streams = tasks_of(model), PerLabel(tasks_of(model))
     auc, losses = StreamingAUC(), StreamingLogLoss()
-    tasks, each = tasks_of(model), PerLabel(tasks_of(model))
+    scores, labels, groups = list[NDArray[np.float32]](), list[NDArray[np.float32]](), list[NDArray[np.int64]]()
     predictions = _in_turn if in_turn else _predictions
-    for batch, found in predictions(embeddings, model, _labelled(batches)):
-        logits = found if tasks is None else found[:, 0]
+    for batch, logits in predictions(embeddings, model, _labelled(batches)):
+        first = logits if tasks is None else logits[:, 0]
         if tasks is not None:
-            each.update(found, labels_of(batch, tasks))
-        auc.update(logits, batch.labels)
-        losses.update(logits, batch.labels)
-        if losses.num_samples <= max_exact:
-            scores.append(logits)
+            streams.update(logits, labels_of(batch, tasks))
+        auc.update(first, batch.labels)
+        losses.update(first, batch.labels)
+        if losses.num_samples <= MAX_EXACT:
+            scores.append(first)
             labels.append(batch.labels)
         if by is not None:
-            groups.append(_group_ids(batch, by, within=losses.num_samples <= max_exact))
-    exact = 0 < losses.num_samples <= max_exact
-    gauc: tuple[float | None, int | None] = (None, None)
+            groups.append(_group_ids(batch, by, within=losses.num_samples <= MAX_EXACT))
+    exact = 0 < losses.num_samples <= MAX_EXACT
+    all_scores, all_labels = (np.concatenate(some) if exact else np.zeros(0, np.float32) for some in (scores, labels))
+    gauc, gauc_groups = grouped_auc(all_scores, all_labels, np.concatenate(groups)) if groups else (None, None)
     if keep is not None and exact:
-        keep(np.concatenate(scores), np.concatenate(labels))
-    if by is not None and exact:
-        gauc = grouped_auc(np.concatenate(scores), np.concatenate(labels), np.concatenate(groups))
+        keep(all_scores, all_labels)
     return Evaluation(
         samples=losses.num_samples,
-        auc=exact_auc(np.concatenate(scores), np.concatenate(labels)) if exact else auc.value(),
+        auc=exact_auc(all_scores, all_labels) if exact else auc.value(),
         auc_exact=exact,
         accuracy=auc.accuracy(),
         log_loss=losses.value(),
         normalised_entropy=losses.normalised_entropy(),
         calibration=losses.calibration(),
-        gauc=gauc[0],
-        gauc_groups=gauc[1],
-        labels=each.quality(),
+        gauc=gauc,
+        gauc_groups=gauc_groups,
+        labels=streams.quality(),
     )
 
 
@@ -188,8 +183,8 @@ def _in_turn(
     number, coming = 0, iter(batches)
     while several := list(islice(coming, embeddings.ranks.size)):
         with evaluating(model), torch.no_grad():
-            found = _logits_of_several(embeddings, embeddings.ranks, model, several)
-        for batch, logits in zip(several, found, strict=False):  # ranks behind the last batch have none
+            everyones = _logits_of_several(embeddings, embeddings.ranks, model, several)
+        for batch, logits in zip(several, everyones, strict=False):  # ranks behind the last batch have none
             _check_finite(logits, number, batch)
             yield batch, logits
             number += 1

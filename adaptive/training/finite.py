@@ -34,8 +34,8 @@ def explain_loss(what: str, batch: Batch, *, logits: Tensor, pooled: Tensor, mod
     with torch.no_grad():
         bad_weights = [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]
     causes += [f"weight {name}" for name in bad_weights]
-    found = f"; not finite: {_few(causes)}" if causes else ""
-    return where_not_finite(f"{what}{found}", logits.detach().float().cpu().numpy(), batch)
+    named = f"; not finite: {_few(causes)}" if causes else ""
+    return where_not_finite(f"{what}{named}", logits.detach().float().cpu().numpy(), batch)
 
 
 def _bad_vectors(pooled: Tensor) -> list[str]:
@@ -58,10 +58,10 @@ def where_not_finite(what: str, logits: NDArray[np.float32], batch: Batch) -> No
     samples = np.flatnonzero(~np.isfinite(logits).reshape(len(logits), -1).all(axis=1)).tolist()
     if samples:
         places = _few([_place(batch, sample) for sample in samples])
-        found = f"{len(samples)} of {len(logits)} predictions are not finite, at {places}"
+        where = f"{len(samples)} of {len(logits)} predictions are not finite, at {places}"
     else:
-        found = "every prediction is finite"
-    return NonFiniteError(f"{what}; {found}; the batch is {_span(batch)}; {NOTHING_UPDATED}")
+        where = "every prediction is finite"
+    return NonFiniteError(f"{what}; {where}; the batch is {_span(batch)}; {NOTHING_UPDATED}")
 
 
 def sums_of_gradients(model: nn.Module, rows: Sequence[Tensor]) -> list[Tensor]:
@@ -71,10 +71,10 @@ def sums_of_gradients(model: nn.Module, rows: Sequence[Tensor]) -> list[Tensor]:
     (0.4 million weights, one core). Finite values may overflow in a sum: then `bad_parameters` looks at each.
     """
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
-    found = [gradient.sum() for gradient in rows]
+    sums = [gradient.sum() for gradient in rows]
     if gradients:
-        found.append(torch.stack([gradient.sum() for gradient in gradients]).sum())
-    return found
+        sums.append(torch.stack([gradient.sum() for gradient in gradients]).sum())
+    return sums
 
 
 def bad_parameters(model: nn.Module) -> list[str]:

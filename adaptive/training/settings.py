@@ -13,7 +13,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -34,7 +34,7 @@ Path_ = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Given:
+class Entry:
     """A value that somebody gave for a key."""
 
     key: str  # as it was written
@@ -109,20 +109,23 @@ def load_settings(
         PolicyError: if everything else is right and the policy cannot be loaded.
     """
     problems: list[str] = []
-    given = [*_from_file(file), *_from_environment(environ or {}), *_from_sets(sets, problems)]
-    given += _from_flags(flags or {}, flag_names or {})
-    given = [*_from_preset(given, problems), *given]
-    given = [*_from_model(given), *given]
-    _refuse_code_of_files(given)
-    keys, policy_error = _known_keys(given)
-    chosen = _choose(given, keys, problems)
+    entries = [*_from_file(file), *_from_environment(environ or {}), *_from_sets(sets, problems)]
+    entries += _from_flags(flags or {}, flag_names or {})
+    entries = [*_from_preset(entries, problems), *entries]
+    entries = [*_from_model(entries), *entries]
+    _refuse_code_of_files(entries)
+    keys, policy_error = _known_keys(entries)
+    chosen = _choose(entries, keys, problems)
     config = _validated(chosen, keys, problems)
     if problems:
-        raise ConfigError(_report([*problems, *([str(policy_error)] if policy_error else [])]))
+        problems += [str(policy_error)] if policy_error else []
+        many = [f"{len(problems)} settings cannot be used:"] if len(problems) > 1 else []
+        raise ConfigError("\n  ".join([*many, *problems]))
     if policy_error:
         raise policy_error
     assert config is not None
-    return config, _origins(config, chosen)
+    origins = {key: "default" for key, _ in leaves(config.model_dump())}
+    return config, origins | {".".join(path): entry.origin for path, entry in chosen.items()}
 
 
 def parse_text(text: str) -> Any:
@@ -131,21 +134,21 @@ def parse_text(text: str) -> Any:
     if text == "null":
         return None
     try:
-        found = tomllib.loads(f"value = {text}")
+        table = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
         return text
-    value = found["value"]
-    return value if len(found) == 1 and isinstance(value, bool | int | float | str | list | dict) else text
+    value = table["value"]
+    return value if len(table) == 1 and isinstance(value, bool | int | float | str | list | dict) else text
 
 
 # -- sources, each a list of what was given ------------------------------------------------------------------------
 
 
-def _from_preset(given: Sequence[Given], problems: list[str]) -> list[Given]:
+def _from_preset(entries: Sequence[Entry], problems: list[str]) -> list[Entry]:
     """What the preset says that is named last."""
     from adaptive.models.paper_presets import PRESETS
 
-    named = next((one for one in reversed(given) if one.path == ("preset",)), None)
+    named = next((entry for entry in reversed(entries) if entry.path == ("preset",)), None)
     if named is None or named.value is None:
         return []
     name = str(named.value)
@@ -153,37 +156,40 @@ def _from_preset(given: Sequence[Given], problems: list[str]) -> list[Given]:
         allowed = f"{', '.join(PRESETS)}{suggestion(name, PRESETS)}"
         problems.append(f"preset ({named.origin}): found {name!r}; allowed: {allowed}")
         return []
-    return [Given(key, value, f"preset {name}") for key, value in PRESETS[name].settings.items()]
+    return [Entry(key, value, f"preset {name}") for key, value in PRESETS[name].settings.items()]
 
 
-def _from_model(given: Sequence[Given]) -> list[Given]:
+def _from_model(entries: Sequence[Entry]) -> list[Entry]:
     """The data that the model trains on where none are given, if they are not those of the default."""
     from adaptive.models.model_settings import BUILT_IN_DATA
 
-    name = _last(given, "model")
-    return [Given(key, value, f"model {name}") for key, value in BUILT_IN_DATA.get(name or "", {}).items()]
+    name = _last(entries, "model")
+    return [Entry(key, value, f"model {name}") for key, value in BUILT_IN_DATA.get(name or "", {}).items()]
 
 
-def _refuse_code_of_files(given: Sequence[Given]) -> None:
+def _refuse_code_of_files(entries: Sequence[Entry]) -> None:
     """A file's settings name no code but the installed, unless something else names it, too."""
     for key in CODE_SETTINGS:
-        found = [one for one in given if ".".join(one.path) == key and one.value is not None]
-        if found and found[-1].file is not None:
-            refuse_unnamed(key, str(found[-1].value), where=str(found[-1].file))
+        latest = next(
+            (entry for entry in reversed(entries) if ".".join(entry.path) == key and entry.value is not None), None
+        )
+        if latest is not None and latest.file is not None:
+            refuse_unnamed(key, str(latest.value), where=str(latest.file))
 
 
-def _last(given: Sequence[Given], key: str) -> str | None:
+def _last(entries: Sequence[Entry], key: str) -> str | None:
     """The text that counts for a key without a dot, or None where nobody gives one."""
-    return next((str(one.text or one.value) for one in reversed(given) if one.path == (key,)), None)
+    return next((str(entry.text or entry.value) for entry in reversed(entries) if entry.path == (key,)), None)
 
 
-def _from_file(file: Path | None) -> list[Given]:
+def _from_file(file: Path | None) -> list[Entry]:
     if file is None:
         return []
     content = _read(file)
     if isinstance(content.get("config"), dict):
         content = {key: value for key, value in content["config"].items() if key != "out"}
-    return [Given(key, _null(value), f"{file}:{key}", file=file) for key, value in leaves(content)]
+    entries = ((key, None if value == "null" else value) for key, value in leaves(content))
+    return [Entry(key, value, f"{file}:{key}", file=file) for key, value in entries]
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -207,36 +213,32 @@ def _read(file: Path) -> dict[str, Any]:
     return content
 
 
-def _from_environment(environ: Mapping[str, str]) -> list[Given]:
-    names = [name for name in sorted(environ) if name.startswith(PREFIX) and name not in NOT_SETTINGS]
+def _from_environment(environ: Mapping[str, str]) -> list[Entry]:
+    names = [name for name in sorted(environ) if name.startswith(PREFIX) and name not in NOT_SETTINGS and environ[name]]
+    keys = [name.removeprefix(PREFIX).lower().replace("__", ".") for name in names]
     return [
-        Given(
-            name.removeprefix(PREFIX).lower().replace("__", "."),
-            parse_text(environ[name]),
-            f"environment {name}",
-            environ[name],
-        )
-        for name in names
-        if environ[name]
+        Entry(key, parse_text(environ[name]), f"environment {name}", environ[name])
+        for key, name in zip(keys, names, strict=True)
     ]
 
 
-def _from_sets(sets: Sequence[str], problems: list[str]) -> list[Given]:
-    given = []
+def _from_sets(sets: Sequence[str], problems: list[str]) -> list[Entry]:
+    entries = []
     for text in sets:
         key, equals, value = text.partition("=")
         if equals and key.strip():
-            given.append(Given(key.strip(), parse_text(value), "--set", value))
+            entries.append(Entry(key.strip(), parse_text(value), "--set", value))
         else:
             problems.append(f"--set {text!r}: needed key=value, for example --set tier.device_rows=10%")
-    return given
+    return entries
 
 
-def _from_flags(flags: Mapping[str, Any], names: Mapping[str, str]) -> list[Given]:
+def _from_flags(flags: Mapping[str, Any], names: Mapping[str, str]) -> list[Entry]:
+    origins = {key: f"flag {names.get(key, '')}".rstrip() for key in flags}
     return [
-        Given(key, parse_text(value), f"flag {names.get(key, '')}".rstrip(), value)
+        Entry(key, parse_text(value), origins[key], value)
         if isinstance(value, str)
-        else Given(key, value, f"flag {names.get(key, '')}".rstrip())
+        else Entry(key, value, origins[key])
         for key, value in flags.items()
     ]
 
@@ -251,33 +253,29 @@ def leaves(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
             yield key, value
 
 
-def _null(value: Any) -> Any:
-    return None if value == "null" else value
-
-
 # -- what keys there are -------------------------------------------------------------------------------------------
 
 
-def _known_keys(given: Sequence[Given]) -> tuple[Keys, PolicyError | None]:
+def _known_keys(entries: Sequence[Entry]) -> tuple[Keys, PolicyError | None]:
     """All keys, those of the chosen policy's parameters included, or why that policy cannot be loaded."""
     keys = dict(_model_keys(TrainConfig))
-    for name, model in _option_models(_last(given, "model")).items():
+    for name, model in _option_models(_last(entries, "model")).items():
         keys.update(_model_keys(model, (name,)))
-    found = _last(given, "policy")
-    spec = TrainConfig.model_fields["policy"].default if found is None else found
+    named = _last(entries, "policy")
+    spec = TrainConfig.model_fields["policy"].default if named is None else named
     try:
         parameters = policy_parameters(load_policy_class(spec))
     except PolicyError as error:
         keys[("policy_options",)] = Key(dict[str, Any])
         return keys, error
     for name, parameter in parameters.items():
-        known = parameter.annotation is not inspect.Parameter.empty
-        keys["policy_options", name] = Key(parameter.annotation if known else Any)
+        annotated = parameter.annotation is not inspect.Parameter.empty
+        keys["policy_options", name] = Key(parameter.annotation if annotated else Any)
     return keys, None
 
 
 def _option_models(
-    model: object, problems: list[str] | None = None, chosen: Mapping[Path_, Given] = MappingProxyType({})
+    model: object, problems: list[str] | None = None, chosen: Mapping[Path_, Entry] = MappingProxyType({})
 ) -> dict[str, type[BaseModel]]:
     """Of a model that does not exist the default's: its name is a mistake of its own, and goes to `problems`."""
     from adaptive.data.data_options import DataOptions
@@ -317,47 +315,40 @@ def _name(path: Path_) -> str:
 # -- which of the given values count -------------------------------------------------------------------------------
 
 
-def _choose(given: Sequence[Given], keys: Keys, problems: list[str]) -> dict[Path_, Given]:
-    chosen: dict[Path_, Given] = {}
-    for one in given:
-        path = one.path
-        known = _key_of(path, keys)
-        if known is None or (known.section and one.value is not None):
-            problems.append(f"{one.key} ({one.origin}): {_no_key(one, keys)}")
+def _choose(entries: Sequence[Entry], keys: Keys, problems: list[str]) -> dict[Path_, Entry]:
+    chosen: dict[Path_, Entry] = {}
+    for entry in entries:
+        path, text = entry.path, entry.text
+        tables = (keys.get(path[:length]) for length in range(1, len(path)))
+        key = keys.get(path) or next((table for table in tables if table and table.is_table), None)
+        if key is None or (key.section and entry.value is not None):
+            problems.append(f"{entry.key} ({entry.origin}): {_no_key(entry, keys)}")
             continue
         for other in [p for p in chosen if p[: len(path)] == path or path[: len(p)] == p]:
             del chosen[other]
-        chosen[path] = _as_text(one) if known.is_text and not isinstance(one.value, str | NoneType) else one
-    for path, one in list(chosen.items()):
-        if isinstance(one.value, bool) and path in keys and keys[path].is_number:  # pydantic takes true for 1
-            problems.append(f"{one.key} ({one.origin}): found {one.value!r}; allowed: a number")
+        if key.is_text and text is not None and not isinstance(entry.value, str | NoneType):
+            entry = replace(entry, value=text.strip())
+        chosen[path] = entry
+    for path, entry in list(chosen.items()):
+        if isinstance(entry.value, bool) and path in keys and keys[path].is_number:  # pydantic takes true for 1
+            problems.append(f"{entry.key} ({entry.origin}): found {entry.value!r}; allowed: a number")
             del chosen[path]
     return chosen
 
 
-def _key_of(path: Path_, keys: Keys) -> Key | None:
-    """The key itself, or the table it lies in."""
-    tables = (keys.get(path[:length]) for length in range(1, len(path)))
-    return keys.get(path) or next((key for key in tables if key and key.is_table), None)
-
-
-def _as_text(one: Given) -> Given:
-    return Given(one.key, one.text.strip(), one.origin, one.text) if one.text is not None else one
-
-
-def _no_key(one: Given, keys: Keys) -> str:
+def _no_key(entry: Entry, keys: Keys) -> str:
     """Why a key cannot be given a value: there is none of that name, or it is a section."""
-    if one.path in keys:
-        return f"found {one.value!r}; it is a section, allowed: {_names_below(one.path, keys)}"
-    if len(one.path) == 1:
-        return f"unknown key{suggestion(one.key, map(_name, keys))}"
-    below = _names_below(one.path[:1], keys)
-    if one.key.startswith("policy."):
-        own = [name.removeprefix("policy.") for name in below.split(", ") if name.startswith("policy.")]
-        name = one.key.removeprefix("policy.")
-        return f"the policy has no parameter {name}; it has: {', '.join(own) or 'none'}{suggestion(name, own)}"
-    names, section = below.split(", "), one.key.partition(".")[0]
-    near = suggestion(one.key, names)
+    if entry.path in keys:
+        return f"found {entry.value!r}; it is a section, allowed: {_names_below(entry.path, keys)}"
+    if len(entry.path) == 1:
+        return f"unknown key{suggestion(entry.key, map(_name, keys))}"
+    below = _names_below(entry.path[:1], keys)
+    if entry.key.startswith("policy."):
+        names = [name.removeprefix("policy.") for name in below.split(", ") if name.startswith("policy.")]
+        name = entry.key.removeprefix("policy.")
+        return f"the policy has no parameter {name}; it has: {', '.join(names) or 'none'}{suggestion(name, names)}"
+    names, section = below.split(", "), entry.key.partition(".")[0]
+    near = suggestion(entry.key, names)
     if len(names) <= MOST_LISTED:
         return f"unknown key{near or ';'} {section} has {below}"
     return f"unknown key{near or f'; {section} has {len(names)} keys, which `adaptive-train config` lists'}"
@@ -368,7 +359,7 @@ def _names_below(section: Path_, keys: Keys) -> str:
     return ", ".join(names) or "no keys below it"
 
 
-def _validated(chosen: Mapping[Path_, Given], keys: Keys, problems: list[str]) -> TrainConfig | None:
+def _validated(chosen: Mapping[Path_, Entry], keys: Keys, problems: list[str]) -> TrainConfig | None:
     tree = _tree(chosen)
     for name, model in _option_models(tree.get("model"), problems, chosen).items():
         _check(model, tree.get(name, {}), (name,), (chosen, keys, problems))
@@ -379,7 +370,7 @@ def _validated(chosen: Mapping[Path_, Given], keys: Keys, problems: list[str]) -
     return config
 
 
-def _check(kind: Any, value: Any, above: Path_, book: tuple[Mapping[Path_, Given], Keys, list[str]]) -> Any:
+def _check(kind: Any, value: Any, above: Path_, book: tuple[Mapping[Path_, Entry], Keys, list[str]]) -> Any:
     """The value as `kind`; where it is none, None and a line per mistake in the list."""
     chosen, keys, problems = book
     try:
@@ -390,40 +381,29 @@ def _check(kind: Any, value: Any, above: Path_, book: tuple[Mapping[Path_, Given
         return None
 
 
-def _tree(chosen: Mapping[Path_, Given]) -> dict[str, Any]:
+def _tree(chosen: Mapping[Path_, Entry]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
-    for path, one in chosen.items():
+    for path, entry in chosen.items():
         place = tree
         for name in path[:-1]:
             place = place.setdefault(name, {})
-        place[path[-1]] = one.value
+        place[path[-1]] = entry.value
     return tree
 
 
 # -- what the user reads -------------------------------------------------------------------------------------------
 
 
-def _problem(error: ErrorDetails, loc: Path_, chosen: Mapping[Path_, Given], keys: Keys) -> str:
+def _problem(error: ErrorDetails, loc: Path_, chosen: Mapping[Path_, Entry], keys: Keys) -> str:
     reason = re.sub("^(Value error, |Input should be )", "", error["msg"])
     if error["type"] != "value_error":
         reason = f"allowed: {re.split(', (?:unable|got) ', reason)[0]}"
     path = next((path for path in chosen if loc[: len(path)] == path), None)
     if path is None:  # values of a section that do not go together
-        given = [f"{one.key} ({one.origin})" for path, one in chosen.items() if path[: len(loc)] == loc]
-        return f"{', '.join(given) or _name(loc)}: {reason}"
-    one, key = chosen[path], keys.get(path, Key(Any))
+        entries = [f"{entry.key} ({entry.origin})" for path, entry in chosen.items() if path[: len(loc)] == loc]
+        return f"{', '.join(entries) or _name(loc)}: {reason}"
+    entry, key = chosen[path], keys.get(path, Key(Any))
     about = f" ({key.description})" if key.description else ""
     allowed = error.get("ctx", {}).get("expected", "") if error["type"] == "literal_error" else ""
-    hint = suggestion(str(one.value), re.findall("'([^']*)'", allowed))
-    return f"{one.key} ({one.origin}): found {one.value!r}; {reason}{about}{hint}"
-
-
-def _report(problems: Sequence[str]) -> str:
-    if len(problems) == 1:
-        return problems[0]
-    return "\n  ".join([f"{len(problems)} settings cannot be used:", *problems])
-
-
-def _origins(config: TrainConfig, chosen: Mapping[Path_, Given]) -> dict[str, str]:
-    origins = {key: "default" for key, _ in leaves(config.model_dump())}
-    return origins | {".".join(path): one.origin for path, one in chosen.items()}
+    hint = suggestion(str(entry.value), re.findall("'([^']*)'", allowed))
+    return f"{entry.key} ({entry.origin}): found {entry.value!r}; {reason}{about}{hint}"

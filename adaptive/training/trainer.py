@@ -152,8 +152,8 @@ class Trainer:
             rows = [one for work in planned.works if (one := work.gradients) is not None]
             numbers = torch.stack([*losses, *sums_of_blocks, *sums_of_gradients(self.model, rows)])
             require_room(self.optimizer, self.embeddings.device)
-            found = numbers.tolist()
-        return _Passed(found[: len(losses)], learnt, logits, all(map(math.isfinite, found[len(losses) :])))
+            values = numbers.tolist()
+        return _Passed(values[: len(losses)], learnt, logits, all(map(math.isfinite, values[len(losses) :])))
 
     def _learn(self, part: Planned) -> tuple[Tensor, Tensor]:
         """Forward and backward; returns the part's share of the batch's loss, and its logits."""
@@ -209,9 +209,9 @@ class Trainer:
     def measure(self, planned: Planned) -> None:
         """The loss on samples of a trained batch that the policy has held back, if there are any."""
         if planned.batch.held_back is not None:
-            found = evaluate(self.embeddings, self.model, [planned.batch.held_back])
-            assert found.log_loss is not None
-            self.embeddings.report_loss(planned, found.log_loss)
+            quality = evaluate(self.embeddings, self.model, [planned.batch.held_back])
+            assert quality.log_loss is not None
+            self.embeddings.report_loss(planned, quality.log_loss)
 
     def _next(self, coming: Iterator[Planned]) -> Planned | None:
         with self.recorder.timed("wait"):
