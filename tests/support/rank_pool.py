@@ -1,6 +1,7 @@
 """Processes that are ranks, started once for many tests; one that dies is replaced."""
 
 import contextlib
+import json
 import os
 import select
 import subprocess
@@ -20,6 +21,15 @@ STILL_SECONDS = 240.0  # in which workers that have not come to a halt use some 
 LEAST_USED = 0.5  # seconds of the processor, of all workers together: threads that only wait use less
 MOST_SECONDS = 3600.0  # of a job, for workers that run and never end
 TICK = os.sysconf("SC_CLK_TCK")
+SMALL_RUN = [
+    "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64", "--set", "ranks.blocks=2",
+    "--set", "data.synthetic.num_eval=200", "--set", "data.synthetic.rows=100000", "--set", "tensorboard=false",
+    "--set", "model.bottom_mlp=8-4", "--set", "model.embedding_dim=4", "--set", "model.top_mlp=8-1",
+]  # fmt: skip
+
+
+def quality(summary: dict[str, Any]) -> tuple[float, float]:
+    return summary["auc"], summary["log_loss"]
 
 
 @dataclass(frozen=True)
@@ -51,13 +61,16 @@ class RankPool:
             out, err = (self._folder / f"{self._jobs}-{rank}.{kind}" for kind in ("out", "err"))
             files.append((out, err))
             job = {"argv": list(argv), "env": {**own, **meeting, "TORCHELASTIC_USE_AGENT_STORE": "True", **env}}
-            self._give(worker, {**job, "cwd": str(cwd), "out": str(out), "err": str(err)})
+            assert worker.stdin is not None
+            worker.stdin.write(json.dumps({**job, "cwd": str(cwd), "out": str(out), "err": str(err)}) + "\n")
+            worker.stdin.flush()
         codes = self._wait(self._workers[:size])
-        found = []
-        for code, worker, (out, err) in zip(codes, self._workers, files, strict=False):
-            found.append(Outcome(code, _text(out), _text(err), worker.pid))
-        assert all(code is not None for code in codes), f"ranks hang: {[one.err[-2000:] for one in found]}"
-        return found
+        outcomes = [
+            Outcome(code, *(file.read_text() if file.exists() else "" for file in pair), worker.pid)
+            for code, worker, pair in zip(codes, self._workers, files, strict=False)
+        ]
+        assert all(code is not None for code in codes), f"ranks hang: {[one.err[-2000:] for one in outcomes]}"
+        return outcomes
 
     def close(self) -> None:
         """End all workers."""
@@ -72,13 +85,6 @@ class RankPool:
                 worker.communicate()
                 self._workers[number] = _start()
         self._workers += [_start() for _ in range(size - len(self._workers))]
-
-    def _give(self, worker: subprocess.Popen[str], job: dict[str, Any]) -> None:
-        import json
-
-        assert worker.stdin is not None
-        worker.stdin.write(json.dumps(job) + "\n")
-        worker.stdin.flush()
 
     def _wait(self, workers: Sequence[subprocess.Popen[str]]) -> list[Any]:
         """Exit codes of a job; workers that stand still before its end are killed, and have none. A machine that does
@@ -106,9 +112,9 @@ class RankPool:
 
 def rank_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
     """A fixture: started once."""
-    found = RankPool(tmp_path_factory.mktemp("ranks"))
-    yield found
-    found.close()
+    pool = RankPool(tmp_path_factory.mktemp("ranks"))
+    yield pool
+    pool.close()
 
 
 def _start() -> subprocess.Popen[str]:
@@ -127,7 +133,3 @@ def _used(workers: Sequence[subprocess.Popen[str]]) -> float:
             fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])
     return ticks / TICK
-
-
-def _text(file: Path) -> str:
-    return file.read_text() if file.exists() else ""

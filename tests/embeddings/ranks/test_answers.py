@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract import EagerlySaturating
-from helpers import random_batches
+from helpers import random_batches, step_all
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rank_cases import OPTIMIZERS, TABLES, Case, assert_equal_on
@@ -18,14 +17,7 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embeddings.exchange.payload import HostPayload
-from adaptive.embeddings.exchange.row_cache import (
-    FORGET,
-    CacheDirectory,
-    RowCache,
-    SkipMasks,
-    pack_masks,
-    unpack_masks,
-)
+from adaptive.embeddings.exchange.row_cache import FORGET, CacheDirectory, RowCache, SkipMasks, pack_masks, unpack_masks
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
@@ -187,32 +179,6 @@ def test_an_asker_that_keeps_old_vectors_is_caught(monkeypatch: pytest.MonkeyPat
 # --- bytes -----------------------------------------------------------------------------------------------------------
 
 
-def test_half_of_the_rows_saturated_halves_the_gradients() -> None:
-    """All rows are watched after their second look-up and half of them saturated, by a policy that looks at nothing."""
-    tables = [TableConfig(name="t", num_embeddings=200, embedding_dim=16)]
-    rng = np.random.default_rng(1)
-    ids = rng.integers(0, 200, (60, 2, 256))
-
-    def work(ranks: Ranks) -> RankTraffic:
-        skip = replace_skip(min_accesses=1, interval=1, feedback_delay=2)
-        embeddings = TieredEmbeddingBag(
-            tables, policy=EagerlySaturating(), optimizer=SGD(lr=0.1), skip=skip, ranks=ranks
-        )
-        loader = [Batch.of(t=one[ranks.rank], labels=np.zeros(256)) for one in ids]
-        before = RankTraffic()
-        for planned in embeddings.look_ahead(loader, depth=1):
-            embeddings.stack(planned).sum().backward()
-            embeddings.step()
-            if planned.number == 9:
-                before = ranks.traffic()
-        return ranks.traffic().since(before)
-
-    traffic = on_ranks(2, work)
-    share = 0.5  # of the rows, each as likely as any other
-    whole = of_all(traffic, "gradients") + of_all(traffic, "gradients_spared")
-    assert abs(of_all(traffic, "gradients") / whole - (1 - share)) < 0.02 * (1 - share) + 0.02
-
-
 def test_bytes_of_gradients_fall_by_the_share_that_is_left_out() -> None:
     """Of the requests for rows of other ranks, a share s is of rows that are left out: 1 - s of the gradients cross."""
     tables = [TableConfig(name="t", num_embeddings=300, embedding_dim=16)]
@@ -223,9 +189,7 @@ def test_bytes_of_gradients_fall_by_the_share_that_is_left_out() -> None:
         embeddings = TieredEmbeddingBag(
             tables, policy=POLICIES["all updates"](), optimizer=SGD(lr=0.1), skip=WATCHED, ranks=ranks
         )
-        for planned in embeddings.look_ahead([Batch.of(t=one[ranks.rank], labels=np.zeros(64)) for one in ids]):
-            embeddings.stack(planned).sum().backward()
-            embeddings.step()
+        step_all(embeddings, [Batch.of(t=one[ranks.rank], labels=np.zeros(64)) for one in ids], depth=4)
         return ranks.traffic(), embeddings.statistics.counts()
 
     found = on_ranks(2, work)

@@ -1,16 +1,17 @@
 """Ranks that disagree stop, all of them, and are told why; nobody waits for a message that does not come."""
 
 import threading
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers import LFU, bags, step_all
-from thread_ranks import Town, on_ranks, outcomes
+from thread_ranks import Town, on_ranks, outcomes, transport_of
 
-from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks.channel import MOST_OF_RANK, SizePredictor
 from adaptive.embeddings.ranks.transport import Header, Kind, unpack
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, DeviceMemoryError, InputError, NonFiniteError, RanksError
@@ -115,16 +116,12 @@ def test_a_failure_in_planning_is_told_in_the_place_of_answers(depth: int) -> No
 def test_an_error_in_one_loop_ends_the_others_with_its_class(depth: int) -> None:
     def work(ranks: Ranks) -> None:
         embeddings = made(ranks)
-        coming = embeddings.look_ahead(BATCHES, depth=depth)
-        try:
-            with embeddings.telling_ranks():
-                for planned in coming:
-                    if planned.number == 1 and ranks.rank == 1:
-                        raise NonFiniteError("the loss is nan")
-                    embeddings.stack(planned).sum().backward()
-                    embeddings.step()
-        finally:
-            coming.close()
+        with closing(embeddings.look_ahead(BATCHES, depth=depth)) as coming, embeddings.telling_ranks():
+            for planned in coming:
+                if planned.number == 1 and ranks.rank == 1:
+                    raise NonFiniteError("the loss is nan")
+                embeddings.stack(planned).sum().backward()
+                embeddings.step()
 
     found = outcomes(3, work)
     assert all(isinstance(one, NonFiniteError) for one in found)
@@ -136,14 +133,13 @@ def test_leaving_together_is_fine_and_the_next_loop_begins(depth: int) -> None:
     def work(ranks: Ranks) -> int:
         embeddings, steps = made(ranks), 0
         for _ in range(3):
-            coming = embeddings.look_ahead(BATCHES, depth=depth)
-            for planned in coming:
-                embeddings.stack(planned).sum().backward()
-                embeddings.step()
-                steps += 1
-                if planned.number % 4 == 1:
-                    break
-            coming.close()
+            with closing(embeddings.look_ahead(BATCHES, depth=depth)) as coming:
+                for planned in coming:
+                    embeddings.stack(planned).sum().backward()
+                    embeddings.step()
+                    steps += 1
+                    if planned.number % 4 == 1:
+                        break
         return steps
 
     assert len(set(on_ranks(2, work))) == 1
@@ -177,13 +173,12 @@ def test_a_rank_that_has_read_less_far_leaves_with_the_others() -> None:
 def test_leaving_alone_is_told_to_the_others(depth: int) -> None:
     def work(ranks: Ranks) -> None:
         embeddings = made(ranks)
-        coming = embeddings.look_ahead(BATCHES, depth=depth)
-        for planned in coming:
-            embeddings.stack(planned).sum().backward()
-            embeddings.step()
-            if ranks.rank == 0:
-                break
-        coming.close()
+        with closing(embeddings.look_ahead(BATCHES, depth=depth)) as coming:
+            for planned in coming:
+                embeddings.stack(planned).sum().backward()
+                embeddings.step()
+                if ranks.rank == 0:
+                    break
 
     found = outcomes(2, work)
     assert found[0] is None
@@ -263,10 +258,87 @@ def test_what_ranks_cannot_do_is_refused() -> None:
 def test_evaluation_reads_rows_of_all_ranks() -> None:
     def work(ranks: Ranks) -> np.ndarray:
         embeddings = made(ranks)
-        batch: Batch = BATCHES[ranks.rank]
-        found: np.ndarray = embeddings.stack(embeddings.read(batch)).detach().numpy()
-        return found
+        return embeddings.stack(embeddings.read(BATCHES[ranks.rank])).detach().numpy()
 
     alone = TieredEmbeddingBag(TABLES, policy=LFU)
     for rank, found in enumerate(on_ranks(3, work)):
         assert np.array_equal(found, alone.stack(alone.read(BATCHES[rank])).detach().numpy())
+
+
+# --- sizes of messages -----------------------------------------------------------------------------------------------
+
+LARGE = MOST_OF_RANK + 1000  # what does not fit crosses in a second message
+
+
+def part(sender: int, to: int, size: int) -> np.ndarray:
+    return np.random.default_rng([sender, to]).integers(0, 256, size).astype(np.uint8)
+
+
+def counting(ranks: Ranks) -> list[int]:
+    """The largest part of each message from now on."""
+    transport, found = transport_of(ranks), []
+    swap = transport.swap
+
+    def counted(channel: int, parts: Any, sizes: Any, largest: int) -> Any:
+        found.append(largest)
+        return swap(channel, parts, sizes, largest)
+
+    transport.swap = counted  # type: ignore[method-assign]
+    return found
+
+
+def test_all_parts_come_whole_in_one_message_or_two() -> None:
+    sizes = {0: 1, 100: 2, 105: 1, 5000: 2, 90: 1, LARGE: 2, LARGE + 1: 2, 3: 1}  # bytes: messages
+
+    def work(ranks: Ranks) -> list[int]:
+        messages, found = counting(ranks), []
+        for number, size in enumerate(sizes):
+            own = [part(ranks.rank, to, size + to) if size else part(0, 0, 0) for to in range(3)]
+            before = len(messages)
+            came = ranks.rows.exchange(Kind.VECTORS, number, own).parts
+            found.append(len(messages) - before)
+            expected = [part(sender, ranks.rank, size + ranks.rank) if size else part(0, 0, 0) for sender in range(3)]
+            assert all(np.array_equal(one, other) for one, other in zip(came, expected, strict=True))
+        return found
+
+    assert on_ranks(3, work) == [list(sizes.values())] * 3
+
+
+def test_room_is_that_of_the_same_place_in_the_order_of_exchanges() -> None:
+    """Gradients of 10 bytes behind vectors of 9,000, again and again."""
+
+    def work(ranks: Ranks) -> list[int]:
+        messages = counting(ranks)
+        for number in range(3):
+            for kind, size in ((Kind.VECTORS, 9000), (Kind.GRADIENTS, 10)):
+                ranks.rows.exchange(kind, number, [np.zeros(size, np.uint8)] * 2)
+        return messages[-2:]
+
+    for vectors, gradients in on_ranks(2, work):
+        assert gradients < 200 < 9000 < vectors < 10_000
+
+
+@pytest.mark.parametrize("size", [0, 2000])
+def test_a_failure_is_told_in_the_place_of_a_message_of_any_room(size: int) -> None:
+    text = "a long story " * 50
+
+    def work(ranks: Ranks) -> None:
+        for number in range(3):
+            ranks.rows.exchange(Kind.VECTORS, number, [np.zeros(size, np.uint8)] * 3)
+        if ranks.rank == 1:
+            ranks.tell(ranks.rows, InputError(text))
+            raise InputError(text)
+        ranks.rows.exchange(Kind.VECTORS, 3, [np.zeros(size, np.uint8)] * 3)
+
+    found = outcomes(3, work)
+    assert all(isinstance(one, InputError) for one in found)
+    assert str(found[0]) == str(found[2]) == f"rank 1 of 3 (thread 1): {text}"
+
+
+def test_after_an_end_nothing_is_remembered() -> None:
+    predictor = SizePredictor(2)
+    predictor.learn(Kind.REQUESTS, [(0, 100), (10, 0)])
+    predictor.learn(Kind.REQUESTS, [(0, 100), (10, 0)])
+    assert predictor.next_sizes() == [[0, 128], [64, 0]]
+    predictor.learn(None, [(0, 0), (0, 0)])
+    assert predictor.next_sizes() == [[0, 0], [0, 0]]

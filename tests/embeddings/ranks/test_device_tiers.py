@@ -6,23 +6,13 @@ stand-in for it.
 
 from typing import Any, Literal
 
-import numpy as np
 import pytest
-import torch
 from helpers import LFUOnHost, random_batches
 from rank_cases import OPTIMIZERS, TABLES, Case, assert_equal_on
 from test_answers import POLICIES, WATCHED, of_all
-from thread_ranks import Town, on_ranks
 
-from adaptive.config import TableConfig, TierConfig
-from adaptive.embeddings.exchange.payload import DevicePayload
-from adaptive.embeddings.planning.layout import make_groups
-from adaptive.embeddings.ranks import Ranks
-from adaptive.embeddings.ranks.transport import Kind
-from adaptive.embeddings.tiers.cpu_device import CpuDevice
-from adaptive.embeddings.tiers.host import MemoryHost
-from adaptive.errors import RanksError
-from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer
+from adaptive.config import TierConfig
+from adaptive.optim import Adagrad, Adam, RowOptimizer
 
 BATCHES = tuple(random_batches(TABLES, 10, samples=11))
 WATCHED_BATCHES = tuple(random_batches(TABLES, 30, samples=11, seed=3))
@@ -82,57 +72,3 @@ def test_as_many_bytes_cross_either_way() -> None:
     told = 8 * len(BATCHES)
     assert [one.vectors for one in device] == [one.vectors + told for one in host]
     assert [one.gradients for one in device] == [one.gradients + told for one in host]
-
-
-# --- what is told before anything crosses between devices ------------------------------------------------------------
-
-GROUPS = make_groups([TableConfig(name=f"w{dim}", num_embeddings=9, embedding_dim=dim) for dim in (3, 2)], 0)
-
-
-def values_of(ranks: Ranks) -> DevicePayload:
-    device = CpuDevice(MemoryHost(GROUPS[0], SGD()), 1, SGD())
-    return DevicePayload(ranks, GROUPS, device, torch.device("cpu"), rounds=False)
-
-
-def test_rows_come_rank_after_rank_and_none_count_as_zeros() -> None:
-    """Written out: rank 0 gives two rows of the first group to rank 1; rank 1 has nothing and says so."""
-
-    def work(ranks: Ranks) -> list[list[list[float]]]:
-        values, parts = values_of(ranks), None
-        if ranks.is_first:
-            rows = [torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), torch.zeros((0, 2))]
-            parts = values.pack(rows, [np.array([0, 2]), np.array([0, 0])])
-        found = ranks.rows.exchange(Kind.GRADIENTS, 0, parts)
-        mine = [np.array([0, 1]), np.array([0, 1])] if ranks.is_first else [np.array([2, 1]), np.array([0, 0])]
-        return [one.tolist() for one in values.unpack(found, Kind.GRADIENTS, mine)]
-
-    first, second = on_ranks(2, work, town=Town(2, values_on="cpu"))
-    assert first == [[[0.0] * 3], [[0.0] * 2]]
-    assert second == [[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [0.0] * 3], []]
-
-
-@pytest.mark.parametrize(("counted", "words"), [(2, "says 3"), (1, "a part of 24 bytes")])
-def test_other_numbers_are_refused_before_any_cross(counted: int, words: str) -> None:
-    """More than are expected; and the rows themselves, of a rank that sends them over the host."""
-
-    def work(ranks: Ranks) -> None:
-        values = values_of(ranks)
-        rows = [torch.zeros((1, 3)), torch.zeros((0, 2))]
-        parts = values.pack(rows, [np.array([1]), np.array([0])])
-        found = ranks.rows.exchange(Kind.VECTORS, 5, parts if counted == 2 else [np.zeros(24, np.uint8)])
-        with pytest.raises(
-            RanksError, match=rf"expected 6 numbers from rank 0, which {words}|{words}: vectors of batch 5"
-        ):
-            values.unpack(found, Kind.VECTORS, [np.array([2]), np.array([0])])
-
-    on_ranks(1, work, town=Town(1, values_on="cpu"))
-
-
-def test_a_rank_that_is_gone_when_numbers_cross_is_told() -> None:
-    def work(ranks: Ranks) -> None:
-        if ranks.is_first:
-            with pytest.raises(RanksError, match=r"rank 0 of 2 .*: channel rows, vectors of batch 5, .* gone or late"):
-                ranks.rows.swap_values(Kind.VECTORS, 5, torch.zeros(2), [1, 1], [1, 1])
-            assert ranks.rows.over
-
-    on_ranks(2, work, town=Town(2, values_on="cpu"))

@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from contract import POLICIES
-from helpers import LFU, LFUOnHost, Readout, Scattered, Windowed, random_batches
+from helpers import LFU, LFUOnHost, Scattered, Windowed, random_batches
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from rank_cases import OPTIMIZERS, TABLES, Case, assert_equal_on, assert_same_rows
+from rank_cases import OPTIMIZERS, TABLES, Case, assert_equal_on
 from thread_ranks import on_ranks
 
 from adaptive.config import SkipConfig, TierConfig
-from adaptive.embeddings.ranks import Ranks
-from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.optim import Adagrad, Adam, RowOptimizer
+from adaptive.optim import Adagrad, RowOptimizer
 from adaptive.plugins import make_policy
 from adaptive.policy import Policy, arranges
 
@@ -69,32 +67,6 @@ def test_drawn_trainings(data: st.DataObject) -> None:
         policy=draw(st.sampled_from([LFU, Scattered, Windowed, LFUOnHost])),
         tier=TierConfig(device_rows=rows, poison=True),
     )
-
-
-def test_rows_saved_on_some_ranks_go_on_on_others() -> None:
-    """4 to 2 to 3 to 1: each trains some batches, the rows are those of one rank that trains all."""
-    case = Case(BATCHES, Adam(lr=0.01))
-
-    def stretch(first: int, last: int, arrays: dict[str, Any] | None) -> Any:
-        def work(ranks: Ranks) -> dict[str, Any]:
-            embeddings = TieredEmbeddingBag(TABLES, case.tier, policy=LFU, optimizer=case.optimizer, ranks=ranks)
-            if arrays is not None:
-                embeddings.rows.load_state_arrays(arrays)
-            model = Readout(TABLES)
-            for planned in embeddings.look_ahead([ranks.own_part(batch) for batch in BATCHES[first:last]], depth=1):
-                for part in planned.parts():
-                    (model(embeddings(part), part.batch) * part.num_samples / planned.num_samples_of_all).backward()
-                embeddings.step()
-            return embeddings.rows.state_arrays()
-
-        return work
-
-    whole = on_ranks(1, stretch(0, 10, None), blocks=4, gradients="sum")[0]
-    arrays = None
-    for size, first, last in ((4, 0, 3), (2, 3, 5), (3, 5, 8), (1, 8, 10)):
-        arrays = on_ranks(size, stretch(first, last, arrays), blocks=4, gradients="sum")[0]
-    assert arrays is not None
-    assert_same_rows(whole, arrays)
 
 
 @pytest.mark.nightly

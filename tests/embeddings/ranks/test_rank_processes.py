@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from rank_pool import ROOT, RankPool
 
-KILLED = str(ROOT / "tests/support/rank_faults.py")
 WORKER = str(ROOT / "tests/support/rank_process.py")
 
 
@@ -55,21 +54,6 @@ def assert_learns(out: str) -> None:
     losses = [float(line.split()[-1]) for line in out.splitlines() if line.startswith("batch")]
     assert len(losses) == 3 and losses[-1] < 0.75 * losses[0]
     assert "2 ranks, norm of the items' rows" in out
-
-
-@pytest.mark.nightly
-def test_a_killed_rank_is_named_and_nobody_hangs(pool: RankPool) -> None:
-    """SIGKILL between two batches of a loop of one's own: the other rank ends by itself, with what it last did and who
-    is silent."""
-    left, killed = pool.run(2, [KILLED, "1"])
-    assert killed.code == -9 and left.code == 10
-    assert "rank 0 of 2" in left.err and "not heard any more: rank 1 of 2" in left.err
-
-
-@pytest.mark.nightly
-def test_a_rank_that_stands_still_is_named_after_the_timeout(pool: RankPool) -> None:
-    left, _ = pool.run(2, [KILLED, "0"])
-    assert left.code == 10 and "not heard any more: rank 1 of 2" in left.err
 
 
 @pytest.mark.nightly

@@ -31,10 +31,7 @@ def made(ranks: Ranks) -> TieredEmbeddingBag:
 
 def trained(ranks: Ranks) -> tuple[TieredEmbeddingBag, Statistics]:
     embeddings = made(ranks)
-    loader = [Batch.of(t=one[ranks.rank], labels=np.zeros(SAMPLES)) for one in drawn_ids()]
-    for planned in embeddings.look_ahead(loader, depth=1):
-        embeddings.stack(planned).sum().backward()
-        embeddings.step()
+    step_all(embeddings, [Batch.of(t=one[ranks.rank], labels=np.zeros(SAMPLES)) for one in drawn_ids()], depth=1)
     return embeddings, embeddings.statistics.take()
 
 

@@ -1,13 +1,27 @@
-"""Which GPU is a rank's, whether NCCL is used, and what is told where it cannot be. No GPU is needed."""
+"""Which GPU is a rank's, whether NCCL is used, and who is not heard any more. No GPU is needed."""
 
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from adaptive.cli.app import main
-from adaptive.embeddings.ranks.torch_transport import Agreement, Gpus, gpus_here, wants_nccl
+from adaptive.embeddings.ranks import torch_transport
+from adaptive.embeddings.ranks.torch_transport import Agreement, Gpus, TorchTransport, gpus_here, wants_nccl
 from adaptive.errors import ConfigError
+
+SERVER = """
+import sys, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.mark.parametrize(("count", "local", "own"), [(0, 1, None), (4, 2, 2), (4, None, None), (1, 3, 0), (2, 3, 1)])
@@ -91,3 +105,42 @@ def test_asked_for_without_a_gpu_it_ends_a_run_before_it_starts(capsys: pytest.C
         main(["run", "--ranks", "2", "--set", "ranks.backend=nccl"])
     assert ended.value.code == 2
     assert "ranks.backend=nccl: torch finds no CUDA device here; use gloo or auto" in capsys.readouterr().err
+
+
+# --- who is not heard any more, by the store that ranks met at, also where it does not answer -------------------------
+
+
+@pytest.fixture
+def server() -> Iterator[subprocess.Popen[str]]:
+    words = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch, server: subprocess.Popen[str]) -> list[TorchTransport]:
+    """Three that have met; their groups are not needed."""
+    assert server.stdout is not None
+    store = dist.TCPStore("127.0.0.1", int(server.stdout.readline()), is_master=False)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(torch_transport, "ALIVE_SECONDS", 0.1)
+    found = [TorchTransport.__new__(TorchTransport) for _ in range(3)]
+    for rank, one in enumerate(found):
+        one.rank, one.size = rank, 3
+    return found
+
+
+def test_who_is_silent(ranks: list[TorchTransport], server: subprocess.Popen[str]) -> None:
+    """Those that left no mark; where the store does not answer, or is gone, rank 0, which had it."""
+    assert ranks[0].silent() == [1, 2]
+    assert ranks[2].silent() == [1]
+    assert ranks[1].silent() == []
+    server.send_signal(signal.SIGSTOP)  # as behind a link that is down: connected, and nothing comes
+    os.waitpid(server.pid, os.WUNTRACED)  # each of its threads has stopped
+    assert ranks[1].silent() == [0]
+    server.send_signal(signal.SIGCONT)
+    server.kill()
+    server.wait()
+    assert ranks[1].silent() == [0]

@@ -1,20 +1,24 @@
-"""Rows as bytes and back: whole, rounded to bfloat16, and refused where they are too few."""
+"""Rows on their way, as bytes or from device to device: whole, rounded to bfloat16, refused where they are too few."""
 
 from typing import Literal
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from thread_ranks import on_ranks
+from thread_ranks import Town, on_ranks
 
 from adaptive.config import TableConfig
-from adaptive.embeddings.exchange.payload import HostPayload, count_chosen
+from adaptive.embeddings.exchange.payload import DevicePayload, HostPayload, count_chosen
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.transport import Kind
+from adaptive.embeddings.tiers.cpu_device import CpuDevice
+from adaptive.embeddings.tiers.host import MemoryHost
 from adaptive.errors import ConfigError, RanksError
+from adaptive.optim import SGD
 
 GROUPS = make_groups([TableConfig(name=f"w{dim}", num_embeddings=9, embedding_dim=dim) for dim in (3, 2)], 0)
 
@@ -83,3 +87,55 @@ def test_rows_that_do_not_cross_leave_gaps() -> None:
     payload = on_ranks(1, lambda ranks: HostPayload(ranks, GROUPS, rounds=False))[0]
     assert payload.scatter(rows, chosen)[:, 0].tolist() == [1.0, 0.0, 0.0, 2.0, 3.0]
     assert payload.scatter(rows, None) is rows and count_chosen(np.array([3]), None).tolist() == [3]
+
+
+# --- what is told before anything crosses between devices ------------------------------------------------------------
+
+
+def values_of(ranks: Ranks) -> DevicePayload:
+    device = CpuDevice(MemoryHost(GROUPS[0], SGD()), 1, SGD())
+    return DevicePayload(ranks, GROUPS, device, torch.device("cpu"), rounds=False)
+
+
+def test_rows_come_rank_after_rank_and_none_count_as_zeros() -> None:
+    """Written out: rank 0 gives two rows of the first group to rank 1; rank 1 has nothing and says so."""
+
+    def work(ranks: Ranks) -> list[list[list[float]]]:
+        values, parts = values_of(ranks), None
+        if ranks.is_first:
+            rows = [torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), torch.zeros((0, 2))]
+            parts = values.pack(rows, [np.array([0, 2]), np.array([0, 0])])
+        found = ranks.rows.exchange(Kind.GRADIENTS, 0, parts)
+        mine = [np.array([0, 1]), np.array([0, 1])] if ranks.is_first else [np.array([2, 1]), np.array([0, 0])]
+        return [one.tolist() for one in values.unpack(found, Kind.GRADIENTS, mine)]
+
+    first, second = on_ranks(2, work, town=Town(2, values_on="cpu"))
+    assert first == [[[0.0] * 3], [[0.0] * 2]]
+    assert second == [[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [0.0] * 3], []]
+
+
+@pytest.mark.parametrize(("counted", "words"), [(2, "says 3"), (1, "a part of 24 bytes")])
+def test_other_numbers_are_refused_before_any_cross(counted: int, words: str) -> None:
+    """More than are expected; and the rows themselves, of a rank that sends them over the host."""
+
+    def work(ranks: Ranks) -> None:
+        values = values_of(ranks)
+        rows = [torch.zeros((1, 3)), torch.zeros((0, 2))]
+        parts = values.pack(rows, [np.array([1]), np.array([0])])
+        found = ranks.rows.exchange(Kind.VECTORS, 5, parts if counted == 2 else [np.zeros(24, np.uint8)])
+        with pytest.raises(
+            RanksError, match=rf"expected 6 numbers from rank 0, which {words}|{words}: vectors of batch 5"
+        ):
+            values.unpack(found, Kind.VECTORS, [np.array([2]), np.array([0])])
+
+    on_ranks(1, work, town=Town(1, values_on="cpu"))
+
+
+def test_a_rank_that_is_gone_when_numbers_cross_is_told() -> None:
+    def work(ranks: Ranks) -> None:
+        if ranks.is_first:
+            with pytest.raises(RanksError, match=r"rank 0 of 2 .*: channel rows, vectors of batch 5, .* gone or late"):
+                ranks.rows.swap_values(Kind.VECTORS, 5, torch.zeros(2), [1, 1], [1, 1])
+            assert ranks.rows.over
+
+    on_ranks(2, work, town=Town(2, values_on="cpu"))
