@@ -6,7 +6,7 @@ A table stands between `<!-- table NAME -->` and `<!-- end of NAME -->`. Every n
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -129,7 +129,7 @@ def judged(block: Block, setting: Setting, runs: Runs, *, after: Callable[[Run],
         for seed in range(block.seeds)
     )
     outcomes = [after(run).outcome for run in found if run is not None]
-    facts: list[Facts] = judge(outcomes, auc_budget=BUDGET)["policies"] if outcomes else []
+    facts: list[Facts] = [asdict(policy) for policy in judge(outcomes, auc_budget=BUDGET).policies] if outcomes else []
     return [one for one in facts if one["seeds"]]
 
 

@@ -5,7 +5,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -199,12 +199,12 @@ def _tell(
     from adaptive.studies.compare.comparison_runs import write_record
     from adaptive.studies.compare.verdicts import judge
 
-    found = judge(outcomes, auc_budget=auc_budget)
-    problems = [*found["problems"], *stopped]
-    result = {**found, "problems": problems, "out": str(directory)}
+    result = judge(outcomes, auc_budget=auc_budget)
+    problems = [*result.problems, *stopped]
+    result = replace(result, problems=problems, out=str(directory))
     write_record(directory, result)
     document = comparison_document(result)
-    print_result({**result, "table": f"{document.to_text()}\nruns: {directory}"}, as_json=as_json)
+    print_result({**asdict(result), "table": f"{document.to_text()}\nruns: {directory}"}, as_json=as_json)
     for path, text in ((markdown, document.to_markdown), (csv, lambda: comparison_csv(result))):
         if path is not None:
             write_text(path, text())

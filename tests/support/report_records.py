@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ def comparison(policies: Sequence[str] = ("hybrid", "lfu"), seeds: int = 2) -> d
         for seed in range(seeds)
         for place, policy in enumerate(policies)
     ]
-    return {**judge(outcomes, auc_budget=0.0005), "out": "there"}
+    return asdict(replace(judge(outcomes, auc_budget=0.0005), out="there"))
 
 
 def _ended(totals: RunTotals, policy: str, auc: float) -> dict[str, Any]:

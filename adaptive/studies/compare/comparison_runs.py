@@ -22,7 +22,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from itertools import count, groupby
@@ -41,6 +41,7 @@ from adaptive.storage.run_directory import RECORD as RUN_RECORD
 from adaptive.storage.run_directory import read_record, versions
 from adaptive.storage.scores import read_scores
 from adaptive.storage.untrusted import parse_json, read_plain
+from adaptive.studies.compare import Comparison
 from adaptive.studies.compare.contenders import Contender, SweepPoint, folders, title
 from adaptive.system import OtherWork
 from adaptive.training.build import open_data
@@ -256,10 +257,10 @@ def claim(out: str | None, *, overwrite: bool = False, auto_resume: bool = False
     return path
 
 
-def write_record(directory: Path, result: dict[str, Any]) -> None:
+def write_record(directory: Path, result: Comparison) -> None:
     """Keep the result beside the runs."""
     try:
-        write_atomic(directory / RECORD, json.dumps(result, indent=1).encode() + b"\n")
+        write_atomic(directory / RECORD, json.dumps(asdict(result), indent=1).encode() + b"\n")
     except OSError as error:
         raise OutputError(f"{directory / RECORD} could not be written: {error}") from error
 

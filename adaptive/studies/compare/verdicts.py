@@ -3,230 +3,216 @@
 The *control* is the first policy of the list that skipped nothing and trained the batches as they came; without one,
 the first that skipped nothing. All policies of the former kind must have trained the same weights, bit for bit:
 placement never changes the numbers. What the others differ by is what skipping (or another order of inputs) cost, seed
-by seed, and over the samples that both have predicted (`paired`). A policy that dropped inputs is also compared with
-its own control, which dropped as many at random: a rule that is worth anything beats it.
+by seed. A policy that dropped inputs is also compared with its own control, which dropped as many at random: a rule
+that is worth anything beats it. Where settings are swept, all of this is done within each combination of their values,
+each with a control of its own.
 
-Where settings are swept, all of this is done within each combination of their values, each with a control of its own.
-
-One word for each policy, and why: whether it skipped, whether it equals the control, how sure a difference is.
-
-The test over samples: two models have predicted the same evaluation samples, and by chance of these they differ.
-
-Beside the interval over seeds, which says what another course of training would change, this one says what other
-samples of the same kind would. Each leaves the other's chance out; a difference to be believed stands before both.
+Differences have two intervals. That over seeds says what another course of training would change; that over samples,
+of pairs of models that have predicted the same evaluation samples, what other samples of the same kind would. Each
+leaves the other's chance out; a difference to be believed holds in both.
 """
 
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.studies.compare import ComparedPolicy, ComparedRun, Comparison, Control, Interval, SampleTest
 from adaptive.studies.compare.comparison_runs import Outcome
 from adaptive.studies.compare.contenders import SweepPoint, title, values
 from adaptive.training.guard.judge import interval as normal_interval
 from adaptive.training.quality import PairedDifference, paired_difference
 
 SCHEMA: Final = 1
-COUNTS: Final = ("bytes_h2d", "bytes_d2h", "fetched_rows", "written_back_rows", "steps", "samples")
-FILES: Final = ("host_bytes_read", "host_bytes_written")  # of a host tier in files
+CONFIDENCE: Final = 0.95
+MOST_SEEDS: Final = 100  # that anybody may be asked to train
+SKIPPED: Final = ("skipped_update_share", "skipped_lookup_share", "skipped_input_share")
 _POLICY: Final = re.compile(r" \(policy \w+\)")  # in an error that any policy may meet
-RATES: Final = ("hit_rate", "row_hit_rate")
+
+Pairs = Sequence[tuple[Outcome, Outcome]]
+"""Runs of a policy and of the control, of one seed each, that came to their end."""
+Scores = NDArray[np.float32]
+"""(2, n): logits and labels."""
 
 
-def judge(outcomes: Sequence[Outcome], *, auc_budget: float) -> dict[str, Any]:
-    """What `adaptive-train compare --json` prints.
-
-    Args:
-        outcomes: of every policy and seed, in the order of the list.
-        auc_budget: loss of AUC against the control that a policy may cause.
-
-    Returns:
-        Facts of each policy; `problems` says what no comparison should have: runs that failed, and policies that
-        skipped nothing and still differ from the control. Where settings are swept, a policy has facts for each
-        combination of values, `swept`, and `values` holds these with their controls in the place of `control`.
-    """
-    groups: dict[SweepPoint, list[Outcome]] = {}
+def judge(outcomes: Sequence[Outcome], *, auc_budget: float) -> Comparison:
+    """The comparison of all runs of every policy and seed, in the order of the list."""
+    groups: dict[SweepPoint, dict[str, list[Outcome]]] = {}
     for outcome in outcomes:
-        groups.setdefault(outcome.swept, []).append(outcome)
-    found = [_judge_group(swept, mine, auc_budget) for swept, mine in groups.items()]
-    policies = [one for _, facts in found for one in facts]
-    return {
-        "schema": SCHEMA,
-        **_controls([(swept, control) for swept, (control, _) in zip(groups, found, strict=True)]),
-        "seeds": list(dict.fromkeys(outcome.seed for outcome in outcomes)),
-        "auc_of": next((outcome.summary["auc_of"] for outcome in outcomes if outcome.summary), None),
-        "auc_budget": auc_budget,
-        "confidence": CONFIDENCE,
-        "problems": [*_failures(outcomes), *(problem for one in policies for problem in one.pop("problems"))],
-        "policies": policies,
-    }
+        groups.setdefault(outcome.swept, {}).setdefault(outcome.policy, []).append(outcome)
+    controls, policies, problems = [], [], _failures(outcomes)
+    for point, runs in groups.items():
+        exact = [label for label in runs if is_exact(runs[label])]
+        unskipped = [label for label in runs if runs[label][0].beside is None and skips_nothing(runs[label])]
+        control = next(iter(exact + unskipped), None)
+        controls.append(Control(values(point), control))
+        random = {mine[0].beside: mine for mine in runs.values() if mine[0].beside is not None}
+        for label, mine in runs.items():
+            pairs = _pairs(mine, runs.get(control or "", []))
+            against_random = _values_less("auc", _pairs(mine, random.get(label, [])))
+            policy, wrong = _compared(mine, pairs, against_random, auc_budget)
+            policies.append(policy)
+            problems += [f"{_who(mine[0])}: {problem}" for problem in wrong]
+    is_swept = any(point for point in groups)
+    return Comparison(
+        schema=SCHEMA,
+        control=controls[0].control if controls and not is_swept else None,
+        values=controls if is_swept else [],
+        seeds=list(dict.fromkeys(outcome.seed for outcome in outcomes)),
+        auc_of=next((outcome.summary["auc_of"] for outcome in outcomes if outcome.summary), None),
+        auc_budget=auc_budget,
+        confidence=CONFIDENCE,
+        problems=problems,
+        policies=policies,
+    )
 
 
-def _controls(found: Sequence[tuple[SweepPoint, str | None]]) -> dict[str, Any]:
-    if not any(swept for swept, _ in found):
-        return {"control": found[0][1] if found else None}
-    return {"values": [{"swept": values(swept), "control": control} for swept, control in found]}
+def _pairs(mine: Sequence[Outcome], others: Sequence[Outcome]) -> Pairs:
+    by_seed = {outcome.seed: outcome for outcome in ended(others)}
+    return [(outcome, by_seed[outcome.seed]) for outcome in ended(mine) if outcome.seed in by_seed]
 
 
-def _judge_group(
-    swept: SweepPoint, outcomes: Sequence[Outcome], budget: float
-) -> tuple[str | None, list[dict[str, Any]]]:
-    """The control of the runs with one combination of values, and the facts of each policy."""
-    labels = list(dict.fromkeys(outcome.policy for outcome in outcomes))
-    mine = {label: [outcome for outcome in outcomes if outcome.policy == label] for label in labels}
-    exact = [label for label in labels if is_exact(mine[label])]
-    unskipped = [label for label in labels if mine[label][0].beside is None and skips_nothing(mine[label])]
-    control = next(iter(exact + unskipped), None)
-    random = {runs[0].beside: runs for runs in mine.values() if runs[0].beside is not None}
-    policies = [
-        _facts(mine[label], mine.get(control or "", []), budget) | _against(mine[label], random.get(label, []))
-        for label in labels
-    ]
-    return control, [{"swept": values(swept), **one} for one in policies] if swept else policies
-
-
-def _against(mine: Sequence[Outcome], random: Sequence[Outcome]) -> dict[str, Any]:
-    """How a policy that dropped inputs compares with dropping as many at random."""
-    twins = {outcome.seed: outcome for outcome in ended(random)}
-    pairs = [(outcome, twins[outcome.seed]) for outcome in ended(mine) if outcome.seed in twins]
-    difference = _differences("auc", pairs)
-    return {
-        "beside": mine[0].beside,
-        "auc_difference_to_random": _mean(difference),
-        "auc_difference_to_random_ci": interval(difference),
-    }
-
-
-def _facts(mine: Sequence[Outcome], control: Sequence[Outcome], budget: float) -> dict[str, Any]:
+def _compared(
+    mine: Sequence[Outcome], pairs: Pairs, against_random: Sequence[float], budget: float
+) -> tuple[ComparedPolicy, list[str]]:
+    """A policy, and what is wrong with it."""
     finished = ended(mine)
-    reference = {outcome.seed: outcome for outcome in ended(control)}
-    pairs = [(outcome, reference[outcome.seed]) for outcome in finished if outcome.seed in reference]
-    difference, losses = _differences("auc", pairs), _differences("log_loss", pairs)
-    accuracies = _differences("accuracy", pairs)
-    unequal = [o.seed for o, r in pairs if o.bits != r.bits] if is_exact(mine) and is_exact(control) else []
-    word, reason = verdict(mine, pairs, difference, unequal, budget)
+    must_be_equal = is_exact(mine) and all(is_exact([control]) for _, control in pairs)
+    unequal = [policy.seed for policy, control in pairs if policy.bits != control.bits] if must_be_equal else []
+    differences = {name: _values_less(name, pairs) for name in ("auc", "log_loss", "accuracy")}
+    word, reason = verdict(mine, pairs, differences["auc"], unequal, budget)
     exact = (is_exact(mine) or (bool(pairs) and is_equal(pairs))) and not unequal
-    who, samples = _who(mine[0]), None if exact else over_samples(pairs, budget)
-    return {
-        "policy": mine[0].policy,
-        "auc": _mean([o.summary["auc"] for o in finished]),
-        "auc_std": _spread([o.summary["auc"] for o in finished]),
-        "auc_difference": _mean(difference),
-        "auc_difference_ci": interval(difference),
-        "log_loss": _mean([o.summary["log_loss"] for o in finished]),
-        "log_loss_std": _spread([o.summary["log_loss"] for o in finished]),
-        "log_loss_difference": _mean(losses),
-        "log_loss_difference_ci": interval(losses),
-        "accuracy": _mean([o.summary.get("accuracy") for o in finished]),
-        "accuracy_std": _spread([o.summary.get("accuracy") for o in finished]),
-        "accuracy_difference": _mean(accuracies),
-        "accuracy_difference_ci": interval(accuracies),
-        **_target(finished),
-        **_measured(finished),
-        "over_samples": samples,
-        "exact": exact,
-        "verdict": word,
-        "reason": reason,
-        "seeds": [outcome.seed for outcome in finished],
-        "runs": [_run(outcome) for outcome in mine],
-        "problems": [f"{who}: {text}" for text in (*([reason] if unequal else []), *other_samples(pairs))],
-    }
+    aucs, losses, accuracies = (_values(name, finished) for name in differences)
+    auc, log_loss, accuracy = differences.values()
+
+    def mean(name: str) -> float | None:
+        return _mean(_values(name, finished))
+
+    reported = [run.summary.get("policy_numbers", {}) for run in finished]
+    stages = [run.summary["time_ms"] for run in finished]
+    targets = [run.summary["stop_at"] for run in finished if "stop_at" in run.summary]
+    reached = [target for target in targets if target["reached"]]
+    # The first interval of a run, in which kernels are compiled, counts for no speed if there are others
+    speeds = [run.summary.get("samples_per_s_later") or run.summary["samples_per_s"] for run in finished]
+    policy = ComparedPolicy(
+        policy=mine[0].policy,
+        swept=values(mine[0].swept),
+        beside=mine[0].beside,
+        auc=_mean(aucs),
+        auc_std=_spread(aucs),
+        auc_difference=_mean(auc),
+        auc_difference_ci=interval(auc),
+        log_loss=_mean(losses),
+        log_loss_std=_spread(losses),
+        log_loss_difference=_mean(log_loss),
+        log_loss_difference_ci=interval(log_loss),
+        accuracy=_mean(accuracies),
+        accuracy_std=_spread(accuracies),
+        accuracy_difference=_mean(accuracy),
+        accuracy_difference_ci=interval(accuracy),
+        auc_difference_to_random=_mean(against_random),
+        auc_difference_to_random_ci=interval(against_random),
+        target=f"{targets[0]['metric']} {targets[0]['target']:g}" if targets else None,
+        target_reached=len(reached),
+        target_step=_mean([target["step"] for target in reached]),
+        target_samples=_mean([target["samples"] for target in reached]),
+        target_seconds=_median([target["seconds"] for target in reached]),
+        hit_rate=mean("hit_rate"),
+        row_hit_rate=mean("row_hit_rate"),
+        bytes_h2d=mean("bytes_h2d"),
+        bytes_d2h=mean("bytes_d2h"),
+        fetched_rows=mean("fetched_rows"),
+        written_back_rows=mean("written_back_rows"),
+        steps=mean("steps"),
+        samples=mean("samples"),
+        host_bytes_read=mean("host_bytes_read"),
+        host_bytes_written=mean("host_bytes_written"),
+        skipped_update_share=mean("skipped_update_share"),
+        skipped_lookup_share=mean("skipped_lookup_share"),
+        skipped_input_share=mean("skipped_input_share"),
+        deferred_update_share=mean("deferred_update_share"),
+        samples_per_s=_median(speeds),
+        time_ms={
+            stage: statistics.median(times[stage] for times in stages if stage in times)
+            for stage in dict.fromkeys(stage for times in stages for stage in times)
+        },
+        policy_numbers={
+            name: _mean([numbers.get(name) for numbers in reported])
+            for name in dict.fromkeys(name for numbers in reported for name in numbers)
+        },
+        over_samples=None if exact else over_samples(pairs, budget),
+        exact=exact,
+        verdict=word,
+        reason=reason,
+        seeds=[run.seed for run in finished],
+        runs=list(map(_run, mine)),
+    )
+    return policy, [*([reason] if unequal else []), *other_samples(pairs)]
 
 
-def _target(finished: Sequence[Outcome]) -> dict[str, Any]:
-    """When runs reached the target at which they were to stop; nothing without one. Steps and samples are means,
-    seconds of training the median, of those that did."""
-    found = [outcome.summary["stop_at"] for outcome in finished if "stop_at" in outcome.summary]
-    if not found:
-        return {}
-    reached = [one for one in found if one["reached"]]
-    return {
-        "target": f"{found[0]['metric']} {found[0]['target']:g}",
-        "target_reached": len(reached),
-        "target_step": _mean([one["step"] for one in reached]),
-        "target_samples": _mean([one["samples"] for one in reached]),
-        "target_seconds": _median([one["seconds"] for one in reached]),
-    }
-
-
-def _measured(finished: Sequence[Outcome]) -> dict[str, Any]:
-    """Shares and what policies report are means over seeds. Speed and times are medians: the first run of all also
-    warms the caches up. The first interval of a run, in which kernels are compiled, counts for no speed if there are
-    others."""
-    summaries = [outcome.summary for outcome in finished]
-    shares = ["skipped_update_share", "deferred_update_share", "skipped_lookup_share"]
-    shares += [name for summary in summaries for name in share_names(summary)]
-    files = FILES if any(name in summary for summary in summaries for name in FILES) else ()
-    reported = [summary.get("policy_numbers", {}) for summary in summaries]
-    names = dict.fromkeys(name for own in reported for name in own)
-    stages = dict.fromkeys(stage for summary in summaries for stage in summary["time_ms"])
-    return {
-        **{name: _mean([summary[name] for summary in summaries]) for name in (*RATES, *COUNTS)},
-        **{name: _mean([summary.get(name) for summary in summaries]) for name in files},
-        "samples_per_s": _median([s.get("samples_per_s_later") or s["samples_per_s"] for s in summaries]),
-        **{name: _mean([summary.get(name) for summary in summaries]) for name in dict.fromkeys(shares)},
-        "time_ms": {stage: _median([s["time_ms"].get(stage) for s in summaries]) for stage in stages},
-        "policy_numbers": {name: _mean([own.get(name) for own in reported]) for name in names},
-    }
-
-
-def _run(outcome: Outcome) -> dict[str, Any]:
-    error = None if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"
-    names = ("auc", "log_loss", "accuracy", "samples_per_s")
-    found = {name: outcome.summary.get(name) for name in names}
-    target = {name: outcome.summary[name] for name in ("stop_at",) if name in outcome.summary}
-    others = {"others_cpu_share": outcome.others_cpu_share}
-    return {"seed": outcome.seed, "run_dir": outcome.run_dir, **found, **target, **others, "error": error}
+def _run(outcome: Outcome) -> ComparedRun:
+    summary = outcome.summary
+    return ComparedRun(
+        outcome.seed,
+        outcome.run_dir,
+        auc=summary.get("auc"),
+        log_loss=summary.get("log_loss"),
+        accuracy=summary.get("accuracy"),
+        samples_per_s=summary.get("samples_per_s"),
+        stop_at=summary.get("stop_at"),
+        others_cpu_share=outcome.others_cpu_share,
+        error=None if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}",
+    )
 
 
 def _failures(outcomes: Sequence[Outcome]) -> list[str]:
     """A line for each cause, which is often the same for several runs."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for one in outcomes:
-        if one.error is not None:
-            cause = _POLICY.sub("", f"{type(one.error).__name__}: {one.error}")
-            found.setdefault(cause, {}).setdefault(_who(one), []).append(str(one.seed))
-    which = {
-        cause: [f"{policy}, seed {', '.join(seeds)}" for policy, seeds in runs.items()] for cause, runs in found.items()
-    }
-    return [f"{'; '.join(runs)}: {cause}" for cause, runs in which.items()]
+    causes: dict[str, dict[str, list[str]]] = {}
+    for outcome in outcomes:
+        if outcome.error is not None:
+            cause = _POLICY.sub("", f"{type(outcome.error).__name__}: {outcome.error}")
+            causes.setdefault(cause, {}).setdefault(_who(outcome), []).append(str(outcome.seed))
+    lines = []
+    for cause, runs in causes.items():
+        which = "; ".join(f"{policy}, seed {', '.join(seeds)}" for policy, seeds in runs.items())
+        lines.append(f"{which}: {cause}")
+    return lines
 
 
 def _who(outcome: Outcome) -> str:
     return f"{outcome.policy} with {title(outcome.swept)}" if outcome.swept else outcome.policy
 
 
-def _differences(name: str, pairs: Sequence[tuple[Outcome, Outcome]]) -> list[float]:
-    found = [(mine.summary.get(name), control.summary.get(name)) for mine, control in pairs]
-    return [a - b for a, b in found if a is not None and b is not None]
+def _values(name: str, runs: Sequence[Outcome]) -> list[float]:
+    """A number of the summaries that have it."""
+    numbers = (dict(run.summary).get(name) for run in runs)
+    return [number for number in numbers if isinstance(number, int | float)]
 
 
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+def _values_less(name: str, pairs: Pairs) -> list[float]:
+    return [a - b for mine, control in pairs for a in _values(name, [mine]) for b in _values(name, [control])]
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = _known(values)
+def _mean(numbers: Sequence[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
     return statistics.fmean(known) if known else None
 
 
-def _median(values: Sequence[float | None]) -> float | None:
-    known = _known(values)
+def _median(numbers: Sequence[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
     return statistics.median(known) if known else None
 
 
-def _spread(values: Sequence[float | None]) -> float | None:
+def _spread(numbers: Sequence[float]) -> float | None:
     """Standard deviation over seeds."""
-    known = _known(values)
-    return statistics.stdev(known) if len(known) > 1 else None
+    return statistics.stdev(numbers) if len(numbers) > 1 else None
 
 
-CONFIDENCE: Final = 0.95
-MOST_SEEDS: Final = 100  # that anybody may be told to train
+# --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
 def is_exact(mine: Sequence[Outcome]) -> bool:
@@ -237,12 +223,12 @@ def is_exact(mine: Sequence[Outcome]) -> bool:
 def skips_nothing(mine: Sequence[Outcome]) -> bool:
     """At least one run came to its end, and none skipped anything; inputs may have been regrouped."""
     runs = ended(mine)
-    return bool(runs) and not any(skipped(outcome.summary) for outcome in runs)
+    return bool(runs) and not any(map(_skipped, runs))
 
 
-def is_equal(pairs: Sequence[tuple[Outcome, Outcome]]) -> bool:
+def is_equal(pairs: Pairs) -> bool:
     """A policy that may regroup or skip inputs did nothing of the kind."""
-    return all(mine.bits == control.bits and not skipped(mine.summary) for mine, control in pairs)
+    return all(mine.bits == control.bits and not _skipped(mine) for mine, control in pairs)
 
 
 def ended(mine: Sequence[Outcome]) -> list[Outcome]:
@@ -250,22 +236,12 @@ def ended(mine: Sequence[Outcome]) -> list[Outcome]:
     return [outcome for outcome in mine if outcome.error is None]
 
 
-def skipped(summary: Mapping[str, Any]) -> bool:
-    """A run left something out."""
-    return any(summary[name] for name in share_names(summary))
-
-
-def share_names(summary: Mapping[str, Any]) -> list[str]:
-    """What a summary tells that was skipped."""
-    return [name for name in summary if name.startswith("skipped_") and name.endswith("_share")]
+def _skipped(run: Outcome) -> bool:
+    return any(any(_values(name, [run])) for name in SKIPPED)
 
 
 def verdict(
-    mine: Sequence[Outcome],
-    pairs: Sequence[tuple[Outcome, Outcome]],
-    difference: Sequence[float],
-    unequal: Sequence[int],
-    budget: float,
+    mine: Sequence[Outcome], pairs: Pairs, difference: Sequence[float], unequal: Sequence[int], budget: float
 ) -> tuple[str, str]:
     """One word, and why: `failed`, `differs` (was to be equal to the control and is not), `within` or `outside` the
     budget, `undecided`; in the place of this `unskipped` for a policy that skips nothing. `unskipped` is also a policy
@@ -294,38 +270,34 @@ def verdict(
                 "skipping; train more steps"
             )
         return "within", "equal to the control bit for bit"
-    word, reason = _of_differences(difference, budget) if pairs else ("undecided", _without_control(mine))
-    if word == "undecided" and skips_nothing(mine):
-        return "unskipped", f"nothing is left out, its batches are others; {reason}" if pairs else reason
-    return word, reason
-
-
-def _without_control(mine: Sequence[Outcome]) -> str:
+    if pairs:
+        word, reason = _of_differences(difference, budget)
+        is_unskipped = word == "undecided" and skips_nothing(mine)
+        return (
+            ("unskipped", f"nothing is left out, its batches are others; {reason}") if is_unskipped else (word, reason)
+        )
     if skips_nothing(mine):
-        return "nothing is left out; the control ended with none of its seeds, so its numbers were not checked"
-    return "no un-skipped run to compare with: add a policy that skips nothing, such as lru"
+        numbers = "the control ended with none of its seeds, so its numbers were not checked"
+        return "unskipped", f"nothing is left out; {numbers}"
+    return "undecided", "no un-skipped run to compare with: add a policy that skips nothing, such as lru"
 
 
 def _of_differences(difference: Sequence[float], budget: float) -> tuple[str, str]:
     if not difference:
         return "undecided", "no AUC to compare: the labels are of one class"
-    bounds = interval(difference)
-    if bounds is None:
+    if (bounds := interval(difference)) is None:
         return "undecided", "one seed gives no confidence interval: raise --seeds"
-    return _against_budget(bounds, budget, seeds_to_decide(difference, budget))
-
-
-def _against_budget(bounds: Sequence[float], budget: float, seeds: int | None) -> tuple[str, str]:
-    word = word_of(bounds, budget)
-    if word == "within":
-        return word, f"the AUC falls by at most {budget:g}, with {CONFIDENCE:.0%} confidence"
-    if word == "outside":
-        return word, f"the AUC falls by more than {budget:g}, with {CONFIDENCE:.0%} confidence"
+    match word := word_of(bounds, budget):
+        case "within":
+            return word, f"the AUC falls by at most {budget:g}, with {CONFIDENCE:.0%} confidence"
+        case "outside":
+            return word, f"the AUC falls by more than {budget:g}, with {CONFIDENCE:.0%} confidence"
+    seeds = seeds_to_decide(difference, budget)
     more = f"about {seeds} seeds would decide" if seeds else f"more than {MOST_SEEDS} seeds would be needed"
     return word, f"the interval straddles a loss of {budget:g}; if it stays as it is, {more} (--seeds, --auto-resume)"
 
 
-def word_of(bounds: Sequence[float], budget: float) -> str:
+def word_of(bounds: Interval, budget: float) -> str:
     """Where an interval of a difference of AUC lies against a budget of loss."""
     low, high = bounds
     return "within" if low >= -budget else "outside" if high < -budget else "undecided"
@@ -334,63 +306,64 @@ def word_of(bounds: Sequence[float], budget: float) -> str:
 def seeds_to_decide(differences: Sequence[float], budget: float) -> int | None:
     """How many seeds would put the whole interval on one side of a loss of `budget`, if mean and spread stayed as they
     are; None for more than `MOST_SEEDS`."""
-    from scipy.stats import t
-
     distance, spread = abs(statistics.fmean(differences) + budget), statistics.stdev(differences)
-    for seeds in range(len(differences) + 1, MOST_SEEDS + 1):
-        if spread * float(t.ppf((1 + CONFIDENCE) / 2, seeds - 1)) / math.sqrt(seeds) < distance:
-            return seeds
-    return None
+    seeds = range(len(differences) + 1, MOST_SEEDS + 1)
+    return next((number for number in seeds if spread * _student(number) / math.sqrt(number) < distance), None)
 
 
-def interval(differences: Sequence[float]) -> list[float] | None:
+def interval(differences: Sequence[float]) -> Interval | None:
     """Student's t interval of the mean of paired differences, at `CONFIDENCE`; None for fewer than two."""
-    if len(differences) < 2:
+    number = len(differences)
+    if number < 2:
         return None
+    mean, error = statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(number)
+    reach = error * _student(number)
+    return mean - reach, mean + reach
+
+
+def _student(number: int) -> float:
     from scipy.stats import t
 
-    mean, error = statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
-    reach = error * float(t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1))
-    return [mean - reach, mean + reach]
+    return float(t.ppf((1 + CONFIDENCE) / 2, number - 1))
 
 
-Scores = NDArray[np.float32]
-"""(2, n): logits and labels."""
+# --- the test over samples --------------------------------------------------------------------------------------------
 
 
-def over_samples(pairs: Sequence[tuple[Outcome, Outcome]], budget: float) -> dict[str, Any] | None:
-    """Differences of AUC and log loss of a policy and its control, mean of the seeds, with intervals over samples.
+def over_samples(pairs: Pairs, budget: float) -> SampleTest | None:
+    """Differences of AUC and log loss of a policy and its control; None where no pair has kept the scores of the same
+    samples, of two in each class.
 
     Where seeds have the same evaluation samples, what a sample contributes is averaged over them; samples of different
     seeds are independent, and the variances of their means add up.
-
-    Args:
-        pairs: runs of the policy and of the control, of one seed each.
-        budget: loss of AUC.
-
-    Returns:
-        None where no pair has kept the scores of the same samples, of two in each class.
     """
-    groups = _same_samples([found for mine, control in pairs if (found := _both(mine, control)) is not None])
-    parts = [(len(models), paired_difference(models, labels), len(labels)) for models, labels in groups]
-    known = [(seeds, found, samples) for seeds, found, samples in parts if found is not None]
-    if not known:
+    groups: list[tuple[list[tuple[Scores, Scores]], Scores]] = []  # logits of models of the same labels, these
+    for mine, control in pairs:
+        if mine.scores is None or control.scores is None or not _same(mine.scores, control.scores):
+            continue
+        models = next((models for models, labels in groups if np.array_equal(labels, mine.scores[1])), None)
+        if models is None:
+            groups.append((models := [], mine.scores[1]))
+        models.append((mine.scores[0], control.scores[0]))
+    compared = [(len(models), paired_difference(models, labels), len(labels)) for models, labels in groups]
+    parts = [(seeds, difference, samples) for seeds, difference, samples in compared if difference is not None]
+    if not parts:
         return None
-    total = _mean_of_seeds([(seeds, found) for seeds, found, _ in known])
+    total = _mean_of_seeds([(seeds, difference) for seeds, difference, _ in parts])
     auc = normal_interval(total.auc, total.auc_error)
-    return {
-        "auc_difference": total.auc,
-        "auc_difference_ci": list(auc),
-        "log_loss_difference": total.log_loss,
-        "log_loss_difference_ci": list(normal_interval(total.log_loss, total.log_loss_error)),
-        "p_value": p_value(total.auc, total.auc_error),
-        "samples": sum(samples for _, _, samples in known),
-        "seeds": sum(seeds for seeds, _, _ in known),
-        "verdict": word_of(auc, budget),
-    }
+    return SampleTest(
+        auc_difference=total.auc,
+        auc_difference_ci=auc,
+        log_loss_difference=total.log_loss,
+        log_loss_difference_ci=normal_interval(total.log_loss, total.log_loss_error),
+        p_value=p_value(total.auc, total.auc_error),
+        samples=sum(samples for _, _, samples in parts),
+        seeds=sum(seeds for seeds, _, _ in parts),
+        verdict=word_of(auc, budget),
+    )
 
 
-def other_samples(pairs: Sequence[tuple[Outcome, Outcome]]) -> list[str]:
+def other_samples(pairs: Pairs) -> list[str]:
     """A line for each run whose evaluation samples were not the control's: none of its differences mean anything."""
     return [
         f"seed {mine.seed}: evaluated on other samples than {control.policy}, as labels differ; evaluate all "
@@ -408,37 +381,16 @@ def p_value(difference: float, error: float) -> float:
     return math.erfc(abs(difference) / error / math.sqrt(2))
 
 
-def _both(mine: Outcome, control: Outcome) -> tuple[Scores, Scores] | None:
-    if mine.scores is None or control.scores is None or not _same(mine.scores, control.scores):
-        return None
-    return mine.scores, control.scores
-
-
 def _same(mine: Scores, control: Scores) -> bool:
     return np.array_equal(mine[1], control[1])
 
 
-def _same_samples(pairs: Sequence[tuple[Scores, Scores]]) -> list[tuple[list[tuple[Scores, Scores]], Scores]]:
-    """Logits of the pairs that have the same samples, and the labels of these."""
-    groups: list[tuple[list[tuple[Scores, Scores]], Scores]] = []
-    for mine, control in pairs:
-        models = next((models for models, labels in groups if np.array_equal(labels, mine[1])), None)
-        if models is None:
-            groups.append((models := [], mine[1]))
-        models.append((mine[0], control[0]))
-    return groups
-
-
 def _mean_of_seeds(parts: Sequence[tuple[int, PairedDifference]]) -> PairedDifference:
     """Of means over some seeds each, whose errors are independent."""
-    seeds = sum(number for number, _ in parts)
-
-    def error(name: str) -> float:
-        return math.sqrt(sum((number / seeds * getattr(found, name)) ** 2 for number, found in parts))
-
+    shares = [(number / sum(seeds for seeds, _ in parts), part) for number, part in parts]
     return PairedDifference(
-        auc=sum(number / seeds * found.auc for number, found in parts),
-        auc_error=error("auc_error"),
-        log_loss=sum(number / seeds * found.log_loss for number, found in parts),
-        log_loss_error=error("log_loss_error"),
+        auc=sum(share * part.auc for share, part in shares),
+        auc_error=math.hypot(*(share * part.auc_error for share, part in shares)),
+        log_loss=sum(share * part.log_loss for share, part in shares),
+        log_loss_error=math.hypot(*(share * part.log_loss_error for share, part in shares)),
     )

@@ -73,7 +73,7 @@ def compare_policies(
             told(f"seed {seed}, {label}")
             outcomes.append(_outcome(train, label, seed, arguments))
     comparison = judge(outcomes, auc_budget=auc_budget)
-    return {**comparison, "table": comparison_document(comparison).to_text()}
+    return {**asdict(comparison), "table": comparison_document(comparison).to_text()}
 
 
 def _arguments_of(label: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from adaptive.storage.run_directory import RECORD
 from adaptive.studies.charts import Line, bars, curves, drawn_figure, intervals
+from adaptive.studies.compare import Comparison
 from adaptive.studies.compare.comparison_report import comparison_document
 from adaptive.studies.placements.placement_report import (
     DRAW,
@@ -46,7 +47,7 @@ def comparison_blocks(comparison: PageRecord, *, is_alone: bool) -> Blocks:
     """Tables, verdicts and pictures; of a comparison alone, curves of the runs of the first seed, if they exist."""
     record = comparison.record
     blocks: Blocks = [Heading("Result")]
-    for block in comparison_document(record).blocks:
+    for block in _comparison_document(record).blocks:
         if isinstance(block, Heading) and block.text not in ("Result", "All values"):
             block = Heading(f"Result, {block.text}")
         blocks.append(block)
@@ -57,6 +58,10 @@ def comparison_blocks(comparison: PageRecord, *, is_alone: bool) -> Blocks:
         folders = sorted(file.parent for file in seed.glob(f"**/{RECORD}"))[:MOST]
         blocks += prefixed(shared_blocks(list(map(load_run, folders))), f"{seed.name}: ")
     return blocks
+
+
+def _comparison_document(record: JsonObject) -> Document:
+    return comparison_document(from_json(Comparison, record))
 
 
 def _comparison_figures(policies: Sequence[JsonObject], budget: float) -> list[Figure]:
@@ -233,7 +238,7 @@ def _is_simulation(record: JsonObject) -> bool:
 
 
 STUDIES: Final = {
-    "comparison": Study(_is_comparison, comparison_document, comparison_blocks),
+    "comparison": Study(_is_comparison, _comparison_document, comparison_blocks),
     "profile": Study(lambda record: record.get("kind") == "profile", profile_document, profile_blocks),
     "placements": Study(lambda record: record.get("kind") == "placements", placements_document, placement_blocks),
     "simulation": Study(_is_simulation, _simulation_document, simulation_blocks),

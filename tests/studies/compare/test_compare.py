@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def compared(rivals: Sequence[Contender], directory: Path, seeds: int = 2) -> di
 
 
 def by_policy(result: dict[str, Any]) -> dict[str, Any]:
-    return {one["policy"]: one for one in result["policies"]}
+    return {one.policy: one for one in result.policies}
 
 
 # --- real trainings --------------------------------------------------------------------------------------------------
@@ -56,17 +56,17 @@ def test_a_comparison(tmp_path: Path) -> None:
     ]
     result = compared(rivals, tmp_path / "out")
     found = by_policy(result)
-    assert (result["control"], result["problems"], result["seeds"]) == ("hybrid", [], [0, 1])
-    assert found["hybrid"]["reason"] == "the control"
-    assert (found["lru"]["verdict"], found["lru"]["reason"]) == ("within", "equal to the control bit for bit")
-    assert found["lru"]["auc_difference"] == 0 and found["lru"]["auc"] == found["hybrid"]["auc"]
-    assert found["slipstream"]["skipped_update_share"] > 0.02 and not found["slipstream"]["exact"]
-    assert found["slipstream"]["auc_difference"] != 0
-    assert not found["contract:Regrouping"]["exact"]  # skips nothing, but trains other batches
-    assert found["hybrid"]["hit_rate"] == 0 < found["lru"]["hit_rate"]
-    assert {"plan", "forward", "update"} <= set(found["lru"]["time_ms"])
-    assert found["lru"]["auc_std"] > 0
-    runs = [(run["seed"], Path(run["run_dir"]).relative_to(tmp_path).as_posix()) for run in found["lru"]["runs"]]
+    assert (result.control, result.problems, result.seeds) == ("hybrid", [], [0, 1])
+    assert found["hybrid"].reason == "the control"
+    assert (found["lru"].verdict, found["lru"].reason) == ("within", "equal to the control bit for bit")
+    assert found["lru"].auc_difference == 0 and found["lru"].auc == found["hybrid"].auc
+    assert found["slipstream"].skipped_update_share > 0.02 and not found["slipstream"].exact
+    assert found["slipstream"].auc_difference != 0
+    assert not found["contract:Regrouping"].exact  # skips nothing, but trains other batches
+    assert found["hybrid"].hit_rate == 0 < found["lru"].hit_rate
+    assert {"plan", "forward", "update"} <= set(found["lru"].time_ms)
+    assert found["lru"].auc_std > 0
+    runs = [(run.seed, Path(run.run_dir).relative_to(tmp_path).as_posix()) for run in found["lru"].runs]
     assert runs == [(0, "out/seed-0/2-lru"), (1, "out/seed-1/2-lru")]
     assert all((tmp_path / "out" / f"seed-{seed}" / "2-lru" / "run.json").is_file() for seed in (0, 1))
 
@@ -86,10 +86,10 @@ def test_runs_are_interleaved_by_seed(tmp_path: Path) -> None:
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     result = compared([rival("lfu", tier={"device_rows": "3"}), rival("lru")], tmp_path / "out", seeds=1)
     found = by_policy(result)
-    assert (found["lfu"]["verdict"], found["lfu"]["auc"], found["lfu"]["seeds"]) == ("failed", None, [])
-    assert "device rows of width 4 are needed" in found["lfu"]["runs"][0]["error"]
-    assert result["control"] == "lru" and found["lru"]["verdict"] == "within"
-    assert len(result["problems"]) == 1 and result["problems"][0].startswith("lfu, seed 0: DeviceMemoryError")
+    assert (found["lfu"].verdict, found["lfu"].auc, found["lfu"].seeds) == ("failed", None, [])
+    assert "device rows of width 4 are needed" in found["lfu"].runs[0].error
+    assert result.control == "lru" and found["lru"].verdict == "within"
+    assert len(result.problems) == 1 and result.problems[0].startswith("lfu, seed 0: DeviceMemoryError")
     for text in (
         comparison_document(result).to_text(),
         comparison_document(result).to_markdown(),
@@ -125,8 +125,8 @@ def test_a_rigged_policy_is_found_out(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", rigged)
     result = compared([rival("lru", save=save), rival("lfu", save=save)], tmp_path / "out")
-    assert by_policy(result)["lfu"]["verdict"] == "differs"
-    (problem,) = result["problems"]
+    assert by_policy(result)["lfu"].verdict == "differs"
+    (problem,) = result.problems
     assert problem.startswith("lfu: skipped nothing and still trained other numbers than lru, with seed 1;")
     assert "problem: lfu" in comparison_document(result).to_text()
 
@@ -147,7 +147,7 @@ def test_one_changed_weight_is_enough(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", rigged)
     result = compared([rival("lru"), rival("lfu")], tmp_path / "out", seeds=1)
-    assert by_policy(result)["lfu"]["verdict"] == "differs"
+    assert by_policy(result)["lfu"].verdict == "differs"
 
 
 # --- dropping inputs, beside random --------------------------------------------------------------------------------
@@ -172,11 +172,11 @@ def test_dropping_inputs_is_shown_beside_as_many_dropped_at_random(tmp_path: Pat
     assert record["config"]["seed"] == 1
     assert record["config"]["policy_options"] == {"share": shares[2], "seed": 1}
     found = by_policy(judge(outcomes, auc_budget=BUDGET))
-    assert [one["beside"] for one in found.values()] == [None, None, "slipstream", None]
+    assert [one.beside for one in found.values()] == [None, None, "slipstream", None]
     expected = [outcomes[n].summary["auc"] - outcomes[n + 1].summary["auc"] for n in (1, 5)]
-    assert found["slipstream"]["auc_difference_to_random"] == pytest.approx(sum(expected) / 2)
-    assert found["slipstream"]["auc_difference_to_random_ci"] == interval(expected)
-    assert found[twin]["auc_difference_to_random"] is None and found["lru"]["auc_difference_to_random"] is None
+    assert found["slipstream"].auc_difference_to_random == pytest.approx(sum(expected) / 2)
+    assert found["slipstream"].auc_difference_to_random_ci == interval(expected)
+    assert found[twin].auc_difference_to_random is None and found["lru"].auc_difference_to_random is None
 
 
 def test_a_rule_that_drops_inputs_is_shown_beside_random_too(tmp_path: Path) -> None:
@@ -206,16 +206,16 @@ def test_the_control_takes_part_in_tables_and_problems(tmp_path: Path, monkeypat
     monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", train)
     result = compared([rival("lru"), rival("slipstream")], tmp_path / "out")
     found, twin = by_policy(result), "random_drop beside slipstream"
-    assert result["problems"] == [f"{twin}, seed 1: DeviceMemoryError: no room"]
-    assert found["slipstream"]["auc_difference_to_random"] == pytest.approx(0.01)
-    assert found["slipstream"]["auc_difference_to_random_ci"] is None
+    assert result.problems == [f"{twin}, seed 1: DeviceMemoryError: no room"]
+    assert found["slipstream"].auc_difference_to_random == pytest.approx(0.01)
+    assert found["slipstream"].auc_difference_to_random_ci is None
     text, lines = comparison_document(result).to_text(), comparison_csv(result).splitlines()
     assert "against random" in text and "+0.01000" in text and f"{twin}: undecided" in text
     assert "a rule that does not beat it chooses no better than chance" in text
     assert f"| {twin} |" in comparison_document(result).to_markdown()
     assert {"beside", "auc_difference_to_random", "auc_difference_to_random_ci_low"} <= set(lines[0].split(","))
     assert [line.split(",")[0] for line in lines[1:]] == ["lru", "slipstream", twin]
-    json.dumps(result, allow_nan=False)
+    json.dumps(asdict(result), allow_nan=False)
 
 
 # --- how sure it is ------------------------------------------------------------------------------------------------
@@ -230,18 +230,18 @@ def test_it_is_estimated_how_many_seeds_would_decide() -> None:
                 for name, share, differences in (("lru", 0.0, (0, 0)), ("mine", 0.1, (-0.0004, 0.0)))
                 for seed, d in enumerate(differences)]  # fmt: skip
     found = by_policy(judge(outcomes, auc_budget=BUDGET))["mine"]
-    assert (found["verdict"], "about 6 seeds would decide" in found["reason"]) == ("undecided", True)
+    assert (found.verdict, "about 6 seeds would decide" in found.reason) == ("undecided", True)
 
 
 def test_policies_that_regroup_and_skip_nothing_have_a_control_among_themselves() -> None:
     equal = [replace(outcome(name, seed, 0.7), arranges=True) for name in ("sieve", "s3fifo") for seed in (0, 1)]
     result = judge(equal, auc_budget=BUDGET)
     found = by_policy(result)
-    assert result["control"] == "sieve" and not result["problems"]
-    assert (found["s3fifo"]["verdict"], found["s3fifo"]["exact"]) == ("within", True)
+    assert result.control == "sieve" and not result.problems
+    assert (found["s3fifo"].verdict, found["s3fifo"].exact) == ("within", True)
     regrouped = [replace(one, bits="other") if one.policy == "s3fifo" else one for one in equal]
     found = by_policy(judge(regrouped, auc_budget=BUDGET))
-    assert not found["s3fifo"]["exact"] and not judge(regrouped, auc_budget=BUDGET)["problems"]
+    assert not found["s3fifo"].exact and not judge(regrouped, auc_budget=BUDGET).problems
 
 
 def test_a_verdict_by_trainings_own_predictions_says_so() -> None:
@@ -274,7 +274,7 @@ def test_of_files_seeds_change_the_shuffle_only() -> None:
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert claim(str(out)) == out and out.is_dir()
-    write_record(out, {"schema": 1})
+    write_record(out, judge([], auc_budget=BUDGET))
     with pytest.raises(
         OutputError, match="not empty; choose another with --out, keep what is there with --auto-resume"
     ):
@@ -323,26 +323,26 @@ def paired(differences: Sequence[float], budget: float = BUDGET) -> dict[str, An
     ],
 )
 def test_verdicts(differences: list[float], verdict: str) -> None:
-    assert paired(differences)["verdict"] == verdict
+    assert paired(differences).verdict == verdict
 
 
 def test_the_interval_is_students_of_the_paired_differences() -> None:
     differences = [-0.0001, -0.0004, 0.0002, -0.0003]
     found = paired(differences)
     expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
-    assert found["auc_difference"] == pytest.approx(sum(differences) / 4)
-    assert found["auc_difference_ci"] == pytest.approx(list(expected))
-    assert interval([0.5, 0.5, 0.5]) == [0.5, 0.5]
+    assert found.auc_difference == pytest.approx(sum(differences) / 4)
+    assert found.auc_difference_ci == pytest.approx(list(expected))
+    assert interval([0.5, 0.5, 0.5]) == (0.5, 0.5)
     assert interval([0.5]) is None
 
 
 def test_with_one_seed_there_is_no_interval_and_that_is_said() -> None:
     result = judge([outcome("lru", 0, 0.7), outcome("s", 0, 0.69, 0.5)], auc_budget=BUDGET)
     found = by_policy(result)["s"]
-    assert (found["auc_difference_ci"], found["auc_std"]) == (None, None)
-    assert found["reason"] == "one seed gives no confidence interval: raise --seeds"
+    assert (found.auc_difference_ci, found.auc_std) == (None, None)
+    assert found.reason == "one seed gives no confidence interval: raise --seeds"
     assert "With one seed there are no intervals over seeds." in comparison_document(result).to_text()
-    assert by_policy(result)["lru"]["verdict"] == "within"
+    assert by_policy(result)["lru"].verdict == "within"
 
 
 def test_the_control_is_the_first_that_skips_nothing_in_any_run() -> None:
@@ -350,28 +350,28 @@ def test_the_control_is_the_first_that_skips_nothing_in_any_run() -> None:
         *(outcome("now-and-then", seed, 0.7, skipped=0.1 * seed) for seed in range(2)),
         *(outcome("lru", seed, 0.7) for seed in range(2)),
     ]
-    assert judge(outcomes, auc_budget=BUDGET)["control"] == "lru"
+    assert judge(outcomes, auc_budget=BUDGET).control == "lru"
 
 
 def test_dropped_inputs_count_as_skipping_if_a_run_reports_them() -> None:
     outcomes = [outcome("drops", 0, 0.7, skipped_input_share=0.2), outcome("lru", 0, 0.7)]
     result = judge(outcomes, auc_budget=BUDGET)
-    assert result["control"] == "lru"
-    assert by_policy(result)["drops"]["skipped_input_share"] == 0.2
+    assert result.control == "lru"
+    assert by_policy(result)["drops"].skipped_input_share == 0.2
     assert "skipped inputs" in comparison_document(result).to_text()
 
 
 def test_without_a_control_nothing_is_decided() -> None:
     result = judge([outcome("s", seed, 0.7, 0.5) for seed in range(3)], auc_budget=BUDGET)
-    (found,) = result["policies"]
-    assert (result["control"], found["auc_difference"], found["verdict"]) == (None, None, "undecided")
-    assert "add a policy that skips nothing" in found["reason"]
+    (found,) = result.policies
+    assert (result.control, found.auc_difference, found.verdict) == (None, None, "undecided")
+    assert "add a policy that skips nothing" in found.reason
 
 
 def test_labels_of_one_class_have_no_auc() -> None:
     outcomes = [outcome(policy, seed, None, skip) for seed in range(2) for policy, skip in (("lru", 0.0), ("s", 0.5))]
     found = by_policy(judge(outcomes, auc_budget=BUDGET))["s"]
-    assert (found["auc"], found["auc_difference"], found["verdict"]) == (None, None, "undecided")
+    assert (found.auc, found.auc_difference, found.verdict) == (None, None, "undecided")
 
 
 def test_only_seeds_that_both_finished_are_compared() -> None:
@@ -382,9 +382,9 @@ def test_only_seeds_that_both_finished_are_compared() -> None:
     ]
     result = judge(outcomes, auc_budget=BUDGET)
     found = by_policy(result)["s"]
-    assert found["seeds"] == [0, 2] and found["auc_difference"] == pytest.approx(-0.1)
-    assert found["samples_per_s"] == 200 and found["time_ms"] == {"plan": 2.0}
-    assert result["problems"] == ["s, seed 1: PolicyError: no"]
+    assert found.seeds == [0, 2] and found.auc_difference == pytest.approx(-0.1)
+    assert found.samples_per_s == 200 and found.time_ms == {"plan": 2.0}
+    assert result.problems == ["s, seed 1: PolicyError: no"]
 
 
 def test_a_cause_that_several_runs_share_is_told_once() -> None:
@@ -395,12 +395,12 @@ def test_a_cause_that_several_runs_share_is_told_once() -> None:
         Outcome("lfu", 2, "out", error=PolicyError("no")),
     ]
     result = judge(outcomes, auc_budget=BUDGET)
-    assert result["problems"] == [
+    assert result.problems == [
         "lru, seed 0, 1, 2; lfu, seed 1: DeviceMemoryError: no room",
         "lfu, seed 2: PolicyError: no",
     ]
     document = comparison_document(result)
-    problems = [f"problem: {problem}" for problem in result["problems"]]
+    problems = [f"problem: {problem}" for problem in result.problems]
     assert document.to_text().splitlines() == ["No run came to its end.", "", *problems]
     assert document.to_markdown().startswith("No run came to its end.\n\n- problem: lru, seed 0, 1, 2;")
 
@@ -409,16 +409,16 @@ def test_a_policy_that_may_skip_and_did_not_equals_the_control() -> None:
     """Its interval would be of no width, and one seed would have none."""
     arranging = replace(outcome("slipstream", 0, 0.7), arranges=True)
     found = by_policy(judge([outcome("lru", 0, 0.7), arranging], auc_budget=BUDGET))["slipstream"]
-    assert (found["verdict"], found["reason"]) == ("within", "equal to the control bit for bit")
+    assert (found.verdict, found.reason) == ("within", "equal to the control bit for bit")
     other = by_policy(judge([outcome("lru", 0, 0.7), replace(arranging, bits="other")], auc_budget=BUDGET))
-    assert other["slipstream"]["verdict"] == "unskipped"
+    assert other["slipstream"].verdict == "unskipped"
 
 
 def test_a_rule_that_skipped_nothing_yet_says_nothing_about_skipping() -> None:
     """In too few steps no row is saturated: equal bits are no verdict on what skipping costs."""
     watching = outcome("slipstream", 0, 0.7, watched_rows=9)
     found = by_policy(judge([outcome("lru", 0, 0.7), watching], auc_budget=BUDGET))["slipstream"]
-    assert found["verdict"] == "unskipped" and found["reason"].startswith("its rule skipped nothing in 4 steps")
+    assert found.verdict == "unskipped" and found.reason.startswith("its rule skipped nothing in 4 steps")
 
 
 def test_every_share_has_a_column_of_its_own() -> None:
@@ -441,7 +441,7 @@ def test_every_share_has_a_column_of_its_own() -> None:
         "to files": "0 B",
         "skipped updates": "25.0 %",
         "deferred updates": "12.5 %",
-        "skipped look-ups": "25.0 %",
+        "skipped lookups": "25.0 %",
         "skipped inputs": "50.0 %",
     }
     assert dict(zip(head, control, strict=True))["from files"] == "-"
@@ -458,9 +458,9 @@ def test_tables() -> None:
     rows = [line for line in comparison_document(result).to_markdown().splitlines() if line.startswith("|")]
     assert len(rows) == 8 and rows[3].startswith("| s\\| |")
     head, *lines = comparison_csv(result).splitlines()
-    assert head.startswith("policy,auc,auc_std,auc_difference,auc_difference_ci_low,auc_difference_ci_high")
+    assert head.startswith("policy,beside,auc,auc_std,auc_difference,auc_difference_ci_low,auc_difference_ci_high")
     assert "time_ms.plan" in head.split(",") and len(lines) == 2
-    json.dumps(result, allow_nan=False)
+    json.dumps(asdict(result), allow_nan=False)
 
 
 def test_the_text_fits_a_terminal_and_begins_with_what_came_out() -> None:
@@ -496,7 +496,7 @@ def test_a_machine_that_others_use_is_a_warning() -> None:
     busy = judge([quiet[0], replace(quiet[1], others_cpu_share=0.4)], auc_budget=BUDGET)
     found = "warning: other processes used up to 40.0 % of the cores during 1 of 2 runs, so samples/s and times"
     assert found in comparison_document(busy).to_markdown()
-    assert [run["others_cpu_share"] for one in busy["policies"] for run in one["runs"]] == [0.04, 0.4]
+    assert [run.others_cpu_share for one in busy.policies for run in one.runs] == [0.04, 0.4]
 
 
 def test_what_policies_report_is_a_table_of_its_own() -> None:
@@ -506,7 +506,7 @@ def test_what_policies_report_is_a_table_of_its_own() -> None:
         *(outcome("hotline", seed, 0.7, policy_numbers={"popular_rows": 7.0}) for seed in range(2)),
     ]
     result = judge(outcomes, auc_budget=BUDGET)
-    assert [one["policy_numbers"] for one in result["policies"]] == [
+    assert [one.policy_numbers for one in result.policies] == [
         {}, {"hot_rows": 1000.5, "swaps": 4.0}, {"popular_rows": 7.0},
     ]  # fmt: skip
     assert comparison_document(result).to_markdown().split("\n\n")[3].splitlines() == [
@@ -526,8 +526,8 @@ def test_accuracy_stands_beside_auc() -> None:
         *(outcome("s", seed, 0.69, 0.5, accuracy=0.77 + seed / 100) for seed in range(2)),
     ]
     found = by_policy(judge(outcomes, auc_budget=BUDGET))["s"]
-    assert found["accuracy"] == pytest.approx(0.775) and found["accuracy_difference"] == pytest.approx(-0.01)
-    assert found["runs"][1]["accuracy"] == 0.78 and found["accuracy_difference_ci"] is not None
+    assert found.accuracy == pytest.approx(0.775) and found.accuracy_difference == pytest.approx(-0.01)
+    assert found.runs[1].accuracy == 0.78 and found.accuracy_difference_ci is not None
     text = comparison_document(judge(outcomes, auc_budget=BUDGET)).to_text()
     assert "accuracy" in text and "77.50 ± 0.71 %" in text and "AUC, log loss and accuracy of the" in text
     assert "78.00 %" in comparison_document(judge(outcomes[:1], auc_budget=BUDGET)).to_text()
@@ -608,13 +608,13 @@ def test_when_runs_reached_their_target() -> None:
     outcomes.append(Outcome("sieve", 0, "out", error=PolicyError("no")))
     result = judge(outcomes, auc_budget=BUDGET)
     names = ("target", "target_reached", "target_step", "target_samples", "target_seconds")
-    assert [tuple(one.get(name) for name in names) for one in result["policies"]] == [
+    assert [tuple(getattr(one, name) for name in names) for one in result.policies] == [
         ("auc 0.7", 3, 30, 960, 2.5),
         ("auc 0.7", 2, 15, 480, 1.875),
         ("auc 0.7", 0, None, None, None),
-        (None, None, None, None, None),
+        (None, 0, None, None, None),
     ]
-    assert by_policy(result)["lfu"]["runs"][2]["stop_at"]["best"] == 0.7
+    assert by_policy(result)["lfu"].runs[2].stop_at["best"] == 0.7
     head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in
                       comparison_document(result).to_markdown().split("\n\n")[1].splitlines())  # fmt: skip
     places = [head.index(name) for name in ("target", "reached", "at step", "after samples", "after s")]
@@ -628,12 +628,12 @@ def test_when_runs_reached_their_target() -> None:
         result
     )
     bare = judge([outcome("lru", 0, 0.7)], auc_budget=BUDGET)
-    assert "target" not in comparison_document(bare).to_text().lower() and "target" not in bare["policies"][0]
+    assert "target" not in comparison_document(bare).to_text().lower() and bare.policies[0].target is None
 
 
 def test_policies_that_skip_nothing_reach_a_target_at_the_same_step(tmp_path: Path) -> None:
     result = compared([rival(name, eval_every=2, stop_at={"auc": 0.01}) for name in ("lru", "lfu")], tmp_path / "out")
-    assert [(one["verdict"], one["target_reached"], one["target_step"]) for one in result["policies"]] == [
+    assert [(one.verdict, one.target_reached, one.target_step) for one in result.policies] == [
         ("within", 2, 2), ("within", 2, 2),
     ]  # fmt: skip
-    assert result["problems"] == []
+    assert result.problems == []

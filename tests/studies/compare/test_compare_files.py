@@ -11,6 +11,7 @@ from toy import ToyData, toy_config
 
 import adaptive.training.runs
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.studies.compare import Comparison
 from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
 from adaptive.studies.compare.comparison_runs import train_all
 from adaptive.studies.compare.contenders import Contender
@@ -69,21 +70,21 @@ def test_a_comparison_shows_them_per_step(tmp_path: Path) -> None:
         tier = config.tier.model_copy(update={"device_rows": "auto"})
         rivals.append(Contender(policy, config.model_copy(update={"tier": tier})))
     result = judge(train_all(rivals, 1, tmp_path / "compared"), auc_budget=0.0005)
-    assert result["problems"] == []
-    lru, device, hybrid = json.loads(json.dumps(result, allow_nan=False))["policies"]
-    assert lru["host_bytes_written"] == lru["written_back_rows"] * 20 > 0 < lru["host_bytes_read"]
-    assert (device["host_bytes_read"], device["host_bytes_written"]) == (0, 0) and not NAMES & set(hybrid)
+    assert result.problems == []
+    lru, device, hybrid = result.policies
+    assert lru.host_bytes_written == lru.written_back_rows * 20 > 0 < lru.host_bytes_read
+    assert (device.host_bytes_read, device.host_bytes_written) == (0, 0) and hybrid.host_bytes_read is None
     lines = list(csv.DictReader(io.StringIO(comparison_csv(result))))
-    assert [float(line["host_bytes_read"] or "nan") for line in lines[:2]] == [lru["host_bytes_read"], 0]
+    assert [float(line["host_bytes_read"] or "nan") for line in lines[:2]] == [lru.host_bytes_read, 0]
     assert lines[2]["host_bytes_read"] == lines[2]["host_bytes_written"] == ""
     head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table_of(result))
     first = head.index("from files")
     assert head[first : first + 2] == ["from files", "to files"]
     assert [row[first : first + 2] for row in rows][1:] == [["0 B", "0 B"], ["-", "-"]]
-    assert rows[0][first + 1] == f"{lru['host_bytes_written'] / lru['steps']:.0f} B"
+    assert rows[0][first + 1] == f"{lru.host_bytes_written / lru.steps:.0f} B"
     assert "to files (-: rows used in place, not counted): per step" in comparison_document(result).to_markdown()
 
 
-def table_of(result: dict[str, Any]) -> list[str]:
+def table_of(result: Comparison) -> list[str]:
     """The lines of the first table of the Markdown."""
     return comparison_document(result).to_markdown().split("\n\n")[1].splitlines()

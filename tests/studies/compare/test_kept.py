@@ -61,7 +61,7 @@ def test_more_seeds_and_one_more_policy_train_only_what_is_missing(
     anew = train_all(rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "anew")
     assert gist(whole) == gist(anew) and set(gist(first)) <= set(gist(whole))
     found = judge(whole, auc_budget=0.0005)
-    assert [one["verdict"] for one in found["policies"]] == ["within"] * 3 and not found["problems"]
+    assert [one.verdict for one in found.policies] == ["within"] * 3 and not found.problems
     trained.clear()
     assert gist(train_all(rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "out", auto_resume=True)) == gist(anew)
     assert not trained

@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,12 @@ def test_by_hand() -> None:
     1/8 / 2 + 1/8 / 2 = 1/8; z = -1/4 / 0.35355 = -0.7071, beyond which 0.4795 of a normal distribution lies."""
     found = over_samples([(outcome("s", MINE, LABELS), outcome("lru", CONTROL, LABELS))], 0.0005)
     assert found is not None
-    assert found["auc_difference"] == -0.25
+    assert found.auc_difference == -0.25
     reach = 1.959964 * math.sqrt(1 / 8)
-    assert found["auc_difference_ci"] == pytest.approx([-0.25 - reach, -0.25 + reach])
-    assert found["p_value"] == pytest.approx(0.4795, abs=1e-4)
-    assert (found["samples"], found["seeds"], found["verdict"]) == (4, 1, "undecided")
-    assert over_samples([(outcome("s", MINE, LABELS), outcome("lru", CONTROL, LABELS))], 1.0)["verdict"] == "within"  # type: ignore[index]
+    assert found.auc_difference_ci == pytest.approx([-0.25 - reach, -0.25 + reach])
+    assert found.p_value == pytest.approx(0.4795, abs=1e-4)
+    assert (found.samples, found.seeds, found.verdict) == (4, 1, "undecided")
+    assert over_samples([(outcome("s", MINE, LABELS), outcome("lru", CONTROL, LABELS))], 1.0).verdict == "within"  # type: ignore[index]
 
 
 def test_seeds_on_the_same_samples_are_one_experiment_on_others_several() -> None:
@@ -64,14 +64,14 @@ def test_seeds_on_the_same_samples_are_one_experiment_on_others_several() -> Non
     turned = outcome("s", MINE[::-1], LABELS[::-1], seed=1), outcome("lru", CONTROL[::-1], LABELS[::-1], seed=1)
     same, different = over_samples([once, once], 0.1), over_samples([once, turned], 0.1)
     assert same is not None and different is not None
-    assert same["auc_difference"] == different["auc_difference"] == -0.25
+    assert same.auc_difference == different.auc_difference == -0.25
     assert width(same) == pytest.approx(2 * 1.959964 * math.sqrt(1 / 8))
     assert width(different) == pytest.approx(width(same) / math.sqrt(2))
-    assert (same["samples"], different["samples"], same["seeds"]) == (4, 8, 2)
+    assert (same.samples, different.samples, same.seeds) == (4, 8, 2)
 
 
 def width(found: dict[str, Any]) -> float:
-    low, high = found["auc_difference_ci"]
+    low, high = found.auc_difference_ci
     return float(high - low)
 
 
@@ -106,7 +106,7 @@ def test_against_all_pairs(data: st.DataObject, samples: int, seeds: int) -> Non
         return
     assert found is not None
     difference, error = slow([(a, b) for a, b in models], labels)
-    assert found["auc_difference"] == pytest.approx(difference, abs=1e-9)
+    assert found.auc_difference == pytest.approx(difference, abs=1e-9)
     assert width(found) == pytest.approx(2 * 1.959964 * error, abs=1e-6)
 
 
@@ -119,14 +119,14 @@ def test_about_one_in_twenty_equal_models_is_called_unequal() -> None:
         a, b = (common + 0.5 * random.normal(size=200) for _ in "ab")
         result = over_samples([(outcome("s", list(a), list(labels)), outcome("lru", list(b), list(labels)))], 0.0005)
         assert result is not None
-        found.append(result["p_value"] < 0.05)
+        found.append(result.p_value < 0.05)
     assert 0.02 < np.mean(found) < 0.09
 
 
 def test_models_that_predict_alike_differ_by_nothing() -> None:
     found = over_samples([(outcome("s", MINE, LABELS), outcome("lru", MINE, LABELS))], 0.0005)
-    assert found is not None and found["auc_difference_ci"] == [0, 0]
-    assert (found["p_value"], found["verdict"]) == (1.0, "within")
+    assert found is not None and found.auc_difference_ci == (0, 0)
+    assert (found.p_value, found.verdict) == (1.0, "within")
     assert p_value(-0.1, 0.0) == 0
 
 
@@ -136,7 +136,7 @@ def test_without_scores_there_is_no_test_and_other_samples_are_a_problem() -> No
     others = outcome("s", MINE, [0, 1, 1, 0], skipped=0.1)
     assert over_samples([(others, control)], 0.1) is None
     assert other_samples([(mine, control)]) == []
-    (problem,) = judge([control, others], auc_budget=0.1)["problems"]
+    (problem,) = judge([control, others], auc_budget=0.1).problems
     assert problem.startswith("s: seed 0: evaluated on other samples than lru, as labels differ;")
 
 
@@ -144,9 +144,9 @@ def test_it_stands_beside_the_verdict_over_seeds() -> None:
     """Of one seed, too; the policy that is equal to the control has none."""
     outcomes = [outcome("lru", CONTROL, LABELS), replace(outcome("lfu", CONTROL, LABELS), bits="lru")]
     result = judge([*outcomes, outcome("s", MINE, LABELS, skipped=0.1)], auc_budget=0.0005)
-    found = {one["policy"]: one for one in result["policies"]}
-    assert found["lru"]["over_samples"] is None and found["lfu"]["over_samples"] is None
-    assert found["s"]["verdict"] == "undecided" == found["s"]["over_samples"]["verdict"]
+    found = {one.policy: one for one in result.policies}
+    assert found["lru"].over_samples is None and found["lfu"].over_samples is None
+    assert found["s"].verdict == "undecided" == found["s"].over_samples.verdict
     text = comparison_document(result).to_text()
     assert "raise --seeds; over the samples straddling a loss of 0.0005, p = 0.48 for no difference)" in text
     assert "over samples" in text and "[-0.94295, +0.44295]" in text and "Over samples: 95% interval" in text
@@ -154,7 +154,7 @@ def test_it_stands_beside_the_verdict_over_seeds() -> None:
     head, *lines = [line.split(",") for line in comparison_csv(result).splitlines()]
     cells = dict(zip(head, lines[2], strict=True))
     assert cells["over_samples.auc_difference_ci_low"].startswith("-0.9429") and cells["over_samples.seeds"] == "1"
-    json.dumps(result, allow_nan=False)
+    json.dumps(asdict(result), allow_nan=False)
     assert "over samples" not in comparison_document(judge(outcomes, auc_budget=0.0005)).to_text()
 
 
@@ -163,16 +163,14 @@ def test_a_policy_that_skips_nothing_is_never_undecided() -> None:
     control = [outcome("lru", CONTROL, LABELS, seed=seed) for seed in (0, 1)]
     regroups = [replace(outcome("sieve", MINE, LABELS, seed=seed), arranges=True) for seed in (0, 1)]
     regroups[1].summary["auc"] = 0.8
-    both = judge([*control, *regroups], auc_budget=0.0005)["policies"][1]
-    assert (both["verdict"], both["exact"]) == ("unskipped", False)
-    assert both["reason"].startswith("nothing is left out, its batches are others; the interval straddles")
+    both = judge([*control, *regroups], auc_budget=0.0005).policies[1]
+    assert (both.verdict, both.exact) == ("unskipped", False)
+    assert both.reason.startswith("nothing is left out, its batches are others; the interval straddles")
     one = judge([control[0], regroups[0]], auc_budget=0.0005)
-    assert (
-        one["policies"][1]["verdict"] == "unskipped" and "sieve: skips nothing (" in comparison_document(one).to_text()
-    )
+    assert one.policies[1].verdict == "unskipped" and "sieve: skips nothing (" in comparison_document(one).to_text()
     apart = judge([control[0], replace(outcome("lfu", CONTROL, LABELS, seed=1), bits="lru")], auc_budget=0.0005)
-    assert [found["verdict"] for found in apart["policies"]] == ["within", "unskipped"]
-    assert "the control ended with none of its seeds" in apart["policies"][1]["reason"]
+    assert [found.verdict for found in apart.policies] == ["within", "unskipped"]
+    assert "the control ended with none of its seeds" in apart.policies[1].reason
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
@@ -195,12 +193,12 @@ def test_runs_of_a_comparison_keep_their_scores_and_are_compared_by_them(
     assert control is not None and mine is not None
     labels = np.concatenate([batch.labels for batch in data.evaluation(100)])
     assert np.array_equal(control[1], labels) and np.array_equal(mine[1], labels)
-    found = judge(outcomes, auc_budget=0.0005)["policies"][1]
-    assert found["over_samples"]["samples"] == 256
-    assert found["over_samples"]["auc_difference"] == pytest.approx(found["auc_difference"])
-    assert found["over_samples"]["log_loss_difference"] == pytest.approx(found["log_loss_difference"])
+    found = judge(outcomes, auc_budget=0.0005).policies[1]
+    assert found.over_samples.samples == 256
+    assert found.over_samples.auc_difference == pytest.approx(found.auc_difference)
+    assert found.over_samples.log_loss_difference == pytest.approx(found.log_loss_difference)
     again = judge(train_all(rivals, 1, tmp_path, auto_resume=True), auc_budget=0.0005)
-    assert again["policies"][1]["over_samples"] == found["over_samples"]
+    assert again.policies[1].over_samples == found.over_samples
     train_all(rivals, 1, tmp_path, overwrite=True)  # the file is one of a run's own
 
 

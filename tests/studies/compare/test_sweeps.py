@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import adaptive.studies.compare.comparison_runs
 import adaptive.training.runs
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, DeviceMemoryError
+from adaptive.studies.compare import Control
 from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
 from adaptive.studies.compare.comparison_runs import Outcome, train_all
 from adaptive.studies.compare.contenders import Contender, SweepPoint, Value, folders, sweep_points, title, values
@@ -134,16 +135,16 @@ def test_every_policy_is_trained_with_every_value_and_compared_within_it(tmp_pat
     ]
     assert (tmp_path / "seed-1/batch_size=32/1-lfu/run.json").is_file() and len(outcomes) == 8
     result = judge(outcomes, auc_budget=BUDGET)
-    assert result["problems"] == [] and "control" not in result
-    assert result["values"] == [{"swept": {"batch_size": size}, "control": "lru"} for size in (16, 32)]
-    found = [(one["swept"], one["policy"], one["reason"], one["steps"]) for one in result["policies"]]
+    assert result.problems == [] and result.control is None
+    assert result.values == [Control({"batch_size": size}, "lru") for size in (16, 32)]
+    found = [(one.swept, one.policy, one.reason, one.steps) for one in result.policies]
     assert found == [
         ({"batch_size": 16}, "lru", "the control", 20),
         ({"batch_size": 16}, "lfu", "equal to the control bit for bit", 20),
         ({"batch_size": 32}, "lru", "the control", 10),
         ({"batch_size": 32}, "lfu", "equal to the control bit for bit", 10),
     ]
-    assert result["policies"][0]["auc"] != result["policies"][2]["auc"]
+    assert result.policies[0].auc != result.policies[2].auc
 
 
 def test_the_twin_that_drops_at_random_has_the_same_value(tmp_path: Path) -> None:
@@ -153,10 +154,10 @@ def test_the_twin_that_drops_at_random_has_the_same_value(tmp_path: Path) -> Non
     assert [values(one.swept)["batch_size"] for one in outcomes] == [16, 16, 16, 32, 32, 32]
     record = json.loads((tmp_path / "seed-0/batch_size=32/1-random_drop/run.json").read_text())
     assert record["config"]["batch_size"] == 32
-    for place, one in enumerate(judge(outcomes, auc_budget=BUDGET)["policies"]):
+    for place, one in enumerate(judge(outcomes, auc_budget=BUDGET).policies):
         mine = outcomes[3 * (place // 3) : 3 * (place // 3) + 3]
-        expected = mine[1].summary["auc"] - mine[2].summary["auc"] if one["policy"] == "slipstream" else None
-        assert one["auc_difference_to_random"] == (None if expected is None else pytest.approx(expected))
+        expected = mine[1].summary["auc"] - mine[2].summary["auc"] if one.policy == "slipstream" else None
+        assert one.auc_difference_to_random == (None if expected is None else pytest.approx(expected))
 
 
 def test_a_rigged_policy_is_found_out_within_its_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +170,8 @@ def test_a_rigged_policy_is_found_out_within_its_value(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", rigged)
     result = judge(train_all(rivals("lru", "lfu"), 1, tmp_path), auc_budget=BUDGET)
-    assert [one["verdict"] for one in result["policies"]] == ["within", "within", "within", "differs"]
-    (problem,) = result["problems"]
+    assert [one.verdict for one in result.policies] == ["within", "within", "within", "differs"]
+    (problem,) = result.problems
     assert problem.startswith("lfu with batch_size=32: skipped nothing and still trained other numbers than lru")
 
 
@@ -218,7 +219,7 @@ def test_a_table_for_each_value_and_one_over_all() -> None:
         ["| 1", "false", "lru", "0.6000"],
         ["| 1", "false", "lfu", "-"],
     ]
-    assert result["problems"] == ["lfu with optimizer.lr=1, save=false, seed 0: DeviceMemoryError: no room"]
+    assert result.problems == ["lfu with optimizer.lr=1, save=false, seed 0: DeviceMemoryError: no room"]
     text = comparison_document(result).to_text()
     assert text.count("lru: within the AUC budget") == 2 and "--- optimizer.lr=1, save=false\n" in text
     assert "\noptimizer.lr   save  policy" in text
@@ -230,10 +231,10 @@ def test_csv_and_json_carry_the_values() -> None:
     assert [(row["swept.optimizer.lr"], row["swept.save"], row["policy"]) for row in rows] == [
         ("0.1", "True", "lru"), ("0.1", "True", "lfu"), ("1", "False", "lru"), ("1", "False", "lfu"),
     ]  # fmt: skip
-    assert json.loads(json.dumps(result))["policies"][3]["swept"] == {"optimizer.lr": 1, "save": False}
+    assert json.loads(json.dumps(asdict(result)))["policies"][3]["swept"] == {"optimizer.lr": 1, "save": False}
 
 
 def test_nothing_varied_says_nothing_of_values() -> None:
     result = judge([replace(outcome("lru", (), 0.7))], auc_budget=BUDGET)
-    assert result["control"] == "lru" and "values" not in result and "swept" not in result["policies"][0]
+    assert result.control == "lru" and result.values == [] and result.policies[0].swept == {}
     assert "##" not in comparison_document(result).to_markdown() and "---" not in comparison_document(result).to_text()

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from report_records import Seen, comparison, write_run
 
 from adaptive.errors import AdaptiveError, CheckpointError, InputError, OutputError
 from adaptive.studies import charts
+from adaptive.studies.compare.comparison_runs import Outcome
+from adaptive.studies.compare.verdicts import judge
 from adaptive.studies.report import html_report
 from adaptive.studies.report.html_report import KINDS, Kind, write_report
 from adaptive.training.telemetry.document import Figure, Heading, Note
@@ -52,10 +55,13 @@ def test_a_comparison_by_its_folder_with_its_runs(tmp_path: Path) -> None:
 
 
 def test_a_comparison_without_an_end(tmp_path: Path) -> None:
-    failed = {"policies": [{"policy": "lru", "seeds": []}], "problems": ["lru: it broke"], "auc_budget": 0.0}
+    failed = asdict(judge([Outcome("lru", 0, "out", error=ValueError("it broke"))], auc_budget=0.0))
     (tmp_path / "c.json").write_text(json.dumps(failed))
     write_report([tmp_path / "c.json"], tmp_path / "page.html")
-    assert "No run came to its end. problem: lru: it broke" in Seen((tmp_path / "page.html").read_text()).text
+    assert (
+        "No run came to its end. problem: lru, seed 0: ValueError: it broke"
+        in Seen((tmp_path / "page.html").read_text()).text
+    )
 
 
 def test_a_new_kind_is_an_entry(tmp_path: Path) -> None:
@@ -100,7 +106,7 @@ def test_too_many(tmp_path: Path) -> None:
         (b'{"run_dir": "runs/x"}', "the run itself is in runs/x"),
         (
             b'{"policies": [{}], "auc_budget": 1, "problems": []}',
-            "not a whole record of a comparison (KeyError: 'seeds')",
+            "not a whole record of a comparison (TypeError: schema: Field required)",
         ),
         (b'{"runs": [], "machine": {}}', "not a whole record of a simulation"),
     ],
