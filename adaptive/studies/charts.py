@@ -1,7 +1,7 @@
-"""Pictures as inline SVG, drawn by matplotlib's SVG backend, which is imported with the first one.
+"""Pictures: PNG files, and inline SVG for pages. matplotlib is imported with the first one.
 
-Colors are placeholders until the end, when they become variables of the page's style: one picture is read in light and
-in dark. Texts stay texts; numbers are cut to what a screen shows.
+Colors of SVG are placeholders until the end, when they become variables of the page's style: one picture is read in
+light and in dark. Texts stay texts; numbers are cut to what a screen shows.
 """
 
 import importlib
@@ -18,6 +18,7 @@ from adaptive.errors import ConfigError, OutputError
 from adaptive.storage.durable import write_atomic
 from adaptive.training.telemetry.document import COLORS, Figure, visible
 
+DPI: Final = 110  # of PNG files
 MOST_CHARACTERS: Final = 22  # of a name beside an axis
 MOST_MARKS: Final = 40  # points of a curve that are told apart
 MOST_WIDTHS: Final = 4  # curves of widths of their own
@@ -60,14 +61,17 @@ def need_matplotlib(who: str = "--png needs") -> None:
         raise ConfigError(f"{who} matplotlib, which is not installed: pip install 'adaptive-train[report]'") from error
 
 
-def write_figure(figure: Any, path: Path, *, dpi: int) -> Path:
-    """Write a PNG whole.
+def write_png(path: Path, draw: Callable[[Any], None], *, size: tuple[float, float] = (9, 5)) -> Path:
+    """Write a figure of so many inches on which `draw` draws, in matplotlib's own colors.
 
     Raises:
         OutputError: if it cannot be written.
     """
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=dpi)
+    from matplotlib.figure import Figure as Canvas
+
+    figure, picture = Canvas(figsize=size, layout="constrained"), io.BytesIO()
+    draw(figure)
+    figure.savefig(picture, format="png", dpi=DPI)
     try:
         write_atomic(path, picture.getvalue())
     except OSError as error:
@@ -115,7 +119,7 @@ def areas(title: str, x: Sequence[float], layers: Sequence[tuple[str, Sequence[f
         colors = [_color(number) for number in range(len(layers))]
         axes.stackplot(at, heights, colors=colors, edgecolor=_PAPER, linewidth=0.4, alpha=0.85)
         top = sum(values[-1] for values in heights)
-        if len(room) == len(x) and all(one is not None for one in room):
+        if len(room) == len(x) and None not in room:
             axes.plot(at, list(room) if len(x) > 1 else [*room, *room], "--", color=_INK, linewidth=0.9)
             top = max(top, *room)
         _name_layers(axes, at[-1], layers, heights, top)
@@ -127,7 +131,7 @@ def areas(title: str, x: Sequence[float], layers: Sequence[tuple[str, Sequence[f
 
 
 def _name_layers(axes: Any, at: float, layers: Any, heights: Sequence[Sequence[float]], top: float) -> None:
-    """Beside the last value; a layer lower than a line of text has no name there, the legend has it."""
+    """Next to the last value; a layer lower than a line of text has no name there, the legend has it."""
     below = 0.0
     for (name, _), values in zip(layers, heights, strict=True):
         if top and values[-1] / top > 0.045:
@@ -185,7 +189,7 @@ def _drawn(title: str, draw: Callable[[Any], None], *, size: tuple[float, float]
 
 def drawn_figure(title: str, draw: Callable[[Any], None], *, size: tuple[float, float]) -> Figure:
     """What `draw` draws on a figure of so many inches, in the page's colors where it names none of its own; texts
-    must be `page.visible`."""
+    must be `visible`."""
     need_matplotlib(DRAWS)
     import matplotlib.figure
     from cycler import cycler
@@ -242,5 +246,6 @@ def _number(value: float | None) -> float:
 
 
 def _short(name: str) -> str:
+    """With beginning and end: names of policies differ by their parameters."""
     text = visible(name).replace("\n", " ")
-    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 13]}…{text[-12:]}"

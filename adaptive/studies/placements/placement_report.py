@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from adaptive.studies.charts import write_figure
-from adaptive.studies.profile.profile_report import DPI
+from adaptive.studies.charts import write_png
 from adaptive.training.telemetry.document import Document, DocumentBlock, Items, Note, Table
 from adaptive.training.telemetry.formatting import bytes_text, count_text, percent_text
 
@@ -119,11 +118,8 @@ def draw_placements(result: Found, folder: Path) -> Path:
     Raises:
         OutputError: if it cannot be written.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    DRAW[len(result["sweep"])](figure, result)
-    return write_figure(figure, folder / "placements.png", dpi=DPI)
+    draw = DRAW[len(result["sweep"])]
+    return write_png(folder / "placements.png", lambda figure: draw(figure, result), size=(9, 5.5))
 
 
 def _bars(figure: Any, result: Found) -> None:

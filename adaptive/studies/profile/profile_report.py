@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from adaptive.studies.charts import write_figure
+from adaptive.studies.charts import write_png
 from adaptive.studies.profile.movement import BANDS, QUANTILES
 from adaptive.studies.profile.step_profile import BESIDE, TRAINING
 from adaptive.training.telemetry.document import Document, DocumentBlock, Heading, Note, Table
@@ -249,7 +249,6 @@ def _movement_note(moved: Found) -> str:
     )
 
 
-DPI: Final = 110
 MOST_CURVES: Final = 8  # tables in a picture, those with the most rows
 
 
@@ -264,16 +263,13 @@ def draw_profile(result: Found, folder: Path, *, link: float | None = None) -> l
     Raises:
         OutputError: if one cannot be written.
     """
-    from matplotlib.figure import Figure
-
     written = []
     for name, (part, draw) in PICTURES.items():
         found = result.get(part)
         if not found or (part == "movement" and not found["points"]):
             continue
-        figure = Figure(figsize=(9, 5), layout="constrained")
-        draw(figure, {"found": found, "link": link})
-        written.append(write_figure(figure, folder / f"{name}.png", dpi=DPI))
+        content = {"found": found, "link": link}
+        written.append(write_png(folder / f"{name}.png", lambda figure: draw(figure, content)))  # noqa: B023
     return written
 
 

@@ -3,14 +3,14 @@
 import json
 import shlex
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from adaptive.errors import AdaptiveError, ConfigError
 from adaptive.storage.durable import write_atomic
-from adaptive.studies.charts import write_figure
-from adaptive.studies.profile.profile_report import DPI
-from adaptive.studies.reproduce.paper import Claim, Command, DerivedTable, Paper, Records
+from adaptive.studies.charts import write_png
+from adaptive.studies.reproduce.paper import Claim, Command, Curves, DerivedTable, Paper, Records
 from adaptive.studies.reproduce.reproduction_page import KIND, reproduction_document
 
 SCHEMA: Final = 1
@@ -85,7 +85,8 @@ def reproduce(
         write_atomic(out / f"{command.id}.json", json.dumps(records[command.id]).encode())
     claims, tables = _judge(paper, records, is_whole=stopped_by is None)
     for table in tables:
-        _draw(table, out)
+        if table.curves is not None:
+            write_png(out / f"{table.id}.png", partial(_draw, table, table.curves))
     result = {
         "schema": SCHEMA,
         "kind": KIND,
@@ -137,17 +138,10 @@ def _judge(paper: Paper, records: Records, *, is_whole: bool) -> tuple[list[Clai
     return claims, tables
 
 
-def _draw(table: DerivedTable, out: Path) -> None:
-    """A picture of the curves, if there are any."""
-    from matplotlib.figure import Figure
-
-    if table.curves is None:
-        return
-    figure = Figure(figsize=(9, 5), layout="constrained")
+def _draw(table: DerivedTable, drawn: Curves, figure: Any) -> None:
     axes = figure.subplots()
-    for label, points in table.lines.items():
+    for label, points in drawn.lines.items():
         axes.plot([x for x, _ in points], [y for _, y in points], "o-", label=label)
-    axes.set(xlabel=table.curves.x, ylabel=table.curves.y, title=table.title)
+    axes.set(xlabel=drawn.x, ylabel=drawn.y, title=table.title)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    write_figure(figure, out / f"{table.id}.png", dpi=DPI)

@@ -9,6 +9,7 @@ from adaptive.studies.report.page_records import JsonObject, PageRecord, read_js
 from adaptive.studies.report.run_page import Blocks
 from adaptive.studies.report.study_pages import study_of
 from adaptive.training.telemetry.document import (
+    Columns,
     Document,
     DocumentBlock,
     Folded,
@@ -74,7 +75,8 @@ def reproduction_blocks(reproduction: PageRecord, *, is_alone: bool) -> Blocks:
     blocks: Blocks = [Heading("What comes out"), Note(record["title"]), Note(f"{short}{record['source']}")]
     blocks += [Table(claims, numbers=False), *reasons]
     for derived in record["derived"].values():
-        blocks += [*_derived(derived), *_figure(derived)]
+        heading, *table = _derived(derived)
+        blocks += [heading, Columns(table, _figure(derived))]
     for command in record["commands"] if is_alone else ():
         blocks += _command(reproduction, command)
     missing = [["cannot be had here", "why"], *([what["what"], what["why"]] for what in record["missing"])]

@@ -1,10 +1,11 @@
 """A simulation, or what ranks would send each other, as a document; curves of a simulation as a picture."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from adaptive.studies.charts import write_figure
+from adaptive.studies.charts import write_png
 from adaptive.studies.simulate.rank_traffic import TrafficForecast
 from adaptive.studies.simulate.simulation import PolicyForecast, Simulation, SizedPolicy
 from adaptive.training.telemetry.document import Document, Items, Note, Table
@@ -140,9 +141,10 @@ def draw(result: Simulation, path: Path) -> None:
     Raises:
         OutputError: if it cannot be written.
     """
-    from matplotlib.figure import Figure
+    write_png(path, partial(_draw_curves, result), size=(11, 4.5))
 
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
+
+def _draw_curves(result: Simulation, figure: Any) -> None:
     hits, times = figure.subplots(1, 2)
     bounds: dict[tuple[tuple[float, float], ...], None] = {}  # policies that treat misses alike have one in common
     for policy in dict.fromkeys(run.policy for run in result.runs):
@@ -162,7 +164,6 @@ def draw(result: Simulation, path: Path) -> None:
         axes.set(xlabel="rows on the device (%)", ylabel=label)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    write_figure(figure, path, dpi=120)
 
 
 def rank_traffic_document(result: TrafficForecast) -> Document:

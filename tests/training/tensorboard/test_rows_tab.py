@@ -185,10 +185,15 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     with served(plugin(tmp_path / "logs")) as url:
         dom, console = browse(url, tmp_path / "browser", options=("--virtual-time-budget=5000",))
     assert console == "" and 'data-done="yes"' in dom
-    assert dom.count('class="lane"') == 3 and dom.count('class="saturated"') == 3
+    assert dom.count('class="lane"') == 4 and dom.count('class="saturated"') == 4  # one of all tables
     assert dom.count("<script") == 1 and "<img" not in dom
     assert 'policy &lt;script&gt;alert(1)&lt;/script&gt; "&gt;&lt;img src=x onerror=alert(2)&gt; \\u202eexe.gpj' in dom
     assert ">\\u202ea</option>" in dom and dom.count("\u202e") == dom.count('value="\u202ea"') <= 1
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;, step 40" in dom  # the tip: the last stretch of the first table
-    for told in ("on the device    40 (4.0 %)", "in host memory    960", "promoted per step    2.8", "saturated    4"):
+    assert "all tables, step 40" in dom  # the tip: the last stretch of the first lane
+    for told in (
+        "on the device    120 (4.0 %)",
+        "in host memory    2,880",
+        "promoted per step    8.4",
+        "saturated    12",
+    ):
         assert told in dom, told

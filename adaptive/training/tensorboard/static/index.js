@@ -14,7 +14,7 @@ select{font:inherit;max-width:60vw;color:inherit;background:var(--paper)}
 ul{list-style:none;display:flex;flex-wrap:wrap;gap:2px 18px;padding:0;margin:10px 0;color:var(--soft)}
 li span{display:inline-block;width:14px;height:10px;margin-right:6px;border-radius:2px}
 .chart{max-width:1500px}
-svg{display:block;width:100%}
+svg{display:block;width:100%;height:auto}
 text{fill:var(--ink);font-size:12px}
 .soft,.tick{fill:var(--soft);font-size:11px}
 .tick{text-anchor:end;font-size:9px}
@@ -25,7 +25,7 @@ text{fill:var(--ink);font-size:12px}
 .halo{stroke:var(--paper);stroke-width:4.6;stroke-opacity:.85}
 .mark{stroke:var(--line);stroke-width:.6} .cursor{stroke:var(--ink);stroke-dasharray:3 3}
 #tip{position:fixed;pointer-events:none;background:var(--paper);border:1px solid var(--line);border-radius:4px;
-padding:8px 12px;box-shadow:0 2px 8px #0005;white-space:pre;font-variant-numeric:tabular-nums;display:none;z-index:2}
+padding:8px 12px;box-shadow:0 2px 8px #0005;white-space:pre-wrap;width:max-content;max-width:calc(100% - 36px);font-variant-numeric:tabular-nums;display:none;z-index:2}
 #note{color:var(--soft)}`;
 
 let shown = null;  // the run's rows
@@ -148,7 +148,8 @@ function told(table, place, event) {
     `demoted per step    ${count(table.demoted[place])}`,
     ...(table.watched[place] ? [`watched    ${count(table.watched[place])}`, `saturated    ${count(table.saturated[place])}`] : []),
   ].join('\n');
-  const box = tip.getBoundingClientRect();
-  tip.style.left = `${Math.min(event.clientX + 14, innerWidth - box.width - 8)}px`;
-  tip.style.top = `${Math.min(event.clientY + 14, innerHeight - box.height - 8)}px`;
+  tip.style.left = '0';  // where it is as wide as its text, if the page is
+  const box = tip.getBoundingClientRect(), page = document.documentElement;
+  tip.style.left = `${Math.max(Math.min(event.clientX + 14, page.clientWidth - box.width - 8), 0)}px`;
+  tip.style.top = `${Math.max(Math.min(event.clientY + 14, page.clientHeight - box.height - 8), 0)}px`;
 }
