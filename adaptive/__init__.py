@@ -70,7 +70,7 @@ _HOMES = {
     "check_policy": "studies.policy_checks",
     "check_rule": "studies.policy_checks",
     "compare_policies": "studies.own_loop.loop_studies",
-    "concatenate": "batch.joining",
+    "concatenate": "batch.batch_parts",
     "evaluate": "training.evaluation",
     "load_run": "training.runs.loading",
     "one_hot_batch": "batch.batch",

@@ -19,6 +19,7 @@ from adaptive.batch.named import Columns, columns_of, columns_of_keyed_jagged, r
 from adaptive.errors import InputError
 
 Scalar = TypeVar("Scalar", bound=np.generic)
+Samples = NDArray[np.int64]
 
 NO_SAMPLES: Final = "expected a batch with samples, got one without. Leave empty batches out."
 _UNSHARED: Final = "_is_unshared"
@@ -137,13 +138,12 @@ class Batch:
         """The batch itself if it is marked so, else a copy with arrays that nothing else writes."""
         if _UNSHARED in self.__dict__:
             return self
-        found = copy(self)
-        given = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        found.__dict__.update({name: array.copy() for name, array in given.items()})
-        found.__dict__["extras"] = {name: array.copy() for name, array in self.extras.items()}
+        copied = copy(self)
+        arrays = {name: value.copy() for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        copied.__dict__.update(arrays, extras={name: array.copy() for name, array in self.extras.items()})
         if self.origin is not None:
-            found.__dict__["origin"] = self.origin.take(np.arange(self.num_samples))
-        return found.mark_unshared()
+            copied.__dict__["origin"] = self.origin.take(np.arange(self.num_samples))
+        return copied.mark_unshared()
 
     def __post_init__(self) -> None:
         _check("dense", self.dense, np.float32, 2)
@@ -156,7 +156,14 @@ class Batch:
         num_bags = len(self.offsets) - 1
         if num_bags < 0 or (num_samples and num_bags % num_samples) or (not num_samples and num_bags):
             raise ValueError(f"batch: {len(self.offsets)} offsets are not features x {num_samples} samples + 1")
-        self._check_offsets()
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.ids):
+            raise ValueError(
+                f"batch: offsets must run from 0 to {len(self.ids)} (number of ids), "
+                f"found {self.offsets[0]} to {self.offsets[-1]}"
+            )
+        falls = np.flatnonzero(self.offsets[1:] < self.offsets[:-1])
+        if len(falls):
+            raise ValueError(f"batch: offsets fall at position {falls[0] + 1}; each must be >= the one before")
         if self.weights is not None:
             _check("weights", self.weights, np.float32, 1)
             if len(self.weights) != len(self.ids):
@@ -171,16 +178,6 @@ class Batch:
                 raise ValueError(f"batch: extras[{name!r}] must hold numbers, found {array.dtype}")
         if self.part_sizes and (min(self.part_sizes) < 1 or sum(self.part_sizes) != num_samples):
             raise ValueError(f"batch: parts of {self.part_sizes} samples do not make up a batch of {num_samples}")
-
-    def _check_offsets(self) -> None:
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self.ids):
-            raise ValueError(
-                f"batch: offsets must run from 0 to {len(self.ids)} (number of ids), "
-                f"found {self.offsets[0]} to {self.offsets[-1]}"
-            )
-        falls = np.flatnonzero(self.offsets[1:] < self.offsets[:-1])
-        if len(falls):
-            raise ValueError(f"batch: offsets fall at position {falls[0] + 1}; each must be >= the one before")
 
     @property
     def num_samples(self) -> int:
@@ -239,7 +236,7 @@ class Batch:
             features=tuple(self.features[position] for position in order) if self.features else (),
         )
 
-    def _lookups_of(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    def _lookups_of(self, samples: Samples) -> tuple[Samples, Samples | None]:
         """Offsets of the samples' bags, and which look-ups fill them; None: one look-up for each bag."""
         if self.one_each:
             same = len(samples) == self.num_samples and _UNSHARED in self.__dict__
@@ -253,9 +250,7 @@ class Batch:
         picks += np.arange(len(picks))
         return offsets, picks
 
-    def _pick(
-        self, values: NDArray[Scalar], samples: NDArray[np.int64], picks: NDArray[np.int64] | None
-    ) -> NDArray[Scalar]:
+    def _pick(self, values: NDArray[Scalar], samples: Samples, picks: Samples | None) -> NDArray[Scalar]:
         """Of the values (N,) of all look-ups those of the samples."""
         if picks is None:  # a row of samples for each feature: one gather instead of one index for each look-up
             return values.reshape(self.num_features, self.num_samples).take(samples, axis=1).reshape(-1)
@@ -282,10 +277,10 @@ def one_hot_batch(
 
 def _check(name: str, array: object, dtype: type, ndim: int) -> None:
     if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != ndim:
-        found = (
+        kind = (
             f"{array.dtype} array of {array.ndim} dimensions" if isinstance(array, np.ndarray) else type(array).__name__
         )
-        raise ValueError(f"batch: {name} must be a {np.dtype(dtype)} array of {ndim} dimension(s), found {found}")
+        raise ValueError(f"batch: {name} must be a {np.dtype(dtype)} array of {ndim} dimension(s), found {kind}")
     refuse_masked(f"batch: {name}", array)
     if not array.flags.c_contiguous:
         raise ValueError(f"batch: {name} must be C-contiguous; pass numpy.ascontiguousarray({name})")
@@ -311,12 +306,12 @@ def in_order(batch: object, features: Sequence[str]) -> object:
     return batch.reordered([places[name] for name in features])
 
 
-def as_batch(found: object) -> Batch:
+def as_batch(value: object) -> Batch:
     """The argument itself, if it is a batch.
 
     Raises:
         InputError: if it is something else.
     """
-    if not isinstance(found, Batch):
-        raise InputError(f"needed an adaptive.Batch, found {type(found).__name__}; see adaptive.Batch.of")
-    return found
+    if not isinstance(value, Batch):
+        raise InputError(f"needed an adaptive.Batch, found {type(value).__name__}; see adaptive.Batch.of")
+    return value

@@ -100,27 +100,24 @@ def columns_of(features: Mapping[str, Any], dense: Any, labels: Any, extras: Map
     """
     if not features:
         raise InputError("a batch needs at least one feature: Batch.of(user=ids, ..., labels=labels)")
-    given = {"labels": labels, "dense": dense, **{f"extras[{name!r}]": value for name, value in (extras or {}).items()}}
-    arrays = {name: as_numbers(name, value) for name, value in given.items() if value is not None}
+    extras = {name: value for name, value in (extras or {}).items() if value is not None}
+    others = {"labels": labels, "dense": dense, **{f"extras[{name!r}]": value for name, value in extras.items()}}
+    arrays = {name: as_numbers(name, value) for name, value in others.items() if value is not None}
     features = {name: _without_tuple(value) for name, value in features.items()}
     size = _num_samples(arrays, features)
-    found = [_bags(name, value, size) for name, value in features.items()]
+    all_bags = [_bags(name, value, size) for name, value in features.items()]
     lengths = {name: len(array) for name, array in arrays.items()}
-    lengths |= {name: len(bags.sizes) for name, bags in zip(features, found, strict=True)}
+    lengths |= {name: len(bags.sizes) for name, bags in zip(features, all_bags, strict=True)}
     if len(set(lengths.values())) > 1:
         raise InputError(f"lengths disagree, in samples: {', '.join(f'{name} {n}' for name, n in lengths.items())}")
     num_samples = next(iter(lengths.values()))
     return Columns(
         dense=_dense(arrays.pop("dense", None), num_samples),
-        ids=np.concatenate([bags.ids for bags in found]),
-        offsets=np.concatenate([[0], np.cumsum(np.concatenate([bags.sizes for bags in found]))]).astype(np.int64),
+        ids=np.concatenate([bags.ids for bags in all_bags]),
+        offsets=np.concatenate([[0], np.cumsum(np.concatenate([bags.sizes for bags in all_bags]))]).astype(np.int64),
         labels=_labels(arrays.pop("labels", None), num_samples),
-        weights=_weights(found),
-        extras={
-            name: np.array(arrays[f"extras[{name!r}]"], order="C")
-            for name, value in (extras or {}).items()
-            if value is not None
-        },
+        weights=_weights(all_bags),
+        extras={name: np.array(arrays[f"extras[{name!r}]"], order="C") for name in extras},
     )
 
 
@@ -132,16 +129,15 @@ def columns_of_keyed_jagged(jagged: Any, dense: Any, labels: Any, extras: Mappin
     """
     lacking = [name for name in ("keys", "values", "lengths", "weights_or_none") if not hasattr(jagged, name)]
     if lacking:
-        found = type(jagged).__name__
-        raise InputError(f"a KeyedJaggedTensor is needed, with {', '.join(lacking)}(); found {found}")
+        raise InputError(f"a KeyedJaggedTensor is needed, with {', '.join(lacking)}(); found {type(jagged).__name__}")
     names, values, weights = list(jagged.keys()), as_array("values", jagged.values()), jagged.weights_or_none()
     sizes = as_array("lengths", jagged.lengths()).reshape(len(names), -1)
     ends = np.cumsum(sizes.sum(axis=1))[:-1]
     parts = np.split(values, ends)
     more = [None] * len(names) if weights is None else np.split(as_numbers("weights", weights), ends)
     features = {
-        name: (ids, np.concatenate([[0], np.cumsum(own)]), *(() if weight is None else (weight,)))
-        for name, ids, own, weight in zip(names, parts, sizes, more, strict=True)
+        name: (ids, np.concatenate([[0], np.cumsum(counts)]), *(() if weight is None else (weight,)))
+        for name, ids, counts, weight in zip(names, parts, sizes, more, strict=True)
     }
     return columns_of(features, dense, np.full(sizes.shape[1], np.nan) if labels is None else labels, extras)
 
@@ -189,14 +185,15 @@ def _with_offsets(name: str, value: tuple[Any, ...], num_samples: int | None) ->
             f"{num_samples} lists, which may be either. Pass list(...) for a list of ids for each sample, or arrays."
         )
     ids, offsets = _ids(name, as_array(what, value[0])), _ids(name, as_array(what, value[1]), "offsets")
-    ends_there = len(offsets) > 0 and offsets[-1] == len(ids)
-    if len(offsets) == num_samples or (num_samples is None and not ends_there):  # as nn.EmbeddingBag takes them
+    has_end = len(offsets) > 0 and offsets[-1] == len(ids)
+    if len(offsets) == num_samples or (num_samples is None and not has_end):  # as nn.EmbeddingBag takes them
         offsets = np.append(offsets, len(ids))
     sizes = np.diff(offsets)
     if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(ids) or (sizes < 0).any():
         raise InputError(
             f"feature {name}: offsets must rise from 0 to {len(ids)}, the number of its values; found "
-            f"{_shortly(offsets)}. A tuple is (values, offsets[, weights]); pass ids by sample as a list."
+            f"{np.array2string(offsets, threshold=6, edgeitems=3)}. A tuple is (values, offsets[, weights]); pass ids "
+            "by sample as a list."
         )
     weights = None
     if len(value) == 3:
@@ -214,10 +211,6 @@ def _may_be_bags(value: tuple[Any, ...]) -> bool:
     if len(offsets) == len(value) + 1 and offsets[0] == 0 and offsets[-1] == len(ids) and offsets == sorted(offsets):
         return False
     return all(isinstance(item, int | np.integer) for bag in value for item in bag)
-
-
-def _shortly(array: Array) -> str:
-    return np.array2string(array, threshold=6, edgeitems=3)
 
 
 def _ids(name: str, array: Array, what: str = "ids") -> NDArray[np.int64]:
@@ -250,10 +243,10 @@ def _labels(array: Array | None, num_samples: int) -> NDArray[np.float32]:
     return as_float32("labels", array)
 
 
-def _weights(found: Sequence[Bags]) -> NDArray[np.float32] | None:
+def _weights(all_bags: Sequence[Bags]) -> NDArray[np.float32] | None:
     """Those of all look-ups, 1 where a feature has none; None if no feature has any."""
-    if all(bags.weights is None for bags in found):
+    if all(bags.weights is None for bags in all_bags):
         return None
     return np.concatenate(
-        [np.ones(len(bags.ids), np.float32) if bags.weights is None else bags.weights for bags in found]
+        [np.ones(len(bags.ids), np.float32) if bags.weights is None else bags.weights for bags in all_bags]
     )

@@ -1,0 +1,109 @@
+"""One batch of the samples of several (`concatenate`), several of one (`cut`), and a rank's part of one (`OwnPart`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch.batch import Batch, Origin, Scalar
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """One batch of the samples of several, in order.
+
+    Raises:
+        ValueError: if the batches disagree in features, or some have weights and some do not.
+    """
+    assert batches, "nothing to concatenate"
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    for what, kinds in (
+        ("features", {batch.num_features for batch in batches}),
+        ("weighted", {batch.weights is not None for batch in batches}),
+        ("names", {batch.features for batch in batches}),
+        ("extras", {tuple(batch.extras) for batch in batches}),
+    ):
+        if len(kinds) > 1:
+            raise ValueError(f"batches differ in {what}: {sorted(kinds)}")
+    if all(batch.one_each for batch in batches):  # one reshape a batch instead of a slice for each feature
+
+        def join(arrays: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
+            blocks = [a.reshape(b.num_features, b.num_samples) for a, b in zip(arrays, batches, strict=True)]
+            return np.concatenate(blocks, axis=1).reshape(-1)
+
+        offsets = np.arange(sum(len(batch.ids) for batch in batches) + 1)
+    else:
+
+        def join(arrays: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
+            pairs = list(zip(arrays, batches, strict=True))
+            return np.concatenate([a[b.feature_span(f)] for f in range(first.num_features) for a, b in pairs])
+
+        bags = [np.diff(batch.offsets).reshape(batch.num_features, batch.num_samples) for batch in batches]  # sizes
+        sizes = np.concatenate(bags, axis=1).reshape(-1)
+        offsets = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+    weights = [batch.weights for batch in batches if batch.weights is not None]
+    return Batch(
+        dense=np.concatenate([batch.dense for batch in batches]),
+        ids=join([batch.ids for batch in batches]),
+        offsets=offsets,
+        labels=np.concatenate([batch.labels for batch in batches]),
+        weights=join(weights) if weights else None,
+        origin=_join_origins(batches),
+        features=first.features,
+        extras={name: np.concatenate([batch.extras[name] for batch in batches]) for name in first.extras},
+    ).mark_unshared()
+
+
+def _join_origins(batches: Sequence[Batch]) -> Origin | None:
+    origins = [batch.origin for batch in batches if batch.origin is not None]
+    if len(origins) < len(batches) or any(origin.files != origins[0].files for origin in origins):
+        return None
+    return Origin(
+        origins[0].files,
+        np.concatenate([origin.file_index for origin in origins]),
+        np.concatenate([origin.lines for origin in origins]),
+    )
+
+
+@dataclass(frozen=True)
+class OwnPart(Batch):
+    """Samples of a global batch that belong to one rank, block by block; there may be none.
+
+    `block_sizes`: samples of each of the rank's blocks, in order, some of which may be 0.
+    """
+
+    block_sizes: tuple[int, ...] = ()
+
+    @classmethod
+    def of_batch(cls, batch: Batch, bounds: Sequence[int]) -> "OwnPart":
+        """Samples `bounds[0]` to `bounds[-1]` of a batch, cut at the other bounds."""
+        samples = np.arange(bounds[0], bounds[-1])
+        taken = batch.take(samples) if len(samples) else _none_of(batch)
+        values = {item.name: getattr(taken, item.name) for item in fields(Batch)}
+        return cls(**values, block_sizes=tuple(np.diff(bounds).tolist())).mark_unshared()
+
+    def blocks(self) -> list[Batch | None]:
+        """The blocks as separate batches; None: one without a sample."""
+        return cut(self, self.block_sizes)
+
+
+def cut(batch: Batch, sizes: Sequence[int]) -> list[Batch | None]:
+    """A batch in pieces of these numbers of samples, in order; None: a piece without any."""
+    if len(sizes) == 1 and sizes[0]:
+        return [batch]
+    ends = np.cumsum(sizes)
+    return [batch.take(np.arange(end - size, end)) if size else None for end, size in zip(ends, sizes, strict=True)]
+
+
+def _none_of(batch: Batch) -> Batch:
+    """No sample of a batch."""
+    return Batch(
+        dense=batch.dense[:0],
+        ids=batch.ids[:0],
+        offsets=np.zeros(1, np.int64),
+        labels=batch.labels[:0],
+        extras={name: array[:0] for name, array in batch.extras.items()},
+    )
