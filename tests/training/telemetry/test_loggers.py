@@ -119,9 +119,6 @@ def test_one_that_cannot_be_started_is_told(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Kept, "__init__", refuses)
     with pytest.raises(ConfigError, match="kept cannot be started: RuntimeError: unsupported sqlite; leave it out"):
         make_loggers("kept", tmp_path, {})
-
-
-def test_nobody_asked() -> None:
     assert make_loggers(None, Path(), {}) == [] and make_loggers(" ", Path(), {}) == []
 
 

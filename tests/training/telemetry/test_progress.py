@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from adaptive.training.telemetry.progress import Progress
+from adaptive.training.telemetry.formatting import bytes_text
+from adaptive.training.telemetry.progress import Countdown, Progress
 from adaptive.training.telemetry.record import EvalRecord, IntervalRecord, RunRecord, TableCounts
 
 TABLES = {
@@ -67,26 +68,19 @@ def test_plain_lines_without_a_terminal():
     )
 
 
-def test_a_continued_run_counts_from_where_it_was():
+@pytest.mark.parametrize(
+    ("total", "start", "record", "shown"),
+    [
+        (1000, {"first_step": 500, "first_samples": 500 * 2048}, interval(520), ["step 520/1000", "eta 0:00:48\n"]),
+        (None, {}, interval(20), ["step 20 | ", "| eta -\n"]),
+        (1000, {}, interval(20, samples_per_s=float("nan")), ["- samples/s", "moved -/s"]),
+    ],
+    ids=["continued", "no known end", "no known speed"],
+)
+def test_lines_of_other_runs(total, start, record, shown):
     stream = io.StringIO()
-    Progress(stream, 1000, first_step=500, first_samples=500 * 2048).write(interval(520))
-    assert "step 520/1000" in stream.getvalue()
-    assert "moved 2.0 MiB/s" in stream.getvalue()
-    assert stream.getvalue().endswith("eta 0:00:48\n")
-
-
-def test_without_a_known_end_there_is_no_eta():
-    stream = io.StringIO()
-    Progress(stream, None).write(interval(20))
-    assert stream.getvalue().startswith("step 20 | ")
-    assert stream.getvalue().endswith("| eta -\n")
-
-
-def test_an_unknown_speed_breaks_nothing():
-    stream = io.StringIO()
-    Progress(stream, 1000).write(interval(20, samples_per_s=float("nan")))
-    assert "- samples/s" in stream.getvalue()
-    assert "moved -/s" in stream.getvalue()
+    Progress(stream, total, **start).write(record)
+    assert all(text in stream.getvalue() for text in shown)
 
 
 def test_a_terminal_shows_one_line_with_the_same_fields(terminal):
@@ -104,22 +98,15 @@ def test_a_terminal_shows_one_line_with_the_same_fields(terminal):
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
 
 
-def test_no_color_is_obeyed(terminal, monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_terminal_without_colors(terminal, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
     progress = Progress(terminal, 1000)
     progress.write(interval(20))
     progress.close()
     assert "20,480 samples/s" in terminal.getvalue()
     assert not re.search(r"\x1b\[[0-9;]*m", terminal.getvalue())
-
-
-def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
-    monkeypatch.setenv("TERM", "dumb")
-    progress = Progress(terminal, 1000)
-    progress.write(interval(20))
-    progress.close()
-    assert terminal.getvalue().startswith("step 20/1000 | 20,480 samples/s")
-    assert "\x1b" not in terminal.getvalue()
+    assert name == "NO_COLOR" or (terminal.getvalue().startswith("step 20/1000") and "\x1b" not in terminal.getvalue())
 
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
@@ -148,3 +135,24 @@ def test_a_stream_that_fails_stops_nothing(terminal, kind, error):
 def test_closing_before_anything_was_shown(terminal):
     Progress(terminal, 1000).close()
     assert terminal.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("what", "total", "calls", "options", "lines"),
+    [
+        (
+            "steps", 40, [(1.0, 1), (6.0, 10), (7.0, 12), (12.0, 20)], {},
+            ["10 of 40 steps, about 0:00:18 left", "20 of 40 steps, about 0:00:12 left"],
+        ),
+        ("batches", None, [(6.0, 3), (12.0, 4, 8)], {}, ["3 batches", "4 of 8 batches, about 0:00:12 left"]),
+        ("read", 3 << 20, [(6.0, 1 << 20)], {"text": bytes_text}, ["1.0 MiB of 3.0 MiB read, about 0:00:12 left"]),
+    ],
+)  # fmt: skip
+def test_a_countdown_shows_every_five_seconds_how_long_is_left(what, total, calls, options, lines) -> None:
+    """Without a total it estimates nothing, and a total may come later; sizes are shown in units."""
+    shown: list[str] = []
+    seconds = iter([0.0, *(call[0] for call in calls)])
+    countdown = Countdown(shown.append, what, total, now=lambda: next(seconds), **options)
+    for _, *done in calls:
+        countdown(*done)
+    assert shown == lines

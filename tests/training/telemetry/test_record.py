@@ -39,20 +39,12 @@ def test_two_tables_written_out():
     assert all(type(value) is int for table in tables.values() for value in vars(table).values())
 
 
-def test_bytes_are_64_bit():
+def test_bytes_are_64_bit_and_shares_of_nothing_none():
     counts = np.zeros((1, len(Counter)), np.int64)
     counts[0, Counter.BYTES_H2D] = 2**50
-    one = np.array([2**10])
-    tables = table_counts(["t"], counts, resident_rows=one, saturated_rows=one)
-    assert tables["t"].bytes_h2d == 2**50
-
-
-def test_shares_of_nothing_are_none():
-    nothing = TableCounts()
-    assert nothing.hit_rate is None
-    assert nothing.row_hit_rate is None
-    assert nothing.skipped_update_share is None
-    assert nothing.skipped_lookup_share is None
+    (table,) = table_counts(["t"], counts).values()
+    assert table.bytes_h2d == 2**50
+    assert {table.hit_rate, table.row_hit_rate, table.skipped_update_share, table.skipped_lookup_share} == {None}
 
 
 def test_sums_over_tables_and_over_time():

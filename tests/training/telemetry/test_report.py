@@ -5,15 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from adaptive.training.telemetry.formatting import (
-    accuracy_text,
-    bytes_text,
-    count_text,
-    duration_text,
-    number_text,
-    percent_text,
-    score_text,
-)
 from adaptive.training.telemetry.record import IntervalRecord, RunTotals, TableCounts
 from adaptive.training.telemetry.report import run_summary, summary_text
 
@@ -198,42 +189,3 @@ def test_ten_largest_tables_and_the_rest_in_one_line():
     assert lines[-1].split() == ["4", "other", "tables", "10", "0.0", "%", "4", "0", "B", "0", "B"]
     by_size = summary_text(summary, totals, table_rows={f"t{i}": -i for i in range(1, 15)}).splitlines()
     assert [line.split()[0] for line in by_size[-11:-1]] == [f"t{i}" for i in range(1, 11)]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (count_text(1234567), "1,234,567"),
-        (count_text(float("nan")), "-"),
-        (count_text(None), "-"),
-        (score_text(0.73126), "0.7313"),
-        (score_text(None), "-"),
-        (percent_text(0.9116), "91.2 %"),
-        (percent_text(0.0), "0.0 %"),
-        (percent_text(1.0), "100.0 %"),
-        (percent_text(1e-6), "<0.1 %"),
-        (percent_text(0.99999), ">99.9 %"),
-        (percent_text(None), "-"),
-        (accuracy_text(0.78864), "78.86 %"),
-        (accuracy_text(None), "-"),
-        (number_text("swaps", 1234.0), "1,234"),
-        (number_text("rate", 0.12345678), "0.1235"),
-        (number_text("waited_share", 0.5), "50.0 %"),
-        (number_text("two_home_bytes", 1536.0), "1.5 KiB"),
-        (number_text("rate", float("nan")), "-"),
-        (bytes_text(0), "0 B"),
-        (bytes_text(1000), "1000 B"),
-        (bytes_text(1023.99), "1.0 KiB"),
-        (bytes_text(1536), "1.5 KiB"),
-        (bytes_text(1 << 20), "1.0 MiB"),
-        (bytes_text((1 << 30) - 1), "1.0 GiB"),
-        (bytes_text(5 << 50), "5120.0 TiB"),
-        (bytes_text(None), "-"),
-        (duration_text(0.4), "0:00:00"),
-        (duration_text(59.6), "0:01:00"),
-        (duration_text(360125), "100:02:05"),
-        (duration_text(None), "-"),
-    ],
-)
-def test_numbers_as_people_read_them(text, expected):
-    assert text == expected

@@ -1,0 +1,95 @@
+"""Numbers as people read them, and the first line of a run: placement policy, skip rule and mode."""
+
+from typing import Any
+
+import pytest
+from toy import ToyData, toy_config
+
+from adaptive.training.build import build
+from adaptive.training.telemetry.formatting import (
+    accuracy_text,
+    bytes_text,
+    count_text,
+    duration_text,
+    number_text,
+    percent_text,
+    policy_text,
+    score_text,
+    short_text,
+)
+
+STAGED, ON_HOST = "missed rows are fetched ahead; ", "missed rows stay on the host; "
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "skip", "expected"),
+    [
+        ("lru", {}, {}, STAGED + "skips nothing"),
+        ("hybrid", {}, {}, ON_HOST + "skips nothing"),
+        ("random_drop", {"share": 0.2}, {}, STAGED + "skip rule drop: leaves inputs out"),
+        ("slipstream", {}, {}, STAGED + "skip rule defer by least: gradients wait for up to 16 visits"),
+        (
+            "slipstream",
+            {"by": "visits", "at_most": 3},
+            {},
+            STAGED + "skip rule defer by visits: gradients wait for up to 3 visits",
+        ),
+        ("slipstream", {"skip": "updates"}, {}, STAGED + "skip rule updates: leaves updates out"),
+        ("slipstream", {"skip": "inputs"}, {}, STAGED + "skip rule inputs: leaves inputs out"),
+        ("slipstream", {"skip": "off"}, {}, STAGED + "skips nothing"),
+        ("slipstream", {}, None, STAGED + "skips nothing"),
+    ],
+)
+def test_what_a_run_trains_under(policy: str, options: dict[str, Any], skip: Any, expected: str) -> None:
+    tier = {"device_rows": "auto"}
+    data = ToyData()
+    config = toy_config(policy=policy, policy_options=options, skip=skip, tier=tier)
+    parts = build(config, data, list(data.train(32))[:2])
+    with parts.embeddings as embeddings:
+        found = policy_text(policy, embeddings.policy)
+    assert found == f"policy {policy}: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (count_text(1234567), "1,234,567"),
+        (count_text(float("nan")), "-"),
+        (count_text(None), "-"),
+        (score_text(0.73126), "0.7313"),
+        (score_text(None), "-"),
+        (percent_text(0.9116), "91.2 %"),
+        (percent_text(0.0), "0.0 %"),
+        (percent_text(1.0), "100.0 %"),
+        (percent_text(1e-6), "<0.1 %"),
+        (percent_text(0.99999), ">99.9 %"),
+        (percent_text(None), "-"),
+        (accuracy_text(0.78864), "78.86 %"),
+        (accuracy_text(None), "-"),
+        (number_text("swaps", 1234.0), "1,234"),
+        (number_text("rate", 0.12345678), "0.1235"),
+        (number_text("waited_share", 0.5), "50.0 %"),
+        (number_text("two_home_bytes", 1536.0), "1.5 KiB"),
+        (number_text("rate", float("nan")), "-"),
+        (bytes_text(0), "0 B"),
+        (bytes_text(1000), "1000 B"),
+        (bytes_text(1023.99), "1.0 KiB"),
+        (bytes_text(1536), "1.5 KiB"),
+        (bytes_text(1 << 20), "1.0 MiB"),
+        (bytes_text((1 << 30) - 1), "1.0 GiB"),
+        (bytes_text(5 << 50), "5120.0 TiB"),
+        (bytes_text(None), "-"),
+        (duration_text(0.4), "0:00:00"),
+        (duration_text(59.6), "0:01:00"),
+        (duration_text(360125), "100:02:05"),
+        (duration_text(None), "-"),
+        (short_text(17790.0), "17,790"),
+        (short_text(999.96), "1000"),
+        (short_text(1234.5), "1,234"),
+        (short_text(0.072134), "0.07213"),
+        (short_text(-5e4), "-50,000"),
+        (short_text(1e-6), "1e-06"),
+    ],
+)
+def test_numbers_as_people_read_them(text, expected):
+    assert text == expected
