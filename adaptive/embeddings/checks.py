@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.engine.pipeline import Lane
+from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.errors import ConfigError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch, OwnPart
-from adaptive.embeddings.engine.pipeline import Lane, Pipeline, ReadyBatch
+from adaptive.embeddings.engine.lane import Lane
+from adaptive.embeddings.engine.pipeline import Pipeline, ReadyBatch
 from adaptive.embeddings.exchange.rank_exchange import ExchangedBatch, RankExchange
 from adaptive.embeddings.exchange.requests import RequestedBlock, RequestedRows
 from adaptive.embeddings.planned_batch import GroupBatch, Planned
@@ -228,7 +229,7 @@ class LocalSteps:
     def update(self, planned: Planned) -> None:
         """Update the rows of a batch from its gradients."""
         with self.telling_ranks():  # a loop that ends here was not left before step()
-            self._pipeline.report(planned.number, [group.update() for group in planned.works])
+            self._pipeline.feedback.report(planned.number, [group.update() for group in planned.works])
 
     def end_batch(self, planned: Planned) -> None:
         """A batch ends, which the loop may not have stepped."""
@@ -300,7 +301,7 @@ class RankSteps(LocalSteps):
             gradients = rows.from_requesters(planned.exchanged, planned.received)
         if gradients is not None:
             owned = [group.from_remote(one) for group, one in zip(planned.groups, gradients, strict=True)]
-            self._pipeline.report(planned.number, [group.update() for group in owned])
+            self._pipeline.feedback.report(planned.number, [group.update() for group in owned])
 
     def _sums(self, planned: PlannedBlocks) -> list[Tensor]:
         """The gradients (m, D) of the rows of each group that this rank requested."""

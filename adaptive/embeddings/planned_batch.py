@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch
-from adaptive.embeddings.engine.pipeline import Lane
+from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.planning.parts import GroupPart
 from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Pooling
 from adaptive.embeddings.tiers.device import Send

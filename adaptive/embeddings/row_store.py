@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch.named import as_float32, as_numbers
-from adaptive.embeddings.engine.pipeline import Lane, Pipeline
+from adaptive.embeddings.engine.lane import Lane
+from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.saving.gathering import gatherer_of, select_owned
 from adaptive.embeddings.engine.saving.row_arrays import load_rows, overwrite_rows, save_parts, save_rows
 from adaptive.embeddings.engine.statistics import StatisticsCollector
@@ -88,7 +89,7 @@ class RowStore:
                 rows = lane.group.undivided.table_starts[number] + np.arange(start, start + len(part))
                 rows, part = select_owned(lane.group, rows, part)
                 state = np.full((len(part), lane.host.state.shape[1]), lane.host.first_state, np.float32)
-                pipeline.put(lane, rows, part, state)
+                lane.put(rows, part, state)
             lane.device.forget_watched()
             pipeline.finish_copies()
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 from adaptive.embeddings.distributed import LocalSteps
 from adaptive.embeddings.engine.build import Outline
 from adaptive.embeddings.engine.pipeline import Pipeline
-from adaptive.embeddings.engine.shrinking import give_back
+from adaptive.embeddings.engine.resizing import give_back
 from adaptive.embeddings.engine.statistics import StatisticsCollector
 from adaptive.embeddings.planning.sizing import FEWER, SHRINK
 from adaptive.embeddings.rows_optimizer import RowsOptimizer

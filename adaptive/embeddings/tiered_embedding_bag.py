@@ -293,7 +293,7 @@ class TieredEmbeddingBag(nn.Module):
             raise ConfigError(
                 f"batch {planned.number} has ended: report the loss after its step, before the next batch"
             )
-        self._pipeline.report_loss(planned.number, loss)
+        self._pipeline.feedback.report_loss(planned.number, loss)
 
     def telling_ranks(self) -> AbstractContextManager[None]:
         """Around the body of a loop: whatever ends it is reported to the other ranks when the look-ahead is closed.

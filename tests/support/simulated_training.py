@@ -20,7 +20,7 @@ from torch import Tensor
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.engine import build as build_module
-from adaptive.embeddings.engine.lookahead import _carried_out
+from adaptive.embeddings.engine.lookahead import _plan_and_move
 from adaptive.embeddings.engine.pipeline import ReadyBatch
 from adaptive.embeddings.planned_batch import GroupBatch
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
@@ -163,7 +163,7 @@ class Run:
                 self.train_one(coming.popleft())
                 self.read_now_and_then()
 
-        source = _carried_out(pipeline, iter(BATCHES), self.depth, train_until)
+        source = _plan_and_move(pipeline, iter(BATCHES), self.depth, train_until)
         try:
             while pipeline.trained < num_batches - 1:
                 if self.may_plan() and (not coming or self.random.random() < 0.5):
@@ -214,7 +214,7 @@ class Run:
             work.add_gradients(
                 self.on_device(vectors, lambda out, v=vectors: out.copy_(v * slope + (0.125 * dense[0, 0] + labels[0])))
             )
-        pipeline.report(ready.number, [work.update() for work in works])
+        pipeline.feedback.report(ready.number, [work.update() for work in works])
         pipeline.end_training(ready)
 
     def on_device(self, like: Tensor, work: Callable[[Tensor], object]) -> Tensor:

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.engine.pipeline import Lane, Pipeline
+from adaptive.embeddings.engine.lane import Lane
+from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.exchange.exchange import Exchange, LocalExchange
 from adaptive.embeddings.exchange.rank_exchange import RankExchange
 from adaptive.embeddings.planning.books import RECORD, SLOT_BYTES

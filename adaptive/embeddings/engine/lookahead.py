@@ -24,9 +24,8 @@ from contextlib import nullcontext
 from itertools import islice
 
 from adaptive.batch import Batch
-from adaptive.embeddings.engine.hot_set_eviction import let_go, no_longer_come
-from adaptive.embeddings.engine.pipeline import Coming, Pipeline, ReadyBatch
-from adaptive.embeddings.engine.rebalancing import find_slots, share_anew, too_few
+from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch, ReadyBatch
+from adaptive.embeddings.engine.resizing import find_slots, rebalance_slots, too_few
 from adaptive.embeddings.exchange.exchange import LookedUp
 from adaptive.errors import AdaptiveError, DeviceMemoryError
 from adaptive.policy import arranges
@@ -43,7 +42,7 @@ def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Gene
     pipeline.begin(depth)
     with pipeline.lookups_ahead.working() if depth else nullcontext():
         worker = _Worker(pipeline, batches, depth) if depth else None
-        source = worker.ready() if worker else _carried_out(pipeline, batches, 0, lambda number: None)
+        source = worker.ready() if worker else _plan_and_move(pipeline, batches, 0, lambda number: None)
         try:
             for ready in source:
                 pipeline.start_training(ready)
@@ -71,73 +70,96 @@ def _end(pipeline: Pipeline, failed: BaseException | None) -> None:
         logger.warning("the look-ahead could not be ended either: %s: %s", type(error).__name__, error)
 
 
-def _carried_out(
+def _plan_and_move(
     pipeline: Pipeline,
     batches: Iterator[Batch],
     depth: int,
     wait_until_trained: Callable[[int], None],
     start_early: Callable[[ReadyBatch], None] | None = None,
 ) -> Iterator[ReadyBatch]:
-    """`_each_carried_out`; other ranks are told of an error, in the place of what they next wait for."""
+    """Plan and move batch after batch; yield each when its rows have moved. Other ranks hear of an error, in the place
+    of what they next wait for.
+
+    `start_early` is given a batch whose first part may be trained while rows for the others are on their way; such a
+    batch is not yielded.
+    """
     try:
-        yield from _each_carried_out(pipeline, batches, depth, wait_until_trained, start_early)
+        looked_up = pipeline.exchange.batches(batches, pipeline.check, pipeline.lookups_ahead, pipeline.stopwatch)
+        for queued in _windowed(pipeline, looked_up):
+            number = pipeline.next_number
+            wait_until_trained(number - depth - 1)
+            if pipeline.ending:  # before anything is learnt, which is done once for each batch that is planned
+                return
+            pipeline.learn()
+            _make_room_to_watch(pipeline, wait_until_trained)
+            ready, has_started = _plan_one(pipeline, queued, depth, wait_until_trained, start_early)
+            pipeline.answer(ready)
+            if not has_started:
+                yield ready
     except Exception as error:
         if not isinstance(error, _Stopped):
             pipeline.exchange.report_failure(error)
         raise
 
 
-def _each_carried_out(
+def _plan_one(
     pipeline: Pipeline,
-    batches: Iterator[Batch],
+    queued: QueuedBatch,
     depth: int,
     wait_until_trained: Callable[[int], None],
     start_early: Callable[[ReadyBatch], None] | None,
-) -> Iterator[ReadyBatch]:
-    """Plan and move batch after batch; yield each when its rows have moved.
-
-    `start_early` is given a batch whose first part may be trained while rows for the others are on their way; such a
-    batch is not yielded.
-    """
-    looked_up = pipeline.exchange.batches(batches, pipeline.check, pipeline.lookups_ahead, pipeline.stopwatch)
-    for coming in _windowed(pipeline, looked_up):
-        number = pipeline.next_number
-        wait_until_trained(number - depth - 1)
-        if pipeline.ending:  # before anything is learnt, which is done once for each batch that is planned
-            return
-        pipeline.learn()
-        if pipeline.watches_rows and any(map(len, leaving := no_longer_come(pipeline))):
+) -> tuple[ReadyBatch, bool]:
+    """Plan and move one batch, with other numbers of slots or a smaller depth if it does not fit. Returns it, and
+    whether it was given to `start_early`."""
+    number, held = pipeline.next_number, depth
+    while True:
+        try:
+            with pipeline.lock:
+                ready = pipeline.plan(queued, held)
+                has_started = start_early is not None and ready.may_start
+                if start_early is not None and has_started:
+                    start_early(ready)
+                pipeline.move(ready)
+            return ready, has_started
+        except DeviceMemoryError:
+            slots = find_slots(pipeline, queued, held)
+            if slots is None and (pipeline.tier.when_full != "reduce_lookahead" or held == 0):
+                if (error := too_few(pipeline, queued, held)) is not None:
+                    raise error from None
+                raise
+        if slots is not None:
             wait_until_trained(number - 1)
-            let_go(pipeline, leaving)
-            pipeline.exchange.forget_cached()
-        held = depth
-        while True:
-            try:
-                with pipeline.lock:
-                    ready = pipeline.plan(coming, held)
-                    early = start_early is not None and ready.may_start
-                    if start_early is not None and early:
-                        start_early(ready)
-                    pipeline.move(ready)
-                break
-            except DeviceMemoryError:
-                slots = find_slots(pipeline, coming, held)
-                if slots is None and (not pipeline.may_look_less_far or held == 0):
-                    if (told := too_few(pipeline, coming, held)) is not None:
-                        raise told from None
-                    raise
-            if slots is not None:
-                wait_until_trained(number - 1)
-                share_anew(pipeline, slots)
-                continue
-            held -= 1
-            wait_until_trained(number - held - 1)
-        pipeline.answer(ready)
-        if not early:
-            yield ready
+            rebalance_slots(pipeline, slots)
+            continue
+        held -= 1
+        wait_until_trained(number - held - 1)
 
 
-def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[Coming]:
+def _make_room_to_watch(pipeline: Pipeline, wait_until_trained: Callable[[int], None]) -> None:
+    """Watch rows that no longer come no more where a hot set is full, so that others can be watched.
+
+    Which rows go follows from lookups and batch numbers alone. Nothing they learnt is lost: gradients that wait for
+    them are applied. That their sums are at hand, and that entries can be numbered anew, takes that no batch is in
+    flight; so training catches up with planning first, at most once in many questions.
+    """
+    number = pipeline.next_number
+    skippers = [(lane, lane.skipper) for lane in pipeline.lanes]
+    leaving = [(lane, skipper.no_longer_come(number)) for lane, skipper in skippers if skipper is not None]
+    if not any(len(entries) for _, entries in leaving):
+        return
+    wait_until_trained(number - 1)
+    pipeline.feedback.take_in_until(number)  # what was measured names rows by their entries
+    with pipeline.lock:
+        pipeline.mover.rest(number - 1)
+        pipeline.finish_copies()
+        for lane, entries in leaving:
+            if len(entries):
+                lane.evict_watched(entries)
+        pipeline.finish_copies()
+    pipeline.exchange.forget_cached()
+
+
+def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[QueuedBatch]:
     """Each batch with its look-ups per group, and the distinct rows of the window's batches after it, nearest first.
 
     With helper threads, batches are read further ahead than the window. Not if the policy arranges batches: what it
@@ -149,12 +171,12 @@ def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[Comin
     spare = 0 if arranges(policy) else pipeline.lookups_ahead.num_ahead
     ahead: deque[LookedUp] = deque()
 
-    def first() -> Coming:
+    def first() -> QueuedBatch:
         with pipeline.stopwatch.stage("plan"):
             batch, all_lookups = ahead.popleft()
             following = [later() for _, later in islice(ahead, window)]
             windows = [[later[i].distinct for later in following] for i in range(len(pipeline.lanes))]
-            return batch, all_lookups(), windows
+            return QueuedBatch(batch, all_lookups(), windows)
 
     failure: Exception | None = None
     while failure is None:
@@ -163,9 +185,7 @@ def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[Comin
         except StopIteration:
             break
         except Exception as error:
-            if (
-                not pipeline.exchange.ranks.is_local
-            ):  # other ranks plan nothing more: they wait for what this one looks up
+            if not pipeline.exchange.ranks.is_local:  # others plan nothing more: they wait for this one's lookups
                 raise
             failure = error
         else:
@@ -242,10 +262,10 @@ class _Worker:
     def _run(self) -> None:
         try:
             self._pipeline.mover.enter_thread()
-            carried_out = _carried_out(
+            ready_batches = _plan_and_move(
                 self._pipeline, self._batches, self._depth, self._wait_until_trained, self._hand_over
             )
-            for ready in carried_out:
+            for ready in ready_batches:
                 if self._stopping:
                     return
                 self._hand_over(ready)

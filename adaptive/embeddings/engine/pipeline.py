@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
@@ -19,46 +19,27 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, in_order
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Stopwatch
-from adaptive.embeddings.engine.late_fetch import LateRows, updated_on_device
+from adaptive.embeddings.engine.feedback import FeedbackQueue
+from adaptive.embeddings.engine.lane import Lane, LateFetches
 from adaptive.embeddings.exchange.exchange import Exchange
 from adaptive.embeddings.planning.access_events import AccessNotifier
-from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.lookups import (
-    Distinct,
-    DistinctFinder,
-    Lookups,
-    LookupsAhead,
-    check_batch,
-    plan_threads,
-)
+from adaptive.embeddings.planning.lookups import Distinct, Lookups, LookupsAhead, check_batch, plan_threads
 from adaptive.embeddings.planning.parts import GroupPart, describe_parts
-from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Moves, UpdateSizes
-from adaptive.embeddings.planning.planner import Arrival, Planner
+from adaptive.embeddings.planning.plan import GroupPlan, UpdateSizes
+from adaptive.embeddings.planning.planner import Arrival
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
-from adaptive.embeddings.tiers.device import DeviceTier, Send
-from adaptive.embeddings.tiers.host import HostTier
+from adaptive.embeddings.tiers.device import Send
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.errors import ConfigError
-from adaptive.kernels.planning.books import INITIAL, ON_HOST
 from adaptive.optim import RowOptimizer
 
-Int64s = NDArray[np.int64]
-LOSS_LAG = 8  # a policy learns of a loss at least so many batches later: equal decisions for any depth up to it
 
+class QueuedBatch(NamedTuple):
+    """A batch to be planned."""
 
-@dataclass(frozen=True)
-class Lane:
-    """One group of tables with its host tier, its device tier and its planner."""
-
-    group: Group
-    host: HostTier
-    device: DeviceTier
-    planner: Planner
-    reader: DistinctFinder  # of the training thread, for evaluation
-
-
-Coming = tuple[Batch, list[Lookups], list[list[Distinct]]]
-"""A batch to be planned; for each lane, its look-ups and the distinct rows of the batches that follow it."""
+    batch: Batch
+    lookups: list[Lookups]  # of each lane
+    windows: list[list[Distinct]]  # for each lane, the distinct rows of the batches that follow it, nearest first
 
 
 @dataclass(frozen=True)
@@ -148,38 +129,20 @@ class Pipeline:
         self.stopwatch = Stopwatch()
         self.next_number = 0
         self.trained = -1  # the latest batch that was trained or passed over; set by the training thread
-        self._tier = tier
+        self.tier = tier
         self._depth = 0
-        self._skip = skip
-        self._feedback: dict[int, list[Callable[[], Feedback]]] = {}
-        self._losses: dict[int, float] = {}
         self._optimizer = optimizer
         self.rate = optimizer.lr  # of the latest step
         self.running = False  # whether a look-ahead is
         self.ending = False  # it plans no more batches; set by the training thread
         self._planned: list[ReadyBatch] = []  # the latest ones, with all that are in flight
-        self.notifier = AccessNotifier([lane.planner for lane in self.lanes], policy_caller)
-        self.late = LateRows([lane.device for lane in self.lanes], self.stopwatch)
-        self._reported: Mapping[str, float] = {}  # by the policy, with the batch to be planned
-        self._update_sizes = self.update_sizes()  # by then
-        self._learnt = 0  # feedback of all batches before this one has been taken in
-        self.lost = [np.zeros(len(group.tables), np.int64) for group in self.groups]
+        planners = [lane.planner for lane in self.lanes]
+        self.notifier = AccessNotifier(planners, policy_caller)
+        self.feedback = FeedbackQueue(planners, policy_caller, skip)
+        self._late = LateFetches([lane.device for lane in self.lanes], self.stopwatch)
+        self.evicted_between_batches = [np.zeros(len(group.tables), np.int64) for group in self.groups]
         """(tables of each group,) rows that left the device outside of a batch, not counted yet."""
-        self.asked = [0] * len(self.lanes)  # slots that batches which did not fit would have each group have
-        self._observed = 0  # the policy knows the losses measured after all batches before this one
-
-    @property
-    def watches_rows(self) -> bool:
-        return any(lane.planner.skipper is not None for lane in self.lanes)
-
-    @property
-    def device_rows(self) -> str:
-        """`TierConfig.device_rows`."""
-        return self._tier.device_rows
-
-    @property
-    def may_look_less_far(self) -> bool:
-        return self._tier.when_full == "reduce_lookahead"
+        self.peak_slots = [0] * len(self.lanes)  # that batches which did not fit would have each group have
 
     def begin(self, depth: int) -> None:
         """A look-ahead starts: every batch so far counts as trained.
@@ -216,20 +179,17 @@ class Pipeline:
         """A look-ahead is over, its thread joined: no batch is in flight."""
         self.running = False
         self.trained = self.next_number - 1
-        self.learn_until(self.next_number)
-        self.observe_until(self.next_number)
+        self.feedback.take_in_all(self.next_number)
         with self.lock:
             self.finish_copies()
-            if self.late.coming:
-                self.late.forget()
+            self._late.forget()
 
     def restart(self, number: int) -> None:
         """Count batches from `number` on, after other rows have been loaded."""
         assert not self.running
-        self.next_number = self._learnt = self._observed = number
+        self.next_number = number
         self.trained = number - 1
-        self._feedback.clear()
-        self._losses.clear()
+        self.feedback.restart(number)
 
     def use_rate(self, lr: float) -> None:
         """Update rows with this learning rate from now on, each table's times its `lr_scale`. From the training thread,
@@ -242,7 +202,7 @@ class Pipeline:
         """Called by the training thread before it asks the device to train a batch; all before it are trained."""
         if ready.is_late:
             with self.lock:
-                self.late.fetch(ready.number)
+                self._late.fetch(ready.number)
                 self.mover.end_moves(ready.number)  # later than when its other rows had moved
         if not ready.may_start:
             self.mover.start_training(ready.number)
@@ -267,12 +227,21 @@ class Pipeline:
         """A batch that names its features, with them in the tables' order. Raises InputError; see `in_order`."""
         return in_order(batch, self.features)
 
-    def plan(self, coming: Coming, depth: int) -> ReadyBatch:
+    def learn(self) -> None:
+        """Take in what is old enough of the feedback; once for each batch, before it is planned.
+
+        Under the lock: if memory runs out, the training thread moves rows (`resizing`), and a policy must not be asked
+        in the middle of that.
+        """
+        with self.stopwatch.stage("learn"), self.lock:
+            self.feedback.take_in(self.next_number, self._depth)
+
+    def plan(self, queued: QueuedBatch, depth: int) -> ReadyBatch:
         """Plan the next batch in every group. If that fails, nothing has changed. The caller holds the lock.
 
         `depth`: batches before it whose rows keep their slots. Follow it by `move`, under the same lock.
         """
-        batch, all_lookups, windows = coming
+        batch, all_lookups, windows = queued
         with self.stopwatch.stage("plan"):
             number = self.next_number
             arrivals = self.notifier.prepare([lookups.distinct for lookups in all_lookups], number, depth, windows)
@@ -282,22 +251,18 @@ class Pipeline:
             ]
             parts = self._parts(batch, plans, arrivals)
             buffer = self.mover.start_moves(number, after=number - depth - 1)
-            inputs = [self._inputs(number, batch), *[()] * (len(plans) - 1)]  # with the first group's plan
+            blocks = [block for block in self.exchange.blocks(number, batch) if block is not None]
+            arrays = [array for block in blocks for array in (block.dense, block.labels, *block.extras.values())]
+            inputs = [arrays, *[()] * (len(plans) - 1)]  # with the first group's plan
             plans = [
                 lane.device.ship(plan, buffer, along)
                 for lane, plan, along in zip(self.lanes, plans, inputs, strict=True)
             ]
-            ready = ReadyBatch(batch, plans, parts, self._reported, self._update_sizes)
+            ready = ReadyBatch(batch, plans, parts, self.feedback.reported, self.feedback.update_sizes)
             self.next_number = number + 1
             self._planned = [*self.in_flight(), ready]
-            if ready.is_late:
-                self.late.expect(plans)
+            self._late.expect(plans)
         return ready
-
-    def _inputs(self, number: int, batch: Batch) -> Sequence[NDArray[Any]]:
-        """What a model is given of a batch beside its vectors; with ranks, of each of this rank's blocks."""
-        blocks = self.exchange.blocks(number, batch)
-        return [array for one in blocks if one is not None for array in (one.dense, one.labels, *one.extras.values())]
 
     def inputs(self, ready: ReadyBatch) -> Send:
         """From the training thread, when a batch begins: what makes tensors on the device of its arrays."""
@@ -305,7 +270,7 @@ class Pipeline:
 
     def answer(self, ready: ReadyBatch) -> None:
         """Tell other ranks what of a planned batch need not cross. Not under the lock: they may be waited for."""
-        watched = [lane.planner.skipper.hot for lane in self.lanes if lane.planner.skipper is not None]
+        watched = [lane.skipper.hot for lane in self.lanes if lane.skipper is not None]
         if watched and not self.exchange.ranks.is_local:
             with self.stopwatch.stage("answer"):
                 self.exchange.answer(ready.number, ready.plans, watched)
@@ -313,8 +278,9 @@ class Pipeline:
     def move(self, ready: ReadyBatch) -> None:
         """Carry a plan out: write back, then fetch. Errors also go to `ready.arrived`. The caller holds the lock."""
         try:
-            for number, plan in enumerate(ready.plans):
-                self._move_rows(number, plan)
+            for number, (lane, plan) in enumerate(zip(self.lanes, ready.plans, strict=True)):
+                lane.move(plan, self.stopwatch)
+                self._late.poison_host(number, plan)
             if not ready.may_start:
                 self.mover.end_moves(ready.number)
         except BaseException as error:
@@ -344,121 +310,31 @@ class Pipeline:
             for lane, plan, arrival in zip(self.lanes, plans, arrivals, strict=True)
         ]
 
-    def _move_rows(self, number: int, plan: GroupPlan) -> None:
-        lane = self.lanes[number]
-        device = lane.device
-        with self.stopwatch.stage("write_back"):
-            device.write_back(plan.moves)
-            if device.poison:
-                device.poison_slots(plan.moves.back_slots)
-        with self.stopwatch.stage("fetch"):
-            device.fetch(plan.moves)
-            lane.host.expect(plan.row_updates)
-            self.poison_host(number, plan)
-
-    def poison_host(self, number: int, plan: GroupPlan) -> None:
-        """Debug: NaN into the host copies of rows of a group that a batch will change on the device, but for those that
-        are still used on the host before."""
-        device = self.lanes[number].device
-        if device.poison:
-            device.poison_host(np.setdiff1d(updated_on_device(plan), self.late.on_host(number)))
-
-    # --- feedback --------------------------------------------------------------------------------------------
-
-    def report(self, number: int, feedback: list[Callable[[], Feedback]]) -> None:
-        """Called by the training thread: how to get what batch `number` did. The planning thread asks a fixed number
-        of batches later."""
-        self._feedback[number] = feedback
-
-    def report_loss(self, number: int, loss: float) -> None:
-        """Called by the training thread: the loss on held-back samples, measured after batch `number`."""
-        self._losses[number] = loss
-
-    def learn(self) -> None:
-        """Take in the feedback of exactly the batches that are old enough, whatever the timing; once for each batch,
-        before it is planned.
-
-        Under the lock: if memory runs out, the training thread moves rows (`shrinking`), and a policy must not be asked
-        in the middle of that.
-        """
-        delay = max(self._depth, self._skip.feedback_delay if self._skip else 0)
-        with self.stopwatch.stage("learn"), self.lock:
-            self.learn_until(self.next_number - delay)
-            self.observe_until(self.next_number - max(self._depth, LOSS_LAG))
-            if self._skip is not None and self.next_number and self.next_number % self._skip.interval == 0:
-                for lane in self.lanes:
-                    if lane.planner.skipper is not None:
-                        lane.planner.skipper.ask(self.next_number)
-            self._reported = self.policy_caller.reported_with_next()
-            self._update_sizes = self.update_sizes()
-
-    def learn_until(self, number: int) -> None:
-        """Take in the feedback of all batches before `number`. A batch that was not trained left none."""
-        for past in range(self._learnt, number):
-            for lane, feedback in zip(self.lanes, self._feedback.pop(past, ()), strict=False):
-                lane.planner.learn(feedback())
-        self._learnt = max(self._learnt, number)
-
-    def update_sizes(self) -> UpdateSizes:
-        """A copy, over all groups. For the owner of the planners."""
-        first, *others = (lane.planner.tracker for lane in self.lanes)
-        counts, total = first.bin_counts.copy(), first.norm_sum
-        for tracker in others:
-            counts += tracker.bin_counts
-            total += tracker.norm_sum
-        return UpdateSizes(counts, total)
-
-    def observe_until(self, number: int) -> None:
-        """Tell the policy the losses that were measured after batches before `number`."""
-        for past in range(self._observed, number):
-            if (loss := self._losses.pop(past, None)) is not None:
-                self.policy_caller.observe(past, loss)
-        self._observed = max(self._observed, number)
-
     # --- rows at rest ----------------------------------------------------------------------------------------
 
     def in_flight(self) -> list[ReadyBatch]:
         """Batches of the running look-ahead that are planned and not trained yet."""
         return [ready for ready in self._planned if ready.number > self.trained]
 
+    def send_again(self, number: int, plan: GroupPlan) -> None:
+        """Send a plan of group `number` to the device again, whose slots have other numbers now."""
+        self.lanes[number].device.ship_again(plan)
+        self._late.poison_host(number, plan)
+
     def finish_copies(self) -> None:
         """Wait until all copies of rows are done, and late rows lie in their slots as they are now. The caller, who is
         the training thread, holds the lock."""
-        if self.late.coming:
-            self.late.look()
+        self._late.look()
         self.mover.finish_copies()
         for lane in self.lanes:
             lane.device.land()
 
     def values(
-        self, lane: Lane, rows: Int64s, *, with_waiting: bool = True
+        self, lane: Lane, rows: NDArray[np.int64], *, with_waiting: bool = True
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Copies (weights, state) of local rows (n,), wherever they lie; `with_waiting`: with waiting gradients applied
-        to the copies. The caller holds the lock.
-        """
+        """`Lane.values`, once all copies are done. The caller holds the lock."""
         self.finish_copies()
-        codes = lane.planner.tracker.codes[rows]
-        weights = np.empty((len(rows), lane.host.weights.shape[1]), np.float32)
-        state = np.empty((len(rows), lane.host.state.shape[1]), np.float32)
-        on_device, on_host = np.flatnonzero(codes > 0), np.flatnonzero(codes < 0)
-        weights[on_device], state[on_device] = lane.device.read(codes[on_device].astype(np.int64) - 1)
-        lane.host.copy_out(rows[on_host], weights, state, on_host)
-        untouched = np.flatnonzero(codes == 0)
-        lane.host.initial(weights, state, untouched, rows[untouched])
-        skipper = lane.planner.skipper
-        if with_waiting and skipper is not None and skipper.deferral is not None:
-            lane.device.apply_waiting(skipper.hot.entries_of(rows), weights, state)
-        return weights, state
-
-    def put(self, lane: Lane, rows: Int64s, weights: NDArray[np.float32], state: NDArray[np.float32]) -> None:
-        """Give local rows (n,) these values, wherever they lie. The caller holds the lock; copies are done."""
-        codes = lane.planner.tracker.codes
-        lane.host.write(rows, weights, state)
-        codes[rows[codes[rows] == INITIAL]] = ON_HOST
-        here = rows[codes[rows] > 0]
-        taken = codes[here].astype(np.int64) - 1
-        lane.device.fetch(Moves(fetch_slots=taken, fetch_rows=here, fetch_initial=np.zeros(len(here), np.bool_)))
-        lane.planner.slots.mark_stored(taken)
+        return lane.values(rows, with_waiting=with_waiting)
 
     def flush(self) -> None:
         """Write every changed row back to the host; rows keep their slots."""
@@ -469,12 +345,8 @@ class Pipeline:
 
     def write_all_back(self) -> None:
         """Write changed rows back to the host; they keep their slots. The caller holds the lock."""
-        if self.late.coming:
-            self.late.look()
+        self._late.look()
         self.mover.catch_up()
         for lane in self.lanes:
-            slots = lane.planner.slots.dirty()
-            lane.device.write_back(Moves(slots, lane.planner.slots.rows[slots]))
-            # A batch that is planned but not trained yet will change its rows: they stay dirty.
-            lane.planner.slots.clean(slots[lane.planner.slots.used[slots] <= self.trained])
+            lane.write_back_changed(self.trained)
         self.finish_copies()

@@ -70,7 +70,7 @@ class StatisticsCollector:
         self._total = np.zeros(len(Counter), np.int64)  # over all tables, never reset
         self._batches = self._in_parts = self._waited = 0
         self._times: dict[str, float] = {}
-        self._updates_taken = self._updates = pipeline.update_sizes()
+        self._updates_taken = self._updates = pipeline.feedback.current_update_sizes()
         self._traffic = pipeline.exchange.traffic()
 
     def take(self) -> Statistics:
@@ -119,7 +119,7 @@ class StatisticsCollector:
     @property
     def hot_set_is_full(self) -> bool:
         """No more rows can be watched in some group of this rank."""
-        skippers = [lane.planner.skipper for lane in self._pipeline.lanes]
+        skippers = [lane.skipper for lane in self._pipeline.lanes]
         return any(skipper is not None and skipper.hot.num_entries == skipper.hot.capacity for skipper in skippers)
 
     def device_rows_text(self) -> str:
@@ -148,10 +148,10 @@ class StatisticsCollector:
         self._policy, self._updates = ready.reported, ready.update_sizes
         self._counts += counts
         self._total += counts.sum(axis=0)
-        lost = np.concatenate(self._pipeline.lost)
-        self._resident += counts[:, Counter.PROMOTED] - counts[:, Counter.DEMOTED] - lost
-        for left in self._pipeline.lost:
-            left[:] = 0
+        evicted = np.concatenate(self._pipeline.evicted_between_batches)
+        self._resident += counts[:, Counter.PROMOTED] - counts[:, Counter.DEMOTED] - evicted
+        for of_group in self._pipeline.evicted_between_batches:
+            of_group[:] = 0
 
     def lose(self, left: NDArray[np.int64]) -> None:
         """Count rows (tables,) that left the device outside of a batch."""
@@ -159,7 +159,7 @@ class StatisticsCollector:
 
     def count_rows(self) -> None:
         """Count the rows in slots as resident, those that are watched, and all updates. No batch is in flight."""
-        self._updates = self._pipeline.update_sizes()
+        self._updates = self._pipeline.feedback.current_update_sizes()
         self._watched = [lane.planner.watched_counts() for lane in self._pipeline.lanes]
         self._resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
 
@@ -178,7 +178,7 @@ class StatisticsCollector:
             judged_rows=np.concatenate([counts.judged for counts in self._watched]),
             saturated_rows=np.concatenate([counts.saturated for counts in self._watched]),
             times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
-            update_norm_edges=pipeline.lanes[0].planner.tracker.bin_edges.astype(np.float64),
+            update_norm_edges=pipeline.feedback.update_size_edges.astype(np.float64),
             update_norm_counts=self._updates.counts - self._updates_taken.counts,
             update_norm_sum=self._updates.sum - self._updates_taken.sum,
             policy=self._policy,

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adaptive.batch import Batch
-from adaptive.embeddings.engine.late_fetch import LateRows
+from adaptive.embeddings.engine.lane import LateFetches
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.policy import Policy
 
@@ -170,22 +170,22 @@ def test_late_rows_get_other_slots_where_slots_are_given_back(device: str) -> No
 def test_without_either_copy_these_tests_would_fail(
     left_out: str, reads: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = LateRows._copy
+    copy = LateFetches._copy
     caller = {"fetch": "look", "look": "fetch"}[left_out]
 
-    def only_for_the_other(self: LateRows, plans: Any) -> None:
+    def only_for_the_other(self: LateFetches, plans: Any) -> None:
         if self.kept == caller:  # type: ignore[attr-defined]
             copy(self, plans)
 
     for name in ("fetch", "look"):
-        before = getattr(LateRows, name)
+        before = getattr(LateFetches, name)
 
-        def told(self: LateRows, *number: int, name: str = name, before: Any = before) -> None:
+        def told(self: LateFetches, *number: int, name: str = name, before: Any = before) -> None:
             self.kept = name  # type: ignore[attr-defined]
             before(self, *number)
 
-        monkeypatch.setattr(LateRows, name, told)
-    monkeypatch.setattr(LateRows, "_copy", only_for_the_other)
+        monkeypatch.setattr(LateFetches, name, told)
+    monkeypatch.setattr(LateFetches, "_copy", only_for_the_other)
     looking = Looks(one_table(NUM_ROWS, "1", LRUOnHost), [bags([0]), *[bags([7])] * 5])
     with pytest.raises(AssertionError):
         looking.train(1, -1, dict.fromkeys(reads, "read"))

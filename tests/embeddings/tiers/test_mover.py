@@ -111,8 +111,8 @@ def test_a_wait_that_is_left_out_is_missed() -> None:
     """But for those of rebalancing: `rest` and `catch_up` wait for the same here, while on CUDA the compute stream of
     the thread that rebalances is not the loop's."""
     sites = all_sites(CASES)
-    assert any("share_anew" in site for site in sites)
-    sites = {site: cases for site, cases in sites.items() if "share_anew" not in site}
+    assert any("rebalance_slots" in site for site in sites)
+    sites = {site: cases for site, cases in sites.items() if "rebalance_slots" not in site}
     assert {site[0] for site in sites} == {name for name in vars(Mover) if name.startswith("await_")}
     assert sites.keys() >= REDUNDANT.keys()
     assert [site for site, cases in sites.items() if site not in REDUNDANT and not is_missed(site, cases)] == []

@@ -19,7 +19,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.embeddings.engine.pipeline import Lane, Pipeline
+from adaptive.embeddings.engine.lane import RECORDS, Lane
+from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.saving.gathering import RowOrder, gatherer_of, in_memory, select_owned
 from adaptive.embeddings.engine.saving.saved_arrays import (
     check_arrays,
@@ -32,7 +33,6 @@ from adaptive.embeddings.engine.saving.saved_arrays import (
 from adaptive.embeddings.engine.saving.watched import load_watched, own_watched, save_watched, watched_part
 from adaptive.embeddings.planning.layout import Group
 from adaptive.errors import ConfigError
-from adaptive.kernels.planning.books import ON_HOST
 from adaptive.kernels.rows.cpu import initial
 from adaptive.storage.arrays import Blocks, Stored, whole
 from adaptive.storage.shards import Part
@@ -42,7 +42,6 @@ GroupArrays = dict[str, Any]  # of one group: arrays; values and state may be `S
 Floats = NDArray[np.float32]
 Int64s = NDArray[np.int64]
 BLOCK_BYTES: Final = 8 << 20  # of values and state that are in memory at once
-RECORDS = ("accesses", "last_access", "update_norm")
 
 
 def save_rows(pipeline: Pipeline) -> Arrays:
@@ -71,9 +70,8 @@ def save_parts(pipeline: Pipeline) -> dict[str, NDArray[Any] | Part]:
 
 def _save_lane(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArray[Any] | Part]:
     """The caller holds the lock."""
-    group, tracker = lane.group, lane.planner.tracker
-    changed, seen = tracker.changed_rows(), tracker.seen_rows()
-    records = {name: tracker.records[name][seen] for name in RECORDS}
+    group, changed = lane.group, lane.changed_rows()
+    seen, records = lane.records()
     order = RowOrder(group, group.group_rows(changed))
     values = _in_blocks(pipeline, lane, changed[order.order])
     return {
@@ -169,13 +167,13 @@ def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Store
         pipeline.finish_copies()
         for lane, part in zip(pipeline.lanes, parts, strict=True):
             part["has_changed"] = _has_changed(lane, part)
-            _overwrite_lane(pipeline, lane, part)
+            _overwrite_lane(lane, part)
         pipeline.finish_copies()
 
 
-def _overwrite_lane(pipeline: Pipeline, lane: Lane, part: GroupArrays) -> None:
+def _overwrite_lane(lane: Lane, part: GroupArrays) -> None:
     for rows, weights, state in _saved_blocks(lane, part):
-        pipeline.put(lane, *select_owned(lane.group, rows, weights, state))
+        lane.put(*select_owned(lane.group, rows, weights, state))
     lane.device.forget_watched()  # what waits is in the new values; snapshots are of the old ones
 
 
@@ -223,16 +221,9 @@ def _saved_blocks(lane: Lane, part: GroupArrays) -> Iterator[tuple[Int64s, Float
 
 
 def _load_lane(lane: Lane, part: GroupArrays) -> None:
-    planner = lane.planner
-    planner.slots.empty()
-    if planner.skipper is not None:
-        planner.skipper.forget()
-    lane.device.forget_watched()
-    planner.tracker.forget()
+    lane.clear()
     for rows, weights, state in _saved_blocks(lane, part):
         rows, weights, state = select_owned(lane.group, rows, weights, state)
-        lane.host.write(rows, weights, state)
-        planner.tracker.codes[rows] = ON_HOST
+        lane.put_on_host(rows, weights, state)
     seen, *records = select_owned(lane.group, part["seen"], *(part[name] for name in RECORDS))
-    for name, values in zip(RECORDS, records, strict=True):
-        planner.tracker.records[name][seen] = values
+    lane.restore_records(seen, dict(zip(RECORDS, records, strict=True)))

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.embeddings.engine.pipeline import Lane
+from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.planning.hot_set import ENTRY
 from adaptive.embeddings.planning.layout import Group
 from adaptive.errors import CheckpointError

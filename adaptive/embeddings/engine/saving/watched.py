@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.embeddings.engine.pipeline import Lane, Pipeline
+from adaptive.embeddings.engine.lane import Lane
+from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.saving.gathering import RowOrder, select_owned
 from adaptive.embeddings.engine.saving.saved_arrays import check_arrays, expected_watched
 from adaptive.embeddings.planning.hot_set import COLUMNS
@@ -28,7 +29,6 @@ from adaptive.embeddings.planning.sizing import HOT_SHARE
 from adaptive.embeddings.planning.skipping import Skipper
 from adaptive.embeddings.tiers.device import WatchedValues
 from adaptive.errors import CheckpointError
-from adaptive.kernels.planning.books import ON_HOST
 from adaptive.storage.arrays import Stored, whole
 from adaptive.storage.shards import Part
 
@@ -39,7 +39,7 @@ OF_SUMS = ("sums", "squares", "raw_values", "raw_states")  # of watched rows who
 
 def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArray[Any] | Part]:
     """Copies of what is known of a lane's watched rows; nothing where none are watched. The caller holds the lock."""
-    skipper = lane.planner.skipper
+    skipper = lane.skipper
     if skipper is None:
         return {}
     prefix += WATCHED
@@ -67,7 +67,7 @@ def watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix
     Raises:
         CheckpointError: if they are not what `save_watched` makes for these tables.
     """
-    prefix, skipper = prefix + WATCHED, lane.planner.skipper
+    prefix, skipper = prefix + WATCHED, lane.skipper
     if skipper is None:
         return {}
     part = {name.removeprefix(prefix): whole(value) for name, value in arrays.items() if name.startswith(prefix)}
@@ -92,8 +92,8 @@ def _names(skipper: Skipper) -> set[str]:
 
 def _check_together(lane: Lane, part: Arrays, prefix: str) -> None:
     """Check what several arrays of a lane's watched rows say together."""
-    assert lane.planner.skipper is not None
-    rows, most = part["row"], lane.planner.skipper.hot.capacity
+    assert lane.skipper is not None
+    rows, most = part["row"], lane.skipper.hot.capacity
     if len(rows) > HOT_SHARE * most and lane.group.undivided is lane.group:
         raise CheckpointError(
             f"the checkpoint watches {len(rows)} rows of width {lane.group.embedding_dim}, there is room for {most}: "
@@ -129,19 +129,18 @@ def load_watched(lane: Lane, part: Arrays) -> None:
     """Restore watched rows in a lane whose rows have just been loaded and which watches none yet."""
     if not part:
         return
-    planner, none = lane.planner, np.zeros((0, lane.host.weights.shape[1]), np.float32)
-    assert planner.skipper is not None
-    if (needed := len(part["row"])) > planner.skipper.hot.capacity:  # on other ranks they lay otherwise
-        planner.skipper.grow(needed)
-        lane.device.watch(needed, snapshots=planner.skipper.watches_movement, sums=planner.skipper.deferral is not None)
-    planner.skipper.restore(part)
-    book = planner.skipper.deferral
+    skipper, none = lane.skipper, np.zeros((0, lane.host.weights.shape[1]), np.float32)
+    assert skipper is not None
+    if (needed := len(part["row"])) > skipper.hot.capacity:  # on other ranks they lay otherwise
+        skipper.grow(needed)
+        lane.device.watch(needed, snapshots=skipper.watches_movement, sums=skipper.deferral is not None)
+    skipper.restore(part)
+    book = skipper.deferral
     no_squares = np.zeros((0, lane.device.squares_width), np.float32)
     kept = WatchedValues(part.get("snapshots", none), np.zeros(0, np.int64), none, no_squares)
     if book is not None:
         book.restore(part["visits"], part["waiting"])
         rows = part["row"][part["summed"]]
-        lane.host.write(rows, part["raw_values"], part["raw_states"])
-        planner.tracker.codes[rows] = ON_HOST
+        lane.put_on_host(rows, part["raw_values"], part["raw_states"])
         kept = WatchedValues(kept.snapshots, part["summed"], part["sums"], part["squares"])
     lane.device.keep(kept)
