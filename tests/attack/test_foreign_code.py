@@ -11,7 +11,7 @@ from manifests import write_record
 from adaptive.config import SkipConfig, TrainConfig
 from adaptive.errors import ConfigError
 from adaptive.plugins import CODE_SETTINGS, code_flags, is_foreign
-from adaptive.training.runs.next_commands import next_commands, resume_command
+from adaptive.training.runs.run import next_commands, resume_command
 from adaptive.training.settings import load_settings
 
 TRAP = """

@@ -22,8 +22,7 @@ from adaptive.storage.run_directory import RECORD, RunDirectory, newest_first, r
 from adaptive.training.build import Components, build, first_batches, open_data, prepare, torch_settings
 from adaptive.training.runs.distributed import directory_of, facts_of, readers_of, refuse_alone, refuse_unseen, telling
 from adaptive.training.runs.loop import DataPosition
-from adaptive.training.runs.next_commands import code_of, resume_command
-from adaptive.training.runs.run import ResumePoint, Run
+from adaptive.training.runs.run import ResumePoint, Run, code_of, resume_command
 from adaptive.training.runs.run_record import Json, check_same_data, config_of
 from adaptive.training.runs.state import SavedProgress, reached_by, refuse_guarded_resume, restore
 from adaptive.training.runs.training import train_run

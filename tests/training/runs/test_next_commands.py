@@ -12,7 +12,7 @@ from served import write_csv
 
 from adaptive.config import TrainConfig
 from adaptive.training.runs import train_run
-from adaptive.training.runs.next_commands import model_hint, next_commands, steps_hint
+from adaptive.training.runs.run import model_hint, next_commands, steps_hint
 
 ALL: dict[str, Any] = {"has_evaluation": True, "which": lambda name: f"/bin/{name}", "is_installed": lambda name: True}
 
