@@ -28,11 +28,10 @@ from adaptive.cli.doctor_command import doctor
 from adaptive.cli.output import note, show_anything
 from adaptive.cli.placements_command import placements
 from adaptive.cli.profile_command import profile
-from adaptive.cli.report_command import report
 from adaptive.cli.reproduce_command import reproduce
 from adaptive.cli.run_command import run
 from adaptive.cli.simulate_command import simulate
-from adaptive.cli.trained_commands import evaluate, export, predict
+from adaptive.cli.trained_commands import evaluate, export, predict, report
 from adaptive.data.reading_progress import Told, told_of_reading
 from adaptive.errors import AdaptiveError
 from adaptive.system import STOPPED, is_hangup_heard

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from adaptive.cli import command_options as options
 from adaptive.cli.flags import DLRM, FLAGS
-from adaptive.cli.output import AsJson, print_result
+from adaptive.cli.output import print_result
 from adaptive.errors import ConfigError
 
 PAGE = """# Settings
@@ -56,25 +56,19 @@ class Section:
 
 
 def config(
-    keys: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY]...", help="Sections or keys, such as tier or data.holdout.", show_default=False),
-    ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/settings.md.")] = False,
-    as_json: AsJson = False,
+    keys: options.SettingKeys = None, markdown: options.SettingsPage = False, as_json: options.AsJson = False
 ) -> None:
     """List all settings: key, default, allowed values, meaning."""
-    found = [_chosen(section, keys or []) for section in sections()]
-    found = [section for section in found if section.settings]
-    if not found:
+    chosen = [section for section in (_chosen(section, keys or []) for section in sections()) if section.settings]
+    if not chosen:
         from adaptive.errors import suggestion
 
-        known = [setting.key for section in sections() for setting in section.settings]
-        hint = suggestion(keys[0], known) if keys else ""
+        names = [setting.key for section in sections() for setting in section.settings]
+        hint = suggestion(keys[0], names) if keys else ""
         raise ConfigError(f"no setting is named {', '.join(keys or [])}{hint}; without a name all are listed")
-    listed = [{"section": section.name, **asdict(one)} for section in found for one in section.settings]
-    table = page(found) if markdown else "\n\n".join(map(_text, found))
-    print_result({"schema": 1, "settings": listed, "table": table.rstrip("\n")}, as_json=as_json)
+    listed = [{"section": section.name, **asdict(setting)} for section in chosen for setting in section.settings]
+    table = page(chosen) if markdown else "\n\n".join(map(_text, chosen))
+    print_result({"schema": 1, "settings": listed}, table=table.rstrip("\n"), as_json=as_json)
 
 
 def sections() -> Iterator[Section]:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from adaptive.cli.launching import check_number
-from adaptive.cli.output import AsJson, key_lines, print_result, size_text
+from adaptive.cli import command_options as options
+from adaptive.cli.launching import check_number, refuse_within_ranks
+from adaptive.cli.output import key_lines, print_result, size_text
 from adaptive.system import usable_cores
 
 if TYPE_CHECKING:
@@ -30,24 +31,12 @@ DRIVERS: Final = {12: "525", 13: "580"}  # the oldest driver for a CUDA version
 PACKAGES = ("adaptive-train", "torch", "numpy", "numba", "scipy", "tensorboard", "typer", "pydantic")
 
 
-def doctor(
-    ranks: Annotated[
-        int | None,
-        typer.Option(
-            metavar="NUMBER",
-            min=2,
-            help="Start so many processes on this machine and measure what they exchange: interface, latency, "
-            "bandwidth. Under torchrun, which starts them itself, leave it out.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+def doctor(ranks: options.MeasuredRanks = None, as_json: options.AsJson = False) -> None:
     """Report versions, processor, memory, GPU, disk, compiled-kernel cache and policies; of ranks their exchanges."""
     from adaptive.embeddings.ranks.launch import is_rank, launch
 
     if ranks is not None:
-        if is_rank():
-            raise typer.BadParameter("--ranks starts processes itself; under torchrun leave it out")
+        refuse_within_ranks()
         check_number(ranks, None)
         raise typer.Exit(launch(ranks, ["doctor", *(["--json"] if as_json else [])], None))
     links, is_first = _measured_links() if is_rank() else (None, True)
@@ -61,7 +50,7 @@ def doctor(
         text, wrong = verdicts(links)
         facts["ranks"], problems, lines = asdict(links), [*problems, *wrong], [text]
     table = "\n".join([*key_lines(facts), "", *lines, *(problems or ["no problems found"])])
-    print_result({"schema": 1, **facts, "problems": problems, "table": table}, as_json=as_json)
+    print_result({"schema": 1, **facts, "problems": problems}, table=table, as_json=as_json)
 
 
 def _measured_links() -> "tuple[RankLinks, bool]":

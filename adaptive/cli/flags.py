@@ -1,4 +1,4 @@
-"""The flags of `run` that are settings: one line each, from which typer's options and `load_settings` are fed.
+"""The flags that are settings: one line each, from which typer's options and `load_settings` are fed.
 
 Flags stay text here; `adaptive.training.settings` checks them together with everything else, so that all mistakes show
 at once. A new flag needs a reason: every setting can be given with `--set key=value`.
@@ -6,14 +6,21 @@ at once. A new flag needs a reason: every setting can be given with `--set key=v
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from adaptive.config import TrainConfig
+    from adaptive.studies.compare.contenders import Contender
+
 DATA, TIERS, POLICY, TRAINING, OUTPUT = "Data", "Tiers", "Policy", "Training", "Output"
-DLRM = "Names known from DLRM"
+DLRM = "Names known from DLRM"  # hidden: `--help-dlrm` prints them
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,7 @@ def given_flags(values: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, st
     texts: dict[str, str] = {}
     names: dict[str, str] = {}
     for flag in FLAGS:
-        value = values[flag.parameter]
+        value = values.get(flag.parameter)
         for key in flag.keys if value not in (None, False) else ():
             text = flag.value or str(value)
             if texts.get(key, text) != text:
@@ -168,16 +175,35 @@ def given_flags(values: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, st
     return texts, names
 
 
-def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose `**flags` typer sees as one option per line of the table."""
+def with_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make typer see one option per line of `FLAGS` in the place of a command's `**flags`.
 
-    @functools.wraps(command)
-    def wrapper(*args: Any, **kwargs: Any) -> None:
-        command(*args, **kwargs)
+    Args:
+        without: names or panels of flags that the command has an option of its own for, or no use.
+    """
+    flags = [flag for flag in FLAGS if flag.name not in without and flag.panel not in without]
+    parameters = [_parameter(flag) for flag in flags]
+    if any(flag.panel == DLRM for flag in flags):
+        option = typer.Option(
+            "--help-dlrm",
+            callback=_print_dlrm,
+            is_eager=True,
+            help="List the flags of DLRM that work here, too.",
+            rich_help_panel=OUTPUT,
+        )
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter("help_dlrm", kind, default=False, annotation=Annotated[bool, option]))
 
-    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    setattr(wrapper, "__signature__", inspect.Signature([*map(_parameter, FLAGS), *own]))  # noqa: B010 (no such field)
-    return wrapper
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def wrapper(*args: Any, help_dlrm: bool = False, **kwargs: Any) -> None:
+            command(*args, **kwargs)
+
+        own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        setattr(wrapper, "__signature__", inspect.Signature([*parameters, *own]))  # noqa: B010 (no such field)
+        return wrapper
+
+    return decorate
 
 
 def _parameter(flag: Flag) -> inspect.Parameter:
@@ -187,6 +213,7 @@ def _parameter(flag: Flag) -> inspect.Parameter:
         help=flag.help,
         rich_help_panel=flag.panel,
         show_default=flag.default or False,
+        hidden=flag.panel == DLRM,
         autocompletion=_policy_names if flag.name == "--policy" else None,
     )
     annotation: Any = Annotated[bool, option] if flag.value else Annotated[str | None, option]
@@ -195,7 +222,73 @@ def _parameter(flag: Flag) -> inspect.Parameter:
     )
 
 
+def _print_dlrm(wanted: bool) -> None:
+    if wanted:
+        print("Flags of DLRM, and what each stands for:\n")
+        for flag in FLAGS:
+            if flag.panel == DLRM:
+                print(f"  {f'{flag.name} {flag.metavar}':<36} {flag.help}")
+        raise typer.Exit()
+
+
 def _policy_names(incomplete: str) -> list[str]:
     from adaptive.plugins import installed_policies
 
     return [name for name in installed_policies() if name.startswith(incomplete)]
+
+
+def load_contenders(
+    policies: str,
+    sets: list[str],
+    values: Mapping[str, Any],
+    file: Path | None,
+    *,
+    flag: str = "--policies",
+    more: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+) -> "list[Contender]":
+    """The policies of a list with the settings that the command line gives them.
+
+    Args:
+        policies: the list, as given by `flag`.
+        sets: KEY=VALUE.
+        values: of the command's flags, by parameter.
+        file: of `--config`.
+        flag: for messages.
+        more: key -> value and flag of settings for which the command has an option of its own.
+    """
+    from adaptive.studies.compare.contenders import contenders
+    from adaptive.training.settings import load_settings
+
+    texts, names = given_flags(values)
+    texts |= {key: text for key, (text, _) in more.items()}
+    names |= {key: name for key, (_, name) in more.items()}
+
+    def load(label: str, spec: str, options: Mapping[str, str], sets: Sequence[str]) -> "TrainConfig":
+        parameters = {f"policy.{name}": text for name, text in options.items()}
+        flags = {**texts, "policy": spec, **parameters}
+        flag_names = {**names, "policy": flag, **dict.fromkeys(parameters, f"{flag} {label}")}
+        return load_settings(file=file, sets=sets, flags=flags, flag_names=flag_names, environ=os.environ)[0]
+
+    return contenders(policies, sets, load)
+
+
+def given_sets(sets: Sequence[str] | None) -> dict[str, Any]:
+    """Key -> value of `--set KEY=VALUE`.
+
+    Raises:
+        BadParameter: for one without a key or a value.
+    """
+    from adaptive.training.settings import parse_text
+
+    values = {}
+    for text in sets or ():
+        key, equals, value = text.partition("=")
+        if not (equals and key.strip()):
+            raise typer.BadParameter(f"--set {text!r}: expected KEY=VALUE, for example --set tier.host=mmap:DIR")
+        values[key.strip()] = parse_text(value)
+    return values
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The parts of a list that commas separate, each once."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

@@ -9,66 +9,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from adaptive.errors import printable
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SETTINGS = "Settings"
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.", rich_help_panel="Output")]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Give any setting a value, such as tier.device_rows=10% or policy.NAME=VALUE; may be repeated.",
-        rich_help_panel=SETTINGS,
-    ),
-]
-
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.", show_default=False)]
-ReadingSets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Read the run with another tier.*, data.* or eval_batch_size, such as tier.host=mmap:DIR; may be "
-        "repeated.",
-        rich_help_panel=SETTINGS,
-    ),
-]
-
-
-def given_sets(sets: Sequence[str] | None) -> dict[str, Any]:
-    """Key -> value of `--set KEY=VALUE`.
-
-    Raises:
-        BadParameter: for one without a key or a value.
-    """
-    from adaptive.training.settings import parse_text
-
-    found = {}
-    for text in sets or ():
-        key, equals, value = text.partition("=")
-        if not (equals and key.strip()):
-            raise typer.BadParameter(f"--set {text!r}: needed KEY=VALUE, for example --set tier.host=mmap:DIR")
-        found[key.strip()] = parse_text(value)
-    return found
-
-
-def print_result(result: "Mapping[str, Any] | DataclassInstance", *, as_json: bool) -> None:
-    """The result as one line of JSON, or its `table` (text made for people), or a line per key.
+def print_result(result: "Mapping[str, Any] | DataclassInstance", *, as_json: bool, table: str | None = None) -> None:
+    """The result as one line of JSON, or the `table` (text made for people), or a line per key.
 
     Raises:
         OutputError: if stdout takes no more; a reader that has gone is none of our business.
     """
     content = dict(result) if isinstance(result, Mapping) else asdict(result)
-    table = content.pop("table", None)
+    table = content.pop("table", table)
     if as_json:
         text = json.dumps(_plain(content), allow_nan=False)
     else:
@@ -130,6 +86,46 @@ def size_text(num_bytes: int) -> str:
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
     return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{num_bytes} B"
+
+
+def check_folders(*paths: Path | None) -> None:
+    """Files that are to be written at the end have a folder now, which takes them.
+
+    Raises:
+        OutputError: if one has not.
+    """
+    from adaptive.errors import OutputError
+
+    for path in filter(None, paths):
+        parent = path.absolute().parent
+        if not parent.is_dir():
+            raise OutputError(f"{path} cannot be written: there is no folder {path.parent}")
+        if path.is_dir():
+            raise OutputError(f"{path} cannot be written: it is a folder; name a file")
+        if not os.access(parent, os.W_OK):
+            raise OutputError(f"{path} cannot be written: folder {path.parent} takes no new files")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole, or raise `OutputError`."""
+    from adaptive.errors import OutputError
+    from adaptive.storage.durable import write_atomic
+
+    try:
+        write_atomic(path, text.encode())
+    except OSError as error:
+        raise OutputError(f"{path} could not be written: {error}") from error
+
+
+def make_folders(*folders: Path) -> None:
+    """Make folders that are missing, or raise `OutputError`."""
+    from adaptive.errors import OutputError
+
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"folder {folder} could not be made: {error.strerror}; name another one") from error
 
 
 def note(text: str) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adaptive.cli.output import AsJson, note, own_stdout, print_result
+from adaptive.cli.command_options import AsJson
+from adaptive.cli.output import note, own_stdout, print_result
 
 if TYPE_CHECKING:
     from adaptive.policy import Policy, SkipRule
@@ -124,7 +125,7 @@ def list_policies(as_json: AsJson = False) -> None:
     blocks = [_entry_text(name, entry) for name, entry in entries.items()] or ["no policies installed"]
     beside = ["", "skip rules, beside any policy (--skip):", *(_entry_text(*entry) for entry in rules.items())]
     table = "\n".join(blocks + (beside if rules else []))
-    print_result({"schema": 1, "policies": entries, "skip_rules": rules, "table": table}, as_json=as_json)
+    print_result({"schema": 1, "policies": entries, "skip_rules": rules}, table=table, as_json=as_json)
 
 
 @app.command()
@@ -138,7 +139,7 @@ def show(spec: Spec, as_json: AsJson = False) -> None:
         own: dict[str, Any] = {"rule": spec, "class": f"{rule.__module__}:{rule.__qualname__}"}
         own |= {"leaves_out": rule.leaves_out, "parameters": _parameters(rule)}
         doc = "\n\n".join(filter(None, (_module_doc(rule), inspect.getdoc(rule)))) or "No description."
-        print_result({"schema": 1, **own, "doc": doc, "table": _rule_text(doc, own)}, as_json=as_json)
+        print_result({"schema": 1, **own, "doc": doc}, table=_rule_text(doc, own), as_json=as_json)
         return
     cls = policy_class(spec)
     facts: dict[str, Any] = {
@@ -151,7 +152,7 @@ def show(spec: Spec, as_json: AsJson = False) -> None:
         "parameters": _parameters(cls),
     }
     doc = "\n\n".join(filter(None, (_module_doc(cls), inspect.getdoc(cls)))) or "No description."
-    print_result({**facts, "doc": doc, "table": _show_text(doc, facts)}, as_json=as_json)
+    print_result({**facts, "doc": doc}, table=_show_text(doc, facts), as_json=as_json)
 
 
 @app.command()
@@ -205,7 +206,7 @@ def check(
             results = check_policy(spec, options, timeout_s=timeout_s)
     checks = [{"check": r.check, "passed": r.passed, "reason": r.reason, "was_run": r.was_run} for r in results]
     lines = _check_lines(results)
-    print_result({"schema": 1, "policy": spec, "checks": checks, "table": "\n".join(lines)}, as_json=as_json)
+    print_result({"schema": 1, "policy": spec, "checks": checks}, table="\n".join(lines), as_json=as_json)
     failed = [one.check for one in results if one.was_run and not one.passed]
     left = sum(not one.was_run for one in results)
     if failed:

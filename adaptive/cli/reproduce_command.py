@@ -8,46 +8,27 @@ import signal
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer import Abort
 
-from adaptive.cli.flags import DATA, OUTPUT
-from adaptive.cli.output import AsJson, Sets, given_sets, note, own_stdout, print_result
-from adaptive.cli.profile_command import make_folders
+from adaptive.cli import command_options as options
+from adaptive.cli.flags import given_sets
+from adaptive.cli.output import make_folders, note, own_stdout, print_result
 
 
 def reproduce(
     context: typer.Context,
-    paper: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PAPER",
-            help="tutorial, fae, hotline, scratchpipe, slipstream, zion; or a Python file such as theirs in "
-            "examples/reproduce, which is run.",
-            show_default=False,
-        ),
-    ] = None,
-    listing: Annotated[bool, typer.Option("--list", help="List the papers with what is reproduced.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Under a minute: less data, fewer steps.")] = False,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, metavar="NUMBER", help="Trainings of each policy that is compared.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(metavar="SPEC", help="Data, as of `run`.", rich_help_panel=DATA)] = None,
-    schema: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Schema of csv:PATH.", rich_help_panel=DATA)
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Records, pictures, report.md and report.html; new or empty. Default runs/reproduce-PAPER.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    sets: Sets = None,
-    as_json: AsJson = False,
+    paper: options.Paper = None,
+    listing: options.ListPapers = False,
+    quick: options.Quick = False,
+    seeds: options.PaperSeeds = None,
+    data: options.Data = None,
+    schema: options.Schema = None,
+    out: options.PaperFolder = None,
+    sets: options.Sets = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Reproduce a paper: print the commands that this takes, then tables, then what comes out, what does not, and what
     cannot be had here and why. The folder has it all as a page, report.html. Ctrl-C keeps what is done.
@@ -67,7 +48,7 @@ def reproduce(
         texts = ["\n    ".join([f"{p.name}: {p.title}", *(c.shows for c in p.commands)]) for p in papers]
         keys = ("name", "title", "source")
         facts = [{key: getattr(p, key) for key in keys} | {"commands": list(map(vars, p.commands))} for p in papers]
-        print_result({"papers": facts, "table": "\n".join(texts)}, as_json=as_json)
+        print_result({"papers": facts}, table="\n".join(texts), as_json=as_json)
         return
     if paper is None:
         raise ConfigError(f"reproduce: expected a paper: {', '.join(paper_names())}; --list says what they show")
@@ -83,7 +64,7 @@ def reproduce(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} is not empty: name another folder with --out")
     need_matplotlib("reproduce draws with")
-    make_folders([folder])
+    make_folders(folder)
     more = [*(["--data", data] if data is not None else []), *(["--schema", str(schema)] if schema else [])]
     more += [word for text in sets or () for word in ("--set", text)]
     lines = command_lines(chosen, folder, quick=quick, seeds=seeds, more=more)

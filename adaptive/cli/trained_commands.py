@@ -1,91 +1,50 @@
-"""`adaptive-train eval`, `predict` and `export RUN`: evaluate a trained run, score samples with it, export it."""
+"""`adaptive-train eval`, `predict`, `export` and `report`: evaluate a run, score samples, export it, show it."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
 
-import typer
-
+from adaptive.cli import command_options as options
+from adaptive.cli.flags import given_sets
 from adaptive.cli.launching import launch_ranks, refuse_within_ranks, settings_for_ranks
-from adaptive.cli.output import AsJson, ReadingSets, RunArgument, given_sets, own_stdout, print_result
+from adaptive.cli.output import check_folders, own_stdout, print_result
 
 
 def evaluate(
-    run: RunArgument,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPEC",
-            help="Evaluate on all samples of these data, such as csv:PATH; a path alone is of the run's kind. Default: "
-            "the run's own evaluation part.",
-            show_default=False,
-        ),
-    ] = None,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FEATURE",
-            help="Also GAUC, the mean AUC within the samples of each value of a feature, such as the user.",
-            show_default=False,
-        ),
-    ] = None,
-    ranks: Annotated[
-        int | None,
-        typer.Option(
-            metavar="NUMBER",
-            min=1,
-            help="Evaluate in so many processes on this machine, each with a part of the rows (docs/ranks.md); the "
-            "numbers are those of one. Under torchrun leave it out.",
-        ),
-    ] = None,
-    sets: ReadingSets = None,
-    as_json: AsJson = False,
+    run: options.RunArgument,
+    data: options.EvalData = None,
+    group_by: options.GroupBy = None,
+    ranks: options.Ranks = None,
+    sets: options.ReadingSets = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Evaluate the saved weights of a run.
 
-    May be called in any folder. Rows lie where the run had them: those in files stay in files.
+    May be called in any folder. Rows lie where the run had them: those in files stay in files. Ranks give the numbers
+    of one process.
     """
     settings = given_sets(sets)
-    of_run = settings_for_ranks(run, ranks)
+    config = settings_for_ranks(run, ranks)
     if ranks is not None:
         refuse_within_ranks()
         launch_ranks(ranks, None)
+    from adaptive.embeddings.ranks import ALONE
     from adaptive.training.runs import evaluate_run
+    from adaptive.training.runs.distributed import reading_ranks
 
-    given: dict[str, Any] = {"data": data, "by": by, "settings": settings}
-    with own_stdout():
-        if of_run is None:
-            found = evaluate_run(run, **given, stream=sys.stderr)
-        else:
-            from adaptive.training.runs.distributed import reading_ranks
-
-            with reading_ranks(of_run) as together:
-                stream = sys.stderr if together.is_first else None
-                found = evaluate_run(run, **given, stream=stream, ranks=together)
-                if not together.is_first:
-                    return
-    print_result(found, as_json=as_json)
+    with own_stdout(), nullcontext(ALONE) if config is None else reading_ranks(config) as group:
+        stream = sys.stderr if group.is_first else None
+        result = evaluate_run(run, data=data, group_by=group_by, settings=settings, stream=stream, ranks=group)
+    if group.is_first:
+        print_result(result, as_json=as_json)
 
 
 def predict(
-    run: RunArgument,
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE", help="Written when it is whole: .csv, .parquet (needs pyarrow) or .npy.", show_default=False
-        ),
-    ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPEC",
-            help="Data to score, such as csv:PATH, with or without labels; a path alone is of the run's kind. Default: "
-            "the run's own evaluation part.",
-            show_default=False,
-        ),
-    ] = None,
-    sets: ReadingSets = None,
-    as_json: AsJson = False,
+    run: options.RunArgument,
+    out: options.ScoresFile,
+    data: options.EvalData = None,
+    sets: options.ReadingSets = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Predict: one score for each sample, in the order of the data; the probability that its label is 1.
 
@@ -96,18 +55,16 @@ def predict(
     from adaptive.serving import predict_run
 
     with own_stdout():
-        found = predict_run(run, out, data=data, settings=settings)
-    print_result(found, as_json=as_json)
+        result = predict_run(run, out, data=data, settings=settings)
+    print_result(result, as_json=as_json)
 
 
 def export(
-    run: RunArgument,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="A new folder, made when all of it is written.", show_default=False)
-    ],
-    to: Annotated[str, typer.Option(metavar="torch|safetensors|onnx", help="File format of the tensors.")] = "torch",
-    sets: ReadingSets = None,
-    as_json: AsJson = False,
+    run: options.RunArgument,
+    out: options.ExportFolder,
+    to: options.ExportFormat = "torch",
+    sets: options.ReadingSets = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Export a run: tables of plain nn.EmbeddingBags, dense part and id maps, with the code that scores by them.
 
@@ -118,5 +75,24 @@ def export(
     from adaptive.serving import export_run
 
     with own_stdout():
-        found = export_run(run, out, to=to, settings=settings)
-    print_result(found, as_json=as_json)
+        result = export_run(run, out, to=to, settings=settings)
+    print_result(result, as_json=as_json)
+
+
+def report(
+    paths: options.ReportPaths,
+    out: options.ReportFile = Path("report.html"),
+    as_json: options.AsJson = False,
+) -> None:
+    """Make one HTML page of runs, a comparison, profiles or simulations. It opens from the file, without a server or a
+    network.
+
+    Quality, curves, stages of a step, tier movement, traffic, what was skipped, what the policy reports, the guard's
+    decisions, bad lines, settings, versions. Needs the extra 'report': matplotlib.
+    """
+    from adaptive.studies.report.html_report import write_report
+
+    check_folders(out)
+    with own_stdout():
+        result = write_report(paths, out)
+    print_result(result, as_json=as_json)

@@ -49,7 +49,7 @@ _FONTS: Final = re.compile(r"font-family: [^;\"]*")
 _LONG: Final = re.compile(r"-?\d+\.\d{3,}")
 
 
-def need_matplotlib(who: str = "--png needs") -> None:
+def need_matplotlib(who: str = "--plot needs") -> None:
     """Look before long work whether its pictures can be drawn. who: the beginning of the message.
 
     Raises:

@@ -96,8 +96,8 @@ PAPER = Paper(
                 "profile --sections data --memory 5%,10%", quick="--samples 60000"),
         Command("learning", "figures 10 and 23: popular inputs by share learnt, and by the logger's size beside exact "
                             "counts",
-                f"simulate --policy hotline+learn=1%,hotline+learn=5%,hotline+learn=20%,{LOGGERS} --device-rows 10%",
-                quick="--batches 110 --batch-size 512 --set data.synthetic.num_train=60000"),
+                f"simulate --policies hotline+learn=1%,hotline+learn=5%,hotline+learn=20%,{LOGGERS} --device-rows 10%",
+                quick="--steps 110 --batch-size 512 --set data.synthetic.num_train=60000"),
         Command("step", "figures 2, 4, 16 and 18: the step by phase, classifying beside it",
                 "profile --sections step --policies hybrid,hotline", quick="--time-steps 10 --batch-size 256"),
         Command("compare", "table 5, table 6 and figure 14: quality and bytes", "compare --device-rows 10% --seeds 1",

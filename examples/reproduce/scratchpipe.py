@@ -80,10 +80,10 @@ PAPER = Paper(
                 "simulate --machine v100-pcie3",
                 full="--policy static,lru,lfu,s3fifo,scratchpipe+window=0,scratchpipe "
                      "--device-rows 7%,10%,15%,20%,30%,50%",
-                quick="--policy static,lru,lfu,scratchpipe --device-rows 2%,5%,10% --batches 60 --batch-size 256"),
+                quick="--policy static,lru,lfu,scratchpipe --device-rows 2%,5%,10% --steps 60 --batch-size 256"),
         *(
             Command(f"depth-{depth}", "slots that look-ahead needs, by depth",
-                    f"simulate --policy lru --device-rows 50% --depth {depth}", quick="--batches 40 --batch-size 256")
+                    f"simulate --policies lru --device-rows 50% --depth {depth}", quick="--steps 40 --batch-size 256")
             for depth in DEPTHS
         ),
     ),

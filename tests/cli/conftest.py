@@ -48,22 +48,24 @@ class FakeTrainer:
     calls: list[tuple[str, Any]] = field(default_factory=list)
     error: BaseException | None = None
 
-    def train_run(self, config: TrainConfig, *, overwrite: bool = False, stream: TextIO, ranks: Any) -> dict[str, Any]:
+    def train_run(self, config: TrainConfig, *, stream: TextIO, overwrite: bool = False, **more: Any) -> dict[str, Any]:
         print("training", file=stream)
         return self._answer("train", config, overwrite=overwrite)
 
-    def resume_run(self, run_dir: Path, *, stream: TextIO, ranks: Any, **lengths: Any) -> dict[str, Any]:
+    def resume_run(
+        self, run_dir: Path, *, stream: TextIO, ranks: Any, force_unlock: bool = False, **lengths: Any
+    ) -> dict[str, Any]:
         print("resuming", file=stream)
         return self._answer("resume", (run_dir, lengths))
 
-    def auto_resume_run(self, config: TrainConfig, *, stream: TextIO, ranks: Any) -> dict[str, Any]:
+    def auto_resume_run(self, config: TrainConfig, *, stream: TextIO, **more: Any) -> dict[str, Any]:
         print("going on", file=stream)
         return self._answer("go on", config)
 
     def plan_run(self, config: TrainConfig) -> dict[str, Any]:
         return self._answer("plan", config)
 
-    def evaluate_run(self, run_dir: Path, *, stream: TextIO, **reading: Any) -> dict[str, Any]:
+    def evaluate_run(self, run_dir: Path, *, stream: TextIO, ranks: Any, **reading: Any) -> dict[str, Any]:
         print("evaluating", file=stream)
         return self._answer("eval", (run_dir, reading))
 
@@ -82,7 +84,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
     for name in ("train_run", "resume_run", "auto_resume_run", "plan_run", "evaluate_run"):
         setattr(module, name, getattr(fake, name))
     monkeypatch.setitem(sys.modules, "adaptive.training.runs", module)
-    together: Any = ModuleType("adaptive.training.runs.distributed")
-    together.these_ranks = lambda config: nullcontext(ALONE)
-    monkeypatch.setitem(sys.modules, "adaptive.training.runs.distributed", together)
+    distributed: Any = ModuleType("adaptive.training.runs.distributed")
+    distributed.these_ranks = distributed.reading_ranks = lambda config: nullcontext(ALONE)
+    monkeypatch.setitem(sys.modules, "adaptive.training.runs.distributed", distributed)
     return fake

@@ -198,8 +198,8 @@ def test_ranks_are_refused_with_the_reason(cli: Cli, monkeypatch: pytest.MonkeyP
 
 
 def test_simulate_for_real(cli: Cli) -> None:
-    words = ("simulate", *SMALL[:-2], "--policy", "lru,lfu+half_life=50,hybrid", "--device-rows", "1%,20%,40%")
-    result = cli(*words, "--batches", "6", "--embedding-dim", "32", "--dense-ms", "0.25", "--json")
+    words = ("simulate", *SMALL[:-2], "--policies", "lru,lfu+half_life=50,hybrid", "--device-rows", "1%,20%,40%")
+    result = cli(*words, "--steps", "6", "--embedding-dim", "32", "--dense-ms", "0.25", "--json")
     assert result.code == 0, result.err
     found = json.loads(result.out)
     assert (found["schema"], found["batches"], found["lookups"]) == (1, 6, 6 * 500 * 26)
@@ -214,7 +214,7 @@ def test_simulate_for_real(cli: Cli) -> None:
         assert set(run["step_ms"]) == {"look_ahead", "serial", "hybrid", "device_only", "xdl"}
         assert run["step_ms"]["serial"] > run["step_ms"]["look_ahead"] >= run["plan_ms"] > 0
         assert run["step_ms"]["device_only"] > 0.25
-    text = cli(*words, "--batches", "6", "--markdown", "table.md").out
+    text = cli(*words, "--steps", "6", "--markdown", "table.md").out
     assert "lookup hits  row hits  row hits, Belady" in text
     head, line, first = Path("table.md").read_text().split("\n\n")[1].splitlines()[:3]
     assert head.startswith("| policy | device rows | of rows | lookup hits | row hits | row hits, Belady | popular |")
@@ -231,7 +231,7 @@ def test_what_policies_print_does_not_stand_in_the_result(cli: Cli) -> None:
         "class Loud(Policy):\n    def score(self, rows):\n        return rows.last_access\n"
     )
     for words in (
-        ("simulate", *SMALL[:-2], "--policy", "loud.py:Loud", "--device-rows", "20%"),
+        ("simulate", *SMALL[:-2], "--policies", "loud.py:Loud", "--device-rows", "20%"),
         ("compare", *SMALL, "--policies", "loud.py:Loud", "--seeds", "1", "--steps", "3", "--out", "out"),
     ):
         result = cli(*words, "--json")
@@ -245,18 +245,18 @@ def test_simulate_mistakes(cli: Cli) -> None:
         (["--host-bandwidth", "fast"], 2, "--host-bandwidth 'fast'"),
         (["--device-rows", "lots"], 2, "size 'lots' is not a number of rows"),
         (["--device-rows", ","], 2, "at least one policy and one device size"),
-        (["--policy", "lru,nothing"], 9, "no policy 'nothing'"),
+        (["--policies", "lru,nothing"], 9, "no policy 'nothing'"),
         (["--data", "criteo:none.tsv"], 3, "none.tsv"),
         (["--optimizer", "sdg"], 2, "did you mean sgd?"),
-        (["--png", "no/such.png"], 6, "there is no folder no"),
+        (["--plot", "no/such.png"], 6, "there is no folder no"),
         (["--device-rows", "1", *SMALL[:-2]], 7, "none of the 2 runs"),
         (["--ranks", "2,x"], 2, "whole numbers are needed"),
-        (["--ranks", "2", "--link", "1GB/s", "--policy", "lru"], 2, "--policy, --link has no influence"),
+        (["--ranks", "2", "--link", "1GB/s", "--policies", "lru"], 2, "--policies, --link has no influence"),
         (["--ranks", "1"], 2, "2 ranks or more"),
         (["--ranks", "0"], 2, "2 ranks or more, at most 65,536"),
         (["--ranks", "9" * 20], 2, "2 ranks or more, at most 65,536"),
         (["--ranks", "3", "--set", "ranks.blocks=2"], 2, "2 ranks or more, at most 2 (ranks.blocks=2)"),
-        (["--dense-ms", "inf"], 2, "needed milliseconds, a finite number"),
+        (["--dense-ms", "inf"], 2, "expected milliseconds, a finite number"),
         (["--saturated", "0.2"], 2, "--saturated needs --ranks"),
     ]:
         result = cli("simulate", *words)
@@ -265,7 +265,7 @@ def test_simulate_mistakes(cli: Cli) -> None:
 
 def test_simulate_counts_bytes_between_ranks(cli: Cli, tmp_path: Path) -> None:
     table = tmp_path / "ranks.md"
-    found = cli("simulate", *SMALL[:-2], "--ranks", "2,4", "--batches", "2", "--json", "--markdown", str(table))
+    found = cli("simulate", *SMALL[:-2], "--ranks", "2,4", "--steps", "2", "--json", "--markdown", str(table))
     assert found.code == 0, found.err
     result = json.loads(found.out)
     assert result["batches"] == 2 and [one["ranks"] for one in result["ranks"]] == [2, 4]
@@ -273,7 +273,7 @@ def test_simulate_counts_bytes_between_ranks(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_simulate_takes_shape_and_width_of_a_preset(cli: Cli) -> None:
-    words = ("--preset", "rmc3", "--policy", "lru", "--device-rows", "20000", "--json", *SMALL)
+    words = ("--preset", "rmc3", "--policies", "lru", "--device-rows", "20000", "--json", *SMALL)
     found, wide = (cli("simulate", *words, *more) for more in ((), ("--embedding-dim", "16")))
     assert (found.code, wide.code) == (0, 0), found.err
     sizes = [json.loads(one.out)["runs"][0]["device_bytes"] for one in (found, wide)]
@@ -281,7 +281,7 @@ def test_simulate_takes_shape_and_width_of_a_preset(cli: Cli) -> None:
 
 
 def test_simulate_models_xdl_where_the_dense_part_has_a_size(cli: Cli) -> None:
-    words = ("--policy", "lru", "--device-rows", "20%", *SMALL)
+    words = ("--policies", "lru", "--device-rows", "20%", *SMALL)
     plain, told = (cli("simulate", *words, *more) for more in ((), ("--dense-bytes", "50000000")))
     assert "XDL" not in plain.out and "XDL" in told.out
 

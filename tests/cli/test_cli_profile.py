@@ -36,13 +36,13 @@ def test_a_profile_with_all_it_writes(cli: Cli, tmp_path: Path) -> None:
     assert names == {"skew", "hot", "tables", "reuse", "step", "movement", "drop"}
     tables = (tmp_path / "found/tables.csv").read_text().splitlines()
     assert tables[0].startswith("table,rows,look-ups/sample,seen") and len(tables) == 28
-    simulated = cli("simulate", *SMALL[:8], "--policy", "lru,hybrid", "--device-rows", "20%", "--machine",
-                    "machine.toml", "--batches", "10", "--json")  # fmt: skip
+    simulated = cli("simulate", *SMALL[:8], "--policies", "lru,hybrid", "--device-rows", "20%", "--machine",
+                    "machine.toml", "--steps", "10", "--json")  # fmt: skip
     assert simulated.code == 0, simulated.err
     runs = json.loads(simulated.out)["runs"]
     assert all(run["expected_ms"] > 0 and run["read_ms"] > 0 for run in runs)
-    faster = cli("simulate", *SMALL[:8], "--policy", "lru", "--device-rows", "20%", "--machine", "h200",
-                 "--batches", "10", "--dense-ms", "7")  # fmt: skip
+    faster = cli("simulate", *SMALL[:8], "--policies", "lru", "--device-rows", "20%", "--machine", "h200",
+                 "--steps", "10", "--dense-ms", "7")  # fmt: skip
     assert faster.code == 0 and "expected" not in faster.out and " 7.0" in faster.out
 
 
@@ -58,7 +58,7 @@ def test_json_is_the_record_alone(cli: Cli) -> None:
     [
         (("--sections", "data,speed"), "needed some of data, step, movement"),
         (("--sections", "data", "--save", "m.toml"), "--save needs the step"),
-        (("--sample", "5"), "needed a share of the inputs"),
+        (("--sample", "5"), "expected a share of the inputs"),
         (("--sample", "lots"), "--sample"),
         (("--memory", "1%,lots"), "--memory"),
         (("--save", "no/where.toml"), "there is no folder no"),

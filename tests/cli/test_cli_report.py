@@ -9,8 +9,8 @@ from report_records import Seen, write_run
 
 def test_a_simulation_becomes_a_page(cli: Callable[..., object], tmp_path: Path) -> None:
     """Of what `simulate --json` printed, with a size that was too small."""
-    small = ("--batches", "4", "--batch-size", "64", "--device-rows", "10,5%,20%")
-    found = cli("simulate", "--policy", "lru,lfu", *small, "--json")
+    small = ("--steps", "4", "--batch-size", "64", "--device-rows", "10,5%,20%")
+    found = cli("simulate", "--policies", "lru,lfu", *small, "--json")
     assert found.code == 0, found.err  # type: ignore[attr-defined]
     Path("sim.json").write_text(found.out)  # type: ignore[attr-defined]
     done = cli("report", "sim.json", "--out", "page.html", "--json")

@@ -117,7 +117,7 @@ PAPER = Paper("Own", "me", [Command("first", "skew", words)%s], findings)
 
 
 def test_ctrl_c_keeps_the_commands_that_are_done(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own.py").write_text(OWN % ', Command("second", "hits", "simulate --policy lru --batches 2")')
+    (tmp_path / "own.py").write_text(OWN % ', Command("second", "hits", "simulate --policies lru --steps 2")')
 
     def interrupted(*words: object, **more: object) -> None:
         raise KeyboardInterrupt
@@ -155,7 +155,7 @@ def test_the_list_and_mistakes(cli: Cli, tmp_path: Path) -> None:
     [
         (("--schema", "s.toml"), "--schema s.toml: the built-in stream has none; name the data"),
         (("--seeds", "3"), "--seeds 3: zion compares no policies"),
-        (("--set", "steps"), "needed KEY=VALUE"),
+        (("--set", "steps"), "expected KEY=VALUE"),
         (("--data", ""), "--data: needed a value, found an empty one"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from adaptive.cli.app import app
-from adaptive.cli.flags import FLAGS
+from adaptive.cli.flags import DLRM, FLAGS
 from adaptive.cli.output import key_lines
 from adaptive.config import TrainConfig
 from adaptive.training.settings import load_settings
@@ -66,9 +66,9 @@ def test_lines_for_people() -> None:
 
 
 def test_eval(cli: Cli, trainer: Any) -> None:
-    result = cli("eval", "runs/x", "--json")
+    result = cli("eval", "runs/x", "--group-by", "user", "--json")
     assert json.loads(result.out)["auc"] == 0.75
-    assert trainer.calls == [("eval", (Path("runs/x"), {"data": None, "by": None, "settings": {}}))]
+    assert trainer.calls == [("eval", (Path("runs/x"), {"data": None, "group_by": "user", "settings": {}}))]
 
 
 def test_all_sources_at_once(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +121,12 @@ def test_each_flag_gives_its_settings(cli: Cli, trainer: Any, flag: Any) -> None
     assert result.code == 0, result.err
     ((_, config),) = trainer.calls
     assert [setting(config, key) for key in flag.keys] == [value] * len(flag.keys)
+
+
+def test_flags_of_dlrm_have_a_page_of_their_own(cli: Cli) -> None:
+    page, plain = cli("run", "--help-dlrm").out, cli("run", "--help").out
+    for flag in FLAGS:
+        assert (f"\n  {flag.name} " in page) == (flag.panel == DLRM) == (f" {flag.name} " not in plain), flag.name
 
 
 def test_two_names_of_one_setting_must_agree(cli: Cli, trainer: Any) -> None:

@@ -76,7 +76,7 @@ def test_a_comparison_stopped_in_its_first_run_has_nothing_to_tell(cli: Cli, sto
 def test_mistakes_of_one_policy_are_told_before_anything_is_trained(
     cli: Cli, stopped: dict[str, BaseException]
 ) -> None:
-    for command, flag in (("compare", "--policies"), ("simulate", "--policy")):
+    for command, flag in (("compare", "--policies"), ("simulate", "--policies")):
         for policies, code, text in [
             ("lru,slipstream+bound=-1", 9, "policy Slipstream: bound=-1.0: needed more than 0"),
             ("lru,lfu+half_life=x", 2, f"policy.half_life (flag {flag} lfu+half_life=x): found 'x'"),
@@ -132,7 +132,7 @@ def test_a_policy_that_is_not_there(cli: Cli, command: str) -> None:
 def test_simulate_tells_its_progress_and_runs_a_size_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adaptive.training.telemetry.progress.EVERY", 0.0)
     words = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=4000", "--batch-size", "100")
-    result = cli("simulate", *words, "--epochs", "2", "--policy", "lru", "--device-rows", "20%,100%,20%", "--json")
+    result = cli("simulate", *words, "--epochs", "2", "--policies", "lru", "--device-rows", "20%,100%,20%", "--json")
     assert result.code == 0, result.err
     assert [run["size"] for run in json.loads(result.out)["runs"]] == ["20%", "100%"]
     told = [line.split(", about")[0] for line in result.err.splitlines()]
@@ -158,9 +158,9 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def test_a_stopped_simulation_tells_and_keeps_what_is_read(cli: Cli, interrupting: Callable[[int], None]) -> None:
     words = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=8000", "--batch-size", "100")
-    files = ("--png", "a.png", "--markdown", "a.md")
+    files = ("--plot", "a.png", "--markdown", "a.md")
     interrupting(1)
-    result = cli("simulate", *words, "--policy", "lru,fae", "--device-rows", "20%,50%", *files, "--json")
+    result = cli("simulate", *words, "--policies", "lru,fae", "--device-rows", "20%,50%", *files, "--json")
     assert result.code == 130 and "interrupted" in result.err
     found = json.loads(result.out)
     assert (found["batches"], found["asked_batches"], found["was_stopped"]) == (32, 80, True)
@@ -168,7 +168,7 @@ def test_a_stopped_simulation_tells_and_keeps_what_is_read(cli: Cli, interruptin
     said = "stopped after 32 of 80 batches: all numbers are of these; missing are fae with 20%, 50%; the same command"
     assert said in Path("a.md").read_text() and said in result.err and Path("a.png").stat().st_size > 1000
     interrupting(1)
-    plain = cli("simulate", *words, "--policy", "lru", "--device-rows", "20%")
+    plain = cli("simulate", *words, "--policies", "lru", "--device-rows", "20%")
     assert plain.code == 130 and "stopped after 32 of 80 batches" in plain.out and "32 of 80" not in plain.err
 
 

@@ -43,7 +43,7 @@ def command_lines(
         words = [*command.line(quick=quick), *more]
         words += ["--seeds", str(seeds)] if seeds is not None and command.verb in SEEDED else []
         is_picture = command.verb == "simulate"  # the others write a folder
-        words += ["--png", str(out / f"{command.id}.png")] if is_picture else ["--out", str(out / command.id)]
+        words += ["--plot", str(out / f"{command.id}.png")] if is_picture else ["--out", str(out / command.id)]
         lines.append((command, words))
     return lines
 

@@ -100,7 +100,7 @@ def stop_lines(result: Simulation) -> list[str]:
     left_out = "; ".join(f"{policy} with {', '.join(missing)}" for policy, missing in sizes.items())
     if result.batches == result.asked_batches:
         listed = ",".join(dict.fromkeys(run.size for run in result.missing))
-        again = f"--policy {','.join(sizes)} --device-rows {listed}"
+        again = f"--policies {','.join(sizes)} --device-rows {listed}"
         return [f"stopped: missing are {left_out}; the same command with {again} gives them"]
     missing = f"missing are {left_out}; " if left_out else ""
     batches = _batches_text(result.batches, result.asked_batches)

@@ -231,7 +231,7 @@ def evaluate_run(
     run_directory: Path | str,
     *,
     data: str | None = None,
-    by: str | None = None,
+    group_by: str | None = None,
     settings: Settings = NO_SETTINGS,
     stream: TextIO | None = None,
     ranks: Ranks = ALONE,
@@ -242,7 +242,8 @@ def evaluate_run(
 
     Args:
         data: evaluate on all samples of these data, mapped to rows as the run's were; see `data_of`.
-        by: a feature with one value a sample, such as the user; also GAUC over its values (`gauc`, `gauc_groups`).
+        group_by: a feature with one value a sample, such as the user: adds GAUC over its values (`gauc`,
+        `gauc_groups`).
         settings: dotted keys of `adaptive.training.runs.loading.READABLE` and their values, which count before the
         run's. stream: where the result is shown, usually stderr.
         ranks: that evaluate together, each in a call of its own, with a part of the rows and some of the batches;
@@ -255,9 +256,9 @@ def evaluate_run(
         InputError: if the data are not those of the run, or have no evaluation part, or samples without a label.
     """
     with telling(ranks), load_with(Path(run_directory), settings, ranks) as run:
-        position = group_feature(by, [feature.name for feature in run.shape.features], f"{run.path}: --by ")
+        position = group_feature(group_by, [feature.name for feature in run.shape.features], f"{run.path}: --group-by ")
         dataset = data_of(run, data)
-        ranks.require_equal(lambda: {"by": by, "data": dataset.fingerprint()})
+        ranks.require_equal(lambda: {"group_by": group_by, "data": dataset.fingerprint()})
         with torch_settings(run.config):
             batches = evaluation_batches(run, dataset)
             evaluation = evaluate(run.embeddings, run.model, batches, by=position, in_turn=not ranks.is_local)

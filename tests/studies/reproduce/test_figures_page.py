@@ -77,7 +77,7 @@ def test_a_script_of_the_row_shows_it_by_its_command(row: tuple[str, str, str, s
     verb, flags = wanted[0].split()[0], set(re.findall(r"--[a-z-]+", " ".join(wanted)))
     for one in named:
         mine = [f"{command.words} {command.full}" for command in one.commands if command.verb == verb]
-        drawn = {"--png"} if verb == "simulate" else set()  # reproduce gives it
+        drawn = {"--plot"} if verb == "simulate" else set()  # reproduce gives it
         assert mine and flags - drawn <= {word for words in mine for word in words.split()}, one.name
     texts = [(PAPERS / f"{one.name}.py").read_text() for one in named]
     ids = {command.id for one in named for command in one.commands}

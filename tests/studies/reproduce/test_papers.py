@@ -89,8 +89,8 @@ def test_command_lines() -> None:
     lines = command_lines(made_up(), Path("out"), quick=True, seeds=2, more=["--data", "csv:x"])
     assert [(command.id, shlex.join(words)) for command, words in lines] == [
         ("c", "compare --policies lru --seeds 1 --steps 5 --set b=2 --data csv:x --seeds 2 --out out/c"),
-        ("depth-0", "simulate --depth 0 --data csv:x --png out/depth-0.png"),
-        ("depth-2", "simulate --depth 2 --data csv:x --png out/depth-2.png"),
+        ("depth-0", "simulate --depth 0 --data csv:x --plot out/depth-0.png"),
+        ("depth-2", "simulate --depth 2 --data csv:x --plot out/depth-2.png"),
     ]
     assert command_lines(made_up(), Path("out"))[0][1] == shlex.split(
         "compare --policies lru --seeds 1 --steps 9 --out out/c"

@@ -85,7 +85,7 @@ def test_policies_with_batches_of_their_own_are_whole_or_missing(number: int) ->
     assert found.missing == [SizedPolicy("contract:Regrouping", size) for size in ("60%", "90%")]
     text = simulation_document(found).to_text()
     assert ("missing are contract:Regrouping with 60%, 90%; the same command again gives all" in text) == (number == 1)
-    again = "the same command with --policy contract:Regrouping --device-rows 60%,90% gives them"
+    again = "the same command with --policies contract:Regrouping --device-rows 60%,90% gives them"
     assert (again in text) == (number == 4)
 
 

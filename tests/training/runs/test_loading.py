@@ -237,7 +237,7 @@ def test_the_label_column_is_needed_for_training(elsewhere: Path) -> None:
 
 def test_gauc_by_a_feature(elsewhere: Path) -> None:
     path = trained(Path.cwd())
-    found = evaluate_run(path, by="user")
+    found = evaluate_run(path, group_by="user")
     with load_run(path) as run:
         (batch,) = data_of(run, None).evaluation(1000)
         (scores,) = run.predict([batch])
@@ -245,7 +245,7 @@ def test_gauc_by_a_feature(elsewhere: Path) -> None:
     expected = grouped_auc(scores, batch.labels, users)
     assert (found["gauc"], found["gauc_groups"]) == (pytest.approx(expected[0], abs=1e-3), expected[1])
     assert "gauc" not in evaluate_run(path) and found["auc"] == summary(path)["auc"]
-    with pytest.raises(ConfigError, match=r"--by you: .* there are: first, second, user, site, tags"):
-        evaluate_run(path, by="you")
+    with pytest.raises(ConfigError, match=r"--group-by you: .* there are: first, second, user, site, tags"):
+        evaluate_run(path, group_by="you")
     with pytest.raises(InputError, match="GAUC needs a feature with one id a sample"):
-        evaluate_run(path, by="tags")
+        evaluate_run(path, group_by="tags")

@@ -99,7 +99,7 @@ def test_it_is_evaluated_scored_and_exported(tmp_path: Path, data: Callable[...,
     toy = data(labels=labels(name))
     summary = train_run(toy_config(out=str(tmp_path / "run"), eval_by="user", **settings(name)))
     named = {"model": OWN} if name == "own" else {}
-    found = evaluate_run(tmp_path / "run", by="user", settings=named)
+    found = evaluate_run(tmp_path / "run", group_by="user", settings=named)
     for key in ("auc", "log_loss", "calibration", "gauc", "gauc_groups", "labels"):
         assert found.get(key) == summary.get(key), key
     assert 0 < summary["gauc"] < 1 and "calibration" in summary["table"] and "groups" in summary["table"]
