@@ -4,7 +4,8 @@ The notifier prepares a batch in all groups. All that it tells is told before an
 policy fails, nothing has moved. For a policy without these methods nothing is put together.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,31 +61,29 @@ class RowView:
         return batch.ids + np.repeat(self._feature_starts, lookups)
 
     def resident(self, rows: Int64s) -> NDArray[np.bool_]:
-        found = np.zeros(len(rows), np.bool_)
-        for planner, mine, local in self._split(rows):
-            found[mine] = planner.tracker.codes[local] > 0
-        return found
+        return self._gather(rows, np.bool_, lambda planner, local: planner.tracker.codes[local] > 0)
 
     def accesses(self, rows: Int64s) -> Int64s:
-        found = np.zeros(len(rows), np.int64)
-        for planner, mine, local in self._split(rows):
-            found[mine] = planner.tracker.accesses[local]
-        return found
+        return self._gather(rows, np.int64, lambda planner, local: planner.tracker.accesses[local])
 
     def saturated(self, rows: Int64s) -> NDArray[np.bool_]:
-        found = np.zeros(len(rows), np.bool_)
-        for planner, mine, local in self._split(rows):
-            if planner.skipper is not None:
-                entries = planner.skipper.hot.entries_of(local)
-                found[mine] = (entries >= 0) & planner.skipper.hot.saturated[entries]
-        return found
+        return self._gather(rows, np.bool_, _saturated)
 
-    def _split(self, rows: Int64s) -> Iterator[tuple[Planner, Int64s, Int64s]]:
-        """Each planner with the positions in `rows` of its rows, and their local numbers."""
+    def _gather(self, rows: Int64s, dtype: Any, of: Callable[[Planner, Int64s], NDArray[Any]]) -> NDArray[Any]:
+        """(n,) what each planner says `of` its rows, by their local numbers; 0 for rows of other ranks."""
+        values = np.zeros(len(rows), dtype)
         for planner in self._planners:
             local = planner.group.from_global(rows)
-            mine = np.flatnonzero((local >= 0) & (local < planner.group.num_rows))
-            yield planner, mine, local[mine]
+            inside = np.flatnonzero((local >= 0) & (local < planner.group.num_rows))
+            values[inside] = of(planner, local[inside])
+        return values
+
+
+def _saturated(planner: Planner, rows: Int64s) -> NDArray[np.bool_]:
+    if planner.skipper is None:
+        return np.zeros(len(rows), np.bool_)
+    entries = planner.skipper.hot.entries_of(rows)
+    return (entries >= 0) & planner.skipper.hot.saturated[entries]
 
 
 class AccessNotifier:
@@ -162,5 +161,4 @@ class AccessNotifier:
 
     def _all(self, local: Callable[[int], Int64s]) -> Int64s:
         """Rows of all groups by their global numbers, ascending; `local`: group -> its own."""
-        found = [planner.group.to_global(local(n)) for n, planner in enumerate(self._planners)]
-        return np.sort(np.concatenate(found))
+        return np.sort(np.concatenate([p.group.to_global(local(n)) for n, p in enumerate(self._planners)]))

@@ -8,7 +8,6 @@ from adaptive.kernels.planning import access_log, belady
 Int64s = NDArray[np.int64]
 
 WAYS = 4
-ENTRY_BYTES = 2
 
 
 class AccessLog:
@@ -33,9 +32,9 @@ class AccessLog:
 
     def holds(self, rows: Int64s) -> NDArray[np.bool_]:
         """(n,) whether each row is in the log."""
-        found = np.empty(len(rows), np.bool_)
-        access_log.find_rows(np.ascontiguousarray(rows), self._sets, found)
-        return found
+        held = np.empty(len(rows), np.bool_)
+        access_log.find_rows(np.ascontiguousarray(rows), self._sets, held)
+        return held
 
     @property
     def num_held(self) -> int:

@@ -81,11 +81,11 @@ class Tracker:
                 self._pages[hit] = np.zeros((), RECORD)
 
     def _rows_with(self, column: str) -> NDArray[np.int64]:
-        found = [np.empty(0, np.int64)]
+        rows = [np.empty(0, np.int64)]
         for pages in self._used_pages():
             page, place = np.nonzero(self._pages[column][pages])
-            found.append(pages[page] * PAGE_RECORDS + place)
-        return np.concatenate(found)
+            rows.append(pages[page] * PAGE_RECORDS + place)
+        return np.concatenate(rows)
 
     def _used_pages(self) -> Iterator[NDArray[np.int64]]:
         """Ascending numbers of the pages that may hold anything but zeros, `PAGES_AT_ONCE` at a time."""
@@ -104,12 +104,16 @@ class Tracker:
 
     def gather(self, rows: NDArray[np.int64]) -> Records:
         """The records of rows (n,)."""
-        size = len(rows)
-        found = Records(
-            np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.float32), np.empty(size, np.int32)
-        )
-        books.gather_records(rows, self.codes, self.accesses, self.last_access, self.update_norm, *found)
-        return found
+        dtypes = np.int64, np.int64, np.float32, np.int32
+        columns: list[NDArray[Any]] = [np.empty(len(rows), dtype) for dtype in dtypes]
+        records = Records(*columns)
+        books.gather_records(rows, *self.columns, self.update_norm, *records)
+        return records
+
+    @property
+    def columns(self) -> tuple[NDArray[np.int32], NDArray[np.uint32], NDArray[np.int32]]:
+        """(rows,) each: codes, accesses and latest access, as kernels take them."""
+        return self.codes, self.accesses, self.last_access
 
     @property
     def num_bytes(self) -> int:
@@ -185,8 +189,7 @@ class SlotTable:
 
     @property
     def num_bytes(self) -> int:
-        arrays = (self.rows, self.free, self._used, self._accesses, self._flags)
-        return sum(array.nbytes for array in arrays)
+        return sum(array.nbytes for array in (self.free, *self._arrays))
 
     @property
     def used(self) -> Int32s:
@@ -202,19 +205,16 @@ class SlotTable:
     def _tell(self) -> None:
         """Have slots say what the records say."""
         if self._untold is not None:
-            tracker, mark = self._tracker, np.uint8(self._untold)
-            books.follow_records(
-                self.rows, tracker.accesses, tracker.last_access, self._used, self._accesses, self._flags, mark
-            )
+            columns = self._tracker.columns[1:]
+            books.follow_records(self.rows, *columns, *self._columns, np.uint8(self._untold))
             self._untold = None
 
     def idle(self, oldest_held: int, limit: int) -> Int64s:
         """Slots whose row no batch from `oldest_held` on needs; at most `limit`, from where the last search ended."""
-        (found,) = carve(self._listed, (np.int64, min(limit, len(self))))
-        count, self._search_from = books.idle_slots(
-            self.rows, self.used, oldest_held, self._search_from, len(found), found
-        )
-        return found[:count]
+        (idle,) = carve(self._listed, (np.int64, min(limit, len(self))))
+        first = self._search_from
+        count, self._search_from = books.idle_slots(self.rows, self.used, oldest_held, first, len(idle), idle)
+        return idle[:count]
 
     def lowest(self, slots: Int64s, order: int, count: int) -> Int64s:
         """Positions of those `count` of the slots (n,) whose rows come first in an order of `selection.ORDERS`."""
@@ -224,20 +224,10 @@ class SlotTable:
         """Free the slots `victims`; returns (slots, rows) to write back."""
         if not len(victims):  # nobody need be told
             return victims, victims
-        slots, rows = np.empty(len(victims), np.int64), np.empty(len(victims), np.int64)
-        count = books.release_slots(
-            victims,
-            self.rows,
-            self.flags,
-            self._tracker.codes,
-            self.free,
-            self.num_free,
-            self._table_starts,
-            *self._buckets,
-            slots,
-            rows,
-            tally,
-        )
+        slots, rows = np.empty((2, len(victims)), np.int64)
+        lines, tables = (self.free, self.num_free), (self._table_starts, *self._buckets)
+        codes = self._tracker.codes
+        count = books.release_slots(victims, self.rows, self.flags, codes, *lines, *tables, slots, rows, tally)
         self.num_free += len(victims)
         return slots[:count], rows[:count]
 
@@ -252,46 +242,18 @@ class SlotTable:
         tally: Int64s,
     ) -> int:
         """Touch the rows that lie in slots and hold these for batch `number`; see `books.enter_batch`."""
-        tracker = self._tracker
         if not self._follow and self._untold != mark:
             self._tell()
             self._untold = mark
-        return int(
-            books.enter_batch(
-                distinct.rows,
-                distinct.counts,
-                distinct.table_ends,
-                number,
-                tracker.codes,
-                tracker.accesses,
-                tracker.last_access,
-                self._used,
-                self._accesses,
-                self._flags,
-                np.uint8(mark),
-                self._follow,
-                locations,
-                missing,
-                before,
-                tally,
-            )
-        )
+        rows, records = (distinct.rows, distinct.counts, distinct.table_ends), self._tracker.columns
+        how = np.uint8(mark), self._follow
+        results = locations, missing, before, tally
+        return int(books.enter_batch(*rows, number, *records, *self._columns, *how, *results))
 
     def leave(self, distinct: Distinct, locations: Int64s, before: Int32s) -> None:
         """Undo `enter`."""
-        tracker = self._tracker
-        books.leave_batch(
-            distinct.rows,
-            distinct.counts,
-            locations,
-            before,
-            tracker.accesses,
-            tracker.last_access,
-            self._used,
-            self._accesses,
-            self._flags,
-            self._follow,
-        )
+        records = self._tracker.columns[1:]
+        books.leave_batch(distinct.rows, distinct.counts, locations, before, *records, *self._columns, self._follow)
 
     def take(
         self,
@@ -310,48 +272,19 @@ class SlotTable:
         assert len(takers) <= self.num_free
         slots = np.empty(len(takers), np.int64)
         initial, late = np.empty((2, len(takers)), np.bool_)
-        tracker = self._tracker
-        books.take_slots(
-            takers,
-            distinct.rows,
-            distinct.counts,
-            distinct.table_ends,
-            tracker.codes,
-            tracker.accesses,
-            tracker.last_access,
-            np.uint8(mark),
-            locations,
-            number,
-            oldest_held,
-            self.rows,
-            self._used,
-            self._accesses,
-            self._flags,
-            self.free,
-            self.num_free,
-            slots,
-            initial,
-            late,
-            tally,
-        )
+        rows, when = (distinct.rows, distinct.counts, distinct.table_ends), (number, oldest_held)
+        slot_columns = self.rows, *self._columns, self.free, self.num_free
+        records, results = self._tracker.columns, (slots, initial, late, tally)
+        books.take_slots(takers, *rows, *records, np.uint8(mark), locations, *when, *slot_columns, *results)
         self.num_free -= len(takers)
         return slots, initial, late
 
     def leave_on_host(self, missing: Int64s, distinct: Distinct, locations: Int64s, number: int) -> Int64s:
         """Touch those of the distinct rows `missing` that have no slot; returns those that must be given their initial
         values on the host."""
-        tracker, fresh = self._tracker, np.empty(len(missing), np.int64)
-        count = books.use_rows_on_host(
-            missing,
-            distinct.rows,
-            distinct.counts,
-            number,
-            tracker.codes,
-            tracker.accesses,
-            tracker.last_access,
-            locations,
-            fresh,
-        )
+        fresh = np.empty(len(missing), np.int64)
+        rows, records = (distinct.rows, distinct.counts), self._tracker.columns
+        count = books.use_rows_on_host(missing, *rows, number, *records, locations, fresh)
         return fresh[:count]
 
     def dirty(self) -> Int64s:
@@ -394,6 +327,11 @@ class SlotTable:
         self._follow, self._untold = other._follow, None
 
     @property
+    def _columns(self) -> tuple[Int32s, NDArray[np.uint32], NDArray[np.uint8]]:
+        """(slots,) each: what slots repeat of the records of their rows, as kernels take them."""
+        return self._used, self._accesses, self._flags
+
+    @property
     def _arrays(self) -> tuple[NDArray[Any], ...]:
-        """What is known of each slot."""
-        return self.rows, self._used, self._accesses, self._flags
+        """(slots,) each: what is known of each slot."""
+        return self.rows, *self._columns

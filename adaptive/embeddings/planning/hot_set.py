@@ -86,16 +86,9 @@ class HotSet:
         self._make_room(min(self.num_entries + len(rows), self.capacity), accesses)
         places, entries = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
         before = self.num_entries
+        table, least = (self._keys, self._values), self.config.min_accesses
         self.num_entries, count = watched.find_entries(
-            rows,
-            accesses,
-            self.config.min_accesses,
-            self._keys,
-            self._values,
-            self.rows,
-            before,
-            places,
-            entries,
+            rows, accesses, least, *table, self.rows, before, places, entries
         )
         self.drift[before : self.num_entries] = np.nan
         self._epoch[before : self.num_entries] = -1
@@ -112,32 +105,14 @@ class HotSet:
 
         counts and locations are those of all distinct rows.
         """
-        size = len(mine.places)
-        due = Snapshots(
-            np.empty(size, np.int64),
-            np.empty(size, np.int32),
-            np.empty(size, np.bool_),
-            np.empty(size, np.int64),
-            np.empty(size, np.int64),
-        )
+        size, pace = len(mine.places), (self.config.min_accesses, self.config.min_visits)
+        dtypes = np.int64, np.int32, np.bool_, np.int64, np.int64
+        columns: list[NDArray[Any]] = [np.empty(size, dtype) for dtype in dtypes]
+        due = Snapshots(*columns)
+        since = self._epoch, self._accesses, self._num_snapshots
+        verdicts = self.saturated, self._skipped, fates
         count = watched.visit_entries(
-            mine.places,
-            mine.entries,
-            counts,
-            locations,
-            self.config.min_accesses,
-            self.config.min_visits,
-            self._epoch,
-            self._accesses,
-            self._num_snapshots,
-            self.saturated,
-            self._skipped,
-            fates,
-            due.locations,
-            due.entries,
-            due.known,
-            due.accesses,
-            due.visits,
+            mine.places, mine.entries, counts, locations, *pace, *since, *verdicts, *vars(due).values()
         )
         return Snapshots(*(column[:count] for column in vars(due).values()))
 
@@ -152,9 +127,9 @@ class HotSet:
 
     def entries_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n,) entry of each row, or -1."""
-        found = np.empty(len(rows), np.int64)
-        watched.lookup_entries(rows, self._keys, self._values, found)
-        return found
+        entries = np.empty(len(rows), np.int64)
+        watched.lookup_entries(rows, self._keys, self._values, entries)
+        return entries
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Copies of the columns of all entries (n,), in order: what `restore` needs."""

@@ -84,8 +84,8 @@ class Group:
     @cached_property
     def feature_columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
         """(features,) their positions, columns and tables, and whether they are pooled by mean."""
-        found = [(feature.position, feature.column, feature.table, feature.mean) for feature in self.features]
-        positions, columns, tables, means = (np.array(column) for column in zip(*found, strict=True))
+        places = [(feature.position, feature.column, feature.table, feature.mean) for feature in self.features]
+        positions, columns, tables, means = (np.array(column) for column in zip(*places, strict=True))
         return positions, columns, tables.astype(np.int32), means
 
     @cached_property
@@ -99,16 +99,16 @@ class Group:
     def pooled_bags(self, num_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """(bags,) the vectors that bags fill, and their tables, where all features are pooled: the same for all batches
         of so many samples, so the latest are kept. Read-only."""
-        found = self._latest_bags.get(num_samples)
-        if found is None:
+        bags = self._latest_bags.get(num_samples)
+        if bags is None:
             _, columns, tables, _ = self.feature_columns
             vectors = np.add.outer(columns, np.arange(num_samples) * self.num_columns).ravel().astype(np.int32)
-            found = vectors, np.repeat(tables, num_samples)
-            for array in found:
+            bags = vectors, np.repeat(tables, num_samples)
+            for array in bags:
                 array.flags.writeable = False
             self._latest_bags.clear()
-            self._latest_bags[num_samples] = found
-        return found
+            self._latest_bags[num_samples] = bags
+        return bags
 
     @cached_property
     def _latest_bags(self) -> dict[int, tuple[NDArray[np.int32], NDArray[np.int32]]]:

@@ -86,39 +86,24 @@ class DistinctFinder:
         Raises:
             InputError: if an id is negative or too large, naming feature, position, value and data line.
         """
-        found, bad = self.find_in_spans(batch.ids, *feature_spans(self._group, batch))
+        distinct, bad = self.find_in_spans(batch.ids, *feature_spans(self._group, batch))
         if bad is not None:
             raise bad_id(self._group, batch, bad)
-        return found
+        return distinct
 
     def find_in_spans(self, ids: Int64s, spans: Int64s, span_tables: NDArray[np.int32]) -> tuple[Distinct, int | None]:
         """The distinct rows of ids (n,) in spans (s, 2) of tables (s,), table by table; and the position of an id that
         its table does not have, None: there is none."""
         sizes = np.bincount(span_tables, weights=spans[:, 1] - spans[:, 0])
         num_lookups = int(sizes.sum())
-        places = max(16, 1 << (2 * int(sizes.max()) - 1).bit_length())
-        if places > len(self._places) or int(self._used[0]) + num_lookups > MOST_USES:
-            self._clear(max(places, len(self._places)))
-        rows, counts, inverse, table_ends = carve(
-            self._memory,
-            (np.int64, num_lookups),
-            (np.int32, num_lookups),
-            (np.int32, num_lookups),
-            (np.int64, len(self._group.tables)),
-        )
-        size = lookups.distinct_rows(
-            ids,
-            spans,
-            span_tables,
-            self._group.table_sizes,
-            self._group.table_starts,
-            self._places,
-            self._used,
-            rows,
-            counts,
-            inverse,
-            table_ends,
-        )
+        num_places = max(16, 1 << (2 * int(sizes.max()) - 1).bit_length())
+        if num_places > len(self._places) or int(self._used[0]) + num_lookups > MOST_USES:
+            self._clear(max(num_places, len(self._places)))
+        sizes_of = (np.int64, num_lookups), (np.int32, num_lookups), (np.int32, num_lookups)
+        rows, counts, inverse, table_ends = carve(self._memory, *sizes_of, (np.int64, len(self._group.tables)))
+        group, places = self._group, (self._places, self._used)
+        asked = ids, spans, span_tables, group.table_sizes, group.table_starts
+        size = lookups.distinct_rows(*asked, *places, rows, counts, inverse, table_ends)
         return Distinct(rows[:size], counts[:size], inverse, table_ends), -size - 1 if size < 0 else None
 
     def _clear(self, places: int) -> None:
@@ -260,27 +245,27 @@ class LookupsAhead:
         """Start to find look-ups, one `Lookups` for each group. Call the result to wait for them; it raises errors."""
         searches = [None if searcher is None else searcher.start(batch) for searcher in self._searchers]
         if self._pool is None:
-            made = self._make(batch, searches)
-            return lambda: _finished(made)
+            results = self._make(batch, searches)
+            return lambda: _finished(results)
         promise = self._pool.submit(self._make, batch, searches)
         return lambda: _finished(promise.result())
 
     def _make(self, batch: Batch, searches: Sequence[Search | None]) -> list[Lookups | Search]:
-        finders, found = self._finders.get(), list[Lookups | Search]()
+        finders, results = self._finders.get(), list[Lookups | Search]()
         try:
             for finder, search in zip(finders, searches, strict=True):
                 if search is None:
-                    found.append(finder.find_lookups(batch))
+                    results.append(finder.find_lookups(batch))
                 else:
                     search.launch()
-                    found.append(search)
-            return found
+                    results.append(search)
+            return results
         finally:
             self._finders.put(finders)
 
 
-def _finished(found: Sequence[Lookups | Search]) -> list[Lookups]:
-    return [one if isinstance(one, Lookups) else one.lookups() for one in found]
+def _finished(results: Sequence[Lookups | Search]) -> list[Lookups]:
+    return [result if isinstance(result, Lookups) else result.lookups() for result in results]
 
 
 def lay_out_bags(group: Group, batch: Batch) -> Bags:

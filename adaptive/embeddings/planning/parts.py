@@ -42,7 +42,7 @@ def describe_parts(group: Group, batch: Batch, plan: GroupPlan, arrival: Arrival
         plan: of the whole batch.
         arrival: which of its distinct rows get slots with this batch.
     """
-    found = []
+    parts = []
     coming = np.zeros(len(arrival.distinct.rows), np.bool_)
     coming[arrival.takers] = True
     arriving = coming[arrival.distinct.inverse]
@@ -51,8 +51,8 @@ def describe_parts(group: Group, batch: Batch, plan: GroupPlan, arrival: Arrival
         places = _places(group, plan.pooling, runs, first, last)
         pooling = _pooling(group, plan.pooling, runs, first, last)
         waits = _on_host(pooling, plan) or any(arriving[run.lookups].any() for run in runs)
-        found.append(GroupPart(places, pooling, waits))
-    return tuple(found)
+        parts.append(GroupPart(places, pooling, waits))
+    return tuple(parts)
 
 
 def _on_host(pooling: Pooling, plan: GroupPlan) -> bool:
@@ -63,8 +63,8 @@ def _on_host(pooling: Pooling, plan: GroupPlan) -> bool:
 def _runs(group: Group, batch: Batch, first: int, last: int) -> list[_Run]:
     runs, bag, lookup = [], 0, 0
     for feature in group.features:
-        own = batch.offsets[feature.position * batch.num_samples :]
-        start, stop, size = (own[[first, last, batch.num_samples]] - own[0]).tolist()
+        offsets = batch.offsets[feature.position * batch.num_samples :]
+        start, stop, size = (offsets[[first, last, batch.num_samples]] - offsets[0]).tolist()
         pooled = feature.column >= 0
         bags = slice(bag + first, bag + last) if pooled else slice(bag + start, bag + stop)
         runs.append(_Run(bags, slice(lookup + start, lookup + stop), feature.column))

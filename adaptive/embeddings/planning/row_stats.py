@@ -21,7 +21,6 @@ class StatsSource:
 
     def __init__(self, group: Group, tracker: Tracker, slots: SlotTable) -> None:
         self._group, self._tracker, self._slots = group, tracker, slots
-        self._unknown = _Unknown()
 
     def of(
         self,
@@ -55,7 +54,7 @@ class StatsSource:
             drift=drift,
             drift_accesses=drift_accesses,
             drift_visits=drift_visits,
-            visits=self._unknown.visits(len(rows)) if visits is None else visits[entries].astype(np.int64),
+            visits=np.broadcast_to(np.int64(0), len(rows)) if visits is None else visits[entries].astype(np.int64),
             saturated=saturated,
             resident=records.codes > 0,
         )
@@ -64,18 +63,19 @@ class StatsSource:
         self, size: int, hot: HotSet | None, entries: Int64s | None
     ) -> tuple[NDArray[np.float32], Int64s, Int64s, NDArray[np.bool_]]:
         if hot is None or entries is None:
-            return self._unknown.movement(size)
+            nothing = np.broadcast_to(np.int64(0), size)  # of one number: nothing is written, and policies cannot
+            return np.broadcast_to(np.float32(np.nan), size), nothing, nothing, np.broadcast_to(np.bool_(False), size)
         drift = np.full(size, np.nan, np.float32)
         accesses, visits, saturated = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.bool_)
-        known = entries >= 0
-        mine = entries[known]
-        drift[known], accesses[known], visits[known] = hot.drift[mine], hot.drift_accesses[mine], hot.drift_visits[mine]
-        saturated[known] = hot.saturated[mine] | (hot.waits[mine] > 0)
+        watched = entries >= 0
+        at = entries[watched]
+        drift[watched], accesses[watched], visits[watched] = hot.drift[at], hot.drift_accesses[at], hot.drift_visits[at]
+        saturated[watched] = hot.saturated[at] | (hot.waits[at] > 0)
         return drift, accesses, visits, saturated
 
     def _next_access(self, rows: Int64s, codes: NDArray[np.int32], number: int, window: Sequence[Distinct]) -> Int64s:
         if not window:
-            return self._unknown.next_access(len(rows))
+            return np.broadcast_to(np.int64(NEVER), len(rows))
         following = np.full(len(rows), NEVER, np.int64)
         slot_next = np.full(len(self._slots), NEVER, np.int64)
         on_device, away = codes > 0, np.flatnonzero(codes <= 0)
@@ -85,36 +85,6 @@ class StatsSource:
                 following[away[np.isin(rows[away], window[ahead - 1].rows)]] = number + ahead
         following[on_device] = slot_next[codes[on_device] - 1]
         return following
-
-
-class _Unknown:
-    """Columns that tell a policy nothing, made once and handed out again and again: they are read-only."""
-
-    def __init__(self) -> None:
-        self._make(0)
-
-    def _make(self, size: int) -> None:
-        self._drift = np.full(size, np.nan, np.float32)
-        self._accesses, self._saturated = np.zeros(size, np.int64), np.zeros(size, np.bool_)
-        self._next_access = np.full(size, NEVER, np.int64)
-        for column in (self._drift, self._accesses, self._saturated, self._next_access):
-            column.flags.writeable = False
-
-    def movement(self, size: int) -> tuple[NDArray[np.float32], Int64s, Int64s, NDArray[np.bool_]]:
-        self._reach(size)
-        return self._drift[:size], self._accesses[:size], self._accesses[:size], self._saturated[:size]
-
-    def visits(self, size: int) -> Int64s:
-        self._reach(size)
-        return self._accesses[:size]
-
-    def next_access(self, size: int) -> Int64s:
-        self._reach(size)
-        return self._next_access[:size]
-
-    def _reach(self, size: int) -> None:
-        if size > len(self._drift):
-            self._make(size)
 
 
 def read_only(stats: RowStats) -> RowStats:

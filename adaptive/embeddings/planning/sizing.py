@@ -172,14 +172,14 @@ def shared_by_need(
         budget = max(budget, _cost(costs, [max(pair) for pair in zip(slots, wanted, strict=True)]))
     if _cost(costs, least) > budget:
         return None
-    found = least
+    shared = least
     for goal in (wanted, rows):
-        lacking = [most - n for most, n in zip(goal, found, strict=True)]
+        lacking = [most - n for most, n in zip(goal, shared, strict=True)]
         asked = _cost(costs, lacking)
-        share = min(1.0, (budget - _cost(costs, found)) / asked) if asked else 0.0
-        found = [n + int(share * more) for n, more in zip(found, lacking, strict=True)]
-        found = _filled_up(found, goal, costs, budget)
-    return found
+        share = min(1.0, (budget - _cost(costs, shared)) / asked) if asked else 0.0
+        shared = [n + int(share * more) for n, more in zip(shared, lacking, strict=True)]
+        shared = _filled_up(shared, goal, costs, budget)
+    return shared
 
 
 def _cost(costs: Sequence[int], slots: Sequence[int]) -> int:
@@ -210,10 +210,10 @@ def _shared_out(groups: Sequence[Group], wanted: str, optimizer: RowOptimizer) -
 
 def _filled_up(slots: Sequence[int], most: Sequence[int], costs: Sequence[int], budget: int) -> list[int]:
     """Slots with what rounding has left of the budget."""
-    found = list(slots)
+    filled = list(slots)
     for number, (cost, limit) in enumerate(zip(costs, most, strict=True)):
-        found[number] += max(0, min(limit - found[number], (budget - _cost(costs, found)) // cost))
-    return found
+        filled[number] += max(0, min(limit - filled[number], (budget - _cost(costs, filled)) // cost))
+    return filled
 
 
 def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:

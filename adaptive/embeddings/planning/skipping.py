@@ -68,24 +68,12 @@ class DeferralBook:
         may wait for another by the rule's answer, if the rule is asked.
         """
         rule, size = self._rule, len(mine.places)
-        summed = SummedRows(np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64))
+        summed = SummedRows(*np.empty((3, size), np.int64))
         at_most = 1 + int(rule.allowance * (rule.at_most - 1)) if number >= rule.warmup else 1
+        books_of_sums, answers = (self.visits, self.waiting), (waits if rule.asks else _NO_WAITS, rule.asks)
+        rows = distinct.rows, mine.places, mine.entries, distinct.counts, accesses
         count, num_due = watched.defer_visits(
-            distinct.rows,
-            mine.places,
-            mine.entries,
-            distinct.counts,
-            accesses,
-            rule.every,
-            at_most,
-            waits if rule.asks else _NO_WAITS,
-            rule.asks,
-            self.visits,
-            self.waiting,
-            fates,
-            summed.entries,
-            summed.due,
-            summed.due_at,
+            *rows, rule.every, at_most, *answers, *books_of_sums, fates, summed.entries, summed.due, summed.due_at
         )
         return SummedRows(summed.entries[:count], summed.due[:num_due], summed.due_at[:num_due])
 
@@ -194,9 +182,9 @@ class Skipper:
             self._count_watched()
             return
         entries = slice(0, self.hot.num_entries)
-        rows, own = self.hot.rows[entries].copy(), np.arange(self.hot.num_entries)
+        rows, numbers = self.hot.rows[entries].copy(), np.arange(self.hot.num_entries)
         visits = None if self.deferral is None else self.deferral.visits
-        stats = self._stats.of(rows, number, hot=self.hot, entries=own, visits=visits)
+        stats = self._stats.of(rows, number, hot=self.hot, entries=numbers, visits=visits)
         answer = self._policy_caller.visits(stats)
         if number < self._rule.warmup:
             answer = np.ones_like(answer)
@@ -212,8 +200,8 @@ class Skipper:
         last = self._tracker.last_access[rows].astype(np.int64) - 1
         usual = np.maximum((last + 1) / np.maximum(self._tracker.accesses[rows], 1), 1)
         away = np.maximum(number - last, 0)
-        found = np.flatnonzero((away >= self._skip.interval) & (away > PATIENCE * usual))
-        return found if len(found) >= max(1, hot.capacity // FEW) else no_rows()
+        gone = np.flatnonzero((away >= self._skip.interval) & (away > PATIENCE * usual))
+        return gone if len(gone) >= max(1, hot.capacity // FEW) else no_rows()
 
     def keep(self, entries: Int64s) -> None:
         """Watch only these entries (n,) on, ascending, numbered anew from 0. No batch is in flight, all feedback has
