@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 PlugIn = TypeVar("PlugIn")
+Options = Mapping[str, Any]
+"""Values of the parameters of a policy or a rule, as their `__init__` takes them."""
 
 ENTRY_POINTS = "adaptive.policies"
 RULE_ENTRY_POINTS = "adaptive.skip_rules"
@@ -138,19 +140,19 @@ def _load_class(
         raise error(f"no {kind} {spec!r}; {_choices(spec, installed)}")
     try:
         module = _load_file(Path(place), kind) if place.endswith(".py") else _load_module(place, spec, kind)
-    except PolicyError as found_error:
-        raise found_error if error is PolicyError else error(str(found_error)) from found_error.__cause__
-    found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, base)):
+    except PolicyError as unloaded:
+        raise unloaded if error is PolicyError else error(str(unloaded)) from unloaded.__cause__
+    cls = getattr(module, name, None)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
         home = "adaptive" if base.__module__.startswith("adaptive") else "torch.nn"
-        own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
-        there = ", ".join(one.__name__ for one in own if issubclass(one, base))
-        it_has = f"; it has {there}" if there else ""
+        classes = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, base)]
+        names = ", ".join(value.__name__ for value in classes if value.__module__ == module.__name__)
+        it_has = f"; it has {names}" if names else ""
         raise error(f"{kind} {spec!r}: {place} has no class {name} derived from {home}.{base.__name__}{it_has}")
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise error(f"{kind} {spec!r}: class {name} does not implement {missing}")
-    return found
+    return cls
 
 
 def _choices(spec: str, installed: Mapping[str, str]) -> str:
@@ -189,16 +191,20 @@ def make_rule(spec: str | type[SkipRule] | SkipRule) -> SkipRule:
         name, *texts = PARAMETER.split(spec)
         options = {key: value for key, _, value in (text.partition("=") for text in texts)}
         spec = load_rule_class(name)
+    return _checked_rule(_made(spec, options, "skip rule"))
+
+
+def _made(cls: type[PlugIn], options: Options, kind: str) -> PlugIn:
+    """One of a class, with these parameters; whatever is wrong with them is a `PolicyError`."""
     try:
-        return _checked_rule(spec(**_checked_options(spec, options, "skip rule")))
-    except PolicyError:
-        raise
-    except KeyboardInterrupt:
+        return cls(**_checked_options(cls, options, kind))
+    except (PolicyError, KeyboardInterrupt):
         raise
     except BaseException as error:
         reason = error_text(error)
-        reason = reason.partition(": ")[2] if isinstance(error, ValueError) else reason
-        raise PolicyError(f"skip rule {spec.__name__}: {reason}") from error
+        if isinstance(error, ValueError):
+            reason = reason.partition(": ")[2] or reason
+        raise PolicyError(f"{kind} {cls.__name__}: {reason}") from error
 
 
 def with_rule(policy: Policy, skip: SkipConfig | SkipRule | str | None) -> SkipConfig | None:
@@ -223,23 +229,27 @@ def with_rule(policy: Policy, skip: SkipConfig | SkipRule | str | None) -> SkipC
 
 
 def _checked_rule(rule: SkipRule) -> SkipRule:
-    answers = {
-        "at_most": ("a whole number from 1 to 255", isinstance(rule.at_most, int) and 1 <= rule.at_most <= 255),
-        "warmup": ("a whole number from 0 on", isinstance(rule.warmup, int) and rule.warmup >= 0),
-        "leaves_out": ("True or False", isinstance(rule.leaves_out, bool)),
-        "watches": ("True or False", isinstance(rule.watches, bool)),
-        "asks": ("True or False", isinstance(rule.asks, bool)),
-        "drops_inputs": ("True or False", isinstance(rule.drops_inputs, bool)),
-        "every": ("a whole number from 1 on", isinstance(rule.every, int) and rule.every >= 1),
-    }
-    for name, (needed, holds) in answers.items():
-        if not holds:
-            found = getattr(rule, name)
-            raise PolicyError(f"skip rule {type(rule).__name__}: {name} must be {needed}, found {found!r}")
+    flags = ("leaves_out", "watches", "asks", "drops_inputs")
+    _check_attributes(
+        "skip rule",
+        rule,
+        at_most=("a whole number from 1 to 255", isinstance(rule.at_most, int) and 1 <= rule.at_most <= 255),
+        warmup=("a whole number from 0 on", isinstance(rule.warmup, int) and rule.warmup >= 0),
+        every=("a whole number from 1 on", isinstance(rule.every, int) and rule.every >= 1),
+        **{name: ("True or False", isinstance(getattr(rule, name), bool)) for name in flags},
+    )
     return rule
 
 
-def make_policy(policy: str | type[Policy] | Policy, options: Mapping[str, Any] | None = None) -> Policy:
+def _check_attributes(kind: str, owner: Policy | SkipRule, **checks: tuple[str, bool]) -> None:
+    """Check what a policy or a rule says of itself; each attribute with what it must be, and whether it is that."""
+    for name, (needed, holds) in checks.items():
+        if not holds:
+            text = f"{name} must be {needed}, found {getattr(owner, name)!r}"
+            raise PolicyError(f"{kind} {type(owner).__name__}: {text}")
+
+
+def make_policy(policy: str | type[Policy] | Policy, options: Options | None = None) -> Policy:
     """The policy itself, from a spec, a class or an instance; `options` are its parameters.
 
     Raises:
@@ -252,34 +262,18 @@ def make_policy(policy: str | type[Policy] | Policy, options: Mapping[str, Any] 
     cls = load_policy_class(policy) if isinstance(policy, str) else policy
     if not (isinstance(cls, type) and issubclass(cls, Policy)):
         raise PolicyError(f"a policy's name, class or instance is needed, found {cls!r}")
-    try:
-        return _checked_attributes(cls(**_checked_options(cls, options or {})))
-    except PolicyError:
-        raise
-    except ValueError as error:
-        raise PolicyError(f"policy {cls.__name__}: {error}") from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise PolicyError(f"policy {cls.__name__}: {error_text(error)}") from error
+    return _checked_attributes(_made(cls, options or {}, "policy"))
 
 
 def _checked_attributes(policy: Policy) -> Policy:
-    """The policy itself, if what it says of itself by attributes can be.
-
-    Raises:
-        PolicyError: for an attribute that is none of the values it may have.
-    """
-    answers = {
-        "misses": ("'prefetch' or 'host'", policy.misses in ("prefetch", "host")),
-        "device_rows": ("None, '0' or '100%'", policy.device_rows in (None, "0", "100%")),
-        "window": ("a whole number from 0 on", isinstance(policy.window, int) and policy.window >= 0),
-        "rule": ("None or a SkipRule made in __init__", policy.rule is None or _is_own_rule(policy)),
-    }
-    for name, (needed, holds) in answers.items():
-        if not holds:
-            found = getattr(policy, name)
-            raise PolicyError(f"policy {type(policy).__name__}: {name} must be {needed}, found {found!r}")
+    _check_attributes(
+        "policy",
+        policy,
+        misses=("'prefetch' or 'host'", policy.misses in ("prefetch", "host")),
+        device_rows=("None, '0' or '100%'", policy.device_rows in (None, "0", "100%")),
+        window=("a whole number from 0 on", isinstance(policy.window, int) and policy.window >= 0),
+        rule=("None or a SkipRule made in __init__", policy.rule is None or _is_own_rule(policy)),
+    )
     if policy.rule is not None:
         _checked_rule(policy.rule)
     return policy
@@ -298,24 +292,20 @@ def policy_parameters(cls: type[Policy] | type[SkipRule]) -> dict[str, inspect.P
     return {name: p for name, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
 
 
-def _checked_options(
-    cls: type[Policy] | type[SkipRule], options: Mapping[str, Any], kind: str = "policy"
-) -> dict[str, Any]:
+def _checked_options(cls: type, options: Options, kind: str) -> dict[str, Any]:
     parameters = policy_parameters(cls)
-    unknown = sorted(set(options) - set(parameters))
-    if unknown:
-        known = ", ".join(parameters) or "none"
-        raise PolicyError(f"{kind} {cls.__name__} has no parameter {', '.join(unknown)}; it has: {known}")
+    if unknown := sorted(set(options) - set(parameters)):
+        has = ", ".join(parameters) or "none"
+        raise PolicyError(f"{kind} {cls.__name__} has no parameter {', '.join(unknown)}; it has: {has}")
     checked: dict[str, Any] = {}
     for name, value in options.items():
         annotation = parameters[name].annotation
+        if annotation is inspect.Parameter.empty:
+            annotation = Any
         try:
-            checked[name] = (
-                value if annotation is inspect.Parameter.empty else TypeAdapter(annotation).validate_python(value)
-            )
+            checked[name] = TypeAdapter(annotation).validate_python(value)
         except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise PolicyError(f"{kind} {cls.__name__}: {name}={value!r}: {reason}") from error
+            raise PolicyError(f"{kind} {cls.__name__}: {name}={value!r}: {error.errors()[0]['msg']}") from error
     return checked
 
 

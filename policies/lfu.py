@@ -22,7 +22,7 @@ class LFU(Policy):
 
     def __init__(self, *, half_life: float | None = None) -> None:
         if half_life is not None and not half_life > 0:
-            raise ValueError(f"half_life={half_life}: needed more than 0 batches, or none for no aging")
+            raise ValueError(f"half_life={half_life}: expected more than 0 batches, or none for no aging")
         self.half_life = half_life
         if half_life is not None:
             self.order = ()

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
+from adaptive.policies.samples import check_range, check_state
 
 _GIGA = 1e9
 
@@ -39,11 +40,10 @@ class RecShard(Policy):
     misses = "host"
 
     def __init__(self, *, steps: int = 100, device_bandwidth: float = 2000, host_bandwidth: float = 50) -> None:
-        if steps < 1:
-            raise ValueError(f"steps={steps}: needed at least 1")
+        check_range(1, steps=steps)
         if not 0 < host_bandwidth < device_bandwidth:
             raise ValueError(
-                f"device_bandwidth={device_bandwidth}, host_bandwidth={host_bandwidth}: needed more than 0, and more "
+                f"device_bandwidth={device_bandwidth}, host_bandwidth={host_bandwidth}: expected more than 0, and more "
                 f"on the device"
             )
         self.steps = steps
@@ -83,8 +83,9 @@ class RecShard(Policy):
         return {"rows": self._rows, "rates": self._rates, "unseen": self._unseen}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        if sorted(state) != ["rates", "rows", "unseen"] or len(state["rows"]) != len(state["rates"]):
-            raise ValueError(f"RecShard: needed unseen, and rows and rates of one length, found {sorted(state)}")
+        check_state(self, state, "rows", "rates", "unseen")
+        if len(state["rows"]) != len(state["rates"]):
+            raise ValueError("RecShard: expected rows and rates of one length")
         self._rows, self._rates, self._unseen = state["rows"], state["rates"], state["unseen"]
 
 

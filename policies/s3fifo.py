@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Policy, RowStats, TierView
-from adaptive.policies.samples import ByRow
+from adaptive.policies.samples import ByRow, check_state
 
 _NONE, _SMALL, _MAIN = range(3)
 _MOST_VISITS = 3  # two bits, as in the paper
@@ -39,7 +39,7 @@ class S3FIFO(Policy):
 
     def __init__(self, *, small: float = 0.1) -> None:
         if not 0 < small < 1:
-            raise ValueError(f"small={small}: needed a share above 0 and below 1")
+            raise ValueError(f"small={small}: expected a share above 0 and below 1")
         self.small = small
         self._queues, self._visits = ByRow(np.uint8), ByRow(np.uint8)
         self._places = ByRow(np.int64)  # in the row's queue, from 1 on
@@ -117,28 +117,17 @@ class S3FIFO(Policy):
         self._line_up(rows[back[np.lexsort((places[back], again[back]))]], _MAIN)
         self._take_out(rows[gone])
 
+    def _columns(self) -> dict[str, ByRow[Any]]:
+        return {"queues": self._queues, "visits": self._visits, "places": self._places, "left": self._left}
+
     def state_dict(self) -> dict[str, NDArray[Any]]:
         rows = self._places.rows()
-        return {
-            "rows": rows,
-            "queues": self._queues[rows],
-            "visits": self._visits[rows],
-            "places": self._places[rows],
-            "left": self._left[rows],
-            "counts": np.array([self._end, self._num_left, self._num_main]),
-        }
+        columns = {name: column[rows] for name, column in self._columns().items()}
+        return {"rows": rows, **columns, "counts": np.array([self._end, self._num_left, self._num_main])}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        needed = ["counts", "left", "places", "queues", "rows", "visits"]
-        if sorted(state) != needed:
-            raise ValueError(f"S3FIFO: needed {needed}, found {sorted(state)}")
-        columns: dict[str, ByRow[Any]] = {
-            "queues": self._queues,
-            "visits": self._visits,
-            "places": self._places,
-            "left": self._left,
-        }
-        for name, column in columns.items():
+        check_state(self, state, *self.state_dict())
+        for name, column in self._columns().items():
             column.restore(state["rows"], state[name])
         self._end, self._num_left, self._num_main = (int(number) for number in state["counts"])
         self._asked.clear()

@@ -1,10 +1,9 @@
-"""What policies and rules that look at whole inputs share: sums over a sample's look-ups, refilled and waiting batches,
-facts about rows.
+"""What policies and rules share: sums over a sample's lookups, refilled and waiting batches, facts about rows, checks.
 
-Letters: B samples, N look-ups of a batch.
+Letters: B samples, N lookups of a batch, n rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from tempfile import SpooledTemporaryFile
 from types import TracebackType
@@ -13,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, concatenate
+from adaptive import Batch, RowStats, concatenate
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -81,12 +80,12 @@ class Refill:
 
 def greatest(batch: Batch, values: NDArray[Scalar]) -> NDArray[Scalar]:
     """(B,) the greatest of the values (N,) of each sample's look-ups, 0 if it has none or they are below."""
-    found = np.zeros(batch.num_samples, values.dtype)
+    largest = np.zeros(batch.num_samples, values.dtype)
     if batch.one_each:
-        np.max(values.reshape(batch.num_features, batch.num_samples), axis=0, initial=0, out=found)
-        return found
-    np.maximum.at(found, samples_of_lookups(batch), values)
-    return found
+        np.max(values.reshape(batch.num_features, batch.num_samples), axis=0, initial=0, out=largest)
+        return largest
+    np.maximum.at(largest, samples_of_lookups(batch), values)
+    return largest
 
 
 class Coming:
@@ -169,9 +168,9 @@ class ByRow(Generic[Scalar]):
         inside = rows < len(self._values)
         if inside.all():
             return self._values[rows]
-        found = np.zeros(len(rows), self._values.dtype)
-        found[inside] = self._values[rows[inside]]
-        return found
+        values = np.zeros(len(rows), self._values.dtype)
+        values[inside] = self._values[rows[inside]]
+        return values
 
     def __setitem__(self, rows: NDArray[np.int64], values: Any) -> None:
         if len(rows):
@@ -201,3 +200,59 @@ class ByRow(Generic[Scalar]):
     def rows(self) -> NDArray[np.int64]:
         """Rows whose value is not 0, in order."""
         return np.flatnonzero(self._values)
+
+
+def movement(rows: RowStats) -> NDArray[np.float64]:
+    """(n,) how far each row moves in a visit, relative to its length, as a random walk that covered its drift in as
+    many visits: so rows compare whose snapshots lie differently far apart. NaN: unknown, or an update was left out."""
+    moved: NDArray[np.float64] = rows.drift.astype(np.float64) / np.sqrt(np.maximum(rows.drift_visits, 1))
+    return moved
+
+
+def probed(rows: NDArray[np.int64], step: int, every: int) -> NDArray[np.bool_]:
+    """(n,) whether a row, or an input, is let through: one in `every`, by a hash of number and batch; 0: never."""
+    if not every:
+        return np.zeros(len(rows), np.bool_)
+    mixed = rows.astype(np.uint64) * np.uint64(_MIX_ROW)  # wraps, as a hash should
+    mixed ^= np.uint64(step * _MIX_STEP & (1 << 64) - 1)
+    mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(_MIX_LAST)
+    chosen: NDArray[np.bool_] = (mixed >> np.uint64(33)) % np.uint64(every) == 0
+    return chosen
+
+
+_MIX_ROW, _MIX_STEP, _MIX_LAST = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9  # odd: bijections
+
+
+def check_range(least: float, most: float = float("inf"), /, **values: Any) -> None:
+    """Check parameters; None is no value.
+
+    Raises:
+        ValueError: for one that is not a number from `least` to `most`; names it.
+    """
+    for name, value in values.items():
+        if value is not None and not least <= value <= most:
+            upper = f", at most {most:g}" if most < float("inf") else ""
+            raise ValueError(f"{name}={value}: expected at least {least:g}{upper}")
+
+
+def check_shares(**values: float | None) -> None:
+    """Check parameters that are shares; None is no value.
+
+    Raises:
+        ValueError: for one that is not a number above 0 and up to 1; names it.
+    """
+    for name, value in values.items():
+        if value is not None and not 0 < value <= 1:
+            raise ValueError(f"{name}={value}: expected more than 0, at most 1")
+
+
+def check_state(owner: object, state: Mapping[str, NDArray[Any]], *names: str) -> None:
+    """Check that a state has these arrays and no others.
+
+    Raises:
+        ValueError: if it has not; names whose state it is.
+    """
+    if sorted(state) != sorted(names):
+        raise ValueError(
+            f"{type(owner).__name__}: expected a state of {', '.join(names) or 'nothing'}, got {', '.join(state)}"
+        )

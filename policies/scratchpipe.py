@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import NEVER, Policy, RowStats
+from adaptive.policies.samples import check_range
 
 
 class ScratchPipe(Policy):
@@ -19,8 +20,7 @@ class ScratchPipe(Policy):
     """
 
     def __init__(self, *, window: int = 16) -> None:
-        if window < 0:
-            raise ValueError(f"window={window}: needed 0 batches or more")
+        check_range(0, window=window)
         self.window = window
 
     def score(self, rows: RowStats) -> NDArray[np.float64]:

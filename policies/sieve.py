@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Policy, RowStats, TierView
-from adaptive.policies.samples import ByRow
+from adaptive.policies.samples import ByRow, check_state
 
 _ROUND = 1 << 50  # more than there are places in the queue; scores are compared as float64, exact up to 2**53
 
@@ -72,8 +72,7 @@ class Sieve(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        if sorted(state) != ["marked", "places", "queue", "rows"]:
-            raise ValueError(f"Sieve: needed rows, places, marked and queue, found {sorted(state)}")
+        check_state(self, state, "rows", "places", "marked", "queue")
         rows = state["rows"]
         self._places.restore(rows, state["places"])
         self._marked.restore(rows, state["marked"])

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
+from adaptive.policies.samples import check_state
 
 
 class Static(Policy):
@@ -34,6 +35,7 @@ class Static(Policy):
         return {"rows": self._rows, "counts": self._counts}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        if sorted(state) != ["counts", "rows"] or len(state["rows"]) != len(state["counts"]):
-            raise ValueError(f"Static: needed rows and counts of one length, found {sorted(state)}")
+        check_state(self, state, "rows", "counts")
+        if len(state["rows"]) != len(state["counts"]):
+            raise ValueError("Static: expected rows and counts of one length")
         self._rows, self._counts = state["rows"], state["counts"]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
+from adaptive.policies.samples import check_state
 
 
 class Tables(Policy):
@@ -36,6 +37,5 @@ class Tables(Policy):
         return {"worth": self._worth}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        if list(state) != ["worth"]:
-            raise ValueError(f"Tables: needed worth, found {sorted(state)}")
+        check_state(self, state, "worth")
         self._worth = state["worth"]

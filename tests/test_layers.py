@@ -37,7 +37,6 @@ MODULES = sorted(
 SHARED_BY_POLICIES = {
     "adaptive.policies",
     "adaptive.policies.samples",
-    "adaptive.policies.rules.resting",
     "adaptive.policies.rules.defer",
     "adaptive.policies.rules.drop",
     "adaptive.policies.rules.inputs",

@@ -34,7 +34,17 @@ from numpy.typing import NDArray
 from adaptive import Batch, Policy, RowStats, TierView
 from adaptive.policies.fae.shuffle import START, ShuffleScheduler, hold_back
 from adaptive.policies.fae.threshold import find_threshold
-from adaptive.policies.samples import ByRow, Coming, Refill, Spool, count_lookups, greatest
+from adaptive.policies.samples import (
+    ByRow,
+    Coming,
+    Refill,
+    Spool,
+    check_range,
+    check_shares,
+    check_state,
+    count_lookups,
+    greatest,
+)
 
 
 def _counted(sample: Sequence[Batch], view: TierView) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -116,20 +126,13 @@ class FAE(Policy):
         spool_bytes: int = 1 << 26,
         seed: int = 0,
     ) -> None:
-        if not 0 < sample_rate <= 1:
-            raise ValueError(f"sample_rate={sample_rate}: needed more than 0, at most 1")
-        if hot_inputs is not None and not 0 < hot_inputs <= 1:
-            raise ValueError(f"hot_inputs={hot_inputs}: needed more than 0, at most 1, or none")
-        if small_table_bytes < 0 or block < 1 or seed < 0:
-            raise ValueError(
-                f"small_table_bytes={small_table_bytes}, block={block}, seed={seed}: needed at least 0, 1 and 0"
-            )
+        check_shares(sample_rate=sample_rate, hot_inputs=hot_inputs)
+        check_range(0, small_table_bytes=small_table_bytes, seed=seed)
+        check_range(1, block=block, measure_every=measure_every, spool_bytes=spool_bytes)
+        if held_back < 0 or held_back == 1:
+            raise ValueError(f"held_back={held_back}: expected one input in 2 or more, or 0: none")
         self.select, self.sample_rate, self.small_table_bytes = select, sample_rate, small_table_bytes
         self._wanted = hot_inputs
-        if held_back < 0 or held_back == 1:
-            raise ValueError(f"held_back={held_back}: needed one input in 2 or more, or 0: none")
-        if measure_every < 1 or spool_bytes < 1:
-            raise ValueError(f"measure_every={measure_every}, spool_bytes={spool_bytes}: needed at least 1")
         self.block, self.held_back, self.seed = block, held_back, seed
         self.measure_every, self.spool_bytes = measure_every, spool_bytes
         self.scheduler = ShuffleScheduler(rate)
@@ -224,10 +227,10 @@ class FAE(Policy):
         needed = np.sort(np.concatenate([_hardest(batch, rows, rank, behind, view) for batch in sample]))
         if not len(needed):
             return 0, order[:0]
-        found = int(needed[math.ceil(share * len(needed)) - 1])
-        if found <= last_seen:
-            return found, order[:0]
-        whole = order[: np.searchsorted(ends, found) + 1]
+        last = int(needed[math.ceil(share * len(needed)) - 1])
+        if last <= last_seen:
+            return last, order[:0]
+        whole = order[: np.searchsorted(ends, last) + 1]
         seen = np.bincount(np.searchsorted(starts, _counted(sample, view)[0], "right") - 1, minlength=len(sizes))
         full = np.isin(np.arange(len(sizes)), [*whole, *small])
         return int(np.where(full, sizes, seen).sum()), whole
@@ -308,8 +311,7 @@ class FAE(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        if sorted(state) != ["inputs", "rows", "scheduler", "threshold"]:
-            raise ValueError(f"FAE: needed inputs, rows, scheduler and threshold, found {sorted(state)}")
+        check_state(self, state, "rows", "inputs", "scheduler", "threshold")
         self._hot = ByRow(np.bool_)
         self._hot[state["rows"]] = True
         self.hot_rows = len(state["rows"])

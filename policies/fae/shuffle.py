@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from adaptive import Batch, concatenate
+from adaptive.policies.samples import check_range
 
 START, LEAST, MOST = 50, 1, 100  # per cent of an epoch's cold mini-batches
 PATIENCE = 4  # swaps in a row at which the test loss fell
@@ -22,8 +23,7 @@ class ShuffleScheduler:
     """
 
     def __init__(self, rate: int = START) -> None:
-        if not LEAST <= rate <= MOST:
-            raise ValueError(f"rate={rate}: needed {LEAST} to {MOST} per cent")
+        check_range(LEAST, MOST, rate=rate)
         self.rate = rate
         self._latest: float | None = None
         self._falls = 0

@@ -69,8 +69,8 @@ def _chunks(
     places = np.minimum(np.searchsorted(rows[counted], drawn), max(counted.stop - counted.start - 1, 0))
     if counted.start == counted.stop:
         return np.zeros((_CHUNKS, _CHUNK_ROWS))
-    found = np.where(rows[counted][places] == drawn, shares[counted][places], 0.0)
-    return found.reshape(_CHUNKS, _CHUNK_ROWS)
+    drawn_shares = np.where(rows[counted][places] == drawn, shares[counted][places], 0.0)
+    return drawn_shares.reshape(_CHUNKS, _CHUNK_ROWS)
 
 
 def _estimate(chunks: NDArray[np.float64], size: int, threshold: float) -> float:
@@ -79,10 +79,10 @@ def _estimate(chunks: NDArray[np.float64], size: int, threshold: float) -> float
     From chunks it is the upper end of the 99.9 % confidence interval of the mean by Student's t, with the correction
     for a finite number of chunks. The paper takes the mean; this way the hot rows most likely fit.
     """
-    found = (chunks >= threshold).sum(axis=1)
-    if len(found) == 1:
-        return float(found[0])
+    hot = (chunks >= threshold).sum(axis=1)
+    if len(hot) == 1:
+        return float(hot[0])
     num_chunks = size / _CHUNK_ROWS
-    spread = np.sqrt((num_chunks - len(found)) / num_chunks * found.var(ddof=1) / len(found))
-    margin = stats.t.ppf((1 + _CONFIDENCE) / 2, len(found) - 1) * spread
-    return float(num_chunks * (found.mean() + margin))
+    spread = np.sqrt((num_chunks - len(hot)) / num_chunks * hot.var(ddof=1) / len(hot))
+    margin = stats.t.ppf((1 + _CONFIDENCE) / 2, len(hot) - 1) * spread
+    return float(num_chunks * (hot.mean() + margin))

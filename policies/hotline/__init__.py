@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
 from adaptive.policies.hotline.learning import LOGGER_BYTES, MIN_SHARE, make_learner
-from adaptive.policies.samples import count_lookups
+from adaptive.policies.samples import check_range, check_shares, check_state, count_lookups
 
 UNKNOWN = 100  # mini-batches that a share of an epoch of unknown length stands for
 
@@ -71,14 +71,13 @@ class Hotline(Policy):
     ) -> None:
         number, self._share = _learning(learn)
         if number < 1 or every < 1:
-            raise ValueError(f"learn={learn}, every={every}: needed at least 1 mini-batch")
-        if not (0 <= min_share <= 1 and 0 < capacity <= 1):
-            raise ValueError(f"min_share={min_share}, capacity={capacity}: needed shares from 0 to 1, capacity above 0")
+            raise ValueError(f"learn={learn}, every={every}: expected at least 1 mini-batch")
+        check_range(0, 1, min_share=min_share)
+        check_shares(capacity=capacity)
         self._check_relearning(relearn_every, number if self._share is None else 1)
         self.learn, self.every = number, every
         self.micro_batches, self.relearn_every = micro_batches, relearn_every
         self.seen_inputs = self.popular_inputs = 0
-        self._logger = logger
         self._learner = make_learner(logger, logger_bytes, min_share, capacity)
         self._batches = 0
 
@@ -89,7 +88,7 @@ class Hotline(Policy):
     @staticmethod
     def _check_relearning(relearn_every: int, learn: int) -> None:
         if relearn_every and relearn_every <= learn:
-            raise ValueError(f"relearn_every={relearn_every}: needed more than learn={learn} mini-batches, or 0: never")
+            raise ValueError(f"relearn_every={relearn_every}: expected more than learn={learn} batches, or 0: never")
 
     def score(self, rows: RowStats) -> NDArray[np.int64]:
         return np.where(self._learner.popular(rows.rows), rows.last_access + (1 << 40), rows.last_access)
@@ -127,9 +126,7 @@ class Hotline(Policy):
         return {**self._learner.state(), "seen": np.array(seen)}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        needed = sorted(self.state_dict())
-        if sorted(state) != needed:
-            raise ValueError(f"Hotline: needed {needed} with logger={self._logger}, found {sorted(state)}")
+        check_state(self, state, *self.state_dict())
         self._learner.load(state)
         self._batches, self.seen_inputs, self.popular_inputs, learn = (int(number) for number in state["seen"])
         if learn:
@@ -146,5 +143,5 @@ def _learning(learn: int | str) -> tuple[int, float | None]:
     except ValueError:
         share = 0.0
     if not (text.endswith("%") and 0 < share <= 1):
-        raise ValueError(f"learn={learn}: needed a number of mini-batches, at least 1, or a share of an epoch's (5%)")
+        raise ValueError(f"learn={learn}: expected a number of mini-batches, at least 1, or a share of an epoch's (5%)")
     return UNKNOWN, share

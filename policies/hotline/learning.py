@@ -130,12 +130,12 @@ def make_learner(logger: str, num_bytes: int, min_share: float, capacity: float)
     """
     if logger == "exact":
         if num_bytes != LOGGER_BYTES:
-            raise ValueError(f"logger_bytes={num_bytes}: exact counters have no size; needed logger=srrip with it")
+            raise ValueError(f"logger_bytes={num_bytes}: exact counters have no size; set logger=srrip with it")
         return Counters(min_share, capacity)
     if logger != "srrip":
-        raise ValueError(f"logger={logger}: needed exact or srrip")
+        raise ValueError(f"logger={logger}: expected exact or srrip")
     if min_share != MIN_SHARE:
-        raise ValueError(f"min_share={min_share}: logger=srrip has no counts; needed logger=exact with it")
+        raise ValueError(f"min_share={min_share}: logger=srrip has no counts; set logger=exact with it")
     if num_bytes < 4 * _ENTRY_BYTES:
-        raise ValueError(f"logger_bytes={num_bytes}: needed at least {4 * _ENTRY_BYTES}, a set of four entries")
+        raise ValueError(f"logger_bytes={num_bytes}: expected at least {4 * _ENTRY_BYTES}, a set of four entries")
     return Logger(num_bytes, capacity)

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import RowStats, SkipRule
-from adaptive.policies.rules.resting import check_range, movement
-from adaptive.policies.samples import ByRow
+from adaptive.policies.samples import ByRow, check_range, check_state, movement
 
 # By optimizer, as measured for docs/skipping.md; those that are not named are as Adagrad. Under SGD a step with the sum
 # of k gradients is one k-fold step.
@@ -56,7 +55,7 @@ class Defer(SkipRule):
         warmup: int = 100,
     ) -> None:
         if bound is not None and not 0 < bound < float("inf"):
-            raise ValueError(f"bound={bound}: needed more than 0")
+            raise ValueError(f"bound={bound}: expected more than 0")
         check_range(1, every=every)
         check_range(1, 255, at_most=at_most)
         check_range(0, warmup=warmup)
@@ -110,6 +109,7 @@ class Defer(SkipRule):
         return {"rows": rows, "usual": usual, "latest": latest, "moving": moving}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        check_state(self, state, *self.state_dict())
         if state:  # none by visits
             rows = state["rows"]
             self._usual.restore(rows, state["usual"])

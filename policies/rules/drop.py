@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, RowStats, SkipRule, TierView
-from adaptive.policies.samples import Refill
+from adaptive.policies.samples import Refill, check_range, check_state
 
 
 class Drop(SkipRule):
@@ -33,9 +33,8 @@ class Drop(SkipRule):
 
     def __init__(self, *, share: float = 0.1, seed: int = 0) -> None:
         if not 0 <= share < 1:
-            raise ValueError(f"share={share}: needed at least 0 and less than 1")
-        if seed < 0:
-            raise ValueError(f"seed={seed}: needed at least 0")
+            raise ValueError(f"share={share}: expected at least 0 and less than 1")
+        check_range(0, seed=seed)
         self.share, self.seed = share, seed
         self.seen_inputs = self.dropped_inputs = 0
 
@@ -61,6 +60,5 @@ class Drop(SkipRule):
         return {"inputs": np.array([self.seen_inputs, self.dropped_inputs])}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        if sorted(state) != ["inputs"]:
-            raise ValueError(f"Drop: needed inputs, got {sorted(state)}")
+        check_state(self, state, "inputs")
         self.seen_inputs, self.dropped_inputs = (int(number) for number in state["inputs"])

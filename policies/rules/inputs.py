@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, RowStats, SkipRule, TierView
-from adaptive.policies.rules.resting import check_range, movement, probed
-from adaptive.policies.samples import ByRow, Refill, count_lookups, greatest
+from adaptive.policies.samples import ByRow, Refill, check_range, check_state, count_lookups, greatest, movement, probed
 
 SAMPLE = 4096  # latest inputs from which the threshold is found
 MOST_DROPPED = 0.9  # of a batch: were all of them dropped, training would stand still and no verdict would change
@@ -127,8 +126,7 @@ class Inputs(SkipRule):
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        if set(state) != set(self.state_dict()):
-            raise ValueError(f"Inputs: needed {sorted(self.state_dict())}, found {sorted(state)}")
+        check_state(self, state, *self.state_dict())
         self._moved.restore(state["watched"], state["moved"])
         self.seen_inputs, self.hot_inputs, self.dropped_inputs, self._step, asked = map(int, state["inputs"])
         self._asked, self.found_threshold = bool(asked), float(state["threshold"][0])

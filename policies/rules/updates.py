@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import RowStats, SkipRule
-from adaptive.policies.rules.resting import check_range, movement, probed
-from adaptive.policies.samples import ByRow
+from adaptive.policies.samples import ByRow, check_range, check_state, movement, probed
 
 
 class Updates(SkipRule):
@@ -85,7 +84,6 @@ class Updates(SkipRule):
         return {"threshold": np.array([self.found_threshold]), "let_through": self._let_through.rows()}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        if set(state) != set(self.state_dict()):
-            raise ValueError(f"Updates: needed {sorted(self.state_dict())}, found {sorted(state)}")
+        check_state(self, state, *self.state_dict())
         self.found_threshold = float(state["threshold"][0])
         self._let_through.restore(state["let_through"], True)

@@ -1,7 +1,7 @@
 """A policy that does not return fails its check in time, named as in a run; the check itself comes to its end."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,32 +29,16 @@ def nothing_is_left_behind() -> Iterator[None]:
             thread.join()
 
 
-class InInit(LRU):
-    def __init__(self) -> None:
-        released.wait()
+def hanging(method: str, when: Callable[..., bool] = lambda *arguments: True) -> type[Policy]:
+    """A class whose method does not return when it is called so."""
 
-
-class InScore(LRU):
-    def score(self, rows: RowStats) -> NDArray[Any]:
-        released.wait()
-        return super().score(rows)
-
-
-class InCalibrate(LRU):
-    def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
-        if not sample:
+    def hang(self: Policy, *arguments: Any) -> Any:
+        if when(*arguments):
             released.wait()
+        return getattr(super(cls, self), method)(*arguments)
 
-
-class InState(LRU):
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        released.wait()
-        return {}
-
-
-class InLoading(LRU):
-    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        released.wait()
+    cls = type("Hangs", (LRU,), {method: hang})
+    return cls
 
 
 class InArrange(LRU):
@@ -65,15 +49,6 @@ class InArrange(LRU):
             yield batch
 
 
-class WhenTrained(LRU):
-    """Where checks ask for a few made-up steps, training asks for all."""
-
-    def score(self, rows: RowStats) -> NDArray[Any]:
-        if rows.step == 7:
-            released.wait()
-        return super().score(rows)
-
-
 def by_check(results: Sequence[CheckResult]) -> dict[str, CheckResult]:
     return {result.check: result for result in results}
 
@@ -81,10 +56,10 @@ def by_check(results: Sequence[CheckResult]) -> dict[str, CheckResult]:
 @pytest.mark.parametrize(
     ("cls", "check", "where"),
     [
-        (InScore, "score gives", "score at batch 700"),
-        (InCalibrate, "calibrating again", "calibrate"),
-        (InState, "state_dict restores", "state_dict"),
-        (InLoading, "state_dict restores", "load_state_dict"),
+        (hanging("score"), "score gives", "score at batch 700"),
+        (hanging("calibrate", lambda sample, view: not sample), "calibrating again", "calibrate"),
+        (hanging("state_dict"), "state_dict restores", "state_dict"),
+        (hanging("load_state_dict"), "state_dict restores", "load_state_dict"),
         (InArrange, "arrange keeps", "arrange"),
     ],
 )
@@ -105,40 +80,40 @@ def test_a_method_that_hangs_ends_its_check_and_the_rest(cls: type[Policy], chec
 
 
 def test_a_policy_that_cannot_be_made_in_time_does_not_load() -> None:
-    (result,) = check_policy(InInit, timeout_s=TIMEOUT)
+    (result,) = check_policy(hanging("__init__"), timeout_s=TIMEOUT)
     assert (result.check, result.passed) == ("loads", False)
-    assert result.reason.startswith("policy InInit.__init__ has not returned for 0.25 s")
+    assert result.reason.startswith("policy Hangs.__init__ has not returned for 0.25 s")
 
 
 def test_training_inside_the_checks_has_the_same_limit() -> None:
-    results = by_check(check_policy(WhenTrained, timeout_s=TIMEOUT))
+    when_trained = hanging("score", lambda rows: rows.step == 7)  # where checks ask for a few made-up steps
+    results = by_check(check_policy(when_trained, timeout_s=TIMEOUT))
     found = results["trained tables equal those of a single tier"]
-    assert found.was_run and "WhenTrained.score at batch 7 has not returned for 0.25 s" in found.reason
+    assert found.was_run and "Hangs.score at batch 7 has not returned for 0.25 s" in found.reason
     assert all(results[name].passed for name in list(CHECKS)[:8])
 
 
-class Endless(LRU):
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        latest = next(batches)
-        while True:
-            latest = next(batches, latest)
-            yield latest
+def endless(self: Policy, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+    latest = next(batches)
+    while True:
+        latest = next(batches, latest)
+        yield latest
 
 
-class EndlesslyEmpty(LRU):
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        for batch in batches:
-            yield batch
-        while True:
-            yield batch.take(np.arange(0))
+def endlessly_empty(self: Policy, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+    for batch in batches:
+        yield batch
+    while True:
+        yield batch.take(np.arange(0))
 
 
 @pytest.mark.parametrize(
-    ("cls", "reason"), [(Endless, "yielded sample 176 twice"), (EndlesslyEmpty, "a batch without samples at position")]
+    ("arrange", "reason"),
+    [(endless, "yielded sample 176 twice"), (endlessly_empty, "a batch without samples at position")],
 )
-def test_batches_without_an_end_are_noticed(cls: type[Policy], reason: str) -> None:
+def test_batches_without_an_end_are_noticed(arrange: Any, reason: str) -> None:
     """By the check of `arrange`, which cannot collect them all, and by those that train them."""
-    results = by_check(check_policy(cls, timeout_s=0))
+    results = by_check(check_policy(type("Endless", (LRU,), {"arrange": arrange}), timeout_s=0))
     assert reason in results["arrange keeps every sample"].reason
     assert not results["trained tables equal those of a single tier"].passed
 

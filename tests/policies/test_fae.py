@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from adaptive import TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.batch import Batch
-from adaptive.errors import PolicyError
-from adaptive.plugins import make_policy
 from adaptive.policies.fae import FAE
 from adaptive.policies.fae.shuffle import ShuffleScheduler
 
@@ -310,24 +308,3 @@ def test_it_is_restored_from_its_state() -> None:
     restored.load_state_dict(policy.state_dict())
     assert hot(restored, 100) == hot(policy, 100)
     assert restored.two_home_bytes == policy.two_home_bytes > 0
-    with pytest.raises(ValueError, match="FAE: needed inputs, rows, scheduler and threshold, found"):
-        restored.load_state_dict({})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rate": 0}, "rate=0: needed 1 to 100 per cent"),
-        ({"sample_rate": 0}, "sample_rate=0.0: needed more than 0"),
-        ({"block": 0}, "block=0"),
-        ({"hot_inputs": 0}, "hot_inputs=0.0: needed more than 0"),
-        ({"hot_inputs": 75}, "hot_inputs=75.0"),
-        ({"measure_every": 0}, "measure_every=0"),
-        ({"spool_bytes": 0}, "spool_bytes=0"),
-        ({"select": "best"}, "select='best'"),
-    ],
-)
-def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(PolicyError) as error:
-        make_policy(FAE, options)
-    assert message in str(error.value)

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from adaptive import SGD, Policy, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.batch import Batch
-from adaptive.errors import PolicyError
-from adaptive.plugins import make_policy
 from adaptive.policies.hotline import Hotline
 from adaptive.policies.lru import LRU
 
@@ -140,10 +138,6 @@ def test_it_goes_on_from_its_state_within_a_learning_phase_and_after_it(batches:
     following = [[7], [1], [5], [5]], [[8], [7], [5], [6]]
     assert arranged(restored, *following) == arranged(policy, *following)
     assert popular(restored) == popular(policy)
-    with pytest.raises(
-        ValueError, match=r"Hotline: needed \['counted', 'counts', 'popular', 'seen'\] with logger=exact"
-    ):
-        restored.load_state_dict({})
 
 
 def logging(**options: Any) -> Hotline:
@@ -190,7 +184,7 @@ def test_the_logger_goes_on_from_its_state(batches: int) -> None:
     assert popular(restored) == popular(policy) != []
     for name, array in policy.state_dict().items():
         np.testing.assert_array_equal(restored.state_dict()[name], array)
-    with pytest.raises(ValueError, match=r"needed \['learning', 'learnt', 'seen'\] with logger=srrip"):
+    with pytest.raises(ValueError, match="expected a state of learning, learnt, seen, got"):
         restored.load_state_dict(Hotline().state_dict())
 
 
@@ -224,27 +218,3 @@ def test_and_to_rounding_where_they_are_not() -> None:
     found, expected = weights(Hotline(learn=3), 0.1), weights(LRU(), 0.1)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert np.abs(expected).max() > 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"learn": 0}, "learn=0"),
-        ({"every": 0}, "every=0"),
-        ({"capacity": 0}, "capacity=0.0"),
-        ({"min_share": 2}, "min_share=2.0"),
-        ({"learn": 100, "relearn_every": 100}, "relearn_every=100: needed more than learn=100"),
-        ({"learn": "0%"}, "learn=0%"),
-        ({"learn": "101%"}, "learn=101%"),
-        ({"learn": "much"}, "learn=much"),
-        ({"learn": "7.5"}, "learn=7.5"),
-        ({"logger": "lru"}, "logger='lru'"),
-        ({"logger_bytes": 1 << 20}, "logger_bytes=1048576: exact counters have no size; needed logger=srrip"),
-        ({"logger": "srrip", "logger_bytes": 7}, "logger_bytes=7: needed at least 8"),
-        ({"logger": "srrip", "min_share": 0.1}, "min_share=0.1: logger=srrip has no counts"),
-    ],
-)
-def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(PolicyError) as error:
-        make_policy(Hotline, options)
-    assert message in str(error.value)

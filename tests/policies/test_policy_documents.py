@@ -66,7 +66,6 @@ def test_a_built_in_is_one_file_with_a_paper_and_imports_the_public_face_only(cl
         "adaptive.policies.fae.shuffle",
         "adaptive.policies.fae.threshold",
         "adaptive.policies.hotline.learning",
-        "adaptive.policies.rules.resting",
         *RULES,
     }
 

@@ -24,8 +24,8 @@ from adaptive.policies.random_drop import RandomDrop
 from adaptive.policies.rules.defer import Defer
 from adaptive.policies.rules.drop import Drop
 from adaptive.policies.rules.inputs import Inputs
-from adaptive.policies.rules.resting import probed
 from adaptive.policies.rules.updates import Updates
+from adaptive.policies.samples import probed
 from adaptive.policies.scratchpipe import ScratchPipe
 from adaptive.policy import arranges
 from adaptive.studies.compare.contenders import contenders
@@ -271,24 +271,6 @@ def test_rules_are_found_by_name_module_and_file(tmp_path: Path) -> None:
     trained, _, embeddings = run(f"{path}:Mine")
     trained.assert_equals(train_slowly(TABLES, BATCHES, Adagrad(lr=0.1)))
     assert type(embeddings.policy.rule).__name__ == "Mine"
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("defr", "no skip rule 'defr'; known: defer, inputs, updates; or give module:Class or file.py:Class"),
-        ("adaptive.policies.lru:LRU", "has no class LRU derived from adaptive.SkipRule"),
-        ("defer+bond=1", "skip rule Defer has no parameter bond; it has: by, bound, every, at_most, warmup"),
-        ("defer+bound=much", "skip rule Defer: bound='much'"),
-        ("defer+bound=-1", "skip rule Defer: bound=-1.0: needed more than 0"),
-        ("defer+at_most=256", "at_most=256: needed at least 1, at most 255"),
-        ("updates+target_skip=2", "skip rule Updates: target_skip=2.0"),
-        ("updates+hysteresis=0.5", "skip rule Updates: hysteresis=0.5: needed at least 1"),
-    ],
-)
-def test_what_cannot_be_is_told_at_once(spec: str, message: str) -> None:
-    with pytest.raises(PolicyError, match=message.replace("+", r"\+")):
-        TieredEmbeddingBag(TABLES, policy="lru", skip=spec)
 
 
 # --- the contract, and the command line ------------------------------------------------------------------------------

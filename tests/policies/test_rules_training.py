@@ -1,33 +1,29 @@
 """Skip rules in training: rows that move as the test says, and inputs that are dropped at random."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from adaptive import SGD, Batch, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.counters import Counter
-from adaptive.policies.lfu import LFU
-from adaptive.policies.rules.updates import Updates
-import numpy as np
-import pytest
-import torch
-from builders import batch_of
+from builders import View, batch_of
 from contract import row_stats
 from helpers import planner_of
-from adaptive import SGD, RowwiseAdagrad, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.policies.lfu import LFU
-from adaptive.policies.rules.defer import Defer
-from collections.abc import Iterator
-import numpy as np
-import pytest
-from builders import View, batch_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from adaptive.batch import Batch
-from adaptive.policies.rules.drop import Drop
+from numpy.typing import NDArray
 
+from adaptive import SGD, Batch, RowwiseAdagrad, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
+from adaptive.counters import Counter
+from adaptive.policies.lfu import LFU
+from adaptive.policies.rules.defer import Defer
+from adaptive.policies.rules.drop import Drop
+from adaptive.policies.rules.updates import Updates
 
 # --- `updates`: three tables -----------------------------------------------------------------------------------------
+#
+# Rows of `mover` move by 0.4 % of a unit per batch, being 0.5 to 5 units long; those of `sleeper` hardly move; those of
+# `waker` sleep until half-time and move from then on. The threshold lies between the movement of one batch and that of
+# an interval, per visit of a random walk that covered it.
 
 
 INTERVAL, NUM_INTERVALS, BATCH_SIZE, TABLE_ROWS = 16, 48, 8, 20

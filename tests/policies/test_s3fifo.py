@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from builders import HalfResident, batch_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive import Counter, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.errors import PolicyError
-from adaptive.plugins import make_policy
 from adaptive.policies.s3fifo import S3FIFO
 
 NUM_ROWS = 40
@@ -129,11 +126,3 @@ def test_it_goes_on_from_its_state() -> None:
     for name, value in policy.state_dict().items():
         assert np.array_equal(restored.state_dict()[name], value)
     assert policy.state_dict()["rows"].tolist() == [1, 3, 5]
-    with pytest.raises(ValueError, match="S3FIFO: needed"):
-        restored.load_state_dict({})
-
-
-@pytest.mark.parametrize("small", [0, 1, -0.5])
-def test_bad_values_are_named(small: float) -> None:
-    with pytest.raises(PolicyError, match=r"small=.*: needed a share above 0 and below 1"):
-        make_policy(S3FIFO, {"small": small})

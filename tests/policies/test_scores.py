@@ -1,36 +1,29 @@
 """What each built-in keeps and what it lets go, on rows written out."""
 
 from collections.abc import Sequence
-import numpy as np
-from builders import View, batch_of
-from contract import row_stats
-from adaptive.batch import Batch
-from adaptive.config import TierConfig
-from adaptive.policies.device import Device
-from adaptive.policies.hybrid import Hybrid
-from adaptive.policies.lfu import LFU
-from adaptive.policies.lru import LRU
-from adaptive.policies.scratchpipe import ScratchPipe
-from adaptive.policies.static import Static
-from adaptive.policy import NEVER, Policy, RowStats
 from itertools import islice
+from typing import Any
+
 import numpy as np
 import pytest
 from builders import View, batch_of
 from contract import row_stats
 from golden_runs import CALIBRATION_BATCHES, batches, drifting_ids
 from make_trace import NUM_EMBEDDINGS
+
+from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.policies.tables import Tables
-from collections.abc import Sequence
-from typing import Any
-import numpy as np
-import pytest
-from builders import View, batch_of
-from contract import row_stats
+from adaptive.policies.device import Device
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lfu import LFU
+from adaptive.policies.lru import LRU
 from adaptive.policies.recshard import RecShard
+from adaptive.policies.scratchpipe import ScratchPipe
+from adaptive.policies.static import Static
+from adaptive.policies.tables import Tables
+from adaptive.policy import NEVER, Policy, RowStats
 
 
 def leaving(policy: Policy, rows: RowStats) -> list[int]:

@@ -9,7 +9,6 @@ from contract import row_stats
 from numpy.typing import NDArray
 
 from adaptive import Adagrad, Counter, Policy, SkipConfig, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.errors import PolicyError
 from adaptive.plugins import make_policy
 from adaptive.policies.lfu import LFU
 from adaptive.policies.rules.defer import Defer
@@ -84,25 +83,6 @@ def test_by_visits_keeps_sums_and_no_snapshots() -> None:
 
 def test_deferring_at_most_one_visit_is_a_plain_run_bit_for_bit() -> None:
     np.testing.assert_array_equal(train(Slipstream(every=1, at_most=1, warmup=0))[1], train(LFU())[1])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"skip": "rows"}, "skip='rows'"),
-        ({"target_drop": 0.2}, "target_drop: not of skip=defer, which has by, bound, every, at_most, warmup"),
-        ({"skip": "off", "every": 3, "bound": 1.0}, "bound, every: not of skip=off, which has none"),
-        ({"skip": "inputs", "target_drop": -1}, "target_drop=-1.0: needed at least 0, at most 1"),
-        ({"skip": "updates", "threshold": float("nan")}, "threshold=nan: needed at least 0"),
-        ({"every": 0}, "every=0: needed at least 1"),
-        ({"at_most": 256}, "at_most=256: needed at least 1, at most 255"),
-        ({"bound": 0.0}, "bound=0.0: needed more than 0"),
-    ],
-)
-def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(PolicyError) as error:
-        make_policy(Slipstream, options)
-    assert message in str(error.value)
 
 
 def test_every_parameter_reaches_some_mode() -> None:

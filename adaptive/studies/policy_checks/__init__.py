@@ -4,18 +4,16 @@ The checks call the policy's methods with made-up rows and batches, then train a
 the tables, bit for bit, with the same training on a single tier.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from adaptive.config import TierConfig
 from adaptive.errors import AdaptiveError
-from adaptive.plugins import load_policy_class, make_rule
+from adaptive.plugins import Options, load_policy_class, make_rule
 from adaptive.policy import Policy, SkipRule
-from adaptive.studies.policy_checks.checks import CHECKS
-from adaptive.studies.policy_checks.policy_under_test import BrokenError, DoubtError, HungError, Subject
-from adaptive.studies.policy_checks.rules import rule_checks
+from adaptive.studies.policy_checks.checks import CHECKS, rule_checks
+from adaptive.studies.policy_checks.fixtures import BrokenError, DoubtError, HungError, Subject
 
 TIMEOUT_S = TierConfig().policy_timeout_s  # a run's
 
@@ -36,7 +34,7 @@ class CheckResult:
 
 
 def check_policy(
-    policy: str | type[Policy], options: Mapping[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
+    policy: str | type[Policy], options: Options | None = None, *, timeout_s: float = TIMEOUT_S
 ) -> list[CheckResult]:
     """Run every check on a policy, given as a class, name, `module:Class` or `file.py:Class`.
 

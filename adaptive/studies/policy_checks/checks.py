@@ -1,36 +1,42 @@
-"""The checks that every policy must pass, each a function of a `Subject` that raises what it finds wrong."""
+"""The checks that every policy and every skip rule must pass. Each is a function that raises what it finds wrong: of a
+`Subject`, for policies, or of what makes rules."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from inspect import Parameter
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.errors import PolicyError
 from adaptive.kernels.planning.selection import ORDERS
-from adaptive.plugins import policy_parameters
-from adaptive.policy import Policy, RowStats
+from adaptive.plugins import Options, policy_parameters
+from adaptive.policy import Policy, RowStats, SkipRule
 from adaptive.studies.policy_checks.fixtures import (
     TABLE_ROWS,
+    BrokenError,
+    DoubtError,
     FollowedView,
     MadeUpView,
     NotedStats,
+    Subject,
+    TimedPolicy,
     a_sample,
     made_up_batches,
     made_up_stats,
     samples_of,
 )
-from adaptive.studies.policy_checks.policy_under_test import Asked, BrokenError, DoubtError, Subject
 
 _SIZES: Final = (0, 1, 2, 1000)  # candidates in one question
 _READ_AT_MOST: Final = 1000  # batches that `arrange` may read before it yields its first
 
 
-def _calibrated(subject: Subject, times: int = 1) -> Asked:
+def _calibrated(subject: Subject, times: int = 1) -> TimedPolicy:
     policy = subject.make()
     for _ in range(times):
         policy.calibrate(a_sample(), MadeUpView())
@@ -45,7 +51,7 @@ def _parameters(subject: Subject) -> None:
     _require(_rejected(subject, {"no_such_parameter": 1}), "takes parameters it does not have")
 
 
-def _rejected(subject: Subject, options: Mapping[str, Any]) -> bool:
+def _rejected(subject: Subject, options: Options) -> bool:
     try:
         subject.policy(options)
     except PolicyError:
@@ -115,7 +121,7 @@ def _restores(subject: Subject) -> None:
     _require(_answers(policy) == _answers(restored), "restored from its own state, it answers differently")
 
 
-def _answers(policy: Asked) -> list[bytes]:
+def _answers(policy: TimedPolicy) -> list[bytes]:
     """Scores over a few batches that it is told of, comparable."""
     answers, view = [], FollowedView()
     for step in (0, 700, 10_000):
@@ -248,3 +254,95 @@ CHECKS: Final[Mapping[str, Callable[[Subject], None]]] = {
     "trained tables equal those of a single tier": _trains,
     "trains with its skip rule": _trains_skipping,
 }
+
+
+# --- skip rules ------------------------------------------------------------------------------------------------------
+
+OPTIMIZERS: Final = ("sgd", "adagrad", "rowwiseadagrad", "adam")
+
+Make = Callable[[], SkipRule]
+
+
+class _Anywhere(Policy):
+    """Rows lie wherever there is room: the placement beside which a rule is checked."""
+
+    def score(self, rows: RowStats) -> NDArray[np.int64]:
+        return rows.last_access
+
+
+def _rule_answers(make: Make, optimizer: str = "adagrad") -> list[NDArray[np.int64]]:
+    """What a new rule says of made-up rows, checked as in training."""
+    policy = _Anywhere()
+    policy.rule = make()
+    caller = PolicyCaller(policy)
+    caller.begin(optimizer)
+    return [caller.visits(made_up_stats(size, step)) for size in _SIZES for step in (200, 264, 700)]
+
+
+def _visits(make: Make) -> None:
+    for optimizer in OPTIMIZERS:
+        _rule_answers(make, optimizer)
+
+
+def _rule_is_deterministic(make: Make) -> None:
+    for first, second in zip(_rule_answers(make), _rule_answers(make), strict=True):
+        if not np.array_equal(first, second):
+            raise BrokenError("two rules with the same settings answered the same questions differently")
+
+
+def _rule_trains(make: Make, timeout_s: float) -> None:
+    skip = SkipConfig(interval=2, min_visits=1, hot_rows="50%", min_accesses=1, feedback_delay=4)
+    expected: dict[str, NDArray[np.float32]] = {}
+    for depth, device_rows in [(0, "100%"), (1, "30%"), (3, "60%")]:
+        policy = _Anywhere()
+        policy.rule = make()
+        _, tables = train_tables(policy, device_rows, depth=depth, skip=skip, timeout=timeout_s)
+        for name, table in tables.items():
+            if not np.isfinite(table).all():
+                raise BrokenError(f"depth {depth}, device rows {device_rows}: table {name} is not finite")
+            if not np.array_equal(expected.setdefault(name, table), table):
+                raise BrokenError(
+                    f"depth {depth}, device rows {device_rows}: table {name} differs from a single tier's"
+                )
+
+
+def _keeps_inputs(make: Make) -> None:
+    rule, given = make(), list(made_up_batches(12))
+    rule.visits(made_up_stats(1000, 700))
+    left = list(rule.arrange(iter(given), MadeUpView()))
+    known = {number: sample for batch in given for number, sample in samples_of(batch)}
+    seen: set[int] = set()
+    for batch in left:
+        for number, sample in samples_of(batch):
+            if number in seen or known.get(number) != sample:
+                raise BrokenError(f"arrange gave sample {number} twice, or changed it")
+            seen.add(number)
+    if not rule.drops_inputs and len(seen) < len(known):
+        raise BrokenError(f"arrange lost {len(known) - len(seen)} samples and drops_inputs is not set")
+    if rule.drops_inputs and (rule.seen_inputs, rule.dropped_inputs) != (len(known), len(known) - len(seen)):
+        found = f"seen_inputs={rule.seen_inputs}, dropped_inputs={rule.dropped_inputs}"
+        raise BrokenError(f"of {len(known)} samples {len(seen)} were left, but the rule counts {found}")
+
+
+def _rule_restores(make: Make) -> None:
+    rule, restored = make(), make()
+    for step in (200, 264):
+        rule.visits(made_up_stats(1000, step))
+    state = rule.state_dict()
+    for name, array in state.items():
+        if not isinstance(array, np.ndarray) or array.dtype == object:
+            raise BrokenError(f"state_dict()[{name!r}] must be an array of numbers, found {type(array).__name__}")
+    restored.load_state_dict({name: array.copy() for name, array in state.items()})
+    if not all(np.array_equal(array, restored.state_dict()[name], equal_nan=True) for name, array in state.items()):
+        raise BrokenError("a rule restored from state_dict() has another state")
+
+
+def rule_checks(timeout_s: float) -> Mapping[str, Callable[[Make], None]]:
+    """The checks by name; each makes rules of its own."""
+    return {
+        "visits gives one whole number per row, inputs untouched": _visits,
+        "same questions, same answers": _rule_is_deterministic,
+        "inputs are left as they are, and those left out counted": _keeps_inputs,
+        "state_dict restores": _rule_restores,
+        "trained tables do not depend on where rows lie": partial(_rule_trains, timeout_s=timeout_s),
+    }

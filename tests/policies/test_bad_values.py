@@ -1,0 +1,100 @@
+"""Settings that cannot be and states of something else are refused, by policies and skip rules, and named."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from contract import BUILT_INS
+
+from adaptive.errors import PolicyError
+from adaptive.plugins import installed_rules, load_rule_class, make_policy, make_rule
+from adaptive.policies.rules.drop import Drop
+from adaptive.policy import Policy, SkipRule
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("lru", {"window": 3}, "policy LRU has no parameter window; it has: none"),
+        ("lfu", {"half_life": 0}, "half_life=0.0: expected more than 0 batches"),
+        ("lfu", {"half_life": "soon"}, "half_life='soon'"),
+        ("adaptive.policies.scratchpipe:ScratchPipe", {"window": -1}, "window=-1: expected at least 0"),
+        ("s3fifo", {"small": 0}, "small=0.0: expected a share above 0 and below 1"),
+        ("s3fifo", {"small": 1}, "small=1.0: expected a share above 0 and below 1"),
+        ("recshard", {"steps": 0}, "steps=0: expected at least 1"),
+        ("recshard", {"host_bandwidth": 0}, "host_bandwidth=0.0: expected more than 0, and more on the device"),
+        ("recshard", {"host_bandwidth": 3000}, "host_bandwidth=3000.0: expected more than 0, and more on the device"),
+        ("random_drop", {"share": 1}, "share=1.0: expected at least 0 and less than 1"),
+        ("random_drop", {"seed": -1}, "seed=-1: expected at least 0"),
+        ("slipstream", {"skip": "rows"}, "skip='rows'"),
+        (
+            "slipstream",
+            {"target_drop": 0.2},
+            "target_drop: not of skip=defer, which has by, bound, every, at_most, warmup",
+        ),
+        ("slipstream", {"skip": "off", "every": 3, "bound": 1.0}, "bound, every: not of skip=off, which has none"),
+        ("slipstream", {"warmup": -1}, "warmup=-1: expected at least 0"),
+        ("fae", {"rate": 0}, "rate=0: expected at least 1, at most 100"),
+        ("fae", {"sample_rate": 0}, "sample_rate=0.0: expected more than 0, at most 1"),
+        ("fae", {"hot_inputs": 75}, "hot_inputs=75.0: expected more than 0, at most 1"),
+        ("fae", {"block": 0}, "block=0: expected at least 1"),
+        ("fae", {"held_back": 1}, "held_back=1: expected one input in 2 or more, or 0: none"),
+        ("fae", {"measure_every": 0}, "measure_every=0"),
+        ("fae", {"spool_bytes": 0}, "spool_bytes=0"),
+        ("fae", {"select": "best"}, "select='best'"),
+        ("hotline", {"learn": 0}, "learn=0"),
+        ("hotline", {"every": 0}, "every=0"),
+        ("hotline", {"capacity": 0}, "capacity=0.0: expected more than 0, at most 1"),
+        ("hotline", {"min_share": 2}, "min_share=2.0: expected at least 0, at most 1"),
+        ("hotline", {"learn": 100, "relearn_every": 100}, "relearn_every=100: expected more than learn=100"),
+        ("hotline", {"learn": "0%"}, "learn=0%"),
+        ("hotline", {"learn": "101%"}, "learn=101%"),
+        ("hotline", {"learn": "much"}, "learn=much"),
+        ("hotline", {"learn": "7.5"}, "learn=7.5"),
+        ("hotline", {"logger": "lru"}, "logger='lru'"),
+        ("hotline", {"logger_bytes": 1 << 20}, "logger_bytes=1048576: exact counters have no size; set logger=srrip"),
+        ("hotline", {"logger": "srrip", "logger_bytes": 7}, "logger_bytes=7: expected at least 8"),
+        ("hotline", {"logger": "srrip", "min_share": 0.1}, "min_share=0.1: logger=srrip has no counts"),
+    ],
+)
+def test_settings_of_policies(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        make_policy(name, options)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("defr", "no skip rule 'defr'; known: defer, inputs, updates; or give module:Class or file.py:Class"),
+        ("adaptive.policies.lru:LRU", "has no class LRU derived from adaptive.SkipRule"),
+        ("defer+bond=1", "skip rule Defer has no parameter bond; it has: by, bound, every, at_most, warmup"),
+        ("defer+bound=much", "skip rule Defer: bound='much'"),
+        ("defer+bound=-1", "skip rule Defer: bound=-1.0: expected more than 0"),
+        ("defer+every=0", "every=0: expected at least 1"),
+        ("defer+at_most=256", "at_most=256: expected at least 1, at most 255"),
+        ("updates+target_skip=2", "skip rule Updates: target_skip=2.0"),
+        ("updates+hysteresis=0.5", "skip rule Updates: hysteresis=0.5: expected at least 1"),
+        ("updates+threshold=nan", "threshold=nan: expected at least 0"),
+        ("inputs+target_drop=2", "target_drop=2.0: expected at least 0, at most 1"),
+        ("inputs+threshold=-1", "threshold=-1.0: expected at least 0"),
+        ("inputs+probe_every=-1", "probe_every=-1: expected at least 0"),
+        ("inputs+hot_only=perhaps", "hot_only='perhaps'"),
+    ],
+)
+def test_settings_of_rules(spec: str, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        make_rule(spec)
+    assert message in str(error.value)
+
+
+OWNERS = [*BUILT_INS, Drop, *map(load_rule_class, installed_rules())]
+
+
+@pytest.mark.parametrize("cls", OWNERS)
+def test_states_of_something_else(cls: type[Policy] | type[SkipRule]) -> None:
+    foreign = {"something_else": np.zeros(1)}
+    with pytest.raises(
+        ValueError, match=rf"{cls.__name__}(: expected a state of|.* has no state).* got .*something_else"
+    ):
+        cls().load_state_dict(foreign)
