@@ -18,7 +18,7 @@ from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline, ReadyBatch
 from adaptive.embeddings.exchange.rank_exchange import ExchangedBatch, RankExchange
 from adaptive.embeddings.exchange.requests import RequestedBlock, RequestedRows
-from adaptive.embeddings.planned_batch import GroupBatch, Planned
+from adaptive.embeddings.planned_batch import GroupBatch, Planned, PlannedPart
 from adaptive.embeddings.planning.lookups import lay_out_bags
 from adaptive.embeddings.planning.plan import GroupPlan
 from adaptive.embeddings.ranks.channel import Exchanged
@@ -146,7 +146,8 @@ class PlannedBlocks(Planned):
         first = self.first
         for number, block in enumerate(self.exchanged.blocks):
             if block is not None:
-                yield _Block(self, number, block, first)
+                works = [work for group in self.groups if (work := group.blocks[number]) is not None]
+                yield PlannedPart(self, works, first, block.num_samples, block=block)
                 first += block.num_samples
 
     @property
@@ -161,25 +162,6 @@ class PlannedBlocks(Planned):
             if block is not None and batch is not None
             for name in block.bad_gradients(batch)
         ]
-
-
-class _Block(Planned):
-    """One block of several."""
-
-    def __init__(self, whole: PlannedBlocks, number: int, batch: Batch, first: int) -> None:
-        blocks = [group.blocks[number] for group in whole.groups]
-        super().__init__(batch, [block for block in blocks if block is not None], whole._send)
-        self._whole, self._first_sample = whole, first
-        self.share = batch.num_samples / whole.num_samples_of_all
-        self.num_samples_of_all, self.is_share = whole.num_samples_of_all, True
-
-    @property
-    def whole(self) -> Planned:
-        return self._whole
-
-    @property
-    def first(self) -> int:
-        return self._first_sample
 
 
 class LocalSteps:

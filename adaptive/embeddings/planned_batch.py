@@ -116,7 +116,7 @@ class GroupBatch:
         return [name for name, part in parts.items() if not bool(torch.isfinite(part).all())]
 
 
-class PartWork(GroupBatch):
+class GroupBatchPart(GroupBatch):
     """The rows of one group in one part of a batch: pooled alone, updated with the batch."""
 
     def __init__(self, whole: GroupBatch, part: GroupPart) -> None:
@@ -214,7 +214,9 @@ class Planned:
             yield self
             return
         for number, (first, last) in enumerate(pairwise(accumulate(self.batch.part_sizes, initial=0))):
-            part = _Part(self, number, first, last)
+            works = [GroupBatchPart(work, work.parts[number]) for work in self.works]
+            waits = any(work.parts[number].waits for work in self.works)
+            part = PlannedPart(self, works, first, last - first, waits=waits)
             part.wait()
             yield part
 
@@ -247,16 +249,28 @@ class Planned:
         return [name for work in self.works for name in work.bad_gradients(self.batch)]
 
 
-class _Part(Planned):
-    """Samples `first` to `last` of a batch."""
+class PlannedPart(Planned):
+    """Some samples of a batch, in a row: a part of it, whose arrays are slices of the batch's, or a block of a rank,
+    which has its own."""
 
-    def __init__(self, whole: Planned, number: int, first: int, last: int) -> None:
-        self._whole, self._samples = whole, slice(first, last)
-        self._waits = any(work.parts[number].waits for work in whole.works)
-        self._taken: Batch | None = None
-        self.works = tuple(PartWork(work, work.parts[number]) for work in whole.works)
-        self.share = (last - first) / whole.num_samples
-        self.num_samples_of_all, self.is_share = whole.num_samples, True
+    def __init__(
+        self,
+        whole: Planned,
+        works: Sequence[GroupBatch],
+        first: int,
+        num_samples: int,
+        *,
+        block: Batch | None = None,
+        waits: bool = False,
+    ) -> None:
+        """`first`: position of the first sample in the batch, of all ranks; `waits`: for rows of the batch."""
+        self._whole, self._first, self._num_samples, self._waits = whole, first, num_samples, waits
+        self._samples = slice(first, first + num_samples)
+        self._is_block, self._taken, self._send, self.works = block is not None, block, whole._send, tuple(works)
+        self.share = num_samples / whole.num_samples_of_all
+        self.num_samples_of_all, self.is_share = whole.num_samples_of_all, True
+        if self._is_block:  # now, as in `Planned`
+            _ = self.dense, self.labels
 
     @property
     def batch(self) -> Batch:
@@ -266,19 +280,21 @@ class _Part(Planned):
 
     @cached_property
     def dense(self) -> Tensor:
-        return self._whole.dense[self._samples]
+        return self._send(self.batch.dense) if self._is_block else self._whole.dense[self._samples]
 
     @cached_property
     def labels(self) -> Tensor:
-        return self._whole.labels[self._samples]
+        return self._send(self.batch.labels) if self._is_block else self._whole.labels[self._samples]
 
     @cached_property
     def extras(self) -> dict[str, Tensor]:
+        if self._is_block:
+            return {name: self._send(array) for name, array in self.batch.extras.items()}
         return {name: values[self._samples] for name, values in self._whole.extras.items()}
 
     @property
     def num_samples(self) -> int:
-        return int(self._samples.stop - self._samples.start)
+        return self._num_samples
 
     @property
     def whole(self) -> Planned:
@@ -286,7 +302,7 @@ class _Part(Planned):
 
     @property
     def first(self) -> int:
-        return int(self._samples.start)
+        return self._first
 
     def parts(self) -> Iterator[Planned]:
         yield self

@@ -81,10 +81,10 @@ class ThreadTransport(Transport):
         self.rank, self.size = rank, town.size
         self._town, self.values_on, self.job = town, town.values_on, town.job
 
-    def swap_values(self, values: Tensor, sizes: Sequence[int], come: Sequence[int]) -> Tensor:
+    def swap_values(self, values: Tensor, sizes: Sequence[int], lengths: Sequence[int]) -> Tensor:
         pieces = [piece.clone() for piece in values.split(list(sizes))]
         found = [row[self.rank] for row in self._town.meetings[ROWS].swap(self.rank, pieces)]
-        assert [len(piece) for piece in found] == list(come)
+        assert [len(piece) for piece in found] == list(lengths)
         return torch.cat(found)
 
     def swap(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int], largest: int) -> list[Bytes]:

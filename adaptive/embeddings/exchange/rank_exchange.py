@@ -167,7 +167,7 @@ class RankExchange(Exchange):
 
     def report_failure(self, error: Exception) -> None:
         if self._ended is None:
-            self.ranks.tell(self.ranks.ahead, error)
+            self.ranks.report(self.ranks.ahead, error)
 
     def _see_end(self, exchanged: Exchanged, *, has_more: bool) -> None:
         """Some rank has no more batches. Where this rank has, no rank may have left its loop; if this one is leaving,
@@ -238,7 +238,7 @@ class RankExchange(Exchange):
         if channel is self.ranks.ahead and self._ended is not None:
             return next_number  # all know that nothing more comes there
         if error is not None:
-            self.ranks.tell(channel, error)
+            self.ranks.report(channel, error)
         elif self._ended is not Kind.END and not channel.over:
             try:
                 headers = channel.exchange(Kind.LEFT, next_number).headers
@@ -308,14 +308,14 @@ class RowExchange:
         payload = self._payload
         sent, sent_counts = _crossing(batch.served, "cached")
         expected, expected_counts = _crossing(batch.groups, "cached")
-        rows = [payload.select(*one) for one in zip(payload.unload(served), sent, strict=True)]
+        rows = list(map(payload.select, payload.unload(served), sent))
         exchanged = self._ranks.rows.exchange(Kind.VECTORS, number, payload.pack(rows, sent_counts))
         self._count_spared("vectors_spared", [requests.sizes for requests in batch.served], sent_counts)
         received = payload.unpack(exchanged, Kind.VECTORS, expected_counts)
         for owner in batch.forget:
             for caches in self._caches:
                 caches[owner].forget()
-        vectors = [payload.scatter(*one) for one in zip(received, expected, strict=True)]
+        vectors = list(map(payload.scatter, received, expected))
         for group, caches, of_group in zip(batch.groups, self._caches, vectors, strict=True):
             self._use_caches(group, caches, of_group)
         return payload.load(vectors)
@@ -354,7 +354,7 @@ class RowExchange:
             return None
         expected, counts = _crossing(batch.served, "skipped")
         received = self._payload.unpack(exchanged, Kind.GRADIENTS, counts)
-        return self._payload.load([self._payload.scatter(*one) for one in zip(received, expected, strict=True)])
+        return self._payload.load(list(map(self._payload.scatter, received, expected)))
 
     def _count_spared(self, name: str, sizes: Sequence[Int64s], counts: Sequence[Int64s]) -> None:
         """Count bytes of rows that would have gone to other ranks."""
@@ -372,4 +372,4 @@ def _crossing(requests: Sequence[RequestedRows | OwnerRequests], plane: str) -> 
     for of_group in requests:
         masked: Bools | None = None if of_group.masks is None else getattr(of_group.masks, plane)
         chosen.append(None if masked is None or not masked.any() else ~masked)
-    return chosen, [count_chosen(one.sizes, crosses) for one, crosses in zip(requests, chosen, strict=True)]
+    return chosen, [count_chosen(rows.sizes, crosses) for rows, crosses in zip(requests, chosen, strict=True)]

@@ -171,9 +171,9 @@ class RequestBuilder:
     def _build_group(self, group: Group, blocks: Sequence[Lookups | None]) -> tuple[RequestedRows, list[Bytes]]:
         whole, num_tables = group.undivided, len(group.tables)
         distinct = [None if lookups is None else lookups.distinct for lookups in blocks]
-        rows = np.concatenate([no_rows(), *(one.rows for one in distinct if one is not None)])
-        lookups = np.concatenate([no_rows(), *(one.counts for one in distinct if one is not None)])
-        numbers = [0 if one is None else len(one.rows) for one in distinct]
+        rows = np.concatenate([no_rows(), *(block.rows for block in distinct if block is not None)])
+        lookups = np.concatenate([no_rows(), *(block.counts for block in distinct if block is not None)])
+        numbers = [0 if block is None else len(block.rows) for block in distinct]
         block_of = np.repeat(np.arange(len(blocks)), numbers)
         tables = whole.tables_of(rows).astype(np.int64)
         owners = np.zeros(len(rows), np.int64)
@@ -190,7 +190,8 @@ class RequestBuilder:
         bounds = np.cumsum(sizes)[:-1]
         by_owner = zip(*(np.split(array, bounds) for array in (tables, rows, lookups)), strict=True)
         messages = [
-            pack_requests(whole, Requests(*one)) for one in ((c, *r) for c, r in zip(counts, by_owner, strict=True))
+            pack_requests(whole, Requests(of_owner, *columns))
+            for of_owner, columns in zip(counts, by_owner, strict=True)
         ]
         places_of_blocks = np.split(places, np.cumsum(numbers)[:-1])
         requested = [

@@ -129,7 +129,7 @@ class Channel:
         Raises:
             AdaptiveError: of the class with which another rank has failed.
             RanksError: if ranks are out of step, gone, or do not come in time, or what came is damaged. Of a damaged
-                part other ranks can be told (`tell_failure`); of a damaged header not, since nobody knows what follows.
+                part other ranks can hear (`report_failure`); of a damaged header not, since nobody knows what follows.
         """
         size, rank = self._transport.size, self._transport.rank
         sent = [NOTHING] * size if parts is None else [np.ascontiguousarray(part).view(np.uint8) for part in parts]
@@ -142,12 +142,12 @@ class Channel:
             room = self._predictor.next_sizes()
             headers, early = self._first(header, sent, room)
             self._sequence += 1
-            self.agreed = self.agreed or max(one.signal for one in headers)
-            failed = [r for r, one in enumerate(headers) if one.kind is Kind.FAILED]
+            self.agreed = self.agreed or max(of_rank.signal for of_rank in headers)
+            failed = [r for r, of_rank in enumerate(headers) if of_rank.kind is Kind.FAILED]
             if not failed:
                 self._check(headers, header)
-            ended = any(one.kind in ENDS for one in headers)
-            self._predictor.learn(None if failed or ended else kind, [one.lengths for one in headers])
+            ended = any(of_rank.kind in ENDS for of_rank in headers)
+            self._predictor.learn(None if failed or ended else kind, [of_rank.lengths for of_rank in headers])
             counts = failed or ([] if ended else range(size))  # the ranks whose parts are taken
             received = self._whole(kind, sent, headers, early, room, counts)
             damaged = [r for r in counts if r != rank and part_check(received[r]) != headers[r].check]
@@ -188,15 +188,15 @@ class Channel:
         ]  # fmt: skip
         sizes = [num_bytes + room[sender][rank] for sender in range(size)]
         with self.tally.timed(header.kind, "wait_ms"):
-            came = self._transport.swap(self._number, pieces, sizes, num_bytes + max(map(max, room)))
+            messages = self._transport.swap(self._number, pieces, sizes, num_bytes + max(map(max, room)))
         taken = sum(min(len(part), space) for part, space in zip(sent, room[rank], strict=True))
         self.tally.send(header.kind, taken)
         self.tally.add(headers=(size - 1) * num_bytes, padding=sum(room[rank]) - taken)
         headers = tuple(
-            unpack(one[:num_bytes].tobytes(), size, self._who(sender), self._seed(sender, rank))
-            for sender, one in enumerate(came)
+            unpack(message[:num_bytes].tobytes(), size, self._who(sender), self._seed(sender, rank))
+            for sender, message in enumerate(messages)
         )
-        return headers, [one[num_bytes:] for one in came]
+        return headers, [message[num_bytes:] for message in messages]
 
     def _header(self, header: Header, to: int, part: Bytes) -> Bytes:
         """As it goes to the rank that the part is for."""
@@ -237,7 +237,7 @@ class Channel:
         return received
 
     def swap_values(
-        self, kind: Kind, batch: int, values: "Tensor", sizes: Sequence[int], come: Sequence[int]
+        self, kind: Kind, batch: int, values: "Tensor", sizes: Sequence[int], lengths: Sequence[int]
     ) -> "Tensor":
         """Numbers on a device, of which an exchange has told: `Transport.swap_values`.
 
@@ -245,49 +245,47 @@ class Channel:
             RanksError: if a rank is gone, as far as it is known at once.
         """
         try:
-            received = self._transport.swap_values(values, sizes, come)
+            received = self._transport.swap_values(values, sizes, lengths)
         except TransportError as error:
             self.over = True
-            lengths = tuple(size * values.element_size() for size in sizes)
-            raise self._broken(Header(kind, self._sequence, batch, lengths), error) from error
+            num_bytes = tuple(size * values.element_size() for size in sizes)
+            raise self._broken(Header(kind, self._sequence, batch, num_bytes), error) from error
         self.tally.send(kind, (sum(sizes) - sizes[self._transport.rank]) * values.element_size())
         return received
 
-    def tell_failure(self, batch: int, code: int, text: str) -> None:
-        """Tell all other ranks, in the place of the next exchange, that this one ends with an error. Errors in telling
-        it are of no interest any more."""
+    def report_failure(self, code: int, text: str) -> None:
+        """Report to all other ranks, in the place of the next exchange, that this one ends with an error."""
         if self.over:
             return
         message = np.frombuffer(text.encode()[:MOST_TEXT], np.uint8)
         with contextlib.suppress(AdaptiveError):  # another rank has failed, too, or is gone
-            self.exchange(Kind.FAILED, batch, [message] * self._transport.size, code=code)
+            self.exchange(Kind.FAILED, parts=[message] * self._transport.size, code=code)
         self.over = True
 
-    def _check(self, headers: Sequence[Header], mine: Header) -> None:
+    def _check(self, headers: Sequence[Header], sent: Header) -> None:
         """Check that all ranks are about to do the same."""
         for rank, header in enumerate(headers):
-            same = (
-                header.kind == mine.kind or {header.kind, mine.kind} <= MAY_END or {header.kind, mine.kind} == LEAVING
-            )
-            if not same and Kind.LEFT in (header.kind, mine.kind):
-                left, other = (rank, mine) if header.kind is Kind.LEFT else (self._transport.rank, header)
+            kinds = {header.kind, sent.kind}
+            same = len(kinds) == 1 or kinds <= MAY_END or kinds == LEAVING
+            if not same and Kind.LEFT in kinds:
+                left, other = (rank, sent) if header.kind is Kind.LEFT else (self._transport.rank, header)
                 raise RanksError(
                     f"{self._who(left)} left its loop, and other ranks went on ({other.text}): all ranks must train "
                     "equally many batches"
                 )
-            alike = header.batch == mine.batch or Kind.LEFT in (header.kind, mine.kind)
-            if not (same and alike and header.sequence == mine.sequence):
+            alike = header.batch == sent.batch or Kind.LEFT in kinds
+            if not (same and alike and header.sequence == sent.sequence):
                 raise RanksError(
-                    f"ranks are out of step: {self._who(self._transport.rank)} is at {mine.text}, {self._who(rank)} "
+                    f"ranks are out of step: {self._who(self._transport.rank)} is at {sent.text}, {self._who(rank)} "
                     f"at {header.text}; every rank must make the same calls in the same order"
                 )
 
-    def _broken(self, mine: Header, error: TransportError) -> RanksError:
+    def _broken(self, header: Header, error: TransportError) -> RanksError:
         silent = self._transport.silent()
         gone = ", ".join(map(self._who, silent)) or "no rank is silent now: a slow network, or a rank that came late"
         text = f"not heard any more: {gone}" if silent else gone
         return RanksError(
-            f"{self._who(self._transport.rank)}: channel {CHANNELS[self._number]}, {mine.text}: {error}; {text}"
+            f"{self._who(self._transport.rank)}: channel {CHANNELS[self._number]}, {header.text}: {error}; {text}"
         )
 
     def _who(self, rank: int) -> str:

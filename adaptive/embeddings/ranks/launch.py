@@ -60,31 +60,23 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
             if first is None and (failed := [(code, rank) for rank, code in enumerate(codes) if code]):
                 first, until = failed[0][0], time.monotonic() + GRACE
                 if first < 0:
-                    _tell_killed(failed[0][1], len(processes), -first)
+                    name = signal.Signals(-first).name
+                    sys.stderr.write(f"adaptive-train: rank {failed[0][1]} of {len(processes)} was ended by {name}\n")
             if all(code is not None for code in codes):
                 return RanksError.exit_code if first is not None and first < 0 else first or 0
             if time.monotonic() > until:
                 return RanksError.exit_code if first is None or first < 0 else first
             time.sleep(0.05)
     finally:
-        _end(processes)
-
-
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    left = [process for process in processes if process.poll() is None]
-    for process in left:
-        process.terminate()
-    for process in left:
-        try:
-            process.wait(LAST)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _tell_killed(rank: int, size: int, number: int) -> None:
-    name = signal.Signals(number).name
-    sys.stderr.write(f"adaptive-train: rank {rank} of {size} was ended by {name}\n")
+        left = [process for process in processes if process.poll() is None]
+        for process in left:
+            process.terminate()
+        for process in left:
+            try:
+                process.wait(LAST)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 @contextmanager

@@ -82,13 +82,13 @@ class Owners:
         index = group_rows - self._starts[tables]
         blocks = index >> BITS
         place = self._buckets(tables, index) - self._first  # in the rank's run
-        here = (place >= 0) & (place < self._run)
+        is_owned = (place >= 0) & (place < self._run)
         owned: Int64s = blocks * self._run + place + self.owned_starts[tables]
         last = np.flatnonzero(self._is_last[self._block_starts[tables] + blocks])
         of = tables[last]
         tail = self._tail_places[self._tail_starts[of] + (index[last] & (SIZE - 1))]
         owned[last] += tail - place[last]
-        owned[~here] = -1
+        owned[~is_owned] = -1
         return owned
 
     def group_rows(self, owned_rows: Int64s, tables: NDArray[np.integer]) -> Int64s:

@@ -87,8 +87,8 @@ class Ranks:
 
     def own_part(self, batch: Batch) -> Batch:
         """The samples of a global batch that are this rank's, in its blocks."""
-        own = self.own_blocks
-        return OwnPart.of_batch(batch, self.block_bounds(batch.num_samples)[own.start : own.stop + 1])
+        blocks = self.own_blocks
+        return OwnPart.of_batch(batch, self.block_bounds(batch.num_samples)[blocks.start : blocks.stop + 1])
 
     def traffic(self) -> RankTraffic:
         """What this rank has sent since its start."""
@@ -137,19 +137,19 @@ class Ranks:
             values = [of_rank.get(key) for of_rank in everyones]
             for rank, value in enumerate(values):
                 if value != values[0]:
-                    first, other = _difference(key, values[0], value)
+                    where, first, second = _difference(key, values[0], value)
                     raise ConfigError(
-                        f"ranks differ: {first[0]} is {first[1]} on rank 0 ({self._transport.name_of(0)}) and "
-                        f"{other[1]} on rank {rank} ({self._transport.name_of(rank)}); start all ranks alike"
+                        f"ranks differ: {where} is {first} on rank 0 ({self._transport.name_of(0)}) and "
+                        f"{second} on rank {rank} ({self._transport.name_of(rank)}); start all ranks alike"
                     )
 
     # --- failing ---------------------------------------------------------------------------------------------
 
-    def tell(self, channel: Channel, error: BaseException) -> None:
-        """Tell the others of an error, on one channel."""
+    def report(self, channel: Channel, error: BaseException) -> None:
+        """Report an error to the others, on one channel."""
         code = error.exit_code if isinstance(error, AdaptiveError) else RanksError.exit_code
         text = str(error) if isinstance(error, AdaptiveError) else f"{type(error).__name__}: {error}"
-        channel.tell_failure(-1, code, text)
+        channel.report_failure(code, text)
 
     def close(self) -> None:
         self._transport.close()
@@ -197,7 +197,7 @@ class LocalRanks(Ranks):
     def require_equal(self, facts: Callable[[], dict[str, Any]]) -> None:
         return
 
-    def tell(self, channel: Channel, error: BaseException) -> None:
+    def report(self, channel: Channel, error: BaseException) -> None:
         return
 
 
@@ -205,9 +205,9 @@ ALONE: Final = LocalRanks()
 """For all processes that train alone: it has no state."""
 
 
-def _difference(key: str, one: Any, other: Any) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Where two values differ, and what stands there."""
-    while isinstance(one, dict) and isinstance(other, dict):
-        inner = next(name for name in {**one, **other} if one.get(name) != other.get(name))
-        key, one, other = f"{key}.{inner}", one.get(inner), other.get(inner)
-    return (key, f"{one!r}"[:200]), (key, f"{other!r}"[:200])
+def _difference(key: str, first: Any, second: Any) -> tuple[str, str, str]:
+    """Where two values differ, and the values there."""
+    while isinstance(first, dict) and isinstance(second, dict):
+        inner = next(name for name in {**first, **second} if first.get(name) != second.get(name))
+        key, first, second = f"{key}.{inner}", first.get(inner), second.get(inner)
+    return key, f"{first!r}"[:200], f"{second!r}"[:200]

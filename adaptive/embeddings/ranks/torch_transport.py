@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from adaptive.embeddings.ranks.launch import NEEDED
 from adaptive.embeddings.ranks.ranks import Ranks
 from adaptive.embeddings.ranks.transport import CHANNELS, ROWS, Bytes, Transport, TransportError
 from adaptive.errors import ConfigError, RanksError
@@ -50,7 +51,7 @@ class Gpus:
     local_rank: int | None  # among the ranks of this host; None: nobody has told
 
     @property
-    def own(self) -> int | None:
+    def number(self) -> int | None:
         """The number of this rank's GPU; None: there is none, or it is the one that is current."""
         return None if self.local_rank is None or not self.count else self.local_rank % self.count
 
@@ -81,7 +82,7 @@ def name_of_gpu(host: str, gpus: Gpus) -> str:
     """The same for no two GPUs; empty where there is none."""
     if not gpus.count:
         return ""
-    number = torch.cuda.current_device() if gpus.own is None else gpus.own
+    number = torch.cuda.current_device() if gpus.number is None else gpus.number
     properties = torch.cuda.get_device_properties(number)
     return f"{host} {getattr(properties, 'uuid', number)}"
 
@@ -176,27 +177,27 @@ class TorchTransport(Transport):
         self._alone = self.size == 1
         self._names = self._everyones(f"{socket.gethostname()}, process {os.getpid()}")
         self.job = int(self._everyones(secrets.token_hex(4))[0], 16)
-        self.gpu = gpus.own
+        self.gpu = gpus.number
         names = self._everyones(name_of_gpu(socket.gethostname(), gpus))
         has_nccl = self._everyones("nccl" if "cuda:nccl" in dist.get_backend_config() else "")
-        self._gpus = Agreement(backend, names, [bool(one) for one in has_nccl])
+        self._gpus = Agreement(backend, names, list(map(bool, has_nccl)))
         self.values_on = "cuda" if self._gpus.is_nccl else None
         self._closed = False
 
     def _everyones(self, text: str) -> list[str]:
         """The text of each rank."""
-        own = np.frombuffer(text.encode()[:NAME].ljust(NAME), np.uint8)
-        texts = self.swap(ROWS, [[own]] * self.size, [NAME] * self.size, NAME)
+        message = np.frombuffer(text.encode()[:NAME].ljust(NAME), np.uint8)
+        texts = self.swap(ROWS, [[message]] * self.size, [NAME] * self.size, NAME)
         return [text.tobytes().decode(errors="replace").strip() for text in texts]
 
     def check_device(self, kind: str) -> None:
         self._gpus.check(kind)
 
-    def swap_values(self, values: torch.Tensor, sizes: Sequence[int], come: Sequence[int]) -> torch.Tensor:
+    def swap_values(self, values: torch.Tensor, sizes: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
         """On a GPU the host does not wait: the stream that is current does."""
-        came = values.new_empty(sum(come))
-        self._do(lambda: dist.all_to_all_single(came, values, list(come), list(sizes)))
-        return came
+        received = values.new_empty(sum(lengths))
+        self._do(lambda: dist.all_to_all_single(received, values, list(lengths), list(sizes)))
+        return received
 
     def swap(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int], largest: int) -> list[Bytes]:
         """Where some rank would send more than `MOST` to another, all send in several messages."""
@@ -213,11 +214,11 @@ class TorchTransport(Transport):
         return list(received)
 
     def _swap_once(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int]) -> list[Bytes]:
-        mine = torch.from_numpy(np.concatenate([piece for part in parts for piece in part]))
-        came = torch.empty(sum(sizes), dtype=torch.uint8)
+        sent = torch.from_numpy(np.concatenate([piece for part in parts for piece in part]))
+        received = torch.empty(sum(sizes), dtype=torch.uint8)
         lengths = [sum(map(len, part)) for part in parts]
-        self._do(lambda: dist.all_to_all_single(came, mine, list(sizes), lengths, group=self._groups[channel]))
-        whole, ends = came.numpy(), list(accumulate(sizes))
+        self._do(lambda: dist.all_to_all_single(received, sent, list(sizes), lengths, group=self._groups[channel]))
+        whole, ends = received.numpy(), list(accumulate(sizes))
         return [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
     def _do(self, operation: Callable[[], Any]) -> None:
@@ -262,10 +263,9 @@ class TorchTransport(Transport):
 
 
 def _start(timeout: timedelta, backends: str) -> None:
-    lacking = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if lacking:
+    if missing := [name for name in NEEDED if name not in os.environ]:
         raise ConfigError(
-            f"the environment lacks {', '.join(lacking)}: start the program by torchrun, or by "
+            f"the environment lacks {', '.join(missing)}: start the program by torchrun, or by "
             "adaptive-train run --ranks N"
         )
     _met(lambda: _meet(timeout, backends))

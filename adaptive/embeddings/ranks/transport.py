@@ -69,9 +69,9 @@ class Transport(ABC):
             TransportError: if a rank is gone or does not come in time.
         """
 
-    def swap_values(self, values: "Tensor", sizes: Sequence[int], come: Sequence[int]) -> "Tensor":
+    def swap_values(self, values: "Tensor", sizes: Sequence[int], lengths: Sequence[int]) -> "Tensor":
         """The same from the training thread for numbers that lie on a device, of one type: `sizes` of the `values`
-        (n,) are for each rank, one after the other; returns as many as `come` from each. Where `values_on` says so.
+        (n,) are for each rank, one after the other; returns as many as `lengths` from each. Where `values_on` says so.
 
         Raises:
             TransportError: as far as it is known at once; work on a device goes on by itself.

@@ -96,12 +96,12 @@ def versions() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def telling(ranks: Ranks) -> Iterator[None]:
-    """An error inside is told to the other ranks, in the place of their next exchange."""
+def reporting_errors(ranks: Ranks) -> Iterator[None]:
+    """Report an error inside to the other ranks, in the place of their next exchange."""
     try:
         yield
     except Exception as error:
-        ranks.tell(ranks.rows, error)
+        ranks.report(ranks.rows, error)
         raise
 
 

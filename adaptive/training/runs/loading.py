@@ -24,7 +24,7 @@ from adaptive.storage.run_checkpoints import load_best
 from adaptive.storage.run_directory import RECORD, read_record
 from adaptive.training.build import Components, build, open_data, torch_settings
 from adaptive.training.evaluation import evaluate, predict
-from adaptive.training.runs.distributed import readers_of, telling, versions
+from adaptive.training.runs.distributed import readers_of, reporting_errors, versions
 from adaptive.training.runs.run import group_feature, quality_numbers
 from adaptive.training.runs.run_record import FOLDER, Json, at_home, check_same_data, config_of, recorded_shape
 from adaptive.training.runs.state import restore_weights
@@ -255,7 +255,7 @@ def evaluate_run(
         ConfigError: for other settings, or a feature that is not there.
         InputError: if the data are not those of the run, or have no evaluation part, or samples without a label.
     """
-    with telling(ranks), load_with(Path(run_directory), settings, ranks) as run:
+    with reporting_errors(ranks), load_with(Path(run_directory), settings, ranks) as run:
         position = group_feature(group_by, [feature.name for feature in run.shape.features], f"{run.path}: --group-by ")
         dataset = data_of(run, data)
         ranks.require_equal(lambda: {"group_by": group_by, "data": dataset.fingerprint()})

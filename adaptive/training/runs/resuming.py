@@ -20,7 +20,14 @@ from adaptive.storage.durable import temporary_name
 from adaptive.storage.run_checkpoints import load_whole
 from adaptive.storage.run_directory import RECORD, RunDirectory, newest_first, read_record, versions, was_finished
 from adaptive.training.build import Components, build, first_batches, open_data, prepare, torch_settings
-from adaptive.training.runs.distributed import directory_of, facts_of, readers_of, refuse_alone, refuse_unseen, telling
+from adaptive.training.runs.distributed import (
+    directory_of,
+    facts_of,
+    readers_of,
+    refuse_alone,
+    refuse_unseen,
+    reporting_errors,
+)
 from adaptive.training.runs.loop import DataPosition
 from adaptive.training.runs.run import ResumePoint, Run, code_of, resume_command
 from adaptive.training.runs.run_record import Json, check_same_data, config_of
@@ -65,7 +72,7 @@ def resume_run(
     """
     is_first = ranks.is_first
     opened = partial(RunDirectory, Path(run_directory), resume=True, force_unlock=force_unlock)
-    with telling(ranks), directory_of(ranks, opened) as directory:
+    with reporting_errors(ranks), directory_of(ranks, opened) as directory:
         path = directory.path if is_first else Path(run_directory)
         record = read_record(path)
         lengths = {"steps": steps, "epochs": epochs}
@@ -259,7 +266,7 @@ def auto_resume_run(
     """
     assert config.out is not None
     path = Path(config.out)
-    with telling(ranks):
+    with reporting_errors(ranks):
         action = ranks.gather_facts(what_to_do(path, config) if ranks.is_first else None)[0]
     if action == DONE:
         return _finished(path, stream)

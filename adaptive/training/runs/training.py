@@ -34,7 +34,7 @@ from adaptive.training.build import (
     prepare,
     torch_settings,
 )
-from adaptive.training.runs.distributed import directory_of, facts_of, refuse_alone, refuse_unseen, telling
+from adaptive.training.runs.distributed import directory_of, facts_of, refuse_alone, refuse_unseen, reporting_errors
 from adaptive.training.runs.goals import refuse_unreachable
 from adaptive.training.runs.run import Run, total_steps
 from adaptive.training.runs.run_record import config_of, where_and_what
@@ -208,7 +208,7 @@ def train_run(
         AdaptiveError: see the classes in `adaptive.errors`.
     """
     opened = partial(_run_directory, config, overwrite, force_unlock)
-    with telling(ranks), torch_settings(config):
+    with reporting_errors(ranks), torch_settings(config):
         load_loggers(config.log_to)  # what is missing is told before there is a directory
         refuse_alone(config, ranks)
         with directory_of(ranks, opened) as directory:

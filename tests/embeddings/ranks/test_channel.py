@@ -326,7 +326,7 @@ def test_a_failure_is_told_in_the_place_of_a_message_of_any_room(size: int) -> N
         for number in range(3):
             ranks.rows.exchange(Kind.VECTORS, number, [np.zeros(size, np.uint8)] * 3)
         if ranks.rank == 1:
-            ranks.tell(ranks.rows, InputError(text))
+            ranks.report(ranks.rows, InputError(text))
             raise InputError(text)
         ranks.rows.exchange(Kind.VECTORS, 3, [np.zeros(size, np.uint8)] * 3)
 

@@ -241,7 +241,7 @@ def test_whole_or_absent_whichever_rank_fails(tmp_path: Path, rank: int) -> None
             try:
                 saved.add(number, content(embeddings))
             except OutputError as error:
-                ranks.tell(ranks.rows, error)
+                ranks.report(ranks.rows, error)
                 raise
 
         return work

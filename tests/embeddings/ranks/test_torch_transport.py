@@ -24,17 +24,17 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize(("count", "local", "own"), [(0, 1, None), (4, 2, 2), (4, None, None), (1, 3, 0), (2, 3, 1)])
-def test_a_rank_takes_the_gpu_of_its_local_number(count: int, local: int | None, own: int | None) -> None:
+@pytest.mark.parametrize(("count", "local", "number"), [(0, 1, None), (4, 2, 2), (4, None, None), (1, 3, 0), (2, 3, 1)])
+def test_a_rank_takes_the_gpu_of_its_local_number(count: int, local: int | None, number: int | None) -> None:
     """One that is alone to be seen is 0, as where a scheduler shows each process its own."""
-    assert Gpus(count, True, local).own == own
+    assert Gpus(count, True, local).number == number
 
 
 def test_what_this_process_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    assert (gpus_here().count, gpus_here().own) == (8, 3)
+    assert (gpus_here().count, gpus_here().number) == (8, 3)
 
 
 @pytest.mark.parametrize(("backend", "wanted"), [("auto", True), ("nccl", True), ("gloo", False)])
