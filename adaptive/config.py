@@ -5,6 +5,7 @@ The models here hold values only. Where values come from (file, flags, environme
 
 import math
 import re
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
@@ -13,18 +14,8 @@ from pydantic_core import ErrorDetails
 
 from adaptive.errors import ConfigError
 
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-}
+_UNITS = {"B": 1} | {f"{letter}{end}": base ** (place + 1)
+                     for end, base in (("iB", 2**10), ("B", 10**3)) for place, letter in enumerate("KMGT")}  # fmt: skip
 _SIZE = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?P<unit>%|(?:[KMGT]i?)?B)?")
 
 
@@ -49,29 +40,26 @@ def parse_size(text: str, *, row_bytes: int, num_rows: int) -> int:
     return min(num_rows, int(number))
 
 
-def _size_text(value: Any) -> Any:
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    if isinstance(value, str) and value != "auto":
-        parse_size(value, row_bytes=1, num_rows=1)
-    return value
+def _text(check: Callable[[str], object]) -> BeforeValidator:
+    """Whole numbers become text, and text must pass the check."""
+
+    def checked(value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if isinstance(value, str):
+            check(value)
+        return value
+
+    return BeforeValidator(checked)
 
 
-Size = Annotated[str, BeforeValidator(_size_text)]
+Size = Annotated[str, _text(lambda text: text == "auto" or parse_size(text, row_bytes=1, num_rows=1))]
 
 
 def _seconds(value: float) -> float:
     """A limit so short that nobody could keep it would blame a policy."""
     if 0 < value < 0.01:
         raise ValueError("needed 0 or at least 0.01")
-    return value
-
-
-def _sample_text(value: Any) -> Any:
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    if isinstance(value, str):
-        parse_sample(value)
     return value
 
 
@@ -92,7 +80,7 @@ def parse_sample(text: str) -> int | float:
     return share
 
 
-SampleSize = Annotated[str, BeforeValidator(_sample_text)]
+SampleSize = Annotated[str, _text(parse_sample)]
 
 
 MOST: Final = 2**48  # of what is counted in batches, samples or look-ups: more is a mistake, and ends counters
