@@ -77,10 +77,10 @@ def load_policy_state(embeddings: TieredEmbeddingBag, state: Mapping[str, NDArra
             )
 
 
-def _is_same(one: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
-    if one is None or other is None or one.dtype != other.dtype:
+def _is_same(taken: NDArray[Any] | None, saved: NDArray[Any] | None) -> bool:
+    if taken is None or saved is None or taken.dtype != saved.dtype:
         return False
-    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    return np.array_equal(taken, saved, equal_nan=saved.dtype.kind == "f")
 
 
 def _text(array: NDArray[Any] | None) -> str:
@@ -95,7 +95,8 @@ def _checked(owner: Policy | SkipRule, state: object) -> Arrays:
         raise PolicyError(f"{what} a dict of arrays, found {type(state).__name__}")
     arrays: Arrays = {}
     for name, array in state.items():
-        if not _is_name(name) or (kind == "policy" and name.startswith(OF_RULE)):
+        is_name = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable()
+        if not is_name or set(name) & set("/\\") or (kind == "policy" and name.startswith(OF_RULE)):
             raise PolicyError(
                 f"{what} arrays by names of up to {_LONGEST_NAME} letters, digits and signs but slashes, found "
                 f"{printable(repr(name))[:80]}"
@@ -105,12 +106,6 @@ def _checked(owner: Policy | SkipRule, state: object) -> Arrays:
             raise PolicyError(f"{what} numpy arrays of {', '.join(DTYPES)}, found {has} under {name!r}")
         arrays[name] = np.array(array)
     return arrays
-
-
-def _is_name(name: object) -> bool:
-    return (
-        isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable() and not set(name) & set("/\\")
-    )
 
 
 def optimizer_arrays(optimizer: torch.optim.Optimizer) -> Arrays:
@@ -202,26 +197,22 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
         evaluations=[to_json(record) for record in recorder.evaluations],
         metrics=next((sink.written() for sink in recorder.sinks if isinstance(sink, MetricsFile)), None),
     )
+    cuda = {f"{CUDA}{number}": state.numpy() for number, state in enumerate(torch.cuda.get_rng_state_all())}
     return Checkpoint(
         rows=components.embeddings.rows.state_parts(),
         dense=components.model.state_dict(),
         policy=policy_state(components.embeddings),
         optimizer=optimizer_arrays(components.optimizer),
-        run={**recorder.auc_counts(), **_random()},
+        run={**recorder.auc_counts(), RANDOM: torch.get_rng_state().numpy(), **cuda},
         meta={
             "steps": recorder.steps,
             "samples": recorder.samples,
             "tables": table_facts(components),
-            **({"dealt": FORMULA} if _is_shared(components) else {}),
+            **({"dealt": FORMULA} if components.embeddings.ranks.size > 1 else {}),
             "progress": reached.model_dump(mode="json"),
             **({"guard": guard.state()} if guard else {}),
         },
     )
-
-
-def _is_shared(components: Components) -> bool:
-    """Whether several ranks own the rows."""
-    return components.embeddings.ranks.size > 1
 
 
 def reached_by(checkpoint: Checkpoint, where: Path) -> SavedProgress:
@@ -251,9 +242,10 @@ def _check_counts(reached: SavedProgress, meta: Mapping[str, Any], where: Path) 
     }
     if place.epoch == 0:
         pairs |= {"batches of the first epoch": (place.taken, place.total), "steps before it": (place.before, 0)}
-    for name, (one, other) in pairs.items():
-        if one != other or isinstance(one, bool):
-            raise CheckpointError(f"{where}: {name}: {str(one)[:80]} in one place, {other} in another; it is damaged")
+    for name, (stated, counted) in pairs.items():
+        if stated != counted or isinstance(stated, bool):
+            got = f"{str(stated)[:80]} in one place, {counted} in another"
+            raise CheckpointError(f"{where}: {name}: {got}; it is damaged")
 
 
 def restore(components: Components, checkpoint: Checkpoint, where: Path) -> None:
@@ -268,7 +260,10 @@ def restore(components: Components, checkpoint: Checkpoint, where: Path) -> None
     restore_weights(components, checkpoint, where=where)
     with _naming(where):
         load_optimizer_arrays(components.optimizer, checkpoint.optimizer)
-        _set_random(checkpoint.run)
+        torch.set_rng_state(torch.from_numpy(checkpoint.run[RANDOM]))
+        for number in range(torch.cuda.device_count()):
+            if (name := f"{CUDA}{number}") in checkpoint.run:  # or else the run is moved to another machine
+                torch.cuda.set_rng_state(torch.from_numpy(checkpoint.run[name]), number)
     load_policy_state(components.embeddings, checkpoint.policy, where)
 
 
@@ -282,17 +277,13 @@ def restore_recorder(
     """
     try:
         recorder.restore(reached.recorder, checkpoint.run)
-        evaluations = [_evaluation(data) for data in reached.evaluations]
-        recorder.evaluations = [one for one in evaluations if not (again and one.step == recorder.steps)]
+        records = [from_json(values) for values in reached.evaluations]
+        evaluations = [record for record in records if isinstance(record, EvalRecord)]
+        if len(evaluations) < len(records):
+            raise ValueError("an evaluation is needed")
+        recorder.evaluations = [record for record in evaluations if not (again and record.step == recorder.steps)]
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{where}: meta.progress.recorder: {type(error).__name__}: {error}") from error
-
-
-def _evaluation(data: Mapping[str, Any]) -> EvalRecord:
-    record = from_json(data)
-    if not isinstance(record, EvalRecord):
-        raise ValueError("an evaluation is needed")
-    return record
 
 
 def refuse_guarded_saves(config: TrainConfig, components: Components | ComponentsOutline) -> None:
@@ -331,18 +322,6 @@ def is_guarded(config: TrainConfig, components: Components | ComponentsOutline) 
     return config.guard is not None and skips
 
 
-def _random() -> dict[str, NDArray[np.uint8]]:
-    cuda = {f"{CUDA}{number}": state.numpy() for number, state in enumerate(torch.cuda.get_rng_state_all())}
-    return {RANDOM: torch.get_rng_state().numpy(), **cuda}
-
-
-def _set_random(arrays: dict[str, NDArray[Any]]) -> None:
-    torch.set_rng_state(torch.from_numpy(arrays[RANDOM]))
-    for number in range(torch.cuda.device_count()):
-        if (name := f"{CUDA}{number}") in arrays:  # or else the run is moved to another machine
-            torch.cuda.set_rng_state(torch.from_numpy(arrays[name]), number)
-
-
 def table_facts(components: Components) -> list[dict[str, Any]]:
     """Facts of each table that must be equal for saved rows to fit."""
     names = ("name", "num_embeddings", "embedding_dim")
@@ -360,7 +339,8 @@ def restore_weights(components: Components, checkpoint: Checkpoint, *, where: Pa
     needed, saved = table_facts(components), checkpoint.meta.get("tables")
     if saved != needed:
         raise CheckpointError(f"{where}: saved for other tables: expected {needed}, found {saved}")
-    if _is_shared(components) and (dealt := checkpoint.meta.get("dealt", FORMULA)) != FORMULA:
+    dealt = checkpoint.meta.get("dealt", FORMULA)
+    if components.embeddings.ranks.size > 1 and dealt != FORMULA:
         raise CheckpointError(
             f"{where}: its rows are dealt out to ranks by {str(dealt)[:200]!r}, here by {FORMULA!r}; one process can "
             "read it"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired, TextIO, TypedDict
+from typing import Any, Final, NotRequired, TextIO, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +51,8 @@ def rows_in_flight(config: TrainConfig, components: ComponentsOutline, batches: 
         rows = [finder.find(batch).rows.copy() for batch in batches]
         seen = np.unique(np.concatenate([np.empty(0, np.int64), *rows]))  # memory by rows seen, not by rows there are
         trace = Trace(len(seen))
-        for one in rows:
-            trace.add(np.searchsorted(seen, one))
+        for rows_of_batch in rows:
+            trace.add(np.searchsorted(seen, rows_of_batch))
         most += trace.most_held(config.depth)
     return most
 
@@ -64,13 +64,13 @@ def refuse_too_few(config: TrainConfig, components: ComponentsOutline, batches: 
         DeviceMemoryError: if rows are fetched ahead and more are needed than the device tier has room for.
     """
     embeddings = components.embeddings
-    there, policy = embeddings.device_rows, embeddings.policy
+    room, policy = embeddings.device_rows, embeddings.policy
     may_do = arranges(policy) or policy.misses == "host" or config.tier.when_full == "reduce_lookahead"
-    if may_do or needed <= there:
+    if may_do or needed <= room:
         return
     raise DeviceMemoryError(
         f"{needed:,} device rows are needed to hold the rows of {config.depth + 1} of the first {len(batches)} "
-        f"batches, {there:,} are there: raise device_rows to at least {needed}, or lower the batch size, or lower "
+        f"batches, {room:,} are there: raise device_rows to at least {needed}, or lower the batch size, or lower "
         f"depth (now {config.depth}), or set tier.when_full=reduce_lookahead; adaptive-train simulate tells what all "
         "batches need"
     )
@@ -126,6 +126,9 @@ def begin_with(components: Components, config: TrainConfig) -> None:
         raise CheckpointError(f"init_from: {where}: {what}") from error
 
 
+_OPTIMIZERS: Final = ("optimizer", "dense_optimizer")
+
+
 def _difference(before: TrainConfig, config: TrainConfig) -> str:
     """The settings that keep weights of `before` from fitting `config`, and what to change; or nothing."""
     old, new = before.model_options, config.model_options
@@ -133,12 +136,12 @@ def _difference(before: TrainConfig, config: TrainConfig) -> str:
     if names:
         texts = [f"model.{name} is {old.get(name, 'not set')} there, {new.get(name, 'not set')} here" for name in names]
         return f"{'; '.join(texts)}. Set them as they are there, or leave out --init-from"
-    rows, dense = (
-        (before.optimizer.name, config.optimizer.name),
-        (before.dense_optimizer.name, config.dense_optimizer.name),
-    )
-    pairs = {"optimizer": rows, "dense_optimizer": dense}
-    texts = [f"{name} is {there} there, {here} here" for name, (there, here) in pairs.items() if there != here]
+    optimizers = [(name, getattr(before, name).name, getattr(config, name).name) for name in _OPTIMIZERS]
+    texts = [
+        f"{name} is {old_name} there, {new_name} here"
+        for name, old_name, new_name in optimizers
+        if old_name != new_name
+    ]
     if texts and config.init_optimizer:
         return f"{'; '.join(texts)}. With --set init_optimizer=false optimizers begin again"
     return ""
@@ -151,18 +154,17 @@ def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) ->
         CheckpointError: if they are not.
     """
     tables = {table.name: table for table in components.tables}
-    saved = {str(one["name"]): one for one in checkpoint.meta.get("tables", [])}
+    saved = {str(table["name"]): table for table in checkpoint.meta.get("tables", [])}
     if list(saved) != list(tables):
         raise CheckpointError(f"init_from={path}: its tables are {', '.join(saved)}, those here {', '.join(tables)}")
     vocabularies = stored_tables(path / VOCABULARY) if (path / VOCABULARY).is_dir() else {}
     last = {}
-    for name, one in saved.items():
-        here, rows = tables[name], int(one["num_embeddings"])
-        if here.embedding_dim != one["embedding_dim"] or here.num_embeddings < rows:
+    for name, facts in saved.items():
+        table, rows, width = tables[name], int(facts["num_embeddings"]), facts["embedding_dim"]
+        if table.embedding_dim != width or table.num_embeddings < rows:
             raise CheckpointError(
-                f"init_from={path}: table {name} has {rows:,} rows of width {one['embedding_dim']} there, "
-                f"{here.num_embeddings:,} of width {here.embedding_dim} here: needed are the same width and as many "
-                f"rows or more"
+                f"init_from={path}: table {name} has {rows:,} rows of width {width} there, {table.num_embeddings:,} of "
+                f"width {table.embedding_dim} here: needed are the same width and as many rows or more"
             )
         if name in vocabularies:
             last[name] = rows - vocabularies[name]
