@@ -189,9 +189,9 @@ def test_one_batch_is_given_back_as_it_is() -> None:
 
 def test_batches_that_differ_are_not_concatenated() -> None:
     one_feature = Batch(floats([0], [1]), ints(1, 2), ints(0, 1, 2), floats(0, 1))
-    with pytest.raises(ValueError, match=r"batches differ in features \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"batches differ in features: \[1, 2\]"):
         concatenate([two_by_two(), one_feature])
-    with pytest.raises(ValueError, match=r"weighted \[False, True\]"):
+    with pytest.raises(ValueError, match=r"in weighted: \[False, True\]"):
         concatenate([two_by_two(), two_by_two(weights=np.ones(5, np.float32))])
 
 

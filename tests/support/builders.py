@@ -1,6 +1,6 @@
 """What tests of policies hand to them: one-hot batches, and tiers that hold nothing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,17 @@ def batch_of(ids: ArrayLike, labels: ArrayLike | None = None) -> Batch:
     labels = np.zeros(len(ids)) if labels is None else np.asarray(labels)
     dense = np.zeros((len(ids), 0), np.float32)
     return one_hot_batch(dense, ids if ids.ndim == 2 else ids[:, None], labels.astype(np.float32))
+
+
+def assert_same_batches(found: Iterable[Batch], wanted: Iterable[Batch], *, places: bool = False) -> None:
+    """The same samples in the same batches, bit for bit and of the same types; `places`: from the same lines."""
+    for batch, twin in zip(found, wanted, strict=True):
+        for name in ("dense", "ids", "offsets", "labels"):
+            np.testing.assert_array_equal(getattr(batch, name), getattr(twin, name), err_msg=name, strict=True)
+        origins = [
+            None if one.origin is None else [*map(one.origin.where, range(one.num_samples))] for one in (batch, twin)
+        ]
+        assert not places or origins[0] == origins[1]
 
 
 FEW_ROWS = 100

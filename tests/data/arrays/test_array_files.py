@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import assert_same_batches
 
-from adaptive.batch import Batch
 from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
 from adaptive.data.rows.split import survey
@@ -50,12 +50,6 @@ def opened(spec: str, **options: Any) -> Any:
     return open_dataset(spec, DataOptions(**options))
 
 
-def same(one: list[Batch], other: list[Batch]) -> bool:
-    names = ("dense", "ids", "offsets", "labels")
-    pairs = list(zip(one, other, strict=True))
-    return all(np.array_equal(getattr(a, name), getattr(b, name)) for a, b in pairs for name in names)
-
-
 def test_a_sample_written_out(tmp_path: Path) -> None:
     found = arrays(1) | {"X_int": np.arange(13, dtype=np.int32).reshape(1, 13), "X_cat": np.full((1, 26), 4.0)}
     data = opened(f"dlrm:{npz(tmp_path / 'a.npz', **found)}")
@@ -71,11 +65,11 @@ def test_three_formats_have_the_same_samples(tmp_path: Path) -> None:
     counts = npz(tmp_path / "day_fea_count.npz", X_int=None, X_cat=None, y=None)
     whole = opened(f"dlrm:{npz(tmp_path / 'a.npz')}")
     mapped = opened(f"mlperf:{records(tmp_path / 'train_data.bin', found)}", counts_path=counts)
-    assert same(list(whole.train(16)), list(mapped.train(16)))
+    assert_same_batches(whole.train(16), mapped.train(16))
     assert whole.features == mapped.features
     for way in ({"hash_rows": 1000}, {"vocabulary": True}):
         lines = opened(f"criteo:{text(tmp_path / 'day', found)}", **way)
-        assert same(list(lines.train(16)), list(opened(f"mlperf:{tmp_path}/train_data.bin", **way).train(16)))
+        assert_same_batches(lines.train(16), opened(f"mlperf:{tmp_path}/train_data.bin", **way).train(16))
 
 
 @pytest.mark.parametrize("way", [{"holdout": 0.3}, {"holdout": 0.3, "eval_part": "first_half"}, {"shuffle_buffer": 20}])
@@ -85,8 +79,8 @@ def test_options_mean_what_they_mean_for_text(tmp_path: Path, way: dict[str, Any
     lines = f"{text(tmp_path / 'a.tsv', first)},{text(tmp_path / 'b.tsv', second)}"
     one, other = opened(f"mlperf:{spec}", **way), opened(f"criteo:{lines}", **way)
     for epoch in (0, 1):
-        assert same(list(one.train(7, epoch=epoch)), list(other.train(7, epoch=epoch)))
-    assert same(list(one.evaluation(7)), list(other.evaluation(7)))
+        assert_same_batches(one.train(7, epoch=epoch), other.train(7, epoch=epoch))
+    assert_same_batches(one.evaluation(7), other.evaluation(7))
     assert one.num_train_samples() == other.num_train_samples()
 
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from test_parquet import TEXT, assert_equal, columns, of_text
+from builders import assert_same_batches
+from test_parquet import TEXT, columns, of_text
 
 from adaptive.data.arrow.frames import from_frame
 from adaptive.data.data_options import DataOptions
@@ -38,15 +39,15 @@ def test_batches_are_those_of_the_text(tmp_path: Path, kind: str, more: dict[str
     text = of_text(tmp_path, TEXT, **more)
     data = from_frame(FRAMES[kind](columns()), tmp_path / "schema.toml", options=DataOptions(**more))
     assert data.features == text.features
-    assert_equal(data.train(2), text.train(2))
-    assert_equal(data.evaluation(2), text.evaluation(2))
+    assert_same_batches(data.train(2), text.train(2))
+    assert_same_batches(data.evaluation(2), text.evaluation(2))
 
 
 def test_another_frame_to_evaluate_on(tmp_path: Path) -> None:
     text, table = of_text(tmp_path, TEXT), pa.table(columns())
     data = from_frame(table, tmp_path / "schema.toml", evaluation=table.slice(1))
     assert [batch.num_samples for batch in data.evaluation(2)] == [2, 1]
-    assert_equal(data.train(2), text.train(2))
+    assert_same_batches(data.train(2), text.train(2))
     with pytest.raises(InputError, match="evaluation: differs from the first file"):
         from_frame(table, tmp_path / "schema.toml", evaluation=table.drop_columns(["user"]))
 

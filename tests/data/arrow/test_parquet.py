@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import assert_same_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parquet_rows import SCHEMA as DRAWN
@@ -104,14 +105,6 @@ def of_text(folder: Path, text: str, schema: str = SCHEMA, **options: object):
     return open_dataset(f"csv:{folder / 'data.csv'}", DataOptions(schema_path=folder / "schema.toml", **options))
 
 
-def assert_equal(one, other, batch_size=2):
-    found, wanted = list(one), list(other)
-    assert [batch.num_samples for batch in found] == [batch.num_samples for batch in wanted]
-    for batch, twin in zip(found, wanted, strict=True):
-        for name in ("dense", "ids", "offsets", "labels"):
-            np.testing.assert_array_equal(getattr(batch, name), getattr(twin, name), err_msg=name)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -130,9 +123,9 @@ def test_the_same_rows_as_text_and_as_parquet(tmp_path: Path, options: dict[str,
     assert parquet.features == text.features and parquet.tables == text.tables
     assert parquet.num_train_samples() == text.num_train_samples()
     for epoch in range(2):
-        assert_equal(parquet.train(2, epoch=epoch), text.train(2, epoch=epoch))
-    assert_equal(parquet.evaluation(2), text.evaluation(2))
-    assert_equal(parquet.train(3), text.train(3))
+        assert_same_batches(parquet.train(2, epoch=epoch), text.train(2, epoch=epoch))
+    assert_same_batches(parquet.evaluation(2), text.evaluation(2))
+    assert_same_batches(parquet.train(3), text.train(3))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +165,7 @@ def test_types_that_hold_the_same_values(tmp_path: Path, name: str, kind: str) -
             array = pa.array(array.to_pylist(), pa.string_view())
         array = array.cast(kind) if kind not in ("string", "string_view") else array
     table = plain.set_column(plain.schema.get_field_index(name), name, array)
-    assert_equal(of_parquet(tmp_path, table).train(2), of_text(tmp_path, TEXT).train(2))
+    assert_same_batches(of_parquet(tmp_path, table).train(2), of_text(tmp_path, TEXT).train(2))
 
 
 @pytest.mark.parametrize("null", [None, ["", "n/a"]], ids=["default", "given"])
@@ -190,9 +183,9 @@ def test_texts_of_missing_values_are_missing_in_every_format(tmp_path: Path, nul
     schema = schema if null is None else f"null = {json.dumps(null)}\n{schema}"
     wanted = list(of_text(tmp_path, TEXT.replace("0.25,,Ulm", "0.25,,").replace("3,2,é", "3,,é"), schema).train(2))
     as_text, table = of_text(tmp_path, text, schema), pa.table(columns() | words)
-    assert_equal(as_text.train(2), wanted)
-    assert_equal(of_parquet(tmp_path, table, schema).train(2), wanted)
-    assert_equal(from_frame(table, tmp_path / "schema.toml").train(2), wanted)
+    assert_same_batches(as_text.train(2), wanted)
+    assert_same_batches(of_parquet(tmp_path, table, schema).train(2), wanted)
+    assert_same_batches(from_frame(table, tmp_path / "schema.toml").train(2), wanted)
     assert not as_text.rejects()
 
 
@@ -388,7 +381,7 @@ def test_drawn_columns_are_read_as_text_is(tmp_path_factory: pytest.TempPathFact
     buffer = data.draw(st.sampled_from([0, 7]))
     parquet = of_parquet(folder, table, schema, written={"row_group_size": group}, shuffle_buffer=buffer)
     text = of_text(folder, "\n".join(lines) + "\n", schema, shuffle_buffer=buffer)
-    assert_equal(parquet.train(batch), text.train(batch))
+    assert_same_batches(parquet.train(batch), text.train(batch))
 
 
 def test_real_clicks(real_data: Path, tmp_path: Path) -> None:
@@ -403,7 +396,7 @@ def test_real_clicks(real_data: Path, tmp_path: Path) -> None:
     text, parquet = open_dataset(f"csv:{source}", options), open_dataset(f"parquet:{tmp_path}/clicks.parquet", options)
     wanted: list[Batch] = list(text.train(2048))
     assert sum(batch.num_samples for batch in wanted) > 20_000
-    assert_equal(parquet.train(2048), wanted)
+    assert_same_batches(parquet.train(2048), wanted)
 
 
 @given(
@@ -441,7 +434,7 @@ def test_texts_in_every_encoding_that_pyarrow_reads(tmp_path: Path, encoding: st
     names = ("city", "device", "action")
     written = {"use_dictionary": False, "column_encoding": dict.fromkeys(names, encoding)}
     data = of_parquet(tmp_path, pa.table(columns()), written=written)
-    assert_equal(data.train(2), of_text(tmp_path, TEXT).train(2))
+    assert_same_batches(data.train(2), of_text(tmp_path, TEXT).train(2))
 
 
 def test_an_encoding_that_pyarrow_does_not_read_is_not_called_damage(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import assert_same_batches
 from failing_disk import FailingDisk, fails_at_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptive.batch import Batch
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
 from adaptive.data.kernels.checksum import checksum
@@ -59,26 +59,13 @@ def options(folder: Path, **more: object) -> DataOptions:
     return DataOptions(schema_path=folder / "schema.toml", **more)
 
 
-def assert_same(found: Batch, wanted: Batch) -> None:
-    for name in ("dense", "ids", "offsets", "labels"):
-        one, other = getattr(found, name), getattr(wanted, name)
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other, err_msg=name)
-    assert (found.origin is None) == (wanted.origin is None)
-    if found.origin is not None and wanted.origin is not None:
-        places = [[origin.where(b) for b in range(found.num_samples)] for origin in (found.origin, wanted.origin)]
-        assert places[0] == places[1]
-
-
 def assert_same_data(found: Dataset, wanted: Dataset, sizes: tuple[int, ...] = (7, 16, 1000)) -> None:
     assert found.features == wanted.features and found.num_dense == wanted.num_dense and found.steps == wanted.steps
     assert found.tables == (wanted.tables or tuple(feature.name for feature in wanted.features))
     for size in sizes:
         for epoch in range(2):
-            for one, other in zip(found.train(size, epoch=epoch), wanted.train(size, epoch=epoch), strict=True):
-                assert_same(one, other)
-        for one, other in zip(found.evaluation(size), wanted.evaluation(size), strict=True):
-            assert_same(one, other)
+            assert_same_batches(found.train(size, epoch=epoch), wanted.train(size, epoch=epoch), places=True)
+        assert_same_batches(found.evaluation(size), wanted.evaluation(size), places=True)
 
 
 @pytest.fixture(name="small_blocks", params=[13, 1 << 16])

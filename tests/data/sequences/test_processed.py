@@ -27,20 +27,10 @@ def opened(path: Path, name: str = "a.npz", options: dict[str, Any] | None = Non
 
 def test_a_batch_written_out(tmp_path: Path) -> None:
     data = opened(tmp_path, **GOOD)
-    assert [(f.name, f.num_embeddings) for f in data.features[::5]] == [
-        ("user_0", 20),
-        ("item_0", 40),
-        ("category_0", 60),
-    ]
+    assert {f.name: f.num_embeddings for f in data.features[::5]} == {"user_0": 20, "item_0": 40, "category_0": 60}
     assert (data.steps, data.num_dense, data.num_train_samples()) == (5, 5, 4)
     first, second = data.train(3)
-    assert first.ids.reshape(3, 5, 3)[1].tolist() == [
-        [20, 25, 30],
-        [21, 26, 31],
-        [22, 27, 32],
-        [23, 28, 33],
-        [24, 29, 34],
-    ]
+    assert first.ids.reshape(3, 5, 3)[1].tolist() == [[20 + n, 25 + n, 30 + n] for n in range(5)]
     np.testing.assert_array_equal(first.dense[2], np.arange(10, 15, dtype=np.float32) / np.float32(5))
     assert first.labels.tolist() == [1, 0, 0] and second.labels.tolist() == [1]
     assert second.origin is not None and second.origin.where(0) == f"{tmp_path / 'a.npz'}:4"
@@ -55,16 +45,8 @@ def test_several_files_and_files_to_evaluate_on(tmp_path: Path) -> None:
     data = open_dataset(f"tbsm:{tmp_path}/a.npz,{tmp_path}/b.npz", options)
     assert [feature.num_embeddings for feature in data.features[::5]] == [1020, 1040, 1060]
     (train,), (evaluation,) = data.train(100), data.evaluation(100)
-    assert train.labels.tolist() == [1, 0, 0, 1, 1, 1, 1, 1] and train.ids[:8].tolist() == [
-        0,
-        5,
-        10,
-        15,
-        100,
-        105,
-        110,
-        115,
-    ]
+    assert train.labels.tolist() == [1, 0, 0, 1, 1, 1, 1, 1]
+    assert train.ids[:8].tolist() == [0, 5, 10, 15, 100, 105, 110, 115]
     assert evaluation.ids.min() == 1000 and evaluation.labels.tolist() == [1, 0, 0, 1]
     assert train.origin is not None and train.origin.where(5) == f"{tmp_path / 'b.npz'}:2"
 

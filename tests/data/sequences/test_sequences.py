@@ -18,11 +18,7 @@ SMALL: dict[str, Any] = {"users": 50, "items": 330, "categories": 20, "num_train
 def test_layout() -> None:
     data = open_dataset("sequences", DataOptions(sequences=SMALL, history=4))
     assert (data.steps, data.num_dense, data.num_train_samples()) == (5, 5, 1000)
-    assert [(f.name, f.num_embeddings) for f in data.features[4::5]] == [
-        ("user_4", 50),
-        ("item_4", 330),
-        ("category_4", 20),
-    ]
+    assert {f.name: f.num_embeddings for f in data.features[4::5]} == {"user_4": 50, "item_4": 330, "category_4": 20}
     batch = next(data.train(64))
     users, items, categories = batch.ids.reshape(3, 5, 64)
     assert (users == users[0]).all() and (items % 20 == categories).all() and items.max() < 330

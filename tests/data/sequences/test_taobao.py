@@ -46,11 +46,7 @@ SMALL = "\n".join([*log(1, [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]), *log(9
 
 def test_a_small_log_written_out(tmp_path: Path) -> None:
     data = opened(tmp_path, SMALL, history=12)
-    assert [(f.name, f.num_embeddings) for f in data.features[12::13]] == [
-        ("user_12", 3),
-        ("item_12", 15),
-        ("category_12", 5),
-    ]
+    assert {f.name: f.num_embeddings for f in data.features[12::13]} == {"user_12": 3, "item_12": 15, "category_12": 5}
     assert data.tables == ("user",) * 13 + ("item",) * 13 + ("category",) * 13
     assert (data.num_dense, data.steps, data.num_train_samples()) == (13, 13, 2)
     (batch,) = data.train(10)

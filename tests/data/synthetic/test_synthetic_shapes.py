@@ -86,7 +86,8 @@ def test_a_shape_is_the_same_each_time_and_in_any_blocks(shape: dict[str, Any]) 
 def test_any_number_of_tables_takes_the_kaggle_sizes_again_and_sums_to_rows(tables: int, rows: int) -> None:
     sizes, full = np.array(table_sizes(rows, tables)), np.array(cardinalities(tables))
     assert full.tolist() == [CRITEO_KAGGLE[table % 26] for table in range(tables)]
-    assert sizes.sum() == rows and len(sizes) == tables
+    assert sizes.sum() == rows and len(sizes) == tables and (sizes >= 3).all()
+    assert (sizes <= table_sizes(2 * rows, tables)).all()
     large = large_fields(SyntheticConfig(rows=rows, tables=tables))
     assert large.any() and (~large).sum() >= 2  # the teacher draws pairs of small tables
     np.testing.assert_array_equal(sizes[~large], full[~large])

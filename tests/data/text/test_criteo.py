@@ -108,11 +108,8 @@ def test_bad_lines_are_reported_with_file_and_line(tmp_path):
     assert all_of(data.train(10)).origin.lines.tolist() == [1, 5]
     assert data.rejects() == {"hex": 1, "number": 1, "columns": 1}
     records = [json.loads(entry) for entry in (tmp_path / "rejects.jsonl").read_text().splitlines()]
-    assert [(r["line"], r["cause"], r["column"]) for r in records] == [
-        (2, "hex", "C1"),
-        (3, "number", "I1"),
-        (4, "columns", ""),
-    ]
+    places = [(record["line"], record["cause"], record["column"]) for record in records]
+    assert places == [(2, "hex", "C1"), (3, "number", "I1"), (4, "columns", "")]
     with pytest.raises(InputError, match=r"day_0:2: hex in column C1") as caught:
         list(open_dataset(f"criteo:{path}", DataOptions()).train(10))
     assert caught.value.exit_code == 3

@@ -75,12 +75,7 @@ view,,,1,1,1,1,,,3
 
 def test_every_kind_of_column(tmp_path):
     data = opened(tmp_path, EVERYTHING, TEXT, max_bad_fraction=0.3)
-    assert [(f.name, f.num_embeddings) for f in data.features] == [
-        ("user", 11),
-        ("liked", 5),
-        ("seen", 5),
-        ("city", 51),
-    ]
+    assert {f.name: f.num_embeddings for f in data.features} == {"user": 11, "liked": 5, "seen": 5, "city": 51}
     assert data.tables == ("user", "item", "item", "city")
     batch = rows(data.train(2))
     assert batch.labels.tolist() == [1, 0, 1]

@@ -133,11 +133,6 @@ def test_holdout_is_the_last_fraction_and_every_pass_is_the_same(tmp_path):
     assert [batch.num_samples for batch in data.train(300)] == [300, 300, 200]
 
 
-def test_order_is_that_of_the_file_unless_shuffled(tmp_path):
-    data = csv(tmp_path, 1000)
-    assert order(data.train(64)) == order(data.train(64, epoch=3)) == list(range(1000))
-
-
 def test_the_shuffle_is_bounded_seeded_and_keeps_rows_together(tmp_path):
     data = csv(tmp_path, 1000, shuffle_buffer=250, holdout=0.1)
     assert block_rows(250, 60) == 300
@@ -184,6 +179,8 @@ def test_half_of_the_files_to_evaluate_on(tmp_path, part, wanted):
 
 
 def test_half_of_nothing_is_a_mistake(tmp_path):
+    with pytest.raises(ValueError, match="eval_data and holdout exclude each other"):
+        DataOptions(eval_data="x", holdout=0.5)
     with pytest.raises(ValueError, match="eval_part=first_half needs eval_data or holdout"):
         DataOptions(eval_part="first_half")
     with pytest.raises(ConfigError, match=r"data taobao: expected no data\.eval_part"):
@@ -194,13 +191,3 @@ def taobao_events(folder):
     path = folder / "events.csv"
     path.write_text("".join(f"{u},{100 * u + n},{n % 3},pv,{1_500_000_000 + n}\n" for u in (1, 2) for n in range(12)))
     return path
-
-
-def test_splits_exclude_each_other():
-    with pytest.raises(ValueError, match="eval_data and holdout exclude each other"):
-        DataOptions(eval_data="x", holdout=0.5)
-
-
-def test_time_needs_a_column(tmp_path):
-    with pytest.raises(ConfigError, match="time_split needs"):
-        csv(tmp_path, 10, time_split=5)
