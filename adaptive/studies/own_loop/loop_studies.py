@@ -82,7 +82,7 @@ def _arguments_of(label: str) -> dict[str, str]:
     return {"policy": policy, "skip": rule} if plus else {"policy": policy}
 
 
-def _outcome(train: Callable[..., Trained], label: str, seed: int, arguments: Mapping[str, Any]) -> Outcome:
+def _outcome(train: Callable[..., Trained], label: str, seed: int, arguments: Mapping[str, object]) -> Outcome:
     started = time.perf_counter()
     try:
         embeddings, logits, labels = train(seed=seed, **arguments)

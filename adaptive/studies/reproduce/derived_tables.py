@@ -1,9 +1,8 @@
 """Tables that follow from several commands' records, which the scripts of several papers have: transfers and ratios of
 systems (counted here, and modelled), quality by step (trained here)."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from adaptive.storage.run_directory import RECORD
 from adaptive.studies.machines import load_machine
@@ -38,7 +37,7 @@ def transfers(records: Records) -> DerivedTable:
     return DerivedTable("transfers", title, "MiB", {name: size / 2**20 for name, size in sizes.items()}, note)
 
 
-def _bytes_per_step(policy: Mapping[str, Any]) -> float:
+def _bytes_per_step(policy: Records) -> float:
     """Both ways."""
     return float((policy["bytes_h2d"] + policy["bytes_d2h"]) / policy["steps"])
 

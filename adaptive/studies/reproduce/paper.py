@@ -117,7 +117,7 @@ class DerivedTable:
     values: Mapping[str, float]
     note: str = ""
     curves: Curves | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Records = field(default_factory=dict)
 
     @property
     def lines(self) -> Mapping[str, Sequence[tuple[float, float]]]:

@@ -1,7 +1,8 @@
-"""The guard of a loop of one's own: it decides, undoes and ends with the numbers that a guarded run has."""
+"""The guard of a custom loop: it decides, undoes and ends with the numbers that a guarded run has."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,19 +56,28 @@ def score(net: Net, dense: torch.optim.Optimizer, planned: Planned) -> Tensor:
     return net(planned)  # type: ignore[no-any-return]
 
 
-def made(policy: type[Policy], **changed: Any) -> Components:
-    config = toy_config(**({"policy": spec(policy), "skip": SKIP, "batch_size": BATCH} | changed))
-    parts = build(config, DATA, first_batches(config, DATA))
-    start_at_base_rate(parts.model, DATA.train(BATCH))  # as a run does
-    return parts
+Made = Callable[..., Components]
 
 
-def guarded_loop(
-    parts: Components, limits: dict[str, Any], *, depth: int = 4, record: Any = None, passes: int = 1
-) -> Guard:
+@pytest.fixture
+def made() -> Iterator[Made]:
+    """Builds what a run of a policy would train; closes it in the end."""
+    with ExitStack() as open_tables:
+
+        def make(policy: type[Policy] = Freeze, **changed: Any) -> Components:
+            config = toy_config(**({"policy": spec(policy), "skip": SKIP, "batch_size": BATCH} | changed))
+            parts = build(config, DATA, first_batches(config, DATA))
+            start_at_base_rate(parts.model, DATA.train(BATCH))  # as a run does
+            open_tables.callback(parts.embeddings.close)
+            return parts
+
+        yield make
+
+
+def guarded_loop(parts: Components, limits: dict[str, Any], *, record: Any = None, passes: int = 1) -> Guard:
     net = Net(parts.embeddings, parts.model)
     guard = Guard(parts.embeddings, step, net, parts.optimizer, score=score, batch_size=BATCH, total=passes * TOTAL,
-                  depth=depth, record=record, **(GUARD | limits))  # fmt: skip
+                  record=record, **(GUARD | limits))  # fmt: skip
     with torch_settings(toy_config()), guard:
         for _ in range(passes):
             for planned in guard.look_ahead(DATA.train(BATCH)):
@@ -100,47 +110,39 @@ def decisions(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     ],
 )
 def test_it_decides_as_a_run_and_ends_with_its_numbers(
-    tmp_path: Path, policy: type[Policy], limits: dict[str, Any], more: dict[str, Any]
+    made: Made, tmp_path: Path, policy: type[Policy], limits: dict[str, Any], more: dict[str, Any]
 ) -> None:
     """Bit for bit: every decision with its evidence, what was left out and undone, rows and dense weights."""
     expected = run(tmp_path, policy, limits, **more)
     parts = made(policy, **more)
-    guard = guarded_loop(parts, limits)
-    found = guard.summary()
-    assert [one["verdict"] for one in found["guard_decisions"]] == expected.verdicts
-    named = {name: value for name, value in expected.summary.items() if name.startswith("guard_")}
-    found["guard_decisions"], named["guard_decisions"] = decisions(found), decisions(named)
-    for mine, theirs in zip(found["guard_decisions"], named["guard_decisions"], strict=True):
-        assert {name: (value, theirs[name]) for name, value in mine.items() if value != theirs[name]} == {}
-    assert found == named
+    summary: dict[str, Any] = {**guarded_loop(parts, limits).summary()}
+    assert [decision["verdict"] for decision in summary["guard_decisions"]] == expected.verdicts
+    of_run = {name: value for name, value in expected.summary.items() if name.startswith("guard_")}
+    assert decisions(summary) == decisions(of_run)
+    assert summary | {"guard_decisions": []} == of_run | {"guard_decisions": []}
     saved = parts.embeddings.rows.state_arrays()
     for name, value in expected.saved.rows.items():
         if name.endswith(("weights", "state")):
             np.testing.assert_array_equal(saved[name], value)
     for name, weight in parts.model.state_dict().items():
         assert torch.equal(weight, expected.saved.dense[name]), name
-    parts.embeddings.close()
 
 
-def test_two_passes_are_those_of_two_epochs(tmp_path: Path) -> None:
+def test_two_passes_are_those_of_two_epochs(made: Made, tmp_path: Path) -> None:
     expected = run(tmp_path, Freeze, {"budget": 0.05}, epochs=2)
-    parts = made(Freeze)
-    assert decisions(guarded_loop(parts, {"budget": 0.05}, passes=2).summary()) == decisions(expected.summary)
-    parts.embeddings.close()
+    assert decisions(guarded_loop(made(), {"budget": 0.05}, passes=2).summary()) == decisions(expected.summary)
 
 
-def test_a_recording_has_the_decisions(tmp_path: Path) -> None:
-    parts = made(Freeze)
+def test_a_recording_has_the_decisions(made: Made, tmp_path: Path) -> None:
+    parts = made()
     with Recording(parts.embeddings, tmp_path / "run", tensorboard=False) as record:
-        guard = guarded_loop(parts, {"budget": STRICT}, record=record)
-        records = [one for one in read_metrics(tmp_path / "run/metrics.jsonl") if isinstance(one, GuardRecord)]
-    assert (
-        [one.verdict for one in records] == ["stop"] == [one["verdict"] for one in guard.summary()["guard_decisions"]]
-    )
-    parts.embeddings.close()
+        summary = guarded_loop(parts, {"budget": STRICT}, record=record).summary()
+        records = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert [guard.verdict for guard in records if isinstance(guard, GuardRecord)] == ["stop"]
+    assert [decision["verdict"] for decision in summary["guard_decisions"]] == ["stop"]
 
 
-def test_a_learning_rate_scheduler_and_the_rows_optimizer_may_be_parts() -> None:
+def test_a_learning_rate_scheduler_and_the_rows_optimizer_may_be_parts(made: Made) -> None:
     """They are copied with what they refer to; a check that fails leaves the numbers of a loop that skips nothing."""
 
     def trained(policy: type[Policy], **limits: Any) -> dict[str, Any]:
@@ -166,8 +168,7 @@ def test_a_learning_rate_scheduler_and_the_rows_optimizer_may_be_parts() -> None
         with guard:
             for planned in guard.look_ahead(DATA.train(BATCH)):
                 guard.after(planned, own_step(*everything, planned))
-        with tables:
-            rows = {name: tables.rows.table_weights(name) for name in tables.table_names}
+        rows = {name: tables.rows.table_weights(name) for name in tables.table_names}
         return rows | {name: value.numpy() for name, value in model.state_dict().items()}
 
     found, plain = trained(Freeze, budget=STRICT), trained(Plain)
@@ -185,60 +186,44 @@ def guard_of(parts: Components, **options: Any) -> Guard:
     return Guard(parts.embeddings, given.pop("step", step), net, parts.optimizer, **given)
 
 
-def test_wrong_arguments_are_told() -> None:
-    parts = made(Freeze)
-    with pytest.raises(ConfigError, match=r"guard: buget: unknown key \(did you mean budget\?\)"):
-        guard_of(parts, buget=1)
-    with pytest.raises(ConfigError, match=r"guard: budget: Input should be greater than 0, got -1"):
-        guard_of(parts, budget=-1)
-    with pytest.raises(ConfigError, match=r"set steps \(total of adaptive.Guard\); an upper bound will do"):
-        guard_of(parts, total=None)
+def test_wrong_arguments_are_told(made: Made) -> None:
+    parts = made()
+    for options, message in (
+        ({"buget": 1}, r"guard: buget: unknown key \(did you mean budget\?\)"),
+        ({"budget": -1}, "guard: budget: Input should be greater than 0, got -1"),
+        ({"total": None}, r"set steps \(total of adaptive.Guard\); an upper bound will do"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            guard_of(parts, **options)
     with pytest.raises(ConfigError, match=r"part 1 is a function: .* state_dict\(\) and load_state_dict\(\)"):
         Guard(parts.embeddings, step, step, score=score, batch_size=BATCH)
-    parts.embeddings.close()
 
 
-def looped(parts: Components, trained: Any, **options: Any) -> None:
-    """A loop in which `trained(net, dense, planned)` does the step."""
-    net = Net(parts.embeddings, parts.model)
-    with guard_of(parts, step=trained, **options) as guard:
+def looped(guard: Guard, train: Callable[[Planned], Any]) -> None:
+    """A loop in which `train` does the step and returns the loss, or does not tell the guard."""
+    with guard:
         for planned in guard.look_ahead(DATA.train(BATCH)):
-            guard.after(planned, trained(net, parts.optimizer, planned))
+            if (loss := train(planned)) is not None:
+                guard.after(planned, loss)
 
 
-def unheard(parts: Components) -> None:
-    with guard_of(parts) as guard:
-        for planned in guard.look_ahead(itertools.islice(DATA.train(BATCH), 3)):
-            step(Net(parts.embeddings, parts.model), parts.optimizer, planned)
+def test_loops_that_cannot_be_guarded_are_told(made: Made) -> None:
+    """A step that reaches past its arguments would train the tables themselves in a check, instead of their copy."""
+    parts = made()
+    net, dense = Net(parts.embeddings, parts.model), parts.optimizer
+    wide = {"score": lambda net, dense, planned: net(planned)[:, None]}
+    for options, train, message in (
+        ({}, lambda planned: None, "called 0 times for batch 0, and is needed once"),
+        (wide, lambda planned: step(net, dense, planned)[0], r"must give logits \(32,\), found \(32, 1\)"),
+        ({"step": lambda _, dense, planned: step(net, dense, planned)}, lambda planned: step(net, dense, planned)[0],
+         "through its arguments only, which are copies in a check"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            looped(guard_of(parts, **options), train)
 
 
-def test_a_batch_of_which_the_guard_does_not_hear_is_told() -> None:
-    parts = made(Freeze)
-    with pytest.raises(ConfigError, match=r"called 0 times for batch 0, and is needed once"):
-        unheard(parts)
-    parts.embeddings.close()
-
-
-def test_labels_other_than_0_and_1_are_told() -> None:
-    parts = made(Freeze)
+def test_labels_other_than_0_and_1_are_told(made: Made) -> None:
     (batch,) = itertools.islice(DATA.train(BATCH), 1)
-    guard = guard_of(parts)
+    guard = guard_of(made())
     with pytest.raises(InputError, match=r"labels 0 and 1 are needed, found 3.0 in batch 0"):
         list(guard.look_ahead([replace(batch, labels=np.full_like(batch.labels, 3))]))
-    parts.embeddings.close()
-
-
-def test_a_step_that_reaches_past_its_arguments_is_told() -> None:
-    """In a check it would train the tables themselves instead of their copy."""
-    parts = made(Freeze)
-    net = Net(parts.embeddings, parts.model)
-    with pytest.raises(ConfigError, match=r"through its arguments only, which are copies in a check"):
-        looped(parts, lambda _, dense, planned: step(net, dense, planned)[0])
-    parts.embeddings.close()
-
-
-def test_a_score_of_another_shape_is_told() -> None:
-    parts = made(Freeze)
-    with pytest.raises(ConfigError, match=r"score\(...\) must give logits \(32,\), found \(32, 1\)"):
-        looped(parts, lambda *given: step(*given)[0], score=lambda net, dense, planned: net(planned)[:, None])
-    parts.embeddings.close()

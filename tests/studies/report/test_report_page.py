@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 from report_records import HOSTILE, Seen, browse, comparison, write_run
 
+from adaptive.studies.machines import load_machine
+from adaptive.studies.placements.placement_study import compare_placements
+from adaptive.studies.placements.shape import load_shape
 from adaptive.studies.profile.profile_report import PICTURES
 from adaptive.studies.report import study_pages
 from adaptive.studies.report.html_report import write_report
 from adaptive.studies.report.study_pages import profile_figures
 from adaptive.studies.simulate.simulation import simulate
-from adaptive.studies.step_model import Machine
+from adaptive.studies.step_model import Locality, Machine
 from adaptive.training.settings import load_settings
 from adaptive.training.telemetry.document import Document, Folded, Heading, Note, Table, escaped, visible
 
@@ -54,9 +57,7 @@ def check(page: str) -> Seen:
 
 
 def test_hostile_names_stay_names(tmp_path: Path) -> None:
-    out = tmp_path / "page.html"
-    write_report([hostile_run(tmp_path)], out)
-    seen = check(page := out.read_text(encoding="utf-8"))
+    seen = check(page := page_of(hostile_run(tmp_path)))
     for name in (HOSTILE[0], HOSTILE[1], "a\\x00b\\x1b[31m", "\\u202eexe.gpj", "</svg>&amp;", "\\ud800", "表の名"):
         assert name in seen.text, name
     for hidden in "\x00\x1b\u202e":
@@ -66,30 +67,29 @@ def test_hostile_names_stay_names(tmp_path: Path) -> None:
     assert "#0a0" not in re.sub(r">[^<]*<", "><", drawn)  # every colour became one of the style's
 
 
-def test_hostile_comparisons(tmp_path: Path) -> None:
-    (tmp_path / "comparison.json").write_text(json.dumps(comparison(policies=HOSTILE[:4])))
-    write_report([tmp_path], tmp_path / "page.html")
-    hostile_policies((tmp_path / "page.html").read_text())
+def page_of(*paths: Path) -> str:
+    out = paths[0].parent / "page.html"
+    write_report(paths, out)
+    return out.read_text(encoding="utf-8")
 
 
-def hostile_policies(page: str) -> None:
+def hostile_policies(*paths: Path) -> None:
     """Those of `HOSTILE[:4]` are on the page as they are shown, and nothing of them turns its text around."""
-    text = check(page).text
+    text = check(page := page_of(*paths)).text
     for name in (HOSTILE[0], HOSTILE[1], "a\\x00b\\x1b[31m", "\\u202eexe.gpj"):
         assert name in text, name
     assert not set(page) & {"\x00", "\x1b", "\u202e"}
 
 
-def test_hostile_policies_of_runs_and_simulations(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / f"run{number}", policy=policy) for number, policy in enumerate(HOSTILE[:4])]
-    write_report(runs, tmp_path / "runs.html")
-    hostile_policies((tmp_path / "runs.html").read_text())
+def test_hostile_policies_of_runs_comparisons_and_simulations(tmp_path: Path) -> None:
+    hostile_policies(*(write_run(tmp_path / f"run{number}", policy=name) for number, name in enumerate(HOSTILE[:4])))
+    (tmp_path / "compared.json").write_text(json.dumps(comparison(policies=HOSTILE[:4])))
+    hostile_policies(tmp_path / "compared.json")
     sets = ("data.synthetic.rows=100000", "data.synthetic.num_train=500", "data.synthetic.num_eval=0", "batch_size=100")
     found = simulate([("lru", load_settings(sets=sets)[0])], ["20%"], Machine(1e9, 1e9, 1e9, 1.0))
     found = replace(found, runs=[replace(found.runs[0], policy=policy) for policy in HOSTILE[:4]])
     (tmp_path / "simulated.json").write_text(json.dumps(asdict(found)))
-    write_report([tmp_path / "simulated.json"], tmp_path / "simulated.html")
-    hostile_policies((tmp_path / "simulated.html").read_text())
+    hostile_policies(tmp_path / "simulated.json")
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,12 @@ def test_blocks_become_elements() -> None:
 @pytest.mark.nightly
 def test_a_browser_opens_the_page_without_complaint(tmp_path: Path) -> None:
     """Its console is empty, and no name was run as a script; that the console is heard shows a page that complains."""
-    out = tmp_path / "page.html"
-    write_report([hostile_run(tmp_path), write_run(tmp_path / "other")], out)
+    page, out = page_of(hostile_run(tmp_path), write_run(tmp_path / "other")), tmp_path / "page.html"
     for size in ("1400,1000", "500,1000"):
         dom, console = browse(out.as_uri(), tmp_path / "browser", size=size)
         assert console == "" and dom.count("<script") == 0 and dom.count("<svg") > 10
     loud = tmp_path / "loud.html"
-    loud.write_text(out.read_text().replace("<main>", "<main><img src='http://localhost:9/x.png'>"))
+    loud.write_text(page.replace("<main>", "<main><img src='http://localhost:9/x.png'>"))
     assert "Content Security Policy" in browse(loud.as_uri(), tmp_path / "browser")[1]
 
 
@@ -143,3 +142,53 @@ def test_hostile_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
         seen = check(svg)
         assert HOSTILE[0] in seen.text and "a\\x00b\\x1b[31m" in seen.text and "\u202e" not in svg
         assert "mathdefault" not in svg and "var(--s0)" in svg and "#1f77b4" not in svg
+
+
+LOCALITY = Locality("made up", (0.1, 0.5), (0.8, 0.95), (0.2, 0.6), (64.0, 1024.0), (0.6, 0.4))
+
+
+@pytest.mark.parametrize(
+    "sweeps", [(), (("num_dense", ["64", "256"]),), (("num_dense", ["64"]), ("mlp", ["8^1", "9^2"]))]
+)
+def test_a_page_of_placements(tmp_path: Path, sweeps: tuple[tuple[str, list[str]], ...]) -> None:
+    machine = load_machine("big-basin").model_copy(update={"name": "<b>$x$"})
+    record = compare_placements([load_shape("sweep")], [machine], ["device", "host"], LOCALITY, sweeps=sweeps)
+    record["measured"] = [{"placement": "lfu", "fits": False, "note": "<i>no room</i>"}]
+    (tmp_path / "placements.json").write_text(json.dumps(record))
+    page = page_of(tmp_path)
+    assert "Placements, modelled" in page and "&lt;b&gt;$x$" in page and "<b>$x$" not in page
+    assert "&lt;i&gt;no room" in page and "<svg" in page and "<image" not in page
+
+
+def test_a_page_of_a_reproduction(tmp_path: Path) -> None:
+    """A record next to it that a command left is shown below; a name that leads out of the folder is not followed."""
+    record = {
+        "kind": "reproduction", "title": "T<x>", "source": "S",
+        "derived": {
+            "slots": {"title": "slots", "unit": "rows", "values": {"depth 0": 5.0}},
+            "quality": {
+                "title": "AUC by step", "unit": "AUC", "values": {"a<b": 0.7}, "note": "of <one> seed",
+                "curves": {"x": "step", "y": "AUC", "lines": {"a<b": [[1, 0.5], [2, 0.7]]}},
+            },
+        },
+        "claims": [
+            {"says": "it grows", "holds": False, "numbers": "1 not > 2"},
+            {"says": "it turns", "holds": False, "numbers": "1 not < 0", "why": "the <model>"},
+        ],
+        "published": [], "missing": [{"what": "a machine", "why": "none"}],
+        "commands": [
+            {"id": "a", "shows": "figure 1", "words": "profile"},
+            {"id": "placements", "shows": "figure <14>", "words": "placements"},
+            {"id": "../a", "shows": "a folder above", "words": "profile"},
+        ],
+    }  # fmt: skip
+    (tmp_path / "reproduction.json").write_text(json.dumps(record))
+    placements = compare_placements([load_shape("sweep")], [load_machine("big-basin")], ["device", "host"], LOCALITY)
+    (tmp_path / "placements.json").write_text(json.dumps(placements))
+    page = page_of(tmp_path)
+    for text in (
+        *("T&lt;x&gt;", "it grows", "1 not &gt; 2", "depth 0", "a machine", "adaptive-train profile", "a&lt;b"),
+        *("it turns: the &lt;model&gt;", "figure &lt;14&gt;", "placements: Placements, modelled", "of &lt;one&gt;"),
+    ):
+        assert text in page
+    assert page.count("<svg") == 3 and "../a: " not in page

@@ -32,36 +32,41 @@ def refused(error: type[AdaptiveError], *paths: Path) -> str:
     return str(caught.value)
 
 
+def shown(tmp_path: Path, *paths: Path) -> tuple[str, str]:
+    """Kind and text of the page of these paths."""
+    kind = write_report(paths, tmp_path / "page.html")["kind"]
+    return kind, Seen((tmp_path / "page.html").read_text()).text
+
+
 def test_a_run_by_its_folder_its_record_and_the_folder_above(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"runs/{name}") for name in ("a", "b")]
-    for path, shown in ((runs[0], runs[:1]), (runs[0] / "run.json", runs[:1]), (tmp_path / "runs", runs)):
-        found = write_report([path], tmp_path / "page.html")
-        assert found["kind"] == "run" and found["shown"] == list(map(str, shown))
-        assert found["page_bytes"] == (tmp_path / "page.html").stat().st_size
+    for path, found in ((runs[0], runs[:1]), (runs[0] / "run.json", runs[:1]), (tmp_path / "runs", runs)):
+        result = write_report([path], tmp_path / "page.html")
+        assert result["kind"] == "run" and result["shown"] == list(map(str, found))
+        assert result["page_bytes"] == (tmp_path / "page.html").stat().st_size
     assert set(os.listdir(tmp_path)) == {"runs", "page.html"}
 
 
 def test_names_are_as_long_as_needed(tmp_path: Path) -> None:
-    write_report([write_run(tmp_path / "x/a"), write_run(tmp_path / "y/a")], tmp_path / "page.html")
-    assert "2 runs: x/a, y/a" in Seen((tmp_path / "page.html").read_text()).text
+    _, text = shown(tmp_path, write_run(tmp_path / "x/a"), write_run(tmp_path / "y/a"))
+    assert "2 runs: x/a, y/a" in text
 
 
-def test_a_comparison_by_its_folder_with_its_runs(tmp_path: Path) -> None:
+def test_studies_by_folder_or_file(tmp_path: Path) -> None:
+    """A comparison with its runs, one of which no run came to its end, and a profile that was stopped."""
     write_run(tmp_path / "cmp/seed-0/0-hybrid")
     (tmp_path / "cmp/comparison.json").write_text(json.dumps(comparison()))
-    assert write_report([tmp_path / "cmp"], tmp_path / "page.html")["kind"] == "comparison"
-    text = Seen((tmp_path / "page.html").read_text()).text
-    assert "AUC less the control's" in text and "seed-0: Tier movement" in text and "hybrid: within" in text
-
-
-def test_a_comparison_without_an_end(tmp_path: Path) -> None:
+    kind, text = shown(tmp_path, tmp_path / "cmp")
+    assert kind == "comparison" and "AUC less the control's" in text and "hybrid: within" in text
+    assert "seed-0: Tier movement" in text
     failed = asdict(judge([Outcome("lru", 0, "out", error=ValueError("it broke"))], auc_budget=0.0))
     (tmp_path / "c.json").write_text(json.dumps(failed))
-    write_report([tmp_path / "c.json"], tmp_path / "page.html")
-    assert (
-        "No run came to its end. problem: lru, seed 0: ValueError: it broke"
-        in Seen((tmp_path / "page.html").read_text()).text
-    )
+    said = "No run came to its end. problem: lru, seed 0: ValueError: it broke"
+    assert said in shown(tmp_path, tmp_path / "c.json")[1]
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/profile.json").write_text('{"kind": "profile", "schema": 1}')
+    kind, text = shown(tmp_path, tmp_path / "p")
+    assert kind == "profile" and "stopped before a part was done" in text
 
 
 def test_a_new_kind_is_an_entry(tmp_path: Path) -> None:
@@ -72,22 +77,15 @@ def test_a_new_kind_is_an_entry(tmp_path: Path) -> None:
     assert "Skew of <data>" in Seen((tmp_path / "page.html").read_text()).text
 
 
-def test_kinds_are_not_mixed(tmp_path: Path) -> None:
+def test_paths_of_no_page_are_told(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
     (tmp_path / "c.json").write_text(json.dumps(comparison()))
     said = refused(InputError, run, tmp_path / "c.json")
     assert f"{run} is a run" in said and "c.json is a comparison" in said and "make a page of each" in said
-
-
-def test_folders_of_none_and_paths_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "holds none of run.json, reproduction.json, comparison.json, profile.json" in refused(
-        InputError, tmp_path / "empty"
-    )
+    said = refused(InputError, tmp_path / "empty")
+    assert "holds none of run.json, reproduction.json, comparison.json, profile.json" in said
     assert "there is no such file or folder" in refused(InputError, tmp_path / "nothing")
-
-
-def test_too_many(tmp_path: Path) -> None:
     for number in range(17):
         write_run(tmp_path / f"runs/{number:02}", intervals=0)
     assert "17 records" in refused(InputError, tmp_path / "runs")
@@ -118,19 +116,14 @@ def test_files_that_are_no_records(tmp_path: Path, content: bytes, said: str) ->
 
 def test_damaged_runs_are_told_by_file_and_line(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
+    (run / "rejects.jsonl").write_text("[1]\n")
+    assert f"{run}/rejects.jsonl:1: expected a bad line as JSON" in refused(InputError, run)
     with open(run / "metrics.jsonl", "a") as file:
         file.write("{broken\n")
     assert f"{run}/metrics.jsonl:10: not a record" in refused(InputError, run)
-    (run / "run.json").write_text('{"schema": 1}')
-    assert "expected the settings of a run as config, found none" in refused(CheckpointError, run)
-    (run / "run.json").write_text('{"schema": 1')
-    assert "the file is damaged" in refused(CheckpointError, run)
-
-
-def test_damaged_bad_lines(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a")
-    (run / "rejects.jsonl").write_text("[1]\n")
-    assert f"{run}/rejects.jsonl:1: expected a bad line as JSON" in refused(InputError, run)
+    for text, said in (('{"schema": 1}', "expected the settings of a run as config"), ('{"schema": 1', "is damaged")):
+        (run / "run.json").write_text(text)
+        assert said in refused(CheckpointError, run)
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,10 +145,3 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("importlib.import_module", missing)
     assert "adaptive-train[report]" in refused(AdaptiveError, write_run(tmp_path / "a"))
-
-
-def test_a_profile_by_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "p").mkdir()
-    (tmp_path / "p/profile.json").write_text('{"kind": "profile", "schema": 1}')
-    assert write_report([tmp_path / "p"], tmp_path / "page.html")["kind"] == "profile"
-    assert "stopped before a part was done" in Seen((tmp_path / "page.html").read_text()).text
