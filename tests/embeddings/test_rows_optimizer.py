@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import LFU, featured, random_batches, step_all, sum_of
+from helpers import LFU, assert_equal_rows, featured, random_batches, step_all, sum_of
 from torch import nn
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
@@ -38,13 +38,6 @@ def train(embeddings: TieredEmbeddingBag, first: int = 0, last: int = 12, depth:
     return embeddings
 
 
-def assert_equal(one: TieredEmbeddingBag, other: TieredEmbeddingBag) -> None:
-    found, expected = one.rows.state_arrays(), other.rows.state_arrays()
-    assert found.keys() == expected.keys()
-    for name, array in found.items():
-        assert np.array_equal(array, expected[name], equal_nan=array.dtype.kind == "f"), name
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
 def test_each_batch_has_its_own_rate_as_if_tables_were_made_anew_for_it(optimizer: RowOptimizer) -> None:
     anew = made(optimizer.at(RATES[0]))
@@ -66,8 +59,8 @@ def test_placement_depth_and_device_do_not_change_what_a_schedule_gives(
     optimizer: RowOptimizer, skip: SkipConfig | None
 ) -> None:
     single = train(made(optimizer, skip=skip))
-    assert_equal(train(made(optimizer, "80%", skip=skip), depth=2), single)
-    assert_equal(train(made(optimizer, "90%", skip=skip, tier={"device": "cpu-torch"}), depth=3), single)
+    assert_equal_rows(train(made(optimizer, "80%", skip=skip), depth=2), single)
+    assert_equal_rows(train(made(optimizer, "90%", skip=skip, tier={"device": "cpu-torch"}), depth=3), single)
 
 
 @pytest.mark.parametrize("skip", [None, SkipConfig(rule="defer", interval=2, min_accesses=1, min_visits=1)])
@@ -83,9 +76,9 @@ def test_a_schedule_goes_on_where_it_was_saved(skip: SkipConfig | None) -> None:
     other.load_state_dict(saved["tables"])
     other.optimizer.load_state_dict(saved["rate"])
     assert other.optimizer.lr == RATES[6]
-    assert_equal(other, whole)
+    assert_equal_rows(other, whole)
     train(whole, 7)
-    assert_equal(train(other, 7, depth=2), whole)
+    assert_equal_rows(train(other, 7, depth=2), whole)
 
 
 def test_torchs_schedulers_drive_it_and_find_nothing_to_warn_of() -> None:
@@ -100,7 +93,7 @@ def test_torchs_schedulers_drive_it_and_find_nothing_to_warn_of() -> None:
         by_hand.optimizer.lr = 0.4 * 0.5**planned.number
         sum_of(by_hand(planned)).backward()
         by_hand.step()
-    assert_equal(scheduled, by_hand)
+    assert_equal_rows(scheduled, by_hand)
     assert isinstance(scheduled.optimizer, RowsOptimizer) and scheduled.optimizer.lr == 0.025
 
 
@@ -159,7 +152,7 @@ def test_a_loss_scaled_by_a_power_of_two_moves_rows_to_the_same_bits() -> None:
         for planned in embeddings.look_ahead(BATCHES[:4]):
             ((sum_of(embeddings(planned)) ** 2) * scale).backward()
             embeddings.step(grad_scale=scale)
-    assert_equal(plain, scaled)
+    assert_equal_rows(plain, scaled)
 
 
 def test_a_scaled_gradient_that_overflows_updates_nothing() -> None:
@@ -249,7 +242,7 @@ def test_a_grad_scaler_steps_rows_as_it_steps_parameters(clip: bool) -> None:
     plain, head, _ = scaled_training(1.0, clip=clip)
     for scale in (256.0, 2.0**-3):
         scaled, other, _ = scaled_training(scale, clip=clip)
-        assert_equal(scaled, plain)
+        assert_equal_rows(scaled, plain)
         assert torch.equal(head.weight, other.weight)
 
 

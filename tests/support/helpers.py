@@ -185,6 +185,14 @@ def step_all(embeddings: TieredEmbeddingBag, batches: Iterable[Batch], *, depth:
     return done
 
 
+def assert_equal_rows(one: TieredEmbeddingBag, other: TieredEmbeddingBag) -> None:
+    """All that is saved of rows, to the bit."""
+    arrays, expected = one.rows.state_arrays(), other.rows.state_arrays()
+    assert arrays.keys() == expected.keys()
+    for name, array in arrays.items():
+        assert np.array_equal(array, expected[name], equal_nan=array.dtype.kind == "f"), name
+
+
 def sum_of(vectors: Mapping[str, Tensor]) -> Tensor:
     """The sum of all numbers."""
     return torch.stack([tensor.sum() for tensor in vectors.values()]).sum()

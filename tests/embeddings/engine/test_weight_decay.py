@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import reference
 import torch
-from helpers import LFU, random_batches, sum_of
+from helpers import LFU, assert_equal_rows, random_batches, sum_of
 from skip_rules import waits
-from test_rates import assert_equal
 
 from adaptive import SGD, Adagrad, Adam, Batch, RowOptimizer, RowwiseAdagrad, SkipConfig, TableConfig, TierConfig
 from adaptive.config import OptimizerConfig
@@ -92,10 +91,10 @@ def test_where_every_row_is_looked_up_it_is_torchs_adamw() -> None:
 @pytest.mark.parametrize("skip", [None, DEFER], ids=["plain", "deferred"])
 def test_placement_depth_and_device_change_nothing(optimizer: RowOptimizer, skip: SkipConfig | None) -> None:
     single = train(made(optimizer, skip=skip))
-    assert_equal(train(made(optimizer, "80%", skip=skip), depth=2), single)
-    assert_equal(train(made(optimizer, "90%", skip=skip, tier={"device": "cpu-torch"}), depth=3), single)
-    assert_equal(train(made(optimizer, "20%", policy=OnHost, skip=skip), depth=1), single)
-    assert_equal(train(made(optimizer, "20%", policy=OnHost, skip=skip, tier={"device": "cpu-torch"})), single)
+    assert_equal_rows(train(made(optimizer, "80%", skip=skip), depth=2), single)
+    assert_equal_rows(train(made(optimizer, "90%", skip=skip, tier={"device": "cpu-torch"}), depth=3), single)
+    assert_equal_rows(train(made(optimizer, "20%", policy=OnHost, skip=skip), depth=1), single)
+    assert_equal_rows(train(made(optimizer, "20%", policy=OnHost, skip=skip, tier={"device": "cpu-torch"})), single)
 
 
 @pytest.mark.parametrize("skip", [None, DEFER], ids=["plain", "deferred"])
@@ -107,7 +106,7 @@ def test_it_goes_on_where_it_was_saved(skip: SkipConfig | None) -> None:
     file.seek(0)
     other = made(optimizer, "80%", skip=skip)
     other.load_state_dict(torch.load(file, weights_only=True))
-    assert_equal(train(other, 7, depth=2), train(whole, 7))
+    assert_equal_rows(train(other, 7, depth=2), train(whole, 7))
 
 
 @every_optimizer
