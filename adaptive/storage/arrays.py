@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from adaptive.errors import AdaptiveError, CheckpointError
 from adaptive.storage.durable import Disk, write_new
-from adaptive.storage.untrusted import open_plain
+from adaptive.storage.untrusted import JsonObject, open_plain
 
 DTYPES: Final = ("<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1")
 _CHUNK_BYTES: Final = 2**22
@@ -51,14 +51,14 @@ class Blocks:
         return array
 
 
-def write_array(path: Path, value: "Array | Blocks", disk: Disk) -> dict[str, Any]:
+def write_array(path: Path, value: "Array | Blocks", disk: Disk) -> JsonObject:
     """Write one array, synced; returns its `file` name, `size`, `sha256`, `dtype` and `shape`."""
     digest = hashlib.sha256()
     facts = write_watched(path, value, disk, digest.update)
     return {**facts, "sha256": digest.hexdigest()}
 
 
-def write_watched(path: Path, value: "Array | Blocks", disk: Disk, see: Callable[[memoryview], None]) -> dict[str, Any]:
+def write_watched(path: Path, value: "Array | Blocks", disk: Disk, see: Callable[[memoryview], None]) -> JsonObject:
     """`write_array` without `sha256`; `see` gets the bytes that are written, first the header by itself."""
     array = value if isinstance(value, Blocks) else np.asarray(value, order="C")
     assert array.dtype.str in DTYPES, f"{path.name}: cannot save {array.dtype}"
@@ -100,11 +100,11 @@ def parse_vector(data: bytes, dtype: np.dtype[Any], path: Path, *, error: type[A
         AdaptiveError: `error`, if it is anything else.
     """
     file = io.BytesIO(data)
-    found, shape = _parse_header(file, path, error)
+    dtype_text, shape = _parse_header(file, path, error)
     left = len(data) - file.tell()
-    if found == dtype.str and len(shape) == 1 and left == shape[0] * dtype.itemsize:
+    if dtype_text == dtype.str and len(shape) == 1 and left == shape[0] * dtype.itemsize:
         return np.frombuffer(data, dtype, offset=file.tell())
-    raise error(f"{path}: expected a .npy file of a vector of {dtype}, got {found} {list(shape)} in {left} bytes")
+    raise error(f"{path}: expected a .npy file of a vector of {dtype}, got {dtype_text} {list(shape)} in {left} bytes")
 
 
 class Stored(ABC):

@@ -21,7 +21,7 @@ from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.arrays import Array, Stored, read_array, write_array
 from adaptive.storage.durable import DISK, Disk, write_directory, write_new
 from adaptive.storage.shards import ALL, Part, PartEntry, open_shards, write_parts
-from adaptive.storage.untrusted import parse_json, read_plain
+from adaptive.storage.untrusted import JsonObject, parse_json, read_plain
 
 FORMAT: Final = "adaptive-checkpoint"
 VERSION: Final = 4
@@ -47,7 +47,7 @@ class Checkpoint:
     rows: Mapping[str, Any]
     dense: Mapping[str, torch.Tensor]
     policy: dict[str, Array]
-    meta: dict[str, Any]
+    meta: JsonObject
     optimizer: dict[str, Array] = field(default_factory=dict)
     run: dict[str, Array] = field(default_factory=dict)
 
@@ -57,11 +57,11 @@ class Checkpoint:
         return {name: value for name, value in self.rows.items() if isinstance(value, Part)}
 
 
-ShardWriter = Callable[[Path, Mapping[str, Part], Disk], Sequence[Sequence[Mapping[str, Any]]]]
+ShardWriter = Callable[[Path, Mapping[str, Part], Disk], Sequence[Sequence[JsonObject]]]
 """Writes the parts into the folder as this rank's shard; returns what the manifest must say of those of all ranks."""
 
 
-def write_alone(folder: Path, parts: Mapping[str, Part], disk: Disk) -> list[list[dict[str, Any]]]:
+def write_alone(folder: Path, parts: Mapping[str, Part], disk: Disk) -> list[list[JsonObject]]:
     """The `ShardWriter` of a process that has all rows."""
     return [write_parts(folder, 0, parts, disk)]
 
@@ -88,7 +88,7 @@ class _Manifest(_Closed):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # of this file with these 64 digits left out
     arrays: list[_Entry]
     shards: Annotated[list[list[PartEntry]], Field(min_length=1)]
-    meta: dict[str, Any]
+    meta: JsonObject
 
 
 def save_checkpoint(
@@ -161,7 +161,7 @@ def load_checkpoint(directory: Path, *, rows_in_files: bool = False, pieces: ran
     return Checkpoint(rows, dense, groups["policy"], manifest.meta, groups["optimizer"], groups["run"])
 
 
-def _write_manifest(path: Path, content: Mapping[str, Any], disk: Disk) -> None:
+def _write_manifest(path: Path, content: Mapping[str, object], disk: Disk) -> None:
     unsigned = json.dumps(
         {"format": FORMAT, "version": VERSION, "sha256": "", **content}, indent=1, allow_nan=False
     ).encode()

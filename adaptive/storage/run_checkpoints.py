@@ -170,13 +170,13 @@ def _load(directory: Path, choose: Callable[[Path], Path], readers: Readers = ON
 
 def _read(path: Path, readers: Readers) -> Checkpoint:
     """The checkpoint, if it is whole for all readers."""
-    found, own = None, None
+    checkpoint, error_here = None, None
     try:
-        found = load_checkpoint(path, rows_in_files=True, pieces=readers.pieces)
+        checkpoint = load_checkpoint(path, rows_in_files=True, pieces=readers.pieces)
     except CheckpointError as error:
-        own = error
-    wrong = readers.first_wrong(None if own is None else str(own))
+        error_here = error
+    wrong = readers.first_wrong(None if error_here is None else str(error_here))
     if wrong is not None:
-        raise own or CheckpointError(wrong)
-    assert found is not None
-    return found
+        raise error_here or CheckpointError(wrong)
+    assert checkpoint is not None
+    return checkpoint

@@ -1,32 +1,47 @@
 """The folder of a run: made, claimed and released here; `run.json` says what the run was and how it ended.
 
-Two runs never share a folder: whoever holds it has the kernel's lock on `lock`, which a process that dies loses.
+Two runs never share a folder: whoever holds it has the kernel's lock on the file `lock`. A process that dies loses it,
+however it dies. `evaluation.npy` has logits and labels of the latest evaluation, float32 (2, n), for tests over the
+same samples.
 """
 
 import contextlib
 import difflib
+import fcntl
 import itertools
+import json
 import os
 import platform
 import re
+import socket
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from adaptive.errors import CheckpointError, OutputError
-from adaptive.storage.durable import DISK, write_atomic
-from adaptive.storage.run_lock import holder, is_at, now, take_lock
-from adaptive.storage.untrusted import DIGEST, check_signature, parse_json, read_plain, signed_json
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.errors import CheckpointError, OutputError, printable
+from adaptive.storage.durable import DISK, replace_file, write_atomic
+from adaptive.storage.untrusted import (
+    DIGEST,
+    JsonObject,
+    check_signature,
+    open_plain,
+    parse_json,
+    read_plain,
+    signed_json,
+)
 
 SCHEMA: Final = 2
-UNSIGNED: Final = 1  # schema of records of earlier versions, which carry no digest
 RECORD: Final = "run.json"
 LOCK: Final = "lock"
 WEIGHTS: Final = "weights"
+SCORES: Final = "evaluation.npy"
 
 # What a run may write: `overwrite` removes these and nothing else.
 _OURS: Final = re.compile(
@@ -63,11 +78,11 @@ class RunDirectory:
         if resume:
             read_record(path)  # or else we would leave a lock in a folder that is no run
             _refuse_links(path)
-        self.record: dict[str, Any] = {}
+        self.record: JsonObject = {}
         try:
             self._made = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = take_lock(path / LOCK, force_unlock=force_unlock)
+            self._lock = _take_lock(path / LOCK, force_unlock=force_unlock)
             try:
                 if resume:
                     _remove_litter(path)
@@ -117,7 +132,7 @@ class RunDirectory:
         """
         self.record |= facts
         try:
-            if not is_at(self._lock, self.path / LOCK):
+            if not _is_at(self._lock, self.path / LOCK):
                 raise OutputError(f"run directory {self.path} is gone, or another one is in its place: it was moved?")
             write_atomic(self.path / RECORD, signed_json(self.record))
         except OSError as error:
@@ -125,24 +140,24 @@ class RunDirectory:
 
     def begin(self, **facts: Any) -> None:
         """Write `run.json` as of the start; `facts`: configuration, data fingerprint, device and the like."""
-        started = {"schema": SCHEMA, "status": "running", "start": now(), "versions": versions()}
-        self.write(**started, **holder(), **facts)
+        started = {"schema": SCHEMA, "status": "running", "start": _now(), "versions": versions()}
+        self.write(**started, **_holder(), **facts)
 
     def record_resume(self, *, step: int, ranks: Sequence[str] = (), **facts: Any) -> None:
         """Write `run.json` as of the start of a run that is resumed after `step` steps; `facts`: what changed; `ranks`:
         where each rank is that goes on."""
         over = ("end", "error", "summary", DIGEST)
         earlier = self.record.get("resumed") or []
-        stretch: dict[str, Any] = {"step": step, "start": now(), "versions": versions()}
+        stretch: JsonObject = {"step": step, "start": _now(), "versions": versions()}
         if was_finished(self.record, step):
             stretch["of_finished"] = True
         resumed = [*earlier, {**stretch, "ranks": list(ranks)} if ranks else stretch]
         self.record = {**{name: one for name, one in self.record.items() if name not in over}, "schema": SCHEMA}
-        self.write(status="running", resumed=resumed, **holder(), **facts)
+        self.write(status="running", resumed=resumed, **_holder(), **facts)
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: JsonObject) -> None:
         """Record the end of a run that came to its end."""
-        self.write(status="finished", end=now(), summary=dict(summary))
+        self.write(status="finished", end=_now(), summary=dict(summary))
 
     def __enter__(self) -> "RunDirectory":
         return self
@@ -153,7 +168,7 @@ class RunDirectory:
         try:
             if error is not None and self.record:
                 with contextlib.suppress(OutputError):  # what stopped the run is what the user must read
-                    self.write(status="stopped", end=now(), error=f"{type(error).__name__}: {error}")
+                    self.write(status="stopped", end=_now(), error=f"{type(error).__name__}: {error}")
         finally:
             self._release()
 
@@ -178,7 +193,7 @@ class RunDirectory:
 
     def _release(self) -> None:
         with contextlib.suppress(OSError):
-            if is_at(self._lock, self.path / LOCK):  # and no other run's, where ours was moved away
+            if _is_at(self._lock, self.path / LOCK):  # and no other run's, where ours was moved away
                 (self.path / LOCK).unlink()
         os.close(self._lock)
         if self._made:
@@ -189,24 +204,28 @@ class RunDirectory:
 def newest_first(path: Path) -> list[Path]:
     """The folders of a run directory's checkpoints from which it could go on, the newest first; `weights` is there only
     where a run came to its end, and is then the newest but for those of a run that went on from it."""
-    found = sorted(int(match[1]) for entry in path.iterdir() if (match := _CHECKPOINT.fullmatch(entry.name)))
-    return [*(path / f"checkpoint-{number}" for number in reversed(found)), path / WEIGHTS]
+    return [*(path / f"checkpoint-{number}" for number in _numbers(path, _CHECKPOINT)), path / WEIGHTS]
 
 
 def newest_checkpoint(path: Path) -> Path:
     """The folder of a run directory's newest checkpoint: of a run that was cut short `checkpoint-N`, N batches of the
     data along, else `weights`, which may not be there."""
-    found = [int(match[1]) for entry in path.iterdir() if (match := _CHECKPOINT.fullmatch(entry.name))]
-    return path / (f"checkpoint-{max(found)}" if found else WEIGHTS)
+    return newest_first(path)[0]
 
 
 def best_checkpoint(path: Path) -> Path | None:
     """The folder of the weights of a run's best evaluation, `best-N`, N batches of the data along, if they are kept."""
-    found = [int(match[1]) for entry in path.iterdir() if (match := _BEST.fullmatch(entry.name))]
-    return path / f"best-{max(found)}" if found else None
+    numbers = _numbers(path, _BEST)
+    return path / f"best-{numbers[0]}" if numbers else None
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def _numbers(path: Path, kind: re.Pattern[str]) -> list[int]:
+    """Of the folders whose names match, the largest first."""
+    matches = (kind.fullmatch(entry.name) for entry in path.iterdir())
+    return sorted((int(match[1]) for match in matches if match), reverse=True)
+
+
+def read_record(path: Path) -> JsonObject:
     """What `run.json` of a run directory says.
 
     Raises:
@@ -217,13 +236,12 @@ def read_record(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file}: expected the record of a run, found: No such file or directory{_nearest(path)}")
     raw = read_plain(file)
     record = parse_json(raw, str(file))
-    found = record.get("schema") if isinstance(record, dict) else None
-    if found not in (SCHEMA, UNSIGNED) or isinstance(found, bool):
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if schema != SCHEMA or isinstance(schema, bool):
         raise CheckpointError(
-            f"{file}: expected schema {SCHEMA}, found {str(found)[:80]}; written by a newer adaptive-train?"
+            f"{file}: expected schema {SCHEMA}, found {str(schema)[:80]}; written by another version of adaptive-train?"
         )
-    if found != UNSIGNED or DIGEST in record:
-        check_signature(raw, record.get(DIGEST), str(file))
+    check_signature(raw, record.get(DIGEST), str(file))
     _check_kinds(record, str(file))
     return dict(record)
 
@@ -245,7 +263,7 @@ _KINDS: Final[Mapping[str, type]] = {
 _WORDS: Final[Mapping[type, str]] = {dict: "an object", list: "a list of objects", str: "a text"}
 
 
-def _check_kinds(record: Mapping[str, Any], where: str) -> None:
+def _check_kinds(record: JsonObject, where: str) -> None:
     """Check that what readers take apart is what it must be; whether values make sense is for them to say."""
     for name, kind in _KINDS.items():
         value: Any = record
@@ -265,8 +283,8 @@ def _refuse_links(path: Path) -> None:
         fits = stat.S_ISDIR if is_folder else stat.S_ISREG
         if not fits(entry.lstat().st_mode):
             needed = "a folder" if is_folder else "a plain file"
-            found = "a link" if entry.is_symlink() else "something else"
-            raise CheckpointError(f"{entry}: expected {needed}, found {found}; a run writes only inside its directory")
+            kind = "a link" if entry.is_symlink() else "something else"
+            raise CheckpointError(f"{entry}: expected {needed}, found {kind}; a run writes only inside its directory")
 
 
 def _remove_litter(path: Path) -> None:
@@ -290,8 +308,8 @@ def versions() -> dict[str, str]:
     import numba  # takes a second; whoever trains has done so, after torch
 
     names = ("adaptive-train", "torch", "numpy", "numba")
-    found = {"python": platform.python_version(), **{name: version(name) for name in names}}
-    return {**found, "threads": str(numba.get_num_threads())}
+    packages = {name: version(name) for name in names}
+    return {"python": platform.python_version(), **packages, "threads": str(numba.get_num_threads())}
 
 
 def _walk(path: Path) -> Iterator[str]:
@@ -301,3 +319,126 @@ def _walk(path: Path) -> Iterator[str]:
             yield from (f"{entry.name}/{inner.name}" for inner in sorted(entry.iterdir()))
         else:
             yield entry.name
+
+
+# --- the lock ----------------------------------------------------------------------------------------------------
+
+
+def _holder() -> JsonObject:
+    """Who we are, for the lock and the record."""
+    return {"pid": os.getpid(), "host": socket.gethostname()}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _take_lock(path: Path, *, force_unlock: bool = False) -> int:
+    """Take the lock file; returns its descriptor. The kernel frees it when this process ends, however it ends.
+
+    Args:
+        force_unlock: also if a process of another machine or container seems to hold it, of which the kernel here knows
+            nothing.
+
+    Raises:
+        OutputError: if another process holds it; names it.
+        OSError: if the file cannot be made or read.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OutputError(f"{path}: expected a plain file, found a pipe or device; remove it")
+            _take(descriptor, path, force_unlock)
+            if not _is_at(descriptor, path):  # its last holder removed it between our open and our lock
+                os.close(descriptor)
+                continue
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({**_holder(), "start": _now()}).encode(), 0)
+            return descriptor
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            raise
+
+
+def _take(descriptor: int, path: Path, force_unlock: bool) -> None:
+    before = _read_holder(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise OutputError(
+            f"run directory {path.parent} is busy: {_holder_text(before)}; choose another directory with --out"
+        ) from error
+    # On a file system that other machines share, the kernel may know nothing of their locks.
+    if before and before.get("host") != socket.gethostname() and not force_unlock:
+        raise OutputError(
+            f"run directory {path.parent} is busy or was left by a dead run: {_holder_text(before)}, which is another "
+            f"machine or container than this one ({socket.gethostname()}). If that process is gone, take the directory "
+            f"over: add --force-unlock"
+        )
+
+
+def _read_holder(descriptor: int) -> JsonObject:
+    try:
+        holder = json.loads(os.pread(descriptor, 4096, 0))
+    except (ValueError, RecursionError):
+        return {}  # just made, or its holder is about to write it
+    return holder if isinstance(holder, dict) else {}
+
+
+def _holder_text(holder: JsonObject) -> str:
+    if not holder:
+        return "another process has just taken it"
+    pid, host, start = (
+        printable(str(holder.get(name)))[:80] for name in ("pid", "host", "start")
+    )  # perhaps a stranger's
+    return f"process {pid} on {host}, since {start}"
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one at this path."""
+    try:
+        at_path = path.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    opened = os.fstat(descriptor)
+    return (opened.st_dev, opened.st_ino) == (at_path.st_dev, at_path.st_ino)
+
+
+# --- scores ------------------------------------------------------------------------------------------------------
+
+
+def write_scores(directory: Path, logits: NDArray[np.float32], labels: NDArray[np.float32]) -> None:
+    """Keep logits and labels (n,) in a run directory, 8 bytes a sample.
+
+    Raises:
+        OutputError: if they cannot be written.
+    """
+    both, file = np.stack([logits, labels]), directory / SCORES
+    try:
+        replace_file(file, lambda into: np.save(into, both, allow_pickle=False))
+    except OSError as error:
+        raise OutputError(f"{file} could not be written: {error}") from error
+
+
+def read_scores(directory: Path) -> NDArray[np.float32] | None:
+    """Logits and labels (2, n) from a run directory, mapped into memory; None if they were not kept.
+
+    Raises:
+        CheckpointError: for a damaged file, and for what is no file.
+    """
+    file = directory / SCORES
+    if not os.path.lexists(file):
+        return None
+    open_plain(file).close()  # a pipe would be waited for
+    try:
+        scores = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise CheckpointError(f"{file}: expected logits and labels of an evaluation, found: {error}") from error
+    if not isinstance(scores, np.ndarray) or scores.dtype != np.float32 or scores.ndim != 2 or len(scores) != 2:
+        what = f"{scores.dtype} {scores.shape}" if isinstance(scores, np.ndarray) else "several arrays"
+        raise CheckpointError(f"{file}: expected float32 (2, samples), found {what}; the file is damaged")
+    if not np.isfinite(scores).all():
+        raise CheckpointError(f"{file}: expected finite logits and labels, got NaN or infinity; the file is damaged")
+    return scores

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from adaptive.errors import CheckpointError
 from adaptive.storage.arrays import Array, ArrayFile, Blocks, Stored, write_watched
 from adaptive.storage.durable import Disk
+from adaptive.storage.untrusted import JsonObject
 
 PIECES: Final = 64  # a power of two: each is a run of buckets
 ALL: Final = range(PIECES)
@@ -61,7 +62,7 @@ class PartEntry(BaseModel):
     pieces: list[tuple[Count, Annotated[int, Field(ge=1)], Sha256]]  # those with entries: number, entries, digest
 
 
-def write_parts(folder: Path, number: int, parts: Mapping[str, Part], disk: Disk) -> list[dict[str, Any]]:
+def write_parts(folder: Path, number: int, parts: Mapping[str, Part], disk: Disk) -> list[JsonObject]:
     """Write shard `number`; returns what the manifest must say of it, as JSON values.
 
     Raises:
@@ -75,7 +76,7 @@ def write_parts(folder: Path, number: int, parts: Mapping[str, Part], disk: Disk
     return written
 
 
-def write_part(path: Path, part: Part, disk: Disk) -> dict[str, Any]:
+def write_part(path: Path, part: Part, disk: Disk) -> JsonObject:
     """Write one shard of an array, synced."""
     pieces = [(number, int(count)) for number, count in enumerate(part.counts) if count]
     total = sum(count for _, count in pieces)
@@ -240,15 +241,15 @@ class Merged(Stored):
         places = self._order[first : len(self._order) if last is None else last]
         by_place = np.argsort(places)
         ascending = places[by_place]
-        found = np.empty((len(places), *self.shape[1:]), self.dtype)
+        in_file_order = np.empty((len(places), *self.shape[1:]), self.dtype)
         cuts = np.searchsorted(ascending, self._bounds)
         for piece in np.flatnonzero(np.diff(cuts)):
             begin, end = cuts[piece : piece + 2]
-            self._reads[piece](found[begin:end], int(ascending[begin]))
+            self._reads[piece](in_file_order[begin:end], int(ascending[begin]))
         if len(self._reads) == 1:
-            return found
-        result = np.empty_like(found)
-        result[by_place] = found
+            return in_file_order
+        result = np.empty_like(in_file_order)
+        result[by_place] = in_file_order
         return result
 
 

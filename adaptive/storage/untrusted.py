@@ -17,6 +17,8 @@ MOST_BYTES: Final = 2**26  # of a file that is read whole
 MOST_DEPTH: Final = 64  # of nested lists and objects
 DIGEST: Final = "sha256"
 
+JsonObject = dict[str, Any]  # of JSON values
+
 
 def open_plain(path: Path, *, error: type[AdaptiveError] = CheckpointError, follow: bool = False) -> BinaryIO:
     """Open a regular file for reading; folders, pipes and devices are refused without waiting for them.
@@ -31,12 +33,12 @@ def open_plain(path: Path, *, error: type[AdaptiveError] = CheckpointError, foll
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     except (OSError, ValueError) as failed:
-        found = "a link" if not follow and os.path.islink(path) else getattr(failed, "strerror", None) or str(failed)
-        raise error(f"{path}: expected a plain file, found: {found}") from failed
-    found = stat.S_IFMT(os.fstat(descriptor).st_mode)
-    if found != stat.S_IFREG:
+        kind = "a link" if not follow and os.path.islink(path) else getattr(failed, "strerror", None) or str(failed)
+        raise error(f"{path}: expected a plain file, found: {kind}") from failed
+    mode = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if mode != stat.S_IFREG:
         os.close(descriptor)
-        kind = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device"}.get(found, "none")
+        kind = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device"}.get(mode, "none")
         raise error(f"{path}: expected a plain file, found: {kind}")
     return os.fdopen(descriptor, "rb")
 
@@ -54,12 +56,12 @@ def read_plain(
         if size > most:
             raise error(f"{path}: expected at most {most:,} bytes, found {size:,}")
         try:
-            found = file.read(size or 1)
+            content = file.read(size or 1)
         except OSError as failed:
             raise error(f"{path}: cannot be read: {failed.strerror or failed}") from failed
-        if len(found) > size:
+        if len(content) > size:
             raise error(f"{path}: the system says that it is empty, and gives bytes of it: it is no file on a disk")
-        return found
+        return content
 
 
 def parse_json(raw: bytes | str, where: str, *, error: type[AdaptiveError] = CheckpointError) -> Any:
@@ -69,11 +71,11 @@ def parse_json(raw: bytes | str, where: str, *, error: type[AdaptiveError] = Che
         AdaptiveError: `error`, which begins with `where`.
     """
     try:
-        found = json.loads(raw)
+        value = json.loads(raw)
     except (ValueError, RecursionError) as failed:
         raise error(f"{where}: expected JSON, found {failed}; the file is damaged") from failed
-    check_depth(found, where, error=error)
-    return found
+    check_depth(value, where, error=error)
+    return value
 
 
 def check_depth(value: Any, where: str, *, error: type[AdaptiveError] = CheckpointError) -> None:
@@ -83,7 +85,7 @@ def check_depth(value: Any, where: str, *, error: type[AdaptiveError] = Checkpoi
         AdaptiveError: `error`, which begins with `where`.
     """
     level, depth = [value], 0
-    while level := [inner for one in level if isinstance(one, dict | list) for inner in _inside(one)]:
+    while level := [inner for outer in level if isinstance(outer, dict | list) for inner in _inside(outer)]:
         depth += 1
         if depth > MOST_DEPTH:
             raise error(f"{where}: expected values nested at most {MOST_DEPTH} deep, found deeper ones")
@@ -93,7 +95,7 @@ def _inside(value: dict[Any, Any] | list[Any]) -> list[Any]:
     return list(value.values()) if isinstance(value, dict) else value
 
 
-def signed_json(content: Mapping[str, Any]) -> bytes:
+def signed_json(content: Mapping[str, object]) -> bytes:
     """The content as JSON, with the sha256 of the text (with the digest's 64 digits left out) as its first key."""
     unsigned = json.dumps({DIGEST: "", **content}, indent=1, allow_nan=False).encode() + b"\n"
     digest = hashlib.sha256(unsigned).hexdigest()
@@ -106,7 +108,9 @@ def check_signature(raw: bytes, digest: object, where: str, *, error: type[Adapt
     Raises:
         AdaptiveError: `error`, which begins with `where`.
     """
-    told = str(digest)
-    found = hashlib.sha256(raw.replace(told.encode(), b"", 1)).hexdigest() if len(told) == 64 else "no digest"
-    if found != told:
-        raise error(f"{where}: expected sha256 {told[:64]}, found {found}; the file is damaged, or was changed by hand")
+    stored = str(digest)
+    actual = hashlib.sha256(raw.replace(stored.encode(), b"", 1)).hexdigest() if len(stored) == 64 else "no digest"
+    if actual != stored:
+        raise error(
+            f"{where}: expected sha256 {stored[:64]}, found {actual}; the file is damaged, or was changed by hand"
+        )

@@ -27,7 +27,7 @@ from adaptive.config import OptimizerConfig
 from adaptive.serving import export_run, scoring
 from adaptive.storage.arrays import DTYPES
 from adaptive.storage.checkpoint import Checkpoint, load_checkpoint
-from adaptive.storage.scores import SCORES, read_scores, write_scores
+from adaptive.storage.run_directory import SCORES, read_scores, write_scores
 from adaptive.training.build import Components
 from adaptive.training.runs import resume_run, resuming
 from adaptive.training.runs.state import optimizer_arrays, policy_state, restore

@@ -192,7 +192,14 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "found: No such file"), (b"{", "expected JSON"), (b'{"schema": 3}', "found 3"), (b"[]", "found None")],
+    [
+        (None, "found: No such file"),
+        (b"{", "expected JSON"),
+        (b'{"schema": 3}', "found 3"),
+        (b'{"schema": 1}', "expected schema 2, found 1; written by another version"),
+        (b'{"schema": 2}', "no digest"),
+        (b"[]", "found None"),
+    ],
 )
 def test_records_that_are_none(tmp_path: Path, content: bytes | None, message: str) -> None:
     if content is not None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from adaptive.storage.arrays import write_array
 from adaptive.storage.checkpoint import MANIFEST
 from adaptive.storage.durable import DISK
-from adaptive.storage.run_directory import RECORD
+from adaptive.storage.run_directory import RECORD, SCHEMA
 from adaptive.storage.shards import Part, write_part
 from adaptive.storage.untrusted import DIGEST, signed_json
 
@@ -57,7 +57,8 @@ def signed_whatever(content: dict[str, Any]) -> bytes:
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Write `run.json`, signed."""
-    (folder / RECORD).write_bytes(signed_json({name: value for name, value in record.items() if name != DIGEST}))
+    content = {"schema": SCHEMA, **record}
+    (folder / RECORD).write_bytes(signed_json({name: value for name, value in content.items() if name != DIGEST}))
 
 
 def edit_record(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:

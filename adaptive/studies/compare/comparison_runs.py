@@ -38,8 +38,7 @@ from adaptive.plugins import load_policy_class
 from adaptive.storage.checkpoint import MANIFEST
 from adaptive.storage.durable import write_atomic
 from adaptive.storage.run_directory import RECORD as RUN_RECORD
-from adaptive.storage.run_directory import read_record, versions
-from adaptive.storage.scores import read_scores
+from adaptive.storage.run_directory import read_record, read_scores, versions
 from adaptive.storage.untrusted import parse_json, read_plain
 from adaptive.studies.compare import Comparison
 from adaptive.studies.compare.contenders import Contender, SweepPoint, folders, title

@@ -21,8 +21,7 @@ from adaptive.models.tasks import tasks_of
 from adaptive.plugins import code_flags
 from adaptive.policy import inputs_of
 from adaptive.storage.checkpoint import Checkpoint
-from adaptive.storage.run_directory import RunDirectory, newest_first
-from adaptive.storage.scores import write_scores
+from adaptive.storage.run_directory import RunDirectory, newest_first, write_scores
 from adaptive.system import StopRequest, stop_request
 from adaptive.training.build import Components, set_rates
 from adaptive.training.evaluation import Evaluation, evaluate

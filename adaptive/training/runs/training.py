@@ -204,7 +204,7 @@ def train_run(
         force_unlock: also if a process of another machine or container, which is gone, seems to hold the directory.
         stream: where progress is shown, usually stderr.
         ranks: that train this run together, each in a call of its own; rank 0 writes the directory.
-        keep_scores: keep logits and labels of the latest evaluation in the directory (`adaptive.storage.scores`).
+        keep_scores: keep logits and labels of the latest evaluation in the directory (`write_scores`).
 
     Raises:
         AdaptiveError: see the classes in `adaptive.errors`.

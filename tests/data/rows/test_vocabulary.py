@@ -1,7 +1,6 @@
 """Fitted vocabularies: counting, order, storing, damage, the kernels that map keys to rows; they keep their ids, row by
 row: texts of files and of Parquet, numbers as they are; the command."""
 
-import json
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from manifests import write_record
 
 from adaptive.cli import app
 from adaptive.data.data_options import DataOptions
@@ -302,7 +302,7 @@ def test_a_run_leads_to_the_vocabulary_it_used(tmp_path: Path, capsys: pytest.Ca
     else:
         open_dataset(f"csv:{tmp_path / 'data.csv'}", options)
     (tmp_path / "run").mkdir()
-    (tmp_path / "run/run.json").write_text(json.dumps({"schema": 1, "config": config}))
+    write_record(tmp_path / "run", {"config": config})
     command(tmp_path / "run")
     assert "word: 2 ids" in capsys.readouterr().out
 

@@ -17,7 +17,7 @@ from toy import ToyData, toy_config
 
 import adaptive.training.runs
 from adaptive.errors import CheckpointError
-from adaptive.storage.scores import read_scores, write_scores
+from adaptive.storage.run_directory import read_scores, write_scores
 from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
 from adaptive.studies.compare.comparison_runs import Outcome, train_all
 from adaptive.studies.compare.contenders import Contender
