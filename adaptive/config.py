@@ -93,22 +93,22 @@ def _clean(value: object, depth: int = 0) -> None:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     if depth > _MOST_NESTED:
         raise ValueError(f"values must be nested at most {_MOST_NESTED} deep")
-    for one in inner:
-        _clean(one, depth + 1)
+    for item in inner:
+        _clean(item, depth + 1)
 
 
 def explain(model: type[BaseModel], error: ValidationError) -> str:
     """All that is wrong with the settings of a model, by key, with the key that an unknown one may stand for."""
     words = {"missing": "is needed", "extra_forbidden": "unknown key"}
-    wrong = sorted(error.errors(), key=lambda one: one["type"])  # a typo before what is missing because of it
-    places = [".".join(map(str, one["loc"])) for one in wrong]
+    wrong = sorted(error.errors(), key=lambda mistake: mistake["type"])  # a typo before what is missing because of it
+    places = [".".join(map(str, mistake["loc"])) for mistake in wrong]
     texts = []
-    for place, one in zip(places, wrong, strict=True):
-        if one["type"] == "too_short" and any(other.startswith(f"{place}.") for other in places):
+    for place, mistake in zip(places, wrong, strict=True):
+        if mistake["type"] == "too_short" and any(other.startswith(f"{place}.") for other in places):
             continue  # it follows
-        text = words.get(one["type"], one["msg"].removeprefix("Value error, ")) + _meant(model, one)
-        if one["loc"] and one["type"] not in words and isinstance(one["input"], str | int | float | None):
-            text += f", got {one['input']!r}"
+        text = words.get(mistake["type"], mistake["msg"].removeprefix("Value error, ")) + _meant(model, mistake)
+        if mistake["loc"] and mistake["type"] not in words and isinstance(mistake["input"], str | int | float | None):
+            text += f", got {mistake['input']!r}"
         texts.append(": ".join(filter(None, (place, text))))
     return "; ".join(texts)
 
@@ -142,12 +142,12 @@ class Config(BaseModel):
 
     if not TYPE_CHECKING:  # type checkers know the fields of each class
 
-        def __init__(self, *unnamed: object, **given: Any) -> None:
+        def __init__(self, *unnamed: object, **values: Any) -> None:
             if unnamed:
                 example = f"{type(self).__name__}({next(iter(type(self).model_fields))}={unnamed[0]!r})"
                 raise ConfigError(f"expected settings by name, such as {example}, got {unnamed[0]!r} without a name.")
             try:
-                super().__init__(**given)
+                super().__init__(**values)
             except ValidationError as error:
                 raise ConfigError(f"{type(self).__name__}: {explain(type(self), error)}") from None
 
@@ -155,11 +155,11 @@ class Config(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nul(cls, given: Any) -> Any:
-        for value in given.values() if isinstance(given, dict) else ():
+    def _without_nul(cls, values: Any) -> Any:
+        for value in values.values() if isinstance(values, dict) else ():
             if isinstance(value, str | list | tuple | dict):
                 _clean(value)
-        return given
+        return values
 
 
 class TableConfig(Config):

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 def printable(text: str) -> str:
     """The text with control characters, and what no terminal can show, escaped."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape", "replace").decode() for one in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
 
 
 def error_text(error: BaseException, most: int = 500) -> str:
@@ -24,9 +24,9 @@ def error_text(error: BaseException, most: int = 500) -> str:
     return f"{type(error).__name__}: " + "\n".join(map(printable, text.split("\n")))
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, names: Iterable[str]) -> str:
     """`; did you mean X?` for the nearest known word, or nothing; for a last part that several have, all of them."""
-    words = list(known)
+    words = list(names)
     close = difflib.get_close_matches(word, words, n=1)
     if not close:
         leaves: dict[str, list[str]] = {}

@@ -64,7 +64,7 @@ def _core_times() -> tuple[float, float, float] | None:
     # user, nice, system, idle, iowait, irq, softirq, steal; a guest's time is in user already
     times = [[int(value) / ticks for value in line.split()[1:9]] for line in lines if line.split()[0] in names]
     total = sum(map(sum, times))
-    busy = total - sum(one[3] + one[4] for one in times)
+    busy = total - sum(entry[3] + entry[4] for entry in times)
     return busy, total, sum(os.times()[:4])
 
 
@@ -129,7 +129,7 @@ def _of_groups(root: Path, membership: Path) -> Iterator[int]:
                 continue
             top = root / "memory" if controllers else root
             inside = top / place.lstrip("/")
-            for folder in (inside, *(one for one in inside.parents if one.is_relative_to(top))):
+            for folder in (inside, *(entry for entry in inside.parents if entry.is_relative_to(top))):
                 with contextlib.suppress(OSError, ValueError):  # not there, as seen from inside; or no limit: "max"
                     limit, used = (int((folder / name).read_text()) for name in names[:2])
                     cached = [line for line in (folder / "memory.stat").read_text().splitlines() if names[2] in line]

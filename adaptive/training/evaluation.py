@@ -199,10 +199,12 @@ def _logits(embeddings: TieredEmbeddingBag, model: nn.Module, batch: Batch) -> N
     """Each rank computes those of its blocks; all ranks get those of all."""
     planned = embeddings.read(embeddings.ranks.own_part(batch))
     parts = [logits_of(embeddings, model, part).float().cpu().numpy() for part in planned.parts()]
-    own = (
-        parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *(one.reshape(-1) for one in parts)])
+    of_rank = (
+        parts[0]
+        if len(parts) == 1
+        else np.concatenate([np.zeros(0, np.float32), *(part.reshape(-1) for part in parts)])
     )
-    everyones = _of_every_rank(embeddings, model, own)
+    everyones = _of_every_rank(embeddings, model, of_rank)
     return everyones[0] if len(everyones) == 1 else np.concatenate(everyones)
 
 
@@ -223,14 +225,14 @@ def _logits_of_several(
     """Of each rank those of its batch, none of a rank without one; all ranks get those of all."""
     has_one = ranks.rank < len(batches)
     planned = embeddings.read(batches[ranks.rank] if has_one else OwnPart.of_batch(batches[0], [0, 0]))
-    own = logits_of(embeddings, model, planned).float().cpu().numpy() if has_one else np.zeros(0, np.float32)
-    return _of_every_rank(embeddings, model, own)
+    of_rank = logits_of(embeddings, model, planned).float().cpu().numpy() if has_one else np.zeros(0, np.float32)
+    return _of_every_rank(embeddings, model, of_rank)
 
 
 def _of_every_rank(
-    embeddings: TieredEmbeddingBag, model: nn.Module, own: NDArray[np.float32]
+    embeddings: TieredEmbeddingBag, model: nn.Module, of_rank: NDArray[np.float32]
 ) -> list[NDArray[np.float32]]:
-    tasks, everyones = tasks_of(model), embeddings.ranks.gather_arrays(own)
+    tasks, everyones = tasks_of(model), embeddings.ranks.gather_arrays(of_rank)
     return everyones if tasks is None else [logits.reshape(-1, len(tasks.names)) for logits in everyones]
 
 

@@ -61,16 +61,16 @@ class TrainingLoop(ABC):
         loop.embeddings, loop.parts = embeddings, copy.deepcopy(self.parts, rows)  # references to tables follow
         return loop
 
-    def take_over(self, other: "TrainingLoop") -> None:
+    def take_over(self, source: "TrainingLoop") -> None:
         """Take the values of a copy, between two steps; the copy can go on."""
-        self.embeddings.rows.overwrite(other.embeddings.rows.state_arrays())
-        for mine, theirs in zip(self.parts, other.parts, strict=True):
-            if mine is self.embeddings or mine is self.embeddings.optimizer:
+        self.embeddings.rows.overwrite(source.embeddings.rows.state_arrays())
+        for part, copied in zip(self.parts, source.parts, strict=True):
+            if part is self.embeddings or part is self.embeddings.optimizer:
                 continue
-            if isinstance(mine, nn.Module):
-                _take_values(mine, theirs)
+            if isinstance(part, nn.Module):
+                _take_values(part, copied)
             else:
-                mine.load_state_dict(copy.deepcopy(theirs.state_dict()))
+                part.load_state_dict(copy.deepcopy(copied.state_dict()))
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -93,11 +93,11 @@ def _on_host(embeddings: TieredEmbeddingBag, policy: Policy) -> TieredEmbeddingB
     return on_host
 
 
-def _take_values(mine: nn.Module, theirs: nn.Module) -> None:
+def _take_values(part: nn.Module, copied: nn.Module) -> None:
     """Weights and buffers, in place. Not by `state_dict`, which has the rows of tables inside."""
     with torch.no_grad():
-        for one, other in zip(_values(mine), _values(theirs), strict=True):
-            one.copy_(other)
+        for value, source in zip(_values(part), _values(copied), strict=True):
+            value.copy_(source)
 
 
 def _values(module: nn.Module) -> Iterator[Tensor]:

@@ -128,9 +128,9 @@ class NumberedBatches(Iterator[Batch]):
                 assert at >= 0, (number, self._oldest)
                 if at < len(self._batches) or self._ended:
                     return self._batches[at] if at < len(self._batches) else None
-                known = self._num_read
+                num_seen = self._num_read
             with self._reading:
-                if known == self._num_read and not self._ended:  # else the other thread has read on
+                if num_seen == self._num_read and not self._ended:  # else the other thread has read on
                     self._read()
 
     def _read(self) -> None:

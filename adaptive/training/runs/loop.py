@@ -167,7 +167,7 @@ class Loop:
             more = not stop and source.more()
             self.place.over = not (stop or more) and self.place.left(self._config.steps) != 0
             self._evaluate_if_due(source, stop)
-            if self._until(self._config.save_every) == 0 and not stop and not self.is_done():
+            if self._until_save() == 0 and not stop and not self.is_done():
                 self._save()
 
     def _batches(self) -> Iterator[Batch]:
@@ -186,16 +186,20 @@ class Loop:
                 )
         yield from epoch
 
+    def _until_save(self) -> int | None:
+        return self._until(self._config.save_every)
+
     def _until(self, every: int | None) -> int | None:
         """Batches of the data to the next save or evaluation within an epoch, 0: it is due; None: there is none."""
         return None if every is None else -self.place.total % every
 
     def _train_stretch(self, source: Source, stop: StopRequest) -> None:
         embeddings, before = self._trainer.embeddings, source.taken
-        regular = self._config.save_every, self._config.eval_every
+        to_save = self._until_save() or self._config.save_every
+        to_evaluation = self._until(self._config.eval_every) or self._config.eval_every
         files = embeddings.statistics.host_io()
         steps = self._trainer.train(
-            source.stretch(min((self._until(every) or every for every in regular if every), default=None)),
+            source.stretch(min((length for length in (to_save, to_evaluation) if length is not None), default=None)),
             depth=self._config.depth,
             stopped=lambda: self._is_over(source, stop),
         )

@@ -24,23 +24,23 @@ class Countdown:
     """Tells now and then how much is done: `120,000 of 400,000 samples counted, about 0:00:07 left`.
 
     Args:
-        told: called with each line.
+        write: called with each line.
         what: what is counted, such as `samples counted`.
-        total: of it; None: unknown, unless it is told later. Then nothing is said of the time left.
+        total: of it; None: unknown, unless it is given later. Then nothing is said of the time left.
         text: of a number of what is counted.
         now: seconds; tests give their own clock.
     """
 
     def __init__(
         self,
-        told: Callable[[str], None],
+        write: Callable[[str], None],
         what: str,
         total: int | None = None,
         *,
         text: Callable[[int], str] = count_text,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._told, self._what, self._total, self._text, self._now = told, what, total, text, now
+        self._write, self._what, self._total, self._text, self._now = write, what, total, text, now
         self._started = self._latest = now()
 
     def __call__(self, done: int, total: int | None = None) -> None:
@@ -51,10 +51,10 @@ class Countdown:
             return
         self._latest = now
         if self._total is None or not done:
-            self._told(f"{self._text(done)} {self._what}")
+            self._write(f"{self._text(done)} {self._what}")
             return
         left = max((now - self._started) * (self._total - done) / done, 0.0)
-        self._told(f"{self._text(done)} of {self._text(self._total)} {self._what}, about {duration_text(left)} left")
+        self._write(f"{self._text(done)} of {self._text(self._total)} {self._what}, about {duration_text(left)} left")
 
 
 class Progress:

@@ -100,8 +100,8 @@ class TensorBoardView:
     def write(self, record: Record) -> None:
         """Show a record."""
         shown, self._before = [*self._before, record], []
-        for one in shown:
-            self._show(one)
+        for waiting in shown:
+            self._show(waiting)
 
     def _show(self, record: Record) -> None:
         match record:
