@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from adaptive.data.dataset import Dataset
     from adaptive.embeddings.planning.layout import Group
     from adaptive.studies.machines import MachineSpec
+    from adaptive.studies.placements.placement_study import MeasuredPlacement, PlacementStudy
     from adaptive.studies.placements.shape import Shape
     from adaptive.studies.step_model import Locality
 
@@ -92,22 +93,22 @@ def placements(
     with stop_request() if measure else nullcontext(StopRequest()) as stop:
         if measure and here is not None:
             with own_stdout():
-                result["measured"] = _measured(study, wanted, here, locality, trained, lambda: bool(stop))
-            result["was_stopped"] = bool(stop)
+                measured = _measured(study, wanted, here, locality, trained, lambda: bool(stop))
+            result = replace(result, measured=measured, was_stopped=bool(stop))
         _write(result, out, as_json=as_json)
         stop.raise_exit()
 
 
-def _write(result: dict[str, Any], out: Path | None, *, as_json: bool) -> None:
+def _write(result: "PlacementStudy", out: Path | None, *, as_json: bool) -> None:
     from adaptive.studies.placements.placement_report import draw_placements, placements_document
 
     document = placements_document(result)
     if out is not None:
-        write_text(out / "placements.json", json.dumps(result, indent=1) + "\n")
+        write_text(out / "placements.json", json.dumps(asdict(result), indent=1) + "\n")
         for name, text in document.to_csv().items():
             write_text(out / f"{name}.csv", text)
         draw_placements(result, out)
-    print_result(result, table=document.to_text(), as_json=as_json)
+    print_result(asdict(result), table=document.to_text(), as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -188,26 +189,18 @@ def _measured(
     locality: "Locality",
     points: "Sequence[tuple[dict[str, str], Shape, list[str]]]",
     stopped: Callable[[], bool],
-) -> list[dict[str, Any]]:
+) -> "list[MeasuredPlacement]":
     """Each placement trained at each point, whose settings are the last of the three."""
-    from adaptive.studies.placements.placement_study import measure_placements
+    from adaptive.studies.placements.placement_study import MeasuredHere, measure_placements
     from adaptive.studies.profile.step_profile import StepLength
 
-    lines: list[dict[str, Any]] = []
+    lines: list[MeasuredPlacement] = []
     for point, shape, words in points:
         place = ", ".join(f"{key}={value}" for key, value in point.items())
-        measured = measure_placements(
-            partial(study.load, point=words),
-            placements,
-            shape,
-            here,
-            locality,
-            StepLength(steps=study.time_steps),
-            dataset=None if study.config.data == "synthetic" else study.dataset,  # which --sweep changes
-            stopped=stopped,
-            told=partial(_note_at, place),
-        )
-        lines += [{**line, **point} for line in measured]
+        files = None if study.config.data == "synthetic" else study.dataset  # --sweep changes the built-in stream
+        trained = MeasuredHere(shape, here, locality, StepLength(steps=study.time_steps), files, point)
+        load, told = partial(study.load, point=words), partial(_note_at, place)
+        lines += measure_placements(load, placements, trained, stopped=stopped, told=told)
     return lines
 
 

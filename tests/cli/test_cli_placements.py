@@ -28,7 +28,7 @@ def test_what_is_trained_here_stands_beside_the_model(cli: Cli, tmp_path: Path) 
     assert record["kind"] == "placements" and {one["machine"] for one in record["lines"]} == {"here", "big-basin"}
     assert [one["placement"] for one in record["measured"]] == ["device", "host", "lfu"]
     for one in record["measured"]:
-        assert one["error"] == pytest.approx(one["modelled_ms"] / one["ms"] - 1)
+        assert one["error_share"] == pytest.approx(one["modelled_ms"] / one["step_ms"] - 1)
     assert "measured ms" in result.out and "modelled" in result.out
     assert (tmp_path / "found/placements.png").exists() and (tmp_path / "found/measured.csv").exists()
 
@@ -92,7 +92,7 @@ def test_a_sweep_is_trained_at_each_of_its_points(cli: Cli, tmp_path: Path) -> N
     assert result.code == 0, result.err
     found = json.loads(result.out)
     points = [("4", "8^1"), ("4", "16^2"), ("8", "8^1"), ("8", "16^2")]
-    assert [(one["num_dense"], one["mlp"]) for one in found["measured"]] == points
+    assert [(one["point"]["num_dense"], one["point"]["mlp"]) for one in found["measured"]] == points
     assert all(one["fits"] and one["modelled_ms"] > 0 for one in found["measured"])
     (tmp_path / "a.csv").write_text("click,a,b\n1,2,2\n0,3,4\n")
     (tmp_path / "a.toml").write_text(
@@ -120,7 +120,7 @@ def test_what_is_trained_when_it_is_stopped_is_kept(cli: Cli, tmp_path: Path, mo
     )  # fmt: skip
     assert result.code == 130 and "Stopped on the way" in result.out and "interrupted" in result.err, result.err
     record = json.loads((tmp_path / "found/placements.json").read_text())
-    assert [(one["placement"], one["num_dense"]) for one in record["measured"]] == [("device", "4")]
+    assert [(one["placement"], one["point"]["num_dense"]) for one in record["measured"]] == [("device", "4")]
     assert record["was_stopped"] and len((tmp_path / "found/measured.csv").read_text().splitlines()) == 2
     assert (tmp_path / "found/placements.png").exists()
 

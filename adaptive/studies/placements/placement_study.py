@@ -1,6 +1,7 @@
 """`compare_placements`: placements of shapes on machines, modelled; and those that exist here, measured."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from typing import Any, Final
@@ -12,7 +13,7 @@ from adaptive.studies.machines import MachineSpec
 from adaptive.studies.placements.shape import Shape, with_values
 from adaptive.studies.profile.data_profile import DataQuestion, profile_data
 from adaptive.studies.profile.step_profile import Case, StepLength, measure
-from adaptive.studies.step_model import PLACEMENTS, POLICIES, Locality, Placed, StepModel, rates_of
+from adaptive.studies.step_model import PLACEMENTS, POLICIES, Locality, StepModel, rates_of
 from adaptive.training.build import open_data
 
 SCHEMA: Final = 1
@@ -23,6 +24,89 @@ SHARES: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 
 SAMPLES: Final = 200_000
 
 
+@dataclass(frozen=True)
+class PlacedShape:
+    """The shape of a model; `hash_size`: rows of a table, on average."""
+
+    name: str
+    source: str
+    ours: str
+    num_dense: int
+    num_sparse: int
+    lookups: int
+    hash_size: int
+    bottom_mlp: str
+    top_mlp: str
+    table_bytes: int
+
+
+@dataclass(frozen=True)
+class PlacedMachine:
+    """A machine, and where its numbers come from."""
+
+    name: str
+    source: str
+    note: str
+    watts: float | None
+
+
+@dataclass(frozen=True)
+class ModelledPlacement:
+    """One placement of a shape on a machine; numbers are None if it cannot be.
+
+    Attributes:
+        point: swept key -> value.
+        of_host: throughput over that of all tables in main memory; None if that cannot be.
+        limited_by: the largest part of the step.
+    """
+
+    shape: str
+    point: Mapping[str, str]
+    machine: str
+    placement: str
+    batch_size: int
+    fits: bool
+    step_ms: float | None
+    samples_per_s: float | None
+    of_host: float | None
+    limited_by: str
+    parts_ms: Mapping[str, float] | None
+    samples_per_s_per_watt: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class MeasuredPlacement:
+    """One placement that was trained here, next to the model; `error_share`: of the model, over what was measured."""
+
+    placement: str
+    point: Mapping[str, str]
+    batch_size: int
+    fits: bool
+    note: str
+    policy: str = ""
+    step_ms: float | None = None
+    samples_per_s: float | None = None
+    modelled_ms: float | None = None
+    error_share: float | None = None
+    device_share: float | None = None
+
+
+@dataclass(frozen=True)
+class PlacementStudy:
+    """What `adaptive-train placements --json` prints; `locality`: the data that hot rows and inputs were counted in."""
+
+    locality: str
+    sweep: Sequence[str]
+    shapes: Sequence[PlacedShape]
+    machines: Sequence[PlacedMachine]
+    lines: Sequence[ModelledPlacement]
+    measured: Sequence[MeasuredPlacement] = field(default_factory=list)
+    was_stopped: bool = False
+    schema: int = SCHEMA
+    kind: str = KIND
+
+
 def compare_placements(
     shapes: Sequence[Shape],
     machines: Sequence[MachineSpec],
@@ -31,32 +115,29 @@ def compare_placements(
     *,
     sweeps: Sequence[Sweep] = (),
     watts: Mapping[str, float] | None = None,
-) -> dict[str, Any]:
-    """The record.
+) -> PlacementStudy:
+    """Every placement of every shape, at each point of the sweeps, on every machine.
 
     Raises:
-        ConfigError: for a placement that nobody knows, watts of no machine, too many sweeps.
+        ConfigError: for an unknown placement, watts of no machine, too many sweeps.
     """
     check_asked(placements, sweeps, [machine.name for machine in machines], watts or ())
     power = {machine.name: (watts or {}).get(machine.name, machine.watts) for machine in machines}
-    lines = [
-        _line(shape, machine, placement, locality, power[machine.name], point)
-        for base in shapes
-        for point, shape in points_of(base, sweeps)
-        for machine in machines
-        for placement in placements
-    ]
-    return {
-        "schema": SCHEMA,
-        "kind": KIND,
-        "locality": locality.source,
-        "sweep": [key for key, _ in sweeps],
-        "shapes": [{**shape.model_dump(), "table_bytes": shape.table_bytes} for shape in shapes],
-        "machines": [
-            {"name": one.name, "source": one.source, "note": one.note, "watts": power[one.name]} for one in machines
+    lines = []
+    for base in shapes:
+        for point, shape in points_of(base, sweeps):
+            for machine in machines:
+                lines += _lines(shape, point, machine, placements, StepModel(shape, rates_of(machine), locality))
+    return PlacementStudy(
+        locality=locality.source,
+        sweep=[key for key, _ in sweeps],
+        shapes=[
+            PlacedShape(**shape.model_dump(exclude={"width", "batch_size"}), table_bytes=shape.table_bytes)
+            for shape in shapes
         ],
-        "lines": _against_host(lines),
-    }
+        machines=[PlacedMachine(one.name, one.source, one.note, power[one.name]) for one in machines],
+        lines=[_with_watts(line, power[line.machine]) for line in lines],
+    )
 
 
 def check_asked(
@@ -104,82 +185,81 @@ def points_of(shape: Shape, sweeps: Sequence[Sweep]) -> list[tuple[dict[str, str
         ConfigError: for a value that no shape has.
     """
     keys = [key for key, _ in sweeps]
-    found = [dict(zip(keys, values, strict=True)) for values in product(*(values for _, values in sweeps))]
-    return [(point, with_values(shape, list(point), list(point.values())) if point else shape) for point in found]
+    points = [dict(zip(keys, values, strict=True)) for values in product(*(values for _, values in sweeps))]
+    return [(point, with_values(shape, list(point), list(point.values())) if point else shape) for point in points]
 
 
-def _line(
-    shape: Shape, machine: MachineSpec, placement: str, locality: Locality, watts: float | None, point: dict[str, str]
-) -> dict[str, Any]:
-    rates = rates_of(machine)
-    placed = StepModel(shape, rates, locality).placed(placement)
-    return {
-        "shape": shape.name,
-        **point,
-        "machine": machine.name,
-        "placement": placement,
-        "kind": "modelled",
-        "batch_size": shape.batch_size,
-        **_speed(placed, shape.batch_size, watts),
-    }
-
-
-def _speed(placed: Placed, batch_size: int, watts: float | None) -> dict[str, Any]:
-    speed = batch_size / placed.step_ms * 1e3 if placed.step_ms else None
-    return {
-        "fits": placed.fits,
-        "ms": placed.step_ms,
-        "samples_per_s": speed,
-        "limited_by": placed.limit,
-        "parts_ms": placed.parts_ms,
-        "samples_per_s_per_watt": speed / watts if speed and watts else None,
-        "note": placed.note,
-    }
-
-
-def _against_host(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each line with its speed over that of `host` with the same shape on the same machine."""
-
-    def key(line: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(line[name] for name in line if name in ("shape", "machine", *_swept(line)))
-
-    host = {key(line): line["samples_per_s"] for line in lines if line["placement"] == "host"}
-    for line in lines:
-        base = host.get(key(line))
-        line["of_host"] = line["samples_per_s"] / base if base and line["samples_per_s"] else None
+def _lines(
+    shape: Shape, point: Mapping[str, str], machine: MachineSpec, placements: Sequence[str], model: StepModel
+) -> list[ModelledPlacement]:
+    """The placements of one shape on one machine."""
+    host = model.placed("host").step_ms if "host" in placements else None
+    lines = []
+    for placement in placements:
+        placed = model.placed(placement)
+        lines.append(
+            ModelledPlacement(
+                shape=shape.name,
+                point=point,
+                machine=machine.name,
+                placement=placement,
+                batch_size=shape.batch_size,
+                fits=placed.fits,
+                step_ms=placed.step_ms,
+                samples_per_s=shape.batch_size / placed.step_ms * 1e3 if placed.step_ms else None,
+                of_host=host / placed.step_ms if host and placed.step_ms else None,
+                limited_by=placed.limit,
+                parts_ms=placed.parts_ms,
+                samples_per_s_per_watt=None,
+                note=placed.note,
+            )
+        )
     return lines
 
 
-def _swept(line: Mapping[str, Any]) -> list[str]:
-    return [name for name in line if name in ("num_dense", "num_sparse", "hash_size", "lookups", "mlp", "batch_size")]
+def _with_watts(line: ModelledPlacement, watts: float | None) -> ModelledPlacement:
+    return replace(line, samples_per_s_per_watt=line.samples_per_s / watts if line.samples_per_s and watts else None)
 
 
-def measure_placements(
-    make_case: Callable[[str], Case],
-    placements: Sequence[str],
-    shape: Shape,
-    machine: MachineSpec,
-    locality: Locality,
-    length: StepLength,
-    *,
-    dataset: Dataset | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-    told: Callable[[str], None] = lambda line: None,
-) -> list[dict[str, Any]]:
-    """Train the placements that exist here, and put the model's answer beside what was measured.
+@dataclass(frozen=True)
+class MeasuredHere:
+    """What is trained to measure placements, and the model next to it.
 
-    Args:
-        make_case: from the policy of a placement its settings.
-        placements: those that exist nowhere here are left out.
+    Attributes:
         shape: of the model that is trained.
         machine: with this machine's rates.
         locality: of the data that are trained.
         length: of each training.
         dataset: that of all settings, if it is open: opening may read all files.
+        point: swept key -> value of the shape.
+    """
+
+    shape: Shape
+    machine: MachineSpec
+    locality: Locality
+    length: StepLength
+    dataset: Dataset | None = None
+    point: Mapping[str, str] = field(default_factory=dict)
+
+
+def measure_placements(
+    make_case: Callable[[str], Case],
+    placements: Sequence[str],
+    here: MeasuredHere,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    told: Callable[[str], None] = lambda line: None,
+) -> list[MeasuredPlacement]:
+    """Train the placements that exist here, and put the model's answer next to what was measured.
+
+    Args:
+        make_case: from the policy of a placement its settings.
+        placements: those that exist nowhere here are left out.
+        here: what is trained.
         stopped: the placements that are not begun when it says yes are left out.
         told: called with a line before each training.
     """
-    found = []
+    results = []
     for placement in placements:
         if placement not in POLICIES:
             continue
@@ -187,29 +267,27 @@ def measure_placements(
             break
         told(f"training {placement}")
         label, config = make_case(POLICIES[placement])
+        result = MeasuredPlacement(placement, here.point, config.batch_size, fits=False, note="", policy=label)
         try:
-            measured = measure(config, length, open_data(config) if dataset is None else dataset)
+            step = measure(config, here.length, open_data(config) if here.dataset is None else here.dataset)
         except AdaptiveError as error:  # one that cannot be here does not stop the others
-            found.append({"placement": placement, "kind": "measured", "fits": False, "note": str(error)})
+            results.append(replace(result, note=str(error)))
             continue
-        share = measured["device_share"]
-        placed = StepModel(shape, rates_of(machine), locality, device_share=share).placed(placement)
-        ms = measured["step_ms"]
-        found.append(
-            {
-                "placement": placement,
-                "policy": label,
-                "kind": "measured",
-                "fits": True,
-                "ms": ms,
-                "samples_per_s": config.batch_size / ms * 1e3,
-                "modelled_ms": placed.step_ms,
-                "error": placed.step_ms / ms - 1 if placed.step_ms else None,
-                "device_share": share,
-                "note": placed.note,
-            }
+        share, ms = step["device_share"], step["step_ms"]
+        placed = StepModel(here.shape, rates_of(here.machine), here.locality, device_share=share).placed(placement)
+        results.append(
+            replace(
+                result,
+                fits=True,
+                note=placed.note,
+                step_ms=ms,
+                samples_per_s=config.batch_size / ms * 1e3,
+                modelled_ms=placed.step_ms,
+                error_share=placed.step_ms / ms - 1 if placed.step_ms else None,
+                device_share=share,
+            )
         )
-    return found
+    return results
 
 
 def locality_of(dataset: Dataset, group: Group, row_bytes: int, source: str) -> Locality:

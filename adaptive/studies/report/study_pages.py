@@ -17,6 +17,7 @@ from adaptive.studies.placements.placement_report import (
     measured_table,
     placements_document,
 )
+from adaptive.studies.placements.placement_study import PlacementStudy
 from adaptive.studies.profile.profile_report import PICTURES, TITLES, profile_document
 from adaptive.studies.records import from_json
 from adaptive.studies.report.page_records import MOST, JsonObject, PageRecord, load_run
@@ -132,20 +133,24 @@ def _draw_profile(draw: Any, content: JsonObject, figure: Any) -> None:
 
 def placement_blocks(placements: PageRecord, *, is_alone: bool) -> Blocks:
     """Modelled lines with their picture, and what was measured next to them."""
-    record, drawn = placements.record, all_visible(placements.record)
-    draw = DRAW[len(record["sweep"])]
+    study, drawn = (from_json(PlacementStudy, record) for record in (placements.record, all_visible(placements.record)))
+    draw = DRAW[len(study.sweep)]
     figure = drawn_figure("Throughput (modelled)", lambda figure: draw(figure, drawn), size=(7.2, 4.4))
-    rows = lines_table(record)
+    rows = lines_table(study)
     is_long = len(rows) > MOST_LINES
     lines = Folded(f"All {len(rows) - 1} lines", [Table(rows)]) if is_long else Table(rows)
     blocks: Blocks = [Heading("Placements, modelled"), Gallery([figure], wide=True), lines, Note(LEGEND)]
-    if record.get("measured"):
-        blocks += [Heading("Trained here next to the model"), Table(measured_table(record))]
-    if record.get("was_stopped"):
+    if study.measured:
+        blocks += [Heading("Trained here next to the model"), Table(measured_table(study))]
+    if study.was_stopped:
         blocks += [Heading("Not all was trained"), Note(STOPPED)]
     machines = [["machine", "where its numbers come from", "and what is not from there"]]
-    machines += [[machine["name"], machine["source"], machine.get("note") or ""] for machine in record["machines"]]
+    machines += [[machine.name, machine.source, machine.note] for machine in study.machines]
     return [*blocks, Heading("Machines"), Table(machines, numbers=False)]
+
+
+def _placement_document(record: JsonObject) -> Document:
+    return placements_document(from_json(PlacementStudy, record))
 
 
 def all_visible(value: Any) -> Any:
@@ -240,7 +245,7 @@ def _is_simulation(record: JsonObject) -> bool:
 STUDIES: Final = {
     "comparison": Study(_is_comparison, _comparison_document, comparison_blocks),
     "profile": Study(lambda record: record.get("kind") == "profile", profile_document, profile_blocks),
-    "placements": Study(lambda record: record.get("kind") == "placements", placements_document, placement_blocks),
+    "placements": Study(lambda record: record.get("kind") == "placements", _placement_document, placement_blocks),
     "simulation": Study(_is_simulation, _simulation_document, simulation_blocks),
 }
 

@@ -118,8 +118,8 @@ def test_sweeps(tmp_path: Path) -> None:
     )
     rows, columns, numbers, _ = heat_map(result)
     assert (rows, columns) == (["4", "8"], ["1", "2", "3"])
-    best = max(one["samples_per_s"] for one in result["lines"][:2])
-    base = next(one["samples_per_s"] for one in result["lines"] if one["machine"] == "n" and one["placement"] == "host")
+    best = max(one.samples_per_s or 0 for one in result.lines[:2])
+    base = next(one.samples_per_s for one in result.lines if (one.machine, one.placement) == ("n", "host")) or 0
     assert numbers[0][0] == pytest.approx(best / base)
     for count in (0, 1, 2):
         part = compare_placements([SHAPE], [machine()], ["device", "host"], LOCALITY, sweeps=sweeps[:count])
@@ -128,10 +128,10 @@ def test_sweeps(tmp_path: Path) -> None:
 
 def test_lines_and_watts() -> None:
     result = compare_placements([SHAPE], [machine()], ["device", "host", "remote"], LOCALITY, watts={"m": 20.0})
-    device, host, _ = result["lines"]
-    assert host["of_host"] == 1 and device["of_host"] == pytest.approx(host["ms"] / device["ms"])
-    assert device["samples_per_s_per_watt"] == pytest.approx(device["samples_per_s"] / 20)
-    assert {one["kind"] for one in result["lines"]} == {"modelled"}
+    device, host, _ = result.lines
+    assert host.step_ms and device.step_ms and device.samples_per_s
+    assert host.of_host == 1 and device.of_host == pytest.approx(host.step_ms / device.step_ms)
+    assert device.samples_per_s_per_watt == pytest.approx(device.samples_per_s / 20)
     assert len(lines_table(result)) == 4 and "modelled" in placements_document(result).to_text()
     with pytest.raises(ConfigError, match="not among the machines"):
         compare_placements([SHAPE], [machine()], ["device"], LOCALITY, watts={"x": 20.0})

@@ -9,7 +9,7 @@ import pytest
 from report_records import HOSTILE, Seen, browse, comparison, write_run
 
 from adaptive.studies.machines import load_machine
-from adaptive.studies.placements.placement_study import compare_placements
+from adaptive.studies.placements.placement_study import MeasuredPlacement, compare_placements
 from adaptive.studies.placements.shape import load_shape
 from adaptive.studies.profile.profile_report import PICTURES
 from adaptive.studies.report import study_pages
@@ -153,8 +153,8 @@ LOCALITY = Locality("made up", (0.1, 0.5), (0.8, 0.95), (0.2, 0.6), (64.0, 1024.
 def test_a_page_of_placements(tmp_path: Path, sweeps: tuple[tuple[str, list[str]], ...]) -> None:
     machine = load_machine("big-basin").model_copy(update={"name": "<b>$x$"})
     record = compare_placements([load_shape("sweep")], [machine], ["device", "host"], LOCALITY, sweeps=sweeps)
-    record["measured"] = [{"placement": "lfu", "fits": False, "note": "<i>no room</i>"}]
-    (tmp_path / "placements.json").write_text(json.dumps(record))
+    record = replace(record, measured=[MeasuredPlacement("lfu", {}, 64, fits=False, note="<i>no room</i>")])
+    (tmp_path / "placements.json").write_text(json.dumps(asdict(record)))
     page = page_of(tmp_path)
     assert "Placements, modelled" in page and "&lt;b&gt;$x$" in page and "<b>$x$" not in page
     assert "&lt;i&gt;no room" in page and "<svg" in page and "<image" not in page
@@ -184,7 +184,7 @@ def test_a_page_of_a_reproduction(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "reproduction.json").write_text(json.dumps(record))
     placements = compare_placements([load_shape("sweep")], [load_machine("big-basin")], ["device", "host"], LOCALITY)
-    (tmp_path / "placements.json").write_text(json.dumps(placements))
+    (tmp_path / "placements.json").write_text(json.dumps(asdict(placements)))
     page = page_of(tmp_path)
     for text in (
         *("T&lt;x&gt;", "it grows", "1 not &gt; 2", "depth 0", "a machine", "adaptive-train profile", "a&lt;b"),
