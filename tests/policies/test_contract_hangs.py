@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from skip_rules import LeaveOut
 
 from adaptive.batch import Batch
 from adaptive.policies.lru import LRU
-from adaptive.policy import Policy, RowStats, TierView
-from adaptive.studies.policy_checks import CheckResult, check_policy
-from adaptive.studies.policy_checks.checks import CHECKS
+from adaptive.policy import Policy, RowStats, SkipRule, TierView
+from adaptive.studies.policy_checks import CheckResult, check_policy, check_rule
+from adaptive.studies.policy_checks.checks import CHECKS, RULE_CHECKS
 
 TIMEOUT = 0.25
 released = threading.Event()
@@ -91,6 +92,28 @@ def test_training_inside_the_checks_has_the_same_limit() -> None:
     found = results["trained tables equal those of a single tier"]
     assert found.was_run and "Hangs.score at batch 7 has not returned for 0.25 s" in found.reason
     assert all(results[name].passed for name in list(CHECKS)[:8])
+
+
+class HangsInVisits(SkipRule):
+    def visits(self, rows: RowStats) -> NDArray[np.int64]:
+        released.wait()
+        return np.ones(len(rows), np.int64)
+
+
+def test_a_rule_that_hangs_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "visits gives one whole number per row, inputs untouched"
+    monkeypatch.setattr("adaptive.studies.policy_checks.RULE_CHECKS", {name: RULE_CHECKS[name]})
+    _, result = check_rule(HangsInVisits, timeout_s=TIMEOUT)
+    assert not result.passed and "skip rule HangsInVisits.visits at batch 200 has not returned" in result.reason
+
+
+def test_a_policy_is_checked_with_the_rule_that_it_carries() -> None:
+    class Carries(LRU):
+        def __init__(self) -> None:
+            self.rule = LeaveOut(lambda rows: np.random.default_rng().random(len(rows)) < 0.5)
+
+    results = by_check(check_policy(Carries))
+    assert "answered the same questions differently" in results["its skip rule passes the checks of rules"].reason
 
 
 def endless(self: Policy, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:

@@ -4,7 +4,7 @@ The checks call the policy's methods with made-up rows and batches, then train a
 the tables, bit for bit, with the same training on a single tier.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ from adaptive.config import TierConfig
 from adaptive.errors import AdaptiveError
 from adaptive.plugins import Options, load_policy_class, make_rule
 from adaptive.policy import Policy, SkipRule
-from adaptive.studies.policy_checks.checks import CHECKS, rule_checks
+from adaptive.studies.policy_checks.checks import CHECKS, RULE_CHECKS
 from adaptive.studies.policy_checks.fixtures import BrokenError, DoubtError, HungError, Subject
 
 TIMEOUT_S = TierConfig().policy_timeout_s  # a run's
@@ -48,18 +48,13 @@ def check_policy(
     except Exception as error:  # a policy under test may raise anything
         return [CheckResult("loads", False, _reason(error))]
     make = partial(Subject, cls, dict(options or {}), timeout_s)
-    loads, _ = _run("loads", _loads, make)
-    return [loads, *(_run_all(make) if loads.passed else [])]
-
-
-def _run_all(make: Callable[[], Subject]) -> Iterator[CheckResult]:
-    hung = False
-    for name, check in CHECKS.items():
-        if hung:
-            yield CheckResult(name, False, "not run: a method did not return in an earlier check", was_run=False)
-        else:
-            result, hung = _run(name, check, make)
-            yield result
+    results, hung = [_run("loads", lambda: _with(make, lambda subject: subject.make()))[0]], False
+    for name, check in CHECKS.items() if results[0].passed else ():
+        result = CheckResult(name, False, "not run: a method did not return in an earlier check", was_run=False)
+        if not hung:
+            result, hung = _run(name, partial(_with, make, check))
+        results.append(result)
+    return results
 
 
 def check_rule(rule: str | type[SkipRule], *, timeout_s: float = TIMEOUT_S) -> list[CheckResult]:
@@ -69,26 +64,19 @@ def check_rule(rule: str | type[SkipRule], *, timeout_s: float = TIMEOUT_S) -> l
         make_rule(rule)
     except Exception as error:  # a rule under test may raise anything
         return [CheckResult("loads", False, _reason(error))]
-    results = [CheckResult("loads", True)]
-    for name, check in rule_checks(timeout_s).items():
-        try:
-            check(lambda: make_rule(rule))
-        except Exception as error:
-            results.append(CheckResult(name, False, _reason(error)))
-        else:
-            results.append(CheckResult(name, True))
-    return results
+    checks = {name: partial(check, lambda: make_rule(rule), timeout_s) for name, check in RULE_CHECKS.items()}
+    return [CheckResult("loads", True), *(_run(name, check)[0] for name, check in checks.items())]
 
 
-def _loads(subject: Subject) -> None:
-    subject.make()
+def _with(make: Callable[[], Subject], check: Callable[[Subject], object]) -> None:
+    with make() as subject:
+        check(subject)
 
 
-def _run(name: str, check: Callable[[Subject], None], make: Callable[[], Subject]) -> tuple[CheckResult, bool]:
+def _run(name: str, check: Callable[[], object]) -> tuple[CheckResult, bool]:
     """Also whether a method is still running."""
     try:
-        with make() as subject:
-            check(subject)
+        check()
     except DoubtError as doubt:
         return CheckResult(name, True, str(doubt)), False
     except Exception as error:

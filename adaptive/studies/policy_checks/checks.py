@@ -1,11 +1,10 @@
 """The checks that every policy and every skip rule must pass. Each is a function that raises what it finds wrong: of a
 `Subject`, for policies, or of what makes rules."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from inspect import Parameter
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,20 +137,26 @@ def _follows(subject: Subject) -> None:
 
 
 def _arranges(subject: Subject) -> None:
-    given = list(made_up_batches(12))
-    policy = _calibrated(subject)
-    known = {number: sample for batch in given for number, sample in samples_of(batch)}
-    seen: set[int] = set()
-    for position, batch in enumerate(policy.arrange(iter(given), MadeUpView())):  # which may go on without an end
+    batches = list(made_up_batches(12))
+    given, returned = _samples(batches, _calibrated(subject).arrange(iter(batches), MadeUpView()))
+    _require(
+        given == returned, f"arrange lost {given - returned} of {given} samples; only a skip rule leaves inputs out"
+    )
+
+
+def _samples(batches: Sequence[Batch], arranged: Iterable[object]) -> tuple[int, int]:
+    """Samples given and samples returned, each of which is checked to be as it was, and returned once."""
+    given = {number: sample for batch in batches for number, sample in samples_of(batch)}
+    returned: set[int] = set()
+    for position, batch in enumerate(arranged):  # which may go on without an end
         if not isinstance(batch, Batch):
             raise BrokenError(f"arrange yielded {type(batch).__name__} at position {position}, needed a Batch")
         _require(batch.num_samples > 0, f"arrange yielded a batch without samples at position {position}; leave it out")
         for number, sample in samples_of(batch):
-            _require(number not in seen, f"arrange yielded sample {number} twice")
-            _require(known.get(number) == sample, f"arrange changed sample {number}")
-            seen.add(number)
-    lost = len(known) - len(seen)
-    _require(not lost, f"arrange lost {lost} of {len(known)} samples; only a skip rule leaves inputs out")
+            _require(number not in returned, f"arrange yielded sample {number} twice")
+            _require(given.get(number) == sample, f"arrange changed sample {number}")
+            returned.add(number)
+    return len(given), len(returned)
 
 
 def _arranges_lazily(subject: Subject) -> None:
@@ -180,13 +185,10 @@ def _trains(subject: Subject) -> None:
             )
 
 
-def _trains_skipping(subject: Subject) -> None:
-    if subject.policy().rule is None:
-        return
-    skip = SkipConfig(interval=2, min_visits=1, hot_rows="50%", min_accesses=1, feedback_delay=2)
-    _, tables = train_tables(subject.policy(), "60%", depth=2, skip=skip, timeout=subject.timeout)
-    for name, table in tables.items():
-        _require(bool(np.isfinite(table).all()), f"with skipping on, table {name} is not finite")
+def _rule(subject: Subject) -> None:
+    if subject.policy().rule is not None:
+        for check in RULE_CHECKS.values():
+            check(lambda: cast(SkipRule, subject.policy().rule), subject.timeout)
 
 
 class OneTier(Policy):
@@ -252,7 +254,7 @@ CHECKS: Final[Mapping[str, Callable[[Subject], None]]] = {
     "arrange keeps every sample": _arranges,
     "arrange is lazy": _arranges_lazily,
     "trained tables equal those of a single tier": _trains,
-    "trains with its skip rule": _trains_skipping,
+    "its skip rule passes the checks of rules": _rule,
 }
 
 
@@ -266,83 +268,75 @@ Make = Callable[[], SkipRule]
 class _Anywhere(Policy):
     """Rows lie wherever there is room: the placement beside which a rule is checked."""
 
+    def __init__(self, rule: SkipRule) -> None:
+        self.rule = rule
+
     def score(self, rows: RowStats) -> NDArray[np.int64]:
         return rows.last_access
 
 
-def _rule_answers(make: Make, optimizer: str = "adagrad") -> list[NDArray[np.int64]]:
-    """What a new rule says of made-up rows, checked as in training."""
-    policy = _Anywhere()
-    policy.rule = make()
-    caller = PolicyCaller(policy)
-    caller.begin(optimizer)
-    return [caller.visits(made_up_stats(size, step)) for size in _SIZES for step in (200, 264, 700)]
+def _rule_answers(make: Make, timeout_s: float, optimizer: str = "adagrad") -> list[NDArray[np.int64]]:
+    """What a new rule says of made-up rows, checked as in training; nothing, if it need not be asked."""
+    caller = PolicyCaller(_Anywhere(make()), timeout_s)
+    with caller.listening():
+        caller.begin(optimizer)
+        sizes = _SIZES if caller.rule is not None and caller.rule.asks else ()
+        return [caller.visits(made_up_stats(size, step)) for size in sizes for step in (200, 264, 700)]
 
 
-def _visits(make: Make) -> None:
+def _visits(make: Make, timeout_s: float) -> None:
     for optimizer in OPTIMIZERS:
-        _rule_answers(make, optimizer)
+        _rule_answers(make, timeout_s, optimizer)
 
 
-def _rule_is_deterministic(make: Make) -> None:
-    for first, second in zip(_rule_answers(make), _rule_answers(make), strict=True):
-        if not np.array_equal(first, second):
-            raise BrokenError("two rules with the same settings answered the same questions differently")
+def _rule_is_deterministic(make: Make, timeout_s: float) -> None:
+    answers = zip(_rule_answers(make, timeout_s), _rule_answers(make, timeout_s), strict=True)
+    same = all(np.array_equal(first, second) for first, second in answers)
+    _require(same, "two rules with the same settings answered the same questions differently")
+
+
+def _keeps_inputs(make: Make, timeout_s: float) -> None:
+    rule, batches = _asked(make(), (700,)), list(made_up_batches(12))
+    given, returned = _samples(batches, rule.arrange(iter(batches), MadeUpView()))
+    if not rule.drops_inputs:
+        _require(given == returned, f"arrange lost {given - returned} samples and drops_inputs is not set")
+    elif (rule.seen_inputs, rule.dropped_inputs) != (given, given - returned):
+        counts = f"seen_inputs={rule.seen_inputs}, dropped_inputs={rule.dropped_inputs}"
+        raise BrokenError(f"of {given} samples {returned} were left, but the rule counts {counts}")
+
+
+def _asked(rule: SkipRule, steps: Sequence[int]) -> SkipRule:
+    for step in steps if rule.asks else ():
+        rule.visits(made_up_stats(1000, step))
+    return rule
+
+
+def _rule_restores(make: Make, timeout_s: float) -> None:
+    state, restored = _asked(make(), (200, 264)).state_dict(), make()
+    for name, array in state.items():
+        if not isinstance(array, np.ndarray) or array.dtype == object:
+            raise BrokenError(f"state_dict()[{name!r}] must be an array of numbers, found {type(array).__name__}")
+    restored.load_state_dict({name: array.copy() for name, array in state.items()})
+    same = all(np.array_equal(array, restored.state_dict()[name], equal_nan=True) for name, array in state.items())
+    _require(same, "a rule restored from state_dict() has another state")
 
 
 def _rule_trains(make: Make, timeout_s: float) -> None:
     skip = SkipConfig(interval=2, min_visits=1, hot_rows="50%", min_accesses=1, feedback_delay=4)
     expected: dict[str, NDArray[np.float32]] = {}
     for depth, device_rows in [(0, "100%"), (1, "30%"), (3, "60%")]:
-        policy = _Anywhere()
-        policy.rule = make()
-        _, tables = train_tables(policy, device_rows, depth=depth, skip=skip, timeout=timeout_s)
+        where = f"depth {depth}, device rows {device_rows}"
+        _, tables = train_tables(_Anywhere(make()), device_rows, depth=depth, skip=skip, timeout=timeout_s)
         for name, table in tables.items():
-            if not np.isfinite(table).all():
-                raise BrokenError(f"depth {depth}, device rows {device_rows}: table {name} is not finite")
-            if not np.array_equal(expected.setdefault(name, table), table):
-                raise BrokenError(
-                    f"depth {depth}, device rows {device_rows}: table {name} differs from a single tier's"
-                )
+            _require(bool(np.isfinite(table).all()), f"{where}: table {name} is not finite")
+            same = np.array_equal(expected.setdefault(name, table), table)
+            _require(same, f"{where}: table {name} differs from a single tier's")
 
 
-def _keeps_inputs(make: Make) -> None:
-    rule, given = make(), list(made_up_batches(12))
-    rule.visits(made_up_stats(1000, 700))
-    left = list(rule.arrange(iter(given), MadeUpView()))
-    known = {number: sample for batch in given for number, sample in samples_of(batch)}
-    seen: set[int] = set()
-    for batch in left:
-        for number, sample in samples_of(batch):
-            if number in seen or known.get(number) != sample:
-                raise BrokenError(f"arrange gave sample {number} twice, or changed it")
-            seen.add(number)
-    if not rule.drops_inputs and len(seen) < len(known):
-        raise BrokenError(f"arrange lost {len(known) - len(seen)} samples and drops_inputs is not set")
-    if rule.drops_inputs and (rule.seen_inputs, rule.dropped_inputs) != (len(known), len(known) - len(seen)):
-        found = f"seen_inputs={rule.seen_inputs}, dropped_inputs={rule.dropped_inputs}"
-        raise BrokenError(f"of {len(known)} samples {len(seen)} were left, but the rule counts {found}")
-
-
-def _rule_restores(make: Make) -> None:
-    rule, restored = make(), make()
-    for step in (200, 264):
-        rule.visits(made_up_stats(1000, step))
-    state = rule.state_dict()
-    for name, array in state.items():
-        if not isinstance(array, np.ndarray) or array.dtype == object:
-            raise BrokenError(f"state_dict()[{name!r}] must be an array of numbers, found {type(array).__name__}")
-    restored.load_state_dict({name: array.copy() for name, array in state.items()})
-    if not all(np.array_equal(array, restored.state_dict()[name], equal_nan=True) for name, array in state.items()):
-        raise BrokenError("a rule restored from state_dict() has another state")
-
-
-def rule_checks(timeout_s: float) -> Mapping[str, Callable[[Make], None]]:
-    """The checks by name; each makes rules of its own."""
-    return {
-        "visits gives one whole number per row, inputs untouched": _visits,
-        "same questions, same answers": _rule_is_deterministic,
-        "inputs are left as they are, and those left out counted": _keeps_inputs,
-        "state_dict restores": _rule_restores,
-        "trained tables do not depend on where rows lie": partial(_rule_trains, timeout_s=timeout_s),
-    }
+RULE_CHECKS: Final[Mapping[str, Callable[[Make, float], None]]] = {
+    "visits gives one whole number per row, inputs untouched": _visits,
+    "same questions, same answers": _rule_is_deterministic,
+    "inputs are left as they are, and those left out counted": _keeps_inputs,
+    "state_dict restores": _rule_restores,
+    "trained tables do not depend on where rows lie": _rule_trains,
+}
