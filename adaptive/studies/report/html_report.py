@@ -1,7 +1,6 @@
 """`write_report`: paths in, one HTML file out."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -10,47 +9,24 @@ from typing import Any, Final
 from adaptive.errors import InputError, OutputError
 from adaptive.storage.durable import write_atomic
 from adaptive.studies.charts import DRAWS, need_matplotlib
-from adaptive.studies.report.page_records import JsonObject, PageRecord, load_records
-from adaptive.studies.report.run_page import Blocks, run_blocks
+from adaptive.studies.report.page_records import PageRecord, load_records
+from adaptive.studies.report.run_page import run_blocks
 from adaptive.studies.report.study_pages import STUDIES
 from adaptive.studies.reproduce.reproduction_page import is_reproduction, reproduction_blocks
-from adaptive.training.telemetry.document import Document, prefixed
+from adaptive.training.telemetry.document import Blocks, Document, prefixed
 
 _DAMAGE: Final = (KeyError, TypeError, AttributeError, IndexError)  # of a record that is JSON, but not whole
 
 
-@dataclass(frozen=True)
-class Kind:
-    """How records of a kind are told from others, and what a page shows of them.
-
-    Attributes:
-        is_record: of a JSON object. True for records of this kind alone.
-        blocks: of one or several, which the page shows side by side.
-    """
-
-    is_record: Callable[[JsonObject], bool]
-    blocks: Callable[[Sequence[PageRecord]], Blocks]
-
-
-def _each(page: Callable[..., Blocks]) -> Callable[[Sequence[PageRecord]], Blocks]:
-    """One record after another, with its name in the headings of several."""
-
-    def blocks(records: Sequence[PageRecord]) -> Blocks:
-        is_alone = len(records) == 1
-        pages = [prefixed(page(one, is_alone=is_alone), "" if is_alone else f"{one.name}: ") for one in records]
-        return [block for blocks in pages for block in blocks]
-
-    return blocks
-
-
-KINDS: Final[dict[str, Kind]] = {
-    "run": Kind(lambda record: False, run_blocks),  # known by its folder, where its metrics are
-    **{name: Kind(study.is_record, _each(study.page)) for name, study in STUDIES.items()},
-    "reproduction": Kind(is_reproduction, _each(reproduction_blocks)),
+KINDS: Final = {
+    "run": lambda record: False,  # known by its folder, where its metrics are
+    **{name: study.is_record for name, study in STUDIES.items()},
+    "reproduction": is_reproduction,
 }
+"""Names of the kinds of records that a page shows, each with a function that is True for JSON objects of this kind."""
 
 
-def write_report(paths: Sequence[Path], out: Path, *, kinds: Mapping[str, Kind] = KINDS) -> dict[str, Any]:
+def write_report(paths: Sequence[Path], out: Path) -> dict[str, Any]:
     """Write a page of what the paths hold; returns what it shows and its size in bytes.
 
     Raises:
@@ -59,8 +35,8 @@ def write_report(paths: Sequence[Path], out: Path, *, kinds: Mapping[str, Kind] 
         OutputError: if the page cannot be written.
     """
     need_matplotlib(DRAWS)
-    records = load_records(paths, {name: kind.is_record for name, kind in kinds.items()})
-    page = _page(records, kinds).encode()
+    records = load_records(paths, KINDS)
+    page = _page(records).encode()
     try:
         write_atomic(out, page)
     except OSError as error:
@@ -69,10 +45,20 @@ def write_report(paths: Sequence[Path], out: Path, *, kinds: Mapping[str, Kind] 
     return {"kind": records[0].kind, "shown": shown, "page": str(out), "page_bytes": len(page)}
 
 
-def _page(records: Sequence[PageRecord], kinds: Mapping[str, Kind]) -> str:
+def _blocks(records: Sequence[PageRecord]) -> Blocks:
+    """Runs side by side; other records one after another, with their names in the headings of several."""
+    kind, is_alone = records[0].kind, len(records) == 1
+    if kind == "run":
+        return run_blocks(records)
+    page = reproduction_blocks if kind == "reproduction" else STUDIES[kind].page
+    pages = [prefixed(page(record, is_alone=is_alone), "" if is_alone else f"{record.name}: ") for record in records]
+    return [block for blocks in pages for block in blocks]
+
+
+def _page(records: Sequence[PageRecord]) -> str:
     kind, where = records[0].kind, ", ".join(str(record.path) for record in records)
     try:
-        blocks = kinds[kind].blocks(records)
+        blocks = _blocks(records)
     except _DAMAGE as error:
         raise InputError(
             f"{where}: not a whole record of a {kind} ({type(error).__name__}: {error}); it is damaged, or of another "

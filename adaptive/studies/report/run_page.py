@@ -9,8 +9,8 @@ from adaptive.studies.report.page_records import JsonObject, PageRecord
 from adaptive.studies.report.run_rows import rows_between_ranks, rows_in_tiers, rows_moved, rows_skipped
 from adaptive.studies.report.run_view import RunView, charts, evaluation_figures, run_legend, views
 from adaptive.training.telemetry.document import (
+    Blocks,
     Columns,
-    DocumentBlock,
     Figure,
     Folded,
     Gallery,
@@ -37,8 +37,6 @@ STAGES_NOTE: Final = (
     "only as far as training waits for them, which is the stage wait. The first interval, in which kernels are "
     "compiled, is left out of the bars and the table where there are others."
 )
-
-Blocks = list[DocumentBlock]
 
 
 def run_blocks(records: Sequence[PageRecord]) -> Blocks:

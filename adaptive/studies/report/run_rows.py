@@ -8,7 +8,7 @@ from adaptive.studies.charts import areas
 from adaptive.studies.report.run_view import RunView, Stretch, Value, charts, per_step, run_legend
 from adaptive.training.telemetry.document import (
     COLORS,
-    DocumentBlock,
+    Blocks,
     Figure,
     Folded,
     Gallery,
@@ -25,7 +25,7 @@ LAYERS: Final = COLORS - 1  # tables with a layer of their own; the others are o
 KIB: Final = 1024
 
 
-def rows_in_tiers(runs: Sequence[RunView]) -> list[DocumentBlock]:
+def rows_in_tiers(runs: Sequence[RunView]) -> Blocks:
     """Rows on the device by table over time, and how many were promoted and demoted."""
     runs = [run for run in runs if run.stretches]
     if not runs:
@@ -33,7 +33,7 @@ def rows_in_tiers(runs: Sequence[RunView]) -> list[DocumentBlock]:
     alike: dict[frozenset[str], list[RunView]] = {}  # so that a color is one table in all pictures under a legend
     for run in runs:
         alike.setdefault(frozenset(run.totals.tables), []).append(run)
-    blocks: list[DocumentBlock] = [Heading("Tier movement")]
+    blocks: Blocks = [Heading("Tier movement")]
     for same_tables in alike.values():
         names = _largest(same_tables)
         figures = [_resident(run, names) for run in same_tables if any(s.whole.resident_rows for s in run.stretches)]
@@ -77,7 +77,7 @@ def _place(run: RunView) -> Note:
     return Note(f"{run.name}: {at_end}; all others in {where}.")
 
 
-def rows_moved(runs: Sequence[RunView]) -> list[DocumentBlock]:
+def rows_moved(runs: Sequence[RunView]) -> Blocks:
     """Bytes between the tiers, over time and by table."""
     runs = [run for run in runs if run.stretches]
     if not runs:
@@ -123,7 +123,7 @@ def _skips(counts: TableCounts) -> bool:
     return bool(counts.watched_rows or counts.skipped_updates)
 
 
-def rows_between_ranks(runs: Sequence[RunView]) -> list[DocumentBlock]:
+def rows_between_ranks(runs: Sequence[RunView]) -> Blocks:
     """Bytes that ranks sent each other, whom they waited for, the load of owners; nothing of single processes."""
     runs = [run for run in runs if run.stretches and len(run.totals.ranks) > 1]
     if not runs:
@@ -155,9 +155,9 @@ def _crossed(name: str, unit: float) -> Value:
     return value
 
 
-def rows_skipped(runs: Sequence[RunView]) -> list[DocumentBlock]:
+def rows_skipped(runs: Sequence[RunView]) -> Blocks:
     """Updates that were skipped or deferred; said of runs that skip nothing, too."""
-    blocks: list[DocumentBlock] = [Heading("What was skipped")]
+    blocks: Blocks = [Heading("What was skipped")]
     for run in runs:
         lines = skipping_lines(cast(RunSummary, run.summary)) if "skipped_update_share" in run.summary else []
         skipped = "; ".join(lines) or "nothing was skipped, dropped or deferred"

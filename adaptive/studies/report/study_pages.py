@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 from adaptive.storage.run_directory import RECORD
@@ -21,11 +22,12 @@ from adaptive.studies.placements.placement_study import PlacementStudy
 from adaptive.studies.profile.profile_report import PICTURES, TITLES, profile_document
 from adaptive.studies.records import from_json
 from adaptive.studies.report.page_records import MOST, JsonObject, PageRecord, load_run
-from adaptive.studies.report.run_page import Blocks, shared_blocks, stages_of
-from adaptive.studies.simulate.simulation import Simulation
+from adaptive.studies.report.run_page import shared_blocks, stages_of
+from adaptive.studies.simulate.simulation import PolicyForecast, Simulation
 from adaptive.studies.simulate.simulation_report import simulation_document
 from adaptive.training.telemetry.document import (
     COLORS,
+    Blocks,
     Document,
     Figure,
     Folded,
@@ -162,51 +164,50 @@ def all_visible(value: Any) -> Any:
     return list(map(all_visible, value)) if isinstance(value, list) else value
 
 
-def simulation_blocks(simulation: PageRecord, *, is_alone: bool) -> Blocks:
+def simulation_blocks(page: PageRecord, *, is_alone: bool) -> Blocks:
     """A table, curves and the machine."""
-    record = simulation.record
-    blocks: Blocks = [Heading("Prediction"), *_simulation_document(record).blocks]
-    if record["runs"]:
-        blocks += [Heading("By size of the device tier"), *_simulation_curves(record)]
-    machine = record["machine"]
-    texts = {"link": "between the tiers, each way", "device": "memory of the device", "host": "memory of the host"}
-    rates = {text: machine[f"{name}_bytes_per_s"] for name, text in texts.items()}
+    simulation = from_json(Simulation, page.record)
+    blocks: Blocks = [Heading("Prediction"), *simulation_document(simulation).blocks]
+    if simulation.runs:
+        blocks += [Heading("By size of the device tier"), *_simulation_curves(simulation)]
+    machine = simulation.machine
+    rates = {
+        "between the tiers, each way": machine.link_bytes_per_s,
+        "memory of the device": machine.device_bytes_per_s,
+        "memory of the host": machine.host_bytes_per_s,
+    }
     rows = [[text, "nothing crosses" if rate is None else f"{bytes_text(rate)}/s"] for text, rate in rates.items()]
-    rows += [["dense part of a step", f"{machine['dense_ms']:g} ms"]]
-    rows += [["dense weights", bytes_text(machine["dense_bytes"])]]
+    rows += [["dense part of a step", f"{machine.dense_ms:g} ms"], ["dense weights", bytes_text(machine.dense_bytes)]]
     return [*blocks, Heading("Machine, as described"), Table([["", "value"], *rows])]
 
 
-def _simulation_document(record: JsonObject) -> Document:
-    return simulation_document(from_json(Simulation, record))
-
-
-def _simulation_curves(record: JsonObject) -> Blocks:
-    runs: dict[str, list[JsonObject]] = {}  # by policy
-    for run in record["runs"]:
-        runs.setdefault(run["policy"], []).append(run)
+def _simulation_curves(simulation: Simulation) -> Blocks:
+    runs: dict[str, list[PolicyForecast]] = {}  # by policy
+    for run in sorted(simulation.runs, key=lambda run: run.device_share):
+        runs.setdefault(run.policy, []).append(run)
     bound = COLORS - 1  # its color is no policy's
     colors = {policy: number % bound + number // bound * COLORS for number, policy in enumerate(runs)}
 
     def lines(name: str, factor: float = 1.0, *, is_bound: bool = False) -> list[Line]:
-        """A number of the runs, or of their modelled steps (`step_ms.serial`), over the device's share of the rows."""
-        drawn = []
-        for policy, mine in runs.items():
-            points = []
-            for run in mine:
-                value = run["step_ms"][name[8:]] if name.startswith("step_ms.") else run[name]
-                points.append((100 * float(run["device_share"]), None if value is None else factor * value))
-            shares, values = zip(*sorted(points, key=lambda point: point[0]), strict=True)
-            number = bound if is_bound else colors[policy]
-            drawn.append(Line(number, shares, values, dashed=is_bound, marked=not is_bound))
-        return drawn
+        """A field of the runs, such as `step_ms.serial`, over the device's share of the rows."""
+        value = attrgetter(name)
+        return [
+            Line(
+                bound if is_bound else colors[policy],
+                [100 * run.device_share for run in of_policy],
+                [None if (number := value(run)) is None else factor * number for run in of_policy],
+                dashed=is_bound,
+                marked=not is_bound,
+            )
+            for policy, of_policy in runs.items()
+        ]
 
     labels = [""] * (max(*colors.values(), bound) + 1)
     for policy, number in colors.items():
         labels[number] = policy
     labels[bound] = "Belady: the most row hits that any policy could have had"
     x = "rows on the device (%)"
-    kib = 1 / 1024 / (record["batches"] or 1)
+    kib = 1 / 1024 / (simulation.batches or 1)
     best = lines("belady_row_hit_rate", 100, is_bound=True)
     figures = [
         curves("Row hits (%)", [*lines("row_hit_rate", 100), *best], x=x),
@@ -240,6 +241,10 @@ def _is_comparison(record: JsonObject) -> bool:
 
 def _is_simulation(record: JsonObject) -> bool:
     return isinstance(record.get("runs"), list) and isinstance(record.get("machine"), dict)
+
+
+def _simulation_document(record: JsonObject) -> Document:
+    return simulation_document(from_json(Simulation, record))
 
 
 STUDIES: Final = {

@@ -6,9 +6,9 @@ from typing import Final
 
 from adaptive.studies.charts import Line, bars, curves
 from adaptive.studies.report.page_records import JsonObject, PageRecord, read_json
-from adaptive.studies.report.run_page import Blocks
 from adaptive.studies.report.study_pages import study_of
 from adaptive.training.telemetry.document import (
+    Blocks,
     Columns,
     Document,
     DocumentBlock,

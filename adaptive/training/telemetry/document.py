@@ -109,6 +109,9 @@ class Folded:
 DocumentBlock = Heading | Note | Items | Table | Gallery | Legend | Columns | Folded
 
 
+Blocks = list[DocumentBlock]
+
+
 @dataclass(frozen=True)
 class Document:
     """Blocks in the order in which they are read."""
@@ -125,7 +128,7 @@ class Document:
 
     def to_csv(self) -> dict[str, str]:
         """Name -> content of a CSV file, for each table that has a name."""
-        return {one.name: csv_text(one.rows) for one in self.blocks if isinstance(one, Table) and one.name}
+        return {table.name: csv_text(table.rows) for table in self.blocks if isinstance(table, Table) and table.name}
 
     def to_html(self, title: str, about: str) -> str:
         """One HTML page: `title` and a line `about` it, contents, a section for each heading that has blocks."""
@@ -146,7 +149,7 @@ class Document:
         )
 
 
-def prefixed(blocks: Iterable[DocumentBlock], prefix: str) -> list[DocumentBlock]:
+def prefixed(blocks: Iterable[DocumentBlock], prefix: str) -> Blocks:
     """The blocks with `prefix` before every heading."""
     return [replace(block, text=f"{prefix}{block.text}") if isinstance(block, Heading) else block for block in blocks]
 
@@ -231,7 +234,7 @@ def markdown_table(rows: Rows) -> str:
 
 def visible(text: str) -> str:
     """The text with every character that is not seen written as `\\u202e`; line ends and tabs stay."""
-    return text if text.isprintable() else "".join(one if one in "\n\t" else printable(one) for one in text)
+    return text if text.isprintable() else "".join(c if c in "\n\t" else printable(c) for c in text)
 
 
 def escaped(text: str) -> str:
@@ -239,9 +242,9 @@ def escaped(text: str) -> str:
     return html.escape(visible(text), quote=True)
 
 
-def sections_of(blocks: Sequence[DocumentBlock]) -> list[tuple[str, list[DocumentBlock]]]:
+def sections_of(blocks: Sequence[DocumentBlock]) -> list[tuple[str, Blocks]]:
     """(heading, its blocks) of each heading that has blocks."""
-    sections: list[tuple[str, list[DocumentBlock]]] = []
+    sections: list[tuple[str, Blocks]] = []
     for block in blocks:
         if isinstance(block, Heading):
             sections.append((block.text, []))

@@ -14,8 +14,8 @@ from adaptive.studies import charts
 from adaptive.studies.compare.comparison_runs import Outcome
 from adaptive.studies.compare.verdicts import judge
 from adaptive.studies.report import html_report
-from adaptive.studies.report.html_report import KINDS, Kind, write_report
-from adaptive.training.telemetry.document import Figure, Heading, Note
+from adaptive.studies.report.html_report import write_report
+from adaptive.training.telemetry.document import Figure
 
 
 @pytest.fixture(autouse=True)
@@ -68,14 +68,6 @@ def test_studies_by_folder_or_file(tmp_path: Path) -> None:
     (tmp_path / "p/profile.json").write_text('{"kind": "profile", "schema": 1}')
     kind, text = shown(tmp_path, tmp_path / "p")
     assert kind == "profile" and "stopped before a part was done" in text
-
-
-def test_a_new_kind_is_an_entry(tmp_path: Path) -> None:
-    kind = Kind(lambda record: "skew" in record, lambda records: [Heading("Skew"), Note(records[0].record["skew"])])
-    (tmp_path / "p.json").write_text('{"skew": "of <data>"}')
-    found = write_report([tmp_path / "p.json"], tmp_path / "page.html", kinds={**KINDS, "other": kind})
-    assert found["kind"] == "other"
-    assert "Skew of <data>" in Seen((tmp_path / "page.html").read_text()).text
 
 
 def test_paths_of_no_page_are_told(tmp_path: Path) -> None:
