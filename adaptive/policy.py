@@ -4,7 +4,7 @@ A policy answers one question, `score`: how much does each row deserve the devic
 tables are the same and only the speed differs. A skip rule answers the other one, `visits`: which updates wait, or are
 left out? That does change what is trained; every report shows by how much.
 
-Letters: n candidate rows, N look-ups of a batch.
+Letters: n candidate rows, N lookups of a batch.
 """
 
 from abc import ABC, abstractmethod
@@ -27,12 +27,12 @@ class RowStats:
     step: int  # number of the batch that is being planned, from 0
     rows: NDArray[np.int64]  # (n,) row = start of its table + index
     table: NDArray[np.int32]  # (n,) number of the row's table
-    accesses: NDArray[np.int64]  # (n,) look-ups so far
+    accesses: NDArray[np.int64]  # (n,) lookups so far
     last_access: NDArray[np.int64]  # (n,) latest batch that looked the row up, -1 = none
     next_access: NDArray[np.int64]  # (n,) next batch in the window that will, NEVER = none
     update_norm: NDArray[np.float32]  # (n,) sum over updates of the L2 norm of the change
     drift: NDArray[np.float32]  # (n,) ||row - snapshot|| / ||row||; NaN = unknown, or an update was skipped
-    drift_accesses: NDArray[np.int64]  # (n,) look-ups between the two snapshots behind `drift`
+    drift_accesses: NDArray[np.int64]  # (n,) lookups between the two snapshots behind `drift`
     drift_visits: NDArray[np.int64]  # (n,) batches that looked the row up between them
     visits: NDArray[np.int64]  # (n,) batches that have looked the row up, where updates are deferred; 0 elsewhere
     saturated: NDArray[np.bool_]  # (n,) the current verdict: updates are left out, or wait
@@ -62,7 +62,7 @@ class TierView(Protocol):
         ...
 
     def rows(self, batch: Batch) -> NDArray[np.int64]:
-        """(N,) row of each look-up, aligned with `batch.ids`."""
+        """(N,) row of each lookup, aligned with `batch.ids`."""
         ...
 
     def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]: ...

@@ -1,7 +1,7 @@
 """Least frequently used leaves first, optionally with aging (after LRFU, https://doi.org/10.1109/TC.2001.970573).
 
-LRFU discounts every look-up by its own age and keeps that sum per row. Here the whole count is discounted by the
-age of the latest look-up, which needs no state: a row that is looked up again gets its full count back.
+LRFU discounts every lookup by its own age and keeps that sum per row. Here the whole count is discounted by the
+age of the latest lookup, which needs no state: a row that is looked up again gets its full count back.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from adaptive import Policy, RowStats
 
 
 class LFU(Policy):
-    """A row is worth its look-ups so far, halved for every `half_life` batches without one.
+    """A row is worth its lookups so far, halved for every `half_life` batches without one.
 
     Args:
         half_life: batches; None: a count never fades. Where popularity drifts, choose about a tenth of the batches in

@@ -7,7 +7,7 @@ from adaptive import Policy, RowStats
 
 
 class LRU(Policy):
-    """A row is worth as much as its latest look-up is recent."""
+    """A row is worth as much as its latest lookup is recent."""
 
     order = ("last_access",)
 

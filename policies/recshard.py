@@ -1,8 +1,8 @@
 """A cost model: what does a row save on the device, per byte of it? (RecShard, https://arxiv.org/abs/2201.10095)
 
-RecShard looks at a small sample, describes each table by how its look-ups spread over its rows (a cumulative
-distribution in 100 steps), by how many look-ups a sample makes (pooling) and by how many samples make any (coverage),
-and lets a solver choose how many of each table's most frequent rows go to fast memory, where a look-up of a row costs
+RecShard looks at a small sample, describes each table by how its lookups spread over its rows (a cumulative
+distribution in 100 steps), by how many lookups a sample makes (pooling) and by how many samples make any (coverage),
+and lets a solver choose how many of each table's most frequent rows go to fast memory, where a lookup of a row costs
 its bytes divided by the bandwidth of the memory it lies in. Here the same cost, per row and byte, is the score; taking
 the best rows first solves the same problem for one device. The solver for several devices is not part of this.
 
@@ -25,14 +25,14 @@ _GIGA = 1e9
 class RecShard(Policy):
     """A row is worth the seconds per sample that it saves on the device, for each of its bytes.
 
-    That is its expected look-ups per sample times the difference of what a byte costs in either memory: a wide row
+    That is its expected lookups per sample times the difference of what a byte costs in either memory: a wide row
     saves more and takes more room, in proportion. Rows within a step of the distribution count alike, so that chance in
-    the sample matters less. A table's rows that the sample does not hold share the look-ups that are expected to go to
+    the sample matters less. A table's rows that the sample does not hold share the lookups that are expected to go to
     such rows: as many as went to rows seen once (Good and Turing's estimate). So a rare row of a small table is worth
     more than one of a large table.
 
     Args:
-        steps: of each table's distribution, of equal numbers of look-ups.
+        steps: of each table's distribution, of equal numbers of lookups.
         device_bandwidth, host_bandwidth: of either memory, GB/s. They set the unit of the score; the order of rows
             depends only on which one is larger.
     """
@@ -49,7 +49,7 @@ class RecShard(Policy):
         self.steps = steps
         self._saved_per_byte = (1 / host_bandwidth - 1 / device_bandwidth) / _GIGA
         self._rows: NDArray[np.int64] = np.zeros(0, np.int64)  # sorted, of the sample
-        self._rates: NDArray[np.float64] = np.zeros(0)  # aligned: expected look-ups per sample
+        self._rates: NDArray[np.float64] = np.zeros(0)  # aligned: expected lookups per sample
         self._unseen: NDArray[np.float64] = np.zeros(0)  # the same of a row not in the sample, by table
 
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
@@ -63,7 +63,7 @@ class RecShard(Policy):
         for table, (first, last) in enumerate(pairwise(borders)):
             mine = counts[first:last]
             unseen = int(starts[table + 1] - starts[table]) - len(mine)
-            beyond = int((mine == 1).sum()) if unseen else 0  # look-ups out of all that go to rows not seen so far
+            beyond = int((mine == 1).sum()) if unseen else 0  # lookups out of all that go to rows not seen so far
             share_seen = 1 - beyond / max(int(mine.sum()), 1)
             self._unseen[table] = beyond / max(unseen, 1) / samples
             self._rates[first:last] = np.maximum(

@@ -18,13 +18,13 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def samples_of_lookups(batch: Batch) -> NDArray[np.int64]:
-    """(N,) the sample that each look-up belongs to."""
+    """(N,) the sample that each lookup belongs to."""
     bags = np.tile(np.arange(batch.num_samples), batch.num_features)
     return np.repeat(bags, np.diff(batch.offsets))
 
 
 def count_lookups(batch: Batch, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(B,) how many of each sample's look-ups are among the chosen (N,)."""
+    """(B,) how many of each sample's lookups are among the chosen (N,)."""
     counts: NDArray[np.int64]
     if batch.one_each:
         counts = chosen.reshape(batch.num_features, batch.num_samples).sum(axis=0)
@@ -79,7 +79,7 @@ class Refill:
 
 
 def greatest(batch: Batch, values: NDArray[Scalar]) -> NDArray[Scalar]:
-    """(B,) the greatest of the values (N,) of each sample's look-ups, 0 if it has none or they are below."""
+    """(B,) the greatest of the values (N,) of each sample's lookups, 0 if it has none or they are below."""
     largest = np.zeros(batch.num_samples, values.dtype)
     if batch.one_each:
         np.max(values.reshape(batch.num_features, batch.num_samples), axis=0, initial=0, out=largest)
@@ -154,7 +154,7 @@ def _others(batch: Batch) -> tuple[NDArray[Any], ...]:
 
 
 def _hollow(batch: Batch) -> Batch:
-    """What a batch has besides its arrays: whether look-ups have weights, names of files, features and extras."""
+    """What a batch has besides its arrays: whether lookups have weights, names of files, features and extras."""
     return batch.take(np.zeros(0, np.int64))
 
 

@@ -17,7 +17,7 @@ _ROUND = 1 << 50  # more than there are places in the queue; scores are compared
 
 
 class Sieve(Policy):
-    """Rows stand in a queue in the order in which they came in; a look-up of a row that is there only marks it.
+    """Rows stand in a queue in the order in which they came in; a lookup of a row that is there only marks it.
 
     To make room a hand goes from where it stopped towards newer rows, and around: it takes the mark off rows that have
     one and lets rows without one leave. Rows that planned batches hold are passed over and keep their marks. Tables of

@@ -37,7 +37,7 @@ _RULES: Final[dict[str, type[SkipRule]]] = {"defer": Defer, "updates": Updates, 
 
 
 class Slipstream(Policy):
-    """Rows are worth their look-ups so far; rows at rest cost less work, in one of four modes.
+    """Rows are worth their lookups so far; rows at rest cost less work, in one of four modes.
 
     A parameter that is not given is that of the mode's rule (`adaptive-train policies show defer`, or updates, inputs);
     one of another mode is refused.

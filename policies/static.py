@@ -14,7 +14,7 @@ from adaptive.policies.samples import check_state
 
 
 class Static(Policy):
-    """A row is worth its look-ups in the sample."""
+    """A row is worth its lookups in the sample."""
 
     def __init__(self) -> None:
         self._rows: NDArray[np.int64] = np.zeros(0, np.int64)  # sorted, of the sample

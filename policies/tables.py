@@ -1,7 +1,7 @@
-"""Whole tables on the device, in the order of their look-ups per byte, until it is full: mixed placement.
+"""Whole tables on the device, in the order of their lookups per byte, until it is full: mixed placement.
 
 One of the four placements in https://arxiv.org/abs/2011.05497 (Acun et al., HPCA 2021, IV.B): some tables lie in the
-GPU's memory, the others in system memory, decided before training. Look-ups are those of the calibration batches. The
+GPU's memory, the others in system memory, decided before training. Lookups are those of the calibration batches. The
 paper's tables are placed as wholes; here rows of a table come in as they are looked up, and of the table at which the
 device is full those that came first stay. Slots that no better table needs yet are lent to rows of the others.
 """
@@ -17,12 +17,12 @@ from adaptive.policies.samples import check_state
 
 
 class Tables(Policy):
-    """A row is worth its table's look-ups in the sample for each byte of the table, whatever its own look-ups."""
+    """A row is worth its table's lookups in the sample for each byte of the table, whatever its own lookups."""
 
     misses = "host"
 
     def __init__(self) -> None:
-        self._worth: NDArray[np.float64] = np.zeros(0)  # by table: look-ups a byte
+        self._worth: NDArray[np.float64] = np.zeros(0)  # by table: lookups a byte
 
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
         if sample:

@@ -276,7 +276,7 @@ def test_a_batch_without_samples() -> None:
 
 def test_weights_for_mean_pooling() -> None:
     embeddings = several(USERS.model_copy(update={"pooling": "mean"}))
-    with pytest.raises(InputError, match="its look-ups can have no weights but 1"):
+    with pytest.raises(InputError, match="its lookups can have no weights but 1"):
         step_all(embeddings, [bags([1], weights=[0.5])])
 
 

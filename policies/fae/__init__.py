@@ -1,6 +1,6 @@
 """Hot inputs on the device, cold inputs on the host (FAE, https://arxiv.org/abs/2103.00686, PVLDB 15(1), 2022).
 
-A calibrator decides once, on a sample, which rows are hot. An input is hot if all its look-ups are; hot and cold
+A calibrator decides once, on a sample, which rows are hot. An input is hot if all its lookups are; hot and cold
 inputs are put into mini-batches of their own, so that a hot mini-batch needs nothing from the host. Cold ones are
 looked up and updated where their rows lie.
 
@@ -80,7 +80,7 @@ class FAE(Policy):
     """The rows that the calibrator found hot, and no others, are worth the device.
 
     Args:
-        select: `threshold`: per table, rows with at least a share t of the table's look-ups are hot; the smallest t
+        select: `threshold`: per table, rows with at least a share t of the table's lookups are hot; the smallest t
             is taken whose hot rows are estimated to fit the device, as in the paper; room that is left goes to the most
             frequent of the other rows. `top`: the most frequent rows of
             all tables together, as many as fit, as in the released code.
@@ -103,7 +103,7 @@ class FAE(Policy):
     Attributes:
         hot_rows: number of hot rows.
         rows_needed: rows that would have to be hot so that the wanted share of the inputs is; 0: no share was wanted.
-        threshold: share of its table's look-ups from which on a row is hot, as found.
+        threshold: share of its table's lookups from which on a row is hot, as found.
         scheduler: the rate, and the rule that changes it.
         seen_inputs, hot_inputs: samples classified so far, and those that were hot.
         swaps: changes between hot and cold mini-batches so far.

@@ -1,4 +1,4 @@
-"""FAE's threshold: the smallest share of its table's look-ups from which on a row is hot, so that the hot rows fit.
+"""FAE's threshold: the smallest share of its table's lookups from which on a row is hot, so that the hot rows fit.
 
 https://arxiv.org/abs/2103.00686 (PVLDB 15(1), 2022), on its statistical optimizer. How many rows of a large table a
 threshold makes hot is estimated from 35 random chunks of 1024 rows each.
@@ -25,7 +25,7 @@ def find_threshold(
     """The smallest threshold whose hot rows are estimated to fit, and which of the counted rows (n,) are hot.
 
     Args:
-        rows, counts: (n,) the counted rows of all tables, in order, and their look-ups.
+        rows, counts: (n,) the counted rows of all tables, in order, and their lookups.
         budget: rows that fit.
         starts: (tables + 1,) first row of each table, and the number of rows.
         random: draws the chunks.
@@ -45,7 +45,7 @@ def find_threshold(
 
 def _smallest(fits: Callable[[float], bool], least: float) -> float:
     """The smallest threshold that fits, above one that does not; by halving on a logarithmic scale."""
-    low, high = np.log(least), np.log(2.0)  # no row has twice the look-ups of its table, and nothing always fits
+    low, high = np.log(least), np.log(2.0)  # no row has twice the lookups of its table, and nothing always fits
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if fits(float(np.exp(middle))) else (middle, high)
@@ -60,7 +60,7 @@ def _chunks(
     Of a table that is hardly larger than the chunks together: of all counted rows, (1, n).
 
     Args:
-        rows, shares: the counted rows of all tables, in order, and their shares of their tables' look-ups.
+        rows, shares: the counted rows of all tables, in order, and their shares of their tables' lookups.
     """
     counted = slice(*np.searchsorted(rows, [first, last]))
     if last - first <= 2 * _CHUNKS * _CHUNK_ROWS:

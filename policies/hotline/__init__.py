@@ -1,13 +1,13 @@
 """Popular inputs first (Hotline, https://arxiv.org/abs/2204.05436, ISCA 2024).
 
-For a while at the start, 5 % of an epoch, the access learning phase counts look-ups. Then the frequent rows stay on the
+For a while at the start, 5 % of an epoch, the access learning phase counts lookups. Then the frequent rows stay on the
 device, their only home, and a mini-batch is cut into two micro-batches: the popular inputs, which need no other row,
 and the rest.
 Training begins with the popular ones while rows for the others are on their way (not on a GPU yet, where both
 micro-batches run as one).
 
 There is one optimizer step for a mini-batch, from the gradients of both micro-batches. Rows are updated as without
-micro-batches: look-up by look-up in the order of the mini-batch. What may round differently is the order of the inputs
+micro-batches: lookup by lookup in the order of the mini-batch. What may round differently is the order of the inputs
 (popular first) and, in dense layers, a sum of two sums. The paper's first version re-packs four mini-batches and takes
 a step for each micro-batch; whether its second one takes one step or two could not be found out.
 """
@@ -36,11 +36,11 @@ class Hotline(Policy):
         learn: mini-batches in a learning phase, or a share of an epoch's (`5%`), of which the paper takes 5 % to 20 %;
             where the length of an epoch is not known, a share means 100 mini-batches.
         every: of the mini-batches in a learning phase one in `every` is counted.
-        logger: `exact` counts the look-ups of every row. `srrip` is the paper's logger in bounded memory: 4-way sets of
+        logger: `exact` counts the lookups of every row. `srrip` is the paper's logger in bounded memory: 4-way sets of
             16-bit entries, tags of 14 bits and 2-bit SRRIP. It has no counts: popular is what it holds in the end.
         logger_bytes: of a `srrip` logger; the paper has 4 MB, two million rows. It gets no more entries than popular
             rows may take of the device (`capacity`). While it learns again there are two of them.
-        min_share: share of the counted look-ups from which on a row is popular; the paper has 1 in 100,000. Of `exact`.
+        min_share: share of the counted lookups from which on a row is popular; the paper has 1 in 100,000. Of `exact`.
         capacity: share of the device rows that popular rows may take. The rest is for the rows of mini-batches
             that are being fetched and trained.
         micro_batches: whether popular and other inputs run through the model apart; if not, popular inputs only stand

@@ -1,7 +1,7 @@
 """How Hotline learns which rows are popular: an exact counter for each row, or the paper's logger in bounded memory."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,25 +21,6 @@ Rows = NDArray[np.int64]
 State = dict[str, NDArray[Any]]
 
 
-class Learner(Protocol):
-    """Counts look-ups, and says which rows are popular since a phase's end."""
-
-    popular_rows: int
-
-    def count(self, rows: Rows, view: TierView) -> None:
-        """Take in the rows of a mini-batch's look-ups (N,)."""
-
-    def decide(self, view: TierView) -> None:
-        """The learning phase is over."""
-
-    def popular(self, rows: Rows) -> NDArray[np.bool_]:
-        """(n,) whether each row is."""
-
-    def state(self) -> State: ...
-
-    def load(self, state: Mapping[str, NDArray[Any]]) -> None: ...
-
-
 class Counters:
     """An exact counter for each row. Memory: a bit-map and, while it learns, 4 bytes a row, pages that are touched."""
 
@@ -50,11 +31,13 @@ class Counters:
         self._counts = ByRow(np.uint32)
 
     def count(self, rows: Rows, view: TierView) -> None:
+        """Take in the rows of a mini-batch's lookups (N,)."""
         distinct, counts = np.unique(rows, return_counts=True)
         self._counts.reserve(view.num_rows)
         self._counts[distinct] = self._counts[distinct] + counts.astype(np.uint32)
 
     def decide(self, view: TierView) -> None:
+        """The learning phase is over."""
         rows = self._counts.rows()
         counts = self._counts[rows].astype(np.int64)
         frequent = np.flatnonzero(counts >= self._min_share * counts.sum())
@@ -64,6 +47,7 @@ class Counters:
         self._counts = ByRow(np.uint32)
 
     def popular(self, rows: Rows) -> NDArray[np.bool_]:
+        """(n,) True for popular rows."""
         return self._popular[rows]
 
     def _adopt(self, popular: Rows) -> None:
@@ -120,6 +104,10 @@ def _log(entries: NDArray[np.uint16]) -> "AccessLog | None":
     from adaptive import AccessLog  # as above
 
     return None if entries.ndim == 1 and not len(entries) else AccessLog.restored(entries)
+
+
+Learner = Counters | Logger
+"""What counts lookups and says which rows are popular since a phase's end."""
 
 
 def make_learner(logger: str, num_bytes: int, min_share: float, capacity: float) -> Learner:

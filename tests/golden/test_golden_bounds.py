@@ -1,6 +1,6 @@
 """How far policies stay behind Belady's eviction on the golden traces, and a policy of one's own against LRU.
 
-A *hit rate* is the share of the look-ups whose row was on the device, as in the README; where distinct rows are meant
+A *hit rate* is the share of the lookups whose row was on the device, as in the README; where distinct rows are meant
 it says so. Sizes are 5 to 31 % of the rows.
 """
 
@@ -24,7 +24,7 @@ SIZES = [(300, 0), (500, 0), (1000, 0), (1000, 2), (2000, 0), (2000, 2)]  # devi
 
 
 def behind(policy: Policy, ids: Ids, rows: int, depth: int) -> tuple[float, float]:
-    """Points of the hit rate that Belady's eviction is ahead: of distinct rows, and of look-ups."""
+    """Points of the hit rate that Belady's eviction is ahead: of distinct rows, and of lookups."""
     found, bound = planned(policy, ids, str(rows), depth), best(ids, rows)
     uses = sum(len(set(batch)) for batch in lookups(ids))
     return 100 * (bound.rows - found.rows) / uses, 100 * (bound.lookups - found.lookups) / ids.size

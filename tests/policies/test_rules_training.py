@@ -95,7 +95,7 @@ def test_nothing_is_skipped_before_the_warm_up_ends() -> None:
 # --- `defer` after a drift: rows that move again wait for nothing, within three of their own intervals ---------------
 
 
-NUM_ROWS, LOOK_UPS = 20, 64  # look-ups of a row between two snapshots, in as many batches
+NUM_ROWS, LOOK_UPS = 20, 64  # lookups of a row between two snapshots, in as many batches
 
 
 @pytest.mark.parametrize("by", ["least", "movement"])

@@ -1,4 +1,4 @@
-"""Sums over samples' look-ups, refilled batches and values by row."""
+"""Sums over samples' lookups, refilled batches and values by row."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from adaptive.policies.samples import ByRow, Coming, Refill, Spool, count_lookup
 
 
 def numbered(first: int, num_samples: int, num_features: int = 2, seed: int = 0) -> Batch:
-    """Bags of 0 to 2 look-ups; the label is the sample's number."""
+    """Bags of 0 to 2 lookups; the label is the sample's number."""
     random = np.random.default_rng([seed, first])
     sizes = random.integers(0, 3, num_features * num_samples)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

@@ -99,7 +99,7 @@ def test_baselines_fix_their_tiers() -> None:
 
 
 def test_a_row_is_worth_its_tables_look_ups_per_byte_whatever_its_own() -> None:
-    """Six look-ups each; 10, 100 and 1000 rows of 16 bytes."""
+    """Six lookups each; 10, 100 and 1000 rows of 16 bytes."""
     policy = Tables()
     ids = np.array([[0, 5, 5], [1, 5, 5], [2, 5, 900]])
     policy.calibrate([batch_of(ids), batch_of(ids)], View(sizes=(10, 100, 1000)))
@@ -128,7 +128,7 @@ def test_tables_without_a_sample_are_worth_the_same() -> None:
 def test_the_better_table_lies_on_the_device_as_a_whole_and_the_other_where_there_is_room() -> None:
     """The drifting trace: tables of 6000 and 400 rows, looked up equally often; 1000 slots.
 
-    A row of the small table is missed once, at its first look-up, and never again, wherever popularity drifts. Of the
+    A row of the small table is missed once, at its first lookup, and never again, wherever popularity drifts. Of the
     large one 600 rows stay once the small one is there: those that came first, whatever is popular later.
     """
     tables = [TableConfig(name=f"t{t}", num_embeddings=rows, embedding_dim=1) for t, rows in enumerate(NUM_EMBEDDINGS)]
@@ -173,7 +173,7 @@ def test_a_row_saves_its_look_ups_per_sample_times_the_difference_of_a_bytes_cos
 
 
 def test_rows_that_were_never_seen_share_the_look_ups_of_rows_seen_once() -> None:
-    """Of 8 samples: row 0 three times, 1 twice, 2, 3 and 4 once. So 3 of 8 look-ups go to the 5 unseen rows."""
+    """Of 8 samples: row 0 three times, 1 twice, 2, 3 and 4 once. So 3 of 8 lookups go to the 5 unseen rows."""
     policy = recshard([0, 0, 0, 1, 1, 2, 3, 4], [5] * 8, host_bandwidth=0.5, device_bandwidth=1)
     unseen = 3 / 8 / 5 * 1e-9
     expected = [5 / 8 * 3 / 8e9, 5 / 8 * 2 / 8e9, 5 / 8 * 1 / 8e9, unseen]

@@ -10,8 +10,8 @@ The words of this room, each with one meaning everywhere in the code (`docs/desi
     code        where a row lies, kept in its record: slot + 1 on the device, -1 on the host, 0 still at its initial
                 value, which is stored nowhere.
     location    what kernels are given: a slot (>= 0), or ~row on the host (< 0).
-    look-up     one id in a batch. `Lookups` is what a batch asks for: its *distinct rows*, its *bags* (look-ups that
-                are pooled into one vector) and its look-ups by row.
+    lookup     one id in a batch. `Lookups` is what a batch asks for: its *distinct rows*, its *bags* (lookups that
+                are pooled into one vector) and its lookups by row.
     plan        what is decided about one batch before it is trained: moves, pooling, row updates.
     number      of a batch in training order, from 0. A *position* is one in the data, which a policy may regroup.
     held        needed by a batch that is planned and not trained yet. *Idle*: on the device and not held.
@@ -21,7 +21,7 @@ The words of this room, each with one meaning everywhere in the code (`docs/desi
     part        a run of samples of one batch, pooled and differentiated alone (a micro-batch).
     watched     in the hot set, so that the row's movement is known. *Entry*: a watched row's number in the set.
     snapshot    a copy of a watched row; *drift*: how far the row has moved since then.
-    saturated   has stopped moving, by the policy's verdict: its updates are left out.
+    saturated   at rest, by the skip rule's answer: its updates are left out, or wait.
     deferred    its gradient waits in a *sum*, which is *due* at a later *visit* (a batch that looks the row up).
     fate        of a row's gradient in one batch: update now, due, waits, skipped.
     tally       (tables, counters) what one batch's plan counts; see `Counter`.

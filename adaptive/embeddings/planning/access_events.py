@@ -98,7 +98,7 @@ class AccessNotifier:
         self._planners = tuple(planners)
         self._policy_caller = policy_caller
         self._view = RowView(planners)
-        self._told = -1  # the latest batch whose look-ups were told
+        self._told = -1  # the latest batch whose lookups were told
         self._gone: list[Int64s] = []  # rows that left between two batches, not told yet
 
     @property

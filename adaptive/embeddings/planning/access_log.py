@@ -11,7 +11,7 @@ WAYS = 4
 
 
 class AccessLog:
-    """A 4-way set-associative log of look-ups with 2-bit SRRIP and 14-bit tags, two bytes an entry.
+    """A 4-way set-associative log of lookups with 2-bit SRRIP and 14-bit tags, two bytes an entry.
 
     After Hotline's access logger (https://arxiv.org/abs/2204.05436, version 1, 4.2.2), which is hardware. Where more
     rows are looked up than there are entries, those that are looked up again soon stay. It keeps hashes, no row
@@ -27,7 +27,7 @@ class AccessLog:
         self._sets = np.zeros((num_entries // WAYS, WAYS), np.uint16)
 
     def add(self, rows: Int64s) -> None:
-        """Enter the look-ups of rows (n,), in order; a row counts as often as it is there."""
+        """Enter the lookups of rows (n,), in order; a row counts as often as it is there."""
         access_log.log_rows(np.ascontiguousarray(rows), self._sets)
 
     def holds(self, rows: Int64s) -> NDArray[np.bool_]:

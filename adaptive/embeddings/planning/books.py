@@ -24,7 +24,7 @@ from adaptive.kernels.scratch import LentMemory, carve
 RECORD = np.dtype(
     [
         ("code", np.int32),  # where the row lies, see kernels.planning.books
-        ("accesses", np.uint32),  # look-ups so far
+        ("accesses", np.uint32),  # lookups so far
         ("last_access", np.int32),  # latest batch that looked the row up, + 1
         ("update_norm", np.float32),  # sum of the L2 norms of its updates
     ]

@@ -22,7 +22,7 @@ PLACE = np.dtype([("row", np.int64), ("entry", np.int32), ("unused", np.int32)])
 ENTRY = np.dtype(
     [
         ("row", np.int64),
-        ("accesses", np.uint32),  # look-ups since the latest snapshot
+        ("accesses", np.uint32),  # lookups since the latest snapshot
         ("drift_accesses", np.uint32),  # and between the two snapshots behind `drift`
         ("epoch", np.int32),  # visits since the latest snapshot, -1: there is none
         ("drift", np.float32),
@@ -101,7 +101,7 @@ class HotSet:
         locations: NDArray[np.int64],
         fates: NDArray[np.uint8],
     ) -> Snapshots:
-        """Count a planned batch's look-ups, mark the saturated rows in `fates` (U,), and say which snapshots are due.
+        """Count a planned batch's lookups, mark the saturated rows in `fates` (U,), and say which snapshots are due.
 
         counts and locations are those of all distinct rows.
         """
@@ -138,7 +138,7 @@ class HotSet:
     def restore(self, columns: Mapping[str, NDArray[Any]], accesses: NDArray[np.uint32]) -> None:
         """Restore the entries with these `columns` in an empty set: distinct rows, at most `capacity` of them.
 
-        accesses (all rows,): look-ups so far.
+        accesses (all rows,): lookups so far.
         """
         rows = np.ascontiguousarray(columns["row"])
         self.rows[: len(rows)] = rows
@@ -150,7 +150,7 @@ class HotSet:
     def keep(self, entries: NDArray[np.int64], accesses: NDArray[np.uint32]) -> None:
         """Go on with these entries (n,), ascending, which are numbered anew from 0; the others are forgotten.
 
-        accesses (all rows,): look-ups so far.
+        accesses (all rows,): lookups so far.
         """
         kept = self._records[entries]
         self._records[len(kept) : self.num_entries] = 0

@@ -2,7 +2,7 @@
 
 They depend on the batch alone. So helper threads (`tier.plan_threads`, for fast devices with large batches) find those
 of several batches at once, ahead of planning. Without helpers they are found when the batch is read. Or a device finds
-them (`tier.lookups`, `tiers.gpu.lookups`) and keeps what is as long as the look-ups; distinct rows come back.
+them (`tier.lookups`, `tiers.gpu.lookups`) and keeps what is as long as the lookups; distinct rows come back.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +45,7 @@ def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
         for feature in (feature for group in groups for feature in group.features if feature.mean):
             if not (batch.weights[batch.feature_span(feature.position)] == 1).all():
                 raise InputError(
-                    f'feature {feature.name} is pooled by "mean": its look-ups can have no weights but 1; use pooling '
+                    f'feature {feature.name} is pooled by "mean": its lookups can have no weights but 1; use pooling '
                     f'"sum" or "none"'
                 )
     return batch
@@ -53,11 +53,11 @@ def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
 
 @dataclass(frozen=True)
 class Distinct:
-    """The distinct rows of a batch and one group, table by table, in order of first look-up."""
+    """The distinct rows of a batch and one group, table by table, in order of first lookup."""
 
     rows: Int64s  # (U,) local
-    counts: NDArray[np.int32]  # (U,) look-ups of each
-    inverse: NDArray[np.int32]  # (N,) look-up -> distinct row; empty: on the device
+    counts: NDArray[np.int32]  # (U,) lookups of each
+    inverse: NDArray[np.int32]  # (N,) lookup -> distinct row; empty: on the device
     table_ends: Int64s  # (T,) where each table's rows end
 
 
@@ -111,7 +111,7 @@ class DistinctFinder:
 
 
 def feature_spans(group: Group, batch: Batch) -> tuple[Int64s, NDArray[np.int32]]:
-    """(F, 2) which look-ups of the batch are of each feature of a group, and (F,) the features' tables."""
+    """(F, 2) which lookups of the batch are of each feature of a group, and (F,) the features' tables."""
     positions, _, tables, _ = group.feature_columns
     firsts, lasts = positions * batch.num_samples, (positions + 1) * batch.num_samples
     return np.stack([batch.offsets[firsts], batch.offsets[lasts]], axis=1), tables
@@ -133,7 +133,7 @@ def bad_id(group: Group, batch: Batch, position: int) -> InputError:
 
 @dataclass(frozen=True)
 class Bags:
-    """The bags of a batch in one group: which look-ups make which vector."""
+    """The bags of a batch in one group: which lookups make which vector."""
 
     num_vectors: int
     vectors: NDArray[np.int32]  # (bags,)
@@ -150,12 +150,12 @@ class Bags:
 
 @dataclass(frozen=True)
 class Lookups:
-    """What one batch asks of one group of tables: its distinct rows, its bags, and its look-ups by row."""
+    """What one batch asks of one group of tables: its distinct rows, its bags, and its lookups by row."""
 
     distinct: Distinct
     bags: Bags
-    segments: Int64s  # (U + 1,) where the look-ups of each distinct row start below
-    vectors: NDArray[np.int32]  # (N,) which vector's gradient each look-up gets; empty: on the device
+    segments: Int64s  # (U + 1,) where the lookups of each distinct row start below
+    vectors: NDArray[np.int32]  # (N,) which vector's gradient each lookup gets; empty: on the device
     scales: NDArray[np.float32]  # (N,), or empty: all 1, or on the device
     found: OnDevice | None = None  # what lies on the device
 
@@ -177,7 +177,7 @@ class Searcher(Protocol):
         """A look-ahead begins: no batch is in flight."""
 
     def start(self, batch: Batch) -> Search | None:
-        """Begin a search, which is to be launched; None: the host is to find this batch's look-ups. From the thread
+        """Begin a search, which is to be launched; None: the host is to find this batch's lookups. From the thread
         that plans, in batch order; each found batch is planned."""
 
 
@@ -189,12 +189,12 @@ def plan_threads(tier: TierConfig, *, on_cpu: bool) -> int:
 
 
 class LookupsAhead:
-    """Finds the look-ups of batches for a look-ahead.
+    """Finds the lookups of batches for a look-ahead.
 
     Args:
-        groups: look-ups are found for each.
+        groups: lookups are found for each.
         helpers: helper threads; 0: the calling thread.
-        searchers: of each group, where its device finds look-ups.
+        searchers: of each group, where its device finds lookups.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class LookupsAhead:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Inside, helper threads find the look-ups. Outside, the calling thread does."""
+        """Inside, helper threads find the lookups. Outside, the calling thread does."""
         self._working = True
         try:
             if not self.helpers:
@@ -242,7 +242,7 @@ class LookupsAhead:
         return max(self.helpers, int(searches)) if self._working else 0
 
     def start(self, batch: Batch) -> Callable[[], list[Lookups]]:
-        """Start to find look-ups, one `Lookups` for each group. Call the result to wait for them; it raises errors."""
+        """Start to find lookups, one `Lookups` for each group. Call the result to wait for them; it raises errors."""
         searches = [None if searcher is None else searcher.start(batch) for searcher in self._searchers]
         if self._pool is None:
             results = self._make(batch, searches)
@@ -286,7 +286,7 @@ def lay_out_bags(group: Group, batch: Batch) -> Bags:
 
 
 def _scales(group: Group, batch: Batch, num_lookups: int) -> NDArray[np.float32]:
-    """(N,) weights of look-ups in the group's order; with mean pooling, ones to be overwritten; empty if all are 1."""
+    """(N,) weights of lookups in the group's order; with mean pooling, ones to be overwritten; empty if all are 1."""
     if batch.weights is not None:
         parts = [batch.weights[batch.feature_span(feature.position)] for feature in group.features]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)

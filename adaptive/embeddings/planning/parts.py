@@ -1,6 +1,6 @@
 """A batch in parts: what each part needs of the plan that was made for the whole batch.
 
-There is one plan and one update of rows for the batch, in its own order of look-ups. A part is a run of samples: it has
+There is one plan and one update of rows for the batch, in its own order of lookups. A part is a run of samples: it has
 vectors of its own in the forward pass, whose gradients go back to their places among the batch's.
 """
 
@@ -26,7 +26,7 @@ class GroupPart:
 
 @dataclass(frozen=True)
 class _Run:
-    """The bags, look-ups and vectors of one feature and the part's samples, as numbered in the plan."""
+    """The bags, lookups and vectors of one feature and the part's samples, as numbered in the plan."""
 
     bags: slice
     lookups: slice

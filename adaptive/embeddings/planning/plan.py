@@ -1,6 +1,6 @@
 """`GroupPlan`: all that is decided about one batch and one group of tables before it is trained.
 
-Letters: N look-ups, B bags, V output vectors, U distinct rows, or rows to update, G grouped look-ups. A *location* is a
+Letters: N lookups, B bags, V output vectors, U distinct rows, or rows to update, G grouped lookups. A *location* is a
 slot of the device tier (>= 0) or ~row of the host tier (< 0).
 """
 
@@ -17,31 +17,31 @@ def no_rows() -> Int64s:
 
 
 class OnDevice:
-    """Look-ups of one batch that lie on the device, which found them (`tiers.gpu.lookups`): planning passes them on."""
+    """Lookups of one batch that lie on the device, which found them (`tiers.gpu.lookups`): planning passes them on."""
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """The forward pass: which rows make which vectors. Look-up p reads row_locations[inverse[p]]."""
+    """The forward pass: which rows make which vectors. Lookup p reads row_locations[inverse[p]]."""
 
     num_vectors: int
     bag_vectors: NDArray[np.int32]  # (B,)
     bag_starts: Int64s  # (B + 1,)
     bag_tables: NDArray[np.int32]  # (B,) table of the group
-    inverse: NDArray[np.int32]  # (N,) look-up -> distinct row; empty: on the device
+    inverse: NDArray[np.int32]  # (N,) lookup -> distinct row; empty: on the device
     row_locations: Int64s  # (U,)
     scales: NDArray[np.float32]  # (N,), or empty: all 1
     num_samples: int = 0  # > 0: bag b fills vector b % num_samples * (V // num_samples) + b // num_samples, V = B
 
     @property
     def locations(self) -> Int64s:
-        """(N,) of look-ups, gathered at each call."""
+        """(N,) of lookups, gathered at each call."""
         return self.row_locations[self.inverse]
 
 
 @dataclass(frozen=True)
 class RowUpdates:
-    """The update: which vectors' gradients belong to which row, in look-up order."""
+    """The update: which vectors' gradients belong to which row, in lookup order."""
 
     rows: Int64s  # (U,) local rows
     locations: Int64s  # (U,)
@@ -72,7 +72,7 @@ class Snapshots:
     locations: Int64s  # (n,)
     entries: NDArray[np.int32]  # (n,)
     known: NDArray[np.bool_]  # (n,) there is an earlier snapshot to compare with
-    accesses: Int64s  # (n,) look-ups since that snapshot
+    accesses: Int64s  # (n,) lookups since that snapshot
     visits: Int64s  # (n,) batches that looked the row up since then
 
 
@@ -123,7 +123,7 @@ class GroupPlan:
     snapshots: Snapshots | None = None
     deferred: Deferred | None = None
     watched: WatchedCounts | None = None  # for reports: as of this batch, however far others are planned
-    found: OnDevice | None = None  # where the device has found the look-ups; no row lies on the host then
+    found: OnDevice | None = None  # where the device has found the lookups; no row lies on the host then
 
     @property
     def is_late(self) -> bool:

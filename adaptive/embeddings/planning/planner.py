@@ -128,7 +128,7 @@ class Planner:
         if self.skipper is None:
             row_updates = RowUpdates(distinct.rows, locations, lookups.segments, lookups.vectors, lookups.scales)
             return GroupPlan(number, pooling, row_updates, moves, tally, found=lookups.found)
-        assert lookups.found is None, "rows are chosen by their look-ups, which are not here"
+        assert lookups.found is None, "rows are chosen by their lookups, which are not here"
         fates = self.skipper.decide(number, distinct, locations, tally)
         updates = group_updates(lookups, locations, fates.fates)
         deferred = updates.deferred(fates.summed, distinct.rows, locations)

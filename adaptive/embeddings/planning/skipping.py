@@ -64,7 +64,7 @@ class DeferralBook:
         whose sum is due then. Reads and updates `fates` (U,).
 
         A row counts its visits during the warm-up too; nothing waits until it is over. A guard's allowance is the share
-        of `at_most` - 1 that counts. accesses (all rows,): look-ups so far. waits (entries,): visits that a gradient
+        of `at_most` - 1 that counts. accesses (all rows,): lookups so far. waits (entries,): visits that a gradient
         may wait for another by the rule's answer, if the rule is asked.
         """
         rule, size = self._rule, len(mine.places)

@@ -1,4 +1,4 @@
-"""The bounded log of look-ups: bit for bit its slow twin, its memory does not grow, and it goes on from its entries."""
+"""The bounded log of lookups: bit for bit its slow twin, its memory does not grow, and it goes on from its entries."""
 
 from collections.abc import Callable
 from typing import Any

@@ -94,7 +94,7 @@ def test_a_row_with_many_look_ups_in_a_batch_is_compared_over_several_batches() 
 
 
 def test_the_first_intervals_are_shorter_so_that_a_verdict_comes_soon() -> None:
-    """Of 64 look-ups in 32 visits: after 4 in 2, then 8 in 4, 16 in 8, 32 in 16, and from then on as set."""
+    """Of 64 lookups in 32 visits: after 4 in 2, then 8 in 4, 16 in 8, 32 in 16, and from then on as set."""
     watched = WatchedRows(min_accesses=64, min_visits=32, short_intervals=True)
     watched.visit(5, counts=[64])
     due = [number for number in range(1, 300) if len(watched.visit(5)[1].entries)]

@@ -1,4 +1,4 @@
-"""Look-ups of batches, found ahead by helpers or not: as numpy finds, and plans are equal for any number of threads."""
+"""Lookups of batches, found ahead by helpers or not: as numpy finds, and plans are equal for any number of threads."""
 
 import threading
 import time
@@ -77,7 +77,7 @@ def test_an_outline_says_what_its_batch_asks_for(batch: Batch) -> None:
         assert distinct.rows[distinct.inverse].tolist() == looked_up.tolist()
         assert sorted(set(looked_up.tolist())) == sorted(distinct.rows.tolist())
         assert distinct.counts.tolist() == np.bincount(distinct.inverse, minlength=len(distinct.rows)).tolist()
-        vectors = np.repeat(lookups.bags.vectors, np.diff(lookups.bags.starts))  # of each look-up
+        vectors = np.repeat(lookups.bags.vectors, np.diff(lookups.bags.starts))  # of each lookup
         order = np.argsort(distinct.inverse, kind="stable")
         assert lookups.vectors.tolist() == vectors[order].tolist()
         assert lookups.segments.tolist() == [0, *np.cumsum(distinct.counts).tolist()]
@@ -120,7 +120,7 @@ def test_helpers_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_goes_wrong_is_raised_in_its_turn() -> None:
-    """Batch 2 has a bad id; batches 0 and 1 are trained, though the look-ups of all three are found before."""
+    """Batch 2 has a bad id; batches 0 and 1 are trained, though the lookups of all three are found before."""
     embeddings = one_table(100, "60", plan_threads=4)
     coming = embeddings.look_ahead([bags([1]), bags([2]), bags([100]), bags([3])], depth=1)
     assert [next(coming).number for _ in range(2)] == [0, 1]

@@ -394,7 +394,7 @@ def test_candidates_are_described_as_they_are() -> None:
     assert told.accesses.tolist() == [1, 2, 1]
     assert told.last_access.tolist() == [0, 0, 1]
     assert told.next_access.tolist() == [3, 4, NEVER]
-    assert told.update_norm.tolist() == [2.0, 4.0, 2.0]  # each look-up moves four values by one
+    assert told.update_norm.tolist() == [2.0, 4.0, 2.0]  # each lookup moves four values by one
     assert told.resident.tolist() == [True, True, True]
     assert told.saturated.tolist() == [False] * 3
     assert np.isnan(told.drift).all()

@@ -215,7 +215,7 @@ def test_only_so_many_rows_are_watched() -> None:
 
 @dataclass
 class Told:
-    """One question: row -> drift, look-ups between the two snapshots, current verdict."""
+    """One question: row -> drift, lookups between the two snapshots, current verdict."""
 
     step: int
     rows: dict[int, tuple[float, int, bool]]
@@ -237,7 +237,7 @@ class Listens(LRU):
 def movement(batches: Sequence[Batch], tables_after: list[NDArray[np.float32]], skip: SkipConfig) -> list[Told]:
     """The slow twin: snapshots at each row's own pace, known `feedback_delay` batches later."""
     accesses: dict[int, int] = {}
-    since: dict[int, int] = {}  # watched row -> look-ups since its snapshot
+    since: dict[int, int] = {}  # watched row -> lookups since its snapshot
     visits: dict[int, int] = {}  # and batches that looked it up
     taken: dict[int, int] = {}  # snapshots
     snapshots: dict[int, NDArray[np.float32]] = {}
