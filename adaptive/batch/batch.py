@@ -75,12 +75,12 @@ class Batch:
     @classmethod
     def of(
         cls,
-        features: Mapping[str, Any] | None = None,
+        features: Mapping[str, object] | None = None,
         /,
         *,
         dense: Any = None,
         labels: Any = None,
-        extras: Mapping[str, Any] | None = None,
+        extras: Mapping[str, object] | None = None,
         **more_features: Any,
     ) -> "Batch":
         """A batch of features by name: `Batch.of(user=ids, tags=(values, offsets), labels=clicks)`.
@@ -115,7 +115,7 @@ class Batch:
 
     @classmethod
     def from_keyed_jagged(
-        cls, jagged: Any, *, dense: Any = None, labels: Any = None, extras: Mapping[str, Any] | None = None
+        cls, jagged: Any, *, dense: Any = None, labels: Any = None, extras: Mapping[str, object] | None = None
     ) -> "Batch":
         """A batch of a TorchRec `KeyedJaggedTensor`, or of what has its methods keys, values, lengths, weights_or_none.
 

@@ -92,7 +92,7 @@ class Columns:
     extras: dict[str, Array]
 
 
-def columns_of(features: Mapping[str, Any], dense: Any, labels: Any, extras: Mapping[str, Any] | None) -> Columns:
+def columns_of(features: Mapping[str, object], dense: Any, labels: Any, extras: Mapping[str, object] | None) -> Columns:
     """The arrays of a batch, copied from what is given; see `Batch.of`.
 
     Raises:
@@ -103,9 +103,11 @@ def columns_of(features: Mapping[str, Any], dense: Any, labels: Any, extras: Map
     extras = {name: value for name, value in (extras or {}).items() if value is not None}
     others = {"labels": labels, "dense": dense, **{f"extras[{name!r}]": value for name, value in extras.items()}}
     arrays = {name: as_numbers(name, value) for name, value in others.items() if value is not None}
-    features = {name: _without_tuple(value) for name, value in features.items()}
-    size = _num_samples(arrays, features)
-    all_bags = [_bags(name, value, size) for name, value in features.items()]
+    values = [_without_tuple(value) for value in features.values()]
+    sizes = [len(array) for array in arrays.values() if array.ndim]
+    sizes += [len(value) for value in values if not isinstance(value, tuple)]
+    size = next(iter(sizes), None)  # None: only bags with offsets, whose last one may be left out
+    all_bags = [_bags(name, value, size) for name, value in zip(features, values, strict=True)]
     lengths = {name: len(array) for name, array in arrays.items()}
     lengths |= {name: len(bags.sizes) for name, bags in zip(features, all_bags, strict=True)}
     if len(set(lengths.values())) > 1:
@@ -121,7 +123,7 @@ def columns_of(features: Mapping[str, Any], dense: Any, labels: Any, extras: Map
     )
 
 
-def columns_of_keyed_jagged(jagged: Any, dense: Any, labels: Any, extras: Mapping[str, Any] | None) -> Columns:
+def columns_of_keyed_jagged(jagged: Any, dense: Any, labels: Any, extras: Mapping[str, object] | None) -> Columns:
     """The arrays of a batch, of a tensor like TorchRec's `KeyedJaggedTensor`: keys, values, lengths, weights.
 
     Raises:
@@ -140,14 +142,6 @@ def columns_of_keyed_jagged(jagged: Any, dense: Any, labels: Any, extras: Mappin
         for name, ids, counts, weight in zip(names, parts, sizes, more, strict=True)
     }
     return columns_of(features, dense, np.full(sizes.shape[1], np.nan) if labels is None else labels, extras)
-
-
-def _num_samples(arrays: Mapping[str, Array], features: Mapping[str, Any]) -> int | None:
-    """B, from what tells it without doubt; None if only bags with offsets are given, whose last one may be left out."""
-    for array in arrays.values():
-        if array.ndim:
-            return len(array)
-    return next((len(value) for value in features.values() if not isinstance(value, tuple)), None)
 
 
 def _without_tuple(value: Any) -> Any:

@@ -45,12 +45,7 @@ def fits_float32(array: NDArray[Any]) -> bool:
     return not array.size or bool(-most <= array.min() and array.max() <= most)
 
 
-def check_array(good: bool, path: Path, key: str, needed: str, array: NDArray[Any], found: str = "") -> None:
-    """Check an array of such a file.
-
-    Raises:
-        InputError: if it is not `good`, with what was `needed` and what was found.
-    """
+def check_array(good: bool, path: Path, key: str, needed: str, array: NDArray[Any], got: str = "") -> None:
+    """Check an array of such a file. Raises InputError: if it is not `good`, with what was `needed` and `got`."""
     if not good:
-        found = found or f"{array.dtype} {array.shape}"
-        raise InputError(f"{path}: array {key}: needed {needed}, found {found}")
+        raise InputError(f"{path}: array {key}: needed {needed}, found {got or f'{array.dtype} {array.shape}'}")

@@ -31,8 +31,8 @@ _KINDS: Final = {
     "criteo": Kind("text.criteo", "open_criteo", *_NO_SCHEMA),
     "csv": Kind("text.delimited", "open_csv"),
     "parquet": Kind("arrow.parquet", "open_parquet"),
-    "dlrm": Kind("arrays.array_files", "open_dlrm", *_NO_SCHEMA),
-    "mlperf": Kind("arrays.array_files", "open_mlperf", *_NO_SCHEMA),
+    "dlrm": Kind("array_files", "open_dlrm", *_NO_SCHEMA),
+    "mlperf": Kind("array_files", "open_mlperf", *_NO_SCHEMA),
     "prepared": Kind(
         "prepared.prepared_reader",
         "open_prepared",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.data.arrow import arrow_types as types
+from adaptive.data.arrow import arrow_values as types
 from adaptive.data.arrow.arrow_values import States, ValueReader, Values, missing
 from adaptive.data.kernels import arrow as kernels
 from adaptive.data.kernels import text

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adaptive.data.arrow import arrow_types as types
+from adaptive.data.arrow import arrow_values as types
 from adaptive.data.arrow.arrow_reader import BATCH_ROWS, ArrowPiece, ArrowSource
-from adaptive.data.arrow.arrow_types import Types
+from adaptive.data.arrow.arrow_values import Types
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
 from adaptive.data.rows.rejects import RejectLog

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from adaptive.data.arrow import arrow_types as types
+from adaptive.data.arrow import arrow_values as types
 from adaptive.data.arrow.arrow_reader import BATCH_ROWS, ArrowPiece, ArrowSource
-from adaptive.data.arrow.arrow_types import (
+from adaptive.data.arrow.arrow_values import (
     DamagedError,
     Types,
     check_readable,

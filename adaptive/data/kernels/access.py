@@ -45,17 +45,17 @@ def count_chosen(rows, offsets, chosen, counts):
 
 
 @kernel()
-def all_of_rows(rows, offsets, marks, found):
-    """found (B,) uint64: the bits that the marks of all rows of an input have in common; all bits without a look-up.
+def all_of_rows(rows, offsets, marks, common):
+    """common (B,) uint64: the bits that the marks of all rows of an input have in common; all bits without a look-up.
 
     marks (R,) uint64. With bit k for "is hot under rule k", it tells the rules under which an input is hot.
     """
-    num_samples = found.size
-    found[:] = np.uint64(0xFFFFFFFFFFFFFFFF)
+    num_samples = common.size
+    common[:] = np.uint64(0xFFFFFFFFFFFFFFFF)
     for first in range(0, offsets.size - 1, num_samples):
         for sample in range(num_samples):
             for p in range(offsets[first + sample], offsets[first + sample + 1]):
-                found[at(sample)] &= marks[at(rows[at(p)])]
+                common[at(sample)] &= marks[at(rows[at(p)])]
 
 
 @kernel()

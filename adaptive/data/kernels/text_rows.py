@@ -234,10 +234,10 @@ def chained(hash_: np.uint64, value: Word) -> np.uint64:
 
 @kernel()
 def contains(items: Ids, first: int, stop: int, item: np.int64) -> bool:
-    found = False
+    is_positive = False
     for i in range(first, stop):
-        found |= items[i] == item
-    return found
+        is_positive |= items[i] == item
+    return is_positive
 
 
 @kernel()

@@ -1,36 +1,4 @@
-"""Schemas: small TOML files that describe delimited files and lists of user-item pairs.
-
-separator = ","            # one ASCII character; quote = "" if fields are never quoted
-header = true              # the first line names the columns; else give columns = ["user", "item", ...]
-null = ["", "NA", "NaN", "\\\\N"]  # texts of missing values
-
-[label]
-column = "rating"          # 0 or 1, or with a rule:
-threshold = 4              # 1 from here on     (or: positive = ["buy", "cart"], 1 for these texts)
-
-[[more_labels]]            # for a model of several labels; as often as there are such
-column = "bought"          # 0 or 1, or numbers with a threshold
-
-[[dense]]
-columns = ["price", "user_affinity_*"]   # * and ? match names of the header
-kind = "float"             # or "int"
-transform = "log"          # log(1 + max(x, 0)); or "none"
-
-[[categorical]]
-columns = ["user"]
-kind = "int"               # or "hex" (at most 16 digits) or "string"
-num_embeddings = 5000      # ids are rows; or hash_rows = 100000; or vocabulary = true with min_count = 2
-
-[[categorical]]
-columns = ["genres"]
-inner_separator = "|"      # several values, perhaps none: a bag
-table = "genre"            # features that name the same table share it
-width = 8                  # of its rows; default: model.embedding_dim
-
-[time]
-column = "timestamp"       # for time_split
-kind = "iso"               # or "number"
-"""
+"""Schemas: small TOML files that describe delimited files and lists of user-item pairs; docs/data.md has every key."""
 
 import difflib
 import errno

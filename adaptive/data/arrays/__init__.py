@@ -1,1 +1,0 @@
-"""Samples stored as arrays of numbers: dlrm's `.npz`, MLPerf's binary records."""
