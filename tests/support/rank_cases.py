@@ -58,10 +58,10 @@ def assert_equal_on(
     for size in sizes:
         town = Town(size, values_on=values_on)
         train = Case(**{**vars(case), **other}).train
-        found = on_ranks(size, train, town=town, blocks=blocks, gradients="sum", wire=wire)
-        assert sorted(loss for one in found for loss in one[2]) == sorted(losses)
-        sent[size] = [one[3] for one in found]
-        for its_tables, its_arrays, _, _ in found:
+        results = on_ranks(size, train, town=town, blocks=blocks, gradients="sum", wire=wire)
+        assert sorted(loss for one in results for loss in one[2]) == sorted(losses)
+        sent[size] = [one[3] for one in results]
+        for its_tables, its_arrays, _, _ in results:
             assert all(np.array_equal(its_tables[name], tables[name]) for name in tables)
             assert_same_rows(arrays, its_arrays)
     return sent

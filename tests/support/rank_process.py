@@ -55,14 +55,14 @@ def main(out: str, blocks: int, steps: int, optimizer: str, device: Any = "cpu",
     trainer = Trainer(embeddings, model, torch.optim.Adam(model.parameters(), lr=0.01))
     batches: list[Batch] = list(data.train(64))
     trainer.train(batches)
-    found = evaluate(embeddings, model, data.evaluation(100))
+    results = evaluate(embeddings, model, data.evaluation(100))
     facts = {
         "steps": trainer.recorder.steps,
         "tables": {table.name: digest(embeddings.rows.table_weights(table.name)) for table in tables},
         "dense": digest(*(weight.detach().cpu().numpy() for weight in model.parameters())),
         "log_loss": trainer.recorder.log_loss.value(),
-        "auc": found.auc,
-        "eval_log_loss": found.log_loss,
+        "auc": results.auc,
+        "eval_log_loss": results.log_loss,
         "lookups": int(trainer.recorder.totals.tables["user"].lookups),
     }
     ranks.require_equal(lambda: facts)

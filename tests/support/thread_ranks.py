@@ -83,9 +83,9 @@ class ThreadTransport(Transport):
 
     def swap_values(self, values: Tensor, sizes: Sequence[int], lengths: Sequence[int]) -> Tensor:
         pieces = [piece.clone() for piece in values.split(list(sizes))]
-        found = [row[self.rank] for row in self._town.meetings[ROWS].swap(self.rank, pieces)]
-        assert [len(piece) for piece in found] == list(lengths)
-        return torch.cat(found)
+        answers = [row[self.rank] for row in self._town.meetings[ROWS].swap(self.rank, pieces)]
+        assert [len(piece) for piece in answers] == list(lengths)
+        return torch.cat(answers)
 
     def swap(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int], largest: int) -> list[Bytes]:
         wholes = [np.concatenate(part) for part in parts]
@@ -94,9 +94,9 @@ class ThreadTransport(Transport):
         if self._town.spoil is not None:
             wholes = [np.frombuffer(self._town.spoil(self.rank, channel, one.tobytes()), np.uint8) for one in wholes]
         rows = self._town.meetings[channel].swap(self.rank, wholes)
-        found = [row[self.rank] for row in rows]
-        assert [len(part) for part in found] == list(sizes)
-        return found
+        answers = [row[self.rank] for row in rows]
+        assert [len(part) for part in answers] == list(sizes)
+        return answers
 
     def name_of(self, rank: int) -> str:
         return f"thread {rank}"
@@ -115,23 +115,23 @@ def transport_of(ranks: Ranks) -> Transport:
 
 def on_ranks(size: int, work: Callable[[Ranks], T], *, town: Town | None = None, **options: Any) -> list[T]:
     """`work(ranks)` in one thread for each rank; raises the error of the first rank that had one."""
-    found = outcomes(size, work, town=town, **options)
-    errors = [one for one in found if isinstance(one, BaseException)]
+    answers = outcomes(size, work, town=town, **options)
+    errors = [one for one in answers if isinstance(one, BaseException)]
     if errors:
         raise errors[0]
-    return found
+    return answers
 
 
 def outcomes(size: int, work: Callable[[Ranks], Any], *, town: Town | None = None, **options: Any) -> list[Any]:
     """`on_ranks`, with errors in the place of results."""
     town = Town(size) if town is None else town
-    found: list[Any] = [None] * size
+    answers: list[Any] = [None] * size
 
     def run(rank: int) -> None:
         try:
-            found[rank] = work(Ranks(ThreadTransport(town, rank), **options))
+            answers[rank] = work(Ranks(ThreadTransport(town, rank), **options))
         except BaseException as error:
-            found[rank] = error
+            answers[rank] = error
         finally:
             town.leave(rank)
 
@@ -141,4 +141,4 @@ def outcomes(size: int, work: Callable[[Ranks], Any], *, town: Town | None = Non
     for thread in threads:
         thread.join(3 * town.seconds)
         assert not thread.is_alive(), "a rank hangs"
-    return found
+    return answers

@@ -6,7 +6,7 @@ ranks changes no bit. Without, there is one block for each rank.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -126,7 +126,7 @@ class Ranks:
         raw = np.frombuffer(json.dumps(facts, sort_keys=True).encode(), np.uint8)
         return [json.loads(part.tobytes()) for part in self.rows.exchange(Kind.FACTS, parts=[raw] * self.size).parts]
 
-    def require_equal(self, facts: Callable[[], dict[str, Any]]) -> None:
+    def require_equal(self, facts: Callable[[], Mapping[str, object]]) -> None:
         """Check that all ranks have the same facts, JSON values by name; a process alone does not ask for them.
 
         Raises:
@@ -194,7 +194,7 @@ class LocalRanks(Ranks):
     def gather_facts(self, facts: Any) -> list[Any]:
         return [facts]
 
-    def require_equal(self, facts: Callable[[], dict[str, Any]]) -> None:
+    def require_equal(self, facts: Callable[[], Mapping[str, object]]) -> None:
         return
 
     def report(self, channel: Channel, error: BaseException) -> None:

@@ -84,7 +84,7 @@ def refuse_by_settings(config: TrainConfig) -> None:
         )
 
 
-def facts_of(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
+def facts_of(config: TrainConfig, dataset: Dataset) -> dict[str, object]:
     """What must be equal on all ranks."""
     settings = config.model_dump(mode="json", exclude={"out"})  # rank 0's counts
     return {"settings": settings, "data": dataset.fingerprint(), "versions": versions()}
@@ -119,18 +119,15 @@ def _scratch_directory() -> Iterator[RunDirectory]:
         yield directory
 
 
-def ranks_summary(ranks: Ranks, totals: RunTotals, *, full: bool) -> dict[str, Any]:
-    """What a report says of several ranks, which call it together; nothing of a process alone. `full`: the set of
-    watched rows is, on this rank."""
-    if ranks.is_local:
-        return {}
+def ranks_summary(ranks: Ranks, totals: RunTotals, *, full: bool) -> dict[str, float | None]:
+    """What a report says of several ranks, which call it together. `full`: the set of watched rows is, on this rank."""
     is_full = any(ranks.gather_facts(full))
     hosts = {place.partition(",")[0] for place in ranks.places}
     numbers = crossed_numbers(totals.ranks, totals.ranks_steps)
     step_ms = 1e3 * totals.seconds / totals.steps if totals.steps and totals.seconds else 0.0
     waited = min(numbers["waited_for_slowest_ms"] / step_ms, 1.0) if numbers and step_ms else None
     summary = {"number": ranks.size, "hosts": len(hosts), "blocks": ranks.blocks, **numbers, "waited_share": waited}
-    return {"ranks": {**summary, "full_hot_set": is_full and ranks.size > 1}}
+    return {**summary, "full_hot_set": is_full and ranks.size > 1}
 
 
 class AgreedStop(StopRequest):

@@ -308,7 +308,7 @@ class Run:
             summary["host_bytes_written"] = self.loop.file_bytes["bytes_written"]
         if not self.ranks.is_local:
             full = embeddings.statistics.hot_set_is_full
-            summary["ranks"] = ranks_summary(self.ranks, recorder.totals, full=full)["ranks"]
+            summary["ranks"] = ranks_summary(self.ranks, recorder.totals, full=full)
         return summary
 
     def _sinks(self) -> list[Sink]:

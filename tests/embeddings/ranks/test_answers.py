@@ -43,8 +43,8 @@ def of_all(ranks: list[RankTraffic], name: str) -> int:
 
 @pytest.mark.parametrize("rule", POLICIES)
 def test_what_does_not_cross_changes_no_bit(rule: str) -> None:
-    found = assert_equal_on([2, 3], 3, Case(BATCHES, Adagrad(lr=0.1), POLICIES[rule], skip=WATCHED))
-    for ranks in found.values():
+    results = assert_equal_on([2, 3], 3, Case(BATCHES, Adagrad(lr=0.1), POLICIES[rule], skip=WATCHED))
+    for ranks in results.values():
         assert (of_all(ranks, "answers") > 0) == (rule != "off")
         assert (of_all(ranks, "vectors_spared") > 0) == (rule != "off")
         assert (of_all(ranks, "gradients_spared") > 0) == (rule in ("updates", "all updates"))
@@ -111,11 +111,11 @@ def test_a_set_that_lets_rows_go_is_no_exception(rule: str, everything_crosses: 
 
 def shifted(batches: list[Batch], by: int) -> list[Batch]:
     sizes = [table.num_embeddings for table in TABLES for _ in table.feature_names]
-    found = []
+    results = []
     for batch in batches:
         limits = np.repeat(sizes, np.diff(batch.offsets[:: batch.num_samples]))
-        found.append(replace(batch, ids=(batch.ids + by) % limits))
-    return found
+        results.append(replace(batch, ids=(batch.ids + by) % limits))
+    return results
 
 
 def test_rows_loaded_between_two_loops_are_sent_again() -> None:
@@ -140,7 +140,7 @@ def test_rows_loaded_between_two_loops_are_sent_again() -> None:
             embeddings.discard()
         return seen, ranks.traffic()
 
-    assert all(found[1].vectors_spared > 0 for found in on_ranks(2, work))
+    assert all(results[1].vectors_spared > 0 for results in on_ranks(2, work))
 
 
 # --- rules left out: some training shows it -------------------------------------------------------------------------
@@ -160,10 +160,10 @@ def test_an_owner_that_does_not_see_rows_change_is_caught(monkeypatch: pytest.Mo
 
     def careless(self: CacheDirectory, *arguments: Any) -> SkipMasks:
         has = self._has.copy()
-        found = before(self, *arguments)
+        results = before(self, *arguments)
         if len(has):
             self._has |= has
-        return found
+        return results
 
     monkeypatch.setattr(CacheDirectory, "masks_of", careless)
     with pytest.raises(AssertionError):
@@ -192,12 +192,12 @@ def test_bytes_of_gradients_fall_by_the_share_that_is_left_out() -> None:
         step_all(embeddings, [Batch.of(t=one[ranks.rank], labels=np.zeros(64)) for one in ids], depth=4)
         return ranks.traffic(), embeddings.statistics.counts()
 
-    found = on_ranks(2, work)
-    traffic = [one for one, _ in found]
+    results = on_ranks(2, work)
+    traffic = [one for one, _ in results]
     whole = 64 * of_all(traffic, "rows_asked")
     assert of_all(traffic, "gradients") + of_all(traffic, "gradients_spared") == whole
     assert of_all(traffic, "vectors") + of_all(traffic, "vectors_spared") == whole
-    assert sum(counts[Counter.SKIPPED_UPDATES] for _, counts in found) > 0
+    assert sum(counts[Counter.SKIPPED_UPDATES] for _, counts in results) > 0
     assert of_all(traffic, "gradients") < 0.75 * whole and of_all(traffic, "vectors") < 0.8 * whole
     bits = 8 * of_all(traffic, "answers") / of_all(traffic, "rows_asked")
     assert bits < 4.5  # three bits a request, and what is rounded up to bytes
@@ -218,9 +218,9 @@ def test_answers_come_back_as_they_were(data: st.DataObject) -> None:
     message = pack_masks(given_, forget=forget)
     says = any(plane.any() for one in given_ for plane in one)
     assert (len(message) > 0) == says
-    found, forgets = unpack_masks(message, numbers, "rank 1")
+    results, forgets = unpack_masks(message, numbers, "rank 1")
     assert forgets == (forget and says)
-    for one, other in zip(given_, found, strict=True):
+    for one, other in zip(given_, results, strict=True):
         assert all(map(np.array_equal, one, other))
 
 
@@ -234,8 +234,8 @@ def test_bytes_that_are_no_answers_are_refused(message: bytes, numbers: list[int
             unpack_masks(np.frombuffer(message, np.uint8), numbers, "rank 1")
     else:
         with contextlib.suppress(RanksError):
-            found, _ = unpack_masks(np.frombuffer(message, np.uint8), numbers, "rank 1")
-            assert [len(one.cached) for one in found] == numbers
+            results, _ = unpack_masks(np.frombuffer(message, np.uint8), numbers, "rank 1")
+            assert [len(one.cached) for one in results] == numbers
 
 
 def test_flags_of_an_answer() -> None:
@@ -254,7 +254,7 @@ def test_copies_are_a_dictionary(puts: list[tuple[int, float]], at_once: int) ->
         twin.update(rows)
         vectors = np.array([[value, -value] for value in rows.values()], np.float32)
         copies.put(np.array(list(rows), np.int64), vectors)
-    found = copies.get(np.array(list(twin), np.int64))
-    assert found[:, 0].tolist() == list(twin.values())
+    results = copies.get(np.array(list(twin), np.int64))
+    assert results[:, 0].tolist() == list(twin.values())
     copies.forget()
     assert copies.get(np.zeros(0, np.int64)).shape == (0, 2)

@@ -52,17 +52,17 @@ def test_ranks_out_of_step_all_stop() -> None:
     def work(ranks: Ranks) -> None:
         ranks.rows.exchange(Kind.VECTORS if ranks.rank else Kind.GRADIENTS, 6 + ranks.rank)
 
-    found = outcomes(2, work)
-    assert all(isinstance(one, RanksError) and "out of step" in str(one) for one in found)
-    assert "vectors of batch 7" in str(found[0]) and "gradients of batch 6" in str(found[0])
+    results = outcomes(2, work)
+    assert all(isinstance(one, RanksError) and "out of step" in str(one) for one in results)
+    assert "vectors of batch 7" in str(results[0]) and "gradients of batch 6" in str(results[0])
 
 
 def test_a_spoilt_header_stops_all() -> None:
     def spoil(rank: int, channel: int, message: bytes) -> bytes:
         return b"?" + message[1:] if rank == 1 else message
 
-    found = outcomes(3, lambda ranks: ranks.gather_facts(1), town=Town(3, spoil=spoil))
-    assert all(isinstance(one, RanksError) and "rank 1 of 3 (thread 1) sent" in str(one) for one in found)
+    results = outcomes(3, lambda ranks: ranks.gather_facts(1), town=Town(3, spoil=spoil))
+    assert all(isinstance(one, RanksError) and "rank 1 of 3 (thread 1) sent" in str(one) for one in results)
 
 
 def test_facts_that_differ_are_named_on_every_rank() -> None:
@@ -74,8 +74,8 @@ def test_facts_that_differ_are_named_on_every_rank() -> None:
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_the_shortest_loader_ends_the_run_for_all(depth: int, caplog: pytest.LogCaptureFixture) -> None:
-    found = on_ranks(3, lambda ranks: len(step_all(made(ranks), BATCHES[: 2 + ranks.rank], depth=depth)))
-    assert found == [2, 2, 2]
+    results = on_ranks(3, lambda ranks: len(step_all(made(ranks), BATCHES[: 2 + ranks.rank], depth=depth)))
+    assert results == [2, 2, 2]
     assert "rank 0 has none left: training ends with batch 1" in caplog.text
 
 
@@ -84,9 +84,9 @@ def test_a_bad_id_on_one_rank_ends_all_with_its_message(depth: int) -> None:
     def work(ranks: Ranks) -> None:
         step_all(made(ranks), [*BATCHES[:2], bags([100] if ranks.rank else [1], [])], depth=depth)
 
-    found = outcomes(2, work)
-    assert all(isinstance(one, InputError) and "id 100 is outside table t" in str(one) for one in found)
-    assert "rank 1 of 2 (thread 1)" in str(found[0])
+    results = outcomes(2, work)
+    assert all(isinstance(one, InputError) and "id 100 is outside table t" in str(one) for one in results)
+    assert "rank 1 of 2 (thread 1)" in str(results[0])
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -107,9 +107,9 @@ def test_a_failure_in_planning_is_told_in_the_place_of_answers(depth: int) -> No
         embeddings.runtime.pipeline.plan = failing  # type: ignore[method-assign]
         step_all(embeddings, BATCHES, depth=depth)
 
-    found = outcomes(3, work)
-    assert all(isinstance(one, DeviceMemoryError) and "it does not fit" in str(one) for one in found)
-    assert str(found[0]).startswith("rank 1 of 3 (thread 1): ")
+    results = outcomes(3, work)
+    assert all(isinstance(one, DeviceMemoryError) and "it does not fit" in str(one) for one in results)
+    assert str(results[0]).startswith("rank 1 of 3 (thread 1): ")
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -123,9 +123,9 @@ def test_an_error_in_one_loop_ends_the_others_with_its_class(depth: int) -> None
                 embeddings.stack(planned).sum().backward()
                 embeddings.step()
 
-    found = outcomes(3, work)
-    assert all(isinstance(one, NonFiniteError) for one in found)
-    assert str(found[0]) == "rank 1 of 3 (thread 1): the loss is nan"
+    results = outcomes(3, work)
+    assert all(isinstance(one, NonFiniteError) for one in results)
+    assert str(results[0]) == "rank 1 of 3 (thread 1): the loss is nan"
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -180,9 +180,9 @@ def test_leaving_alone_is_told_to_the_others(depth: int) -> None:
                 if ranks.rank == 0:
                     break
 
-    found = outcomes(2, work)
-    assert found[0] is None
-    assert isinstance(found[1], RanksError) and "rank 0 of 2 (thread 0) left its loop" in str(found[1])
+    results = outcomes(2, work)
+    assert results[0] is None
+    assert isinstance(results[1], RanksError) and "rank 0 of 2 (thread 0) left its loop" in str(results[1])
 
 
 def test_a_rank_that_stands_still_is_given_up() -> None:
@@ -190,15 +190,15 @@ def test_a_rank_that_stands_still_is_given_up() -> None:
         if ranks.rank == 0:
             step_all(made(ranks), BATCHES)
 
-    found = outcomes(2, work, town=Town(2, seconds=1.0))
-    assert isinstance(found[0], RanksError) and found[0].exit_code == 10
+    results = outcomes(2, work, town=Town(2, seconds=1.0))
+    assert isinstance(results[0], RanksError) and results[0].exit_code == 10
     assert "rank 0 of 2 (thread 0): channel ahead, requests of batch 0, message 0: a rank is gone or late" in str(
-        found[0]
+        results[0]
     )
 
 
 @pytest.mark.parametrize("way", ["discard", "no backward", "no forward"])
-def test_a_batch_that_a_loop_does_not_step_is_exchanged_all_the_same(way: str) -> None:
+def test_a_batch_that_is_not_stepped_is_exchanged(way: str) -> None:
     """On rank 1 the second batch is left out: its rows get the other rank's gradients, halved by the mean."""
 
     def work(ranks: Ranks) -> np.ndarray:
@@ -226,7 +226,7 @@ def test_a_batch_that_a_loop_does_not_step_is_exchanged_all_the_same(way: str) -
     assert np.allclose(one, expected[:, None], atol=1e-6)
 
 
-def test_gradients_are_a_mean_over_ranks_as_in_distributed_data_parallel() -> None:
+def test_gradients_are_a_mean_over_ranks_as_in_ddp() -> None:
     def work(ranks: Ranks) -> np.ndarray:
         embeddings = made(ranks)
         before = embeddings.rows.table_weights("t")
@@ -261,8 +261,8 @@ def test_evaluation_reads_rows_of_all_ranks() -> None:
         return embeddings.stack(embeddings.read(BATCHES[ranks.rank])).detach().numpy()
 
     alone = TieredEmbeddingBag(TABLES, policy=LFU)
-    for rank, found in enumerate(on_ranks(3, work)):
-        assert np.array_equal(found, alone.stack(alone.read(BATCHES[rank])).detach().numpy())
+    for rank, results in enumerate(on_ranks(3, work)):
+        assert np.array_equal(results, alone.stack(alone.read(BATCHES[rank])).detach().numpy())
 
 
 # --- sizes of messages -----------------------------------------------------------------------------------------------
@@ -276,35 +276,35 @@ def part(sender: int, to: int, size: int) -> np.ndarray:
 
 def counting(ranks: Ranks) -> list[int]:
     """The largest part of each message from now on."""
-    transport, found = transport_of(ranks), []
+    transport, results = transport_of(ranks), []
     swap = transport.swap
 
     def counted(channel: int, parts: Any, sizes: Any, largest: int) -> Any:
-        found.append(largest)
+        results.append(largest)
         return swap(channel, parts, sizes, largest)
 
     transport.swap = counted  # type: ignore[method-assign]
-    return found
+    return results
 
 
 def test_all_parts_come_whole_in_one_message_or_two() -> None:
     sizes = {0: 1, 100: 2, 105: 1, 5000: 2, 90: 1, LARGE: 2, LARGE + 1: 2, 3: 1}  # bytes: messages
 
     def work(ranks: Ranks) -> list[int]:
-        messages, found = counting(ranks), []
+        messages, results = counting(ranks), []
         for number, size in enumerate(sizes):
             own = [part(ranks.rank, to, size + to) if size else part(0, 0, 0) for to in range(3)]
             before = len(messages)
             came = ranks.rows.exchange(Kind.VECTORS, number, own).parts
-            found.append(len(messages) - before)
+            results.append(len(messages) - before)
             expected = [part(sender, ranks.rank, size + ranks.rank) if size else part(0, 0, 0) for sender in range(3)]
             assert all(np.array_equal(one, other) for one, other in zip(came, expected, strict=True))
-        return found
+        return results
 
     assert on_ranks(3, work) == [list(sizes.values())] * 3
 
 
-def test_room_is_that_of_the_same_place_in_the_order_of_exchanges() -> None:
+def test_sizes_are_those_of_the_same_place_in_the_order() -> None:
     """Gradients of 10 bytes behind vectors of 9,000, again and again."""
 
     def work(ranks: Ranks) -> list[int]:
@@ -330,9 +330,9 @@ def test_a_failure_is_told_in_the_place_of_a_message_of_any_room(size: int) -> N
             raise InputError(text)
         ranks.rows.exchange(Kind.VECTORS, 3, [np.zeros(size, np.uint8)] * 3)
 
-    found = outcomes(3, work)
-    assert all(isinstance(one, InputError) for one in found)
-    assert str(found[0]) == str(found[2]) == f"rank 1 of 3 (thread 1): {text}"
+    results = outcomes(3, work)
+    assert all(isinstance(one, InputError) for one in results)
+    assert str(results[0]) == str(results[2]) == f"rank 1 of 3 (thread 1): {text}"
 
 
 def test_after_an_end_nothing_is_remembered() -> None:

@@ -38,15 +38,17 @@ def test_sums_are_taken_block_after_block_on_every_rank(
     drawn: list[np.ndarray | None] = list(drawn_blocks(blocks, size))
     drawn[-1] = None  # a last batch may leave blocks without samples
     expected = reduce(np.add, (block for block in drawn if block is not None))
-    for found in on_ranks(ranks, lambda one: folded(one, drawn, size), blocks=blocks):
-        assert found is not None and np.array_equal(found, expected)
+    for results in on_ranks(ranks, lambda one: folded(one, drawn, size), blocks=blocks):
+        assert results is not None and np.array_equal(results, expected)
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_without_gradients_there_is_no_sum(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense_step, "goes_whole", lambda *numbers: whole)
     assert on_ranks(2, lambda one: folded(one, [None, None], 5)) == [None, None]
-    assert all(found is None or not len(found) for found in on_ranks(2, lambda one: folded(one, drawn_blocks(2, 0), 0)))
+    assert all(
+        results is None or not len(results) for results in on_ranks(2, lambda one: folded(one, drawn_blocks(2, 0), 0))
+    )
 
 
 def test_whole_gradients_cross_where_slices_save_little() -> None:
@@ -56,7 +58,7 @@ def test_whole_gradients_cross_where_slices_save_little() -> None:
 
 
 @pytest.mark.parametrize(("whole", "exchanges"), [(True, 2), (False, 3)])
-def test_a_step_of_the_trainer_exchanges_rows_and_then_all_the_rest_at_once(
+def test_a_step_exchanges_rows_and_then_all_the_rest_at_once(
     whole: bool, exchanges: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dense_step, "goes_whole", lambda *numbers: whole)
@@ -65,11 +67,11 @@ def test_a_step_of_the_trainer_exchanges_rows_and_then_all_the_rest_at_once(
         data = by_table(ToyData(num_train=64 * 8))
         made = build(toy_config(batch_size=64, policy="lfu"), data, (), ranks)
         with made.embeddings as embeddings:
-            trainer, found = Trainer(embeddings, made.model, made.optimizer), []
+            trainer, results = Trainer(embeddings, made.model, made.optimizer), []
             for planned in embeddings.look_ahead([ranks.own_part(batch) for batch in data.train(64)], depth=1):
                 trainer.step(planned)
-                found.append(ranks.rows._sequence)
-        return found
+                results.append(ranks.rows._sequence)
+        return results
 
-    for found in on_ranks(2, numbers, gradients="sum"):
-        assert np.diff(found).tolist() == [exchanges] * 7
+    for results in on_ranks(2, numbers, gradients="sum"):
+        assert np.diff(results).tolist() == [exchanges] * 7

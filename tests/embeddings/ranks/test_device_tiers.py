@@ -48,9 +48,9 @@ def test_rows_that_stay_on_the_host_do_too(transfer: Any, values_on: str | None)
 @pytest.mark.parametrize("rule", ["defer", pytest.param("updates", marks=NIGHTLY)])
 def test_kept_rows_and_gradients_that_are_left_out(rule: str, values_on: str | None) -> None:
     case = Case(WATCHED_BATCHES, Adagrad(lr=0.1), POLICIES[rule], skip=WATCHED)
-    found = assert_equal_on([3], 3, case, values_on=values_on, tier=tier("direct"))[3]
-    assert of_all(found, "vectors_spared") > 0
-    assert (of_all(found, "gradients_spared") > 0) == (rule == "updates")
+    traffic = assert_equal_on([3], 3, case, values_on=values_on, tier=tier("direct"))[3]
+    assert of_all(traffic, "vectors_spared") > 0
+    assert (of_all(traffic, "gradients_spared") > 0) == (rule == "updates")
 
 
 @NIGHTLY
@@ -59,7 +59,7 @@ def test_values_that_cross_as_bf16(values_on: str | None) -> None:
     assert_equal_on([2], 4, Case(BATCHES, Adagrad(lr=0.1)), wire="bf16", values_on=values_on, tier=tier())
 
 
-def test_batches_smaller_than_the_ranks_cross_from_device_to_device() -> None:
+def test_batches_smaller_than_the_ranks_cross_devices() -> None:
     few = tuple(random_batches(TABLES, 4, samples=2, seed=1))
     assert_equal_on([4], 4, Case(few), values_on="cpu", tier=tier())
 

@@ -41,17 +41,17 @@ def model_and_rows(ranks: Ranks | None) -> tuple[TieredEmbeddingBag, torch.nn.Mo
 def scored(ranks: Ranks | None) -> tuple[Evaluation, np.ndarray]:
     kept: list[np.ndarray] = []
     embeddings, model = model_and_rows(ranks)
-    found = evaluate(
+    results = evaluate(
         embeddings, model, batches(), by=0, keep=lambda logits, _: kept.append(logits), in_turn=ranks is not None
     )
-    return found, kept[0]
+    return results, kept[0]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_every_rank_has_the_numbers_of_a_process_alone(size: int) -> None:
     alone, logits = scored(None)
-    for found, own in on_ranks(size, scored):
-        assert found == alone and alone.samples == sum(SIZES)
+    for results, own in on_ranks(size, scored):
+        assert results == alone and alone.samples == sum(SIZES)
         assert np.array_equal(own, logits)
 
 

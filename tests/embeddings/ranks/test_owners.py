@@ -30,9 +30,9 @@ def test_every_row_has_one_owner_and_its_number_there(size: int) -> None:
         number = int(owners.owned_starts[-1])
         assert np.array_equal(np.sort(local[owner == rank]), np.arange(number)), "no gaps"
         own_tables = np.repeat(np.arange(len(SIZES)), np.diff(owners.owned_starts))
-        found = owners.group_rows(np.arange(number), own_tables)
-        assert np.array_equal(local[found], np.arange(number))
-        assert np.array_equal(tables[found], own_tables)
+        results = owners.group_rows(np.arange(number), own_tables)
+        assert np.array_equal(local[results], np.arange(number))
+        assert np.array_equal(tables[results], own_tables)
         assert np.array_equal(owners.counts.sum(axis=0), SIZES)
         assert np.array_equal(owners.counts, all_owners[0].counts)
 
@@ -54,8 +54,8 @@ def test_no_pattern_of_ids_overloads_a_rank(step: int) -> None:
     number = 40_000
     starts = np.array([0, number * step])
     rows = np.arange(number) * step
-    found = np.bincount(ranks_of(Owners(["t"], starts, 0, 64), rows, np.zeros(number, np.int64)), minlength=64)
-    assert found.max() <= 1.15 * found.mean()
+    results = np.bincount(ranks_of(Owners(["t"], starts, 0, 64), rows, np.zeros(number, np.int64)), minlength=64)
+    assert results.max() <= 1.15 * results.mean()
 
 
 def test_buckets_do_not_depend_on_how_many_ranks_there_are() -> None:

@@ -26,10 +26,10 @@ GROUPS = make_groups([TableConfig(name=f"w{dim}", num_embeddings=9, embedding_di
 def exchanged(ranks: Ranks, rows: list[np.ndarray], counts: list[np.ndarray], *, rounds: bool) -> list[np.ndarray]:
     """Rank r gives `counts[g][s]` rows of group g to rank s: r + 10 s, and so on."""
     payload = HostPayload(ranks, GROUPS, rounds=rounds)
-    found = ranks.rows.exchange(Kind.VECTORS, 0, payload.pack(rows, counts))
+    results = ranks.rows.exchange(Kind.VECTORS, 0, payload.pack(rows, counts))
     back = ranks.gather_arrays(np.stack(counts)[:, None])
     mine = [np.array([its.reshape(2, -1)[g, ranks.rank] for its in back]) for g in range(2)]
-    return payload.unpack(found, Kind.VECTORS, mine)
+    return payload.unpack(results, Kind.VECTORS, mine)
 
 
 @pytest.mark.parametrize("rounds", [False, True])
@@ -53,12 +53,12 @@ def test_bfloat16_is_the_nearest_ties_to_even(bits: np.ndarray) -> None:
     def work(ranks: Ranks) -> np.ndarray:
         return exchanged(ranks, [values, np.zeros((0, 2), np.float32)], [np.array([4]), np.array([0])], rounds=True)[0]
 
-    (found,) = on_ranks(1, work)
+    (results,) = on_ranks(1, work)
     wide = bits.astype(np.uint64)
     rounded = ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
     nan = np.isnan(values)
-    assert np.array_equal(np.isnan(found), nan)
-    assert np.array_equal(found[~nan].view(np.uint32), rounded[~nan].view(np.uint32))
+    assert np.array_equal(np.isnan(results), nan)
+    assert np.array_equal(results[~nan].view(np.uint32), rounded[~nan].view(np.uint32))
 
 
 def test_a_part_of_another_length_is_refused() -> None:
@@ -67,9 +67,9 @@ def test_a_part_of_another_length_is_refused() -> None:
         parts = payload.pack(
             [np.zeros((2, 3), np.float32), np.zeros((0, 2), np.float32)], [np.array([2]), np.array([0])]
         )
-        found = ranks.rows.exchange(Kind.VECTORS, 5, parts)
+        results = ranks.rows.exchange(Kind.VECTORS, 5, parts)
         with pytest.raises(RanksError, match="expected 36 bytes of rows from rank 0, got 24: vectors of batch 5"):
-            payload.unpack(found, Kind.VECTORS, [np.array([3]), np.array([0])])
+            payload.unpack(results, Kind.VECTORS, [np.array([3]), np.array([0])])
 
     on_ranks(1, work)
 
@@ -105,9 +105,9 @@ def test_rows_come_rank_after_rank_and_none_count_as_zeros() -> None:
         if ranks.is_first:
             rows = [torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), torch.zeros((0, 2))]
             parts = values.pack(rows, [np.array([0, 2]), np.array([0, 0])])
-        found = ranks.rows.exchange(Kind.GRADIENTS, 0, parts)
+        results = ranks.rows.exchange(Kind.GRADIENTS, 0, parts)
         mine = [np.array([0, 1]), np.array([0, 1])] if ranks.is_first else [np.array([2, 1]), np.array([0, 0])]
-        return [one.tolist() for one in values.unpack(found, Kind.GRADIENTS, mine)]
+        return [one.tolist() for one in values.unpack(results, Kind.GRADIENTS, mine)]
 
     first, second = on_ranks(2, work, town=Town(2, values_on="cpu"))
     assert first == [[[0.0] * 3], [[0.0] * 2]]
@@ -122,11 +122,11 @@ def test_other_numbers_are_refused_before_any_cross(counted: int, words: str) ->
         values = values_of(ranks)
         rows = [torch.zeros((1, 3)), torch.zeros((0, 2))]
         parts = values.pack(rows, [np.array([1]), np.array([0])])
-        found = ranks.rows.exchange(Kind.VECTORS, 5, parts if counted == 2 else [np.zeros(24, np.uint8)])
+        results = ranks.rows.exchange(Kind.VECTORS, 5, parts if counted == 2 else [np.zeros(24, np.uint8)])
         with pytest.raises(
             RanksError, match=rf"expected 6 numbers from rank 0, which {words}|{words}: vectors of batch 5"
         ):
-            values.unpack(found, Kind.VECTORS, [np.array([2]), np.array([0])])
+            values.unpack(results, Kind.VECTORS, [np.array([2]), np.array([0])])
 
     on_ranks(1, work, town=Town(1, values_on="cpu"))
 

@@ -31,8 +31,8 @@ def troubled(pool: RankPool, out: Path, rank: int, stage: str, after: int, how: 
     return pool.run(2, job)
 
 
-def codes(found: Sequence[Outcome]) -> list[int]:
-    return [one.code for one in found]
+def codes(outcomes: Sequence[Outcome]) -> list[int]:
+    return [one.code for one in outcomes]
 
 
 def assert_whole(out: Path) -> None:
@@ -46,30 +46,30 @@ def test_an_error_ends_all_with_its_exit_code(pool: RankPool, tmp_path: Path, co
     """From either rank, and from every stage."""
     rank, stage = code % 2, STAGES[code - 2] if code - 2 < len(STAGES) else "evaluating"
     after = 1 if stage in ("saving", "evaluating") else 3
-    found = troubled(pool, tmp_path / "run", rank, stage, after, f"code-{code}")
-    assert codes(found) == [code, code], found
-    assert f"error: trouble {code}" in found[rank].err
-    assert re.search(rf"error: rank {rank} of 2 \(.*, process {found[rank].pid}\): trouble {code}", found[1 - rank].err)
+    outcomes = troubled(pool, tmp_path / "run", rank, stage, after, f"code-{code}")
+    assert codes(outcomes) == [code, code], outcomes
+    assert f"error: trouble {code}" in outcomes[rank].err
+    assert re.search(
+        rf"error: rank {rank} of 2 \(.*, process {outcomes[rank].pid}\): trouble {code}", outcomes[1 - rank].err
+    )
 
 
 def test_a_bug_ends_the_others_with_10(pool: RankPool, tmp_path: Path) -> None:
-    found = troubled(pool, tmp_path / "run", 1, "update", 3, "bug")
-    assert codes(found) == [10, 1]
-    assert "bug: KeyError" in found[1].err
-    assert "rank 1 of 2" in found[0].err and "KeyError: 'a bug'" in found[0].err
-    assert "checkpoint-2 is whole: go on, on any number of ranks, with adaptive-train run --resume" in found[0].err
+    outcomes = troubled(pool, tmp_path / "run", 1, "update", 3, "bug")
+    assert codes(outcomes) == [10, 1]
+    assert "bug: KeyError" in outcomes[1].err
+    assert "rank 1 of 2" in outcomes[0].err and "KeyError: 'a bug'" in outcomes[0].err
+    assert "checkpoint-2 is whole: go on, on any number of ranks, with adaptive-train run --resume" in outcomes[0].err
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_full_disk_while_saving_ends_all_and_the_last_checkpoint_is_whole(
-    pool: RankPool, tmp_path: Path, rank: int
-) -> None:
+def test_a_full_disk_ends_all_and_leaves_a_whole_checkpoint(pool: RankPool, tmp_path: Path, rank: int) -> None:
     """Each rank writes. At the second save the files of one may hold 1,000 bytes each."""
-    found = troubled(pool, tmp_path / "run", rank, "writing", 2, "full")
-    assert codes(found) == [6, 6], found
-    for one in found:
+    outcomes = troubled(pool, tmp_path / "run", rank, "writing", 2, "full")
+    assert codes(outcomes) == [6, 6], outcomes
+    for one in outcomes:
         assert "checkpoint-4 could not be written: [Errno 27]" in one.err.replace("\n", " ")
-    assert f"rank {rank} of 2" in found[1 - rank].err
+    assert f"rank {rank} of 2" in outcomes[1 - rank].err
     assert_whole(tmp_path / "run")
     assert not list((tmp_path / "run").glob("*.tmp-*"))
 
@@ -86,9 +86,9 @@ def test_what_ends_all_after_the_same_step(
     pool: RankPool, tmp_path: Path, stage: str, how: str, code: int, told: str
 ) -> None:
     """SIGTERM to one of them; dense weights that drift apart, seen at the next record; calls in another order."""
-    found = troubled(pool, tmp_path / "run", 1, stage, 3, how)
-    assert codes(found) == [code, code], found
-    assert re.search(told, found[0].err, re.DOTALL)
+    outcomes = troubled(pool, tmp_path / "run", 1, stage, 3, how)
+    assert codes(outcomes) == [code, code], outcomes
+    assert re.search(told, outcomes[0].err, re.DOTALL)
     if how == "term":
         assert_whole(tmp_path / "run")
 
@@ -101,35 +101,33 @@ def test_what_ends_all_after_the_same_step(
         (["VERSION"], "versions.adaptive-train is '"),
     ],
 )
-def test_settings_data_and_versions_that_differ_are_named_before_anything_is_written(
+def test_what_differs_is_named_before_anything_is_written(
     pool: RankPool, tmp_path: Path, changed: list[str], told: str
 ) -> None:
     job = [str(ROOT / "tests/support/rank_differs.py"), *changed, "--", "run", *SMALL, "--out", str(tmp_path / "run")]
-    found = pool.run(2, job)
-    assert codes(found) == [2, 2], found
-    for one in found:
+    outcomes = pool.run(2, job)
+    assert codes(outcomes) == [2, 2], outcomes
+    for one in outcomes:
         assert "ranks differ: " in one.err and told in one.err
     assert not (tmp_path / "run/run.json").exists()
 
 
 def test_a_rank_that_stands_still_is_given_up_after_the_timeout(pool: RankPool, tmp_path: Path) -> None:
-    found = troubled(pool, tmp_path / "run", 1, "update", 3, "stand-12", "--set", "ranks.timeout_s=6")
-    assert codes(found) == [10, 10], found
-    assert "rank 0 of 2" in found[0].err and "batch " in found[0].err  # which, a machine that is busy may decide
+    outcomes = troubled(pool, tmp_path / "run", 1, "update", 3, "stand-12", "--set", "ranks.timeout_s=6")
+    assert codes(outcomes) == [10, 10], outcomes
+    assert "rank 0 of 2" in outcomes[0].err and "batch " in outcomes[0].err  # which, a machine that is busy may decide
 
 
 @pytest.mark.parametrize(
     ("rank", "stage"),
     [(1, "update"), *(pytest.param(n % 2, stage, marks=pytest.mark.nightly) for n, stage in enumerate(STAGES))],
 )
-def test_a_killed_rank_ends_the_others_which_say_who_and_what_to_do(
-    pool: RankPool, tmp_path: Path, rank: int, stage: str
-) -> None:
+def test_a_killed_rank_ends_the_others_which_name_it(pool: RankPool, tmp_path: Path, rank: int, stage: str) -> None:
     out = tmp_path / "run"
     after = 1 if stage == "saving" else 4
-    found = troubled(pool, out, rank, stage, after, "kill")
-    left = found[1 - rank]
-    assert found[rank].code == -9 and left.code == 10, found
+    outcomes = troubled(pool, out, rank, stage, after, "kill")
+    left = outcomes[1 - rank]
+    assert outcomes[rank].code == -9 and left.code == 10, outcomes
     assert f"rank {1 - rank} of 2" in left.err and f"not heard any more: rank {rank} of 2" in left.err
     if stage == "saving":
         assert "has no checkpoint yet" in left.err
@@ -138,17 +136,15 @@ def test_a_killed_rank_ends_the_others_which_say_who_and_what_to_do(
         assert f"go on, on any number of ranks, with adaptive-train run --resume {out}" in left.err
 
 
-def test_after_a_kill_the_same_command_goes_on_with_the_bits_of_a_run_that_lost_nobody(
-    pool: RankPool, tmp_path: Path
-) -> None:
+def test_after_a_kill_the_same_command_resumes_bit_for_bit(pool: RankPool, tmp_path: Path) -> None:
     """`--auto-resume` on two ranks, killed, then on one."""
     words = ["-m", "adaptive", "run", *SMALL, "--steps", "8", "--json", "--out"]
     whole = json.loads(pool.run(1, [*words, str(tmp_path / "whole")])[0].out)
     out = tmp_path / "run"
     assert troubled(pool, out, 1, "update", 4, "kill", "--auto-resume")[1].code == -9
-    (found,) = pool.run(1, [*words, str(out), "--auto-resume"])
-    assert found.code == 0 and "resumed after step 2" in found.err, found
-    assert quality(json.loads(found.out)) == quality(whole)
+    (outcomes,) = pool.run(1, [*words, str(out), "--auto-resume"])
+    assert outcomes.code == 0 and "resumed after step 2" in outcomes.err, outcomes
+    assert quality(json.loads(outcomes.out)) == quality(whole)
     record = json.loads((out / "run.json").read_text())
     assert len(record["ranks"]) == 2 and [len(one["ranks"]) for one in record["resumed"]] == [1]
 
@@ -159,9 +155,11 @@ def test_a_rank_killed_while_three_write_their_shards(pool: RankPool, tmp_path: 
     """At the second save, in the middle of its files. What lies about is gone at the next start, on any number."""
     out = tmp_path / "run"
     words = ["run", *SMALL, "--set", "ranks.blocks=3", "--steps", "8", "--out", str(out)]
-    found = pool.run(3, [TROUBLE, str(rank), "saving", str(WRITES_OF_A_SAVE + 3), "kill", *words])
-    assert codes(found) == [-9 if one == rank else 10 for one in range(3)], found
-    assert all(f"not heard any more: rank {rank} of 3" in one.err for other, one in enumerate(found) if other != rank)
+    outcomes = pool.run(3, [TROUBLE, str(rank), "saving", str(WRITES_OF_A_SAVE + 3), "kill", *words])
+    assert codes(outcomes) == [-9 if one == rank else 10 for one in range(3)], outcomes
+    assert all(
+        f"not heard any more: rank {rank} of 3" in one.err for other, one in enumerate(outcomes) if other != rank
+    )
     assert_whole(out)
     assert len(list(out.glob("checkpoint-4.tmp-*"))) == (rank == 0)
     gone_on = pool.run(2, ["-m", "adaptive", "run", "--resume", str(out)])
@@ -181,9 +179,9 @@ def test_torchrun_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
     ]
     words += [TROUBLE, "1", "update", "4", "kill", "run", *SMALL, "--steps", "8", "--auto-resume", "--out", str(out)]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}", "GLOO_SOCKET_IFNAME": "lo"}
-    found = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400)
-    assert found.returncode == 0, found.stderr
-    assert "holds no run yet" in found.stderr and "resumed after step 2" in found.stderr
+    outcomes = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400)
+    assert outcomes.returncode == 0, outcomes.stderr
+    assert "holds no run yet" in outcomes.stderr and "resumed after step 2" in outcomes.stderr
     record = json.loads((out / "run.json").read_text())
     assert record["status"] == "finished" and len(record["resumed"]) == 1
 
@@ -195,8 +193,8 @@ def test_after_fifty_kills_the_last_checkpoint_is_whole(pool: RankPool, tmp_path
         out = tmp_path / "run"
         stage = STAGES[number % len(STAGES)]
         after = 3 + number // 7 if stage != "saving" else 15 + 2 * number
-        found = troubled(pool, out, number % 2, stage, after, "kill", "--steps", "80")
-        assert found[number % 2].code == -9 and found[1 - number % 2].code == 10, found
+        outcomes = troubled(pool, out, number % 2, stage, after, "kill", "--steps", "80")
+        assert outcomes[number % 2].code == -9 and outcomes[1 - number % 2].code == 10, outcomes
         assert_whole(out)
         shutil.rmtree(out)
 
@@ -205,7 +203,7 @@ def test_a_directory_that_cannot_be_had_ends_all_at_once(pool: RankPool, tmp_pat
     """Only rank 0 opens it; the others hear why there is no run."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    found = troubled(pool, tmp_path / "run", 0, "update", 99, "kill")
-    assert codes(found) == [6, 6], found
-    assert "is not empty" in found[0].err and "is not empty" in found[1].err and "rank 0 of 2" in found[1].err
+    outcomes = troubled(pool, tmp_path / "run", 0, "update", 99, "kill")
+    assert codes(outcomes) == [6, 6], outcomes
+    assert "is not empty" in outcomes[0].err and "is not empty" in outcomes[1].err and "rank 0 of 2" in outcomes[1].err
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]

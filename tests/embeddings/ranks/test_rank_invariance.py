@@ -41,7 +41,7 @@ def test_rounding_to_bf16_does_not_depend_on_who_owns_a_row(optimizer: RowOptimi
     assert all(np.allclose(rounded[name], exact[0][0][name], atol=0.1) for name in rounded)
 
 
-def test_batches_smaller_than_the_blocks_leave_ranks_without_a_sample() -> None:
+def test_small_batches_leave_ranks_without_a_sample() -> None:
     few = tuple(random_batches(TABLES, 6, samples=2, seed=1)) + tuple(random_batches(TABLES, 2, samples=1, seed=2))
     assert_equal_on([4], 4, Case(few))
 

@@ -20,8 +20,8 @@ def trained(
     """Checksums after a training on so many processes, with four blocks; `way` as of the worker."""
     for one in pool.run(size, [WORKER, str(out), "4", str(steps), optimizer, *way]):
         assert one.code == 0, one.err
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    results: dict[str, Any] = json.loads(out.read_text())
+    return results
 
 
 def test_two_processes_give_the_bits_of_one(pool: RankPool, tmp_path: Path) -> None:
@@ -45,9 +45,9 @@ def test_the_example_under_torchrun() -> None:
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     example = str(ROOT / "examples/own_loop_ranks.py")
-    found = subprocess.run([*words, example], env=env, capture_output=True, text=True, timeout=300)
-    assert found.returncode == 0, found.stderr
-    assert_learns(found.stdout)
+    results = subprocess.run([*words, example], env=env, capture_output=True, text=True, timeout=300)
+    assert results.returncode == 0, results.stderr
+    assert_learns(results.stdout)
 
 
 def assert_learns(out: str) -> None:
@@ -59,6 +59,6 @@ def assert_learns(out: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise", "adam"])
 def test_up_to_four_processes_and_two_hundred_steps(pool: RankPool, tmp_path: Path, optimizer: str) -> None:
-    found = [trained(pool, size, tmp_path / f"{size}.json", steps=200, optimizer=optimizer) for size in (1, 2, 3, 4)]
-    assert all(one == found[0] for one in found)
-    assert found[0]["steps"] == 200
+    results = [trained(pool, size, tmp_path / f"{size}.json", steps=200, optimizer=optimizer) for size in (1, 2, 3, 4)]
+    assert all(one == results[0] for one in results)
+    assert results[0]["steps"] == 200

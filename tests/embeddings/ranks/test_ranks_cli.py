@@ -32,18 +32,18 @@ def run(*words: str) -> dict[str, Any]:
     return result
 
 
-def test_a_run_on_two_ranks_is_evaluated_by_one_process_and_by_two(pool: RankPool, tmp_path: Path) -> None:
+def test_a_run_on_two_ranks_is_evaluated_by_one_and_by_two(pool: RankPool, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
-    found = run("run", *SMALL_RUN, "--steps", "6", "--ranks", "2", "--set", "save=best", "--out", out)
-    assert found["steps"] == 6
-    assert found["ranks"]["number"] == 2 and found["ranks"]["hosts"] == 1 and found["ranks"]["bytes_vectors"] > 0
+    results = run("run", *SMALL_RUN, "--steps", "6", "--ranks", "2", "--set", "save=best", "--out", out)
+    assert results["steps"] == 6
+    assert results["ranks"]["number"] == 2 and results["ranks"]["hosts"] == 1 and results["ranks"]["bytes_vectors"] > 0
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as ranks have
     try:
         alone = evaluate_run(out, settings={"eval_batch_size": 96})
     finally:
         torch.set_num_threads(threads)
-    assert quality(alone) == pytest.approx(quality(found), abs=1e-6)
+    assert quality(alone) == pytest.approx(quality(results), abs=1e-6)
     first, second = pool.run(2, ["-m", "adaptive", "eval", out, "--json", "--set", "eval_batch_size=96"])
     assert (first.code, second.code, second.out, second.err) == (0, 0, "", ""), first.err
     assert json.loads(first.out) == alone  # to the last digit
@@ -70,9 +70,9 @@ def test_a_run_that_is_not_there_is_told_by_every_rank(pool: RankPool, tmp_path:
 def test_doctor_measures_what_ranks_exchange(pool: RankPool) -> None:
     first, second = pool.run(2, ["-m", "adaptive", "doctor", "--json"])
     assert (first.code, second.code, second.out) == (0, 0, "")
-    found = json.loads(first.out)["ranks"]
-    assert found["ranks"] == 2 and found["of_each_rank"]["rank 1"]["interface"] == "lo"
-    assert 0 < found["exchange_ms"] < 1e4 and found["bytes_per_s"] > 1e4
+    results = json.loads(first.out)["ranks"]
+    assert results["ranks"] == 2 and results["of_each_rank"]["rank 1"]["interface"] == "lo"
+    assert 0 < results["exchange_ms"] < 1e4 and results["bytes_per_s"] > 1e4
 
 
 def test_a_guard_is_refused_once() -> None:
@@ -89,12 +89,12 @@ def test_a_guard_is_refused_once() -> None:
         "2",
     ]
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    found = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, cwd=ROOT, timeout=200)
-    assert found.returncode == 2 and found.stderr.count("several ranks cannot be guarded yet") == 1
+    results = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, cwd=ROOT, timeout=200)
+    assert results.returncode == 2 and results.stderr.count("several ranks cannot be guarded yet") == 1
 
 
 @pytest.mark.nightly
-def test_a_killed_rank_ends_the_run_with_exit_code_10_and_the_checkpoint_is_whole(tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_run_with_exit_code_10(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = [
         *COMMAND,

@@ -96,10 +96,10 @@ def trained_and_saved(directory: Path, number: int = 1, **options: Any) -> Work:
 
 def loaded(directory: Path, **options: Any) -> Work:
     def work(ranks: Ranks) -> dict[str, Any]:
-        _, found, damaged = load_whole(directory, readers_of(ranks))
-        assert not damaged and found.policy["own"].tolist() == [0, 1, 2]
+        _, results, damaged = load_whole(directory, readers_of(ranks))
+        assert not damaged and results.policy["own"].tolist() == [0, 1, 2]
         embeddings = built(ranks, **options)
-        embeddings.rows.load_state_arrays(found.rows)
+        embeddings.rows.load_state_arrays(results.rows)
         return embeddings.rows.state_arrays()
 
     return work
@@ -149,25 +149,25 @@ def check_loaded(directory: Path, first: int, then: int, **options: Any) -> None
     expected = on_ranks(first, trained_and_saved(directory, **options), blocks=5, gradients="sum")[0]
     files = {file.name.rpartition("-")[0] for file in (directory / "checkpoint-1").iterdir()}
     assert files == {"", "policy", "rows"} | {f"shard-{rank}" for rank in range(first)}
-    for found in on_ranks(then, loaded(directory, **options), blocks=5, gradients="sum"):
-        assert_same_rows(expected, found)
-        assert len(found["rows0.changed"]) > 100
+    for results in on_ranks(then, loaded(directory, **options), blocks=5, gradients="sum"):
+        assert_same_rows(expected, results)
+        assert len(results["rows0.changed"]) > 100
         if options["skips"]:
-            assert sum(map(len, (found["rows0.watched.row"], found["rows1.watched.row"]))) > 20
+            assert sum(map(len, (results["rows0.watched.row"], results["rows1.watched.row"]))) > 20
 
 
 def test_what_waits_is_saved_with_its_rows(tmp_path: Path) -> None:
     """Sums belong to rows, whose entries have other numbers in every shard."""
     expected = on_ranks(3, trained_and_saved(tmp_path, skips=True), blocks=3, gradients="sum")[0]
-    found = load_checkpoint(tmp_path / "checkpoint-1").rows
+    results = load_checkpoint(tmp_path / "checkpoint-1").rows
     for prefix in ("rows0.watched.", "rows1.watched."):
         assert len(expected[prefix + "summed"]) > 2
-        assert np.array_equal(found[prefix + "summed"], expected[prefix + "summed"])
-        assert np.array_equal(found[prefix + "sums"], expected[prefix + "sums"])
+        assert np.array_equal(results[prefix + "summed"], expected[prefix + "summed"])
+        assert np.array_equal(results[prefix + "sums"], expected[prefix + "sums"])
 
 
 @pytest.mark.parametrize("skips", [False, pytest.param(True, marks=pytest.mark.nightly)])
-def test_a_run_on_four_two_three_and_one_ranks_equals_one_that_never_stopped(tmp_path: Path, skips: bool) -> None:
+def test_a_run_on_changing_ranks_equals_one_that_never_stopped(tmp_path: Path, skips: bool) -> None:
     """By way of the files, bit for bit; the one that never stopped saves at the same places."""
 
     def stretch(directory: Path, first: int, last: int) -> Work:
@@ -181,14 +181,14 @@ def test_a_run_on_four_two_three_and_one_ranks_equals_one_that_never_stopped(tmp
 
         return work
 
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for name, sizes in (("same", (1, 1, 1, 1)), ("changing", (4, 2, 3, 1))):
         (tmp_path / name).mkdir()
         for size, first, last in zip(sizes, (0, 3, 5, 7), (3, 5, 7, 9), strict=True):
             work = stretch(tmp_path / name, first, last)
-            found[name] = on_ranks(size, work, blocks=4, gradients="sum")[0]
+            results[name] = on_ranks(size, work, blocks=4, gradients="sum")[0]
         assert [entry.name for entry in (tmp_path / name).iterdir()] == ["checkpoint-9"]
-    assert_same_rows(found["same"], found["changing"])
+    assert_same_rows(results["same"], results["changing"])
 
 
 # --- damage ------------------------------------------------------------------------------------------------------
@@ -214,13 +214,13 @@ def test_what_one_rank_finds_damaged_is_told_by_all(saved: Path, tmp_path: Path)
     on_ranks(2, read)
 
 
-def test_a_damaged_shard_takes_all_ranks_to_the_checkpoint_before(saved: Path, tmp_path: Path) -> None:
+def test_a_damaged_shard_takes_all_to_the_checkpoint_before(saved: Path, tmp_path: Path) -> None:
     """Also those that did not read it."""
     older, newer = copied(saved, tmp_path, "checkpoint-1"), copied(saved, tmp_path, "checkpoint-2")
     file = newer / "shard-2-1.npy"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    for rank, (path, found, damaged) in enumerate(on_ranks(3, lambda ranks: load_whole(tmp_path, readers_of(ranks)))):
-        assert (path, list(damaged)) == (older, [newer]) and len(found.rows)
+    for rank, (path, results, damaged) in enumerate(on_ranks(3, lambda ranks: load_whole(tmp_path, readers_of(ranks)))):
+        assert (path, list(damaged)) == (older, [newer]) and len(results.rows)
         assert damaged[newer].startswith("rank 2 of 3") == (rank != 2) and "shard-2-1.npy" in damaged[newer]
 
 
@@ -248,12 +248,12 @@ def test_whole_or_absent_whichever_rank_fails(tmp_path: Path, rank: int) -> None
 
     for number in (2, 4, 6, 9, 30, 200) if rank else (2, 4, 9, 14, 60, 200):
         disk = FailingDisk(number)
-        found = outcomes(3, attempt(number, disk), blocks=3, gradients="sum")
+        results = outcomes(3, attempt(number, disk), blocks=3, gradients="sum")
         folder = tmp_path / f"checkpoint-{number}"
-        passed.append(all(one is None for one in found))
+        passed.append(all(one is None for one in results))
         assert folder.exists() or not passed[-1]
-        assert len({one is None for one in found}) == 1, (number, found)
-        for other, one in enumerate(found):
+        assert len({one is None for one in results}) == 1, (number, results)
+        for other, one in enumerate(results):
             if one is not None:
                 assert isinstance(one, OutputError) and (f"rank {rank} of 3" in str(one)) == (other != rank)
         assert not list(tmp_path.glob("*.tmp-*"))
@@ -264,7 +264,7 @@ def test_whole_or_absent_whichever_rank_fails(tmp_path: Path, rank: int) -> None
     assert passed[-1] and passed.count(False) > 2
 
 
-def test_what_killed_ranks_were_writing_is_removed_at_the_next_start(tmp_path: Path) -> None:
+def test_what_killed_ranks_were_writing_is_removed(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "run") as directory:
         directory.begin()
     litter = tmp_path / "run" / "checkpoint-7.tmp-4711"

@@ -72,6 +72,6 @@ def simulated(seed: int) -> Iterator[None]:
 def test_bits_are_those_of_ordinary_memory(seed: int, policy: Any) -> None:
     expected = on_ranks(1, lambda ranks: trained(ranks, "cpu", policy), blocks=3, gradients="sum")[0]
     with simulated(seed), small_buffers(ample=seed % 2 == 0):
-        for found in on_ranks(2, lambda ranks: trained(ranks, "cpu-torch", policy), blocks=3, gradients="sum"):
-            assert_same_rows(expected, found)
-            assert all(np.isfinite(found[f"rows{group}.weights"]).all() for group in range(2))
+        for results in on_ranks(2, lambda ranks: trained(ranks, "cpu-torch", policy), blocks=3, gradients="sum"):
+            assert_same_rows(expected, results)
+            assert all(np.isfinite(results[f"rows{group}.weights"]).all() for group in range(2))

@@ -61,7 +61,7 @@ def agreed(backend: Any = "auto", names: str = "a0 a1", groups: str = "11") -> A
     return Agreement(backend, [name.strip("-") for name in names.split()], [one == "1" for one in groups])
 
 
-def test_nccl_is_used_where_every_rank_has_a_gpu_and_a_group_that_can() -> None:
+def test_nccl_needs_a_gpu_and_a_group_on_every_rank() -> None:
     assert agreed().is_nccl and agreed("nccl").is_nccl
     assert not agreed("gloo").is_nccl
     assert not agreed(groups="10").is_nccl
@@ -70,7 +70,7 @@ def test_nccl_is_used_where_every_rank_has_a_gpu_and_a_group_that_can() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "kind", "words"),
+    ("agreement", "kind", "words"),
     [
         (agreed(names="a0 a1 a0", groups="111"), "cuda", "auto: ranks 0 and 2 share one GPU.*gloo to share"),
         (agreed("nccl", names="a0 a0"), "cuda", "nccl: ranks 0 and 1 share one GPU"),
@@ -79,13 +79,13 @@ def test_nccl_is_used_where_every_rank_has_a_gpu_and_a_group_that_can() -> None:
         (agreed(names="a0 -"), "cuda", "rank 1 has no GPU"),
     ],
 )  # fmt: skip
-def test_devices_that_do_not_fit_are_told(found: Agreement, kind: str, words: str) -> None:
+def test_devices_that_do_not_fit_are_told(agreement: Agreement, kind: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        found.check(kind)
+        agreement.check(kind)
 
 
 @pytest.mark.parametrize(
-    ("found", "kind"),
+    ("agreement", "kind"),
     [
         (agreed(), "cuda"),
         (agreed(names="- -"), "cpu"),
@@ -94,8 +94,8 @@ def test_devices_that_do_not_fit_are_told(found: Agreement, kind: str, words: st
         (agreed(groups="00"), "cuda"),
     ],
 )
-def test_devices_that_fit(found: Agreement, kind: str) -> None:
-    found.check(kind)
+def test_devices_that_fit(agreement: Agreement, kind: str) -> None:
+    agreement.check(kind)
 
 
 def test_asked_for_without_a_gpu_it_ends_a_run_before_it_starts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,10 +126,10 @@ def ranks(monkeypatch: pytest.MonkeyPatch, server: subprocess.Popen[str]) -> lis
     store = dist.TCPStore("127.0.0.1", int(server.stdout.readline()), is_master=False)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     monkeypatch.setattr(torch_transport, "ALIVE_SECONDS", 0.1)
-    found = [TorchTransport.__new__(TorchTransport) for _ in range(3)]
-    for rank, one in enumerate(found):
+    results = [TorchTransport.__new__(TorchTransport) for _ in range(3)]
+    for rank, one in enumerate(results):
         one.rank, one.size = rank, 3
-    return found
+    return results
 
 
 def test_who_is_silent(ranks: list[TorchTransport], server: subprocess.Popen[str]) -> None:

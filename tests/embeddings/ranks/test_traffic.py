@@ -50,8 +50,8 @@ def test_every_byte_between_ranks_is_counted_under_its_kind() -> None:
     assert total["dense"] == total["predictions"] == total["answers"] == 0
 
 
-def without_times(found: Statistics) -> list[dict[str, float]]:
-    return [{**asdict(rank), "wait_ms": 0.0, "exchange_ms": 0.0} for rank in found.ranks]
+def without_times(results: Statistics) -> list[dict[str, float]]:
+    return [{**asdict(rank), "wait_ms": 0.0, "exchange_ms": 0.0} for rank in results.ranks]
 
 
 def test_nothing_crosses_that_is_not_counted() -> None:
@@ -72,9 +72,9 @@ def test_an_interval_begins_where_the_last_one_ended() -> None:
 
 
 def test_one_rank_sends_nothing_and_is_asked_for_all() -> None:
-    _, found = on_ranks(1, trained)[0]
-    assert len(found.ranks) == 1 and found.ranks[0].sent == 0
-    assert found.ranks[0].rows_served == sum(len(np.unique(ids[0])) for ids in drawn_ids())
+    _, results = on_ranks(1, trained)[0]
+    assert len(results.ranks) == 1 and results.ranks[0].sent == 0
+    assert results.ranks[0].rows_served == sum(len(np.unique(ids[0])) for ids in drawn_ids())
 
 
 def test_a_process_alone_has_no_ranks() -> None:

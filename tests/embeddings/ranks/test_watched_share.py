@@ -69,14 +69,14 @@ def test_full_sets_fit_on_any_number_of_ranks(size: int) -> None:
             embeddings.rows.load_state_arrays(saved)
             return embeddings.rows.state_arrays()
 
-    found = load(None) if size == 0 else on_ranks(size, load)[0]
-    orders = [np.argsort(arrays["rows0.watched.row"]) for arrays in (saved, found)]
+    results = load(None) if size == 0 else on_ranks(size, load)[0]
+    orders = [np.argsort(arrays["rows0.watched.row"]) for arrays in (saved, results)]
     for name in ("row", "accesses", "visits", "waiting"):
         one, other = (
-            arrays[f"rows0.watched.{name}"][order] for arrays, order in zip((saved, found), orders, strict=True)
+            arrays[f"rows0.watched.{name}"][order] for arrays, order in zip((saved, results), orders, strict=True)
         )
         assert np.array_equal(one, other), name
-    assert len(found["rows0.watched.summed"]) == len(saved["rows0.watched.summed"]) > 0
+    assert len(results["rows0.watched.summed"]) == len(saved["rows0.watched.summed"]) > 0
 
 
 def test_a_smaller_setting_is_refused_as_ever() -> None:
