@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 from toy import ToyData, toy_config
 
-import adaptive.training.build
+import adaptive.training.components
 from adaptive.batch import Batch
 from adaptive.config import TrainConfig, parse_sample
 from adaptive.policies.fae import FAE
@@ -16,7 +16,7 @@ from adaptive.policies.lru import LRU
 from adaptive.policies.recshard import RecShard
 from adaptive.policies.static import Static
 from adaptive.policy import Policy
-from adaptive.training.build import prepare
+from adaptive.training.components import prepare
 
 
 class Counted(ToyData):
@@ -47,7 +47,7 @@ def lines(sample: Sequence[Batch]) -> list[int]:
 
 @pytest.mark.parametrize("policy", [Static, RecShard, FAE])
 def test_five_per_cent_of_all_inputs_by_default(policy: type[Policy], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptive.training.build, "LEAST_SAMPLE", 100)
+    monkeypatch.setattr(adaptive.training.components, "LEAST_SAMPLE", 100)
     data = Counted()
     found = lines(prepare([policy()], config(), data))
     assert 0.04 * 6400 < len(found) < 0.06 * 6400
@@ -58,8 +58,8 @@ def test_little_data_are_a_sample_as_a_whole_and_huge_data_are_not_read_as_a_who
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert sum(batch.num_samples for batch in prepare([Static()], config(), Counted())) == 6400
-    monkeypatch.setattr(adaptive.training.build, "LEAST_SAMPLE", 100)
-    monkeypatch.setattr(adaptive.training.build, "DEFAULT_SAMPLE", 150)
+    monkeypatch.setattr(adaptive.training.components, "LEAST_SAMPLE", 100)
+    monkeypatch.setattr(adaptive.training.components, "DEFAULT_SAMPLE", 150)
     data = Counted()
     sample = prepare([Static()], config(), data)
     assert 150 <= sum(batch.num_samples for batch in sample) < 150 + 32 and 70 < data.read < 130

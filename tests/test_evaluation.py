@@ -15,7 +15,7 @@ from toy_runs import assert_equal, state
 from adaptive.batch import Batch
 from adaptive.errors import NonFiniteError
 from adaptive.training import evaluation
-from adaptive.training.build import Components, build
+from adaptive.training.components import Components, build
 from adaptive.training.evaluation import evaluate, evaluating
 from adaptive.training.telemetry.record import TableCounts
 from adaptive.training.trainer import Trainer

@@ -19,7 +19,7 @@ from adaptive.config import ScheduleConfig
 from adaptive.errors import CheckpointError, InputError, OutputError
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.run_directory import read_record
-from adaptive.training.build import build, set_rates, torch_settings
+from adaptive.training.components import build, set_rates, torch_settings
 from adaptive.training.runs import evaluate_run, plan_run, train_run
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import STAGES, EvalRecord, IntervalRecord

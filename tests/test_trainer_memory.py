@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from toy import ToyData, toy_config
 from toy_runs import assert_equal, everything
 
-import adaptive.training.build
+import adaptive.training.components
 import adaptive.training.trainer
 from adaptive.errors import DeviceMemoryError
 from adaptive.models.dense.dlrm import DLRM
-from adaptive.training.build import Components, build
+from adaptive.training.components import Components, build
 from adaptive.training.evaluation import evaluate
 from adaptive.training.trainer import UPDATE_ROOM, Trainer, require_room
 
@@ -133,7 +133,7 @@ def test_rows_make_room_for_the_model(part: str, late: bool, monkeypatch: pytest
         monkeypatch.setattr(DLRM, "to", lambda model, device: moving(model, device))
     else:
         monkeypatch.setattr(
-            adaptive.training.build, "dense_optimizer", Fails(adaptive.training.build.dense_optimizer, [0, 1])
+            adaptive.training.components, "dense_optimizer", Fails(adaptive.training.components.dense_optimizer, [0, 1])
         )
     found, _ = train([], "")
     rows = expected.embeddings.runtime.view.device_rows

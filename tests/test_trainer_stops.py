@@ -24,7 +24,7 @@ from adaptive.errors import InputError, NonFiniteError, PolicyError
 from adaptive.policy import Policy, RowStats
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.run_directory import read_record
-from adaptive.training.build import Components
+from adaptive.training.components import Components
 from adaptive.training.runs import evaluate_run, train_run
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import EvalRecord, IntervalRecord

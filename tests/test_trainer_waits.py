@@ -15,7 +15,7 @@ from toy_runs import assert_equal, everything
 
 import adaptive.training.trainer
 from adaptive.errors import NonFiniteError
-from adaptive.training.build import Components, build
+from adaptive.training.components import Components, build
 from adaptive.training.trainer import Trainer
 
 

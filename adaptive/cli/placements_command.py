@@ -132,7 +132,7 @@ def _open(load: Load, time_steps: int) -> _Study:
     from adaptive.models.model_settings import TowerConfig
     from adaptive.optim import row_optimizer
     from adaptive.studies.placements.shape import Shape
-    from adaptive.training.build import build_tables, inputs_of, open_data
+    from adaptive.training.components import build_tables, inputs_of, open_data
 
     _, config = load("lfu")
     dataset = open_data(config)

@@ -51,7 +51,7 @@ def profile(
     from adaptive.studies.profile.step_profile import StepLength, check_measurable
     from adaptive.studies.step_model import parse_rate
     from adaptive.system import stop_request
-    from adaptive.training.build import open_data
+    from adaptive.training.components import open_data
 
     rate = parse_rate(link, name="--link")
     question = Question(

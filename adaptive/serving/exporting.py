@@ -29,7 +29,7 @@ from adaptive.serving.onnx_files import onnx_or_error, write_onnx
 from adaptive.serving.sample_values import ExportFacts, TableFacts
 from adaptive.storage.arrays import Blocks, write_array
 from adaptive.storage.durable import DISK, write_directory, write_new
-from adaptive.training.build import inputs_of
+from adaptive.training.components import inputs_of
 from adaptive.training.runs.loading import NO_SETTINGS, LoadedRun, load_with
 from adaptive.training.telemetry.report import SCHEMA
 

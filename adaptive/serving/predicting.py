@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.models.tasks import tasks_of
 from adaptive.storage.durable import replace_file
-from adaptive.training.build import torch_settings
+from adaptive.training.components import torch_settings
 from adaptive.training.runs.loading import NO_SETTINGS, LoadedRun, data_of, evaluation_batches, load_with
 from adaptive.training.telemetry.report import SCHEMA
 

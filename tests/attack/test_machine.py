@@ -29,7 +29,7 @@ from adaptive.embeddings.tiers.host_file import FileHost
 from adaptive.errors import OutputError
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.run_checkpoints import Checkpoints
-from adaptive.training.build import first_batches
+from adaptive.training.components import first_batches
 from adaptive.training.runs import resuming
 
 pytestmark = attack

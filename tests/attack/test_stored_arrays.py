@@ -28,7 +28,7 @@ from adaptive.serving import export_run, scoring
 from adaptive.storage.arrays import DTYPES
 from adaptive.storage.checkpoint import Checkpoint, load_checkpoint
 from adaptive.storage.run_directory import SCORES, read_scores, write_scores
-from adaptive.training.build import Components
+from adaptive.training.components import Components
 from adaptive.training.runs import resume_run, resuming
 from adaptive.training.runs.state import optimizer_arrays, policy_state, restore
 

@@ -76,7 +76,7 @@ def test_sweep_and_mistakes(cli: Cli) -> None:
 def test_mistakes_are_told_before_data_are_read(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, needed: str
 ) -> None:
-    monkeypatch.setattr("adaptive.training.build.open_data", lambda *_: pytest.fail("data are read"))
+    monkeypatch.setattr("adaptive.training.components.open_data", lambda *_: pytest.fail("data are read"))
     Path("file").touch()
     result = cli("placements", *words)
     assert result.code == code and result.out == "" and needed in " ".join(result.err.split()), result.err

@@ -83,7 +83,7 @@ def test_memory_without_room_for_a_row_and_where_nothing_can_be_written(
 ) -> None:
     result = cli("profile", *SMALL, "--sections", "data", "--memory", "10%,1B")
     assert result.code == 2 and "--memory 1B: needed room for one row at least, which takes 68 bytes" in result.err
-    monkeypatch.setattr("adaptive.training.build.open_data", lambda *_: pytest.fail("data are read"))
+    monkeypatch.setattr("adaptive.training.components.open_data", lambda *_: pytest.fail("data are read"))
     Path("file").touch()
     result = cli("profile", *SMALL, "--out", "file")
     assert result.code == 6 and "folder file could not be made" in result.err

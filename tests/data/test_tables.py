@@ -6,7 +6,7 @@ import numpy as np
 
 from adaptive.batch import Batch
 from adaptive.data.dataset import Dataset, Feature, by_table, tables_of
-from adaptive.training.build import build_tables
+from adaptive.training.components import build_tables
 
 
 class Genres(Dataset):

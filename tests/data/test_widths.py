@@ -16,7 +16,7 @@ from adaptive.data.text.schema import load_schema
 from adaptive.errors import ConfigError
 from adaptive.models.factory import model_config
 from adaptive.serving import export_run, scoring
-from adaptive.training.build import inputs_of
+from adaptive.training.components import inputs_of
 from adaptive.training.evaluation import predict
 from adaptive.training.runs import train_run
 from adaptive.training.runs.loading import data_of, load_run

@@ -8,7 +8,7 @@ import torch
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError
 from adaptive.models.paper_presets import PRESETS
-from adaptive.training.build import build, open_data
+from adaptive.training.components import build, open_data
 from adaptive.training.runs.training import plan_run
 from adaptive.training.settings import load_settings
 

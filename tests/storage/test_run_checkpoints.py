@@ -25,7 +25,7 @@ from adaptive.storage.checkpoint import MANIFEST, Checkpoint, load_checkpoint
 from adaptive.storage.durable import Disk
 from adaptive.storage.run_checkpoints import Checkpoints, load_newest
 from adaptive.storage.run_directory import RunDirectory, newest_checkpoint, read_record
-from adaptive.training.build import open_data
+from adaptive.training.components import open_data
 from adaptive.training.runs import evaluate_run, plan_run, resuming, train_run, training
 from adaptive.training.runs.run import Run
 from adaptive.training.telemetry.jsonl import drop_after, read_metrics, to_line

@@ -13,7 +13,7 @@ from toy import SIZES, ToyData, toy_config
 
 from adaptive.models.dense import assembly
 from adaptive.models.dense.dlrm import DLRM
-from adaptive.training.build import Components, build
+from adaptive.training.components import Components, build
 from adaptive.training.runs import loading, resuming, training
 
 

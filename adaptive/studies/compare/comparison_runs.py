@@ -43,7 +43,7 @@ from adaptive.storage.untrusted import parse_json, read_plain
 from adaptive.studies.compare import Comparison
 from adaptive.studies.compare.contenders import Contender, SweepPoint, folders, title
 from adaptive.system import OtherWork
-from adaptive.training.build import open_data
+from adaptive.training.components import open_data
 from adaptive.training.runs import train_run
 from adaptive.training.runs.loading import with_vocabulary
 from adaptive.training.runs.run_record import check_same_data, config_of

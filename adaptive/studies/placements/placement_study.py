@@ -14,7 +14,7 @@ from adaptive.studies.placements.shape import Shape, with_values
 from adaptive.studies.profile.data_profile import DataQuestion, profile_data
 from adaptive.studies.profile.step_profile import Case, StepLength, measure
 from adaptive.studies.step_model import PLACEMENTS, POLICIES, Locality, StepModel, rates_of
-from adaptive.training.build import open_data
+from adaptive.training.components import open_data
 
 SCHEMA: Final = 1
 KIND: Final = "placements"

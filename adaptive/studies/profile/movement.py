@@ -24,7 +24,7 @@ from adaptive.data.kernels import access
 from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.errors import ConfigError
 from adaptive.studies.profile.step_profile import endless
-from adaptive.training.build import Components, build, first_batches, open_data, prepare, set_rates, torch_settings
+from adaptive.training.components import Components, build, first_batches, open_data, prepare, set_rates, torch_settings
 from adaptive.training.trainer import Trainer
 
 Int64s = NDArray[np.int64]

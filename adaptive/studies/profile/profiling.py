@@ -18,7 +18,7 @@ from adaptive.studies.profile.movement import MovementLength, profile_movement
 from adaptive.studies.profile.step_profile import Case, StepLength, measured_machine, overlap_of, profile_step
 from adaptive.studies.simulate.simulation import simulate_group
 from adaptive.studies.step_model import Machine
-from adaptive.training.build import build_tables, open_data
+from adaptive.training.components import build_tables, open_data
 from adaptive.training.telemetry.progress import Countdown
 
 SCHEMA: Final = 1

@@ -36,7 +36,7 @@ from adaptive.plugins import make_policy
 from adaptive.studies.machines import HERE, MachineSpec, Measured
 from adaptive.studies.step_model import Traffic, hidden_share
 from adaptive.system import usable_cores
-from adaptive.training.build import (
+from adaptive.training.components import (
     Components,
     build,
     first_batches,

@@ -29,7 +29,7 @@ from adaptive.errors import ConfigError, InputError
 from adaptive.models.factory import model_config
 from adaptive.studies.simulate.simulated_run import Told, total_batches
 from adaptive.system import StopRequest, stop_request
-from adaptive.training.build import build_tables, dense_weights, inputs_of, open_data
+from adaptive.training.components import build_tables, dense_weights, inputs_of, open_data
 
 SCHEMA: Final = 1
 EXCHANGES: Final = 3  # of a step of the trainer: requests, vectors, gradients with all that goes with them

@@ -26,7 +26,7 @@ from adaptive.plugins import make_policy, with_rule
 from adaptive.studies.simulate.simulated_run import Setup, SharedTrace, SimulatedRun, Told, least_device_rows
 from adaptive.studies.step_model import Machine, StepTimes, Traffic, expected_ms, step_ms
 from adaptive.system import StopRequest, stop_request
-from adaptive.training.build import build_tables, dense_flops, first_batches, open_data, prepare
+from adaptive.training.components import build_tables, dense_flops, first_batches, open_data, prepare
 
 SCHEMA: Final = 1
 AS_FAST: Final = 1.01  # a step that takes no longer than this many of those with all rows on the device

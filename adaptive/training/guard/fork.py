@@ -22,7 +22,7 @@ from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.tasks import first_label
 from adaptive.policy import Policy, RowStats
-from adaptive.training.build import Components
+from adaptive.training.components import Components
 from adaptive.training.evaluation import evaluating, logits_of
 from adaptive.training.guard.account import SkipCounts
 from adaptive.training.guard.judge import Evidence, compare

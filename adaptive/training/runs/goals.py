@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from adaptive.config import StopAtConfig, TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.errors import ConfigError
-from adaptive.training.build import Components, ComponentsOutline
+from adaptive.training.components import Components, ComponentsOutline
 from adaptive.training.evaluation import Evaluation
 from adaptive.training.runs.state import is_guarded
 from adaptive.training.telemetry.record import EvalRecord

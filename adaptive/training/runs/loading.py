@@ -22,7 +22,7 @@ from adaptive.errors import ConfigError, InputError
 from adaptive.plugins import refuse_unnamed
 from adaptive.storage.run_checkpoints import load_best
 from adaptive.storage.run_directory import RECORD, read_record
-from adaptive.training.build import Components, build, open_data, torch_settings
+from adaptive.training.components import Components, build, open_data, torch_settings
 from adaptive.training.evaluation import evaluate, predict
 from adaptive.training.runs.distributed import readers_of, reporting_errors, versions
 from adaptive.training.runs.run import group_feature, quality_numbers

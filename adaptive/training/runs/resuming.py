@@ -19,7 +19,7 @@ from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.durable import temporary_name
 from adaptive.storage.run_checkpoints import load_whole
 from adaptive.storage.run_directory import RECORD, RunDirectory, newest_first, read_record, versions, was_finished
-from adaptive.training.build import Components, build, first_batches, open_data, prepare, torch_settings
+from adaptive.training.components import Components, build, first_batches, open_data, prepare, torch_settings
 from adaptive.training.runs.distributed import (
     directory_of,
     facts_of,

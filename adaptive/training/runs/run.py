@@ -23,7 +23,7 @@ from adaptive.policy import inputs_of
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_directory import RunDirectory, newest_first, write_scores
 from adaptive.system import StopRequest, stop_request
-from adaptive.training.build import Components, set_rates
+from adaptive.training.components import Components, set_rates
 from adaptive.training.evaluation import Evaluation, evaluate
 from adaptive.training.guard.fork import RunLoop
 from adaptive.training.guard.guard import Guard

@@ -22,7 +22,7 @@ from adaptive.errors import CheckpointError, ConfigError, PolicyError, printable
 from adaptive.policy import Policy, SkipRule, drops_inputs
 from adaptive.storage.arrays import DTYPES
 from adaptive.storage.checkpoint import Checkpoint
-from adaptive.training.build import Components, ComponentsOutline
+from adaptive.training.components import Components, ComponentsOutline
 from adaptive.training.guard.guard import Guard
 from adaptive.training.runs.loop import DataPosition, Loop
 from adaptive.training.telemetry.jsonl import MetricsFile, Written, from_json, to_json

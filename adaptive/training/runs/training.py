@@ -24,7 +24,7 @@ from adaptive.storage.arrays import Stored, whole
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_checkpoints import load_best
 from adaptive.storage.run_directory import RunDirectory, read_record
-from adaptive.training.build import (
+from adaptive.training.components import (
     Components,
     ComponentsOutline,
     build,

@@ -21,7 +21,7 @@ from adaptive.errors import NonFiniteError, PolicyError
 from adaptive.optim import SGD
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
-from adaptive.training.build import build
+from adaptive.training.components import build
 from adaptive.training.runs import train_run
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import IntervalRecord

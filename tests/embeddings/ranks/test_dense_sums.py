@@ -12,7 +12,7 @@ from adaptive.embeddings import dense_step
 from adaptive.embeddings.dense_step import goes_whole, slices_of, sum_blocks
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.transport import Kind
-from adaptive.training.build import build
+from adaptive.training.components import build
 from adaptive.training.trainer import Trainer
 
 

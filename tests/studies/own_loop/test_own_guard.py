@@ -21,7 +21,7 @@ from adaptive import Guard, Planned, Recording, TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError
 from adaptive.models.tasks import start_at_base_rate
 from adaptive.policy import Policy
-from adaptive.training.build import Components, build, first_batches, torch_settings
+from adaptive.training.components import Components, build, first_batches, torch_settings
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import GuardRecord
 

@@ -24,7 +24,7 @@ from adaptive.studies.profile.data_profile import (
     rows_for,
 )
 from adaptive.studies.profile.id_trace import IdTrace
-from adaptive.training.build import build_tables
+from adaptive.training.components import build_tables
 
 ROWS = (7, 30, 4)
 

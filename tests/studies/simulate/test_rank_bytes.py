@@ -20,7 +20,7 @@ from adaptive.models.dense.dlrm import DLRM
 from adaptive.models.model_settings import DLRMConfig
 from adaptive.studies.simulate.rank_traffic import simulate_rank_traffic
 from adaptive.studies.simulate.simulation_report import rank_traffic_document
-from adaptive.training.build import build
+from adaptive.training.components import build
 from adaptive.training.trainer import Trainer
 
 DATA = by_table(ToyData(num_train=64 * 6 - 5))

@@ -35,7 +35,7 @@ from adaptive.studies.charts import need_matplotlib
 from adaptive.studies.simulate.simulation import PolicyForecast, recommended, simulate
 from adaptive.studies.simulate.simulation_report import simulation_document
 from adaptive.studies.step_model import Machine, StepTimes
-from adaptive.training.build import build_tables, prepare
+from adaptive.training.components import build_tables, prepare
 
 WIDTH, DEPTH, BATCH = 4, 2, 32
 MACHINE = Machine(link=50e9, device=4e12, host=1e11, dense_ms=1.0)

@@ -13,7 +13,7 @@ from toy import ToyData, toy_config
 from toy_runs import assert_equal, everything, in_model, nothing_is_left_behind  # noqa: F401 (fixture)
 
 from adaptive.policy import Policy
-from adaptive.training.build import Components, build
+from adaptive.training.components import Components, build
 from adaptive.training.guard.fork import Fork, RunLoop, predict
 from adaptive.training.trainer import Trainer
 
@@ -40,7 +40,7 @@ def run(
     at: dict[int, Callable[[Components], None]],
 ) -> Components:
     """Train up to `END`, and do what `at` says after so many steps, in the middle of a look-ahead."""
-    monkeypatch.setattr("adaptive.training.build.make_policy", lambda *_: policy())
+    monkeypatch.setattr("adaptive.training.components.make_policy", lambda *_: policy())
     parts = build(toy_config(skip=SKIP, **settings), TOY, BATCHES[:4])
     trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
 

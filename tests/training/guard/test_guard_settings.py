@@ -75,7 +75,7 @@ def test_a_policy_that_does_not_listen_is_told_so(tmp_path: Path, data: Any, mon
 
     deaf = DropHalf()
     deaf.rule.allows = lambda numbers: numbers >= 0  # type: ignore[method-assign]
-    monkeypatch.setattr("adaptive.training.build.make_policy", lambda *_: deaf)
+    monkeypatch.setattr("adaptive.training.components.make_policy", lambda *_: deaf)
     before = GUARD["warmup"]
     with pytest.raises(PolicyError, match=f"dropped {16 * before} inputs before batch {before} although a guard"):
         run(tmp_path, DropHalf, {"budget": 1})

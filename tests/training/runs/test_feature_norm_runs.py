@@ -20,7 +20,7 @@ from toy import SMALL_DLRM, ToyData, toy_config
 from toy_runs import Hooked, data_fixture, everything, in_model, nothing_is_left_behind, parts_of  # noqa: F401
 
 from adaptive.errors import NonFiniteError
-from adaptive.training.build import build
+from adaptive.training.components import build
 from adaptive.training.runs import evaluate_run, resume_run, train_run
 from adaptive.training.trainer import Trainer
 

@@ -15,7 +15,7 @@ from adaptive import TierConfig, load_run
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError, ConfigError, InputError
 from adaptive.storage.checkpoint import load_checkpoint
-from adaptive.training.build import open_data
+from adaptive.training.components import open_data
 from adaptive.training.evaluation import evaluate
 from adaptive.training.quality import grouped_auc
 from adaptive.training.runs import evaluate_run

@@ -21,7 +21,7 @@ from adaptive.serving import export_run, predict_run, scoring
 from adaptive.studies.compare.comparison_runs import claim, train_all
 from adaptive.studies.compare.contenders import Contender
 from adaptive.studies.compare.verdicts import judge
-from adaptive.training.build import build
+from adaptive.training.components import build
 from adaptive.training.runs import evaluate_run, resume_run, train_run
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import EvalRecord, IntervalRecord

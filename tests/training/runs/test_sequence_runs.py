@@ -11,7 +11,7 @@ from toy_runs import assert_equal, state
 
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, InputError
-from adaptive.training.build import build, open_data
+from adaptive.training.components import build, open_data
 from adaptive.training.runs.loading import evaluate_run
 from adaptive.training.runs.resuming import resume_run
 from adaptive.training.runs.training import train_run

@@ -226,7 +226,7 @@ def test_where_nothing_evaluates_it_is_refused(tmp_path: Path, data: Any) -> Non
 
 def test_guarded_runs_refuse_it(tmp_path: Path, data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for policy in (Defer, Plain):
-        monkeypatch.setattr("adaptive.training.build.make_policy", lambda *_, policy=policy: policy())
+        monkeypatch.setattr("adaptive.training.components.make_policy", lambda *_, policy=policy: policy())
         config = toy_config(stop_at={"auc": 0.01}, guard={"budget": 0.1}, epochs=2, out=str(tmp_path / policy.__name__))
         if policy is Defer:
             with pytest.raises(ConfigError, match="a guard judges by what skipping costs"):

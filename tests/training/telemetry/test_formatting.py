@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from toy import ToyData, toy_config
 
-from adaptive.training.build import build
+from adaptive.training.components import build
 from adaptive.training.telemetry.formatting import (
     accuracy_text,
     bytes_text,
