@@ -102,10 +102,9 @@ def _of_models(options: Mapping[str, type[BaseModel]]) -> Iterator[Section]:
     first = next(iter(all_.values()))
     shared = [one for field, one in first.items() if all(other.get(field) == one for other in all_.values())]
     yield Section("model", "Of every model.", tuple(shared))
-    for name, found in all_.items():
-        own = tuple(one for one in found.values() if one not in shared)
-        if own:
-            yield Section(f"model (with model={name})", _one_line(options[name].__doc__ or ""), own)
+    for name, settings in all_.items():
+        if special := tuple(setting for setting in settings.values() if setting not in shared):
+            yield Section(f"model (with model={name})", _one_line(options[name].__doc__ or ""), special)
 
 
 def _setting(above: str, field: str, info: FieldInfo) -> Setting:
@@ -185,10 +184,10 @@ def _text(section: Section) -> str:
     return "\n".join(lines)
 
 
-def page(found: list[Section]) -> str:
+def page(chosen: list[Section]) -> str:
     """The sections as tables of Markdown."""
     text = PAGE
-    for section in found:
+    for section in chosen:
         text += (
             f"\n## {section.title}\n\n{section.meaning}\n\n| key | default | allowed | meaning |\n|---|---|---|---|\n"
         )

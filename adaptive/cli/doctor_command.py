@@ -70,13 +70,13 @@ def _measured_links() -> "tuple[RankLinks, bool]":
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "system": platform.platform()}
+    versions = {"python": platform.python_version(), "system": platform.platform()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def _processor() -> dict[str, Any]:
@@ -123,8 +123,8 @@ def _kernel_cache() -> dict[str, Any]:
 
     if jit._CACHE_DIR is None:
         return {"folder": "none", "safe": False}
-    found = Path(jit._CACHE_DIR).stat()
-    safe = found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o022
+    status = Path(jit._CACHE_DIR).stat()
+    safe = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o022
     return {"folder": jit._CACHE_DIR, "safe": safe}
 
 
@@ -132,14 +132,14 @@ def _policies() -> dict[str, str]:
     """Name -> where from, or why it does not load."""
     from adaptive.plugins import installed_policies, load_policy_class
 
-    found = {}
+    places = {}
     for name, place in installed_policies().items():
         try:
             load_policy_class(name)
-            found[name] = place
+            places[name] = place
         except Exception as error:  # a policy of somebody else may raise anything when imported
-            found[name] = f"does not load: {type(error).__name__}: {error}"
-    return found
+            places[name] = f"does not load: {type(error).__name__}: {error}"
+    return places
 
 
 def gpu_facts() -> dict[str, str]:
@@ -155,10 +155,10 @@ def gpu_facts() -> dict[str, str]:
         "driver": _driver(),
         "triton": _triton(),
         "c_compiler": next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))), "none"),
-        "python_h": "found" if Path(sysconfig.get_path("include"), "Python.h").is_file() else "none",
+        "python_h": "installed" if Path(sysconfig.get_path("include"), "Python.h").is_file() else "none",
     }
     if not torch.cuda.is_available():
-        return {**facts, "found": "none (the device tier is in memory: --device cpu)"}
+        return {**facts, "usable": "none (the device tier is in memory: --device cpu)"}
     for number in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(number)
         name = torch.cuda.get_device_properties(number).name
@@ -180,8 +180,8 @@ def _nvidia_devices() -> list[Path]:
 
 def _driver() -> str:
     file = Path("/proc/driver/nvidia/version")
-    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", file.read_text()) if file.is_file() else None
-    return found[0] if found else "none"
+    number = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", file.read_text()) if file.is_file() else None
+    return number[0] if number else "none"
 
 
 def _triton() -> str:
@@ -215,7 +215,7 @@ def _problems(facts: dict[str, Any]) -> list[str]:
             "problem: compiled kernels are not kept, every start compiles anew (about a minute); "
             "give XDG_CACHE_HOME a folder that only you can write"
         )
-    missing = [name for name, found in facts["versions"].items() if found == "not installed"]
+    missing = [name for name, text in facts["versions"].items() if text == "not installed"]
     problems += [f"problem: {name} is not installed; pip install {name}" for name in missing]
     return [*problems, *gpu_problems(facts["gpu"])]
 
@@ -229,7 +229,7 @@ def gpu_problems(facts: Mapping[str, str]) -> list[str]:
         for name, text in facts.items()
         if name.startswith("kernel_on_") and text != WORKS
     ]
-    if "found" not in facts:
+    if "usable" not in facts:
         return [*_triton_problems(facts), *problems]
     if facts["nvidia_gpus"] == "0":
         return []

@@ -69,8 +69,8 @@ def check_number(ranks: int, blocks: int | None) -> None:
 
 def _without_ranks(words: list[str]) -> list[str]:
     """The command line of each rank."""
-    found = [word for word in words if not word.startswith("--ranks=")]
-    while "--ranks" in found:
-        place = found.index("--ranks")
-        del found[place : place + 2]
-    return found
+    kept = [word for word in words if not word.startswith("--ranks=")]
+    while "--ranks" in kept:
+        place = kept.index("--ranks")
+        del kept[place : place + 2]
+    return kept

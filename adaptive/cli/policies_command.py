@@ -134,25 +134,26 @@ def show(spec: Spec, as_json: AsJson = False) -> None:
     from adaptive.plugins import installed_rules, load_rule_class
     from adaptive.studies.compare.contenders import policy_class
 
+    cls: type[Policy] | type[SkipRule]
     if spec in installed_rules():
-        rule = load_rule_class(spec)
-        own: dict[str, Any] = {"rule": spec, "class": f"{rule.__module__}:{rule.__qualname__}"}
-        own |= {"leaves_out": rule.leaves_out, "parameters": _parameters(rule)}
-        doc = "\n\n".join(filter(None, (_module_doc(rule), inspect.getdoc(rule)))) or "No description."
-        print_result({"schema": 1, **own, "doc": doc}, table=_rule_text(doc, own), as_json=as_json)
-        return
-    cls = policy_class(spec)
-    facts: dict[str, Any] = {
-        "schema": 1,
-        "policy": spec,
-        "class": f"{cls.__module__}:{cls.__qualname__}",
-        "misses": cls.misses,
-        "device_rows": cls.device_rows or "any",
-        "decides": _decides(cls),
-        "parameters": _parameters(cls),
-    }
+        cls = load_rule_class(spec)
+        facts: dict[str, Any] = {"rule": spec, "class": _place(cls), "leaves_out": cls.leaves_out}
+        words, flag = {"class": _place(cls), "leaves updates out": "yes" if cls.leaves_out else "no"}, "--skip RULE+"
+    else:
+        cls = policy_class(spec)
+        words = {"class": _place(cls), "misses": cls.misses, "device_rows": str(cls.device_rows or "any")}
+        facts = {"policy": spec, **words, "decides": _decides(cls)}
+        words, flag = {**words, "decides": ", ".join(facts["decides"])}, "--set policy."
+    facts["parameters"] = _parameters(cls)
     doc = "\n\n".join(filter(None, (_module_doc(cls), inspect.getdoc(cls)))) or "No description."
-    print_result({**facts, "doc": doc}, table=_show_text(doc, facts), as_json=as_json)
+    lines = [doc, "", *(f"{name}: {text}" for name, text in words.items())]
+    lines.append(f"parameters ({flag}NAME=VALUE):" if facts["parameters"] else "parameters: none")
+    lines += [f"  {name}: {one['type']} = {one['default']}" for name, one in facts["parameters"].items()]
+    print_result({"schema": 1, **facts, "doc": doc}, table="\n".join(lines), as_json=as_json)
+
+
+def _place(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 @app.command()
@@ -312,23 +313,6 @@ def _parameters(cls: "type[Policy] | type[SkipRule]") -> dict[str, dict[str, str
 
 def _type_text(annotation: Any) -> str:
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-
-
-def _show_text(doc: str, facts: dict[str, Any]) -> str:
-    lines = [doc, ""]
-    for key in ("class", "misses", "device_rows"):
-        lines.append(f"{key}: {facts[key]}")
-    lines.append(f"decides: {', '.join(facts['decides'])}")
-    lines.append("parameters (--set policy.NAME=VALUE):" if facts["parameters"] else "parameters: none")
-    lines += [f"  {name}: {one['type']} = {one['default']}" for name, one in facts["parameters"].items()]
-    return "\n".join(lines)
-
-
-def _rule_text(doc: str, facts: dict[str, Any]) -> str:
-    lines = [doc, "", f"class: {facts['class']}", f"leaves updates out: {'yes' if facts['leaves_out'] else 'no'}"]
-    lines.append("parameters (--skip RULE+NAME=VALUE):" if facts["parameters"] else "parameters: none")
-    lines += [f"  {name}: {one['type']} = {one['default']}" for name, one in facts["parameters"].items()]
-    return "\n".join(lines)
 
 
 # -- the package that `policies new` writes: a policy, or a skip rule, that works, its test, its entry point ----------

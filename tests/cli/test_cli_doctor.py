@@ -32,10 +32,10 @@ def test_doctor_names_problems(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 CPU_ONLY = {"torch_build": "CPU", "nvidia_gpus": "0", "driver": "none", "triton": "none", "c_compiler": "none",
-            "python_h": "none", "found": "none"}  # fmt: skip
+            "python_h": "none", "usable": "none"}  # fmt: skip
 HIDDEN = {**CPU_ONLY, "nvidia_gpus": "1", "torch_build": "CUDA 13.0", "driver": "550.90.07"}
 SEEN = {"torch_build": "CUDA 13.0", "nvidia_gpus": "1", "driver": "580.65.06", "triton": "3.7.1", "c_compiler": "cc",
-        "python_h": "found", "cuda:0": "NVIDIA H100", "kernel_on_cuda:0": WORKS}  # fmt: skip
+        "python_h": "installed", "cuda:0": "NVIDIA H100", "kernel_on_cuda:0": WORKS}  # fmt: skip
 
 
 @pytest.mark.parametrize(
