@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from adaptive import errors
-from adaptive.cli.output import key_lines
 
 Cli = Callable[..., Any]
 HEAVY = ("torch", "numba", "numpy", "scipy", "tensorboard", "adaptive.config")
@@ -131,10 +130,6 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_truth_is_told_in_words() -> None:
-    assert key_lines({"a": True, "b": {"c": False}, "d": 1}) == ["a: yes", "b:", "  c: no", "d: 1"]
 
 
 @pytest.mark.parametrize("words", [["--debug", "eval", "x"], ["eval", "x", "--debug"]])

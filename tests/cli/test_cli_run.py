@@ -147,11 +147,6 @@ def test_every_option_and_command_is_documented() -> None:
     check(typer.main.get_command(app), "adaptive-train")
 
 
-def test_options_of_run_are_in_panels() -> None:
-    run = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
-    assert all(option.rich_help_panel for option in run.params if option.name != "help")
-
-
 def test_defaults_in_the_help_are_the_real_ones() -> None:
     config, _ = load_settings()
     shown = {flag.keys[0]: flag.default for flag in FLAGS if flag.default and flag.keys[0] not in ("steps", "out")}

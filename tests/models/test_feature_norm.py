@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from adaptive.models.dense.base import BatchFeatureNorm, LayerFeatureNorm, feature_norm
 from adaptive.models.dense.dlrm import DLRM
 from adaptive.models.model_settings import DLRMConfig
-from adaptive.training.settings import load_settings
 
 FEATURES, WIDTH = 3, 4
 
@@ -59,16 +58,6 @@ def test_batch_is_its_twin_in_training_and_evaluation(spread: float) -> None:
     assert int(module.batches) == known.batches == 12
 
 
-def test_batch_by_hand() -> None:
-    module = BatchFeatureNorm(1, 1)
-    found = module(torch.tensor([1.0, 2.0, 6.0]).view(3, 1, 1)).flatten()
-    deviation = (14 / 3) ** 0.5  # of 1, 2 and 6, whose mean is 3
-    torch.testing.assert_close(found, torch.tensor([-2.0, -1.0, 3.0]) / deviation, rtol=1e-5, atol=1e-5)
-    assert (float(module.mean), float(module.variance)) == (3.0, 7.0)
-    module.eval()
-    torch.testing.assert_close(module(torch.tensor([[[10.0]]])), torch.tensor([[[7 / 7**0.5]]]))
-
-
 @pytest.mark.parametrize("kind", ["batch", "layer"])
 @pytest.mark.parametrize("samples", [1, 5])
 def test_gradients(kind: Any, samples: int) -> None:
@@ -94,15 +83,6 @@ def inputs(samples: int = 6) -> tuple[Tensor, Tensor]:
     )
 
 
-def test_none_adds_nothing() -> None:
-    """No weight, no buffer, no operation: what was saved before there was a choice still fits."""
-    plain, none = dlrm(), dlrm(feature_norm="none")
-    assert not [name for name in plain.state_dict() if not name.startswith(("bottom.", "top."))]
-    assert torch.equal(plain(*inputs()), none(*inputs()))
-    _, pooled = inputs()
-    assert plain.feature_norm(pooled) is pooled
-
-
 @pytest.mark.parametrize("kind", ["batch", "layer"])
 def test_other_weights_begin_as_without_and_the_normalised_vectors_interact(kind: str) -> None:
     plain, model = dlrm(), dlrm(feature_norm=kind)
@@ -121,9 +101,3 @@ def test_bfloat16_is_for_the_mlps_only(kind: str) -> None:
     model.feature_norm.register_forward_hook(lambda module, given, result: seen.append(result.dtype))
     model(*inputs())
     assert seen == [torch.float32]
-
-
-def test_it_is_a_setting_also_beside_a_preset() -> None:
-    config, origins = load_settings(flags={"preset": "rmc2"}, sets=["model.feature_norm=batch"])
-    assert DLRMConfig.model_validate(config.model_options).feature_norm == "batch"
-    assert origins["model_options.feature_norm"] == "--set"

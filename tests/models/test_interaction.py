@@ -50,29 +50,6 @@ def test_written_out() -> None:
     assert concatenation(bottom, pooled).tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, *[0.0] * 10]]
 
 
-def test_written_out_gradient() -> None:
-    bottom = torch.tensor([[1.0, 2.0]], requires_grad=True)
-    pooled = torch.tensor([[[3.0, 4.0]]], requires_grad=True)
-    grad = torch.zeros((1, 16))
-    grad[0, :3] = torch.tensor([100.0, 200.0, 10.0])
-    dot_interaction(bottom, pooled).backward(grad)
-    assert bottom.grad is not None
-    assert pooled.grad is not None
-    assert bottom.grad.tolist() == [[100.0 + 10 * 3, 200.0 + 10 * 4]]
-    assert pooled.grad.tolist() == [[[10.0 * 1, 10.0 * 2]]]
-
-
-@pytest.mark.parametrize("width", [1, 15, 16, 17, 367, 368])
-def test_aligned(width: int) -> None:
-    assert aligned(width) % 16 == 0
-    assert 0 <= aligned(width) - width < 16
-
-
-def test_num_dots() -> None:
-    assert [num_dots(n, include_self=False) for n in (1, 2, 3, 27)] == [0, 1, 3, 351]
-    assert [num_dots(n, include_self=True) for n in (1, 2, 3, 27)] == [1, 3, 6, 378]
-
-
 @pytest.mark.parametrize("interact", [dot_interaction, gathered_dot_interaction, plain_dot_interaction])
 @pytest.mark.parametrize("include_self", [False, True])
 @pytest.mark.parametrize("with_bottom", [False, True])

@@ -48,12 +48,6 @@ def test_logits_and_gradients_are_those_of_the_twin(shape: dict[str, int], setti
     assert all(bool(gradient.any()) for gradient in found)
 
 
-def test_float32_is_near_the_twin() -> None:
-    model = make_model()
-    dense, pooled = make_inputs(model)
-    torch.testing.assert_close(model(dense, pooled), twin_logits(model, dense, pooled), rtol=1e-4, atol=1e-5)
-
-
 def test_each_step_is_as_if_alone() -> None:
     """The order of features and of dense inputs: another candidate changes the last step's vector and no other."""
     model = make_model(inputs=2, features=3, steps=4)

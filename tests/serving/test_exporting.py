@@ -1,5 +1,6 @@
 """`export`: plain torch, without this package, gives the run's scores, from rows and from values as in the data."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -19,16 +20,21 @@ from adaptive import load_run
 from adaptive.batch import Batch
 from adaptive.cli.app import main
 from adaptive.errors import ConfigError, InputError, OutputError
-from adaptive.serving import export_run, exporting, predict_run, scoring
+from adaptive.serving import export_run, exporting, onnx_scoring, predict_run, scoring
 from adaptive.storage.durable import Disk
 from adaptive.training.evaluation import predict
 from adaptive.training.runs import train_run
 from adaptive.training.runs.loading import LoadedRun, data_of
 
-FORMATS = ["torch", "safetensors"]
-NO_PACKAGE = (
-    "import sys; sys.modules['adaptive'] = None; import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
-)
+HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+ONNX = pytest.param("onnx", marks=pytest.mark.skipif(not HAS_ONNX, reason="needs the extra onnx"))
+FORMATS = ["torch", "safetensors", ONNX]
+CODE: dict[str, Any] = {"torch": scoring, "safetensors": scoring, "onnx": onnx_scoring}
+FILES = {"torch": ["model.pt"], "safetensors": ["model.safetensors"], "onnx": ["model.onnx", "model.onnx.data"]}
+ALONE = (
+    "import sys; sys.modules.update(dict.fromkeys(sys.argv[2:])); import runpy; "
+    "runpy.run_path(sys.argv[1], run_name='__main__')"
+)  # without the packages that are named
 
 
 @pytest.fixture(autouse=True)
@@ -52,26 +58,30 @@ def logits_of(run: LoadedRun, folder: Path) -> tuple[NDArray[np.float32], NDArra
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_values_as_in_the_data_get_the_scores_of_predict(tmp_path: Path, to: str) -> None:
+    """Bags of none to three values, and every batch size by one file."""
     run, rows = trained(tmp_path), lines(300, seed=7)
     write_csv(Path("new.csv"), rows)
     predict_run(run, "scores.npy", data="new.csv")
     result = export_run(run, "served", to=to)
     files = sorted(path.name for path in Path("served").iterdir())
-    found = scoring.load("served").score(samples(rows))
-    np.testing.assert_allclose(found, np.load("scores.npy"), atol=1e-6)
+    model, expected = CODE[to].load("served"), np.load("scores.npy")
+    for first, last in ((0, 300), (0, 1), (5, 7), (100, 164)):
+        np.testing.assert_allclose(model.score(samples(rows)[first:last]), expected[first:last], atol=1e-6)
+    assert model.score([]) == []
     assert (result.tables, result.rows, result.to) == (4, 11 + 51 + 38 + 24, to)
-    weights = {"torch": "model.pt", "safetensors": "model.safetensors"}[to]
-    assert files == ["README.md", "dense", "ids", "model.json", weights, "sample_values.py", "scoring.py"]
+    code = ["sample_values.py", "scoring.py", *(["dense"] if to != "onnx" else [])]
+    assert files == sorted(["README.md", "ids", "model.json", *FILES[to], *code])
 
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_it_takes_no_package_of_ours(tmp_path: Path, to: str) -> None:
+    """And, as an ONNX file, no torch."""
     run, rows = trained(tmp_path), lines(40, seed=7)
     write_csv(Path("new.csv"), rows)
     predict_run(run, "scores.npy", data="new.csv")
     export_run(run, "served", to=to)
     text = "\n".join(map(json.dumps, samples(rows)))
-    command = [sys.executable, "-W", "error", "-c", NO_PACKAGE, "served/scoring.py"]
+    command = [sys.executable, "-c", ALONE, "served/scoring.py", "adaptive", *(["torch"] if to == "onnx" else [])]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, input=text, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -225,22 +235,30 @@ def test_criteo(tmp_path: Path) -> None:
 # -- what is written -----------------------------------------------------------------------------------------------
 
 
-def test_the_page_says_how_to_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+PAGES = {
+    "torch": ("| `tables.0.weight` | genre | 11 | 4 |", "place of the key in `ids/0.npy`, 9 rows", "`price` as log"),
+    "onnx": ("| `model.onnx.data` | the tables", "It needs onnxruntime and numpy, not", "`rows.n`"),
+}
+
+
+@pytest.mark.parametrize("to", ["torch", ONNX])
+def test_the_page_says_how_to_score(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Its example runs as it stands."""
-    export_run(trained(tmp_path), "served")
+    export_run(trained(tmp_path), "served", to=to)
     page = Path("served/README.md").read_text()
-    for text in ("| `tables.0.weight` | genre | 11 | 4 |", "place of the key in `ids/0.npy`, 9 rows", "`price` as log"):
-        assert text in page, text
+    assert all(text in page for text in PAGES[to]), page
     example = "\n".join(line[4:] for line in page.splitlines() if line.startswith("    "))
     monkeypatch.chdir("served")
     monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.delitem(sys.modules, "scoring", raising=False)
     exec(compile(example, "README.md", "exec"), {})  # noqa: S102 (the page is ours)
+    monkeypatch.delitem(sys.modules, "scoring")
     assert 0 < float(capsys.readouterr().out.strip("[]\n")) < 1
 
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_tables_are_written_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
-    """The same file, however small the blocks."""
+    """The same files, however small the blocks."""
     run, sizes = trained(tmp_path), list[int]()
     export_run(run, "large", to=to)
 
@@ -251,19 +269,20 @@ def test_tables_are_written_block_by_block(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(exporting, "_table", record)
     export_run(run, "small", to=to)
-    (name,) = (path.name for path in Path("large").glob("model.[ps]*"))
-    assert Path("large", name).read_bytes() == Path("small", name).read_bytes()
+    for name in FILES[to]:
+        assert Path("large", name).read_bytes() == Path("small", name).read_bytes()
     assert max(sizes) == 48 and len(sizes) == 4 + 17 + 13 + 8
 
 
-def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("to", ["torch", ONNX])
+def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     run = trained(tmp_path)
     monkeypatch.setattr(Disk, "sync", fail)
     with pytest.raises(OutputError, match=r"served could not be written: .*No space left"):
-        export_run(run, "served")
+        export_run(run, "served", to=to)
     assert not list(tmp_path.glob("served*"))
 
 
