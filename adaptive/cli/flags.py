@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,9 +31,10 @@ class Flag:
     keys: tuple[str, ...]
     metavar: str
     panel: str
-    help: str
+    _: KW_ONLY
     default: str = ""  # as shown; the settings hold the real one
     value: str | None = None  # what the flag stands for, if it takes no value itself
+    help: str
 
     @property
     def parameter(self) -> str:
@@ -41,121 +42,57 @@ class Flag:
         return "flag_" + self.name.removeprefix("--").replace("-", "_")
 
 
+# fmt: off
 FLAGS = (
-    Flag(
-        "--data",
-        ("data",),
-        "SPEC",
-        DATA,
-        "synthetic, criteo:PATH[,PATH...], csv:PATH, parquet:PATH or prepared:DIR; for tbsm: sequences, "
-        "taobao:PATH[,PATH...] or tbsm:PATH[,PATH...].",
-        "synthetic",
-    ),
-    Flag(
-        "--schema",
-        ("data.schema_path",),
-        "FILE",
-        DATA,
-        "Schema of csv:PATH or parquet:PATH, a TOML file, or the name of an installed one.",
-    ),
-    Flag("--batch-size", ("batch_size",), "SAMPLES", DATA, "Samples per batch.", "2048"),
-    Flag("--device", ("tier.device",), "auto|cpu|cuda", TIERS, "Where the device tier lies.", "auto"),
-    Flag(
-        "--device-rows",
-        ("tier.device_rows",),
-        "SIZE",
-        TIERS,
-        "Size of the device tier: rows (100000), per cent of all rows (10%), bytes (512MiB) or auto.",
-        "auto",
-    ),
-    Flag("--depth", ("depth",), "BATCHES", TIERS, "Batches of look-ahead; 0: none.", "4"),
-    Flag(
-        "--policy",
-        ("policy",),
-        "SPEC",
-        POLICY,
-        "Name (see `policies list`), module:Class or file.py:Class. Its parameters: --set policy.NAME=VALUE.",
-        "lru",
-    ),
-    Flag(
-        "--preset",
-        ("preset",),
-        "NAME",
-        TRAINING,
-        "Model and built-in stream in a published shape: rmc1 to rmc4, syn-m1, syn-m2, m1prod to m3prod, mlperf.",
-    ),
-    Flag(
-        "--model",
-        ("model",),
-        "NAME",
-        TRAINING,
-        "dlrm, dcn, deepfm, two-tower, multi-task, tbsm over sequences, module:Class or file.py:Class. Its shape: "
-        "--set model.NAME=VALUE.",
-        "dlrm",
-    ),
-    Flag(
-        "--optimizer",
-        ("optimizer.name",),
-        "NAME",
-        TRAINING,
-        "Optimizer of the rows: sgd, adagrad, rowwise_adagrad or adam.",
-        "rowwise_adagrad",
-    ),
-    Flag(
-        "--lr",
-        ("optimizer.lr",),
-        "RATE",
-        TRAINING,
-        "Learning rate of the rows; of the dense part: --set dense_optimizer.lr=RATE.",
-        "0.05",
-    ),
-    Flag(
-        "--skip",
-        ("skip.rule",),
-        "RULE",
-        TRAINING,
-        "Which updates are written less often, beside any policy: off, defer, updates, inputs, module:Class, "
-        "file.py:Class, with parameters as in defer+bound=0.1. Without it: what the policy says.",
-    ),
-    Flag("--steps", ("steps",), "BATCHES", TRAINING, "Stop after this many batches.", "all data"),
-    Flag("--epochs", ("epochs",), "NUMBER", TRAINING, "Passes over the training data.", "1"),
-    Flag(
-        "--eval-every",
-        ("eval_every",),
-        "BATCHES",
-        TRAINING,
-        "Evaluate every so many batches, too. --set stop_at.auc=0.80 ends training at the first evaluation that "
-        "reaches it.",
-    ),
-    Flag(
-        "--init-from",
-        ("init_from",),
-        "RUNDIR",
-        TRAINING,
-        "Begin with the weights of a run: a day later.",
-    ),
-    Flag("--seed", ("seed",), "NUMBER", TRAINING, "Seed of the initial values.", "0"),
-    Flag("--out", ("out",), "DIR", OUTPUT, "Run directory, new or empty.", "runs/<date>-<policy>"),
-    Flag("--arch-sparse-feature-size", ("model.embedding_dim",), "WIDTH", DLRM, "model.embedding_dim"),
-    Flag("--arch-mlp-bot", ("model.bottom_mlp",), "SIZES", DLRM, "model.bottom_mlp, such as 13-512-256-64-16"),
-    Flag("--arch-mlp-top", ("model.top_mlp",), "SIZES", DLRM, "model.top_mlp, such as 512-256-1"),
-    Flag("--arch-interaction-op", ("model.interaction",), "dot|cat", DLRM, "model.interaction"),
-    Flag("--mini-batch-size", ("batch_size",), "SAMPLES", DLRM, "--batch-size"),
-    Flag("--test-mini-batch-size", ("eval_batch_size",), "SAMPLES", DLRM, "eval_batch_size"),
-    Flag(
-        "--learning-rate",
-        ("optimizer.lr", "dense_optimizer.lr"),
-        "RATE",
-        DLRM,
-        "optimizer.lr and dense_optimizer.lr, as DLRM has one rate for all",
-    ),
-    Flag("--nepochs", ("epochs",), "NUMBER", DLRM, "--epochs"),
-    Flag("--num-batches", ("steps",), "BATCHES", DLRM, "--steps"),
-    Flag("--numpy-rand-seed", ("seed",), "NUMBER", DLRM, "--seed"),
-    Flag("--print-freq", ("log_every",), "BATCHES", DLRM, "log_every"),
-    Flag("--test-freq", ("eval_every",), "BATCHES", DLRM, "--eval-every"),
-    Flag("--use-gpu", ("tier.device",), "", DLRM, "--device cuda", value="cuda"),
+    Flag("--data", ("data",), "SPEC", DATA, default="synthetic",
+         help="synthetic, criteo:PATH[,PATH...], csv:PATH, parquet:PATH or prepared:DIR; for tbsm: sequences, "
+              "taobao:PATH[,PATH...] or tbsm:PATH[,PATH...]."),
+    Flag("--schema", ("data.schema_path",), "FILE", DATA,
+         help="Schema of csv:PATH or parquet:PATH, a TOML file, or the name of an installed one."),
+    Flag("--batch-size", ("batch_size",), "SAMPLES", DATA, default="2048", help="Samples per batch."),
+    Flag("--device", ("tier.device",), "auto|cpu|cuda", TIERS, default="auto", help="Where the device tier lies."),
+    Flag("--device-rows", ("tier.device_rows",), "SIZE", TIERS, default="auto",
+         help="Size of the device tier: rows (100000), per cent of all rows (10%), bytes (512MiB) or auto."),
+    Flag("--depth", ("depth",), "BATCHES", TIERS, default="4", help="Batches of look-ahead; 0: none."),
+    Flag("--policy", ("policy",), "SPEC", POLICY, default="lru",
+         help="Name (see `policies list`), module:Class or file.py:Class. Its parameters: --set policy.NAME=VALUE."),
+    Flag("--preset", ("preset",), "NAME", TRAINING,
+         help="Model and built-in stream in a published shape: rmc1 to rmc4, syn-m1, syn-m2, m1prod to m3prod, "
+              "mlperf."),
+    Flag("--model", ("model",), "NAME", TRAINING, default="dlrm",
+         help="dlrm, dcn, deepfm, two-tower, multi-task, tbsm over sequences, module:Class or file.py:Class. Its "
+              "shape: --set model.NAME=VALUE."),
+    Flag("--optimizer", ("optimizer.name",), "NAME", TRAINING, default="rowwise_adagrad",
+         help="Optimizer of the rows: sgd, adagrad, rowwise_adagrad or adam."),
+    Flag("--lr", ("optimizer.lr",), "RATE", TRAINING, default="0.05",
+         help="Learning rate of the rows; of the dense part: --set dense_optimizer.lr=RATE."),
+    Flag("--skip", ("skip.rule",), "RULE", TRAINING,
+         help="Which updates are written less often, beside any policy: off, defer, updates, inputs, module:Class, "
+              "file.py:Class, with parameters as in defer+bound=0.1. Without it: what the policy says."),
+    Flag("--steps", ("steps",), "BATCHES", TRAINING, default="all data", help="Stop after this many batches."),
+    Flag("--epochs", ("epochs",), "NUMBER", TRAINING, default="1", help="Passes over the training data."),
+    Flag("--eval-every", ("eval_every",), "BATCHES", TRAINING,
+         help="Evaluate every so many batches, too. --set stop_at.auc=0.80 ends training at the first evaluation "
+              "that reaches it."),
+    Flag("--init-from", ("init_from",), "RUNDIR", TRAINING, help="Begin with the weights of a run: a day later."),
+    Flag("--seed", ("seed",), "NUMBER", TRAINING, default="0", help="Seed of the initial values."),
+    Flag("--out", ("out",), "DIR", OUTPUT, default="runs/<date>-<policy>", help="Run directory, new or empty."),
+    Flag("--arch-sparse-feature-size", ("model.embedding_dim",), "WIDTH", DLRM, help="model.embedding_dim"),
+    Flag("--arch-mlp-bot", ("model.bottom_mlp",), "SIZES", DLRM, help="model.bottom_mlp, such as 13-512-256-64-16"),
+    Flag("--arch-mlp-top", ("model.top_mlp",), "SIZES", DLRM, help="model.top_mlp, such as 512-256-1"),
+    Flag("--arch-interaction-op", ("model.interaction",), "dot|cat", DLRM, help="model.interaction"),
+    Flag("--mini-batch-size", ("batch_size",), "SAMPLES", DLRM, help="--batch-size"),
+    Flag("--test-mini-batch-size", ("eval_batch_size",), "SAMPLES", DLRM, help="eval_batch_size"),
+    Flag("--learning-rate", ("optimizer.lr", "dense_optimizer.lr"), "RATE", DLRM,
+         help="optimizer.lr and dense_optimizer.lr, as DLRM has one rate for all"),
+    Flag("--nepochs", ("epochs",), "NUMBER", DLRM, help="--epochs"),
+    Flag("--num-batches", ("steps",), "BATCHES", DLRM, help="--steps"),
+    Flag("--numpy-rand-seed", ("seed",), "NUMBER", DLRM, help="--seed"),
+    Flag("--print-freq", ("log_every",), "BATCHES", DLRM, help="log_every"),
+    Flag("--test-freq", ("eval_every",), "BATCHES", DLRM, help="--eval-every"),
+    Flag("--use-gpu", ("tier.device",), "", DLRM, value="cuda", help="--device cuda"),
 )
+# fmt: on
 
 
 def given_flags(values: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
