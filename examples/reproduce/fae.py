@@ -18,7 +18,7 @@ from adaptive.studies.reproduce.paper import (
 
 def findings(records: Records) -> Findings:
     small, large = (row(records["data"]["data"]["hot"], memory=size) for size in ("1%", "10%"))
-    yield Claim("a tenth of the rows takes over 80 % of the look-ups", large["lookup_share"], ">", 0.8)
+    yield Claim("a tenth of the rows takes over 80 % of the lookups", large["lookup_share"], ">", 0.8)
     yield Claim("hot inputs grow with the memory", large["hot_input_share"], ">", small["hot_input_share"])
     yield Claim("a mini-batch of 1024 inputs taken as they come is never all hot (figure 3), which is why FAE sorts "
                 "them", large["hot_batch_share"]["1024"], "<", 0.01)
@@ -47,7 +47,7 @@ PAPER = Paper(
     "Adnan et al., PVLDB 15(1), 2022 (arXiv 2103.00686)",
     commands=(
         Command("data", "figures 1B, 3, 5, 7, 10 and 8, 9, 11: hot rows and inputs by threshold and memory, estimate "
-                        "beside truth, how long that takes; for figure 13 and table 5, modelled: hot inputs",
+                        "next to truth, how long that takes; for figure 13 and table 5, modelled: hot inputs",
                 "profile --sections data --memory 1%,2%,5%,10%,20%", quick="--samples 60000"),
         Command("step", "figure 14: the step by phase", "profile --sections step --policies hybrid,fae",
                 quick="--time-steps 10 --batch-size 256 --set data.synthetic.num_train=60000"),

@@ -78,7 +78,7 @@ def popular_inputs(records: Records) -> DerivedTable:
 
 
 def logger_size(popular: DerivedTable) -> DerivedTable:
-    """The same over the logger's size, beside exact counts of all rows."""
+    """The same over the logger's size, next to exact counts of all rows."""
     matches = ((re.search(r"logger_bytes=(\d+)", name), share) for name, share in popular.values.items())
     points = sorted((int(match[1]) / 1024, share) for match, share in matches if match)
     exact = max((share for name, share in popular.values.items() if "logger=" not in name), default=0.0)
@@ -94,11 +94,11 @@ PAPER = Paper(
     commands=(
         Command("data", "figure 3: sorted counts; for figures 15 and 22, modelled: popular inputs",
                 "profile --sections data --memory 5%,10%", quick="--samples 60000"),
-        Command("learning", "figures 10 and 23: popular inputs by share learnt, and by the logger's size beside exact "
+        Command("learning", "figures 10 and 23: popular inputs by share learnt, and by the logger's size next to exact "
                             "counts",
                 f"simulate --policies hotline+learn=1%,hotline+learn=5%,hotline+learn=20%,{LOGGERS} --device-rows 10%",
                 quick="--steps 110 --batch-size 512 --set data.synthetic.num_train=60000"),
-        Command("step", "figures 2, 4, 16 and 18: the step by phase, classifying beside it",
+        Command("step", "figures 2, 4, 16 and 18: the step by phase, classifying next to it",
                 "profile --sections step --policies hybrid,hotline", quick="--time-steps 10 --batch-size 256"),
         Command("compare", "table 5, table 6 and figure 14: quality and bytes", "compare --device-rows 10% --seeds 1",
                 full="--policies hybrid,fae,hotline,hotline+micro_batches=false --eval-every 100",

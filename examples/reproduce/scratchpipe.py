@@ -59,7 +59,7 @@ def slots(records: Records) -> DerivedTable:
 
 
 def designs(records: Records) -> DerivedTable:
-    """Four designs beside all rows on the device: milliseconds of a step at each size of the cache, modelled with
+    """Four designs next to all rows on the device: milliseconds of a step at each size of the cache, modelled with
     planning as it was measured here."""
     runs = records["hits"]["runs"]
     lines = {

@@ -40,7 +40,7 @@ def findings(records: Records) -> Findings:
 
 
 def skipping(records: Records) -> DerivedTable:
-    """Change of AUC against the share that was left out, beside as many inputs dropped at random."""
+    """Change of AUC against the share that was left out, next to as many inputs dropped at random."""
     lines: dict[str, list[tuple[float, float]]] = {}
     values = {}
     for policy in records["compare"]["policies"]:
@@ -70,7 +70,7 @@ PAPER = Paper(
                 full="--steps 1000 --every 100", quick="--steps 60 --every 20 --batch-size 512"),
         Command("sgd", "the same under SGD", "profile --sections movement --optimizer sgd --lr 0.5",
                 full="--steps 1000 --every 100", quick="--steps 60 --every 20 --batch-size 512"),
-        Command("compare", "quality against the share left out, beside as many inputs dropped at random", "compare",
+        Command("compare", "quality against the share left out, next to as many inputs dropped at random", "compare",
                 full=f"--policies lru,slipstream,{RULES} --seeds 3 --set data.synthetic.num_train=1000000",
                 quick="--policies lru,slipstream,slipstream+skip=updates+target_skip=0.2,"
                       "slipstream+skip=inputs+target_drop=0.4 --seeds 1 --steps 160 --batch-size 1024 "

@@ -6,7 +6,7 @@ from adaptive.studies.reproduce.paper import Claim, Command, Findings, Missing, 
 
 def findings(records: Records) -> Findings:
     data = records["data"]["data"]
-    yield Claim("one row of a table takes over 1000 times the look-ups of its median row",
+    yield Claim("one row of a table takes over 1000 times the lookups of its median row",
                 row(data["tables"], table="C3")["hottest_over_median"], ">", 1000)
     yield Claim("512 MiB make inputs hot, of which the tutorial's subset has 44 %",
                 row(data["hot"], memory="512MiB")["hot_input_share"], ">", 0.4)
@@ -29,7 +29,7 @@ PAPER = Paper(
         Command("step", "session 2, the baseline's step by phase, embeddings on the host",
                 "profile --sections step --policies hybrid",
                 full="--batch-size 1024", quick="--time-steps 10 --batch-size 256"),
-        Command("compare", "session 3, training with hot inputs beside the baseline",
+        Command("compare", "session 3, training with hot inputs next to the baseline",
                 "compare --policies hybrid,fae --device-rows 10% --seeds 1",
                 quick="--steps 40 --batch-size 512 --set data.synthetic.num_train=60000 "
                       "--set data.synthetic.num_eval=10000"),

@@ -12,8 +12,10 @@ import pytest
 from manifests import write_record
 
 from adaptive.storage.run_directory import SCHEMA
+from adaptive.studies import charts
 from adaptive.studies.compare.comparison_runs import Outcome
 from adaptive.studies.compare.verdicts import judge
+from adaptive.training.telemetry.document import Figure
 from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.record import (
     EvalRecord,
@@ -128,6 +130,13 @@ def comparison(policies: Sequence[str] = ("hybrid", "lfu"), seeds: int = 2) -> d
 
 def _ended(totals: RunTotals, policy: str, auc: float) -> dict[str, Any]:
     return {**run_summary(policy, totals, auc=auc, log_loss=0.5), "auc_of": "evaluation", "skipped_input_share": 0.0}
+
+
+@pytest.fixture
+def nothing_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take most of a page's time; these tests look at none."""
+    for name in ("_drawn", "drawn_figure"):
+        monkeypatch.setattr(charts, name, lambda title, draw, **size: Figure(title, "<svg ></svg>"))
 
 
 class Seen(HTMLParser):

@@ -18,7 +18,7 @@ from adaptive.studies.report.study_pages import profile_figures
 from adaptive.studies.simulate.simulation import simulate
 from adaptive.studies.step_model import Locality, Machine
 from adaptive.training.settings import load_settings
-from adaptive.training.telemetry.document import Document, Folded, Heading, Note, Table, escaped, visible
+from adaptive.training.telemetry.document import COLORS, Document, Folded, Heading, Note, Table, escaped, visible
 
 ELEMENTS = {
     *("html", "head", "meta", "title", "style", "body", "header", "h1", "p", "nav", "a", "main", "section", "h2"),
@@ -117,6 +117,13 @@ def test_blocks_become_elements() -> None:
     words = " ".join(seen.text.split())
     assert words == "Title Title about First First text more a caption name rows user 10"
     assert ("a", "href", "#part-0") in seen.attributes and ("section", "id", "part-0") in seen.attributes
+
+
+def test_the_style_has_every_color_for_light_and_dark() -> None:
+    page = Document([]).to_html("Title", "about")
+    for number in range(COLORS):
+        assert page.count(f"--s{number}:#") == 2 and f".c{number}{{border-color:var(--s{number})" in page
+    assert f"--s{COLORS}:" not in page
 
 
 @pytest.mark.nightly

@@ -7,22 +7,15 @@ from pathlib import Path
 
 import pytest
 from manifests import write_record
-from report_records import Seen, comparison, write_run
+from report_records import Seen, comparison, nothing_drawn, write_run  # noqa: F401 (fixture)
 
 from adaptive.errors import AdaptiveError, CheckpointError, InputError, OutputError
-from adaptive.studies import charts
 from adaptive.studies.compare.comparison_runs import Outcome
 from adaptive.studies.compare.verdicts import judge
 from adaptive.studies.report import html_report
 from adaptive.studies.report.html_report import write_report
-from adaptive.training.telemetry.document import Figure
 
-
-@pytest.fixture(autouse=True)
-def nothing_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures take most of a page's time, and these tests look at none."""
-    for name in ("_drawn", "drawn_figure"):
-        monkeypatch.setattr(charts, name, lambda title, draw, **size: Figure(title, "<svg ></svg>"))
+pytestmark = pytest.mark.usefixtures("nothing_drawn")
 
 
 def refused(error: type[AdaptiveError], *paths: Path) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_records import GUARDED, Seen, interval, write_run
+from report_records import GUARDED, Seen, interval, nothing_drawn, write_run  # noqa: F401 (fixture)
 
 from adaptive.studies.report.html_report import write_report
 from adaptive.studies.report.page_records import PageRecord, load_run
@@ -22,6 +22,12 @@ from adaptive.training.telemetry.document import (
     Note,
     Table,
 )
+
+
+@pytest.fixture(autouse=True)
+def drawn_for_size_only(request: pytest.FixtureRequest) -> None:
+    if "nightly" not in request.keywords:
+        request.getfixturevalue("nothing_drawn")
 
 
 def named(run: Path, name: str = "mine") -> PageRecord:
