@@ -103,9 +103,9 @@ SMALL: Final = {
 
 def train(monkeypatch: pytest.MonkeyPatch, out: Path, kind: type[LRU], **changed: Any) -> dict[str, Any]:
     """A run of the toy data under a policy of this module."""
-    from adaptive.training import build
+    from adaptive.training import components
 
-    monkeypatch.setattr(build, "make_policy", lambda spec, options: kind())
+    monkeypatch.setattr(components, "make_policy", lambda spec, options: kind())
     config = toy_config(out=str(out), skip=SKIP, **changed)
     return train_run(config)
 
@@ -245,9 +245,9 @@ class Ends(LRU):
 
 def trained_under_ends(out: str, log: str) -> None:
     """In a child."""
-    from adaptive.training import build
+    from adaptive.training import components
 
-    build.make_policy = lambda spec, options: Ends()  # type: ignore[attr-defined]
+    components.make_policy = lambda spec, options: Ends()  # type: ignore[attr-defined]
     trained(out, SMALL, False, log)
 
 
