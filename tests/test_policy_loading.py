@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from adaptive import plugins as policy_module
 from adaptive.config import SkipConfig
 from adaptive.errors import PolicyError
 from adaptive.plugins import ENTRY_POINTS, installed_policies, load_policy_class, make_policy, policy_parameters
+from adaptive.policies.hotline import Hotline
+from adaptive.policies.lfu import LFU
 from adaptive.policies.lru import LRU
 from adaptive.policies.rules.defer import Defer
-from adaptive.policy import Policy
+from adaptive.policy import Policy, RowStats, arranges, order_of
 
 SOURCE = """
     import numpy as np
@@ -241,3 +244,48 @@ def test_what_is_no_policy_is_named(policy: object) -> None:
 def test_a_policy_without_state_refuses_a_foreign_one() -> None:
     with pytest.raises(ValueError, match=r"LRU has no state, got \['rows'\]"):
         make_policy("lru").load_state_dict({"rows": np.arange(2)})
+
+
+# --- whether a policy makes batches of its own; whose score its order speaks of --------------------------------------
+
+
+def test_a_policy_arranges_if_it_or_its_class_has_an_arrange_of_its_own() -> None:
+    assert not arranges(LRU) and not arranges(LRU())
+    assert arranges(Hotline) and arranges(Hotline())
+
+
+def test_an_instance_that_is_given_an_arrange_arranges() -> None:
+    policy = LRU()
+    policy.arrange = lambda batches, view: batches  # type: ignore[method-assign]
+    assert arranges(policy) and not arranges(LRU)
+
+
+def test_an_order_speaks_of_the_score_of_its_own_class() -> None:
+    class Other(LRU):
+        def score(self, rows: RowStats) -> NDArray[Any]:
+            return -rows.last_access
+
+    class OtherAndItsOrder(Other):
+        order = ("accesses",)
+
+    class Below(OtherAndItsOrder):
+        pass
+
+    class Plain(Policy):
+        def score(self, rows: RowStats) -> NDArray[Any]:
+            return rows.rows
+
+    assert order_of(LRU()) == ("last_access",)
+    assert order_of(LFU()) == ("accesses", "last_access")
+    assert order_of(OtherAndItsOrder()) == order_of(Below()) == ("accesses",)
+    assert order_of(Other()) == order_of(Plain()) == ()
+
+
+def test_an_order_does_not_count_for_other_settings_nor_for_a_score_of_the_instance() -> None:
+    assert order_of(LFU(half_life=3)) == ()
+    policy = LRU()
+    policy.score = lambda rows: rows.accesses  # type: ignore[method-assign]
+    assert order_of(policy) == ()
+    policy = LRU()
+    policy.order = ("accesses",)  # no class says that its score does that
+    assert order_of(policy) == ()
