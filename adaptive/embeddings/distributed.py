@@ -178,8 +178,8 @@ class LocalSteps:
         self.has_no_samples = False
 
     @contextmanager
-    def telling_ranks(self) -> Iterator[None]:
-        """Note what ends the body; see `TieredEmbeddingBag.telling_ranks`."""
+    def reporting_errors(self) -> Iterator[None]:
+        """Note what ends the body; see `TieredEmbeddingBag.reporting_errors`."""
         try:
             yield
         except BaseException as error:
@@ -210,7 +210,7 @@ class LocalSteps:
 
     def update(self, planned: Planned) -> None:
         """Update the rows of a batch from its gradients."""
-        with self.telling_ranks():  # a loop that ends here was not left before step()
+        with self.reporting_errors():  # a loop that ends here was not left before step()
             self._pipeline.feedback.report(planned.number, [group.update() for group in planned.works])
 
     def end_batch(self, planned: Planned) -> None:

@@ -295,10 +295,10 @@ class TieredEmbeddingBag(nn.Module):
             )
         self._pipeline.feedback.report_loss(planned.number, loss)
 
-    def telling_ranks(self) -> AbstractContextManager[None]:
+    def reporting_errors(self) -> AbstractContextManager[None]:
         """Around the body of a loop: whatever ends it is reported to the other ranks when the look-ahead is closed.
         Without it they only learn that this rank has left its loop."""
-        return self._batch_steps.telling_ranks()
+        return self._batch_steps.reporting_errors()
 
     def read(self, batch: Batch) -> Planned:
         """A batch for evaluation or prediction: nothing moves, nothing is counted, nothing can be trained."""

@@ -101,7 +101,7 @@ class Trainer:
         before = self.recorder.steps
         self.recorder.start()
         look_ahead = contextlib.closing(self.embeddings.look_ahead(self._dense.own_parts(batches), depth=depth))
-        with look_ahead as coming, self.embeddings.telling_ranks():
+        with look_ahead as coming, self.embeddings.reporting_errors():
             while (planned := self._next(coming)) is not None:
                 self.step(planned)
                 self.measure(planned)

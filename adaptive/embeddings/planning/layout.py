@@ -119,7 +119,7 @@ class Group:
         return table_buckets(self.table_starts)
 
     def tables_of(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """(n,) table, counted in the group, of each local row."""
+        """(n,) table, counted in the group, of each owned row."""
         tables = np.empty(len(rows), np.int32)
         buckets, shift = self._buckets
         books.tables_of(rows, self.table_starts, buckets, shift, tables)

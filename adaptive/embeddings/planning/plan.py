@@ -43,7 +43,7 @@ class Pooling:
 class RowUpdates:
     """The update: which vectors' gradients belong to which row, in lookup order."""
 
-    rows: Int64s  # (U,) local rows
+    rows: Int64s  # (U,) owned rows
     locations: Int64s  # (U,)
     segments: Int64s  # (U + 1,)
     vectors: NDArray[np.int32]  # (G,); empty: on the device
@@ -85,7 +85,7 @@ class Deferred:
 
     row_updates: RowUpdates
     due_at: Int64s  # (n,) which of them are due after this batch
-    due_rows: Int64s  # (n,) local rows
+    due_rows: Int64s  # (n,) owned rows
     due_locations: Int64s  # (n,)
     due_entries: Int64s  # (n,)
 

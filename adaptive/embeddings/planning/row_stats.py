@@ -32,7 +32,7 @@ class StatsSource:
         entries: Int64s | None = None,
         visits: NDArray[np.uint32] | None = None,
     ) -> RowStats:
-        """What a policy is told about local rows (n,) when batch `number` is planned.
+        """What a policy is told about owned rows (n,) when batch `number` is planned.
 
         Args:
             window: the batches that follow, nearest first.

@@ -89,7 +89,7 @@ class HostTier(ABC):
         """A hint that a batch will soon use rows in place, for tiers that can prefetch them."""
 
     def initial(self, weights: Floats, state: Floats, to_rows: Int64s, rows: Int64s) -> None:
-        """Write the initial values of local rows to rows `to_rows` of other arrays."""
+        """Write the initial values of owned rows to rows `to_rows` of other arrays."""
         group = self.group
         initial.initial_rows(
             weights,

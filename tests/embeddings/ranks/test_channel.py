@@ -116,7 +116,7 @@ def test_a_failure_in_planning_is_told_in_the_place_of_answers(depth: int) -> No
 def test_an_error_in_one_loop_ends_the_others_with_its_class(depth: int) -> None:
     def work(ranks: Ranks) -> None:
         embeddings = made(ranks)
-        with closing(embeddings.look_ahead(BATCHES, depth=depth)) as coming, embeddings.telling_ranks():
+        with closing(embeddings.look_ahead(BATCHES, depth=depth)) as coming, embeddings.reporting_errors():
             for planned in coming:
                 if planned.number == 1 and ranks.rank == 1:
                     raise NonFiniteError("the loss is nan")
@@ -241,7 +241,7 @@ def test_what_ranks_cannot_do_is_refused() -> None:
     def clip(ranks: Ranks) -> None:
         embeddings = made(ranks)
         for planned in embeddings.look_ahead(BATCHES[:1], depth=0):
-            with embeddings.telling_ranks():
+            with embeddings.reporting_errors():
                 embeddings.stack(planned).sum().backward()
                 embeddings.optimizer.clip_grad_norm_(1.0)
 

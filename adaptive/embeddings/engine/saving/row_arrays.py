@@ -83,7 +83,7 @@ def _save_lane(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArray
 
 
 def _in_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s) -> dict[str, Blocks]:
-    """Values and state of local rows (n,)."""
+    """Values and state of owned rows (n,)."""
     widths = {"weights": lane.host.weights.shape[1], "state": lane.host.state.shape[1]}
     return {
         name: Blocks(np.dtype(np.float32), (len(rows), width), partial(_blocks, pipeline, lane, rows, column))
