@@ -26,7 +26,7 @@ from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels.checksum import checksum
 from adaptive.data.npz import load_arrays
 from adaptive.data.open import open_dataset
-from adaptive.data.prepared.block_layout import CHECKSUM, MANIFEST, OFFSET, SIZE, load_manifest
+from adaptive.data.prepared.prepared_reader import CHECKSUM, MANIFEST, OFFSET, SIZE, load_manifest
 from adaptive.data.prepared.prepared_writer import prepare
 from adaptive.errors import InputError
 from adaptive.storage.arrays import write_array

@@ -165,5 +165,5 @@ def test_bytes_that_are_read_rise_to_those_of_the_arrays(tmp_path: Path) -> None
     reads = [(data.part_read().done, data.part_read().total) for _ in data.train(40)]
     assert reads == [(100 * 4 * 40, 100 * 4 * 40)] * 3  # one block of 16,384 rows
     found: list[tuple[int, int]] = []
-    survey(data._source, (0, 1), mark_rows=40, told=lambda done, total: found.append((done, total)))
+    survey(data._source, (0, 1), mark_rows=40, report=lambda done, total: found.append((done, total)))
     assert found == [(rows * 4 * 40, 100 * 4 * 40) for rows in (40, 80, 100)]

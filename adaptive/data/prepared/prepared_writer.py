@@ -12,7 +12,7 @@ from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, tables_of
 from adaptive.data.kernels.checksum import checksum
 from adaptive.data.open import open_dataset
-from adaptive.data.prepared.block_layout import (
+from adaptive.data.prepared.prepared_reader import (
     FIRST_FEATURE,
     FORMAT,
     MANIFEST,

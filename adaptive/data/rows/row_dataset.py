@@ -167,7 +167,7 @@ class RowDataset(Dataset):
             self._part_read = read
 
         rows = block_rows(self._source.READ_ROWS, batch_size)
-        with closing(read_part(self._source, part, rows, threads=self._options.num_workers, told=note)) as blocks:
+        with closing(read_part(self._source, part, rows, threads=self._options.num_workers, report=note)) as blocks:
             for block in blocks:
                 yield from self._batcher.batches(block, batch_size)
 
@@ -309,4 +309,4 @@ def _parts(opened: Opened, counted: Survey | None, time_cut: float | None, optio
     kept = Split(evaluation) if evaluation else None
     if kept is not None and part != "all":
         kept = half(survey(source, evaluation), kept, part)
-    return Splits(Split(train, known=num_train), kept, num_train)
+    return Splits(Split(train, num_rows=num_train), kept, num_train)

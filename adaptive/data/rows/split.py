@@ -28,7 +28,7 @@ class Split:
     """Rows of some files: from `start`, without the first `skip`, at most `limit`, with a time in `window`.
 
     Attributes:
-        known: how many these are, where that is known and `limit` does not say it; for estimates.
+        num_rows: how many these are, where that is known and `limit` does not say it; for estimates.
     """
 
     files: tuple[int, ...]
@@ -36,7 +36,7 @@ class Split:
     skip: int = 0
     limit: int | None = None
     window: tuple[float, float] = EVERYTHING
-    known: int | None = None
+    num_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ def survey(
     window: tuple[float, float] = EVERYTHING,
     look: Callable[[Block], None] | None = None,
     keepers: Keepers | None = None,
-    told: Told | None = None,
+    report: Told | None = None,
 ) -> Survey:
     """Read everything once: count rows, let `look` see them and `keepers` the texts of their columns.
 
     Args:
-        told: is called after each block of `mark_rows`; None: who listens (`adaptive.data.dataset`).
+        report: is called after each block of `mark_rows`; None: the listener (`reading_progress`).
 
     Raises:
         InputError: if a file cannot be read, too many lines are bad, or there is no good row.
     """
-    told = told or reading_begins()
+    report = report or reading_begins()
     num_bytes = source.size(files)
     block, num_rows, marks = Block.empty(source.formats[files[0]], mark_rows), 0, []
     with source.reader(files, window=window, keepers=keepers) as reader:
@@ -75,7 +75,7 @@ def survey(
             num_rows += rows
             if look is not None and rows:
                 look(block)
-            told(reader.bytes_read(), num_bytes)
+            report(reader.bytes_read(), num_bytes)
             if rows < mark_rows:
                 break
     if not num_rows:
@@ -107,14 +107,14 @@ def half(counted: Survey, whole: Split, which: str) -> Split:
             "Keep more rows for evaluation."
         )
     if which == "first_half":
-        return replace(whole, limit=middle - first, known=None)
+        return replace(whole, limit=middle - first, num_rows=None)
     return _behind(counted, whole.files, middle)
 
 
 def _behind(counted: Survey, files: tuple[int, ...], rows: int) -> Split:
     """All but the first `rows`."""
     before, start = max(mark for mark in counted.marks if mark[0] <= rows)
-    return Split(files, start=start, skip=rows - before, known=counted.num_rows - rows)
+    return Split(files, start=start, skip=rows - before, num_rows=counted.num_rows - rows)
 
 
 def split_time(files: tuple[int, ...], cut: float) -> tuple[Split, Split]:
@@ -122,11 +122,11 @@ def split_time(files: tuple[int, ...], cut: float) -> tuple[Split, Split]:
     return Split(files, window=(-np.inf, cut)), Split(files, window=(cut, np.inf))
 
 
-def check_time_split(source: RowSource, files: tuple[int, ...], cut: float, given: object) -> None:
+def check_time_split(source: RowSource, files: tuple[int, ...], cut: float, setting: object) -> None:
     """Check that rows have a time from `cut` on. Reads from the last file or row group on, up to the first such row.
 
     Args:
-        given: the setting, for the message.
+        setting: as it was given, for the message.
 
     Raises:
         InputError: if none has; names the last time in the data. Also if a file cannot be read.
@@ -144,7 +144,7 @@ def check_time_split(source: RowSource, files: tuple[int, ...], cut: float, give
         is_iso = any(column.kind == kernels.TIME_ISO for column in source.formats[files[0]].columns)
         shown = datetime.fromtimestamp(last, UTC).isoformat(" ") if is_iso else f"{last:.17g}"
         raise InputError(
-            f"data.time_split: expected a time up to the last one in the data, {shown}, got {given}, which leaves no "
+            f"data.time_split: expected a time up to the last one in the data, {shown}, got {setting}, which leaves no "
             "row to evaluate on. Give an earlier time."
         )
 
@@ -155,13 +155,13 @@ def read_part(
     rows: int,
     *,
     threads: int = 1,
-    told: Callable[[PartRead], None] = lambda read: None,
+    report: Callable[[PartRead], None] = lambda read: None,
 ) -> Generator[Block, None, None]:
     """The rows of a part in blocks of `rows`; only the last one may be smaller. A block is valid until the next.
 
     Args:
         threads: that read pieces side by side; the blocks are the same.
-        told: is called before each block is given.
+        report: is called before each block is given.
     """
     form = source.formats[part.files[0]]
     reader: RowReader | ParallelReader
@@ -173,12 +173,16 @@ def read_part(
         if part.skip:
             reader.read(Block.empty(form, part.skip))
         left = math.inf if part.limit is None else part.limit
-        known = part.known if part.limit is None else part.limit
+        num_rows = part.num_rows if part.limit is None else part.limit
         num_bytes, done = source.size(part.files), 0
         block = Block.empty(form, int(min(rows, left)))
         while left and reader.read(block):
             done += block.num_rows
-            told(PartRead(reader.bytes_read(), num_bytes, in_bytes=True) if known is None else PartRead(done, known))
+            report(
+                PartRead(reader.bytes_read(), num_bytes, in_bytes=True)
+                if num_rows is None
+                else PartRead(done, num_rows)
+            )
             yield block
             left -= block.num_rows
             block = block.renewed() if left >= rows else Block.empty(form, int(left))

@@ -18,7 +18,7 @@ from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
 from adaptive.data.kernels.checksum import checksum
 from adaptive.data.open import open_dataset
-from adaptive.data.prepared import block_layout, prepared_reader, prepared_writer
+from adaptive.data.prepared import prepared_reader, prepared_writer
 from adaptive.data.prepared.prepared_writer import prepare
 from adaptive.data.reading_progress import PartRead
 from adaptive.errors import ConfigError, InputError, OutputError
@@ -103,7 +103,7 @@ def test_taobao(tmp_path: Path, real_data: Path) -> None:
 
 
 def test_small_types_hold_large_rows() -> None:
-    assert [block_layout.id_type(rows).itemsize for rows in (1, 256, 257, 65536, 65537, 2**32, 2**32 + 1)] == [
+    assert [prepared_reader.id_type(rows).itemsize for rows in (1, 256, 257, 65536, 65537, 2**32, 2**32 + 1)] == [
         1, 1, 2, 2, 4, 4, 8,
     ]  # fmt: skip
 

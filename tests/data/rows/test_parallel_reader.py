@@ -140,7 +140,9 @@ def test_bytes_of_row_groups_are_told_by_the_share_of_their_rows(tmp_path: Path)
     groups = data._source.pieces
     assert [piece.num_rows for piece in groups] == [20, 20, 20, 20, 10, 7, 0, 20, 20, 20, 4, 20, 13]
     found: list[tuple[int, int]] = []
-    survey(data._source, tuple(range(len(groups))), mark_rows=15, told=lambda done, total: found.append((done, total)))
+    survey(
+        data._source, tuple(range(len(groups))), mark_rows=15, report=lambda done, total: found.append((done, total))
+    )
     sizes = [piece.num_bytes for piece in groups]
     assert [done for done, _ in found[:4]] == [
         sizes[0] * 15 // 20,

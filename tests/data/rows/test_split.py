@@ -84,7 +84,7 @@ def test_a_survey_tells_the_bytes_on_disk_that_are_read(tmp_path):
     source = replace(source, chunk_bytes=1 << 14)
     sizes = [source.size([file]) for file in files]
     told = []
-    survey(source, files, mark_rows=10_000, told=lambda done, total: told.append((done, total)))
+    survey(source, files, mark_rows=10_000, report=lambda done, total: told.append((done, total)))
     assert {total for _, total in told} == {sum(sizes)}
     done = [one for one, _ in told]
     assert len(done) == 9 and done == sorted(done) and done[-1] == sum(sizes)
