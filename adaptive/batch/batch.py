@@ -258,10 +258,7 @@ class Batch:
 
 
 def one_hot_batch(
-    dense: NDArray[np.float32],
-    ids: NDArray[np.int64],
-    labels: NDArray[np.float32],
-    origin: Origin | None = None,
+    dense: NDArray[np.float32], ids: NDArray[np.int64], labels: NDArray[np.float32], origin: Origin | None = None
 ) -> Batch:
     """The batch in which every bag holds exactly one id; `ids` is (B, F), sample-major as files are."""
     refuse_masked("ids", ids)

@@ -148,11 +148,7 @@ def draw_normals(key: Word, start: int, out: NDArray[np.float64]) -> None:
 
 @kernel()
 def draw_dense(
-    keys: NDArray[np.uint64],
-    start: int,
-    correlation: float,
-    latent: NDArray[np.float64],
-    out: NDArray[np.float32],
+    keys: NDArray[np.uint64], start: int, correlation: float, latent: NDArray[np.float64], out: NDArray[np.float32]
 ) -> None:
     """Standard normal dense inputs `out` (B, D), D >= 1; the first has the given correlation with `latent` (B,)."""
     own = math.sqrt(1.0 - correlation * correlation)
@@ -164,11 +160,7 @@ def draw_dense(
 
 @kernel()
 def draw_ids(
-    fields: NDArray[np.void],
-    start: int,
-    first_drifted: int,
-    latent: NDArray[np.float64],
-    out: NDArray[np.int64],
+    fields: NDArray[np.void], start: int, first_drifted: int, latent: NDArray[np.float64], out: NDArray[np.int64]
 ) -> None:
     """Ids `out` (F, B, L) of the samples from `start` on; samples b >= `first_drifted` come after the drift."""
     lookups = out.shape[2]

@@ -80,13 +80,7 @@ class RejectLog:
     """
 
     def __init__(
-        self,
-        files: tuple[str, ...],
-        limits: Limits,
-        path: Path | None,
-        *,
-        header_lines: int = 0,
-        unit: str = "lines",
+        self, files: tuple[str, ...], limits: Limits, path: Path | None, *, header_lines: int = 0, unit: str = "lines"
     ) -> None:
         self._files = files
         self._limits = limits

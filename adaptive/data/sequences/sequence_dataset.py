@@ -117,10 +117,7 @@ def step_times(steps: int) -> NDArray[np.float32]:
 
 
 def batch_of(
-    ids: NDArray[np.int64],
-    dense: NDArray[np.float32],
-    labels: NDArray[np.float32],
-    origin: Origin | None = None,
+    ids: NDArray[np.int64], dense: NDArray[np.float32], labels: NDArray[np.float32], origin: Origin | None = None
 ) -> Batch:
     """The batch of ids (B, F, S), dense inputs (B, S, D) and labels (B,)."""
     samples = len(labels)

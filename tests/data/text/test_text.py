@@ -25,11 +25,7 @@ from adaptive.errors import InputError
 ALL_BAD = Limits(1.0, 1.0)
 
 PLAIN = RowFormat(  # Criteo's kinds
-    (
-        Column("label", kernels.LABEL_BINARY),
-        Column("count", kernels.DENSE_INTEGER),
-        Column("ad", kernels.KEY_HEX),
-    ),
+    (Column("label", kernels.LABEL_BINARY), Column("count", kernels.DENSE_INTEGER), Column("ad", kernels.KEY_HEX)),
     separator="\t",
     max_line_bytes=40,
 )
