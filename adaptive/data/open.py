@@ -40,7 +40,7 @@ _KINDS: Final = {
         "it counted when the data were prepared; prepare them again to read or split them differently",
     ),
     "taobao": Kind("sequences.taobao", "open_taobao", ("schema_path", "eval_part"), _NOTHING),
-    "tbsm": Kind("sequences.tbsm_files", "open_tbsm", ("schema_path", "time_split", "eval_part"), _NOTHING),
+    "tbsm": Kind("sequences.sequence_dataset", "open_tbsm", ("schema_path", "time_split", "eval_part"), _NOTHING),
 }
 BUILT_IN: Final = ("synthetic", "sequences")
 FILE_KINDS: Final = tuple(kind for kind in _KINDS if kind not in BUILT_IN)

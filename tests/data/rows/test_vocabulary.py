@@ -27,6 +27,7 @@ from adaptive.data.rows.vocabularies import (
     save_vocabularies,
 )
 from adaptive.errors import ConfigError
+from adaptive.serving import sample_values
 
 keys = st.lists(st.one_of(st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1)), max_size=60)
 
@@ -248,14 +249,7 @@ def test_a_keeper_has_each_text_once(parts: list[list[str]]) -> None:
         keeper.add(np.frombuffer(b"".join(encoded) or b"x", np.uint8), spans)
         expected.update(part)
     asked = list(expected)[::-1]
-    assert list(keeper.texts_of(np.array([key_of_any(word) for word in asked], np.int64))) == asked
-
-
-def key_of_any(word: str) -> int:
-    key = 0xCBF29CE484222325
-    for byte in word.encode():
-        key = (key ^ byte) * 0x100000001B3 % 2**64
-    return key - 2**64 if key >= 2**63 else key
+    assert list(keeper.texts_of(np.array([sample_values.key_of(word, "string") for word in asked], np.int64))) == asked
 
 
 def test_a_keeper_grows() -> None:
