@@ -1,6 +1,7 @@
 """`TieredEmbeddingBag` as its users see it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,19 +57,17 @@ def test_one_tensor_a_feature_in_the_order_of_the_tables() -> None:
 
 
 def test_stack_is_the_same_vectors_in_one_block() -> None:
+    """Of tables of one width, all pooled."""
     embeddings = several(SHARED, USERS)
     for planned in embeddings.look_ahead(random_batches([SHARED, USERS], 3)):
         stacked, vectors = embeddings.stack(planned), embeddings(planned)
         assert stacked.shape == (5, 3, 4)
         assert torch.equal(stacked, torch.stack([vectors[name] for name in embeddings.features], dim=1))
-
-
-@pytest.mark.parametrize("tables", [(USERS, WORDS), (WORDS,)])
-def test_stack_needs_one_width_and_pooling(tables: Sequence[TableConfig]) -> None:
-    embeddings = several(*tables)
-    for planned in embeddings.look_ahead(random_batches(tables, 1)):
-        with pytest.raises(ConfigError, match="one width, all pooled"):
-            embeddings.stack(planned)
+    for tables in ((USERS, WORDS), (WORDS,)):
+        embeddings = several(*tables)
+        for planned in embeddings.look_ahead(random_batches(tables, 1)):
+            with pytest.raises(ConfigError, match="one width, all pooled"):
+                embeddings.stack(planned)
 
 
 def test_mean_and_weights() -> None:
@@ -112,65 +111,38 @@ def test_planned_gives_tensors_and_the_batch() -> None:
 # --- backward and step ---------------------------------------------------------------------------------------------
 
 
-def test_a_second_backward_adds_its_gradients() -> None:
+@pytest.mark.parametrize("way", ["two backward passes", "two forward passes", "two steps"])
+def test_gradients_of_one_batch_add_up(way: str) -> None:
     embeddings = one_table()
-    initial = embeddings.rows.table_weights("t")
+    expected = after_sums(embeddings.rows.table_weights("t"), [bags([1, 1, 2, 2])])
     for planned in embeddings.look_ahead([bags([1, 2])]):
         vectors = sum_of(embeddings(planned))
+        if way == "two forward passes":
+            vectors = vectors + sum_of(embeddings(planned))
         vectors.backward(retain_graph=True)
-        vectors.backward()
-        embeddings.step()
-    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, [bags([1, 1, 2, 2])]))
-
-
-def test_two_forward_passes_add_their_gradients() -> None:
-    embeddings = one_table()
-    initial = embeddings.rows.table_weights("t")
-    for planned in embeddings.look_ahead([bags([1, 2])]):
-        (sum_of(embeddings(planned)) + sum_of(embeddings(planned))).backward()
-        embeddings.step()
-    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, [bags([1, 1, 2, 2])]))
-
-
-def test_a_batch_may_be_stepped_twice() -> None:
-    embeddings = one_table()
-    initial = embeddings.rows.table_weights("t")
-    for planned in embeddings.look_ahead([bags([1])]):
-        for _ in range(2):
-            sum_of(embeddings(planned)).backward()
+        if way == "two steps":
             embeddings.step()
-    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, [bags([1]), bags([1])]))
+        if way != "two forward passes":
+            vectors.backward()
+        embeddings.step()
+    assert np.array_equal(embeddings.rows.table_weights("t"), expected)
 
 
-def test_gradients_are_used_once() -> None:
+def test_a_step_needs_a_backward_pass_of_its_own() -> None:
     embeddings = one_table()
+    initial = embeddings.rows.table_weights("t")
+    for planned in embeddings.look_ahead([bags([1]), bags([2])]):
+        with torch.no_grad():
+            assert not embeddings(planned)["t"].requires_grad
+        embeddings(planned)
+        with pytest.raises(ValueError, match=r"no gradient has reached the embeddings; call loss\.backward"):
+            embeddings.step()
+    assert np.array_equal(embeddings.rows.table_weights("t"), initial)
     for planned in embeddings.look_ahead([bags([1])]):
         sum_of(embeddings(planned)).backward()
         embeddings.step()
         with pytest.raises(ValueError, match="no gradient has reached the embeddings"):
             embeddings.step()
-
-
-def test_step_without_backward_is_an_error() -> None:
-    embeddings = one_table()
-    with pytest.raises(ValueError, match=r"call loss\.backward"):
-        embeddings.step()
-    for planned in embeddings.look_ahead([bags([1])]):
-        embeddings(planned)
-        with pytest.raises(ValueError, match=r"call loss\.backward"):
-            embeddings.step()
-
-
-def test_no_grad_trains_nothing() -> None:
-    embeddings = one_table()
-    initial = embeddings.rows.table_weights("t")
-    for planned in embeddings.look_ahead([bags([1]), bags([2])]):
-        with torch.no_grad():
-            vectors = embeddings(planned)["t"]
-        assert not vectors.requires_grad
-        with pytest.raises(ValueError, match="no gradient"):
-            embeddings.step()
-    assert np.array_equal(embeddings.rows.table_weights("t"), initial)
 
 
 def test_a_loss_of_some_features_trains_these_only() -> None:
@@ -196,17 +168,11 @@ def test_features_with_bad_gradients_are_named() -> None:
     for planned in embeddings.look_ahead([featured([[1]], [[2]], [[3]], [[4]])]):
         vectors = embeddings(planned)
         assert embeddings.optimizer.bad_gradients() == []
+        (vectors["users"] * 3e38).sum().backward(retain_graph=True)
+        assert embeddings.optimizer.bad_gradients() == [], "finite ones whose sum is not"
         bad = vectors["bought"].sum() * float("inf") + vectors["words"].sum() * float("nan")
-        (bad + vectors["seen"].sum() + vectors["users"].sum()).backward()
+        (bad + vectors["seen"].sum()).backward()
         assert embeddings.optimizer.bad_gradients() == ["bought", "words"]
-        embeddings.discard()
-
-
-def test_finite_gradients_whose_sum_is_not_are_fine() -> None:
-    embeddings = one_table()
-    for planned in embeddings.look_ahead([bags([1], [2])]):
-        (embeddings(planned)["t"] * 3e38).sum().backward()
-        assert embeddings.optimizer.bad_gradients() == []
         embeddings.discard()
 
 
@@ -239,55 +205,27 @@ def test_a_policy_that_cannot_calibrate_is_a_policy_error() -> None:
         one_table(policy=Stubborn).calibrate([])
 
 
-def test_a_sample_is_checked() -> None:
-    with pytest.raises(InputError, match="the tables have 1 features, a batch has 2"):
-        one_table().calibrate([featured([[1]], [[2]])])
-
-
 # --- mistakes ------------------------------------------------------------------------------------------------------
 
 
-def test_no_tables() -> None:
-    with pytest.raises(ConfigError, match="no tables"):
-        TieredEmbeddingBag([])
+AGAIN = USERS.model_copy(update={"features": ("seen",)})
+MEAN = USERS.model_copy(update={"pooling": "mean"})
+MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: TieredEmbeddingBag([]), ConfigError, "no tables"),
+    (lambda: TieredEmbeddingBag([USERS, USERS]), ConfigError, "table names must be unique; more than once: users"),
+    (lambda: TieredEmbeddingBag([SHARED, AGAIN]), ConfigError, "feature names must be unique; .* seen"),
+    (lambda: TieredEmbeddingBag([USERS], policy="mru"), PolicyError, "no policy 'mru'"),
+    (lambda: step_all(several(SHARED), [bags([1])]), InputError, "the tables have 2 features, a batch has 1"),
+    (lambda: one_table().calibrate([featured([[1]], [[2]])]), InputError, "the tables have 1 features, a batch has 2"),
+    (lambda: step_all(several(MEAN), [bags([1], weights=[0.5])]), InputError, "can have no weights but 1"),
+    (lambda: several(SHARED, USERS).rows.table_weights("u"), ConfigError, "no table 'u'; there are: items, users"),
+]
 
 
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ((USERS, USERS), "table names must be unique; more than once: users"),
-        ((SHARED, USERS.model_copy(update={"features": ("seen",)})), "feature names must be unique; .* seen"),
-    ],
-)
-def test_names_used_twice(tables: Sequence[TableConfig], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        TieredEmbeddingBag(tables)
-
-
-def test_a_batch_with_another_number_of_features() -> None:
-    with pytest.raises(InputError, match="the tables have 2 features, a batch has 1"):
-        step_all(several(SHARED), [bags([1])])
-
-
-def test_a_batch_without_samples() -> None:
-    with pytest.raises(InputError, match="got one without"):
-        step_all(one_table(), [bags()])
-
-
-def test_weights_for_mean_pooling() -> None:
-    embeddings = several(USERS.model_copy(update={"pooling": "mean"}))
-    with pytest.raises(InputError, match="its lookups can have no weights but 1"):
-        step_all(embeddings, [bags([1], weights=[0.5])])
-
-
-def test_an_unknown_table() -> None:
-    with pytest.raises(ConfigError, match="no table 'u'; there are: items, users"):
-        several(SHARED, USERS).rows.table_weights("u")
-
-
-def test_an_unknown_policy() -> None:
-    with pytest.raises(PolicyError, match="no policy 'mru'"):
-        TieredEmbeddingBag([USERS], policy="mru")
+@pytest.mark.parametrize(("call", "error", "message"), MISTAKES, ids=[message[:30] for _, _, message in MISTAKES])
+def test_mistakes_are_told(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
 
 
 # --- reports -------------------------------------------------------------------------------------------------------
