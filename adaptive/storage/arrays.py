@@ -127,17 +127,19 @@ class ArrayFile(Stored):
     """An array in a file. The file is open from now on, so it may be removed.
 
     Args:
-        path, dtype_text, shape, size: as in `read_array`. Values are not verified yet, see `check`.
+        path, dtype_text, shape, size: as in `read_array`.
+        header_sha256: of the bytes before the values, which are not verified yet: see `check`.
 
     Raises:
         CheckpointError: as `read_array` does.
     """
 
-    def __init__(self, path: Path, dtype_text: str, shape: tuple[int, ...], size: int) -> None:
+    def __init__(self, path: Path, dtype_text: str, shape: tuple[int, ...], size: int, header_sha256: str) -> None:
         self.dtype: np.dtype[Any] = np.dtype(dtype_text) if dtype_text in DTYPES else np.dtype(np.uint8)
         self.shape = shape
         self._path, self._size = path, size
-        with _open_array(path, dtype_text, shape, size) as (file, _):
+        with _open_array(path, dtype_text, shape, size) as (file, digest):
+            _check_digest(path, header_sha256, digest.hexdigest(), " of the header")
             self._start = file.tell()
             self._descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._descriptor)

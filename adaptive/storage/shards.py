@@ -57,6 +57,7 @@ class PartEntry(BaseModel):
     key: str
     file: Annotated[str, Field(pattern=r"^shard-[0-9]+-[0-9]+\.npy$")]  # a plain name
     size: Count  # bytes of the file
+    header_sha256: Sha256  # of the bytes before the values
     dtype: str
     shape: Annotated[tuple[Count, ...], Field(min_length=1, max_length=64)]
     pieces: list[tuple[Count, Annotated[int, Field(ge=1)], Sha256]]  # those with entries: number, entries, digest
@@ -86,20 +87,19 @@ def write_part(path: Path, part: Part, disk: Disk) -> JsonObject:
     digests = _Digests([count * entry_bytes for _, count in pieces])
     facts = write_watched(path, part.value, disk, digests.see)
     listed = [[number, count, digest] for (number, count), digest in zip(pieces, digests.hexdigests(), strict=True)]
-    return {"key": part.key, **facts, "pieces": listed}
+    return {"key": part.key, **facts, "header_sha256": digests.header, "pieces": listed}
 
 
 class _Digests:
-    """Digests of consecutive runs of bytes, of given lengths, as they pass; the header before them is compared when it
-    is read, and has none."""
+    """Digests of consecutive runs of bytes, of given lengths, as they pass, and of the header before them."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._left, self._digests = list(lengths), [hashlib.sha256() for _ in lengths]
-        self._place, self._in_header = 0, True
+        self._place, self.header = 0, ""
 
     def see(self, chunk: memoryview) -> None:
-        if self._in_header:
-            self._in_header = False
+        if not self.header:
+            self.header = hashlib.sha256(chunk).hexdigest()
             return
         while len(chunk):
             if not self._left[self._place]:
@@ -191,7 +191,7 @@ class _PartFile:
 
     def __init__(self, directory: Path, entry: PartEntry, wanted: range) -> None:
         self.path = directory / entry.file
-        self._file = ArrayFile(self.path, entry.dtype, entry.shape, entry.size)
+        self._file = ArrayFile(self.path, entry.dtype, entry.shape, entry.size, entry.header_sha256)
         self.dtype, self.widths = self._file.dtype, entry.shape[1:]
         self._first = sum(count for number, count, _ in entry.pieces if number < wanted.start)
         at, counts = self._first, []

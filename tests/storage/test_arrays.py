@@ -25,7 +25,9 @@ def in_blocks(array: np.ndarray[Any, Any], length: int) -> Blocks:
 
 
 def opened(path: Path, facts: dict[str, Any]) -> ArrayFile:
-    return ArrayFile(path, facts["dtype"], tuple(facts["shape"]), facts["size"])
+    return ArrayFile(
+        path, facts["dtype"], tuple(facts["shape"]), facts["size"], sha256(path.read_bytes()[:128]).hexdigest()
+    )
 
 
 @pytest.mark.parametrize("length", [1, 3, 7, 100])

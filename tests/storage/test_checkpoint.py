@@ -20,16 +20,21 @@ from manifests import edit_manifest
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.checkpoint import MANIFEST, Checkpoint, load_checkpoint, save_checkpoint
 from adaptive.storage.durable import DISK
+from adaptive.storage.shards import Part
 
 ROWS: dict[str, Any] = {
     "0/rows": np.array([3, 7], np.int64),
     "0/values": np.array([[1.5, -2.0], [0.0, 3.25]], np.float32),
 }
+PARTS = {
+    "1/rows": Part(np.array([2, 9, 11], np.int64), "1/rows", [3]),
+    "1/values": Part(np.array([[0.5], [1.5], [-1.0]], np.float32), "1/rows", [3]),
+}
 DENSE = {"bias": torch.tensor([0.5]), "scale": torch.tensor(2.0)}
 
 
 def save(directory: Path, **changed: Any) -> Path:
-    parts: dict[str, Any] = {"rows": ROWS, "dense": DENSE, "policy": {}, "meta": {"step": 3}} | changed
+    parts: dict[str, Any] = {"rows": ROWS | PARTS, "dense": DENSE, "policy": {}, "meta": {"step": 3}} | changed
     disk = parts.pop("disk", DISK)
     save_checkpoint(directory, Checkpoint(**parts), disk=disk)
     return directory
@@ -40,8 +45,8 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     save(tmp_path / "weights", **{group: {"seen": value} for group, value in more.items()})
     found = load_checkpoint(tmp_path / "weights")
     assert found.meta == {"step": 3}
-    assert set(found.rows) == set(ROWS)
-    for name, value in ROWS.items():
+    assert set(found.rows) == {*ROWS, *PARTS}
+    for name, value in [*ROWS.items(), *((name, part.value) for name, part in PARTS.items())]:
         np.testing.assert_array_equal(found.rows[name], value, strict=True)
     for name, tensor in DENSE.items():
         assert torch.equal(found.dense[name], tensor) and found.dense[name].shape == tensor.shape
@@ -52,7 +57,8 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 def test_arrays_are_plain_npy_files(tmp_path: Path) -> None:
     save(tmp_path / "weights")
     assert sorted(p.name for p in (tmp_path / "weights").iterdir()) == [
-        "dense-2.npy", "dense-3.npy", "manifest.json", "rows-0.npy", "rows-1.npy",
+        "dense-2.npy", "dense-3.npy", "manifest.json", "rows-0.npy", "rows-1.npy", "shard-0-0.npy",
+        "shard-0-1.npy",
     ]  # fmt: skip
     np.testing.assert_array_equal(np.load(tmp_path / "weights/rows-1.npy", allow_pickle=False), ROWS["0/values"])
 
@@ -76,7 +82,7 @@ def test_any_array_under_any_name(tmp_path_factory: pytest.TempPathFactory, arra
 
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
-    folder = save(tmp_path / "weights", rows={"rows": np.ones(1)}, dense={"bias": torch.ones(1)})
+    folder = save(tmp_path / "weights", rows={"rows": np.ones(1)} | PARTS, dense={"bias": torch.ones(1)})
     flips = 0
     for file in sorted(folder.iterdir()):
         good = file.read_bytes()
@@ -106,13 +112,15 @@ def test_cut_files_are_noticed(tmp_path: Path) -> None:
 
 def test_files_swapped_between_checkpoints_are_noticed(tmp_path: Path) -> None:
     one = save(tmp_path / "one")
-    two = save(tmp_path / "two", rows={name: value + 1 for name, value in ROWS.items()})
-    (one / "rows-0.npy").write_bytes((two / "rows-0.npy").read_bytes())
-    with pytest.raises(CheckpointError, match=r"rows-0\.npy: expected sha256 [0-9a-f]{64}, found [0-9a-f]{64}"):
-        load_checkpoint(one)
+    part = Part(np.array([2, 9, 12], np.int64), "1/rows", [3])
+    two = save(tmp_path / "two", rows={name: value + 1 for name, value in ROWS.items()} | {"1/rows": part})
+    for file in ("shard-0-0.npy", "rows-0.npy"):
+        (one / file).write_bytes((two / file).read_bytes())
+        with pytest.raises(CheckpointError, match=rf"{file}: expected sha256 [0-9a-f]{{64}}.*, found [0-9a-f]{{64}}"):
+            load_checkpoint(one)
 
 
-@pytest.mark.parametrize("name", ["rows-0.npy", "manifest.json"])
+@pytest.mark.parametrize("name", ["rows-0.npy", "shard-0-1.npy", "manifest.json"])
 def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     folder = save(tmp_path / "weights")
     (folder / name).unlink()
@@ -130,14 +138,15 @@ def test_names_that_are_not_plain_are_refused(tmp_path: Path, file: str) -> None
         load_checkpoint(folder)
 
 
-def test_links_and_pipes_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["rows-0.npy", "shard-0-0.npy"])
+def test_links_and_pipes_are_refused(tmp_path: Path, name: str) -> None:
     folder = save(tmp_path / "weights")
-    (folder / "rows-0.npy").rename(tmp_path / "elsewhere.npy")
-    (folder / "rows-0.npy").symlink_to(tmp_path / "elsewhere.npy")
-    with pytest.raises(CheckpointError, match=r"rows-0\.npy: expected a plain file, found: a link"):
+    (folder / name).rename(tmp_path / "elsewhere.npy")
+    (folder / name).symlink_to(tmp_path / "elsewhere.npy")
+    with pytest.raises(CheckpointError, match=f"{name}: expected a plain file, found: a link"):
         load_checkpoint(folder)
-    (folder / "rows-0.npy").unlink()
-    os.mkfifo(folder / "rows-0.npy")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
     with pytest.raises(CheckpointError, match="pipe"):
         load_checkpoint(folder)
 

@@ -112,41 +112,13 @@ def test_every_flipped_byte_of_shards_is_noticed(tmp_path: Path) -> None:
     for file in files:
         good = file.read_bytes()
         for place in range(len(good)):
-            file.write_bytes(good[:place] + bytes([good[place] ^ 0x10]) + good[place + 1 :])
+            file.write_bytes(good[:place] + bytes([good[place] ^ 0x01]) + good[place + 1 :])
             with pytest.raises(CheckpointError, match=file.name):
                 load_checkpoint(folder)
             flips += 1
         file.write_bytes(good)
     assert len(files) == 3 and flips > 400
     load_checkpoint(folder)
-
-
-def test_shards_that_are_cut_or_missing_or_links_are_named(tmp_path: Path) -> None:
-    folder = save(tmp_path / "c", 2, ROWS)
-    for file in sorted(folder.glob("shard-*")):
-        good = file.read_bytes()
-        for bad in (good[:-1], good[:5], b"", good + b"\0"):
-            file.write_bytes(bad)
-            with pytest.raises(CheckpointError, match=file.name):
-                load_checkpoint(folder)
-        file.unlink()
-        with pytest.raises(CheckpointError, match=rf"{file.name}: expected a plain file, found: No such file"):
-            load_checkpoint(folder)
-        (tmp_path / "elsewhere").write_bytes(good)
-        file.symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(CheckpointError, match=rf"{file.name}: expected a plain file, found: a link"):
-            load_checkpoint(folder)
-        file.unlink()
-        file.write_bytes(good)
-
-
-def test_a_shard_of_another_checkpoint_is_named(tmp_path: Path) -> None:
-    """Of as many rows."""
-    one, other = save(tmp_path / "c", 2, ROWS), save(tmp_path / "d", 2, [row + 8 for row in ROWS])
-    assert (one / "shard-1-1.npy").stat().st_size == (other / "shard-1-1.npy").stat().st_size
-    (one / "shard-1-1.npy").write_bytes((other / "shard-1-1.npy").read_bytes())
-    with pytest.raises(CheckpointError, match=r"shard-1-1\.npy: expected sha256 [0-9a-f]{64} of entries 0 to "):
-        load_checkpoint(one)
 
 
 @pytest.mark.parametrize(
