@@ -90,7 +90,7 @@ def load_settings(
     *,
     file: Path | None = None,
     sets: Sequence[str] = (),
-    flags: Mapping[str, Any] | None = None,
+    flags: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
     flag_names: Mapping[str, str] | None = None,
 ) -> tuple[TrainConfig, dict[str, str]]:
@@ -186,13 +186,13 @@ def _from_file(file: Path | None) -> list[Entry]:
     if file is None:
         return []
     content = _read(file)
-    if isinstance(content.get("config"), dict):
-        content = {key: value for key, value in content["config"].items() if key != "out"}
+    if isinstance(config := content.get("config"), dict):
+        content = {key: value for key, value in config.items() if key != "out"}
     entries = ((key, None if value == "null" else value) for key, value in leaves(content))
     return [Entry(key, value, f"{file}:{key}", file=file) for key, value in entries]
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> dict[str, object]:
     if not os.path.exists(file):  # which takes names that the system refuses, too
         raise ConfigError(f"configuration file {file} not found; give a .toml or .json file with --config")
     what, is_json = f"configuration file {file}", file.suffix == ".json"
@@ -233,7 +233,7 @@ def _from_sets(sets: Sequence[str], problems: list[str]) -> list[Entry]:
     return entries
 
 
-def _from_flags(flags: Mapping[str, Any], names: Mapping[str, str]) -> list[Entry]:
+def _from_flags(flags: Mapping[str, object], names: Mapping[str, str]) -> list[Entry]:
     origins = {key: f"flag {names.get(key, '')}".rstrip() for key in flags}
     return [
         Entry(key, parse_text(value), origins[key], value)
@@ -243,7 +243,7 @@ def _from_flags(flags: Mapping[str, Any], names: Mapping[str, str]) -> list[Entr
     ]
 
 
-def leaves(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(content: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
     """Dotted keys and values of nested settings."""
     for name, value in content.items():
         key = f"{above}{name}"

@@ -231,7 +231,7 @@ def reached_by(checkpoint: Checkpoint, where: Path) -> SavedProgress:
     return reached
 
 
-def _check_counts(reached: SavedProgress, meta: Mapping[str, Any], where: Path) -> None:
+def _check_counts(reached: SavedProgress, meta: Mapping[str, object], where: Path) -> None:
     """Check that what is counted in several places is the same everywhere: records of later steps are dropped, and
     batches passed over, by it."""
     place, so_far = reached.place, reached.recorder.so_far
@@ -322,7 +322,7 @@ def is_guarded(config: TrainConfig, components: Components | ComponentsOutline) 
     return config.guard is not None and skips
 
 
-def table_facts(components: Components) -> list[dict[str, Any]]:
+def table_facts(components: Components) -> list[dict[str, object]]:
     """Facts of each table that must be equal for saved rows to fit."""
     names = ("name", "num_embeddings", "embedding_dim")
     return [{name: getattr(table, name) for name in names} for table in components.tables]
