@@ -72,12 +72,12 @@ class Guard:
         **limits: Any,
     ) -> None:
         if not embeddings.ranks.is_local:
-            raise ConfigError("guard: tables of one process are needed; those of several ranks are not copied")
+            raise ConfigError("guard: expected tables of one process, got those of several ranks, which it cannot copy")
         for number, part in enumerate(parts):
             if not all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict")):
                 raise ConfigError(
-                    f"guard: part {number + 1} is a {type(part).__name__}: modules, optimizers and whatever else has "
-                    "state_dict() and load_state_dict() are needed, as a check that fails gives them other values"
+                    "guard: expected modules, optimizers and other parts with state_dict() and load_state_dict(), as "
+                    f"a check that fails gives them other values, got a {type(part).__name__} (part {number + 1})"
                 )
         self._recorder: LoopRecorder = _StepCounter() if record is None else record.recorder
         self._embeddings, self._depth, self._heard = embeddings, depth, 0
@@ -105,8 +105,8 @@ class Guard:
                 yield planned
                 if self._heard != before + 1:
                     raise ConfigError(
-                        f"guard: after(planned, loss) was called {self._heard - before} times for batch "
-                        f"{planned.number}, and is needed once, after its step"
+                        "guard: expected one call of after(planned, loss) for a batch, after its step, got "
+                        f"{self._heard - before} (batch {planned.number})"
                     )
 
     def after(self, planned: Planned, loss: Tensor | float) -> None:
@@ -118,7 +118,9 @@ class Guard:
             recorder.loss = loss_value(loss)
         self._heard += 1
         if recorder.steps != self._heard:
-            raise ConfigError(f"guard: {recorder.steps} batches are recorded, {self._heard} told: record.step first")
+            raise ConfigError(
+                f"guard: expected record.step before after, got {recorder.steps} recorded, {self._heard} told"
+            )
         self._guard.after_step()
 
     def summary(self) -> GuardSummary:
@@ -166,7 +168,7 @@ class _CustomLoop(TrainingLoop):
         logits = self._score(*self.parts, planned)
         if not isinstance(logits, Tensor) or logits.shape != (planned.num_samples,):
             what = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ConfigError(f"guard: score(...) must give logits ({planned.num_samples},), found {what}")
+            raise ConfigError(f"guard: expected logits ({planned.num_samples},) of score(...), got {what}")
         return logits
 
 
@@ -187,5 +189,5 @@ def _labelled(batches: Iterable[Batch]) -> Iterator[Batch]:
     for number, batch in enumerate(batches):
         other = np.flatnonzero((batch.labels != 0) & (batch.labels != 1))
         if len(other):
-            raise InputError(f"guard: labels 0 and 1 are needed, found {batch.labels[other[0]]} in batch {number}")
+            raise InputError(f"guard: expected labels 0 and 1, got {batch.labels[other[0]]} (batch {number})")
         yield batch

@@ -61,7 +61,7 @@ class Recording:
         overwrite: bool = False,
     ) -> None:
         if log_every < 1:
-            raise ConfigError(f"log_every: a whole number from 1 on is needed, found {log_every}")
+            raise ConfigError(f"log_every: expected a whole number from 1 on, got {log_every}")
         self._embeddings, self._name = embeddings, type(embeddings.policy).__name__.lower()
         self._recorder = Recorder(embeddings, log_every=log_every)
         self._directory = RunDirectory(Path(directory), overwrite=overwrite)
@@ -110,7 +110,7 @@ class Recording:
         """A batch is trained: its mean loss and its logits (B,), from before the update, for AUC and log loss."""
         labels = planned.batch.labels
         if logits.shape != labels.shape:
-            raise ConfigError(f"logits of shape ({len(labels)},) are needed, found {tuple(logits.shape)}")
+            raise ConfigError(f"record.step: expected logits ({len(labels)},), got {tuple(logits.shape)}")
         self._recorder.step(loss_value(loss), logits, labels)
 
     def evaluation(self, evaluation: Evaluation) -> None:

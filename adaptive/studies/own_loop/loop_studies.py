@@ -65,7 +65,7 @@ def compare_policies(
         ConfigError: for no policies, or no seeds. What `train` raises ends its own training, and is in `problems`.
     """
     if not policies or seeds < 1:
-        raise ConfigError("compare_policies: at least one policy and one seed are needed")
+        raise ConfigError(f"compare_policies: expected policies and a seed or more, got {len(policies)} and {seeds}")
     named = policies if isinstance(policies, Mapping) else {label: _arguments_of(label) for label in policies}
     outcomes = []
     for seed in range(first_seed, first_seed + seeds):
@@ -158,7 +158,7 @@ def simulate_policies(
     groups = make_groups(tables, 0)
     if len(groups) != 1:
         widths = ", ".join(f"{group.embedding_dim} (lr_scale {group.lr_scale:g})" for group in groups)
-        raise ConfigError(f"simulate_policies: tables of one width are needed, found {widths}; simulate each alone")
+        raise ConfigError(f"simulate_policies: expected tables of one width, got {widths}; simulate each alone")
     dataset = _CustomBatches(batches, tables)
     rows = OptimizerConfig.model_validate({"name": optimizer})
     cases = []
@@ -176,8 +176,8 @@ class _CustomBatches(Dataset):
     def __init__(self, batches: Batches, tables: Sequence[TableConfig]) -> None:
         if not callable(batches) and isinstance(batches, Iterator):
             raise ConfigError(
-                "batches that can be read once are not enough, as they are read several times: give a list, or a "
-                "function that starts from the first"
+                "simulate_policies: expected a list of batches, or a function that starts from the first, as they are "
+                "read several times, got an iterator"
             )
         rows = {name: table.num_embeddings for table in tables for name in table.feature_names}
         self._batches, self._order = batches, feature_order(tables)

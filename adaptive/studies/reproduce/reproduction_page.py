@@ -1,7 +1,5 @@
 """A reproduction as a document: claims, derived tables, and what each command found as its own page shows it."""
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from adaptive.studies.charts import Line, bars, curves
@@ -11,7 +9,6 @@ from adaptive.training.telemetry.document import (
     Blocks,
     Columns,
     Document,
-    DocumentBlock,
     Folded,
     Gallery,
     Heading,
@@ -19,7 +16,7 @@ from adaptive.training.telemetry.document import (
     Legend,
     Note,
     Table,
-    prefixed,
+    sections_of,
 )
 from adaptive.training.telemetry.formatting import short_text
 
@@ -122,18 +119,8 @@ def _command(reproduction: PageRecord, command: JsonObject) -> Blocks:
         return []
     first, *others = study.page(PageRecord("command", name, folder / name, record), is_alone=True)
     about = [Note(str(command["shows"])), Note(_command_text(command))]
-    return prefixed(_folded([first, *about, *others]), f"{name}: ")
-
-
-def _folded(blocks: Sequence[DocumentBlock]) -> Blocks:
-    """The blocks with those under the headings of `FOLDED` behind a title."""
-    folded: Blocks = []
-    for block in blocks:
-        hides = folded and isinstance(folded[-1], Folded)
-        if isinstance(block, Heading):
-            folded += [block, *([Folded(block.text, [])] if block.text.endswith(FOLDED) else [])]
-        elif hides and isinstance(last := folded[-1], Folded):
-            folded[-1] = replace(last, blocks=[*last.blocks, block])
-        else:
-            folded.append(block)
-    return folded
+    blocks: Blocks = []
+    for title, section in sections_of([first, *about, *others]):
+        folded = [Folded(title, section)] if title.endswith(FOLDED) else section
+        blocks += [Heading(f"{name}: {title}"), *folded]
+    return blocks

@@ -195,7 +195,9 @@ def test_wrong_arguments_are_told(made: Made) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             guard_of(parts, **options)
-    with pytest.raises(ConfigError, match=r"part 1 is a function: .* state_dict\(\) and load_state_dict\(\)"):
+    with pytest.raises(
+        ConfigError, match=r"parts with state_dict\(\) and load_state_dict\(\), .*, got a function \(part 1\)"
+    ):
         Guard(parts.embeddings, step, step, score=score, batch_size=BATCH)
 
 
@@ -213,8 +215,8 @@ def test_loops_that_cannot_be_guarded_are_told(made: Made) -> None:
     net, dense = Net(parts.embeddings, parts.model), parts.optimizer
     wide = {"score": lambda net, dense, planned: net(planned)[:, None]}
     for options, train, message in (
-        ({}, lambda planned: None, "called 0 times for batch 0, and is needed once"),
-        (wide, lambda planned: step(net, dense, planned)[0], r"must give logits \(32,\), found \(32, 1\)"),
+        ({}, lambda planned: None, r"expected one call of after\(planned, loss\) .*, got 0 \(batch 0\)"),
+        (wide, lambda planned: step(net, dense, planned)[0], r"expected logits \(32,\) of score\(...\), got \(32, 1\)"),
         ({"step": lambda _, dense, planned: step(net, dense, planned)}, lambda planned: step(net, dense, planned)[0],
          "through its arguments only, which are copies in a check"),
     ):  # fmt: skip
@@ -225,5 +227,5 @@ def test_loops_that_cannot_be_guarded_are_told(made: Made) -> None:
 def test_labels_other_than_0_and_1_are_told(made: Made) -> None:
     (batch,) = itertools.islice(DATA.train(BATCH), 1)
     guard = guard_of(made())
-    with pytest.raises(InputError, match=r"labels 0 and 1 are needed, found 3.0 in batch 0"):
+    with pytest.raises(InputError, match=r"expected labels 0 and 1, got 3.0 \(batch 0\)"):
         list(guard.look_ahead([replace(batch, labels=np.full_like(batch.labels, 3))]))
