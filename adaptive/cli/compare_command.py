@@ -100,7 +100,7 @@ def _refuse_ranks(ranks: int | None, rivals: "Sequence[Contender]") -> None:
 
 
 def _rivals(
-    policies: str, sweep: Sequence[str], sets: list[str], flags: Mapping[str, Any], config: Path | None
+    policies: str, sweep: Sequence[str], sets: list[str], flags: Mapping[str, object], config: Path | None
 ) -> "list[Contender]":
     """The policies with every combination of the values that are swept. All settings are checked here."""
     from adaptive.studies.compare.contenders import sweep_points

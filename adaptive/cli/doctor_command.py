@@ -8,11 +8,11 @@ import re
 import shutil
 import stat
 import sysconfig
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -42,8 +42,8 @@ def doctor(ranks: options.MeasuredRanks = None, as_json: options.AsJson = False)
     links, is_first = _measured_links() if is_rank() else (None, True)
     if not is_first:
         return
-    facts: dict[str, Any] = {name: examine() for name, examine in _EXAMINATIONS.items()}
-    problems, lines = _problems(facts), []
+    machine = _Machine(_versions(), _processor(), _memory(), gpu_facts(), _disk(), _kernel_cache(), _policies())
+    facts, problems, lines = asdict(machine), _problems(machine), []
     if links is not None:
         from adaptive.embeddings.ranks.measure import verdicts
 
@@ -79,15 +79,18 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _processor() -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Processor:
+    cores: int | None
+    usable_cores: int
+    torch_threads: int
+    numba_threading_layers: list[str]
+
+
+def _processor() -> _Processor:
     import torch
 
-    return {
-        "cores": os.cpu_count(),
-        "usable_cores": usable_cores(),
-        "torch_threads": torch.get_num_threads(),
-        "numba_threading_layers": _threading_layers(),
-    }
+    return _Processor(os.cpu_count(), usable_cores(), torch.get_num_threads(), _threading_layers())
 
 
 def _threading_layers() -> list[str]:
@@ -118,14 +121,20 @@ def _disk() -> dict[str, str]:
     return {"folder": str(Path.cwd()), "free": size_text(shutil.disk_usage(Path.cwd()).free)}
 
 
-def _kernel_cache() -> dict[str, Any]:
+@dataclass(frozen=True)
+class _KernelCache:
+    folder: str
+    safe: bool
+
+
+def _kernel_cache() -> _KernelCache:
     from adaptive.kernels import jit
 
     if jit._CACHE_DIR is None:
-        return {"folder": "none", "safe": False}
+        return _KernelCache("none", safe=False)
     status = Path(jit._CACHE_DIR).stat()
     safe = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o022
-    return {"folder": jit._CACHE_DIR, "safe": safe}
+    return _KernelCache(str(jit._CACHE_DIR), safe)
 
 
 def _policies() -> dict[str, str]:
@@ -191,33 +200,35 @@ def _triton() -> str:
         return "none"
 
 
-_EXAMINATIONS: dict[str, Callable[[], dict[str, Any]]] = {
-    "versions": _versions,
-    "processor": _processor,
-    "memory": _memory,
-    "gpu": gpu_facts,
-    "disk": _disk,
-    "kernel_cache": _kernel_cache,
-    "policies": _policies,
-}
+@dataclass(frozen=True)
+class _Machine:
+    """What `doctor` reports of a machine."""
+
+    versions: dict[str, str]
+    processor: _Processor
+    memory: dict[str, str]
+    gpu: dict[str, str]
+    disk: dict[str, str]
+    kernel_cache: _KernelCache
+    policies: dict[str, str]
 
 
-def _problems(facts: dict[str, Any]) -> list[str]:
+def _problems(machine: _Machine) -> list[str]:
     problems = [
         f"problem: policy {name} {text}; reinstall or remove its package"
-        for name, text in facts["policies"].items()
+        for name, text in machine.policies.items()
         if text.startswith("does not load")
     ]
-    if not facts["policies"]:
+    if not machine.policies:
         problems.append("problem: no policies are installed; install the project (pip install -e .)")
-    if not facts["kernel_cache"]["safe"]:
+    if not machine.kernel_cache.safe:
         problems.append(
             "problem: compiled kernels are not kept, every start compiles anew (about a minute); "
             "give XDG_CACHE_HOME a folder that only you can write"
         )
-    missing = [name for name, text in facts["versions"].items() if text == "not installed"]
+    missing = [name for name, text in machine.versions.items() if text == "not installed"]
     problems += [f"problem: {name} is not installed; pip install {name}" for name in missing]
-    return [*problems, *gpu_problems(facts["gpu"])]
+    return [*problems, *gpu_problems(machine.gpu)]
 
 
 def gpu_problems(facts: Mapping[str, str]) -> list[str]:

@@ -95,7 +95,7 @@ FLAGS = (
 # fmt: on
 
 
-def given_flags(values: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+def given_flags(values: Mapping[str, object]) -> tuple[dict[str, str], dict[str, str]]:
     """Key -> text and key -> flag of the flags that were given, from the command's parameters.
 
     A setting given by two flags (`--batch-size` and `--mini-batch-size`) is a mistake of the caller.
@@ -177,7 +177,7 @@ def _policy_names(incomplete: str) -> list[str]:
 def load_contenders(
     policies: str,
     sets: list[str],
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     file: Path | None,
     *,
     flag: str = "--policies",

@@ -17,18 +17,20 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-def print_result(result: "Mapping[str, Any] | DataclassInstance", *, as_json: bool, table: str | None = None) -> None:
+def print_result(
+    result: "Mapping[str, object] | DataclassInstance", *, as_json: bool, table: str | None = None
+) -> None:
     """The result as one line of JSON, or the `table` (text made for people), or a line per key.
 
     Raises:
         OutputError: if stdout takes no more; a reader that has gone is none of our business.
     """
-    content = dict(result) if isinstance(result, Mapping) else asdict(result)
-    table = content.pop("table", table)
+    content: dict[str, object] = dict(result) if isinstance(result, Mapping) else asdict(result)
+    shown = content.pop("table", table)
     if as_json:
-        text = json.dumps(_plain(content), allow_nan=False)
+        text: object = json.dumps(_plain(content), allow_nan=False)
     else:
-        text = table if table is not None else "\n".join(key_lines(content))
+        text = shown if shown is not None else "\n".join(key_lines(content))
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -54,7 +56,7 @@ def own_stdout() -> Iterator[None]:
         yield
 
 
-def key_lines(content: Mapping[str, Any], indent: str = "", *, in_bytes: bool = False) -> list[str]:
+def key_lines(content: Mapping[str, object], indent: str = "", *, in_bytes: bool = False) -> list[str]:
     """`key: value` lines, nested objects indented; what a key with `bytes` in its name holds is shown in units."""
     lines = []
     for key, value in content.items():

@@ -18,6 +18,7 @@ from adaptive.data.text.schema import NULLS
 from adaptive.serving.sample_values import DenseFacts, ExportFacts, FeatureFacts
 from adaptive.training.runs.loading import LoadedRun
 
+DataRecord = Mapping[str, Any]  # what the record of a run says of its data, or a part of it
 _RULES = {"direct": "row", "hashed": "hash", "fitted": "vocabulary"}
 _KEYS = {"int": "int", "hex": "hex", "string": "text"}
 
@@ -93,7 +94,7 @@ def dense_facts(run: LoadedRun) -> list[DenseFacts]:
     return [DenseFacts(name, transform(name), _nulls(data)) for name in names]
 
 
-def _nulls(data: Mapping[str, Any]) -> list[str]:
+def _nulls(data: DataRecord) -> list[str]:
     """Texts of missing values, the empty one among them."""
     schema = data.get("schema")
     return sorted({"", *schema.get("null", NULLS)}) if schema else [""]
@@ -107,12 +108,12 @@ def ignored_names(run: LoadedRun) -> list[str]:
     return names or (["label"] if _data(run).get("format") == "criteo" else [])
 
 
-def _data(run: LoadedRun) -> Mapping[str, Any]:
+def _data(run: LoadedRun) -> DataRecord:
     data = run.record.get("data")
     return data if isinstance(data, dict) else {}
 
 
-def _described(feature: Feature, data: Mapping[str, Any]) -> tuple[str, int, Mapping[str, Any]]:
+def _described(feature: Feature, data: DataRecord) -> tuple[str, int, DataRecord]:
     """The kind of a feature's rule, its size, and the schema's settings of its column. Where nothing is said of how
     values become rows, they are rows."""
     schema, rows = data.get("schema") or {}, data.get("rows")
@@ -230,7 +231,7 @@ def _transform(dense: DenseFacts) -> str:
 
 def _example(facts: ExportFacts) -> str:
     """A sample of the first dense input and the first two features."""
-    values: dict[str, Any] = {dense.name: 1.5 for dense in facts.dense[:1]}
+    values: dict[str, object] = {dense.name: 1.5 for dense in facts.dense[:1]}
     for feature in facts.features[:2]:
         value = {"int": 1, "hex": "1f", "text": "a"}[feature.key]
         values[feature.name] = [value] if feature.bag else value

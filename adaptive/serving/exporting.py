@@ -30,7 +30,7 @@ from adaptive.serving.sample_values import ExportFacts, TableFacts
 from adaptive.storage.arrays import Blocks, write_array
 from adaptive.storage.durable import DISK, write_directory, write_new
 from adaptive.training.components import inputs_of
-from adaptive.training.runs.loading import NO_SETTINGS, LoadedRun, load_with
+from adaptive.training.runs.loading import NO_SETTINGS, LoadedRun, Settings, load_with
 from adaptive.training.telemetry.report import SCHEMA
 
 CUSTOM_FILE: Final = "custom_model.py"
@@ -61,7 +61,7 @@ class ExportResult:
 
 
 def export_run(
-    run_directory: Path | str, out: Path | str, *, to: str = "torch", settings: Mapping[str, Any] = NO_SETTINGS
+    run_directory: Path | str, out: Path | str, *, to: str = "torch", settings: Settings = NO_SETTINGS
 ) -> ExportResult:
     """Export a trained run into the new folder `out`, which is there whole afterwards, or not at all.
 

@@ -13,7 +13,7 @@ Letters: B samples, T labels, N lookups of one feature.
 
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from adaptive.serving.sample_values import ExportFacts, Values
+    from adaptive.serving.sample_values import ExportFacts, Sample, Values
 
 Bag = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -58,7 +58,7 @@ class Model:
         for each feature in order the rows of all its lookups (N,) and where those of each sample begin (B,)."""
         return self._run("logits", dense, bags)
 
-    def score(self, samples: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def score(self, samples: "Sequence[Sample]") -> list[Any]:
         """The probability that its label is 1, of each sample; where there are several labels, a list of theirs in the
         order of `facts.labels`. A sample: name of a feature or dense input -> its value, as it
         stands in the data; of a bag a list of values, or one text with the data's separator between them. What is not

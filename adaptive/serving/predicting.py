@@ -1,7 +1,7 @@
 """Scores of all samples of some data, under the model of a trained run, in files: csv, npy, parquet."""
 
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -12,7 +12,7 @@ from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.models.tasks import tasks_of
 from adaptive.storage.durable import replace_file
 from adaptive.training.components import torch_settings
-from adaptive.training.runs.loading import NO_SETTINGS, LoadedRun, data_of, evaluation_batches, load_with
+from adaptive.training.runs.loading import NO_SETTINGS, LoadedRun, Settings, data_of, evaluation_batches, load_with
 from adaptive.training.telemetry.report import SCHEMA
 
 DRAWN: Final = ("user_items", "taobao")  # formats whose samples are drawn, not read
@@ -27,7 +27,7 @@ def predict_run(
     out: Path | str,
     *,
     data: str | None = None,
-    settings: Mapping[str, Any] = NO_SETTINGS,
+    settings: Settings = NO_SETTINGS,
 ) -> dict[str, Any]:
     """Write a score for each sample, in the order of the data: the probability that its label is 1. Rows lie as in the
     run: those of a host tier in files are never all in memory.

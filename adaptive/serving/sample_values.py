@@ -291,7 +291,7 @@ def mixed(key: int) -> int:
     return x ^ (x >> 31)
 
 
-def object_of(line: bytes) -> dict[str, Any]:
+def object_of(line: bytes) -> Sample:
     """The sample in a line.
 
     Raises:

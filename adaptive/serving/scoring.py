@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from adaptive.serving.sample_values import ExportFacts, Values
+    from adaptive.serving.sample_values import ExportFacts, Sample, Values
 
 REMEDY = "The file is damaged or of another model. Export the run again."
 
@@ -115,7 +115,7 @@ class Model(nn.Module):
         return logits
 
     @torch.no_grad()
-    def score(self, samples: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def score(self, samples: "Sequence[Sample]") -> list[Any]:
         """The probability that its label is 1, of each sample; where there are several labels, a list of theirs in the
         order of `facts.labels`. A sample: name of a feature or dense input -> its value, as it stands in the data; of a
         bag a list of values, or one text with the data's separator between them. What is not given, or empty, is
