@@ -1,4 +1,4 @@
 """Sources of batches: built-in streams, text files, sequences; `open_dataset` opens any.
 
-The loops over bytes and ids are in `kernels.data`; `Batch` itself is in `adaptive.batch`.
+The loops over bytes and ids are in `data.kernels`; `Batch` itself is in `adaptive.batch`.
 """

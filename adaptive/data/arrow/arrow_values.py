@@ -219,7 +219,7 @@ _NO_KEYS, _NO_NUMBERS, _NO_STATES = np.empty(0, np.int64), np.empty(0, np.float6
 
 
 class ValueReader:
-    """Reads arrays as one kind of `kernels.data.text`; remembers the latest dictionary of texts, which batches share.
+    """Reads arrays as one kind of `data.kernels.text`; remembers the latest dictionary of texts, which batches share.
 
     Args:
         longest: bytes of a text, at most.

@@ -33,8 +33,8 @@ _DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 
 def open_parquet(paths: str, options: DataOptions, run_dir: Path | None) -> Dataset:
     """The data set of `parquet:PATH[,PATH...]`."""
-    types.pyarrow_or_error("parquet:")
     schema = delimited_only("parquet:", required_schema("parquet", options.schema_path))
+    types.pyarrow_or_error("parquet:")
     files, num_train = find_parts(paths, options.eval_data, list_folder=_in_folder)
     opened = [_Opened.of(file) for file in files]
     form, plan = describe_columns(schema, opened[0].types, options, what=files[0].name)

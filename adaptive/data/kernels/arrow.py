@@ -49,7 +49,7 @@ def parse_texts(
     numbers: NDArray[np.float64],
     out: States,
 ) -> None:
-    """Read V texts as `kind`, one of `kernels.data.text`'s: into `keys` for the kinds of keys, else into `numbers`.
+    """Read V texts as `kind`, one of `data.kernels.text`'s: into `keys` for the kinds of keys, else into `numbers`.
 
     Args:
         starts, stops: (V,) text v is `data[starts[v] : stops[v]]`; an empty one is missing.

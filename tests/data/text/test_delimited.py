@@ -299,8 +299,9 @@ def test_a_schema_that_cannot_be_read_says_why(tmp_path):
 
 
 def test_a_schema_is_needed(tmp_path):
-    with pytest.raises(ConfigError, match="csv: needs a schema"):
-        open_dataset(f"csv:{tmp_path}/x", DataOptions())
+    for kind in ("csv", "parquet"):
+        with pytest.raises(ConfigError, match=f"{kind}: needs a schema"):
+            open_dataset(f"{kind}:{tmp_path}/x", DataOptions())
     with pytest.raises(ConfigError, match=r"schema .*none\.toml: cannot be read"):
         open_dataset(f"csv:{tmp_path}/x", DataOptions(schema_path=tmp_path / "none.toml"))
 
