@@ -1,13 +1,16 @@
 """`adaptive-train profile`: what the data look up, where a step's time goes, how hot rows come to rest."""
 
 import json
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adaptive.cli import command_options as options
 from adaptive.cli.flags import given_flags, listed, load_contenders, with_flags
 from adaptive.cli.output import check_folders, make_folders, note, own_stdout, print_result, write_text
+
+if TYPE_CHECKING:
+    from adaptive.studies.profile import Profile
 
 TIERED = "10%"  # of the rows on the device, where nobody says otherwise: else policies would have nothing to decide
 
@@ -72,12 +75,11 @@ def profile(
             result, machine = run_profile(cases, question, dataset=dataset, stopped=lambda: bool(stop), told=note)
         if machine is not None and save is not None:
             write_machine(save, machine)
-            result["machine"] = machine.model_dump(exclude_none=True)
         elif save is not None:
             note(f"stopped before this machine's rates were measured: {save} was not written")
         if out is not None:
             _write(result, out, rate)
-        print_result(result, table=profile_document(result).to_text(), as_json=as_json)
+        print_result(asdict(result), table=profile_document(result).to_text(), as_json=as_json)
         stop.raise_exit()
 
 
@@ -94,13 +96,13 @@ def _share(sample: str) -> float:
     return share
 
 
-def _write(result: Mapping[str, Any], out: Path, link: float) -> None:
+def _write(result: "Profile", out: Path, link: float) -> None:
     """Write the record, tables and, where matplotlib is installed, pictures."""
     from adaptive.errors import ConfigError
     from adaptive.studies.charts import need_matplotlib
     from adaptive.studies.profile.profile_report import draw_profile, profile_document
 
-    write_text(out / "profile.json", json.dumps(result, indent=1) + "\n")
+    write_text(out / "profile.json", json.dumps(asdict(result), indent=1) + "\n")
     for name, text in profile_document(result).to_csv().items():
         write_text(out / f"{name}.csv", text)
     try:

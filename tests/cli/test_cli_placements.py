@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,9 +107,9 @@ def test_a_sweep_is_trained_at_each_of_its_points(cli: Cli, tmp_path: Path) -> N
 
 
 def test_what_is_trained_when_it_is_stopped_is_kept(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(*arguments: Any) -> dict[str, Any]:
+    def measure(*arguments: Any) -> SimpleNamespace:
         signal.raise_signal(signal.SIGINT)
-        return {"device_share": 0.5, "step_ms": 2.0}
+        return SimpleNamespace(device_share=0.5, step_ms=2.0)
 
     monkeypatch.setattr("adaptive.studies.placements.placement_study.measure", measure)
     monkeypatch.setattr("adaptive.cli.placements_command._here", lambda *_: load_machine("h200"))

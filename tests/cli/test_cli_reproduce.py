@@ -127,7 +127,7 @@ def test_ctrl_c_keeps_the_commands_that_are_done(cli: Cli, tmp_path: Path, monke
     assert result.code == 130 and "found has what was done by then" in result.err
     assert "comes out: counted" in result.out
     page = (tmp_path / "found/report.html").read_text()
-    assert "first: Rows and look-ups by table" in page and "second" not in page
+    assert "first: Rows and lookups by table" in page and "second" not in page
 
 
 def test_a_script_of_ones_own_runs_its_commands(cli: Cli, tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
-from typing import Any, Final
+from typing import Final
 
 from adaptive.data.dataset import Dataset
 from adaptive.embeddings.planning.layout import Group
 from adaptive.errors import AdaptiveError, ConfigError
 from adaptive.studies.machines import MachineSpec
 from adaptive.studies.placements.shape import Shape, with_values
+from adaptive.studies.profile import DataProfile
 from adaptive.studies.profile.data_profile import DataQuestion, profile_data
 from adaptive.studies.profile.step_profile import Case, StepLength, measure
 from adaptive.studies.step_model import PLACEMENTS, POLICIES, Locality, StepModel, rates_of
@@ -269,11 +270,11 @@ def measure_placements(
         label, config = make_case(POLICIES[placement])
         result = MeasuredPlacement(placement, here.point, config.batch_size, fits=False, note="", policy=label)
         try:
-            step = measure(config, here.length, open_data(config) if here.dataset is None else here.dataset)
+            step = measure(label, config, here.length, open_data(config) if here.dataset is None else here.dataset)
         except AdaptiveError as error:  # one that cannot be here does not stop the others
             results.append(replace(result, note=str(error)))
             continue
-        share, ms = step["device_share"], step["step_ms"]
+        share, ms = step.device_share, step.step_ms
         placed = StepModel(here.shape, rates_of(here.machine), here.locality, device_share=share).placed(placement)
         results.append(
             replace(
@@ -296,20 +297,18 @@ def locality_of(dataset: Dataset, group: Group, row_bytes: int, source: str) -> 
     return from_profile(profile_data(dataset, group, row_bytes, DataQuestion(SAMPLES, budgets)), source)
 
 
-def from_profile(data: Mapping[str, Any], source: str) -> Locality:
+def from_profile(data: DataProfile, source: str) -> Locality:
     """Of what `profile_data` found.
 
     A budget below what is seen of the rows may be larger than all that were seen: the rest of the curve is theirs.
     """
-    each = data["lookups"] / data["samples"]
-    sizes = {
-        float(size): found / (each * float(size)) for size, found in data["reuse"]["distinct_by_batch_size"].items()
-    }
+    each = data.lookups / data.samples
+    sizes = {float(size): rows / (each * float(size)) for size, rows in data.reuse.distinct_by_batch_size.items()}
     return Locality(
         source=source,
-        shares=tuple(one["rows_that_fit"] / data["rows"] for one in data["hot"]),
-        lookups=tuple(one["lookup_share"] for one in data["hot"]),
-        inputs=tuple(one["hot_input_share"] for one in data["hot"]),
+        shares=tuple(budget.rows_that_fit / data.rows for budget in data.hot),
+        lookups=tuple(budget.lookup_share or 0.0 for budget in data.hot),
+        inputs=tuple(budget.hot_input_share or 0.0 for budget in data.hot),
         sizes=tuple(sizes),
         distinct=tuple(sizes.values()),
     )

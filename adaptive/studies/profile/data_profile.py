@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,17 @@ from scipy import stats
 from adaptive.data.dataset import Dataset
 from adaptive.data.kernels import access
 from adaptive.embeddings.planning.layout import Group
+from adaptive.studies.profile import (
+    DataProfile,
+    HotByMemory,
+    HotBySample,
+    HotByThreshold,
+    HotShares,
+    Reuse,
+    SkewCurve,
+    SuggestedSize,
+    TableSkew,
+)
 from adaptive.studies.profile.id_trace import IdTrace, Told, reuse
 
 Int64s = NDArray[np.int64]
@@ -162,29 +173,30 @@ class Estimator:
 CURVE_POINTS: Final = 60  # of a sorted curve, evenly on a log axis
 
 
-def table_skew(group: Group, counts: Int64s, num_samples: int) -> list[dict[str, Any]]:
+def table_skew(group: Group, counts: Int64s, num_samples: int) -> list[TableSkew]:
     """A line for each table, and one for all of them together if there are several; counts (R,) of look-ups."""
     names = [(table.name, slice(*group.table_starts[t : t + 2])) for t, table in enumerate(group.tables)]
     if len(names) > 1:
         names.append(("all", slice(0, group.num_rows)))
-    return [{"table": name, **_skew(counts[part], num_samples)} for name, part in names]
+    return [_skew(name, counts[part], num_samples) for name, part in names]
 
 
-def _skew(counts: Int64s, num_samples: int) -> dict[str, Any]:
+def _skew(table: str, counts: Int64s, num_samples: int) -> TableSkew:
     """Facts of one table; counts (rows,). Shares are None without look-ups."""
     falling = falling_counts(counts)
     lookups, seen = int(falling.sum()), len(falling)
-    return {
-        "rows": len(counts),
-        "lookups": lookups,
-        "lookups_per_sample": lookups / num_samples,
-        "seen": seen,
-        "top_share": int(falling[0]) / lookups if lookups else None,
-        "rows_for_half": rows_for(falling, 0.5),
-        "rows_for_90": rows_for(falling, 0.9),
-        "hottest_over_median": float(falling[0] / np.median(falling)) if lookups else None,
-        "seen_once_share": int((falling == 1).sum()) / seen if seen else None,
-    }
+    return TableSkew(
+        table=table,
+        rows=len(counts),
+        lookups=lookups,
+        lookups_per_sample=lookups / num_samples,
+        seen=seen,
+        top_share=int(falling[0]) / lookups if lookups else None,
+        rows_for_half=rows_for(falling, 0.5),
+        rows_for_90=rows_for(falling, 0.9),
+        hottest_over_median=float(falling[0] / np.median(falling)) if lookups else None,
+        seen_once_share=int((falling == 1).sum()) / seen if seen else None,
+    )
 
 
 def falling_counts(counts: Int64s) -> Int64s:
@@ -219,6 +231,7 @@ class DataQuestion:
     budgets: tuple[tuple[str, int], ...] = ()  # memory for hot rows as written, and rows that fit
     sample_share: float = 0.05  # for the sampled curve and FAE's estimate
     batch_size: int = 2048  # for reuse
+    depth: int = 4  # of look-ahead, for the suggested size
     seed: int = 0  # of the sample and the estimate's chunks
 
 
@@ -245,7 +258,7 @@ def profile_data(
     *,
     stopped: Callable[[], bool] = lambda: False,
     told: Told = lambda samples: None,
-) -> dict[str, Any]:
+) -> DataProfile:
     """Skew, hot rows and inputs by memory and by threshold, reuse; all numbers exact but FAE's estimate.
 
     Args:
@@ -272,26 +285,38 @@ def profile_data(
     with seconds.of("reuse"):
         again = reuse(trace, group.num_rows, question.batch_size)
     counting = sum(seconds.spent[name] for name in ("count", "count_sample", "classify", "reuse", "sort", "mark"))
-    return {
-        "samples": trace.num_samples,
-        "lookups": trace.num_lookups,
-        "rows": group.num_rows,
-        "row_bytes": row_bytes,
-        "table_bytes": row_bytes * group.num_rows,
-        "was_stopped": bool(stopped()),
-        "tables": tables,
-        "curves": _curves(group, counts, sampled),
-        "sample_share": question.sample_share,
-        "sampled_samples": chosen,
-        "hot": [_budget_facts(one, shares, row_bytes) for one in budgets],
-        "thresholds": [
-            {"threshold": rule.threshold, "bytes": rule.num_rows * row_bytes, **shares.of(k)}
+    return DataProfile(
+        samples=trace.num_samples,
+        lookups=trace.num_lookups,
+        rows=group.num_rows,
+        row_bytes=row_bytes,
+        table_bytes=row_bytes * group.num_rows,
+        was_stopped=bool(stopped()),
+        tables=tables,
+        curves=_curves(group, counts, sampled),
+        sample_share=question.sample_share,
+        sampled_samples=chosen,
+        hot=[_by_memory(budget, shares, row_bytes) for budget in budgets],
+        thresholds=[
+            HotByThreshold(**vars(shares.of(k)), threshold=rule.threshold, bytes=rule.num_rows * row_bytes)
             for k, (rule, _) in enumerate(rules[: len(THRESHOLDS)])
         ],
-        "reuse": again,
-        "seconds": {**seconds.spent, "read": trace.read_seconds},
-        "lookups_per_s": trace.num_lookups / counting if counting else None,
-    }
+        reuse=again,
+        suggested=suggested_size(tables[-1].rows_for_90, again, group.num_rows, row_bytes, question.depth),
+        seconds={**seconds.spent, "read": trace.read_seconds},
+        lookups_per_s=trace.num_lookups / counting if counting else None,
+    )
+
+
+def suggested_size(rows_for_90: int, reuse: Reuse, num_rows: int, row_bytes: int, depth: int) -> SuggestedSize:
+    """The hottest rows with 90 % of the lookups, and no less than a policy that fetches rows ahead must hold: those of
+    the batch that is trained, of `depth` batches before it and of the one being planned, as if they had no row in
+    common."""
+    distinct = reuse.distinct_by_batch_size
+    each = distinct.get(str(reuse.batch_size), max(distinct.values(), default=0.0))
+    in_flight = min(num_rows, math.ceil((depth + 2) * each))
+    rows = max(rows_for_90, in_flight)
+    return SuggestedSize(rows, rows * row_bytes, rows_for_90, in_flight, depth)
 
 
 def _count(trace: IdTrace, question: DataQuestion, seconds: _Seconds) -> tuple[Int64s, Int64s, int]:
@@ -370,16 +395,16 @@ class _Shares:
             for size in GROUPED[1:]
         }
 
-    def of(self, k: int) -> dict[str, Any]:
+    def of(self, k: int) -> HotShares:
         """Rule k: hot rows, the look-ups they take, hot inputs, mini-batches of consecutive inputs all of which are."""
         covered = int(self._seen_counts[_has(self._seen_marks, k)].sum())
         batches = {str(size): _mean(_has(found, k)) for size, found in self._batches.items()}
-        return {
-            "hot_rows": self.rules[k][0].num_rows,
-            "lookup_share": covered / int(self._seen_counts.sum()) if len(self._seen) else None,
-            "hot_input_share": _mean(_has(self._inputs, k)),
-            "hot_batch_share": batches,
-        }
+        return HotShares(
+            hot_rows=self.rules[k][0].num_rows,
+            lookup_share=covered / int(self._seen_counts.sum()) if len(self._seen) else None,
+            hot_input_share=_mean(_has(self._inputs, k)),
+            hot_batch_share=batches,
+        )
 
     def same_rows(self, k: int, other: int) -> float | None:
         """Share of the rows hot under k that are hot under the other rule, too."""
@@ -395,34 +420,28 @@ def _mean(found: NDArray[np.bool_]) -> float | None:
     return float(found.mean()) if len(found) else None
 
 
-def _budget_facts(budget: _Budget, shares: _Shares, row_bytes: int) -> dict[str, Any]:
-    full = shares.rules[budget.full][0]
-    sampled = shares.of(budget.sampled)
-    threshold = full.threshold
-    return {
-        "memory": budget.text,
-        "rows_that_fit": budget.rows,
-        "bytes": budget.rows * row_bytes,
-        "threshold": threshold if math.isfinite(threshold) else None,
-        **shares.of(budget.full),
-        "sampled": {
-            **sampled,
-            "same_rows_share": shares.same_rows(budget.full, budget.sampled),
-            "estimated_rows": budget.estimate.rows,
-            "estimated_margin": budget.estimate.margin,
-            "estimated_bytes": budget.estimate.rows * row_bytes,
-        },
-    }
+def _by_memory(budget: _Budget, shares: _Shares, row_bytes: int) -> HotByMemory:
+    threshold, estimate = shares.rules[budget.full][0].threshold, budget.estimate
+    return HotByMemory(
+        **vars(shares.of(budget.full)),
+        memory=budget.text,
+        rows_that_fit=budget.rows,
+        bytes=budget.rows * row_bytes,
+        threshold=threshold if math.isfinite(threshold) else None,
+        sampled=HotBySample(
+            **vars(shares.of(budget.sampled)),
+            same_rows_share=shares.same_rows(budget.full, budget.sampled),
+            estimated_rows=estimate.rows,
+            estimated_margin=estimate.margin,
+            estimated_bytes=estimate.rows * row_bytes,
+        ),
+    )
 
 
-def _curves(group: Group, counts: Int64s, sampled: Int64s) -> list[dict[str, Any]]:
+def _curves(group: Group, counts: Int64s, sampled: Int64s) -> list[SkewCurve]:
     """Sorted counts of every table, of all inputs and of the sample."""
     parts = [(table.name, slice(*group.table_starts[t : t + 2])) for t, table in enumerate(group.tables)]
     return [
-        {
-            "table": name,
-            "full": curve(falling_counts(counts[part])),
-            "sampled": curve(falling_counts(sampled[part])),
-        }
+        SkewCurve(name, curve(falling_counts(counts[part])), curve(falling_counts(sampled[part])))
         for name, part in parts
     ]

@@ -19,6 +19,7 @@ from adaptive.data.kernels import access
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch
 from adaptive.errors import InputError
+from adaptive.studies.profile import Reuse
 
 CHUNK_SAMPLES: Final = 16_384  # read at a time
 KEPT_BYTES: Final = 1 << 30  # of row numbers in memory; more are read from the data once more
@@ -174,7 +175,7 @@ class Visits:
         return float(self._gaps[1 : batches + 1].sum()) / sum(self.distinct)
 
 
-def reuse(chunks: Iterable[Chunk], num_rows: int, batch_size: int) -> dict[str, Any]:
+def reuse(chunks: Iterable[Chunk], num_rows: int, batch_size: int) -> Reuse:
     """Facts of all chunks in batches of `batch_size`; distinct rows of other sizes from the first samples beside it."""
     own = Visits(batch_size, num_rows)
     others = [Visits(size, num_rows) for size in SIZES if size != batch_size]
@@ -186,11 +187,11 @@ def reuse(chunks: Iterable[Chunk], num_rows: int, batch_size: int) -> dict[str, 
                 visits.add(chunk)
         samples += chunk.num_samples
     by_size = sorted([own, *others], key=lambda visits: visits.batch_size)
-    return {
-        "batch_size": batch_size,
-        "batches": len(own.distinct),
-        "known_from": {str(n): own.known_from(n) for n in WITHIN},
-        "distinct_by_batch_size": {
+    return Reuse(
+        batch_size=batch_size,
+        batches=len(own.distinct),
+        known_from={str(n): own.known_from(n) for n in WITHIN},
+        distinct_by_batch_size={
             str(visits.batch_size): float(np.mean(visits.whole_batches)) for visits in by_size if visits.whole_batches
         },
-    }
+    )

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from adaptive.data.dataset import Dataset
 from adaptive.data.kernels import access
 from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.errors import ConfigError
+from adaptive.studies.profile import LeftOut, MovementPoint, MovementProfile
 from adaptive.studies.profile.step_profile import endless
 from adaptive.training.components import Components, build, first_batches, open_data, prepare, set_rates, torch_settings
 from adaptive.training.trainer import Trainer
@@ -57,7 +58,7 @@ def profile_movement(
     dataset: Dataset | None = None,
     stopped: Callable[[], bool] = lambda: False,
     told: Told = lambda steps: None,
-) -> dict[str, Any]:
+) -> MovementProfile:
     """Train, and tell after each interval how far the watched rows moved in it. `dataset`: that of the settings, if it
     is open.
 
@@ -84,7 +85,7 @@ def profile_movement(
             )
         watch = _Watch(components, group, watched)
         latest: deque[Batch] = deque(maxlen=ASKED)
-        points: list[dict[str, Any]] = []
+        points: list[MovementPoint] = []
         trainer = Trainer(
             embeddings,
             components.model,
@@ -99,19 +100,19 @@ def profile_movement(
             trainer.train(_counted(islice(batches, size), numbers, counts, latest), depth=config.depth)
             done += size
             told(done)
-            points.append({"steps": done, **watch.look(counts[watched], list(latest), numbers)})
-    return {
-        "optimizer": config.optimizer.name,
-        "lr": config.optimizer.lr,
-        "policy": config.policy,
-        "batch_size": config.batch_size,
-        "watched_rows": len(watched),
-        "every": length.every,
-        "judged_from": JUDGED_FROM,
-        "thresholds": list(THRESHOLDS),
-        "was_stopped": done < length.steps,
-        "points": points,
-    }
+            points.append(watch.look(done, counts[watched], list(latest), numbers))
+    return MovementProfile(
+        optimizer=config.optimizer.name,
+        lr=config.optimizer.lr,
+        policy=config.policy,
+        batch_size=config.batch_size,
+        watched_rows=len(watched),
+        every=length.every,
+        judged_from=JUDGED_FROM,
+        thresholds=list(THRESHOLDS),
+        was_stopped=done < length.steps,
+        points=points,
+    )
 
 
 class _Numbers:
@@ -154,10 +155,11 @@ class _Watch:
         self._question, self._places = _question(group, watched)
         self._values = self._read()
 
-    def look(self, visits: Int64s, batches: Sequence[Batch], numbers: _Numbers) -> dict[str, Any]:
+    def look(self, steps: int, visits: Int64s, batches: Sequence[Batch], numbers: _Numbers) -> MovementPoint:
         """How far the rows moved since the last look, and what thresholds would leave out of the batches.
 
         Args:
+            steps: trained so far.
             visits: (W,) look-ups since then.
             batches: the latest.
             numbers: of their rows.
@@ -172,12 +174,13 @@ class _Watch:
         is_watched = np.zeros(self._group.num_rows, np.bool_)
         is_watched[self._watched] = True
         found = [(numbers.of(batch), batch) for batch in batches]
-        return {
-            "judged_rows": int(judged.sum()),
-            "below": [_mean(moved[judged] < threshold) for threshold in THRESHOLDS],
-            "bands": {name: _quantiles(moved, judged, low, high) for name, low, high in BANDS},
-            "dropped": [left_out(found, mask, is_watched) for mask in resting],
-        }
+        return MovementPoint(
+            steps=steps,
+            judged_rows=int(judged.sum()),
+            below=[_mean(moved[judged] < threshold) for threshold in THRESHOLDS],
+            bands={name: _quantiles(moved, judged, low, high) for name, low, high in BANDS},
+            dropped=[left_out(found, mask, is_watched) for mask in resting],
+        )
 
     def _read(self) -> Floats:
         """(W, D)"""
@@ -217,12 +220,8 @@ def movement(before: Floats, after: Floats) -> NDArray[np.float64]:
 
 def left_out(
     batches: Sequence[tuple[Int64s, Batch]], resting: NDArray[np.bool_], watched: NDArray[np.bool_]
-) -> dict[str, float | None]:
-    """Shares of the inputs that a rule would drop, and of row updates that would be left out; masks (R,).
-
-    all, most, any: all, 75 % or any of an input's look-ups are of resting rows. hot: 75 % of them, of inputs all of
-    whose rows are watched, as a share of all inputs.
-    """
+) -> LeftOut:
+    """Shares of the inputs that a rule would drop, and of row updates that would be left out; masks (R,)."""
     rests, hot, updates = [], [], []
     for rows, batch in batches:
         samples = np.tile(np.arange(batch.num_samples), batch.num_features)
@@ -232,13 +231,13 @@ def left_out(
         hot.append(np.bincount(sample, watched[rows], batch.num_samples) / number == 1)
         updates.append(resting[np.unique(rows)])
     share, is_hot, left = map(np.concatenate, (rests, hot, updates))
-    return {
-        "all": _mean(share == 1),
-        "most": _mean(share >= 0.75),
-        "any": _mean(share > 0),
-        "hot": _mean((share >= 0.75) & is_hot),
-        "updates": _mean(left),
-    }
+    return LeftOut(
+        all=_mean(share == 1),
+        most=_mean(share >= 0.75),
+        any=_mean(share > 0),
+        hot=_mean((share >= 0.75) & is_hot),
+        updates=_mean(left),
+    )
 
 
 def _quantiles(moved: NDArray[np.float64], judged: NDArray[np.bool_], low: float, high: float) -> list[float] | None:

@@ -1,10 +1,9 @@
 """`profile`: the parts that were asked for, one after another, as one record."""
 
-import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from adaptive.config import parse_size
 from adaptive.data.dataset import Dataset
@@ -13,16 +12,15 @@ from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.errors import ConfigError
 from adaptive.optim import row_optimizer
 from adaptive.studies.machines import MachineSpec
+from adaptive.studies.profile import Profile, StepProfile
 from adaptive.studies.profile.data_profile import MOST_BUDGETS, DataQuestion, profile_data
 from adaptive.studies.profile.movement import MovementLength, profile_movement
-from adaptive.studies.profile.step_profile import Case, StepLength, measured_machine, overlap_of, profile_step
+from adaptive.studies.profile.step_profile import Case, StepLength, measured_machine, profile_step
 from adaptive.studies.simulate.simulation import simulate_group
 from adaptive.studies.step_model import Machine
 from adaptive.training.components import build_tables, open_data
 from adaptive.training.telemetry.progress import Countdown
 
-SCHEMA: Final = 1
-KIND: Final = "profile"
 PARTS: Final = ("data", "step", "movement")
 SIMULATED: Final = 30  # batches from which planning in a simulation is timed
 
@@ -68,7 +66,7 @@ def profile(
     dataset: Dataset | None = None,
     stopped: Callable[[], bool] = lambda: False,
     told: Callable[[str], None] = lambda line: None,
-) -> tuple[dict[str, Any], MachineSpec | None]:
+) -> tuple[Profile, MachineSpec | None]:
     """The record, and this machine's rates if they were asked for and measured.
 
     Args:
@@ -86,73 +84,55 @@ def profile(
     width = int(config.model_options.get("embedding_dim", 16))
     (group,) = make_groups(build_tables(dataset, width), config.seed)
     size = row_bytes(group, row_optimizer(config.optimizer))
-    found: dict[str, Any] = {"schema": SCHEMA, "kind": KIND, "data_of": config.data}
-    machine = None
+    result, machine = Profile(config.data), None
     if "data" in question.parts:
-        asked = replace(question.data, budgets=_budgets(question.memory, group, size), batch_size=config.batch_size)
-        samples = dataset.num_train_samples()
-        known = [number for number in (samples, asked.samples) if number is not None]
-        progress = Countdown(told, "samples read", min(known, default=None))
+        budgets = _budgets(question.memory, group, size)
+        asked = replace(question.data, budgets=budgets, batch_size=config.batch_size, depth=config.depth)
+        samples = [number for number in (dataset.num_train_samples(), asked.samples) if number is not None]
+        progress = Countdown(told, "samples read", min(samples, default=None))
         data = profile_data(dataset, group, size, asked, stopped=stopped, told=progress)
-        found["data"] = {**data, "suggested": _suggested(data, config.depth)}
+        result = replace(result, data=data)
     if "step" in question.parts and not stopped():
-        each = 2 * (question.step.warmup + question.step.steps)
-        progress = Countdown(told, "steps trained", each * len(cases))
+        progress = Countdown(told, "steps trained", 2 * (question.step.warmup + question.step.steps) * len(cases))
         steps = profile_step(cases, question.step, dataset=dataset, stopped=stopped, told=progress)
-        found["step"] = [{**one, "hidden_share": overlap_of(one)} for one in steps]
+        result = replace(result, step=steps)
         if question.with_rates and not stopped():
             machine = measured_machine(
-                found["step"],
+                steps,
                 value_bytes=4 * width,
                 row_bytes=size,
                 features=len(dataset.features),
-                plan_factor=_plan_factor(cases, found["step"], dataset, group),
+                plan_factor=_plan_factor(cases, steps, dataset, group),
             )
+            result = replace(result, machine=machine.model_dump(exclude_none=True))
     if "movement" in question.parts and not stopped():
         progress = Countdown(told, "steps trained", question.movement.steps)
         moving = config.model_copy(update={"policy": "lru", "policy_options": {}, "skip": None})
-        found["movement"] = profile_movement(moving, question.movement, dataset=dataset, stopped=stopped, told=progress)
-    return found, machine
-
-
-def _suggested(data: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    """A size of the device tier: the hottest rows with 90 % of the look-ups, and no less than a policy that fetches
-    rows ahead must hold: those of the batch that is trained, of `depth` batches before it and of the one being planned,
-    as if they had no row in common."""
-    hot_rows = int(data["tables"][-1]["rows_for_90"])  # of all tables
-    distinct = data["reuse"]["distinct_by_batch_size"]
-    each = distinct.get(str(data["reuse"]["batch_size"]), max(distinct.values(), default=0.0))
-    in_flight = min(int(data["rows"]), math.ceil((depth + 2) * each))
-    rows = max(hot_rows, in_flight)
-    return {
-        "device_rows": rows,
-        "bytes": rows * int(data["row_bytes"]),
-        "rows_for_90": hot_rows,
-        "rows_in_flight": in_flight,
-        "depth": depth,
-    }
+        moved = profile_movement(moving, question.movement, dataset=dataset, stopped=stopped, told=progress)
+        result = replace(result, movement=moved)
+    return result, machine
 
 
 def _budgets(memory: Sequence[str], group: Group, size: int) -> tuple[tuple[str, int], ...]:
     try:
-        found = tuple((text, parse_size(text, row_bytes=size, num_rows=group.num_rows)) for text in memory)
+        budgets = tuple((text, parse_size(text, row_bytes=size, num_rows=group.num_rows)) for text in memory)
     except ValueError as error:
         raise ConfigError(f"--memory: {error}") from error
-    for text, rows in found:
+    for text, rows in budgets:
         if not rows:
             raise ConfigError(
                 f"--memory {text}: needed room for one row at least, which takes {size} bytes with its state"
             )
-    return found
+    return budgets
 
 
-def _plan_factor(cases: Sequence[Case], steps: Sequence[dict[str, Any]], dataset: Dataset, group: Group) -> float:
+def _plan_factor(cases: Sequence[Case], steps: Sequence[StepProfile], dataset: Dataset, group: Group) -> float:
     """Planning in training over planning the same policies in a simulation."""
     factors = []
     machine = Machine(link=1e9, device=1e9, host=1e9, dense_ms=1.0)
-    for (label, config), found in zip(cases, steps, strict=True):
-        size = str(found["device_rows"])
+    for (label, config), step in zip(cases, steps, strict=True):
+        size = str(step.device_rows)
         short = config.model_copy(update={"steps": SIMULATED, "epochs": 1})
         runs = simulate_group([(label, short)], [size], machine, (dataset, group)).runs
-        factors += [found["beside_ms"]["plan"] / run.plan_ms for run in runs if run.plan_ms]
+        factors += [step.beside_ms["plan"] / run.plan_ms for run in runs if run.plan_ms]
     return statistics.median(factors) if factors else 1.0

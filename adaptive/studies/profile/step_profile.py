@@ -14,12 +14,12 @@ both halves. Bytes that embeddings touch are those of `adaptive.studies.step_mod
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from datetime import date
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -34,6 +34,7 @@ from adaptive.models.dense.layers import at_step
 from adaptive.models.tasks import log_losses
 from adaptive.plugins import make_policy
 from adaptive.studies.machines import HERE, MachineSpec, Measured
+from adaptive.studies.profile import StepProfile
 from adaptive.studies.step_model import Traffic, hidden_share
 from adaptive.system import usable_cores
 from adaptive.training.components import (
@@ -75,7 +76,7 @@ def profile_step(
     dataset: Dataset | None = None,
     stopped: Callable[[], bool] = lambda: False,
     told: Told = lambda steps: None,
-) -> list[dict[str, Any]]:
+) -> list[StepProfile]:
     """The step of every policy; those not reached when `stopped()` said so are left out.
 
     Args:
@@ -88,14 +89,14 @@ def profile_step(
     Raises:
         AdaptiveError: for settings that cannot be trained.
     """
-    found: list[dict[str, Any]] = []
+    steps: list[StepProfile] = []
     dataset = open_data(cases[0][1]) if dataset is None else dataset
     each = 2 * (length.warmup + length.steps)
     for number, (label, config) in enumerate(cases):
         if stopped():
             break
-        found.append({"policy": label, **measure(config, length, dataset, told=_after(number * each, told))})
-    return found
+        steps.append(measure(label, config, length, dataset, told=_after(number * each, told)))
+    return steps
 
 
 def _after(steps: int, told: Told) -> Told:
@@ -103,9 +104,9 @@ def _after(steps: int, told: Told) -> Told:
 
 
 def measure(
-    config: TrainConfig, length: StepLength, dataset: Dataset, *, told: Told = lambda steps: None
-) -> dict[str, Any]:
-    """One policy: stages without look-ahead, the step with it. `dataset`: that of the settings."""
+    label: str, config: TrainConfig, length: StepLength, dataset: Dataset, *, told: Told = lambda steps: None
+) -> StepProfile:
+    """One policy, as written: stages without look-ahead, the step with it. `dataset`: that of the settings."""
     components = build(config, dataset, first_batches(config, dataset))
     with components.embeddings as embeddings, torch_settings(config):
         embeddings.calibrate(prepare([embeddings.policy], config, dataset))
@@ -113,11 +114,39 @@ def measure(
         serial = _Loop(config, components, told).run(batches, 0, length)
         ahead = _Loop(config, components, lambda steps: told(length.warmup + length.steps + steps))
         together = ahead.run(batches, config.depth, length) if config.depth else serial
-        return {
-            **_facts(config, embeddings, serial, together),
-            "flops_per_sample": model_flops(components.model, dataset.steps),
-            "dense_bytes": sum(weight.numel() * weight.element_size() for weight in components.model.parameters()),
+        dense_bytes = sum(weight.numel() * weight.element_size() for weight in components.model.parameters())
+        training = {name: serial.ms.get(name, 0.0) for name in TRAINING}
+        look_ahead = {
+            "read": serial.ms.get("read", 0.0),
+            "plan": serial.ms.get("plan", 0.0) + serial.ms.get("learn", 0.0),
+            "move": serial.ms.get("fetch", 0.0) + serial.ms.get("write_back", 0.0),
         }
+        whole, step = serial.ms["whole"], together.ms["whole"]
+        other = max(whole - sum(training.values()) - sum(look_ahead.values()), 0.0)
+        train_ms, look_ms = sum(training.values()) + other, sum(look_ahead.values())
+        lookups = together.counts["lookups"]
+        return StepProfile(
+            policy=label,
+            device=str(embeddings.device),
+            misses=embeddings.policy.misses,
+            device_rows=embeddings.runtime.view.device_rows,
+            device_share=embeddings.runtime.view.device_rows / embeddings.runtime.view.num_rows,
+            batch_size=config.batch_size,
+            depth=config.depth,
+            training_ms=training,
+            beside_ms=look_ahead,
+            other_ms=other,
+            serial_ms=whole,
+            step_ms=step,
+            wait_ms=together.ms.get("wait", 0.0),
+            counts=serial.counts,
+            hit_rate=together.counts["lookup_hits"] / lookups if lookups else None,
+            bytes_h2d=together.counts["bytes_h2d"],
+            bytes_d2h=together.counts["bytes_d2h"],
+            flops_per_sample=model_flops(components.model, dataset.steps),
+            dense_bytes=dense_bytes,
+            hidden_share=hidden_share(train_ms=train_ms, look_ms=look_ms, hidden_ms=whole - step),
+        )
 
 
 def endless(config: TrainConfig, dataset: Dataset) -> Iterator[Batch]:
@@ -128,6 +157,13 @@ def endless(config: TrainConfig, dataset: Dataset) -> Iterator[Batch]:
     if first is None:
         raise InputError(f"data {config.data}: no training samples to time a step with")
     return (batch for batch in batches if batch.num_samples == first.num_samples)
+
+
+class _Means(NamedTuple):
+    """Milliseconds of a step by stage, medians of blocks, and counts of a step."""
+
+    ms: dict[str, float]
+    counts: dict[str, float]
 
 
 class _Stages(Recorder):
@@ -182,8 +218,8 @@ class _Loop:
             set_rates=lambda step: set_rates(config, components, step),
         )
 
-    def run(self, batches: Iterator[Batch], depth: int, length: StepLength) -> dict[str, Any]:
-        """Milliseconds a step by stage, medians of blocks, and counts a step."""
+    def run(self, batches: Iterator[Batch], depth: int, length: StepLength) -> _Means:
+        """Of blocks; the first steps only warm up."""
         blocks, counts = [], dict.fromkeys(COUNTS, 0)
         with closing(self._trainer.embeddings.look_ahead(batches, depth=depth)) as coming:
             self._block(coming, length.warmup)
@@ -193,10 +229,10 @@ class _Loop:
                 found = sum_tables(list(self._stages.latest.tables.values()))
                 counts = {name: number + getattr(found, name) for name, number in counts.items()}
         names = {name for block in blocks for name in block}
-        return {
-            "ms": {name: statistics.median(block.get(name, 0.0) for block in blocks) for name in sorted(names)},
-            "counts": {name: number / length.steps for name, number in counts.items()},
-        }
+        return _Means(
+            {name: statistics.median(block.get(name, 0.0) for block in blocks) for name in sorted(names)},
+            {name: number / length.steps for name, number in counts.items()},
+        )
 
     def _block(self, coming: Iterator[Planned], steps: int) -> dict[str, float]:
         """Milliseconds a step by stage. It ends with a record, as every so many steps of a run do."""
@@ -230,42 +266,8 @@ class _Synchronized(AbstractContextManager[None]):
         self._stage.__exit__(*error)
 
 
-def _facts(
-    config: TrainConfig, embeddings: TieredEmbeddingBag, serial: dict[str, Any], together: dict[str, Any]
-) -> dict[str, Any]:
-    ms = serial["ms"]
-    stages = {name: ms.get(name, 0.0) for name in TRAINING}
-    beside = {
-        "read": ms.get("read", 0.0),
-        "plan": ms.get("plan", 0.0) + ms.get("learn", 0.0),
-        "move": ms.get("fetch", 0.0) + ms.get("write_back", 0.0),
-    }
-    counts = together["counts"]
-    return {
-        "device": str(embeddings.device),
-        "misses": embeddings.policy.misses,
-        "device_rows": embeddings.runtime.view.device_rows,
-        "device_share": embeddings.runtime.view.device_rows / embeddings.runtime.view.num_rows,
-        "batch_size": config.batch_size,
-        "depth": config.depth,
-        "training_ms": stages,
-        "beside_ms": beside,
-        "other_ms": max(ms["whole"] - sum(stages.values()) - sum(beside.values()), 0.0),
-        "serial_ms": ms["whole"],
-        "step_ms": together["ms"]["whole"],
-        "wait_ms": together["ms"].get("wait", 0.0),
-        "counts": serial["counts"],
-        "hit_rate": counts["lookup_hits"] / counts["lookups"] if counts["lookups"] else None,
-        "bytes_h2d": counts["bytes_h2d"],
-        "bytes_d2h": counts["bytes_d2h"],
-    }
-
-
-Found = Mapping[str, Any]
-
-
 def measured_machine(
-    policies: Sequence[Found], *, value_bytes: int, row_bytes: int, features: int, plan_factor: float
+    policies: Sequence[StepProfile], *, value_bytes: int, row_bytes: int, features: int, plan_factor: float
 ) -> MachineSpec:
     """The machine file.
 
@@ -279,17 +281,15 @@ def measured_machine(
     Raises:
         ConfigError: if one of the two kinds is missing.
     """
-    served = [one for one in policies if one["misses"] == "host" and not one["device_rows"]]
-    staged = [one for one in policies if one["misses"] == "prefetch"]
+    served = [one for one in policies if one.misses == "host" and not one.device_rows]
+    staged = [one for one in policies if one.misses == "prefetch"]
     _need_both(served=bool(served), staged=bool(staged))
     first = policies[0]
-    moving = [one for one in staged if one["beside_ms"]["move"] > 0 and _moved(one)]
+    moving = [one for one in staged if one.beside_ms["move"] > 0 and _moved(one)]
     host = statistics.median(_rate(one, value_bytes, row_bytes, features) for one in served)
     device = statistics.median(_rate(one, value_bytes, row_bytes, features) for one in staged)
     move = (
-        statistics.median(1e3 * _moved(one) * row_bytes / one["beside_ms"]["move"] for one in moving)
-        if moving
-        else host
+        statistics.median(1e3 * _moved(one) * row_bytes / one.beside_ms["move"] for one in moving) if moving else host
     )
     return MachineSpec(
         name=HERE,
@@ -299,15 +299,15 @@ def measured_machine(
             host=host,
             move=move,
             dense_ms=statistics.median(map(_dense_ms, policies)),
-            flops_per_sample=first["flops_per_sample"],
-            batch_size=first["batch_size"],
-            overlap_staged=statistics.median(map(overlap_of, moving or staged)),
-            overlap_host=statistics.median(map(overlap_of, served)),
+            flops_per_sample=first.flops_per_sample,
+            batch_size=first.batch_size,
+            overlap_staged=statistics.median(step.hidden_share for step in moving or staged),
+            overlap_host=statistics.median(step.hidden_share for step in served),
             plan_factor=plan_factor,
-            vectors_cross=first["device"] != "cpu",
-            depth=first["depth"],
+            vectors_cross=first.device != "cpu",
+            depth=first.depth,
             when=date.today().isoformat(),
-            on=f"{first['device']}, {usable_cores()} cores, torch {torch.__version__}, {platform.processor() or 'CPU'}",
+            on=f"{first.device}, {usable_cores()} cores, torch {torch.__version__}, {platform.processor() or 'CPU'}",
         ),
     )
 
@@ -337,23 +337,17 @@ def _need_both(*, served: bool, staged: bool) -> None:
         )
 
 
-def overlap_of(one: Found) -> float:
-    """The share of the shorter of training and look-ahead that is hidden."""
-    train, look = sum(one["training_ms"].values()) + one["other_ms"], sum(one["beside_ms"].values())
-    return hidden_share(train_ms=train, look_ms=look, hidden_ms=one["serial_ms"] - one["step_ms"])
+def _dense_ms(one: StepProfile) -> float:
+    stages = one.training_ms
+    return float(stages["mlp_forward"] + stages["mlp_backward"] + stages["dense_update"] + one.other_ms)
 
 
-def _dense_ms(one: Found) -> float:
-    stages = one["training_ms"]
-    return float(stages["mlp_forward"] + stages["mlp_backward"] + stages["dense_update"] + one["other_ms"])
+def _moved(one: StepProfile) -> float:
+    return one.counts["fetched"] + one.counts["written_back"]
 
 
-def _moved(one: Found) -> float:
-    return float(one["counts"]["fetched"] + one["counts"]["written_back"])
-
-
-def _rate(one: Found, value_bytes: int, row_bytes: int, features: int) -> float:
+def _rate(one: StepProfile, value_bytes: int, row_bytes: int, features: int) -> float:
     """Bytes per second of pooling and updating rows."""
-    counts, stages = one["counts"], one["training_ms"]
-    traffic = Traffic(counts["lookups"], counts["unique_rows"], features * one["batch_size"], value_bytes, row_bytes)
+    counts, stages = one.counts, one.training_ms
+    traffic = Traffic(counts["lookups"], counts["unique_rows"], features * one.batch_size, value_bytes, row_bytes)
     return traffic.rows_ms(1.0) / float(stages["embedding"] + stages["row_update"])

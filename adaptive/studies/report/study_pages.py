@@ -19,7 +19,8 @@ from adaptive.studies.placements.placement_report import (
     placements_document,
 )
 from adaptive.studies.placements.placement_study import PlacementStudy
-from adaptive.studies.profile.profile_report import PICTURES, TITLES, profile_document
+from adaptive.studies.profile import Profile
+from adaptive.studies.profile.profile_report import PICTURES, TITLES, has_section, profile_document
 from adaptive.studies.records import from_json
 from adaptive.studies.report.page_records import MOST, JsonObject, PageRecord, load_run
 from adaptive.studies.report.run_page import shared_blocks, stages_of
@@ -111,7 +112,7 @@ CAPTIONS: Final = {
 def profile_blocks(profile: PageRecord, *, is_alone: bool) -> Blocks:
     """A section for each table of a profile, with its pictures."""
     figures, blocks = profile_figures(profile.record), Blocks()
-    for title, section in sections_of([Heading("Data and device size"), *profile_document(profile.record).blocks]):
+    for title, section in sections_of([Heading("Data and device size"), *_profile_document(profile.record).blocks]):
         gallery = [Gallery(figures[title], wide=True)] if title in figures else []
         blocks += [Heading(title), *section, *gallery]
     return blocks or [Heading("Profile"), Note("It was stopped before a part was done.")]
@@ -119,18 +120,17 @@ def profile_blocks(profile: PageRecord, *, is_alone: bool) -> Blocks:
 
 def profile_figures(record: JsonObject) -> dict[str, list[Figure]]:
     """Heading of a profile's table -> its pictures, in the page's colors."""
-    drawn, figures = all_visible(record), dict[str, list[Figure]]()
-    for name, (part, draw) in PICTURES.items():
-        content = drawn.get(part)
-        if content and (part != "movement" or content["points"]):
-            table, title = CAPTIONS.get(name, (part, name))
-            figure = drawn_figure(title, partial(_draw_profile, draw, content), size=(6.6, 3.6))
+    profile, figures = from_json(Profile, all_visible(record)), dict[str, list[Figure]]()
+    for name, (section, draw) in PICTURES.items():
+        if has_section(profile, section):
+            table, title = CAPTIONS.get(name, (section, name))
+            figure = drawn_figure(title, partial(draw, profile, None), size=(6.6, 3.6))
             figures.setdefault(TITLES[table], []).append(figure)
     return figures
 
 
-def _draw_profile(draw: Any, content: JsonObject, figure: Any) -> None:
-    draw(figure, {"found": content, "link": None})
+def _profile_document(record: JsonObject) -> Document:
+    return profile_document(from_json(Profile, record))
 
 
 def placement_blocks(placements: PageRecord, *, is_alone: bool) -> Blocks:
@@ -249,7 +249,7 @@ def _simulation_document(record: JsonObject) -> Document:
 
 STUDIES: Final = {
     "comparison": Study(_is_comparison, _comparison_document, comparison_blocks),
-    "profile": Study(lambda record: record.get("kind") == "profile", profile_document, profile_blocks),
+    "profile": Study(lambda record: record.get("kind") == "profile", _profile_document, profile_blocks),
     "placements": Study(lambda record: record.get("kind") == "placements", _placement_document, placement_blocks),
     "simulation": Study(_is_simulation, _simulation_document, simulation_blocks),
 }

@@ -8,6 +8,8 @@ from adaptive.storage.run_directory import RECORD
 from adaptive.studies.machines import load_machine
 from adaptive.studies.placements.placement_study import from_profile
 from adaptive.studies.placements.shape import load_shape
+from adaptive.studies.profile import DataProfile
+from adaptive.studies.records import from_json
 from adaptive.studies.reproduce.paper import Curves, DerivedTable, Records
 from adaptive.studies.step_model import StepModel, rates_of
 from adaptive.training.telemetry.jsonl import read_metrics
@@ -72,7 +74,7 @@ def ratios(records: Records) -> DerivedTable:
 
 def step_model(records: Records) -> StepModel:
     """A step of a V100 with the locality that the command `data` measured."""
-    locality = from_profile(records["data"]["data"], "the data")
+    locality = from_profile(from_json(DataProfile, records["data"]["data"]), "the data")
     return StepModel(load_shape(SHAPE), rates_of(load_machine(MODELLED_ON)), locality, device_share=SHARE)
 
 

@@ -1,6 +1,7 @@
 """The model of placements, written out on machines and shapes made up for it; the papers' orders that it gives."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,10 +77,9 @@ def test_locality_is_a_line_between_what_was_counted() -> None:
     assert [LOCALITY.lookup_share(x) for x in (0.0, 0.05, 0.1, 0.3, 1.0)] == pytest.approx([0, 0.4, 0.8, 0.875, 1])
     assert LOCALITY.hot_inputs(0.75) == pytest.approx(0.8)
     assert LOCALITY.distinct_share(256) == pytest.approx(0.5) and LOCALITY.distinct_share(10**6) == 0.4
-    data = {
-        "lookups": 100, "samples": 10, "rows": 50, "reuse": {"distinct_by_batch_size": {"4": 20.0}},
-        "hot": [{"rows_that_fit": 5, "lookup_share": 0.5, "hot_input_share": 0.1}],
-    }  # fmt: skip
+    hot = SimpleNamespace(rows_that_fit=5, lookup_share=0.5, hot_input_share=0.1)
+    reuse = SimpleNamespace(distinct_by_batch_size={"4": 20.0})
+    data: Any = SimpleNamespace(lookups=100, samples=10, rows=50, reuse=reuse, hot=[hot])
     assert from_profile(data, "x") == Locality("x", (0.1,), (0.5,), (0.1,), (4.0,), (0.5,))
 
 

@@ -14,6 +14,7 @@ from adaptive.batch import Batch
 from adaptive.data.dataset import Dataset, Feature
 from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.errors import InputError
+from adaptive.studies.profile import DataProfile
 from adaptive.studies.profile import data_profile as hot
 from adaptive.studies.profile.data_profile import (
     THRESHOLDS,
@@ -64,7 +65,7 @@ def group_of(dataset: Dataset) -> Group:
     return group
 
 
-def profiled(lookups: list[list[list[int]]], **asked: object) -> dict[str, object]:
+def profiled(lookups: list[list[list[int]]], **asked: object) -> DataProfile:
     dataset = Listed(lookups)
     return profile_data(dataset, group_of(dataset), 20, DataQuestion(**asked))  # type: ignore[arg-type]
 
@@ -83,43 +84,43 @@ def test_counts_hot_inputs_and_reuse_are_those_of_the_slow_twins(samples: int, s
     row_bytes = 200_000  # so that no table but the last (4 rows) is below 1 MB
     found = profile_data(dataset, group, row_bytes, DataQuestion(budgets=(("9", 9),), batch_size=batch))
 
-    assert found["lookups"] == counts.sum() and found["samples"] == samples
-    for table, part in zip(found["tables"], np.split(counts, group.table_starts[1:-1]), strict=False):
-        assert (table["lookups"], table["seen"]) == (part.sum(), (part > 0).sum())
+    assert found.lookups == counts.sum() and found.samples == samples
+    for table, part in zip(found.tables, np.split(counts, group.table_starts[1:-1]), strict=False):
+        assert (table.lookups, table.seen) == (part.sum(), (part > 0).sum())
         if part.sum():
-            assert table["top_share"] == part.max() / part.sum()
-            assert table["seen_once_share"] == (part == 1).sum() / (part > 0).sum()
+            assert table.top_share == part.max() / part.sum()
+            assert table.seen_once_share == (part == 1).sum() / (part > 0).sum()
 
     whole = np.repeat([part.sum() for part in np.split(counts, group.table_starts[1:-1])], group.table_sizes)
     last = set(range(int(starts[2]), group.num_rows))
-    for point in found["thresholds"]:
-        warm = set(np.flatnonzero((counts > 0) & (counts / np.maximum(whole, 1) >= point["threshold"])).tolist()) | last
-        assert point["hot_rows"] == len(warm)
-        assert point["hot_input_share"] == pytest.approx(np.mean(reference.hot_inputs(rows, warm)))
-        assert point["lookup_share"] == pytest.approx(counts[sorted(warm)].sum() / counts.sum())
-    assert found["hot"][0]["hot_rows"] <= 9
+    for point in found.thresholds:
+        warm = set(np.flatnonzero((counts > 0) & (counts / np.maximum(whole, 1) >= point.threshold)).tolist()) | last
+        assert point.hot_rows == len(warm)
+        assert point.hot_input_share == pytest.approx(np.mean(reference.hot_inputs(rows, warm)))
+        assert point.lookup_share == pytest.approx(counts[sorted(warm)].sum() / counts.sum())
+    assert found.hot[0].hot_rows <= 9
 
     batches = [
         {row for feature in rows for bag in feature[first : first + batch] for row in bag}
         for first in range(0, samples, batch)
     ]
     if len(batches) > 1:
-        for before, share in found["reuse"]["known_from"].items():
+        for before, share in found.reuse.known_from.items():
             assert share == pytest.approx(reference.known_from(batches, int(before)))
     if samples >= batch:
         whole_batches = [len(one) for one in batches[: samples // batch]]
-        assert found["reuse"]["distinct_by_batch_size"][str(batch)] == pytest.approx(np.mean(whole_batches))
+        assert found.reuse.distinct_by_batch_size[str(batch)] == pytest.approx(np.mean(whole_batches))
 
 
 def test_a_small_case_written_out() -> None:
     # table f0: row 1 twice, row 2 once; f1: row 5 three times; f2 (small): rows 0, 0, 3
     lookups = [[[1], [1], [2]], [[5], [5], [5]], [[0], [0], [3]]]
     found = profiled(lookups, budgets=(("two", 2),), batch_size=1)
-    tables = {one["table"]: one for one in found["tables"]}  # type: ignore[attr-defined]
-    assert (tables["f0"]["seen"], tables["f0"]["top_share"], tables["f0"]["rows_for_90"]) == (2, 2 / 3, 2)
-    assert (tables["f1"]["rows_for_half"], tables["f1"]["seen_once_share"]) == (1, 0.0)
-    assert (tables["all"]["lookups"], tables["all"]["seen"]) == (9, 5)
-    assert found["reuse"]["known_from"]["1"] == pytest.approx(4 / 9)  # type: ignore[index]
+    tables = {one.table: one for one in found.tables}
+    assert (tables["f0"].seen, tables["f0"].top_share, tables["f0"].rows_for_90) == (2, 2 / 3, 2)
+    assert (tables["f1"].rows_for_half, tables["f1"].seen_once_share) == (1, 0.0)
+    assert (tables["all"].lookups, tables["all"].seen) == (9, 5)
+    assert found.reuse.known_from["1"] == pytest.approx(4 / 9)
 
 
 def test_a_budget_takes_all_rows_of_one_heat_or_none_of_them() -> None:
@@ -162,13 +163,13 @@ def test_row_numbers_that_do_not_fit_are_read_again() -> None:
 
 def test_it_ends_at_so_many_samples_or_when_it_is_stopped() -> None:
     lookups = drawn(23, 2)
-    assert profiled(lookups, samples=7)["samples"] == 7
+    assert profiled(lookups, samples=7).samples == 7
     dataset = Listed(lookups)
     read: list[int] = []
     found = profile_data(
         dataset, group_of(dataset), 20, DataQuestion(), stopped=lambda: len(read) > 1, told=read.append
     )
-    assert (found["samples"], found["was_stopped"]) == (10, True) and read == [5, 10]
+    assert (found.samples, found.was_stopped) == (10, True) and read == [5, 10]
 
 
 def test_bad_ids_and_empty_data_are_told() -> None:

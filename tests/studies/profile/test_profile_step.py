@@ -6,15 +6,16 @@ from helpers import featured
 
 from adaptive.config import OptimizerConfig, TierConfig, TrainConfig
 from adaptive.errors import ConfigError
+from adaptive.studies.profile import LeftOut
 from adaptive.studies.profile.movement import MovementLength, left_out, movement, profile_movement
 from adaptive.studies.profile.step_profile import (
     BESIDE,
     TRAINING,
     StepLength,
     measured_machine,
-    overlap_of,
     profile_step,
 )
+from adaptive.studies.step_model import hidden_share
 
 SMALL = {
     "batch_size": 64,
@@ -32,17 +33,17 @@ def test_every_policy_has_its_stages_and_rates() -> None:
     found = profile_step([case("hybrid", "auto"), case("lfu")], StepLength(1, 5), told=told.append)
     assert told == list(range(1, 25))
     for one, misses in zip(found, ("host", "prefetch"), strict=True):
-        assert one["misses"] == misses and one["batch_size"] == 64
-        assert set(one["training_ms"]) == set(TRAINING) and set(one["beside_ms"]) == set(BESIDE)
-        assert all(ms > 0 for ms in one["training_ms"].values())
-        assert one["counts"]["lookups"] == 64 * 26
-        assert one["serial_ms"] > 0 and one["step_ms"] > 0
-    assert found[0]["hit_rate"] == 0 and found[1]["hit_rate"] > 0.5
+        assert one.misses == misses and one.batch_size == 64
+        assert set(one.training_ms) == set(TRAINING) and set(one.beside_ms) == set(BESIDE)
+        assert all(ms > 0 for ms in one.training_ms.values())
+        assert one.counts["lookups"] == 64 * 26
+        assert one.serial_ms > 0 and one.step_ms > 0
+    assert found[0].hit_rate == 0 and found[1].hit_rate > 0.5
     machine = measured_machine(found, value_bytes=64, row_bytes=68, features=26, plan_factor=1.5)
     assert machine.name == "here" and machine.measured is not None
     rates = machine.measured
     assert -1 <= rates.overlap_staged <= 1 and rates.device > 0 and rates.plan_factor == 1.5
-    counts, stages = found[0]["counts"], found[0]["training_ms"]
+    counts, stages = found[0].counts, found[0].training_ms
     touched = (counts["lookups"] + 2 * 64 * 26) * 64 + 2 * counts["unique_rows"] * 68
     assert rates.host == pytest.approx(1e3 * touched / (stages["embedding"] + stages["row_update"]))
     with pytest.raises(ConfigError, match="at least hybrid and one that fetches rows"):
@@ -56,8 +57,7 @@ def test_a_stop_leaves_the_other_policies_out() -> None:
 
 @pytest.mark.parametrize(("step", "hidden"), [(10.0, 0.0), (12.0, -0.5), (8.0, 0.5), (6.0, 1.0), (5.0, 1.0)])
 def test_what_is_hidden(step: float, hidden: float) -> None:
-    one = {"training_ms": {"a": 5.0}, "other_ms": 1.0, "beside_ms": {"b": 4.0}, "serial_ms": 10.0, "step_ms": step}
-    assert overlap_of(one) == hidden
+    assert hidden_share(train_ms=6.0, look_ms=4.0, hidden_ms=10.0 - step) == hidden
 
 
 def test_movement_and_what_it_leaves_out_written_out() -> None:
@@ -69,7 +69,7 @@ def test_movement_and_what_it_leaves_out_written_out() -> None:
     resting = np.array([True, True, False, False])
     watched = np.array([True, True, True, False])
     found = left_out([(np.array([0, 0, 2, 0, 1, 3, 2, 2]), batch)], resting, watched)
-    assert found == {"all": 0.25, "most": 0.25, "any": 0.75, "hot": 0.25, "updates": 0.5}
+    assert found == LeftOut(all=0.25, most=0.25, any=0.75, hot=0.25, updates=0.5)
 
 
 def test_rows_that_are_watched_move_less_at_a_lower_rate() -> None:
@@ -78,13 +78,13 @@ def test_rows_that_are_watched_move_less_at_a_lower_rate() -> None:
         rate = OptimizerConfig(name="sgd", lr=lr)
         config = TrainConfig(policy="lru", tier=TierConfig(device_rows="20%"), optimizer=rate, **SMALL)  # type: ignore[arg-type]
         found = profile_movement(config, MovementLength(30, 10))
-        assert [point["steps"] for point in found["points"]] == [10, 20, 30] and not found["was_stopped"]
-        assert 0 < found["watched_rows"] < 2_000
-        middle.append(found["points"][-1]["bands"]["hottest"][2])
-        for point in found["points"]:
-            assert point["below"] == sorted(point["below"]) and point["judged_rows"] <= found["watched_rows"]
-            for dropped in point["dropped"]:
-                assert dropped["all"] <= dropped["most"] <= dropped["any"] and dropped["hot"] <= dropped["most"]
+        assert [point.steps for point in found.points] == [10, 20, 30] and not found.was_stopped
+        assert 0 < found.watched_rows < 2_000
+        middle.append(found.points[-1].bands["hottest"][2])
+        for point in found.points:
+            assert point.below == sorted(point.below) and point.judged_rows <= found.watched_rows
+            for dropped in point.dropped:
+                assert dropped.all <= dropped.most <= dropped.any and dropped.hot <= dropped.most
     assert middle[0] > 5 * middle[1] > 0
 
 

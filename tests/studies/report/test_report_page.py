@@ -6,11 +6,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from report_records import HOSTILE, Seen, browse, comparison, write_run
+from report_records import HOSTILE, Seen, browse, comparison, data_profile, write_run
 
 from adaptive.studies.machines import load_machine
 from adaptive.studies.placements.placement_study import MeasuredPlacement, compare_placements
 from adaptive.studies.placements.shape import load_shape
+from adaptive.studies.profile import Profile, SkewCurve, TableSkew
 from adaptive.studies.profile.profile_report import PICTURES
 from adaptive.studies.report import study_pages
 from adaptive.studies.report.html_report import write_report
@@ -140,11 +141,12 @@ def test_a_browser_opens_the_page_without_complaint(tmp_path: Path) -> None:
 
 def test_hostile_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables' names stand in a profile's own pictures, too; those are drawn in the page's colors."""
-    rows = {"rows": 10, "lookups": 20, "lookups_per_sample": 1.0}
-    curves = [{"table": name, "full": [[1, 9], [2, 3]], "sampled": [[1, 2]]} for name in HOSTILE[:4]]
-    found = {"tables": [{"table": name, **rows} for name in HOSTILE[:4]], "curves": curves, "sample_share": 0.05}
+    data = data_profile(
+        tables=[TableSkew(name, 10, 20, 1.0, 2, None, 1, 2, None, None) for name in HOSTILE[:4]],
+        curves=[SkewCurve(name, [(1, 9), (2, 3)], [(1, 2)]) for name in HOSTILE[:4]],
+    )
     monkeypatch.setattr(study_pages, "PICTURES", {name: PICTURES[name] for name in ("skew", "tables")})
-    ((skew, tables),) = profile_figures({"data": found}).values()
+    ((skew, tables),) = profile_figures(asdict(Profile("made up", data))).values()
     for svg in (skew.svg, tables.svg):
         seen = check(svg)
         assert HOSTILE[0] in seen.text and "a\\x00b\\x1b[31m" in seen.text and "\u202e" not in svg

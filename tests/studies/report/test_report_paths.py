@@ -58,7 +58,7 @@ def test_studies_by_folder_or_file(tmp_path: Path) -> None:
     said = "No run came to its end. problem: lru, seed 0: ValueError: it broke"
     assert said in shown(tmp_path, tmp_path / "c.json")[1]
     (tmp_path / "p").mkdir()
-    (tmp_path / "p/profile.json").write_text('{"kind": "profile", "schema": 1}')
+    (tmp_path / "p/profile.json").write_text('{"kind": "profile", "data_of": "x"}')
     kind, text = shown(tmp_path, tmp_path / "p")
     assert kind == "profile" and "stopped before a part was done" in text
 

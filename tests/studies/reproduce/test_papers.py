@@ -4,13 +4,15 @@ import importlib
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from report_records import write_run
+from report_records import data_profile, write_run
 
 from adaptive.errors import ConfigError, InputError
+from adaptive.studies.profile import HotByMemory, HotBySample, Reuse
 from adaptive.studies.reproduce.derived_tables import evaluations_by_step, ratios, transfers
 from adaptive.studies.reproduce.paper import (
     Claim,
@@ -29,7 +31,7 @@ from adaptive.studies.reproduce.paper import (
 from adaptive.studies.reproduce.reproduction import StoppedError, command_lines, reproduce
 
 SIMULATED = {"least_device_rows": 5, "distinct_rows": 8, "batches": 2, "runs": [], "machine": {}}
-PROFILED = {"kind": "profile", "n": 3, **SIMULATED}
+PROFILED = {"kind": "profile", "data_of": "x", "n": 3, **SIMULATED}
 
 
 def script(name: str) -> Any:
@@ -190,15 +192,12 @@ def test_designs_are_told_at_every_size_and_tabled_at_the_smallest() -> None:
     assert table.lines["static cache, no overlap"] == [(50, 5), (25, 6)]
 
 
-SHARES = {"rows_that_fit": 100, "lookup_share": 0.9}
-
-
 @pytest.mark.parametrize(("hot", "dropped"), [(0.5, 0.0), (0.5, 0.2), (0.1, 0.3)])
 def test_ratios_and_the_working_set_follow_the_formulas(hot: float, dropped: float) -> None:
-    data = {
-        "lookups": 26_000, "samples": 1_000, "rows": 1_000, "hot": [{**SHARES, "hot_input_share": hot}],
-        "reuse": {"distinct_by_batch_size": {"1024": 10_000.0, "4096": 20_000.0}},
-    }  # fmt: skip
+    by_sample = HotBySample(1, 0.9, hot, {}, 1.0, 1.0, 0.0, 4.0)
+    budget = HotByMemory(100, 0.9, hot, {}, "10%", 100, 400, None, by_sample)
+    reuse = Reuse(1024, 1, {}, {"1024": 10_000.0, "4096": 20_000.0})
+    data = asdict(data_profile(lookups=26_000, samples=1_000, rows=1_000, hot=[budget], reuse=reuse))
     records = {"data": {"data": data}, "compare": {"policies": [{"skipped_input_share": dropped}]}}
     speeds = ratios(records)
     ms = speeds.details["step_ms"]
