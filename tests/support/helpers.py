@@ -21,7 +21,7 @@ from adaptive.embeddings.planning.planner import Planner
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import SGD, RowOptimizer
 from adaptive.policies.lru import LRU
-from adaptive.policy import Policy, RowStats
+from adaptive.policy import Policy, RowStats, SkipRule
 
 Floats = NDArray[np.float32]
 Int64s = NDArray[np.int64]
@@ -154,7 +154,7 @@ def one_table(
     policy: Policy | type[Policy] = LRU,
     *,
     optimizer: RowOptimizer = SGD(lr=1.0),  # noqa: B008 (immutable)
-    skip: SkipConfig | None = None,
+    skip: SkipConfig | SkipRule | None = None,
     **tier: Any,
 ) -> TieredEmbeddingBag:
     """One table `t` of width 4 with slots poisoned; released rows are as few as possible, so plans can be foretold."""

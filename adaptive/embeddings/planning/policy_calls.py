@@ -18,7 +18,7 @@ from adaptive.embeddings.planning.policy_thread import Overdue, PolicyThread, Ra
 from adaptive.embeddings.planning.row_stats import read_only
 from adaptive.errors import PolicyError, error_text
 from adaptive.kernels.planning.selection import ORDERS
-from adaptive.policy import Policy, RowStats, SkipRule, TierView, arranges, drops_inputs, order_of
+from adaptive.policy import Policy, RowStats, SkipRule, TierView, arranges, order_of
 
 Answer = TypeVar("Answer")
 OF_RULE: Final = "rule."  # before the name of a method of the skip rule
@@ -177,9 +177,9 @@ class PolicyCaller:
 
     def _arranged(self, source: "_Source", view: TierView) -> Iterator[Batch]:
         policy, rule = self.policy, self.rule
-        kept: Iterator[Batch] = source
+        kept = source
         if rule is not None and rule.drops_inputs:
-            kept = self._kept(rule, source, view)
+            kept = _Source(self._kept(rule, source, view), None)
         arranged = self._ask("arrange", -1, lambda: iter(policy.arrange(kept, view)))
         num_samples = 0
         while True:
@@ -192,8 +192,7 @@ class PolicyCaller:
             assert self._reported is not None
             self._reported.append(reported)
             yield batch
-        if not drops_inputs(policy):
-            self._check_samples(source, num_samples)
+        self._check_samples(kept, num_samples)
 
     def _kept(self, rule: SkipRule, source: "_Source", view: TierView) -> Iterator[Batch]:
         """The batches that a rule leaves, for the policy to arrange; in the policy's thread."""
@@ -215,10 +214,10 @@ class PolicyCaller:
                 raise self._explained
             yield batch
 
-    def _check_samples(self, source: "_Source", num_samples: int) -> None:
+    def _check_samples(self, kept: "_Source", num_samples: int) -> None:
         """Check that all samples came back: no report would show those that a policy left out."""
-        num_read = source.num_samples
-        unread = next(source, None) is not None
+        num_read = kept.num_samples
+        unread = self._run("arrange", -1, lambda: next(kept, None)) is not None
         if unread or num_samples != num_read:
             rest = ", and did not ask for the rest" if unread else ""
             raise PolicyError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract import row_stats
+from contract import DropsOdd, row_stats
 from helpers import bags, one_table, step_all
 from numpy.typing import NDArray
 from skip_rules import LeaveOut, everything, waits
@@ -16,7 +16,7 @@ from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.errors import ConfigError, InputError, PolicyError
 from adaptive.plugins import load_policy_class
 from adaptive.policies.lru import LRU
-from adaptive.policy import Policy, RowStats, TierView
+from adaptive.policy import Policy, RowStats, SkipRule, TierView
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int64, np.float32, np.float64])
@@ -180,10 +180,14 @@ class StopsEarly(LRU):
         (StopsEarly, "gave 1 of the 1 samples it was given, and did not ask for the rest"),
     ],
 )
-def test_samples_are_not_left_out_without_a_word(policy: type[Policy], message: str, depth: int) -> None:
-    batches = [bags([row]) for row in range(4)]
+@pytest.mark.parametrize("skip", [None, DropsOdd], ids=["no rule", "behind a rule that drops inputs"])
+def test_samples_are_not_left_out_without_a_word(
+    policy: type[Policy], message: str, depth: int, skip: type[SkipRule] | None
+) -> None:
+    """A rule may leave samples out, and counts them; the policy gives every sample that the rule left."""
+    batches = [bags(*[[row]] * (2 if skip else 1)) for row in range(4)]
     with pytest.raises(PolicyError, match=message):
-        step_all(one_table(policy=policy), batches, depth=depth)
+        step_all(one_table(policy=policy, skip=skip and skip()), batches, depth=depth)
 
 
 def test_what_is_no_batch_is_named() -> None:
