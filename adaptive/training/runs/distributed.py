@@ -64,10 +64,10 @@ def refuse_alone(config: TrainConfig, ranks: Ranks) -> None:
     Raises:
         ConfigError: as `refuse_by_settings`, or for blocks that nobody would cut.
     """
-    if ranks.is_local and config.ranks.blocks is not None:
-        raise ConfigError(f"ranks.blocks={config.ranks.blocks} is for runs of ranks; add --ranks 1, or more")
     if not ranks.is_local:
         refuse_by_settings(config)
+    elif config.ranks.blocks is not None:
+        raise ConfigError(f"ranks.blocks={config.ranks.blocks} is for runs of ranks; add --ranks 1, or more")
 
 
 def refuse_by_settings(config: TrainConfig) -> None:
