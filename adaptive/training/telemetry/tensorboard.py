@@ -1,7 +1,4 @@
-"""TensorBoard as a view of the record: which number of which record stands under which tag.
-
-`metrics.jsonl` is the record; `view_from_metrics` makes the same view from it again.
-"""
+"""TensorBoard as a view of the record, which is `metrics.jsonl`: events, and a page of charts side by side."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +6,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from adaptive.errors import InputError, OutputError
 from adaptive.training.telemetry import events
 from adaptive.training.telemetry.formatting import guard_text
 from adaptive.training.telemetry.jsonl import read_metrics
@@ -147,29 +143,6 @@ class TensorBoardView:
         shown = {tag: tables[name] for name, tag in self._shown.items() if name in tables}
         rest = [counts for name, counts in tables.items() if name not in self._shown]
         return shown | {OTHER: sum_tables(rest)} if rest else shown
-
-
-def view_from_metrics(metrics: Path, directory: Path) -> int:
-    """Make the TensorBoard view of a `metrics.jsonl`; returns the number of records shown.
-
-    Raises:
-        InputError: if the metrics cannot be read or do not begin with the run's own record.
-        OutputError: if the directory already has event files (every point would stand there twice) or cannot be
-            written.
-    """
-    records = read_metrics(metrics)
-    if not records or not isinstance(records[0], RunRecord):
-        raise InputError(f"{metrics}:1: the first record must be of kind 'run'; it names the tables")
-    if any(directory.glob("events.out.tfevents.*")):
-        raise OutputError(f"{directory}: already holds event files; choose another directory or remove them")
-    tables = records[0].table_rows
-    view = TensorBoardView(directory, list(tables), list(tables.values()))
-    for record in records:
-        view.write(record)
-    view.close()
-    if view.failures:
-        raise OutputError(f"{directory}: the view could not be written in full; see the warning above")
-    return len(records)
 
 
 def _has_skipping(counts: TableCounts) -> bool:

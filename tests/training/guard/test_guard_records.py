@@ -14,7 +14,7 @@ from adaptive.training.telemetry.formatting import guard_text
 from adaptive.training.telemetry.jsonl import MetricsFile, read_metrics
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.record import GuardRecord, Record, RunRecord
-from adaptive.training.telemetry.tensorboard import view_from_metrics
+from adaptive.training.telemetry.tensorboard import TensorBoardView
 
 RUN = RunRecord(policy="slipstream", table_rows={"site": 10})
 REDUCED = GuardRecord(
@@ -64,7 +64,10 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_tensorboard_shows_what_there_is(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    assert view_from_metrics(written(tmp_path, REDUCED, IDLE), tmp_path / "view") == 3
+    view = TensorBoardView(tmp_path / "view", [])
+    for record in (RUN, REDUCED, IDLE):
+        view.write(record)
+    view.close()
     events = EventAccumulator(str(tmp_path / "view")).Reload()
     shown = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     assert shown["7_guard/allowance"] == [(800, 0.25), (0, 1)]

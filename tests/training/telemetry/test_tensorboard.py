@@ -12,7 +12,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from adaptive.errors import InputError, OutputError
 from adaptive.training.telemetry import events
 from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.record import (
@@ -23,7 +22,7 @@ from adaptive.training.telemetry.record import (
     RunRecord,
     TableCounts,
 )
-from adaptive.training.telemetry.tensorboard import TensorBoardView, view_from_metrics
+from adaptive.training.telemetry.tensorboard import TensorBoardView
 
 COUNTS = TableCounts(
     lookups=100,
@@ -355,47 +354,11 @@ def test_a_full_disk_stops_nothing(tmp_path, caplog):
     assert len(caplog.records) == 2  # the first failure, and at the end how many are missing
 
 
-@pytest.fixture
-def metrics(tmp_path) -> Path:
-    file = MetricsFile(tmp_path / "metrics.jsonl")
-    tables = {"site": COUNTS, "user": EMPTY}
-    histogram = Histogram(np.array([0, 1.0, 2.0]), np.array([1, 2]), sum=3.5, sum_squares=4.5)
-    file.write(RunRecord(policy="lru", table_rows={"site": 5, "user": 9}, config="depth = 4", wall_time=1e9))
-    file.write(interval(10, tables=tables, update_norms=histogram, wall_time=1e9 + 1))
-    file.write(EvalRecord(step=10, samples=64, auc=0.5, log_loss=0.125, accuracy=0.375, wall_time=1e9 + 2))
-    file.close()
-    return file.path
-
-
-def test_view_is_made_again_from_the_record(tmp_path, metrics):
-    assert view_from_metrics(metrics, tmp_path / "view") == 3
-    write_all(
-        TensorBoardView(tmp_path / "direct", ["site", "user"], [5, 9]),
-        RunRecord(policy="lru", table_rows={"site": 5, "user": 9}, config="depth = 4", wall_time=1e9),
-        interval(
-            10,
-            wall_time=1e9 + 1,
-            update_norms=Histogram(np.array([0, 1.0, 2.0]), np.array([1, 2]), sum=3.5, sum_squares=4.5),
-        ),
-        EvalRecord(step=10, samples=64, auc=0.5, log_loss=0.125, accuracy=0.375, wall_time=1e9 + 2),
-    )
-    (made,), (direct,) = ((tmp_path / name).iterdir() for name in ("view", "direct"))
-    assert made.read_bytes() == direct.read_bytes()
-
-
-def test_a_view_is_refused(tmp_path, metrics, caplog):
-    """Made twice, not to be written, without the run's own record."""
-    view_from_metrics(metrics, tmp_path / "view")
-    with pytest.raises(OutputError, match="already holds event files"):
-        view_from_metrics(metrics, tmp_path / "view")
+def test_a_directory_that_cannot_be_made_stops_nothing(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OutputError, match="could not be written in full"):
-        view_from_metrics(metrics, tmp_path / "file")
-    assert "training goes on" in caplog.messages[0]
-    lines = metrics.read_bytes().splitlines(keepends=True)
-    metrics.write_bytes(lines[-1])
-    with pytest.raises(InputError, match=r"metrics\.jsonl:1: the first record must be of kind 'run'"):
-        view_from_metrics(metrics, tmp_path / "other")
+    view = TensorBoardView(tmp_path / "file", ["site"])
+    write_all(view, interval(10), interval(20))
+    assert view.failures == 2 and "training goes on" in caplog.messages[0]
 
 
 def test_a_run_that_is_gone_on_with_shows_each_step_once(tmp_path):
