@@ -195,17 +195,15 @@ def _open_array(path: Path, dtype_text: str, shape: tuple[int, ...], size: int) 
         raise CheckpointError(f"{path}: expected one of the types {', '.join(DTYPES)}, found {dtype_text!r}")
     dtype, digest = np.dtype(dtype_text), hashlib.sha256()
     with open_plain(path) as file:
-        found_size = os.fstat(file.fileno()).st_size
-        if found_size != size:
-            raise CheckpointError(
-                f"{path}: expected {size} bytes, found {found_size}; the file is cut or of another run"
-            )
-        found, found_shape = _parse_header(file, path, CheckpointError)
+        actual = os.fstat(file.fileno()).st_size
+        if actual != size:
+            raise CheckpointError(f"{path}: expected {size} bytes, found {actual}; the file is cut or of another run")
+        stored_type, stored_shape = _parse_header(file, path, CheckpointError)
         needed = file.tell() + math.prod(shape) * dtype.itemsize
-        if (found, found_shape, size) != (dtype_text, shape, needed):
+        if (stored_type, stored_shape, size) != (dtype_text, shape, needed):
             raise CheckpointError(
-                f"{path}: expected {needed} bytes for {dtype} {list(shape)}, found {size} for {found} "
-                f"{list(found_shape)}"
+                f"{path}: expected {needed} bytes for {dtype} {list(shape)}, found {size} for {stored_type} "
+                f"{list(stored_shape)}"
             )
         file.seek(0)
         digest.update(file.read(needed - math.prod(shape) * dtype.itemsize))
@@ -232,10 +230,10 @@ def _shrank(path: Path, size: int) -> CheckpointError:
     return CheckpointError(f"{path}: expected {size} bytes, found fewer; the file shrank while it was read")
 
 
-def _check_digest(path: Path, expected: str, found: str, part: str = "") -> None:
-    if found != expected:
+def _check_digest(path: Path, expected: str, actual: str, part: str = "") -> None:
+    if actual != expected:
         raise CheckpointError(
-            f"{path}: expected sha256 {expected}{part}, found {found}; the file is damaged or of another run"
+            f"{path}: expected sha256 {expected}{part}, found {actual}; the file is damaged or of another run"
         )
 
 

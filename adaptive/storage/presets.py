@@ -34,10 +34,10 @@ def load_named(model: type[M], name: str, folder: Path, what: str) -> M:
     """
     path = folder / f"{name}.toml" if name in names_in(folder) else Path(name)
     try:
-        there = path.exists()
+        exists = path.exists()
     except (OSError, ValueError):  # a name too long, or with a zero byte
-        there = False
-    if not there:
+        exists = False
+    if not exists:
         raise ConfigError(f"{what} {name!r}: neither a file nor one of {', '.join(names_in(folder))}")
     try:
         data = read_plain(path, MOST_BYTES, error=ConfigError, follow=True)

@@ -139,13 +139,13 @@ def load_rows(
 def _has_changed(lane: Lane, part: GroupArrays) -> NDArray[np.bool_]:
     """(n,) of the saved rows those that differ from what they were at first in the saved tables. The others were
     on the device, or were to be trained, when they were saved; which depends on placement and look-ahead."""
-    found = [np.zeros(0, np.bool_)]
+    differs = [np.zeros(0, np.bool_)]
     for rows, weights, state in _saved_blocks(lane, part):
         first, first_state, places = np.empty_like(weights), np.empty_like(state), np.arange(len(rows))
         tables = (part["table_starts"], part["table_keys"], part["table_bounds"])
         initial.initial_rows(first, first_state, places, rows, *tables, lane.host.first_state)
-        found.append((first != weights).any(axis=1) | (first_state != state).any(axis=1))
-    return np.concatenate(found)
+        differs.append((first != weights).any(axis=1) | (first_state != state).any(axis=1))
+    return np.concatenate(differs)
 
 
 def _renumber(group: Group, part: GroupArrays, watched: Arrays, last: Mapping[str, int]) -> None:

@@ -113,16 +113,16 @@ def own_watched(group: Group, part: Arrays) -> Arrays:
         return part
     names = [name for name in part if name not in ("interval", "row", "summed", *OF_SUMS)]
     rows, *columns = select_owned(group, part["row"], *(part[name] for name in names))
-    own: Arrays = {"row": rows, **dict(zip(names, columns, strict=True))}
-    order = np.lexsort((rows, own.pop("entry")))
-    own = {name: column[order] for name, column in own.items()}
+    watched: Arrays = {"row": rows, **dict(zip(names, columns, strict=True))}
+    order = np.lexsort((rows, watched.pop("entry")))
+    watched = {name: column[order] for name, column in watched.items()}
     if "summed" in part:
         summed, *sums = select_owned(group, part["summed"], *(part[name] for name in OF_SUMS))
-        by_row = np.argsort(own["row"])
-        entries = by_row[np.searchsorted(own["row"], summed, sorter=by_row)]
+        by_row = np.argsort(watched["row"])
+        entries = by_row[np.searchsorted(watched["row"], summed, sorter=by_row)]
         order = np.argsort(entries)
-        own |= {"summed": entries[order], **{n: column[order] for n, column in zip(OF_SUMS, sums, strict=True)}}
-    return {name: np.ascontiguousarray(value) for name, value in own.items()}
+        watched |= {"summed": entries[order], **{n: column[order] for n, column in zip(OF_SUMS, sums, strict=True)}}
+    return {name: np.ascontiguousarray(value) for name, value in watched.items()}
 
 
 def load_watched(lane: Lane, part: Arrays) -> None:
