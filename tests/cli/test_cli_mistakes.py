@@ -11,40 +11,27 @@ Cli = Callable[..., Any]
 MISTAKES: dict[str, tuple[list[str], int, list[str]]] = {
     "misspelt key": (["--set", "tier.device_row=5"], 2, ["tier.device_row (--set)", "did you mean tier.device_rows?"]),
     "key without its section": (
-        ["--set", "lr=0.1"],
-        2,
-        ["lr (--set)", "did you mean optimizer.lr or dense_optimizer.lr?"],
-    ),
+        ["--set", "lr=0.1"], 2, ["lr (--set)", "did you mean optimizer.lr or dense_optimizer.lr?"]),
     "misspelt key in a file": (
-        ["--config", "typo.toml"],
-        2,
-        ["batchsize (typo.toml:batchsize)", "did you mean batch_size?"],
-    ),
+        ["--config", "typo.toml"], 2, ["batchsize (typo.toml:batchsize)", "did you mean batch_size?"]),
     "file not there": (["--config", "no.toml"], 2, ["no.toml not found", "--config"]),
     "file is not TOML": (["--config", "broken.toml"], 2, ["broken.toml is not TOML", "line 2"]),
     "word for a number": (["--steps", "many"], 2, ["steps (flag --steps)", "found 'many'", "a valid integer"]),
     "below the range": (["--lr", "0"], 2, ["optimizer.lr (flag --lr)", "found 0", "greater than 0"]),
     "size without a unit we know": (
-        ["--device-rows", "5 apples"],
-        2,
-        ["tier.device_rows (flag --device-rows)", "found '5 apples'", "10%", "512MiB"],
-    ),
+        ["--device-rows", "5 apples"], 2,
+        ["tier.device_rows (flag --device-rows)", "found '5 apples'", "10%", "512MiB"]),
     "device tier larger than everything": (["--device-rows", "150%"], 2, ["--device-rows", "more than 100%"]),
     "misspelt choice": (["--optimizer", "adagard"], 2, ["flag --optimizer", "'adagrad'", "did you mean adagrad?"]),
     "layer sizes do not fit": (
-        ["--arch-sparse-feature-size", "32", "--arch-mlp-bot", "64-16"],
-        2,
-        ["flag --arch-sparse-feature-size", "bottom_mlp must end with embedding_dim = 32, found 64-16"],
-    ),
+        ["--arch-sparse-feature-size", "32", "--arch-mlp-bot", "64-16"], 2,
+        ["flag --arch-sparse-feature-size", "bottom_mlp must end with embedding_dim = 32, found 64-16"]),
     "misspelt policy": (["--policy", "slipstreem"], 9, ["no policy 'slipstreem'", "did you mean slipstream?"]),
     "policy file not there": (["--policy", "mine.py:Mine"], 9, ["policy file mine.py not found"]),
     "policy file without the class": (["--policy", "empty.py:Mine"], 9, ["empty.py has no class Mine"]),
     "parameter the policy lacks": (
-        ["--policy", "lru", "--set", "policy.k=2"],
-        2,
-        ["policy.k (--set)", "no parameter k; it has: none"],
-    ),
-}
+        ["--policy", "lru", "--set", "policy.k=2"], 2, ["policy.k (--set)", "no parameter k; it has: none"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

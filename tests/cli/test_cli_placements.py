@@ -34,28 +34,22 @@ def test_what_is_trained_here_stands_beside_the_model(cli: Cli, tmp_path: Path) 
     assert (tmp_path / "found/placements.png").exists() and (tmp_path / "found/measured.csv").exists()
 
 
-def test_sweep_and_mistakes(cli: Cli) -> None:
+def test_a_sweep_over_machines_and_batch_sizes(cli: Cli) -> None:
     small = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=2000")
     good = cli("placements", *small, "--preset", "sweep", "--sweep", "num_dense=64,256", "--machine", "h200", "--json",
                "--watts", "h200=900", "--batch-size", "512,1024")  # fmt: skip
     assert good.code == 0, good.err
     found = json.loads(good.out)
     assert len(found["lines"]) == 2 * 2 * 8 and found["machines"][0]["watts"] == 900
-    for words, needed in (
-        (("--machine", "h300"), "neither a file nor one of"),
-        (("--preset", "rmc9"), "neither a file nor one of"),
-        (("--machine", ","), "expected one or several"),
-        (("--watts", "h200"), "expected NAME=WATTS"),
-        (("--sweep", "speed=1"), "needed KEY=VALUE"),
-        (("--placements", "gpu"), "needed some of"),
-    ):
-        bad = cli("placements", *small, *words)
-        assert bad.code == 2 and needed in bad.err, bad.err
 
 
 @pytest.mark.parametrize(
     ("words", "code", "needed"),
     [
+        (("--preset", "rmc9"), 2, "neither a file nor one of"),
+        (("--machine", ","), 2, "expected one or several"),
+        (("--watts", "h200"), 2, "expected NAME=WATTS"),
+        (("--sweep", "speed=1"), 2, "needed KEY=VALUE"),
         (("--machine", "zion,nothere"), 2, "machine file 'nothere': neither a file nor one of"),
         (("--preset", ","), 2, "--preset ',': expected one or several"),
         (("--batch-size", ","), 2, "--batch-size ',': expected one or several"),

@@ -214,8 +214,8 @@ def test_policies_are_compared_under_it(tmp_path: Path, data: Callable[..., ToyD
         for policy, rows in tiers.items()
     ]
     result = judge(train_all(rivals, 1, claim(str(tmp_path / "out"))), auc_budget=0.0005)
-    reasons = {one["policy"]: one["reason"] for one in result["policies"]}
-    assert result["problems"] == []
+    reasons = {line.policy: line.reason for line in result.policies}
+    assert not result.problems
     assert sorted(reasons.values()) == ["equal to the control bit for bit"] * 2 + ["the control"], reasons
 
 
