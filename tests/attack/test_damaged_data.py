@@ -31,6 +31,7 @@ from adaptive.data.prepared.prepared_writer import prepare
 from adaptive.errors import InputError
 from adaptive.storage.arrays import write_array
 from adaptive.storage.durable import DISK
+from adaptive.storage.untrusted import signed_json
 from adaptive.training.runs import resume_run
 
 pytestmark = attack
@@ -134,7 +135,7 @@ def test_an_index_of_strangers_prepared_data_signed_again(tmp_path: Path) -> Non
         facts = write_array(folder / "train.index.npy", index, DISK)
         stored = {"index_bytes": facts["size"], "index_sha256": facts["sha256"], "blocks": len(index)}
         signed = manifest.model_copy(update={"train": manifest.train.model_copy(update=stored)})
-        (folder / MANIFEST).write_bytes(signed.text())
+        (folder / MANIFEST).write_bytes(signed_json(signed.model_dump(mode="json")))
         found = list[bytes]()
         with at_once():
             message = told(lambda: found.extend(read_prepared(folder)), codes=(3,), names=str(folder))  # noqa: B023
@@ -156,7 +157,7 @@ def test_blocks_of_strangers_prepared_data_signed_again(tmp_path: Path) -> None:
         facts = write_array(folder / "train.index.npy", index, DISK)
         stored = {"index_bytes": facts["size"], "index_sha256": facts["sha256"]}
         signed = manifest.model_copy(update={"train": manifest.train.model_copy(update=stored)})
-        (folder / MANIFEST).write_bytes(signed.text())
+        (folder / MANIFEST).write_bytes(signed_json(signed.model_dump(mode="json")))
         with at_once():
             message = told(lambda: read_prepared(folder), codes=(3,))  # noqa: B023
         campaign.came("told" if message else "read")
