@@ -64,7 +64,7 @@ def test_json_is_the_record_alone(cli: Cli) -> None:
         (("--save", "no/where.toml"), "there is no folder no"),
         (("--link", "fast"), "--link"),
         (("--policies", "slipstreem"), "did you mean slipstream"),
-        (("--memory", ","), "needed one or several sizes"),
+        (("--memory", ","), "expected one or several sizes"),
         (("--sections", "step", "--policies", "lfu,lru", "--save", "m.toml"), "at least hybrid and one that fetches"),
         (
             ("--sections", "step", "--policies", "hybrid,fae", "--save", "m.toml"),

@@ -249,12 +249,12 @@ def _verdict_line(policy: ComparedPolicy, result: Comparison) -> str:
     judged_by = ", by training's own predictions" if result.auc_of == "training" and not policy.exact else ""
     by_samples = ""
     if (test := policy.over_samples) is not None:
-        found = {
+        by_word = {
             "within": f"within the budget of {budget}",
             "outside": f"outside the budget of {budget}",
             "undecided": f"straddling a loss of {budget}",
         }[test.verdict]
-        by_samples = f"; over the samples {found}, p = {test.p_value:.2g} for no difference"
+        by_samples = f"; over the samples {by_word}, p = {test.p_value:.2g} for no difference"
     word = words.get(policy.verdict, policy.verdict)
     return f"{policy.policy}: {word}{judged_by} ({policy.reason}{by_samples})"
 

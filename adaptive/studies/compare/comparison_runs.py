@@ -51,7 +51,7 @@ from adaptive.training.runs.run_record import check_same_data, config_of
 PLACE: Final = {"out"}  # settings that say where a run lies
 
 
-class KeptRuns:
+class FinishedRuns:
     """The runs below a directory, by their settings. A directory without any is none to go on with, and none is found.
 
     Raises:
@@ -73,17 +73,17 @@ class KeptRuns:
             CheckpointError: if other versions have trained it.
             InputError: if its data have changed since.
         """
-        found = self._runs.get(_key(config))
-        if found is None:
+        finished = self._runs.get(_key(config))
+        if finished is None:
             return None
-        path, record = found
+        path, record = finished
         _check_versions(path, record)
         self._check_data(path, record, config)
         return path, dict(record["summary"])
 
     def holds(self, path: Path) -> bool:
         """A finished run lies there."""
-        return any(path == kept for kept, _ in self._runs.values())
+        return any(path == folder for folder, _ in self._runs.values())
 
     def _check_data(self, path: Path, record: Mapping[str, Any], config: TrainConfig) -> None:
         data = json.dumps([config.data, config.model_dump(mode="json")["data_options"]], sort_keys=True)
@@ -111,7 +111,7 @@ def _check_versions(path: Path, record: Mapping[str, Any]) -> None:
 CONTROL: Final = "random_drop"
 RECORD: Final = "comparison.json"
 _OURS: Final = re.compile(rf"{RECORD}(\.tmp-\d+)?|seed-\d+")
-_TRAINED: Final = re.compile(r"dense/.*|rows/rows\d+\.(changed|weights|state)")
+_TRAINED: Final = re.compile(r"rows\d+\.(changed|weights|state)")
 
 
 @dataclass(frozen=True)
@@ -168,18 +168,18 @@ def trainings(
         directory: from `claim`; each run gets the folder `seed-<seed>/<policy>` in it, or
             `seed-<seed>/<key=value>/<policy>`.
         overwrite: replace the runs of an earlier comparison.
-        auto_resume: take the runs that it finished as they are (`KeptRuns`), and train only what is missing.
+        auto_resume: take the runs that it finished as they are (`FinishedRuns`), and train only what is missing.
         stream: where the progress of a run is shown.
         told: called before each run.
 
     Raises:
-        CheckpointError: from `KeptRuns`.
+        CheckpointError: from `FinishedRuns`.
         InputError: if the first run finds the data unusable (they are the same for all), or they are no longer those
             of a run that is kept.
     """
     tell = told or (lambda which: None)
-    kept = KeptRuns(directory) if auto_resume else None
-    train = partial(_keep_or_train, kept, tell, overwrite=overwrite or auto_resume, stream=stream)
+    earlier = FinishedRuns(directory) if auto_resume else None
+    train = partial(_find_or_train, earlier, tell, overwrite=overwrite or auto_resume, stream=stream)
     first = True
     for number in range(seeds):
         for which, rivals in _groups(contenders):
@@ -196,8 +196,8 @@ def trainings(
                 control = _control(contender, config, outcome)
                 if control is not None:
                     tell(f"{about}, {control.label}")
-                    found = train(control, control.config, folder / _folder_name(place, CONTROL))
-                    yield replace(found, beside=contender.label)
+                    dropped_at_random = train(control, control.config, folder / _folder_name(place, CONTROL))
+                    yield replace(dropped_at_random, beside=contender.label)
 
 
 def _groups(contenders: Sequence[Contender]) -> list[tuple[str, list[Contender]]]:
@@ -264,8 +264,8 @@ def write_record(directory: Path, result: Comparison) -> None:
         raise OutputError(f"{directory / RECORD} could not be written: {error}") from error
 
 
-def _keep_or_train(
-    kept: KeptRuns | None,
+def _find_or_train(
+    earlier: FinishedRuns | None,
     tell: Told,
     contender: Contender,
     config: TrainConfig,
@@ -274,19 +274,19 @@ def _keep_or_train(
     overwrite: bool,
     stream: TextIO | None,
 ) -> Outcome:
-    if kept is not None:
-        if (found := kept.find(config)) is not None:
-            where, summary = found
+    if earlier is not None:
+        if (finished := earlier.find(config)) is not None:
+            where, summary = finished
             tell(f"kept: {where}")
             return _finished(contender, config, where, summary)
-        path = _not_kept(path, kept)
+        path = _free_folder(path, earlier)
     return _train(contender, config, path, overwrite=overwrite, stream=stream)
 
 
-def _not_kept(path: Path, kept: KeptRuns) -> Path:
+def _free_folder(path: Path, earlier: FinishedRuns) -> Path:
     """The folder of a run that is trained: not that of another one, which had this place in the list before."""
     numbered = (path if number == 1 else path.with_name(f"{path.name}.{number}") for number in count(1))
-    return next(folder for folder in numbered if not kept.holds(folder))
+    return next(folder for folder in numbered if not earlier.holds(folder))
 
 
 def _finished(contender: Contender, config: TrainConfig, path: Path, summary: dict[str, Any]) -> Outcome:
@@ -316,13 +316,21 @@ def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: 
 
 def _bits(path: Path, summary: dict[str, Any]) -> str:
     """A digest of the trained weights and row state, where they were saved, and of the quality."""
-    found = {name: summary.get(name) for name in ("steps", "samples", "auc", "log_loss")}
+    facts: dict[str, Any] = {name: summary.get(name) for name in ("steps", "samples", "auc", "log_loss")}
     file = path / "weights" / MANIFEST
     if os.path.lexists(file):  # save=false: the evaluation has seen every weight that matters to it
         manifest = parse_json(read_plain(file), str(file))
-        digests = {f"{entry['group']}/{entry['name']}": entry["sha256"] for entry in manifest["arrays"]}
-        found |= {name: digest for name, digest in digests.items() if _TRAINED.fullmatch(name)}
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+        facts |= {entry["name"]: entry["sha256"] for entry in manifest["arrays"] if entry["group"] == "dense"}
+        shards = enumerate(manifest["shards"])
+        rows = {
+            f"{number}/{entry['name']}": [entry["dtype"], entry["shape"], entry["pieces"]]
+            for number, shard in shards
+            for entry in shard
+            if _TRAINED.fullmatch(entry["name"])
+        }
+        assert rows, f"{file}: no rows to compare"
+        facts |= rows
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _folder_name(place: int, label: str) -> str:

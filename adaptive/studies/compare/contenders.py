@@ -89,7 +89,7 @@ def _choices(text: str) -> list[SweepPoint]:
     if not (equals and all(keys)):
         raise ConfigError(f"--sweep {text!r}: needed KEY=VALUE,VALUE, for example --sweep batch_size=256,1024,4096")
     items = [item.strip() for item in _split(right)]
-    found = []
+    points = []
     for number, item in enumerate(items, start=1):
         place = f"--sweep, value {number} of {len(items)}"
         parts = [part.strip() for part in item.split("+")] if len(keys) > 1 else [item]
@@ -100,11 +100,11 @@ def _choices(text: str) -> list[SweepPoint]:
                 f"--sweep {left}: value {number} of {len(items)} is {item!r}; needed a part for each of "
                 f"{len(keys)} keys, joined by +"
             )
-        found.append(tuple(Value(key, part, place) for key, part in zip(keys, parts, strict=True)))
+        points.append(tuple(Value(key, part, place) for key, part in zip(keys, parts, strict=True)))
     for number, item in enumerate(items):
-        if any(values(found[number]) == values(earlier) for earlier in found[:number]):  # 0.1 and 0.10 are one, too
+        if any(values(points[number]) == values(earlier) for earlier in points[:number]):  # 0.1 and 0.10 are one, too
             raise ConfigError(f"--sweep {left}: {item} more than once, in {text!r}")
-    return found
+    return points
 
 
 def _split(text: str) -> list[str]:

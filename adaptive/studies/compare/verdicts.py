@@ -92,8 +92,6 @@ def _compared(
     def mean(name: str) -> float | None:
         return _mean(_values(name, finished))
 
-    reported = [run.summary.get("policy_numbers", {}) for run in finished]
-    stages = [run.summary["time_ms"] for run in finished]
     targets = [run.summary["stop_at"] for run in finished if "stop_at" in run.summary]
     reached = [target for target in targets if target["reached"]]
     # The first interval of a run, in which kernels are compiled, counts for no speed if there are others
@@ -136,14 +134,8 @@ def _compared(
         skipped_input_share=mean("skipped_input_share"),
         deferred_update_share=mean("deferred_update_share"),
         samples_per_s=_median(speeds),
-        time_ms={
-            stage: statistics.median(times[stage] for times in stages if stage in times)
-            for stage in dict.fromkeys(stage for times in stages for stage in times)
-        },
-        policy_numbers={
-            name: _mean([numbers.get(name) for numbers in reported])
-            for name in dict.fromkeys(name for numbers in reported for name in numbers)
-        },
+        time_ms=_times(finished),
+        policy_numbers=_reported(finished),
         over_samples=None if exact else over_samples(pairs, budget),
         exact=exact,
         verdict=word,
@@ -152,6 +144,19 @@ def _compared(
         runs=list(map(_run, mine)),
     )
     return policy, [*([reason] if unequal else []), *other_samples(pairs)]
+
+
+def _times(finished: Sequence[Outcome]) -> dict[str, float]:
+    """Milliseconds of a step by stage, medians."""
+    runs = [run.summary["time_ms"] for run in finished]
+    stages = dict.fromkeys(stage for times in runs for stage in times)
+    return {stage: statistics.median(times[stage] for times in runs if stage in times) for stage in stages}
+
+
+def _reported(finished: Sequence[Outcome]) -> dict[str, float | None]:
+    """What policies report, means."""
+    runs = [run.summary.get("policy_numbers", {}) for run in finished]
+    return {name: _mean([numbers.get(name) for numbers in runs]) for name in dict.fromkeys(n for r in runs for n in r)}
 
 
 def _run(outcome: Outcome) -> ComparedRun:

@@ -1,4 +1,4 @@
-"""What `placements` found as a document, and its pictures."""
+"""A study of placements as a document, and its pictures."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -167,7 +167,7 @@ def check_asked(
         raise ConfigError(f"--watts {', '.join(strangers)}: not among the machines, {', '.join(machines)}")
     keys = [key for key, _ in sweeps]
     if len(keys) > 2:
-        raise ConfigError(f"--sweep: needed one or two keys, found {len(keys)}")
+        raise ConfigError(f"--sweep: expected one or two keys, got {len(keys)}")
     if len(keys) == 2 and keys[0] == keys[1]:
         raise ConfigError(f"--sweep {keys[0]}: given twice; give all its values at once, {keys[0]}=VALUE,VALUE,...")
     number = prod(len(values) for _, values in sweeps)
@@ -298,7 +298,7 @@ def locality_of(dataset: Dataset, group: Group, row_bytes: int, source: str) -> 
 
 
 def from_profile(data: DataProfile, source: str) -> Locality:
-    """Of what `profile_data` found.
+    """From the counts of `profile_data`.
 
     A budget below what is seen of the rows may be larger than all that were seen: the rest of the curve is theirs.
     """

@@ -102,19 +102,19 @@ def swept_settings(point: Mapping[str, str], tables: int, width: int) -> list[st
         width: of a row.
     """
     number = int(point.get("num_sparse", tables))
-    found = []
+    sets = []
     for key, value in point.items():
         match key:
             case "batch_size":
-                found.append(f"batch_size={value}")
+                sets.append(f"batch_size={value}")
             case "mlp":
-                found += [f"model.{tower}={mlp}" for tower, mlp in mlps(value, width).items()]
+                sets += [f"model.{tower}={mlp}" for tower, mlp in mlps(value, width).items()]
             case "hash_size":
-                found.append(f"data.synthetic.rows={int(value) * number}")
+                sets.append(f"data.synthetic.rows={int(value) * number}")
             case _:
                 name = {"num_sparse": "tables"}.get(key, key)
-                found.append(f"data.synthetic.{name}={value}")
-    return found
+                sets.append(f"data.synthetic.{name}={value}")
+    return sets
 
 
 def mlps(text: str, width: int) -> dict[str, str]:

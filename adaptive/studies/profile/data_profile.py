@@ -6,7 +6,7 @@ that the first kept.
 Hot rows and hot inputs: which rows a budget of memory makes hot, how FAE would estimate it from a sample, and which
 inputs then find all their rows hot (https://arxiv.org/abs/2103.00686, PVLDB 15(1), 2022).
 
-A row's *heat* is its share of its table's look-ups. Under a threshold t the rows with a heat of at least t are hot, and
+A row's *heat* is its share of its table's lookups. Under a threshold t the rows with a heat of at least t are hot, and
 all rows of tables below 1 MB, as in the paper (its 4.1.2). A budget takes the smallest t whose hot rows fit; a budget
 too small for the small tables takes the smallest of them.
 
@@ -78,7 +78,7 @@ class Estimate:
 
 
 def heat_of(group: Group, counts: Int64s) -> Heat:
-    """From the look-ups (R,) of every row."""
+    """From the lookups (R,) of every row."""
     rows = np.flatnonzero(counts)
     tables = group.tables_of(rows)
     whole = np.bincount(tables, counts[rows], minlength=len(group.tables))
@@ -136,7 +136,7 @@ class Estimator:
 
     Args:
         group: the tables.
-        counts: look-ups (R,), of a sample.
+        counts: lookups (R,), of a sample.
         seed: of the chunks.
     """
 
@@ -159,14 +159,14 @@ class Estimator:
         """Rows with at least this heat, and all rows of the whole tables (T,)."""
         rows, variance = float(self._sizes[whole].sum()), 0.0
         for chunks, size in ((self._chunks[t], self._sizes[t]) for t in np.flatnonzero(~whole)):
-            found = (chunks >= threshold).sum(axis=1)
-            if len(found) == 1:
-                rows += float(found[0])
+            hot = (chunks >= threshold).sum(axis=1)
+            if len(hot) == 1:
+                rows += float(hot[0])
                 continue
             num_chunks = float(size / CHUNK_ROWS)
-            rows += num_chunks * float(found.mean())
-            left = (num_chunks - len(found)) / num_chunks
-            variance += left * float(found.var(ddof=1)) / len(found) * num_chunks**2
+            rows += num_chunks * float(hot.mean())
+            left = (num_chunks - len(hot)) / num_chunks
+            variance += left * float(hot.var(ddof=1)) / len(hot) * num_chunks**2
         return Estimate(rows, float(stats.t.ppf((1 + CONFIDENCE) / 2, CHUNKS - 1)) * math.sqrt(variance))
 
 
@@ -174,7 +174,7 @@ CURVE_POINTS: Final = 60  # of a sorted curve, evenly on a log axis
 
 
 def table_skew(group: Group, counts: Int64s, num_samples: int) -> list[TableSkew]:
-    """A line for each table, and one for all of them together if there are several; counts (R,) of look-ups."""
+    """A line for each table, and one for all of them together if there are several; counts (R,) of lookups."""
     names = [(table.name, slice(*group.table_starts[t : t + 2])) for t, table in enumerate(group.tables)]
     if len(names) > 1:
         names.append(("all", slice(0, group.num_rows)))
@@ -182,7 +182,7 @@ def table_skew(group: Group, counts: Int64s, num_samples: int) -> list[TableSkew
 
 
 def _skew(table: str, counts: Int64s, num_samples: int) -> TableSkew:
-    """Facts of one table; counts (rows,). Shares are None without look-ups."""
+    """Facts of one table; counts (rows,). Shares are None without lookups."""
     falling = falling_counts(counts)
     lookups, seen = int(falling.sum()), len(falling)
     return TableSkew(
@@ -205,7 +205,7 @@ def falling_counts(counts: Int64s) -> Int64s:
 
 
 def rows_for(falling: Int64s, share: float) -> int:
-    """The least number of rows with at least this share of the look-ups; falling (C,) counts, largest first."""
+    """The least number of rows with at least this share of the lookups; falling (C,) counts, largest first."""
     covered = np.cumsum(falling)
     return 0 if not len(falling) else int(np.searchsorted(covered, share * covered[-1])) + 1
 
@@ -218,7 +218,7 @@ def curve(falling: Int64s) -> list[tuple[int, int]]:
     return [(int(rank), int(falling[rank - 1])) for rank in ranks]
 
 
-THRESHOLDS: Final = tuple(10 ** (-k / 2) for k in range(4, 17))  # of a table's look-ups: 1e-2 ... 1e-8
+THRESHOLDS: Final = tuple(10 ** (-k / 2) for k in range(4, 17))  # of a table's lookups: 1e-2 ... 1e-8
 GROUPED: Final = (1, 64, 256, 1024)  # inputs of a mini-batch that may all be hot
 MOST_BUDGETS: Final = (64 - len(THRESHOLDS)) // 2  # a bit of a mark for each, and one for its sample
 
@@ -372,17 +372,17 @@ def _rules(
 
 def _classify(trace: IdTrace, marks: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """(samples,) the rules under which each input is hot."""
-    found = np.empty(trace.num_samples, np.uint64)
+    marked = np.empty(trace.num_samples, np.uint64)
     first = 0
     for chunk in trace:
-        part = found[first : first + chunk.num_samples]
+        part = marked[first : first + chunk.num_samples]
         access.all_of_rows(chunk.rows, chunk.offsets, marks, part)
         first += chunk.num_samples
-    return found
+    return marked
 
 
 class _Shares:
-    """What the rules make of the look-ups and inputs."""
+    """What the rules make of the lookups and inputs."""
 
     def __init__(
         self, rules: Sequence[Rule], marks: NDArray[np.uint64], counts: Int64s, inputs: NDArray[np.uint64]
@@ -396,9 +396,9 @@ class _Shares:
         }
 
     def of(self, k: int) -> HotShares:
-        """Rule k: hot rows, the look-ups they take, hot inputs, mini-batches of consecutive inputs all of which are."""
+        """Rule k: hot rows, the lookups they take, hot inputs, mini-batches of consecutive inputs all of which are."""
         covered = int(self._seen_counts[_has(self._seen_marks, k)].sum())
-        batches = {str(size): _mean(_has(found, k)) for size, found in self._batches.items()}
+        batches = {str(size): _mean(_has(inputs, k)) for size, inputs in self._batches.items()}
         return HotShares(
             hot_rows=self.rules[k][0].num_rows,
             lookup_share=covered / int(self._seen_counts.sum()) if len(self._seen) else None,
@@ -416,8 +416,8 @@ def _has(marks: NDArray[np.uint64], k: int) -> NDArray[np.bool_]:
     return (marks & np.uint64(1 << k)).astype(np.bool_)
 
 
-def _mean(found: NDArray[np.bool_]) -> float | None:
-    return float(found.mean()) if len(found) else None
+def _mean(mask: NDArray[np.bool_]) -> float | None:
+    return float(mask.mean()) if len(mask) else None
 
 
 def _by_memory(budget: _Budget, shares: _Shares, row_bytes: int) -> HotByMemory:

@@ -1,6 +1,6 @@
-"""`IdTrace`: the look-ups of a data set as row numbers, read once and kept if they fit, else read again.
+"""`IdTrace`: the lookups of a data set as row numbers, read once and kept if they fit, else read again.
 
-Letters: B samples, F features, N look-ups of a batch, R rows of all tables.
+Letters: B samples, F features, N lookups of a batch, R rows of all tables.
 
 How soon rows come again, and how many rows a batch has: what caches and look-ahead live on.
 """
@@ -153,12 +153,12 @@ class Visits:
         while first < chunk.num_samples:
             number, inside = divmod(self._samples, self.batch_size)
             last = min(first + self.batch_size - inside, chunk.num_samples)
-            found = access.visit(
+            rows = access.visit(
                 chunk.rows, chunk.offsets, first, last, chunk.num_samples, number + 1, self._latest, self._gaps
             )
             if inside == 0:
                 self.distinct.append(0)
-            self.distinct[-1] += found
+            self.distinct[-1] += rows
             self._samples += last - first
             first = last
 

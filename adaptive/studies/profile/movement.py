@@ -4,7 +4,7 @@ The rows that come most often in the batches to be trained are watched. After ev
 a row's movement is the length of the way from the latest reading, over the length of the vector then. A row that came
 fewer than `JUDGED_FROM` times in the interval is not judged; it and every row that is not watched count as moving.
 
-Letters: W watched rows, D width, F features, N look-ups of a batch, R rows of all tables.
+Letters: W watched rows, D width, F features, N lookups of a batch, R rows of all tables.
 """
 
 from collections import deque
@@ -32,8 +32,8 @@ Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 THRESHOLDS: Final = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
-JUDGED_FROM: Final = 8  # look-ups within an interval
-WATCHED_FROM: Final = 64  # look-ups in the batches counted at first
+JUDGED_FROM: Final = 8  # lookups within an interval
+WATCHED_FROM: Final = 64  # lookups in the batches counted at first
 MOST_WATCHED: Final = 200_000
 COUNTED: Final = 64  # batches from which the watched rows are chosen
 ASKED: Final = 4  # batches on which a threshold is tried
@@ -160,7 +160,7 @@ class _Watch:
 
         Args:
             steps: trained so far.
-            visits: (W,) look-ups since then.
+            visits: (W,) lookups since then.
             batches: the latest.
             numbers: of their rows.
         """
@@ -173,13 +173,13 @@ class _Watch:
             mask[self._watched[judged & (moved < threshold)]] = True
         is_watched = np.zeros(self._group.num_rows, np.bool_)
         is_watched[self._watched] = True
-        found = [(numbers.of(batch), batch) for batch in batches]
+        lookups = [(numbers.of(batch), batch) for batch in batches]
         return MovementPoint(
             steps=steps,
             judged_rows=int(judged.sum()),
             below=[_mean(moved[judged] < threshold) for threshold in THRESHOLDS],
             bands={name: _quantiles(moved, judged, low, high) for name, low, high in BANDS},
-            dropped=[left_out(found, mask, is_watched) for mask in resting],
+            dropped=[left_out(lookups, mask, is_watched) for mask in resting],
         )
 
     def _read(self) -> Floats:
@@ -242,9 +242,9 @@ def left_out(
 
 def _quantiles(moved: NDArray[np.float64], judged: NDArray[np.bool_], low: float, high: float) -> list[float] | None:
     part = slice(int(low * len(moved)), max(int(high * len(moved)), 1))
-    found = moved[part][judged[part]]
-    return [float(value) for value in np.quantile(found, QUANTILES)] if len(found) else None
+    ways = moved[part][judged[part]]
+    return [float(value) for value in np.quantile(ways, QUANTILES)] if len(ways) else None
 
 
-def _mean(found: NDArray[np.bool_]) -> float | None:
-    return float(found.mean()) if len(found) else None
+def _mean(mask: NDArray[np.bool_]) -> float | None:
+    return float(mask.mean()) if len(mask) else None

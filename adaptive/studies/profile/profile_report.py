@@ -1,6 +1,5 @@
-"""A profile as a document, for the terminal, CSV files and the page.
-
-What a profile found, as pictures: one PNG each, under the names of `PICTURES`.
+"""A profile as a document, for the terminal, CSV files and the page; its pictures, one PNG each, under the names of
+`PICTURES`.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,14 +83,14 @@ def suggestion(data: DataProfile) -> str:
 
 def _profile_tables(result: Profile) -> dict[str, Rows]:
     """Name -> table, its head first; those of parts that were profiled."""
-    found: dict[str, Rows] = {}
+    tables: dict[str, Rows] = {}
     if (data := result.data) is not None:
-        found |= {"tables": _tables(data), "reuse": _reuse(data), "hot": _hot(data), "times": _times(data)}
+        tables |= {"tables": _tables(data), "reuse": _reuse(data), "hot": _hot(data), "times": _times(data)}
     if result.step:
-        found["step"] = _step(result.step)
+        tables["step"] = _step(result.step)
     if (moved := result.movement) is not None and moved.points:
-        found["movement"] = _movement(moved)
-    return found
+        tables["movement"] = _movement(moved)
+    return tables
 
 
 def _data_head(data: DataProfile) -> str:

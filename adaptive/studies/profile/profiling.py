@@ -54,9 +54,9 @@ class Question:
         if self.with_rates and "step" not in self.parts:
             raise ConfigError("--save needs the step, from which rates are measured: --sections step")
         if "data" in self.parts and not self.memory:
-            raise ConfigError("--memory: needed one or several sizes, such as 1%,5% or 512MiB, found none")
+            raise ConfigError("--memory: expected one or several sizes, such as 1%,5% or 512MiB, got none")
         if len(self.memory) > MOST_BUDGETS:
-            raise ConfigError(f"--memory: needed at most {MOST_BUDGETS} sizes, found {len(self.memory)}")
+            raise ConfigError(f"--memory: expected at most {MOST_BUDGETS} sizes, got {len(self.memory)}")
 
 
 def profile(

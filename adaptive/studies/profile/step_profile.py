@@ -226,8 +226,8 @@ class _Loop:
             for first in range(0, length.steps, BLOCK):
                 blocks.append(self._block(coming, min(BLOCK, length.steps - first)))
                 assert self._stages.latest is not None
-                found = sum_tables(list(self._stages.latest.tables.values()))
-                counts = {name: number + getattr(found, name) for name, number in counts.items()}
+                totals = sum_tables(list(self._stages.latest.tables.values()))
+                counts = {name: number + getattr(totals, name) for name, number in counts.items()}
         names = {name for block in blocks for name in block}
         return _Means(
             {name: statistics.median(block.get(name, 0.0) for block in blocks) for name in sorted(names)},
@@ -272,7 +272,7 @@ def measured_machine(
     """The machine file.
 
     Args:
-        policies: what `profile_step` found, at least one policy that leaves misses on the host and has nothing on the
+        policies: from `profile_step`, at least one policy that leaves misses on the host and has nothing on the
             device (`hybrid`), and one that fetches them.
         value_bytes, row_bytes: of a row's values, and with its optimizer state.
         features: of a sample, each of which gives one vector.

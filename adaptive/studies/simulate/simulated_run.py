@@ -307,18 +307,18 @@ class SharedTrace:
 
     def _find(self, batch: Batch) -> Distinct:
         started = time.perf_counter()
-        found = self._finder.find(check_batch(batch, [self.setup.group]))
+        distinct = self._finder.find(check_batch(batch, [self.setup.group]))
         self.find_seconds.append(time.perf_counter() - started)
-        return found
+        return distinct
 
     def _plan(self, chunk: Sequence[Batch]) -> None:
         started = time.perf_counter()
-        found = [self._find(batch) for batch in chunk]
-        for distinct in found:
+        rows = [self._find(batch) for batch in chunk]
+        for distinct in rows:
             self.trace.add(distinct.rows)
             self.lookups += len(distinct.inverse)
         self.batches += len(chunk)
         self.seconds += time.perf_counter() - started
         for _, _, run in self.runs:
-            for batch, distinct in zip(chunk, found, strict=True):
+            for batch, distinct in zip(chunk, rows, strict=True):
                 run.add(batch, distinct)

@@ -139,9 +139,9 @@ def test_one_changed_weight_is_enough(tmp_path: Path, monkeypatch: pytest.Monkey
         summary = real(config, **options)
         path = Path(summary["run_dir"]) / "weights/manifest.json"
         manifest = json.loads(path.read_text())
-        (entry,) = (one for one in manifest["arrays"] if one["name"] == "rows0.weights")
+        (entry,) = (one for one in manifest["shards"][0] if one["name"] == "rows0.weights")
         if config.policy == "lfu":
-            entry["sha256"] = "0" * 64
+            entry["pieces"][0][2] = "0" * 64
         path.write_text(json.dumps(manifest))
         return summary
 
@@ -567,8 +567,8 @@ def test_policies_carry_their_own_parameters() -> None:
         ("lru+half_life=3", [], ConfigError, "policies: lru+half_life=3: lru has no parameter half_life; it has: none"),
         ("lfu+half_live=3", [], ConfigError, "did you mean half_life?"),
         ("lfu+half_life=soon", [], ConfigError, "policy.half_life (flag --policies lfu+half_life=soon): found 'soon'"),
-        ("lru,lfu+half_life=-3", [], PolicyError, "LFU: half_life=-3.0: needed more than 0 batches"),
-        ("lru,lfu", ["policy.half_life=-3"], PolicyError, "LFU: half_life=-3.0: needed more than 0 batches"),
+        ("lru,lfu+half_life=-3", [], PolicyError, "LFU: half_life=-3.0: expected more than 0 batches"),
+        ("lru,lfu", ["policy.half_life=-3"], PolicyError, "LFU: half_life=-3.0: expected more than 0 batches"),
     ],
 )
 def test_mistakes_in_the_list_are_named(policies: str, sets: list[str], error: type[Exception], message: str) -> None:

@@ -13,7 +13,7 @@ import adaptive.studies.compare.comparison_runs
 import adaptive.training.runs
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError, DeviceMemoryError, InputError
-from adaptive.studies.compare.comparison_runs import KeptRuns, Outcome, train_all
+from adaptive.studies.compare.comparison_runs import FinishedRuns, Outcome, train_all
 from adaptive.studies.compare.contenders import Contender
 from adaptive.studies.compare.verdicts import judge
 
@@ -117,11 +117,11 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     train_all(rivals("lru"), 1, tmp_path)
     (tmp_path / "seed-0/0-lru/run.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"seed-0/0-lru/run\.json: expected JSON"):
-        KeptRuns(tmp_path)
+        FinishedRuns(tmp_path)
 
 
 def test_there_may_be_nothing_to_go_on_with(tmp_path: Path) -> None:
-    assert KeptRuns(tmp_path).find(toy_config(policy="lru")) is None
+    assert FinishedRuns(tmp_path).find(toy_config(policy="lru")) is None
 
 
 def _raises(error: Exception) -> Callable[..., Any]:
