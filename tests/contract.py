@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from skip_rules import LeaveOut
+from support.skip_rules import LeaveOut
 
 from adaptive.batch import Batch, concatenate
 from adaptive.policies.device import Device

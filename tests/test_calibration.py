@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from toy import ToyData, toy_config
+from support.toy import ToyData, toy_config
 
 import adaptive.training.components
 from adaptive.batch import Batch

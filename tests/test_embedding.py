@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import (
+from support.helpers import (
     LFU,
     after_sums,
     bags,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import after_sums, step_all, sum_of
+from support.helpers import after_sums, step_all, sum_of
 from torch import nn
 
 from adaptive.batch import Batch, concatenate, one_hot_batch

@@ -8,9 +8,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
+from support.toy import ToyData, toy_config
+from support.toy_runs import assert_equal, state
 from torch import Tensor, nn
-from toy import ToyData, toy_config
-from toy_runs import assert_equal, state
 
 from adaptive.batch import Batch
 from adaptive.errors import NonFiniteError

@@ -13,7 +13,10 @@ import numba
 import numpy as np
 import pytest
 from contract import Infinite, LRUOnHost, MostRecentOut, RandomOnHost, RandomScores
-from helpers import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from support.helpers import (
     LFU,
     Fixed,
     LFUOnHost,
@@ -30,9 +33,6 @@ from helpers import (
     train_more,
     train_slowly,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig

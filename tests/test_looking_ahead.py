@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import bags, step_all, sum_of
+from support.helpers import bags, step_all, sum_of
 
 from adaptive import SGD, Batch, Planned, Recording, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError

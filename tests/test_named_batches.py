@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import LFU, step_all, sum_of
+from support.helpers import LFU, step_all, sum_of
 
 from adaptive.batch import Batch, concatenate, one_hot_batch
 from adaptive.config import TableConfig, TierConfig

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from manifests import write_record
 from numpy.typing import NDArray
+from support.manifests import write_record
+from support.toy import ToyData, toy_config
+from support.toy_runs import assert_equal, data_fixture, everything, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 from torch.nn.functional import binary_cross_entropy_with_logits
-from toy import ToyData, toy_config
-from toy_runs import assert_equal, data_fixture, everything, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.config import ScheduleConfig
 from adaptive.errors import CheckpointError, InputError, OutputError

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from support.toy import ToyData, toy_config
+from support.toy_runs import assert_equal, everything
 from torch import Tensor, nn
-from toy import ToyData, toy_config
-from toy_runs import assert_equal, everything
 
 import adaptive.training.components
 import adaptive.training.trainer

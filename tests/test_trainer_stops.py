@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from support.toy import ToyData, toy_config
+from support.toy_runs import Hooked, assert_equal, data_fixture, everything, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 from torch import Tensor
-from toy import ToyData, toy_config
-from toy_runs import Hooked, assert_equal, data_fixture, everything, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.batch import Batch
 from adaptive.embeddings.planned_batch import Planned

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from contract import InParts
+from support.toy import ToyData, toy_config
+from support.toy_runs import assert_equal, everything
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy import ToyData, toy_config
-from toy_runs import assert_equal, everything
 
 import adaptive.training.trainer
 from adaptive.errors import NonFiniteError

@@ -19,7 +19,8 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from helpers import (
+from numpy.typing import NDArray
+from support.helpers import (
     LFUOnHost,
     Scattered,
     ScatteredOnHost,
@@ -38,8 +39,7 @@ from helpers import (
     train_slowly,
     wait_for_look_ahead,
 )
-from numpy.typing import NDArray
-from traps import OPTIMIZERS, TABLE, build
+from support.traps import OPTIMIZERS, TABLE, build
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig

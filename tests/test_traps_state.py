@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import (
+from support.helpers import (
     LFU,
     LFUOnHost,
     Trainee,
@@ -17,8 +17,8 @@ from helpers import (
     train_more,
     train_slowly,
 )
-from skip_rules import LeaveOut
-from traps import OPTIMIZERS, TABLE, build
+from support.skip_rules import LeaveOut
+from support.traps import OPTIMIZERS, TABLE, build
 
 from adaptive.config import SkipConfig, TableConfig
 from adaptive.counters import Counter

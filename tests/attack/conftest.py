@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forked import Nursery
-from interrupted import config_of, interrupted, run, small_world
-from rank_pool import rank_pool
+from support.forked import Nursery
+from support.interrupted import config_of, interrupted, run, small_world
+from support.rank_pool import rank_pool
 
 pool = pytest.fixture(scope="session")(rank_pool)
 

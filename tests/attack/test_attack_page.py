@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from attacks import attack
+from support.attacks import attack
 
 pytestmark = attack
 

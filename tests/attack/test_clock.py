@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attacks import Campaign, attack
-from interrupted import assert_equal, numbers, run
+from support.attacks import Campaign, attack
+from support.interrupted import assert_equal, numbers, run
 
 from adaptive.config import TrainConfig
 from adaptive.training.telemetry import events

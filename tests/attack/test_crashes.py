@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attacks import SECONDS, Campaign, attack, copied
-from forked import SIGNALS, Nursery, run_and_hit, train, trained
-from interrupted import (
+from support.attacks import SECONDS, Campaign, attack, copied
+from support.forked import SIGNALS, Nursery, run_and_hit, train, trained
+from support.interrupted import (
     ALIKE,
     POLICIES,
     SKIP,

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from attacks import SECONDS, Campaign, attack, copied, stored_files, told
-from hostile import at_once
-from interrupted import assert_equal, interrupted, numbers, run
-from parquet_rows import opened, pa, pq, rows_of, table
+from support.attacks import SECONDS, Campaign, attack, copied, stored_files, told
+from support.hostile import at_once
+from support.interrupted import assert_equal, interrupted, numbers, run
+from support.parquet_rows import opened, pa, pq, rows_of, table
+from support.toy import toy_config
+from support.toy_runs import Hooked, in_model
 from torch import Tensor
-from toy import toy_config
-from toy_runs import Hooked, in_model
 
 from adaptive.data.arrow.frames import from_frame
 from adaptive.data.data_options import DataOptions

@@ -12,10 +12,10 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 import pytest
-from attacks import Campaign, attack
-from forked import Nursery, train, trained
-from interrupted import Killed, assert_equal, config_of, numbers, resume_run, run, small_world
-from rank_pool import ROOT, RankPool
+from support.attacks import Campaign, attack
+from support.forked import Nursery, train, trained
+from support.interrupted import Killed, assert_equal, config_of, numbers, resume_run, run, small_world
+from support.rank_pool import ROOT, RankPool
 
 from adaptive import system
 from adaptive.embeddings.tiers.host_file import FileHost

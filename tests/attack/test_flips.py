@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attacks import Campaign, attack, copied, stored_files, told
-from interrupted import interrupted
 from numpy.typing import NDArray
-from toy_runs import in_model
+from support.attacks import Campaign, attack, copied, stored_files, told
+from support.interrupted import interrupted
+from support.toy_runs import in_model
 
 from adaptive.config import TrainConfig
 from adaptive.storage.checkpoint import load_checkpoint

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interrupted import config_of, interrupted, resume_run, run, small_world
-from manifests import write_record
+from support.interrupted import config_of, interrupted, resume_run, run, small_world
+from support.manifests import write_record
 
 from adaptive.config import SkipConfig, TrainConfig
 from adaptive.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attacks import SECONDS, Campaign, attack
+from support.attacks import SECONDS, Campaign, attack
 
 from adaptive.config import TrainConfig
 from adaptive.data.data_options import DataOptions

@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy as np
 import pytest
-from attacks import attack, copied, told
-from hostile import NOT_PLAIN, VALUES, at_once, is_json, paths_in, put
-from interrupted import small_world
-from manifests import signed_whatever
+from support.attacks import attack, copied, told
+from support.hostile import NOT_PLAIN, VALUES, at_once, is_json, paths_in, put
+from support.interrupted import small_world
+from support.manifests import signed_whatever
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.rows.data_files import find_files

@@ -17,13 +17,13 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from attacks import SECONDS, Campaign, attack
-from failing_calls import CAN_FAIL, READING, WRITING, fail
-from forked import PATIENCE, Nursery, trained
-from interrupted import POLICIES, config_of, interrupted, resume_run, run, small_world
+from support.attacks import SECONDS, Campaign, attack
+from support.failing_calls import CAN_FAIL, READING, WRITING, fail
+from support.forked import PATIENCE, Nursery, trained
+from support.interrupted import POLICIES, config_of, interrupted, resume_run, run, small_world
+from support.toy_runs import Hooked, in_model
 from test_faults import SETTINGS, goes_on, warm
 from torch import Tensor
-from toy_runs import Hooked, in_model
 
 from adaptive.embeddings.tiers.host_file import FileHost
 from adaptive.errors import OutputError

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from attacks import Campaign, attack, told
+from support.attacks import Campaign, attack, told
 
 from adaptive.studies.machines import PRESETS, load_machine
 from adaptive.studies.placements.shape import SHAPES, load_shape

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from attacks import attack
-from helpers import bags, one_table, sum_of
 from numpy.typing import NDArray
+from support.attacks import attack
+from support.helpers import bags, one_table, sum_of
 from test_misbehaving_policies import MISDEEDS, Misbehaves
 
 from adaptive.batch import Batch

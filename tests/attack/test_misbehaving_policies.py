@@ -10,12 +10,12 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import torch
-from attacks import attack
-from forked import Nursery, trained
-from interrupted import SKIP, small_world
 from numpy.typing import NDArray
-from skip_rules import LeaveOut, everything
-from toy import toy_config
+from support.attacks import attack
+from support.forked import Nursery, trained
+from support.interrupted import SKIP, small_world
+from support.skip_rules import LeaveOut, everything
+from support.toy import toy_config
 
 from adaptive.batch import Batch
 from adaptive.errors import CheckpointError, PolicyError, error_text

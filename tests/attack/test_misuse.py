@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attacks import Campaign
+from support.attacks import Campaign
 from torch import Tensor
 
 from adaptive import SGD, Batch, Planned, TableConfig, TierConfig, TieredEmbeddingBag

@@ -11,10 +11,10 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from attacks import SECONDS, Campaign, attack
-from oracle import Dense
-from program_runs import Log, Loop, Tiered
-from programs import Program, draw_program
+from support.attacks import SECONDS, Campaign, attack
+from support.oracle import Dense
+from support.program_runs import Log, Loop, Tiered
+from support.programs import Program, draw_program
 
 pytestmark = attack
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attacks import SECONDS, attack
-from toy import ToyData
+from support.attacks import SECONDS, attack
+from support.toy import ToyData
 
 from adaptive import Adagrad, TableConfig, TierConfig, TieredEmbeddingBag
 

@@ -14,13 +14,13 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import torch
-from attacks import SECONDS, SEED, Campaign, attack, copied, stored_files, told
-from hostile import at_once
-from interrupted import POLICIES, config_of, interrupted, numbers, run, small_world
-from manifests import edit_manifest, listed, write_again
 from numpy.typing import NDArray
-from served import lines, samples, trained
-from toy import ToyData
+from support.attacks import SECONDS, SEED, Campaign, attack, copied, stored_files, told
+from support.hostile import at_once
+from support.interrupted import POLICIES, config_of, interrupted, numbers, run, small_world
+from support.manifests import edit_manifest, listed, write_again
+from support.served import lines, samples, trained
+from support.toy import ToyData
 
 from adaptive.cli.app import main
 from adaptive.config import OptimizerConfig

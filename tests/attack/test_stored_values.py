@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from attacks import Campaign, attack, copied, told
-from hostile import VALUES, at_once, paths_in, put
-from interrupted import small_world
-from manifests import edit_manifest, edit_record
+from support.attacks import Campaign, attack, copied, told
+from support.hostile import VALUES, at_once, paths_in, put
+from support.interrupted import small_world
+from support.manifests import edit_manifest, edit_record
 
 from adaptive.storage.untrusted import DIGEST
 from adaptive.training.runs import evaluate_run, resume_run

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import text_twin
-from attacks import Campaign, attack
+from support import text_twin
+from support.attacks import Campaign, attack
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from attacks import Campaign, attack, told
-from helpers import LFU, featured, step_all
-from thread_ranks import Town, on_ranks, outcomes
+from support.attacks import Campaign, attack, told
+from support.helpers import LFU, featured, step_all
+from support.thread_ranks import Town, on_ranks, outcomes
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.exchange.requests import Requests, pack_requests, unpack_requests

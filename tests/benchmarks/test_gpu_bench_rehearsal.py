@@ -47,7 +47,7 @@ def test_a_test_for_the_gpu_passes_on_the_cpu(module: str, name: str, arguments:
 
 def test_delays_reach_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a stand-in for torch.cuda: every record comes after a delay, every wait before one, in the given stream."""
-    helpers: Any = import_module("gpu_helpers")
+    helpers: Any = import_module("support.gpu_helpers")
     log: list[str] = []
     here = ["main"]
 

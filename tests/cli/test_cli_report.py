@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from report_records import Seen, write_run
+from support.report_records import Seen, write_run
 
 
 def test_a_simulation_becomes_a_page(cli: Callable[..., object], tmp_path: Path) -> None:

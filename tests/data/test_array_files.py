@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import assert_same_batches
+from support.builders import assert_same_batches
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import batch_of
 from hypothesis import given
 from hypothesis import strategies as st
+from support.builders import batch_of
 
 from adaptive.batch import Batch
 from adaptive.data.data_options import DataOptions

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from served import bags_of
-from toy import toy_config
+from support.served import bags_of
+from support.toy import toy_config
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import by_table, shape_of

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import reference
 import torch
-from helpers import LFU, assert_equal_rows, featured, random_batches, step_all, sum_of
-from skip_rules import waits
+from support.helpers import LFU, assert_equal_rows, featured, random_batches, step_all, sum_of
+from support.skip_rules import waits
 from torch import nn
 
 from adaptive.batch import Batch

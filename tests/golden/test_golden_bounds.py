@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden_runs import Hits, Ids, best, drifting_ids, lookups, planned, still_ids
+from support.golden_runs import Hits, Ids, best, drifting_ids, lookups, planned, still_ids
 
 from adaptive.plugins import load_policy_class
 from adaptive.policies.lfu import LFU

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cache_twins import NEVER, History, belady_hits, staged_hits
-from golden_runs import CALIBRATION_BATCHES, drifting_ids, lookups, planned
-from make_trace import RANKS, still_trace
 from numpy.typing import NDArray
+from support.cache_twins import NEVER, History, belady_hits, staged_hits
+from support.golden_runs import CALIBRATION_BATCHES, drifting_ids, lookups, planned
+from support.make_trace import RANKS, still_trace
 
 from adaptive.plugins import make_policy
 from adaptive.policies.device import Device

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from gpu_helpers import Training, assert_same
+from support.gpu_helpers import Training, assert_same
 
 from adaptive.optim import Adam, RowwiseAdagrad
 from adaptive.policies.device import Device

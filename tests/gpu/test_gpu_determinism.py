@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu_helpers import Delays, Training, assert_same
+from support.gpu_helpers import Delays, Training, assert_same
 
 from adaptive.optim import SGD, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policies.device import Device
@@ -51,7 +51,7 @@ def test_another_process_gets_the_same_bits(device: str) -> None:
     here = digest(device)
     code = f"from test_gpu_determinism import digest; print('digest', digest({device!r}))"
     tests = Path(__file__).parents[1]
-    paths = [str(tests / "gpu"), str(tests / "support"), str(tests), str(tests.parent)]
+    paths = [str(tests / "gpu"), str(tests), str(tests.parent)]
     script = f"import sys; sys.path[:0] = {paths!r}; {code}"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
     assert f"digest {here}" in found.stdout

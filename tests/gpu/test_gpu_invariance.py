@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from gpu_helpers import EXAMPLES, train_on
-from helpers import LFU, Trained, random_batches, train_slowly
 from hypothesis import HealthCheck, given, settings
+from support.gpu_helpers import EXAMPLES, train_on
+from support.helpers import LFU, Trained, random_batches, train_slowly
 from test_invariance import OPTIMIZERS, Case, cases
 
 from adaptive.config import TableConfig, TierConfig

@@ -1,8 +1,8 @@
 """Look-ups that the GPU finds itself: the numbers are those of look-ups found by the host; no step waits for them."""
 
 import pytest
-from gpu_helpers import Training, assert_same, train_on, waiting_is_an_error
-from helpers import Trained, random_batches
+from support.gpu_helpers import Training, assert_same, train_on, waiting_is_an_error
+from support.helpers import Trained, random_batches
 from test_invariance import OPTIMIZERS
 
 from adaptive.config import TableConfig, TierConfig

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rank_pool import ROOT, RankPool
+from support.rank_pool import ROOT, RankPool
 
 pytestmark = pytest.mark.gpu
 WORKER = str(ROOT / "tests/support/rank_process.py")

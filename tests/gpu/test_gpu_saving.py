@@ -1,8 +1,8 @@
 """Rows that were trained on a GPU go on anywhere."""
 
 import pytest
-from gpu_helpers import HostTrainee
-from helpers import random_batches, snapshot, train_more
+from support.gpu_helpers import HostTrainee
+from support.helpers import random_batches, snapshot, train_more
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag

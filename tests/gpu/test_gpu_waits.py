@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from gpu_helpers import Running, Training, reading_is_allowed, waiting_is_an_error
+from support.gpu_helpers import Running, Training, reading_is_allowed, waiting_is_an_error
 from torch import Tensor, nn
 
 from adaptive.batch import Batch

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy import ToyData, toy_config
-from toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401
+from support.toy import ToyData, toy_config
+from support.toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401
 
 from adaptive import load_run
 from adaptive.batch import Batch

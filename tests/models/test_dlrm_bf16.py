@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import random_batches
 from numpy.typing import NDArray
+from support.helpers import random_batches
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from adaptive.config import TableConfig, TierConfig

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tbsm_twin import twin_logits
+from support.tbsm_twin import twin_logits
 from torch import Tensor
 
 from adaptive.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from skip_rules import LeaveOut
+from support.skip_rules import LeaveOut
 
 from adaptive.batch import Batch
 from adaptive.policies.lru import LRU

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import View, batch_of
 from contract import row_stats
 from hypothesis import given
 from hypothesis import strategies as st
+from support.builders import View, batch_of
 
 from adaptive import TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.batch import Batch

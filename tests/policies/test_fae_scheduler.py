@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import View
-from helpers import bags, one_table, sum_of
 from numpy.typing import NDArray
-from toy_runs import everything, parts_of
+from support.builders import View
+from support.helpers import bags, one_table, sum_of
+from support.toy_runs import everything, parts_of
 
 from adaptive.batch import Batch
 from adaptive.errors import ConfigError

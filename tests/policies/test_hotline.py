@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import View, batch_of
 from contract import row_stats
 from numpy.typing import NDArray
+from support.builders import View, batch_of
 
 from adaptive import SGD, Policy, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.batch import Batch

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import FEW_ROWS, WATCH_EARLY, View, batch_of, skewed_batches
 from contract import row_stats
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.builders import FEW_ROWS, WATCH_EARLY, View, batch_of, skewed_batches
 
 from adaptive import Adagrad, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag, TierView
 from adaptive.batch import Batch

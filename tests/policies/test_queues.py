@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from builders import HalfResident, batch_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders import HalfResident, batch_of
 
 from adaptive import Counter, Policy, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.policies.s3fifo import S3FIFO

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 from contract import row_stats
-from helpers import Trained, bags, one_table, random_batches, step_all, train, train_slowly
 from numpy.typing import NDArray
+from support.helpers import Trained, bags, one_table, random_batches, step_all, train, train_slowly
 
 from adaptive import Adagrad, RowStats, SkipConfig, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.config import TrainConfig

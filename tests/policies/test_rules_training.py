@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from builders import View, batch_of
 from contract import row_stats
-from helpers import planner_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.builders import View, batch_of
+from support.helpers import planner_of
 
 from adaptive import SGD, Batch, RowwiseAdagrad, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.counters import Counter

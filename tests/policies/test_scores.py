@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import View, batch_of
 from contract import row_stats
-from golden_runs import CALIBRATION_BATCHES, batches, drifting_ids
-from make_trace import NUM_EMBEDDINGS
+from support.builders import View, batch_of
+from support.golden_runs import CALIBRATION_BATCHES, batches, drifting_ids
+from support.make_trace import NUM_EMBEDDINGS
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import FEW_ROWS, WATCH_EARLY, skewed_batches
 from contract import row_stats
 from numpy.typing import NDArray
+from support.builders import FEW_ROWS, WATCH_EARLY, skewed_batches
 
 from adaptive import Adagrad, Counter, Policy, SkipConfig, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.plugins import make_policy

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from served import bags_of, lines, samples, trained, write_csv
-from toy import toy_config
+from support.served import bags_of, lines, samples, trained, write_csv
+from support.toy import toy_config
 
 from adaptive import load_run
 from adaptive.batch import Batch

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import limited
 import numpy as np
 import pytest
+from support import limited
 
 from adaptive.serving import scoring
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import bags_of, samples, trained
-from toy import ToyData, toy_config
-from toy_runs import data_fixture  # noqa: F401
+from support.served import bags_of, samples, trained
+from support.toy import ToyData, toy_config
+from support.toy_runs import data_fixture  # noqa: F401
 
 from adaptive import load_run
 from adaptive.errors import ConfigError

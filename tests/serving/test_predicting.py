@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from served import HEADER, lines, trained, without_label, write_csv
+from support.served import HEADER, lines, trained, without_label, write_csv
 
 from adaptive import load_run
 from adaptive.cli.app import main
@@ -144,7 +144,7 @@ def test_data_without_a_sample(run: Path) -> None:
 
 
 def test_samples_that_are_drawn_are_not_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from toy import toy_config
+    from support.toy import toy_config
 
     from adaptive.training.runs import train_run
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from failing_disk import fails_at_each
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from manifests import edit_manifest
+from support.failing_disk import fails_at_each
+from support.manifests import edit_manifest
 
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.checkpoint import MANIFEST, Checkpoint, load_checkpoint, save_checkpoint

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from failing_disk import FailingDisk, fails_at_each
+from support.failing_disk import FailingDisk, fails_at_each
 
 from adaptive.storage.durable import Disk, temporary_name, write_atomic, write_directory, write_new
 

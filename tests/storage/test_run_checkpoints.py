@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failing_disk import FailingDisk, fails_at_each
-from interrupted import Killed, assert_equal, config_of, interrupted, numbers, resume_run, run, small_world
-from manifests import edit_manifest, write_record
+from support.failing_disk import FailingDisk, fails_at_each
+from support.interrupted import Killed, assert_equal, config_of, interrupted, numbers, resume_run, run, small_world
+from support.manifests import edit_manifest, write_record
+from support.toy import ToyData, toy_config
+from support.toy_runs import in_model, nothing_is_left_behind  # noqa: F401 (fixture)
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from toy import ToyData, toy_config
-from toy_runs import in_model, nothing_is_left_behind  # noqa: F401 (fixture)
 
 from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
 from adaptive.storage import run_checkpoints

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from manifests import edit_manifest
+from support.manifests import edit_manifest
 
 from adaptive.errors import CheckpointError
 from adaptive.storage import shards as shards_module

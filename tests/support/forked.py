@@ -25,13 +25,12 @@ NEWBORN, READY, ENDED, DONE = range(4)  # what the nursery and its children say
 def server() -> ForkServerContext:
     """What makes processes in which only imports are done."""
     places = [
-        str(Path(__file__).parent),
         str(Path(__file__).parent.parent),
         *os.environ.get("PYTHONPATH", "").split(":"),
     ]
     os.environ["PYTHONPATH"] = ":".join(dict.fromkeys(filter(None, places)))  # where it looks for what to import
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["forked", "interrupted", "tensorboard.compat.proto.event_pb2"])
+    context.set_forkserver_preload(["support.forked", "support.interrupted", "tensorboard.compat.proto.event_pb2"])
     return context
 
 
@@ -151,9 +150,8 @@ def _midwife(line: Connection, tag: int, function: Callable[..., None], argument
 @contextmanager
 def toy_data() -> Iterator[None]:
     """Inside, runs train on the toy data."""
-    from toy import ToyData
-
     from adaptive.training.runs import resuming, training
+    from support.toy import ToyData
 
     before = [(module, module.open_data) for module in (training, resuming)]
     for module, _ in before:

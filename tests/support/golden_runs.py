@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from cache_twins import belady_hit_rows
-from make_trace import NUM_EMBEDDINGS, drifting_trace, still_trace
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, one_hot_batch
@@ -15,6 +13,8 @@ from adaptive.counters import Counter
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import SGD
 from adaptive.policy import Policy
+from support.cache_twins import belady_hit_rows
+from support.make_trace import NUM_EMBEDDINGS, drifting_trace, still_trace
 
 CALIBRATION_BATCHES = 16
 Ids = NDArray[np.int64]  # (batches, samples, tables)

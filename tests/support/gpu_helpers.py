@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from helpers import Trained, Trainee, random_batches, train_more
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -23,6 +22,7 @@ from adaptive.models.dense.dlrm import DLRM
 from adaptive.models.model_settings import DLRMConfig
 from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy
+from support.helpers import Trained, Trainee, random_batches, train_more
 
 EXAMPLES = int(os.environ.get("GPU_SUITE_EXAMPLES", "40"))
 

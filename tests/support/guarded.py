@@ -4,18 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-import guarded_policies
 import numpy as np
 import pytest
-from guarded_policies import Plain
 from numpy.typing import NDArray
-from toy import ToyData, toy_config
 
 from adaptive.policy import Policy
 from adaptive.storage.checkpoint import Checkpoint, load_checkpoint
 from adaptive.training.runs import train_run, training
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import GuardRecord, IntervalRecord, Record
+from support import guarded_policies
+from support.guarded_policies import Plain
+from support.toy import ToyData, toy_config
 
 Floats = NDArray[np.floating[Any]]
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from skip_rules import LeaveOut, everything, waits
 
 from adaptive import Batch, Policy, RowStats, SkipRule, TierView
+from support.skip_rules import LeaveOut, everything, waits
 
 
 class Plain(Policy):

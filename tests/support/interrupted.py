@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from torch import Tensor
-from toy import ToyData, toy_config
-from toy_runs import Hooked, in_model
 
 from adaptive.config import TrainConfig
 from adaptive.storage.checkpoint import load_checkpoint
@@ -21,6 +19,8 @@ from adaptive.storage.durable import Disk
 from adaptive.training.runs import loading, resume_run, resuming, train_run, training
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import EvalRecord
+from support.toy import ToyData, toy_config
+from support.toy_runs import Hooked, in_model
 
 Numbers = dict[str, NDArray[Any]]
 How = Literal["kill", "stop"]

@@ -11,13 +11,13 @@ import numpy as np
 import reference
 import torch
 from numpy.typing import NDArray
-from program_runs import Tables, loaded_vectors
-from programs import Act, Program, grown
 from torch import Tensor
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig
 from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+from support.program_runs import Tables, loaded_vectors
+from support.programs import Act, Program, grown
 
 
 class Table:

@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from helpers import table_states
 from numpy.typing import NDArray
-from programs import UNAPPLIED, Act, Pass, Place, Program, grown
 from torch import Tensor, nn
 
 from adaptive import Batch, Planned, TableConfig, TierConfig, TieredEmbeddingBag
@@ -25,6 +23,8 @@ from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.errors import ConfigError
 from adaptive.plugins import load_policy_class
 from adaptive.training.runs.state import load_policy_state, policy_state
+from support.helpers import table_states
+from support.programs import UNAPPLIED, Act, Pass, Place, Program, grown
 
 SCALE = 1024.0  # a power of two: scaling changes no bit of a gradient
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
-from helpers import random_batches
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from support.helpers import random_batches
 
 T = TypeVar("T")
 Rng = np.random.Generator

@@ -4,8 +4,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from helpers import LFU, Floats, Readout
-from thread_ranks import Town, on_ranks
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
@@ -14,6 +12,8 @@ from adaptive.embeddings.ranks.traffic import RankTraffic
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
+from support.helpers import LFU, Floats, Readout
+from support.thread_ranks import Town, on_ranks
 
 OPTIMIZERS: list[RowOptimizer] = [SGD(lr=0.5), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
 TABLES = (

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from toy import SIZES, SMALL_DLRM, ToyData
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
@@ -28,6 +26,7 @@ from adaptive.models.model_settings import DLRMConfig
 from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from adaptive.training.evaluation import evaluate
 from adaptive.training.trainer import Trainer
+from support.toy import SIZES, SMALL_DLRM, ToyData
 
 OPTIMIZERS = {
     "sgd": SGD(lr=0.1),

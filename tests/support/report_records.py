@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from manifests import write_record
 
 from adaptive.storage.run_directory import SCHEMA
 from adaptive.studies import charts
@@ -27,6 +26,7 @@ from adaptive.training.telemetry.record import (
     TableCounts,
 )
 from adaptive.training.telemetry.report import run_summary
+from support.manifests import write_record
 
 HOSTILE = (
     *("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a\x00b\x1b[31m", "\u202eexe.gpj", "</svg>&amp;"),

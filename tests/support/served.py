@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from toy import toy_config
 
 from adaptive.batch import Batch
 from adaptive.training.runs import train_run
+from support.toy import toy_config
 
 SCHEMA = """
 [label]

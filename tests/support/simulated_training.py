@@ -12,10 +12,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
-from helpers import Scattered, ScatteredOnHost, random_batches
 from numpy.typing import NDArray
-from simulated_streams import Simulation
-from skip_rules import LeaveOut
 from torch import Tensor
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
@@ -29,6 +26,9 @@ from adaptive.kernels.planning import books
 from adaptive.optim import Adagrad, Adam
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policy import Policy
+from support.helpers import Scattered, ScatteredOnHost, random_batches
+from support.simulated_streams import Simulation
+from support.skip_rules import LeaveOut
 
 Arrays = dict[str, NDArray[Any]]
 

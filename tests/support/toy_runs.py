@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from torch import Tensor
-from toy import SIZES, ToyData, toy_config
 
 from adaptive.models.dense import assembly
 from adaptive.models.dense.dlrm import DLRM
 from adaptive.training.components import Components, build
 from adaptive.training.runs import loading, resuming, training
+from support.toy import SIZES, ToyData, toy_config
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from helpers import Scattered
-
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
+from support.helpers import Scattered
 
 TABLE = (TableConfig(name="t", num_embeddings=60, embedding_dim=4),)
 OPTIMIZERS = [SGD(lr=0.5), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from builders import assert_same_batches
+from support.builders import assert_same_batches
 from test_parquet import TEXT, columns, of_text
 
 from adaptive.data.arrow.frames import from_frame

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import assert_same_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parquet_rows import SCHEMA as DRAWN
-from parquet_rows import opened, rows_of, table
+from support.builders import assert_same_batches
+from support.parquet_rows import SCHEMA as DRAWN
+from support.parquet_rows import opened, rows_of, table
 
 from adaptive.batch import Batch, concatenate
 from adaptive.data.arrow.frames import from_frame

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import assert_same_batches
-from failing_disk import FailingDisk, fails_at_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders import assert_same_batches
+from support.failing_disk import FailingDisk, fails_at_each
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset

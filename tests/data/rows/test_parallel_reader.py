@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import assert_same_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders import assert_same_batches
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset

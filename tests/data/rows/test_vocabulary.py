@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from manifests import write_record
+from support.manifests import write_record
 
 from adaptive.cli import app
 from adaptive.data.data_options import DataOptions

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tbsm_twin import TwinSample, twin_samples
+from support.tbsm_twin import TwinSample, twin_samples
 
 from adaptive.batch import Batch, concatenate
 from adaptive.data.data_options import DataOptions

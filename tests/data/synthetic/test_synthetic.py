@@ -6,12 +6,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from builders import assert_same_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from sklearn.metrics import roc_auc_score
+from support.builders import assert_same_batches
 from torch import nn
 
 from adaptive.batch import Batch

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import text_twin
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support import text_twin
 
 from adaptive.data.kernels import text as kernels
 from adaptive.data.kernels import text_fields

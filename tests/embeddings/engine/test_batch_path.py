@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import bags
+from support.helpers import bags
 
 import adaptive
 from adaptive.config import TableConfig, TierConfig

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import reference
 import torch
-from helpers import table_states
 from reference import Floats
-from skip_rules import waits
+from support.helpers import table_states
+from support.skip_rules import waits
 
 from adaptive import (
     SGD,

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from helpers import Scattered, after_sums, bags, one_table, sum_of, wait_for_look_ahead
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.helpers import Scattered, after_sums, bags, one_table, sum_of, wait_for_look_ahead
 
 from adaptive.batch import Batch
 from adaptive.embeddings.planning import planner

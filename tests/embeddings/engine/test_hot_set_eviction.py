@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import reference
 import torch
-from helpers import planner_of, table_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference import Floats
-from skip_rules import waits
+from support.helpers import planner_of, table_states
+from support.skip_rules import waits
 
 from adaptive import (
     SGD,

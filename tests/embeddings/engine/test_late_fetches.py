@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from contract import LRUOnHost
-from helpers import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.helpers import (
     Fixed,
     LFUOnHost,
     ScatteredOnHost,
@@ -20,8 +22,6 @@ from helpers import (
     sum_of,
     wait_for_look_ahead,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from adaptive.batch import Batch
 from adaptive.embeddings.engine.lane import LateFetches

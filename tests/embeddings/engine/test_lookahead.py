@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import (
+from support.helpers import (
     Windowed,
     after_sums,
     bags,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from contract import InParts
-from helpers import one_table
 from numpy.typing import NDArray
+from support.helpers import one_table
+from support.toy import ToyData, toy_config
+from support.toy_runs import Hooked, assert_equal, data_fixture, everything, in_model, parts_of  # noqa: F401 (fixture)
 from torch import Tensor, nn
-from toy import ToyData, toy_config
-from toy_runs import Hooked, assert_equal, data_fixture, everything, in_model, parts_of  # noqa: F401 (fixture)
 
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import TableConfig, TierConfig

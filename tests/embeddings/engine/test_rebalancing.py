@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from helpers import LFU, Windowed, one_table, random_batches, rows_held, step_all, sum_of, train, train_slowly
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.helpers import LFU, Windowed, one_table, random_batches, rows_held, step_all, sum_of, train, train_slowly
 
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import TableConfig, TierConfig

@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from builders import FEW_ROWS, WATCH_EARLY, skewed_batches
+from support.builders import FEW_ROWS, WATCH_EARLY, skewed_batches
 
 from adaptive import Adagrad, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.errors import PolicyError

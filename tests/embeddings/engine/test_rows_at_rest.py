@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import (
+from numpy.typing import NDArray
+from support.helpers import (
     LFU,
     LFUOnHost,
     Scattered,
@@ -26,7 +27,6 @@ from helpers import (
     train_slowly,
     wait_for_look_ahead,
 )
-from numpy.typing import NDArray
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag

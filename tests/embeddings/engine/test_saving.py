@@ -7,11 +7,11 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from helpers import LFU, Trainee, bags, random_batches, step_all, sum_of, train_more
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from skip_rules import LeaveOut, waits
+from support.helpers import LFU, Trainee, bags, random_batches, step_all, sum_of, train_more
+from support.skip_rules import LeaveOut, waits
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import random_batches, step_all
+from support.helpers import random_batches, step_all
 from test_saving import OPTIMIZERS, POLICIES, TABLES, assert_same, build, trained
 
 from adaptive.config import TableConfig, TierConfig

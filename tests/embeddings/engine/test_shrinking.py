@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from contract import InParts
-from helpers import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.helpers import (
     LFUOnHost,
     Scattered,
     Trainee,
@@ -22,9 +24,7 @@ from helpers import (
     train,
     wait_for_look_ahead,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from skip_rules import LeaveOut
+from support.skip_rules import LeaveOut
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag

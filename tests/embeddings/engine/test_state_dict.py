@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import LFU, random_batches, sum_of
+from support.helpers import LFU, random_batches, sum_of
 from torch import nn
 
 from adaptive.config import TableConfig, TierConfig

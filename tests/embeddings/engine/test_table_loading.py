@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import LFU, one_table, random_batches, step_all, train
+from support.helpers import LFU, one_table, random_batches, step_all, train
 from torch import nn
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig

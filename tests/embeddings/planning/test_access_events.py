@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from builders import batch_of
 from contract import POLICIES, policy_id
 from numpy.typing import NDArray
+from support.builders import batch_of
 
 from adaptive import Batch, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.errors import PolicyError

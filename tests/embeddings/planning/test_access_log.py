@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from access_log_twin import SlowLog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from variants import both
+from support.access_log_twin import SlowLog
+from support.variants import both
 
 from adaptive.embeddings.planning.access_log import AccessLog
 from adaptive.kernels.planning import access_log

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.helpers import (
     LFUOnHost,
     Scattered,
     ScatteredOnHost,
@@ -19,9 +21,7 @@ from helpers import (
     sum_of,
     wait_for_look_ahead,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from skip_rules import LeaveOut
+from support.skip_rules import LeaveOut
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig

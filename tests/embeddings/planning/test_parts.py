@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from contract import LRUOnHost, RandomScores
-from helpers import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from support.helpers import (
     Fixed,
     bags,
     look_ahead_threads,
@@ -24,9 +27,6 @@ from helpers import (
     sum_of,
     table_states,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig

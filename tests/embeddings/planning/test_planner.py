@@ -4,7 +4,10 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from helpers import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from support.helpers import (
     LFU,
     after_sums,
     bags,
@@ -16,9 +19,6 @@ from helpers import (
     sum_of,
     wait_for_look_ahead,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from contract import DropsOdd, row_stats
-from helpers import bags, one_table, step_all
 from numpy.typing import NDArray
-from skip_rules import LeaveOut, everything, waits
+from support.helpers import bags, one_table, step_all
+from support.skip_rules import LeaveOut, everything, waits
 
 from adaptive.batch import Batch
 from adaptive.embeddings.planning.policy_calls import PolicyCaller

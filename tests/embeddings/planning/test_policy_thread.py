@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import bags, look_ahead_threads, one_table, step_all, sum_of
 from numpy.typing import NDArray
-from skip_rules import LeaveOut
+from support.helpers import bags, look_ahead_threads, one_table, step_all, sum_of
+from support.skip_rules import LeaveOut
 
 from adaptive import system
 from adaptive.batch import Batch

@@ -1,7 +1,7 @@
 """How many slots a size means, and that the text says why."""
 
 import pytest
-from helpers import LFU, bags, featured, rows_held
+from support.helpers import LFU, bags, featured, rows_held
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.planning.layout import make_groups

@@ -7,7 +7,10 @@ from typing import Literal
 import numpy as np
 import pytest
 import reference
-from helpers import (
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from support.helpers import (
     Skipped,
     Trained,
     bags,
@@ -20,10 +23,7 @@ from helpers import (
     train,
     train_slowly,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from numpy.typing import NDArray
-from skip_rules import LeaveOut, everything, waits
+from support.skip_rules import LeaveOut, everything, waits
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig

@@ -1,7 +1,7 @@
 """Processes that are ranks, for all tests of this folder."""
 
 import pytest
-from rank_pool import rank_pool
+from support.rank_pool import rank_pool
 
 from adaptive.embeddings.engine.saving import row_arrays
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import random_batches, step_all
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from rank_cases import OPTIMIZERS, TABLES, Case, assert_equal_on
-from thread_ranks import on_ranks
+from support.helpers import random_batches, step_all
+from support.rank_cases import OPTIMIZERS, TABLES, Case, assert_equal_on
+from support.thread_ranks import on_ranks
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import LFU, bags, step_all
-from thread_ranks import Town, on_ranks, outcomes, transport_of
+from support.helpers import LFU, bags, step_all
+from support.thread_ranks import Town, on_ranks, outcomes, transport_of
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.ranks import Ranks

@@ -4,8 +4,8 @@ from functools import reduce
 
 import numpy as np
 import pytest
-from thread_ranks import on_ranks
-from toy import ToyData, toy_config
+from support.thread_ranks import on_ranks
+from support.toy import ToyData, toy_config
 
 from adaptive.data.dataset import by_table
 from adaptive.embeddings import dense_step

@@ -7,8 +7,8 @@ stand-in for it.
 from typing import Any, Literal
 
 import pytest
-from helpers import LFUOnHost, random_batches
-from rank_cases import OPTIMIZERS, TABLES, Case, assert_equal_on
+from support.helpers import LFUOnHost, random_batches
+from support.rank_cases import OPTIMIZERS, TABLES, Case, assert_equal_on
 from test_answers import POLICIES, WATCHED, of_all
 
 from adaptive.config import TierConfig

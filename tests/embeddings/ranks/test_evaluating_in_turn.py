@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from helpers import LFU
-from thread_ranks import on_ranks, outcomes
+from support.helpers import LFU
+from support.thread_ranks import on_ranks, outcomes
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig

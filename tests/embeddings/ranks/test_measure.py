@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thread_ranks import Town, on_ranks, transport_of
+from support.thread_ranks import Town, on_ranks, transport_of
 
 from adaptive.embeddings.ranks.measure import (
     RankLink,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from thread_ranks import Town, on_ranks
+from support.thread_ranks import Town, on_ranks
 
 from adaptive.config import TableConfig
 from adaptive.embeddings.exchange.payload import DevicePayload, HostPayload, count_chosen

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from rank_pool import ROOT, SMALL_RUN, Outcome, RankPool, quality
+from support.rank_pool import ROOT, SMALL_RUN, Outcome, RankPool, quality
 
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.run_directory import newest_first
@@ -178,7 +178,7 @@ def test_torchrun_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
         *["--nproc-per-node", "2", "--standalone", "--max-restarts", "1"],
     ]
     words += [TROUBLE, "1", "update", "4", "kill", "run", *SMALL, "--steps", "8", "--auto-resume", "--out", str(out)]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}", "GLOO_SOCKET_IFNAME": "lo"}
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "GLOO_SOCKET_IFNAME": "lo"}
     outcomes = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400)
     assert outcomes.returncode == 0, outcomes.stderr
     assert "holds no run yet" in outcomes.stderr and "resumed after step 2" in outcomes.stderr

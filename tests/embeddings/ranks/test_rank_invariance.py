@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from contract import POLICIES
-from helpers import LFU, LFUOnHost, Scattered, Windowed, random_batches
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from rank_cases import OPTIMIZERS, TABLES, Case, assert_equal_on
-from thread_ranks import on_ranks
+from support.helpers import LFU, LFUOnHost, Scattered, Windowed, random_batches
+from support.rank_cases import OPTIMIZERS, TABLES, Case, assert_equal_on
+from support.thread_ranks import on_ranks
 
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.optim import Adagrad, RowOptimizer

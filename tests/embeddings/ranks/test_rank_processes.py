@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_pool import ROOT, RankPool
+from support.rank_pool import ROOT, RankPool
 
 WORKER = str(ROOT / "tests/support/rank_process.py")
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from manifests import edit_manifest
-from rank_pool import ROOT, SMALL_RUN, RankPool, quality
-from thread_ranks import outcomes
+from support.manifests import edit_manifest
+from support.rank_pool import ROOT, SMALL_RUN, RankPool, quality
+from support.thread_ranks import outcomes
 
 from adaptive.errors import CheckpointError
 from adaptive.storage.checkpoint import load_checkpoint

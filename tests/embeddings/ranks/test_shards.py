@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attacks import Campaign, attack
-from failing_disk import FailingDisk
-from helpers import LFU, Readout, random_batches
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from manifests import edit_manifest, write_again
 from numpy.typing import NDArray
-from rank_cases import OPTIMIZERS, TABLES, Case, assert_same_rows
-from skip_rules import LeaveOut
-from thread_ranks import on_ranks, outcomes
+from support.attacks import Campaign, attack
+from support.failing_disk import FailingDisk
+from support.helpers import LFU, Readout, random_batches
+from support.manifests import edit_manifest, write_again
+from support.rank_cases import OPTIMIZERS, TABLES, Case, assert_same_rows
+from support.skip_rules import LeaveOut
+from support.thread_ranks import on_ranks, outcomes
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig

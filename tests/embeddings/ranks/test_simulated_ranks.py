@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import LFU, LFUOnHost, random_batches
-from rank_cases import TABLES, assert_same_rows
-from simulated_streams import Simulation
-from simulated_training import build_module, patched, small_buffers
+from support.helpers import LFU, LFUOnHost, random_batches
+from support.rank_cases import TABLES, assert_same_rows
+from support.simulated_streams import Simulation
+from support.simulated_training import build_module, patched, small_buffers
+from support.thread_ranks import on_ranks
 from test_answers import POLICIES, WATCHED
-from thread_ranks import on_ranks
 
 from adaptive.config import TierConfig
 from adaptive.embeddings.ranks import Ranks

@@ -3,8 +3,8 @@
 from dataclasses import asdict
 
 import numpy as np
-from helpers import LFU, bags, step_all
-from thread_ranks import Town, on_ranks
+from support.helpers import LFU, bags, step_all
+from support.thread_ranks import Town, on_ranks
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import Readout, random_batches
-from thread_ranks import on_ranks
+from support.helpers import Readout, random_batches
+from support.thread_ranks import on_ranks
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.planning.layout import make_groups, own_share

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import LFU, LFUOnHost, Scattered, ScatteredOnHost, bags, one_table, random_batches, step_all, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.helpers import LFU, LFUOnHost, Scattered, ScatteredOnHost, bags, one_table, random_batches, step_all, train
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.planning.layout import Group, make_groups

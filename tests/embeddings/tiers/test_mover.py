@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Scattered, ScatteredOnHost, Trainee, train_more, train_slowly
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_training import BATCHES, CASES, TABLES, Case, check, simulated, small_buffers
+from support.helpers import Scattered, ScatteredOnHost, Trainee, train_more, train_slowly
+from support.simulated_training import BATCHES, CASES, TABLES, Case, check, simulated, small_buffers
 from torch import Tensor
 
 from adaptive.config import TierConfig

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from variants import both, plain
+from support.variants import both, plain
 
 from adaptive.kernels.files import records
 

@@ -5,8 +5,8 @@ Products of matrices round as the units do that take them, so values are compare
 
 import pytest
 import torch
+from support.triton_setup import DEVICE, ready
 from torch import Tensor
-from triton_setup import DEVICE, ready
 
 from adaptive.models.dense import interactions as models
 from adaptive.models.dense.interactions import aligned, num_dots, plain_dot_interaction

@@ -13,7 +13,7 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from variants import both
+from support.variants import both
 
 from adaptive.config import TableConfig
 from adaptive.counters import Counter

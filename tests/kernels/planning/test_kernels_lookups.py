@@ -10,7 +10,7 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from variants import both
+from support.variants import both
 
 from adaptive.kernels.planning import lookups
 

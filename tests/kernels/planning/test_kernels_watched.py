@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from variants import both
+from support.variants import both
 
 from adaptive.counters import Counter
 from adaptive.kernels.planning import watched

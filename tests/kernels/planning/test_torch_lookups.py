@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.variants import both
 from torch import Tensor
-from variants import both
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig

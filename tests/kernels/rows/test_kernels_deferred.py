@@ -11,7 +11,7 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from variants import both
+from support.variants import both
 
 from adaptive.kernels.rows.cpu import update
 from adaptive.kernels.rows.cpu.deferred import accumulate, apply_sums, defer, power, update_from_sums

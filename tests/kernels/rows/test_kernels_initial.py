@@ -9,7 +9,7 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from variants import both
+from support.variants import both
 
 from adaptive.config import TableConfig
 from adaptive.embeddings.planning.layout import Group, make_groups, table_key

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 from numpy.typing import NDArray
-from variants import both
+from support.variants import both
 
 from adaptive.config import TableConfig
 from adaptive.embeddings.planning.books import Tracker

@@ -7,7 +7,7 @@ import numba
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from variants import both
+from support.variants import both
 
 from adaptive.kernels.rows.cpu import pool
 from adaptive.kernels.scratch import empty_rows

@@ -13,7 +13,7 @@ from adaptive.kernels.rows import gpu
 from adaptive.kernels.rows.choose import row_kernels
 
 if find_spec("triton"):
-    import triton_setup  # noqa: F401 (before torch imports Triton, to compile)
+    from support import triton_setup  # noqa: F401 (before torch imports Triton, to compile)
 
 needs_triton = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton is not installed; it comes with CUDA builds of torch"

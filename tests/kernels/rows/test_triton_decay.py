@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-import triton_setup
-from triton_setup import assert_same_bits, random_rows, run
+from support import triton_setup
+from support.triton_setup import assert_same_bits, random_rows, run
 
 from adaptive.kernels.rows import cpu_tensors
 from adaptive.kernels.rows.cpu import decay

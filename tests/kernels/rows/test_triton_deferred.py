@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import reference
 import torch
-import triton_setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triton_setup import DEVICE, OPTIMIZERS, Floats, assert_same_bits, random_rows, run, settings_of
+from support import triton_setup
+from support.triton_setup import DEVICE, OPTIMIZERS, Floats, assert_same_bits, random_rows, run, settings_of
 
 import adaptive.kernels.rows.gpu.deferred
 from adaptive.kernels.rows import cpu_tensors

@@ -7,9 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import triton_setup
+from support import triton_setup
+from support.triton_setup import (
+    DEVICE,
+    INTERPRETED,
+    OPTIMIZERS,
+    assert_same_bits,
+    needs_gpu,
+    random_rows,
+    ready,
+    settings_of,
+)
 from torch import Tensor
-from triton_setup import DEVICE, INTERPRETED, OPTIMIZERS, assert_same_bits, needs_gpu, random_rows, ready, settings_of
 
 from adaptive.kernels.rows.cpu import deferred, pool, update
 from adaptive.optim import RowOptimizer

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import triton_setup
+from support import triton_setup
+from support.triton_setup import DEVICE, INTERPRETED, ready, settings_of
 from torch import Tensor
-from triton_setup import DEVICE, INTERPRETED, ready, settings_of
 
 from adaptive.optim import SGD, Adagrad
 

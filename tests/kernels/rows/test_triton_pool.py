@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import triton_setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from triton_setup import INTERPRETED, Floats, Pinned, assert_same_bits, random_rows, run
+from support import triton_setup
+from support.triton_setup import INTERPRETED, Floats, Pinned, assert_same_bits, random_rows, run
 
 from adaptive.kernels.rows.cpu import pool
 

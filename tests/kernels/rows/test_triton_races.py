@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import triton_setup
-from triton_setup import INTERPRETED, OPTIMIZERS, Pinned, random_rows, ready, run, settings_of
+from support import triton_setup
+from support.triton_setup import INTERPRETED, OPTIMIZERS, Pinned, random_rows, ready, run, settings_of
 
 from adaptive.kernels.rows.gpu import decay, deferred, move, update
 from adaptive.kernels.rows.hot import hot_rows

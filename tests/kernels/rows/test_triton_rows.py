@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import triton_setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triton_setup import DEVICE, INTERPRETED, Floats, Pinned, assert_same_bits, random_rows, ready, run
+from support import triton_setup
+from support.triton_setup import DEVICE, INTERPRETED, Floats, Pinned, assert_same_bits, random_rows, ready, run
 
 from adaptive.config import TableConfig
 from adaptive.embeddings.planning.layout import make_groups

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from scipy import stats
-from toy import ToyData, toy_config
+from support.toy import ToyData, toy_config
 
 import adaptive.studies.compare.comparison_runs
 import adaptive.training.runs

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy import ToyData, toy_config
+from support.toy import ToyData, toy_config
 
 import adaptive.studies.compare.comparison_runs
 import adaptive.training.runs

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from toy import ToyData, toy_config
+from support.toy import ToyData, toy_config
 
 import adaptive.training.runs
 from adaptive.errors import CheckpointError

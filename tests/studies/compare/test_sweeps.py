@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import ToyData, toy_config
+from support.toy import ToyData, toy_config
 
 import adaptive.studies.compare.comparison_runs
 import adaptive.training.runs

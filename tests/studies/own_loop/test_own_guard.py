@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from guarded import BATCH, GUARD, LAX, SAMPLES, SKIP, STRICT, run, spec, toy_data  # noqa: F401 (fixture)
-from guarded_policies import Defer, DropHalf, Freeze, Plain
+from support.guarded import BATCH, GUARD, LAX, SAMPLES, SKIP, STRICT, run, spec, toy_data  # noqa: F401 (fixture)
+from support.guarded_policies import Defer, DropHalf, Freeze, Plain
+from support.toy import ToyData, toy_config
+from support.toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401 (fixtures)
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
-from toy import ToyData, toy_config
-from toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401 (fixtures)
 
 from adaptive import Guard, Planned, Recording, TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError

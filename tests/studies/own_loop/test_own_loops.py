@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import batch_of
-from skip_rules import LeaveOut
+from support.builders import batch_of
+from support.skip_rules import LeaveOut
 
 from adaptive import (
     Batch,

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import reference
-from helpers import featured
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.helpers import featured
 
 from adaptive.batch import Batch
 from adaptive.data.dataset import Dataset, Feature

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import featured
+from support.helpers import featured
 
 from adaptive.config import OptimizerConfig, TierConfig, TrainConfig
 from adaptive.errors import ConfigError

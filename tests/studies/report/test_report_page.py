@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from report_records import HOSTILE, Seen, browse, comparison, data_profile, write_run
+from support.report_records import HOSTILE, Seen, browse, comparison, data_profile, write_run
 
 from adaptive.studies.machines import load_machine
 from adaptive.studies.placements.placement_study import MeasuredPlacement, compare_placements

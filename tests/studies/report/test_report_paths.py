@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from manifests import write_record
-from report_records import Seen, comparison, nothing_drawn, write_run  # noqa: F401 (fixture)
+from support.manifests import write_record
+from support.report_records import Seen, comparison, nothing_drawn, write_run  # noqa: F401 (fixture)
 
 from adaptive.errors import AdaptiveError, CheckpointError, InputError, OutputError
 from adaptive.studies.compare.comparison_runs import Outcome

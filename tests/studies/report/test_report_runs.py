@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_records import GUARDED, Seen, interval, nothing_drawn, write_run  # noqa: F401 (fixture)
+from support.report_records import GUARDED, Seen, interval, nothing_drawn, write_run  # noqa: F401 (fixture)
 
 from adaptive.studies.report.html_report import write_report
 from adaptive.studies.report.page_records import PageRecord, load_run

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_records import data_profile, write_run
+from support.report_records import data_profile, write_run
 
 from adaptive.errors import ConfigError, InputError
 from adaptive.studies.profile import HotByMemory, HotBySample, Reuse

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import asked_rows
-from thread_ranks import on_ranks
-from toy import SIZES, SMALL_DLRM, ToyData, toy_config
+from support.thread_ranks import on_ranks
+from support.toy import SIZES, SMALL_DLRM, ToyData, toy_config
 
 import adaptive.studies.simulate.rank_traffic
 from adaptive.config import TrainConfig

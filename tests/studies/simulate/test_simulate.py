@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_twins import belady_hits as belady_twin
 from contract import POLICIES, policy_id
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import SIZES, ToyData, toy_config
-from variants import both
+from support.cache_twins import belady_hits as belady_twin
+from support.toy import SIZES, ToyData, toy_config
+from support.variants import both
 
 import adaptive.studies.simulate.simulation
 from adaptive.batch import Batch

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import View, batch_of
-from guarded_policies import Freeze
-from helpers import planner_of
 from hypothesis import given
 from hypothesis import strategies as st
-from skip_rules import LeaveOut, everything, waits
+from support.builders import View, batch_of
+from support.guarded_policies import Freeze
+from support.helpers import planner_of
+from support.skip_rules import LeaveOut, everything, waits
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig

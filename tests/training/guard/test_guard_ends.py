@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guarded import LAX, STRICT, Outcome, assert_same_numbers, plain_run, read, run, toy_data  # noqa: F401 (fixtures)
-from guarded_policies import Freeze, Plain
-from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
+from support.guarded import LAX, STRICT, Outcome, assert_same_numbers, plain_run, read, run, toy_data  # noqa: F401 (fixtures)
+from support.guarded_policies import Freeze, Plain
+from support.toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.batch import Batch
 from adaptive.errors import NonFiniteError

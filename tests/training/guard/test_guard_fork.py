@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from guarded import SKIP
-from guarded_policies import Defer, Freeze, OnHost, Plain
-from simulated_training import CASES, Arrays, Case, Run, simulated, small_buffers
-from toy import ToyData, toy_config
-from toy_runs import assert_equal, everything, in_model, nothing_is_left_behind  # noqa: F401 (fixture)
+from support.guarded import SKIP
+from support.guarded_policies import Defer, Freeze, OnHost, Plain
+from support.simulated_training import CASES, Arrays, Case, Run, simulated, small_buffers
+from support.toy import ToyData, toy_config
+from support.toy_runs import assert_equal, everything, in_model, nothing_is_left_behind  # noqa: F401 (fixture)
 
 from adaptive.policy import Policy
 from adaptive.training.components import Components, build

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from guarded import Floats, Outcome, assert_same_numbers, run, toy_data  # noqa: F401 (fixtures)
-from guarded_policies import Defer, DeferOne, Freeze, Plain
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from skip_rules import waits
-from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
+from support.guarded import Floats, Outcome, assert_same_numbers, run, toy_data  # noqa: F401 (fixtures)
+from support.guarded_policies import Defer, DeferOne, Freeze, Plain
+from support.skip_rules import waits
+from support.toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.planning.hot_set import WatchedRows

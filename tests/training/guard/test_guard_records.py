@@ -6,9 +6,9 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from guarded import GUARD, SKIP, run, spec, toy_data  # noqa: F401 (fixtures)
-from guarded_policies import Freeze
-from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
+from support.guarded import GUARD, SKIP, run, spec, toy_data  # noqa: F401 (fixtures)
+from support.guarded_policies import Freeze
+from support.toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.training.telemetry.formatting import guard_text
 from adaptive.training.telemetry.jsonl import MetricsFile, read_metrics

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guarded import GUARD, LAX, STRICT, Outcome, assert_same_numbers, plain_run, run, toy_data  # noqa: F401 (fixtures)
-from guarded_policies import Defer, DropHalf, DropHalfInTwo, Freeze, FreezeLate, Plain
-from toy import ToyData
-from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
+from support.guarded import GUARD, LAX, STRICT, Outcome, assert_same_numbers, plain_run, run, toy_data  # noqa: F401 (fixtures)
+from support.guarded_policies import Defer, DropHalf, DropHalfInTwo, Freeze, FreezeLate, Plain
+from support.toy import ToyData
+from support.toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.policy import Policy
 from adaptive.training.guard.judge import Outlook, Timing

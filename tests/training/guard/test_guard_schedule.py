@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from guarded_policies import Defer, DropHalf, Freeze
+from support.guarded_policies import Defer, DropHalf, Freeze
 
 from adaptive.config import GuardConfig, SkipConfig, TrainConfig
 from adaptive.policies.slipstream import Slipstream

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guarded import GUARD, SAMPLES, run
-from guarded_policies import Defer, DropHalf, Freeze
-from toy import ToyData
-from toy_runs import data_fixture  # noqa: F401 (fixture)
+from support.guarded import GUARD, SAMPLES, run
+from support.guarded_policies import Defer, DropHalf, Freeze
+from support.toy import ToyData
+from support.toy_runs import data_fixture  # noqa: F401 (fixture)
 
 from adaptive.config import GuardConfig, TrainConfig
 from adaptive.errors import ConfigError, PolicyError

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guarded_policies import DropHalf, Freeze, Plain
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_runs import nothing_is_left_behind  # noqa: F401 (fixture)
+from support.guarded_policies import DropHalf, Freeze, Plain
+from support.toy_runs import nothing_is_left_behind  # noqa: F401 (fixture)
 
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import TrainConfig

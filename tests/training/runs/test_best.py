@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from toy import ToyData, toy_config
-from toy_runs import assert_equal, data_fixture, nothing_is_left_behind  # noqa: F401 (fixtures)
+from support.toy import ToyData, toy_config
+from support.toy_runs import assert_equal, data_fixture, nothing_is_left_behind  # noqa: F401 (fixtures)
 
 from adaptive.errors import ConfigError
 from adaptive.storage.checkpoint import load_checkpoint

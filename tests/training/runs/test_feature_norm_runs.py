@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from guarded import GUARD, SAMPLES, STRICT
-from guarded import run as guarded_run
-from guarded_policies import Freeze, Plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interrupted import assert_equal, config_of, interrupted, numbers, run, small_world
 from numpy.typing import NDArray
+from support.guarded import GUARD, SAMPLES, STRICT
+from support.guarded import run as guarded_run
+from support.guarded_policies import Freeze, Plain
+from support.interrupted import assert_equal, config_of, interrupted, numbers, run, small_world
+from support.toy import SMALL_DLRM, ToyData, toy_config
+from support.toy_runs import Hooked, data_fixture, everything, in_model, nothing_is_left_behind, parts_of  # noqa: F401
 from torch import Tensor
-from toy import SMALL_DLRM, ToyData, toy_config
-from toy_runs import Hooked, data_fixture, everything, in_model, nothing_is_left_behind, parts_of  # noqa: F401
 
 from adaptive.errors import NonFiniteError
 from adaptive.training.components import build

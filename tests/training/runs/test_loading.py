@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from manifests import write_record
 from numpy.typing import NDArray
-from served import lines, trained, write_csv
+from support.manifests import write_record
+from support.served import lines, trained, write_csv
 
 from adaptive import TierConfig, load_run
 from adaptive.config import TrainConfig

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from guarded import SAMPLES, STRICT
-from guarded import run as guarded_run
-from guarded_policies import Freeze, Plain
 from numpy.typing import NDArray
-from toy import SIZES, ToyData, toy_config
-from toy_runs import data_fixture, everything, nothing_is_left_behind, parts_of  # noqa: F401
+from support.guarded import SAMPLES, STRICT
+from support.guarded import run as guarded_run
+from support.guarded_policies import Freeze, Plain
+from support.toy import SIZES, ToyData, toy_config
+from support.toy_runs import data_fixture, everything, nothing_is_left_behind, parts_of  # noqa: F401
 
 from adaptive import load_run
 from adaptive.errors import ConfigError, InputError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import write_csv
+from support.served import write_csv
 
 from adaptive.config import TrainConfig
 from adaptive.training.runs import train_run

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interrupted import (
+from support.interrupted import (
     ALIKE,
     POLICIES,
     How,
@@ -24,8 +24,8 @@ from interrupted import (
     run,
     small_world,
 )
+from support.toy_runs import Hooked, in_model, nothing_is_left_behind  # noqa: F401 (fixture)
 from torch import Tensor
-from toy_runs import Hooked, in_model, nothing_is_left_behind  # noqa: F401 (fixture)
 
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError

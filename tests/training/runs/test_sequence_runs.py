@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupted import numbers
 from numpy.typing import NDArray
-from toy_runs import assert_equal, state
+from support.interrupted import numbers
+from support.toy_runs import assert_equal, state
 
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, InputError

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guarded_policies import Defer, Plain
-from interrupted import Killed, assert_equal, config_of, interrupted, numbers, small_world
 from pydantic import ValidationError
-from toy import toy_config
-from toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401 (fixtures)
+from support.guarded_policies import Defer, Plain
+from support.interrupted import Killed, assert_equal, config_of, interrupted, numbers, small_world
+from support.toy import toy_config
+from support.toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401 (fixtures)
 
 from adaptive.config import StopAtConfig, TrainConfig
 from adaptive.errors import ConfigError

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_records import interval, write_run
-from thread_ranks import on_ranks
+from support.report_records import interval, write_run
+from support.thread_ranks import on_ranks
 
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic

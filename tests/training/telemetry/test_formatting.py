@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from toy import ToyData, toy_config
+from support.toy import ToyData, toy_config
 
 from adaptive.training.components import build
 from adaptive.training.telemetry.formatting import (

@@ -8,8 +8,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from toy import toy_config
-from toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401 (fixtures)
+from support.toy import toy_config
+from support.toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401 (fixtures)
 
 from adaptive.errors import ConfigError
 from adaptive.training.runs import train_run

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_records import HOSTILE, browse, write_run
+from support.report_records import HOSTILE, browse, write_run
 from tensorboard.plugins.base_plugin import TBContext
 from werkzeug import Request, Response
 from werkzeug.serving import make_server

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import Scattered, ScatteredOnHost, bags, one_table, random_batches, resident, step_all
 from hypothesis import given
 from hypothesis import strategies as st
+from support.helpers import Scattered, ScatteredOnHost, bags, one_table, random_batches, resident, step_all
 from torch import Tensor
 
 from adaptive.config import TableConfig, TierConfig

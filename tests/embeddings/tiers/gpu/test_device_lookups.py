@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import LFU, bags, one_table, random_batches, step_all, sum_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.helpers import LFU, bags, one_table, random_batches, step_all, sum_of
 from test_invariance import Case, cases
 
 from adaptive.batch import Batch

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import bags, one_table, step_all
+from support.helpers import bags, one_table, step_all
 
 from adaptive import system
 from adaptive.config import TableConfig, TierConfig

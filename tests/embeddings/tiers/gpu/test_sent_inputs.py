@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import Scattered, bags, one_table, random_batches, sum_of
 from numpy.typing import NDArray
-from rank_cases import TABLES as RANK_TABLES
-from thread_ranks import on_ranks
+from support.helpers import Scattered, bags, one_table, random_batches, sum_of
+from support.rank_cases import TABLES as RANK_TABLES
+from support.thread_ranks import on_ranks
 from torch import Tensor, nn
 
 from adaptive.batch import Batch

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated_training import SKIP, TABLES, AlwaysLooks, Case, Run, Skips, SkipsOnHost, check, same
+from support.simulated_training import SKIP, TABLES, AlwaysLooks, Case, Run, Skips, SkipsOnHost, check, same
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag

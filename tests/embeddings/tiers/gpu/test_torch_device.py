@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.helpers import (
     LFUOnHost,
     Scattered,
     after_sums,
@@ -27,8 +29,6 @@ from helpers import (
     step_all,
     sum_of,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from test_invariance import Case, cases
 from torch import Tensor
 
@@ -369,7 +369,7 @@ sys.path[:0] = {paths!r}
 import numpy as np
 from adaptive.kernels.rows import choose
 from adaptive.embeddings.tiers.gpu import build
-from simulated_training import Case, Run, SkipsOnHost, Skips, same
+from support.simulated_training import Case, Run, SkipsOnHost, Skips, same
 build.row_kernels = lambda device: choose.triton_rows()
 for case in (Case(SkipsOnHost, 1, "staged", "30%"), Case(SkipsOnHost, 2, "direct", "60%")):
     runs = [Run(case.build(d), case.depth, np.random.default_rng(1), {{}}, False) for d in ("cpu-torch", "cpu")]
@@ -384,7 +384,7 @@ def test_tritons_kernels_give_the_same_bits() -> None:
     if find_spec("triton") is None:
         pytest.skip("Triton is not installed; it comes with CUDA builds of torch")
     tests = Path(__file__).parents[3]
-    code = UNDER_TRITON.format(paths=[str(tests / "support"), str(tests), str(tests.parent)])
+    code = UNDER_TRITON.format(paths=[str(tests), str(tests.parent)])
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", code]
     found = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)

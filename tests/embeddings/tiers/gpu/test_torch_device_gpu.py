@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 import torch
-from helpers import Scattered, after_sums, bags, one_table, random_batches, step_all
 from numpy.typing import NDArray
-from simulated_training import CASES, SKIP, TABLES, Case, Run, Skips, expected, patched, same
+from support.helpers import Scattered, after_sums, bags, one_table, random_batches, step_all
+from support.simulated_training import CASES, SKIP, TABLES, Case, Run, Skips, expected, patched, same
 from torch import Tensor
 
 from adaptive.batch import Batch
