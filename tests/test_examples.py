@@ -17,6 +17,7 @@ def printed(name: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_quickstart_learns_and_placement_does_not_matter(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed("quickstart.py", capsys)
     assert "tables equal" in text and "DIFFER" not in text
@@ -34,6 +35,7 @@ def test_own_loop_learns_its_rule(capsys: pytest.CaptureFixture[str]) -> None:
     assert float(right) > 70 and loaded == right
 
 
+@pytest.mark.nightly
 def test_eight_lines_make_a_plain_loop_a_tiered_one_with_the_same_result(capsys: pytest.CaptureFixture[str]) -> None:
     plain, tiered = ((EXAMPLES / f"{name}_loop.py").read_text().split('"""\n\n', 1)[1] for name in ("plain", "tiered"))
     changed = [line for line in difflib.ndiff(plain.split("\n"), tiered.split("\n")) if line.startswith("+ ")]

@@ -300,7 +300,7 @@ def test_one_feature_may_have_weights_while_another_table_takes_means() -> None:
 
 def test_weights_of_a_feature_that_is_pooled_by_mean_are_refused() -> None:
     embeddings = TieredEmbeddingBag(TABLES)
-    with pytest.raises(InputError, match='feature tags is pooled by "mean": its look-ups can have no weights but 1'):
+    with pytest.raises(InputError, match='feature tags is pooled by "mean": its lookups can have no weights but 1'):
         embeddings.read(Batch.of(user=[1], tags=([2], [0, 1], [0.5])))
 
 

@@ -98,6 +98,7 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
+@pytest.mark.nightly
 def test_what_is_installed_is_found(installed: Path, tmp_path: Path) -> None:
     code = "import adaptive, adaptive.policies.lru as lru; print(adaptive.__file__); print(lru.__file__)"
     found = run(installed / "python", "-c", code, cwd=tmp_path).split()

@@ -47,6 +47,7 @@ def test_code_prints_what_is_shown(code: str, output: str) -> None:
     assert found.stdout == output
 
 
+@pytest.mark.nightly
 def test_the_page_on_models_of_ones_own_is_a_program(tmp_path: Path) -> None:
     code = "\n".join(text for kind, text in blocks(ROOT / "docs/own-model.md") if kind == "python")
     found = subprocess.run(

@@ -42,6 +42,7 @@ def test_the_reference_has_every_public_name() -> None:
         assert f".{name}\n" in found, name
 
 
+@pytest.mark.nightly
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", tmp_path / "site"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -113,6 +113,7 @@ def test_without_a_working_directory_nothing_is_begun(cli: Cli, trainer: Any, mo
 LISTS = (sys.executable, "-m", "adaptive.cli.app", "policies", "list")
 
 
+@pytest.mark.nightly
 def test_a_stdout_that_is_full_is_no_bug() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(LISTS, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -122,6 +123,7 @@ def test_a_stdout_that_is_full_is_no_bug() -> None:
     )
 
 
+@pytest.mark.nightly
 def test_a_reader_that_has_gone_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)

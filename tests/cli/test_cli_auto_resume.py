@@ -40,6 +40,7 @@ def fails_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive.training.trainer, "update", update)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("steps_before", [1, 3])  # before the first checkpoint, and behind it
 def test_it_begins_goes_on_and_is_done(cli: Cli, monkeypatch: pytest.MonkeyPatch, steps_before: int) -> None:
     whole = cli("run", "--out", "whole", "--steps", "6", *SMALL)

@@ -162,6 +162,7 @@ def test_a_file_that_cannot_be_written_in_the_end_does_not_hide_the_result(
     assert json.loads(result.out)["policies"][0]["policy"] == "lru"
 
 
+@pytest.mark.nightly
 def test_compare_for_real(cli: Cli) -> None:
     result = cli("compare", *SMALL, "--policies", "device,lru", "--seeds", "1", "--steps", "3", "--out", "out")
     assert result.code == 0, result.err
@@ -185,6 +186,7 @@ def test_ranks_are_refused_with_the_reason(cli: Cli, monkeypatch: pytest.MonkeyP
 # --- simulate --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_simulate_for_real(cli: Cli) -> None:
     words = ("simulate", *SMALL[:-2], "--policies", "lru,lfu+half_life=50,hybrid", "--device-rows", "1%,20%,40%")
     result = cli(*words, "--steps", "6", "--embedding-dim", "32", "--dense-ms", "0.25", "--json")
@@ -213,6 +215,7 @@ def test_simulate_for_real(cli: Cli) -> None:
     assert "lookups/s planned" in text and "lru with 1%, lfu+half_life=50 with 1% device rows: batch " in text
 
 
+@pytest.mark.nightly
 def test_what_policies_print_does_not_stand_in_the_result(cli: Cli) -> None:
     Path("loud.py").write_text(
         "from adaptive.policy import Policy\nprint('read')\n"

@@ -45,6 +45,7 @@ def test_result_for_people(cli: Cli) -> None:
     assert "step 2/2" in result.err
 
 
+@pytest.mark.nightly
 def test_a_dry_run_tells_that_the_device_tier_is_too_small_as_the_run_does(cli: Cli) -> None:
     """And how much is enough for its batches, of which there are 4 here: with one row less the run fails."""
     needed = json.loads(cli("run", *SMALL, "--dry-run", "--json").out)["first_batches_need"]
@@ -65,6 +66,7 @@ def test_dry_run_writes_nothing(cli: Cli) -> None:
     assert list(Path.cwd().iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_a_dry_run_takes_no_memory_for_rows(cli: Cli) -> None:
     """Two tables of 10^12 rows, which no machine holds: sizes are printed, and the run names the way out."""
     rows = 10**12
@@ -124,6 +126,7 @@ def test_eval_without_a_run(cli: Cli) -> None:
     assert result.code == 4 and "nowhere" in result.err
 
 
+@pytest.mark.nightly
 def test_a_run_in_a_pipe_is_stopped_by_a_signal(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -17,6 +17,7 @@ from adaptive.studies.machines import load_machine
 Cli = Callable[..., Result]
 
 
+@pytest.mark.nightly
 def test_what_is_trained_here_stands_beside_the_model(cli: Cli, tmp_path: Path) -> None:
     words = [word if word != "--batch-size" else "--set" for word in SMALL]
     words[words.index("64")] = "batch_size=64"
@@ -77,6 +78,7 @@ def test_mistakes_are_told_before_data_are_read(
     assert result.code == code and result.out == "" and needed in " ".join(result.err.split()), result.err
 
 
+@pytest.mark.nightly
 def test_a_sweep_is_trained_at_each_of_its_points(cli: Cli, tmp_path: Path) -> None:
     words = [word if word != "--batch-size" else "--set" for word in SMALL]
     words[words.index("64")] = "batch_size=64"

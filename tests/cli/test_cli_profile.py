@@ -15,6 +15,7 @@ SMALL = (
 )
 
 
+@pytest.mark.nightly
 def test_a_profile_with_all_it_writes(cli: Cli, tmp_path: Path) -> None:
     result = cli(
         "profile", "--sections", "data,step,movement", *SMALL, "--policies", "hybrid,lfu", "--time-steps", "5",

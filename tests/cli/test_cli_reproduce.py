@@ -116,6 +116,7 @@ PAPER = Paper("Own", "me", [Command("first", "skew", words)%s], findings)
 """
 
 
+@pytest.mark.nightly
 def test_ctrl_c_keeps_the_commands_that_are_done(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.py").write_text(OWN % ', Command("second", "hits", "simulate --policies lru --steps 2")')
 
@@ -130,6 +131,7 @@ def test_ctrl_c_keeps_the_commands_that_are_done(cli: Cli, tmp_path: Path, monke
     assert "first: Rows and lookups by table" in page and "second" not in page
 
 
+@pytest.mark.nightly
 def test_a_script_of_ones_own_runs_its_commands(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN % "")
     result = cli("reproduce", "own.py", "--out", "found")

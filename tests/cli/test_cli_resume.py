@@ -91,6 +91,7 @@ def kill_when(process: subprocess.Popen[str], line: str) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.nightly
 def test_a_run_that_was_killed_goes_on(cli: Cli, tmp_path: Path) -> None:
     words = ["run", *SMALL, "--set", "save_every=8", "--set", "log_every=1", "--epochs", "2", "--out", "cut"]
     command = [sys.executable, "-m", "adaptive.cli.app", *words]

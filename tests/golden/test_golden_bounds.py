@@ -30,6 +30,7 @@ def behind(policy: Policy, ids: Ids, rows: int, depth: int) -> tuple[float, floa
     return 100 * (bound.rows - found.rows) / uses, 100 * (bound.lookups - found.lookups) / ids.size
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("trace", TRACES)
 def test_a_window_of_64_batches_comes_within_2_points_of_belady(trace: str) -> None:
     for rows, depth in SIZES:
@@ -42,6 +43,7 @@ def test_lfu_comes_within_5_points_of_belady_where_popularity_stands_still() -> 
         assert of_lookups < 5, (rows, depth)
 
 
+@pytest.mark.nightly
 def test_lfu_comes_as_close_under_drift_with_a_half_life_and_a_sixth_of_the_rows() -> None:
     """With a twentieth of them it stays 8 points behind; knowing each row's popularity of the moment, 3.4."""
     for rows, depth in SIZES:
@@ -51,6 +53,7 @@ def test_lfu_comes_as_close_under_drift_with_a_half_life_and_a_sixth_of_the_rows
         assert fading < (5 if rows >= 1000 else 8), (rows, depth)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("document", ["README.md", "policies/README.md"])
 def test_the_policy_in_the_readme_beats_lru_under_drift(document: str, tmp_path: Path) -> None:
     mine = policy_of(document, tmp_path / "my_policy.py")

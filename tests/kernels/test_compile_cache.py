@@ -60,6 +60,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+@pytest.mark.nightly
 def test_a_counter_inserted_in_front_moves_the_columns_that_cached_kernels_count_in(copied: Path) -> None:
     assert run(copied, COUNTS) == "[0, 1, 2, 3]\n"
     assert run(copied, COUNTS) == "[0, 1, 2, 3]\n"  # from the cache
@@ -67,6 +68,7 @@ def test_a_counter_inserted_in_front_moves_the_columns_that_cached_kernels_count
     assert run(copied, COUNTS) == "[1, 2, 3, 15]\n"
 
 
+@pytest.mark.nightly
 def test_a_constant_of_another_kernel_file_reaches_a_cached_kernel(copied: Path) -> None:
     assert run(copied, ALIGNS) == "16\n"
     edit(copied / "adaptive/kernels/scratch.py", "LINE: Final = LINE_BYTES // 4", "LINE: Final = LINE_BYTES // 2")

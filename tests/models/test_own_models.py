@@ -29,6 +29,7 @@ def made(spec: str, seed: int = 0, **options: Any) -> torch.nn.Module:
     return make_model(spec, model_config(spec, options, INPUTS), INPUTS, seed=seed)
 
 
+@pytest.mark.nightly
 def test_the_example_trains_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from adaptive.training.settings import load_settings
 SMALL = ["data.synthetic.rows=100000", "data.synthetic.num_train=2000", "data.synthetic.num_eval=0", "batch_size=64"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_built_and_trains_a_batch(name: str) -> None:
     preset = PRESETS[name]

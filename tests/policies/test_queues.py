@@ -108,6 +108,7 @@ def test_a_row_that_returns_stands_at_the_end_without_a_mark() -> None:
     assert hits(Sieve(), [[1], [1], [2], [3], [2], [2], [4]], 2) == (2, [2, 4])
 
 
+@pytest.mark.nightly
 @settings(max_examples=60, deadline=None)
 @given(st.integers(4, 12), st.integers(0, 10**6))
 def test_the_planner_under_sieve_is_the_queue(size: int, seed: int) -> None:
@@ -198,6 +199,7 @@ def test_the_main_queue_goes_around() -> None:
     assert hits(S3FIFO(small=0.34), [*in_main, [1], [4], [4], [5]], 3)[1] == [1, 4, 5]
 
 
+@pytest.mark.nightly
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.integers(5, 16), st.sampled_from([0.1, 0.2, 0.34, 0.5]), st.integers(0, 10**6))
 def test_the_planner_under_s3fifo_is_the_queues(size: int, small: float, seed: int) -> None:

@@ -178,6 +178,11 @@ def test_the_share_of_another_run_is_repeated_to_the_input(
     assert sorted({number for batch in found for number in batch}) == [number for batch in found for number in batch]
 
 
+def test_rounding_costs_no_input() -> None:
+    """31 / 55 * 55 is 30.999999999999996."""
+    assert len(kept(Drop(share=31 / 55), 55, 1)) == 24
+
+
 def test_every_input_has_the_same_chance() -> None:
     counts = np.zeros(40)
     for seed in range(400):

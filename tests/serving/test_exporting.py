@@ -73,6 +73,7 @@ def test_values_as_in_the_data_get_the_scores_of_predict(tmp_path: Path, to: str
     assert files == sorted(["README.md", "ids", "model.json", *FILES[to], *code])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", FORMATS)
 def test_it_takes_no_package_of_ours(tmp_path: Path, to: str) -> None:
     """And, as an ONNX file, no torch."""
@@ -256,6 +257,7 @@ def test_the_page_says_how_to_score(to: str, tmp_path: Path, monkeypatch: pytest
     assert 0 < float(capsys.readouterr().out.strip("[]\n")) < 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", FORMATS)
 def test_tables_are_written_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     """The same files, however small the blocks."""

@@ -37,6 +37,7 @@ def write_clicks(path: Path, random: np.random.Generator, size: int) -> list[dic
     return pyarrow.table(columns).drop_columns("click").to_pylist()  # type: ignore[no-any-return]
 
 
+@pytest.mark.nightly
 def test_the_commands_of_the_readme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

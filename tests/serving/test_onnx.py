@@ -50,6 +50,7 @@ def some_slow(names: Iterable[str], fast: Collection[str]) -> list[Any]:
     return [pytest.param(name, marks=[] if name in fast else [pytest.mark.nightly]) for name in names]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", some_slow(TOY, ("multi-task", "own, widths")))
 def test_every_model_gives_its_scores_again(data: Callable[..., ToyData], name: str) -> None:
     model, options = TOY[name]
@@ -114,6 +115,7 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert str(Path.cwd()).encode() not in content and b"site-packages" not in content
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(tmp_path)
     with monkeypatch.context() as changed:

@@ -81,6 +81,7 @@ def test_any_array_under_any_name(tmp_path_factory: pytest.TempPathFactory, arra
     assert found.tobytes() == array.tobytes()
 
 
+@pytest.mark.nightly
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     folder = save(tmp_path / "weights", rows={"rows": np.ones(1)} | PARTS, dense={"bias": torch.ones(1)})
     flips = 0

@@ -141,6 +141,7 @@ def test_a_busy_directory_names_its_holder(tmp_path: Path) -> None:
     assert message in str(caught.value) and caught.value.exit_code == 6
 
 
+@pytest.mark.nightly
 def test_twenty_start_together_and_one_runs(tmp_path: Path) -> None:
     children = [start(tmp_path / "run") for _ in range(20)]
     for child in children:

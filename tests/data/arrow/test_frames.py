@@ -33,6 +33,7 @@ FRAMES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", FRAMES)
 @pytest.mark.parametrize("more", [{}, {"shuffle_buffer": 3}, {"holdout": 0.5}], ids=str)
 def test_batches_are_those_of_the_text(tmp_path: Path, kind: str, more: dict[str, object]) -> None:

@@ -339,6 +339,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         list(data.train(64))
 
 
+@pytest.mark.nightly
 @settings(max_examples=40)
 @given(st.data())
 def test_drawn_columns_are_read_as_text_is(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -226,6 +226,7 @@ def test_singletons_come_at_most_once_in_training(make: Make) -> None:
         assert counts.sum() == pytest.approx(available, rel=0.05, abs=1)
 
 
+@pytest.mark.nightly
 def test_singletons_add_a_mass_of_rows_seen_once(make: Make) -> None:
     def seen_once(share: float) -> int:
         data = make(singleton_share=share)

@@ -51,6 +51,7 @@ def test_the_default_shape_is_bit_for_bit_what_it_always_was(settings: dict[str,
     assert found.hexdigest() == digest
 
 
+@pytest.mark.nightly
 @shapes
 def test_a_shape_has_its_features_rows_rates_and_bags(shape: dict[str, Any]) -> None:
     data = open_stream(shape)
@@ -67,6 +68,7 @@ def test_a_shape_has_its_features_rows_rates_and_bags(shape: dict[str, Any]) -> 
     assert bayes_auc(np.sort(probability)) == pytest.approx(0.8, abs=0.008)
 
 
+@pytest.mark.nightly
 @shapes
 def test_a_shape_is_the_same_each_time_and_in_any_blocks(shape: dict[str, Any]) -> None:
     (whole, p), (again, q) = (open_stream(shape, drift_at=0.5).samples(199_900, 200_100) for _ in range(2))
@@ -150,6 +152,7 @@ def test_the_signal_is_what_the_teacher_says(shape: dict[str, Any]) -> None:
     np.testing.assert_allclose(found.T, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_dlrm_learns_a_multi_hot_shape(tmp_path: Path) -> None:
     """Mean AUC of two seeds; 0.8 is the best that can be."""
 

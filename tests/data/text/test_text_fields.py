@@ -67,6 +67,7 @@ def test_decimal_is_exact_to_fifteen_digits(digits, point):
         assert read(kernels.decimal, text)[0] == float(text)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(
     ("text", "seconds"),

@@ -112,6 +112,7 @@ def train_slowly(optimizer: RowOptimizer) -> tuple[Floats, Floats]:
 OPTIMIZERS = [SGD(lr=0.1), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize(
     ("policy", "rows", "device"),

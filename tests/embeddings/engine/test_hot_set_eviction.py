@@ -141,6 +141,7 @@ def watched_rows(embeddings: TieredEmbeddingBag) -> list[int]:
     return [int(row) for row in skipper.hot.rows[: skipper.hot.num_entries]]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("device", ["cpu", "cpu-torch"])
 def test_snapshots_and_verdicts_move_with_their_rows(device: str) -> None:
     """By movement, too: what is known of the rows that stay is what it was, at any depth."""

@@ -135,6 +135,7 @@ def shares(draw: st.DrawFn) -> tuple[tuple[TableConfig, ...], list[Batch], int, 
     return tables, batches, depth, max(least, 6) + draw(st.sampled_from([0, 0, 1, 10])), policy
 
 
+@pytest.mark.nightly
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(shares())
 def test_as_many_slots_as_are_held_are_enough_however_widths_ask_for_them(

@@ -462,6 +462,7 @@ def test_larger_tables_take_the_rows_of_smaller_ones_and_train_as_they_would(ski
         small.rows.load_state_arrays(large.rows.state_arrays(), grow=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("depth", [0, 3])
 def test_one_look_ahead_a_day_trains_what_one_over_both_days_does(depth: int) -> None:
     """A loop of one's own, day by day: rows, their state, records and numbers of batches go on."""

@@ -54,6 +54,7 @@ def test_a_host_tier_in_files_takes_them(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("tells_pages", [False, True])
 def test_memory_follows_the_rows_that_were_trained(monkeypatch: pytest.MonkeyPatch, *, tells_pages: bool) -> None:
     """Not the rows of the table: one byte for each would be 16 MiB here."""

@@ -71,6 +71,7 @@ def train_running_out(embeddings: TieredEmbeddingBag, when: Sequence[int], depth
     return trainee
 
 
+@pytest.mark.nightly
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     when=st.lists(st.integers(0, 15), min_size=1, max_size=3),

@@ -104,6 +104,7 @@ print("lookups", counts[0], "written_back", counts[5])
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures memory through /proc")
 def test_a_billion_rows_cost_what_is_touched(tmp_path: Path) -> None:
     """68 GB on paper: 10**9 rows of 64 bytes and 4 of state. Eight batches touch 121 rows."""

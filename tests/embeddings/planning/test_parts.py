@@ -106,6 +106,7 @@ def trainings(draw: st.DrawFn) -> tuple[Any, ...]:
     return tables, batches, cut, optimizer, policy, depth, draw(st.sampled_from(["cpu", "cpu-torch"]))
 
 
+@pytest.mark.nightly
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(trainings())
 def test_parts_change_no_row(drawn: tuple[Any, ...]) -> None:

@@ -41,6 +41,7 @@ def of_all(ranks: list[RankTraffic], name: str) -> int:
     return sum(getattr(one, name) for one in ranks)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rule", POLICIES)
 def test_what_does_not_cross_changes_no_bit(rule: str) -> None:
     results = assert_equal_on([2, 3], 3, Case(BATCHES, Adagrad(lr=0.1), POLICIES[rule], skip=WATCHED))
@@ -50,6 +51,7 @@ def test_what_does_not_cross_changes_no_bit(rule: str) -> None:
         assert (of_all(ranks, "gradients_spared") > 0) == (rule in ("updates", "all updates"))
 
 
+@pytest.mark.nightly
 @settings(
     max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )
@@ -93,6 +95,7 @@ def everything_crosses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rule", ["defer", "updates"])
 def test_a_set_that_lets_rows_go_is_no_exception(rule: str, everything_crosses: Callable[[], None]) -> None:
     """Rows come for a while and never again; sets are full. The same bits with answers and without."""

@@ -27,6 +27,7 @@ def tier(transfer: Literal["direct", "staged"] = "staged", rows: str = "60%") ->
     return TierConfig(device="cpu-torch", device_rows=rows, transfer=transfer, poison=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "optimizer",
     [pytest.param(one, marks=() if isinstance(one, Adam) else NIGHTLY) for one in OPTIMIZERS],
@@ -44,6 +45,7 @@ def test_rows_that_stay_on_the_host_do_too(transfer: Any, values_on: str | None)
     assert_equal_on([3], 4, case, values_on=values_on, tier=tier(transfer, "30%"), depth=1)
 
 
+@pytest.mark.nightly
 @WAYS
 @pytest.mark.parametrize("rule", ["defer", pytest.param("updates", marks=NIGHTLY)])
 def test_kept_rows_and_gradients_that_are_left_out(rule: str, values_on: str | None) -> None:

@@ -41,6 +41,7 @@ def assert_whole(out: Path) -> None:
     assert load_checkpoint(newest).meta["steps"] > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("code", range(2, 10))
 def test_an_error_ends_all_with_its_exit_code(pool: RankPool, tmp_path: Path, code: int) -> None:
     """From either rank, and from every stage."""
@@ -112,12 +113,14 @@ def test_what_differs_is_named_before_anything_is_written(
     assert not (tmp_path / "run/run.json").exists()
 
 
+@pytest.mark.nightly
 def test_a_rank_that_stands_still_is_given_up_after_the_timeout(pool: RankPool, tmp_path: Path) -> None:
     outcomes = troubled(pool, tmp_path / "run", 1, "update", 3, "stand-12", "--set", "ranks.timeout_s=6")
     assert codes(outcomes) == [10, 10], outcomes
     assert "rank 0 of 2" in outcomes[0].err and "batch " in outcomes[0].err  # which, a machine that is busy may decide
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("rank", "stage"),
     [(1, "update"), *(pytest.param(n % 2, stage, marks=pytest.mark.nightly) for n, stage in enumerate(STAGES))],
@@ -136,6 +139,7 @@ def test_a_killed_rank_ends_the_others_which_name_it(pool: RankPool, tmp_path: P
         assert f"go on, on any number of ranks, with adaptive-train run --resume {out}" in left.err
 
 
+@pytest.mark.nightly
 def test_after_a_kill_the_same_command_resumes_bit_for_bit(pool: RankPool, tmp_path: Path) -> None:
     """`--auto-resume` on two ranks, killed, then on one."""
     words = ["-m", "adaptive", "run", *SMALL, "--steps", "8", "--json", "--out"]
@@ -199,6 +203,7 @@ def test_after_fifty_kills_the_last_checkpoint_is_whole(pool: RankPool, tmp_path
         shutil.rmtree(out)
 
 
+@pytest.mark.nightly
 def test_a_directory_that_cannot_be_had_ends_all_at_once(pool: RankPool, tmp_path: Path) -> None:
     """Only rank 0 opens it; the others hear why there is no run."""
     (tmp_path / "run").mkdir()

@@ -24,6 +24,7 @@ def trained(
     return results
 
 
+@pytest.mark.nightly
 def test_two_processes_give_the_bits_of_one(pool: RankPool, tmp_path: Path) -> None:
     """Tables, dense weights, losses, AUC: everything."""
     one = trained(pool, 1, tmp_path / "one.json")
@@ -32,6 +33,7 @@ def test_two_processes_give_the_bits_of_one(pool: RankPool, tmp_path: Path) -> N
         assert one == trained(pool, 2, tmp_path / "other.json", *way)
 
 
+@pytest.mark.nightly
 def test_the_example_in_distributed_data_parallel_learns(pool: RankPool) -> None:
     """Started by what torchrun puts into the environment; rank 0 alone prints."""
     first, second = pool.run(2, [str(ROOT / "examples/own_loop_ranks.py")])

@@ -32,6 +32,7 @@ def run(*words: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.nightly
 def test_a_run_on_two_ranks_is_evaluated_by_one_and_by_two(pool: RankPool, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     results = run("run", *SMALL_RUN, "--steps", "6", "--ranks", "2", "--set", "save=best", "--out", out)
@@ -75,6 +76,7 @@ def test_doctor_measures_what_ranks_exchange(pool: RankPool) -> None:
     assert 0 < results["exchange_ms"] < 1e4 and results["bytes_per_s"] > 1e4
 
 
+@pytest.mark.nightly
 def test_a_guard_is_refused_once() -> None:
     words = [
         "-m",

@@ -124,6 +124,7 @@ def copied(saved: Path, directory: Path, name: str = "checkpoint-1") -> Path:
 # --- any number of ranks -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @settings(
     max_examples=2, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )

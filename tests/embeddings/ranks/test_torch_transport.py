@@ -132,6 +132,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch, server: subprocess.Popen[str]) -> lis
     return results
 
 
+@pytest.mark.nightly
 def test_who_is_silent(ranks: list[TorchTransport], server: subprocess.Popen[str]) -> None:
     """Those that left no mark; where the store does not answer, or is gone, rank 0, which had it."""
     assert ranks[0].silent() == [1, 2]

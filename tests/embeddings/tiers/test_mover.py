@@ -26,6 +26,7 @@ from adaptive.embeddings.tiers.mover import Mover, inline
 from adaptive.embeddings.tiers.streams import _CudaStream
 
 
+@pytest.mark.nightly
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from(CASES))
 def test_any_order_that_events_allow_gives_the_same_bits(seed: int, case: Case) -> None:

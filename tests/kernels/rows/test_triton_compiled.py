@@ -53,6 +53,7 @@ def assert_loads_are_on_their_way(reports: list[dict[str, Any]]) -> None:
     assert {one[0] for one in found} >= LEAST_IN_FLIGHT.keys()
 
 
+@pytest.mark.nightly
 def test_no_operation_is_fused_flushed_or_approximate(tmp_path: Path) -> None:
     """On a GPU of the H100's kind. Every kernel compiles."""
     reports = examined(tmp_path, 90, "once", 64)
@@ -79,6 +80,7 @@ def test_every_width_compiles_to_exact_operations_that_spill_hardly_a_register(
     assert [report for report in reports if report["spilled"] > 64] == []
 
 
+@pytest.mark.nightly
 def test_batches_of_other_sizes_compile_nothing_anew(tmp_path: Path) -> None:
     """In the middle of training a kernel that is compiled takes as long as a hundred steps. As training launches them:
     Triton takes every argument and option, too."""

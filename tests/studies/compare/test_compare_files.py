@@ -52,6 +52,7 @@ def test_a_run_counts_what_training_moved_and_no_more(tmp_path: Path, monkeypatc
     assert record["summary"]["host_bytes_read"] == found["host_bytes_read"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("policy", "host"), [("lru", "memory"), ("hybrid", "files")])
 def test_where_there_is_nothing_to_count_there_is_no_number(tmp_path: Path, policy: str, host: str) -> None:
     """Rows in memory; and rows of a file that are used in place, through the system's pages."""

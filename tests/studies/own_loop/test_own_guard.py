@@ -128,6 +128,7 @@ def test_it_decides_as_a_run_and_ends_with_its_numbers(
         assert torch.equal(weight, expected.saved.dense[name]), name
 
 
+@pytest.mark.nightly
 def test_two_passes_are_those_of_two_epochs(made: Made, tmp_path: Path) -> None:
     expected = run(tmp_path, Freeze, {"budget": 0.05}, epochs=2)
     assert decisions(guarded_loop(made(), {"budget": 0.05}, passes=2).summary()) == decisions(expected.summary)

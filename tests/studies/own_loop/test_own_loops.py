@@ -60,6 +60,7 @@ def step(embeddings: TieredEmbeddingBag, head: torch.nn.Module, planned: Any) ->
     return loss, logits
 
 
+@pytest.mark.nightly
 def test_a_recording_is_the_record_of_a_run(tmp_path: Path) -> None:
     embeddings, head, data = train()
     with Recording(embeddings, tmp_path / "run", log_every=4) as record:

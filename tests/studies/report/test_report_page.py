@@ -82,6 +82,7 @@ def hostile_policies(*paths: Path) -> None:
     assert not set(page) & {"\x00", "\x1b", "\u202e"}
 
 
+@pytest.mark.nightly
 def test_hostile_policies_of_runs_comparisons_and_simulations(tmp_path: Path) -> None:
     hostile_policies(*(write_run(tmp_path / f"run{number}", policy=name) for number, name in enumerate(HOSTILE[:4])))
     (tmp_path / "compared.json").write_text(json.dumps(comparison(policies=HOSTILE[:4])))

@@ -252,6 +252,7 @@ def test_if_nothing_fits_it_is_an_error(dataset: Dataset) -> None:
         simulate([("lru", toy_config(policy="lru"))], ["5"], MACHINE, embedding_dim=WIDTH)
 
 
+@pytest.mark.nightly
 def test_a_policy_that_fails_stops_its_own_run_only(dataset: Dataset, tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text(

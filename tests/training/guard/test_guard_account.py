@@ -60,6 +60,7 @@ def test_what_was_undone_is_told_apart_from_what_was_kept(
         assert any(not np.array_equal(found.numbers[name], value) for name, value in plain.numbers.items())
 
 
+@pytest.mark.nightly
 def test_of_dropped_inputs_nobody_says_that_nothing_differs(tmp_path: Path) -> None:
     """They fill batches up, so that later batches hold other samples."""
     found = run(tmp_path / "a", "random_drop", {"budget": STRICT}, policy_options={"share": 0.5})

@@ -56,6 +56,7 @@ def test_what_is_reduced_is_judged_again(tmp_path: Path, policy: type[Policy]) -
     assert found.summary["guard_undone_batches"] >= first.from_step - GUARD["warmup"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("policy", [Freeze, Defer])
 def test_decisions_do_not_depend_on_placement_look_ahead_or_records(tmp_path: Path, policy: type[Policy]) -> None:
     guard = {"budget": 0.05 if policy is Freeze else 0.003}

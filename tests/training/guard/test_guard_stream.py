@@ -247,6 +247,7 @@ class Setting:
         return float(self.plain - self.latest["auc"])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("drift_at", [None, 0.6])
 def test_a_short_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drift_at: float | None) -> None:
     """Batches of 512, 120 of them; the drift comes after the first check."""

@@ -81,6 +81,7 @@ def check_killed(config: TrainConfig, at: int, again: int) -> None:
         assert_equal(numbers(cut), numbers(whole))
 
 
+@pytest.mark.nightly
 @settings(max_examples=10)
 @given(config=configs(tuple(POLICIES)), at=st.integers(2, 21), again=st.integers(2, 21))
 def test_a_killed_run_goes_on_from_its_newest_checkpoint(config: TrainConfig, at: int, again: int) -> None:

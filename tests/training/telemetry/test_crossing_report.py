@@ -89,6 +89,7 @@ def test_tensorboard_has_them_of_several_ranks_only(tmp_path: Path, monkeypatch:
     assert not any(name.startswith("9_ranks") for name in written[1])
 
 
+@pytest.mark.nightly
 def test_the_page_has_a_section_of_them(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     alone, together = write_run(tmp_path / "alone"), write_run(tmp_path / "together", ranks=RANKS)

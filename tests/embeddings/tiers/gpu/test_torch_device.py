@@ -379,6 +379,7 @@ print("equal")
 """
 
 
+@pytest.mark.nightly
 def test_tritons_kernels_give_the_same_bits() -> None:
     """Interpreted, in a process of its own: to others a CPU must not look like a GPU."""
     if find_spec("triton") is None:
