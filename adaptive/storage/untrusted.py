@@ -9,9 +9,27 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from adaptive.errors import AdaptiveError, CheckpointError
+
+Result = TypeVar("Result")
+
+
+def from_json(kind: type[Result], record: Mapping[str, object]) -> Result:
+    """The dataclass of a JSON object; keys that it does not have are ignored.
+
+    Raises:
+        TypeError: naming the first field that is missing or has another type.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(record)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise TypeError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
 
 MOST_BYTES: Final = 2**26  # of a file that is read whole
 MOST_DEPTH: Final = 64  # of nested lists and objects

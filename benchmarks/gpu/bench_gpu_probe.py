@@ -32,9 +32,9 @@ from adaptive.embeddings.tiers.gpu.sent_plan import bag_arrays
 from adaptive.embeddings.tiers.host import whole_pages
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.embeddings.tiers.streams import streams_of
+from adaptive.kernels.planning.lookups import hot_rows
 from adaptive.kernels.planning.torch_lookups import find_lookups
 from adaptive.kernels.rows.choose import RowKernels, row_kernels
-from adaptive.kernels.rows.hot import hot_rows
 from adaptive.models.dense.interactions import dot_interaction, gathered_dot_interaction, plain_dot_interaction
 from adaptive.optim import RowwiseAdagrad
 from benchmarks import harness

@@ -23,7 +23,7 @@ from benchmarks.gpu.accelerator import Accelerator, open_accelerator
 from benchmarks.gpu.comparison import Comparison, Effort
 from benchmarks.gpu.floors import Rates, measure_rates
 from benchmarks.gpu.parts import WholeStep
-from benchmarks.gpu.timing import Point, Timing
+from benchmarks.gpu.turns import Point, Timing
 from benchmarks.gpu.variants import DEVICE, Spec, Transfer
 from benchmarks.gpu.workloads import ModelName, Workload
 from benchmarks.harness import Report, Table

@@ -20,8 +20,7 @@ from adaptive.batch import Batch
 from benchmarks import harness
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.parts import TrainerStep, WholeStep
-from benchmarks.gpu.timing import Measured, Point, Timing
-from benchmarks.gpu.turns import Line, batches_needed
+from benchmarks.gpu.turns import Line, Measured, Point, Timing, batches_needed
 from benchmarks.gpu.variants import DEVICE, STORED, Spec, Tiers, open_variant
 from benchmarks.gpu.workloads import Workload, covering_batches
 from benchmarks.harness import Report, check_equal

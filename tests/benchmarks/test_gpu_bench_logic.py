@@ -22,8 +22,7 @@ from benchmarks.bars import GPU_BARS, GPU_REQUIRED
 from benchmarks.gpu import accelerator, bench_gpu_probe, bench_gpu_step, run_all, suite
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.floors import Rates, measure_rates, traffic
-from benchmarks.gpu.timing import Point
-from benchmarks.gpu.turns import batches_needed
+from benchmarks.gpu.turns import Point, batches_needed
 from benchmarks.gpu.variants import DEVICE, POLICIES, Spec
 from benchmarks.gpu.workloads import Workload, covering_batches, popular_counts, rank_ids
 from benchmarks.harness import Report

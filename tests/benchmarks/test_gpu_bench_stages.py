@@ -17,7 +17,7 @@ from benchmarks.gpu import (
 )
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.comparison import Comparison, Effort, fill
-from benchmarks.gpu.timing import Point, Timing
+from benchmarks.gpu.turns import Point, Timing
 from benchmarks.gpu.variants import DEVICE, STORED, Spec, Tiers
 from benchmarks.gpu.workloads import Workload
 from benchmarks.harness import Report

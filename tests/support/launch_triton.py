@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from adaptive.kernels.planning.lookups import hot_rows
 from adaptive.kernels.rows.cpu import steps
 from adaptive.kernels.rows.gpu.decay import decay, decay_kernel
 from adaptive.kernels.rows.gpu.deferred import accumulate, accumulate_kernel
@@ -25,7 +26,6 @@ from adaptive.kernels.rows.gpu.move import copy_kernel, fetch, write_back
 from adaptive.kernels.rows.gpu.pool import pool, pool_kernel
 from adaptive.kernels.rows.gpu.sums import hot_kernel
 from adaptive.kernels.rows.gpu.update import update, update_kernel
-from adaptive.kernels.rows.hot import hot_rows
 
 KERNELS = (
     pool_kernel, update_kernel, accumulate_kernel, hot_kernel, drift_kernel, decay_kernel, copy_kernel,

@@ -29,7 +29,7 @@ from adaptive.embeddings.planning.lookups import Lookups
 from adaptive.embeddings.planning.plan import GroupPlan
 from adaptive.embeddings.ranks.transport import Bytes
 from adaptive.errors import RanksError
-from adaptive.kernels.planning import row_index, watched
+from adaptive.kernels.planning import watched
 from adaptive.kernels.planning.books import DUE, NOW, SKIPPED, WAITS
 
 Bools = NDArray[np.bool_]
@@ -169,7 +169,7 @@ class RowCache:
         """Keep vectors (n, D) of rows (n,), in the place of what is kept of them; equal rows have equal vectors."""
         places = np.empty(len(rows), np.int64)
         self._reserve(self._count + len(rows))
-        self._count = row_index.enter_rows(rows, self._keys, self._values, self._count, places)
+        self._count = watched.enter_rows(rows, self._keys, self._values, self._count, places)
         self._payload.put(self._vectors, places, vectors)
 
     def get(self, rows: Int64s) -> Any:
@@ -184,7 +184,7 @@ class RowCache:
             used = np.flatnonzero(self._keys >= 0)
             rows = self._keys[used][np.argsort(self._values[used])]  # they keep their places
             self._new_index(max(len(self._keys), 1 << (2 * count - 1).bit_length()))
-            row_index.enter_rows(rows, self._keys, self._values, 0, np.empty(len(rows), np.int64))
+            watched.enter_rows(rows, self._keys, self._values, 0, np.empty(len(rows), np.int64))
         if count > len(self._vectors):
             more = self._payload.zeros(max(count, 2 * len(self._vectors)), self._width)
             more[: self._count] = self._vectors[: self._count]

@@ -21,7 +21,7 @@ from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import RowUpdates
 from adaptive.embeddings.tiers.host import Floats, HostTier, Int64s
 from adaptive.errors import ConfigError, StorageError
-from adaptive.kernels.files import records
+from adaptive.kernels import file_records as records
 from adaptive.optim import RowOptimizer
 
 STAGING_BYTES = 4 << 20

@@ -8,9 +8,25 @@ look-up must wait for. So the loops that see every look-up choose values instead
 count in loops of their own; one table is finished before the next, while its part of the arrays is in the cache.
 """
 
+from typing import Final
+
 import numpy as np
+from numpy.typing import NDArray
 
 from adaptive.kernels.jit import at, kernel
+
+HOT_LOOKUPS: Final = 64  # a row with more is hot; a power of two
+
+
+def hot_rows(segments: NDArray[np.int64]) -> NDArray[np.int32]:
+    """(h,) which rows have more than 64 look-ups, most look-ups first. segments (U + 1,): where those of each start.
+
+    The longest sum begins first, and the others end beside it.
+    """
+    counts = np.diff(segments)
+    found = np.flatnonzero(counts > HOT_LOOKUPS)
+    return found[np.argsort(-counts[found], kind="stable")].astype(np.int32)
+
 
 HASH = np.uint64(0x9E3779B97F4A7C15)
 S32 = np.uint64(32)

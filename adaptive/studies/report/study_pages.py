@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from adaptive.storage.run_directory import RECORD
+from adaptive.storage.untrusted import from_json
 from adaptive.studies.charts import Line, bars, curves, drawn_figure, intervals
 from adaptive.studies.compare import Comparison
 from adaptive.studies.compare.comparison_report import comparison_document
@@ -21,7 +22,6 @@ from adaptive.studies.placements.placement_report import (
 from adaptive.studies.placements.placement_study import PlacementStudy
 from adaptive.studies.profile import Profile
 from adaptive.studies.profile.profile_report import PICTURES, TITLES, has_section, profile_document
-from adaptive.studies.records import from_json
 from adaptive.studies.report.page_records import MOST, JsonObject, PageRecord, load_run
 from adaptive.studies.report.run_page import shared_blocks, stages_of
 from adaptive.studies.simulate.simulation import PolicyForecast, Simulation

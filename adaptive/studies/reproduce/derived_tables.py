@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Final
 
 from adaptive.storage.run_directory import RECORD
+from adaptive.storage.untrusted import from_json
 from adaptive.studies.machines import load_machine
 from adaptive.studies.placements.placement_study import from_profile
 from adaptive.studies.placements.shape import load_shape
 from adaptive.studies.profile import DataProfile
-from adaptive.studies.records import from_json
 from adaptive.studies.reproduce.paper import Curves, DerivedTable, Records
 from adaptive.studies.step_model import StepModel, rates_of
 from adaptive.training.telemetry.jsonl import read_metrics

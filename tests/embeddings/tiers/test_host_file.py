@@ -23,7 +23,7 @@ from adaptive.embeddings.tiers import host_file
 from adaptive.embeddings.tiers.host import Floats, HostTier, Int64s, MemoryHost
 from adaptive.embeddings.tiers.host_file import FileHost
 from adaptive.errors import ConfigError, StorageError
-from adaptive.kernels.files import records
+from adaptive.kernels import file_records as records
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policies.lru import LRU

@@ -14,9 +14,9 @@ from support import triton_setup
 from support.triton_setup import DEVICE, OPTIMIZERS, Floats, assert_same_bits, random_rows, run, settings_of
 
 import adaptive.kernels.rows.gpu.deferred
+from adaptive.kernels.planning.lookups import hot_rows
 from adaptive.kernels.rows import cpu_tensors
 from adaptive.kernels.rows.cpu import deferred, update
-from adaptive.kernels.rows.hot import hot_rows
 from adaptive.optim import Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 DIMS = [1, 3, 16, 17, 64, 130]

@@ -12,8 +12,8 @@ import torch
 from support import triton_setup
 from support.triton_setup import INTERPRETED, OPTIMIZERS, Pinned, random_rows, ready, run, settings_of
 
+from adaptive.kernels.planning.lookups import hot_rows
 from adaptive.kernels.rows.gpu import decay, deferred, move, update
-from adaptive.kernels.rows.hot import hot_rows
 from adaptive.optim import RowOptimizer
 
 with ready():

@@ -13,8 +13,8 @@ from support import triton_setup
 from support.triton_setup import DEVICE, OPTIMIZERS, Floats, assert_same_bits, random_rows, run, settings_of
 
 import adaptive.kernels.rows.gpu.update
+from adaptive.kernels.planning.lookups import hot_rows
 from adaptive.kernels.rows.cpu import update
-from adaptive.kernels.rows.hot import hot_rows
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)

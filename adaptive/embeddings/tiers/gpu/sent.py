@@ -40,7 +40,7 @@ class Segments:
     starts: Tensor
     vectors: Tensor
     scales: Tensor
-    hot: Tensor  # of the rows, those with many look-ups: see `kernels.rows.hot`
+    hot: Tensor  # of the rows, those with many look-ups: see `kernels.planning.lookups`
 
 
 @dataclass(frozen=True, kw_only=True)

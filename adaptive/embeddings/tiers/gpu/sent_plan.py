@@ -42,7 +42,7 @@ from adaptive.embeddings.tiers.gpu.sent import (
     SentSnapshots,
     SnapshotArguments,
 )
-from adaptive.kernels.rows.hot import hot_rows
+from adaptive.kernels.planning.lookups import hot_rows
 
 T = TypeVar("T")
 Sent = Callable[[list[Tensor]], T]  # from all that was sent to what was asked for

@@ -1,10 +1,10 @@
 """Sums of each row's gradients, in look-up order.
 
-One program that adds 100,000 look-ups one after the other takes longer than all other rows together. An addition
-takes 4 cycles, waiting for a term from memory 500; what counts is how many terms are on their way at once. So the sums
-of *hot* rows (more than 64 look-ups, `kernels.rows.hot`) are taken by a launch of their own: one warp for 32 columns of
-a row, 32 look-ups on their way, added in the same order, so to the same bits. Call 64 positions of the grouped look-ups
-a block: at most one hot row starts in a block, and its sum lies at the block's number.
+One program that adds 100,000 lookups one after the other takes longer than all other rows together. An addition
+takes 4 cycles, waiting for a term from memory 500; what counts is how many terms are in flight at once. So the sums of
+*hot* rows (more than 64 lookups, `hot_rows`) are taken by a launch of their own: one warp for 32 columns of a row, 32
+lookups in flight, added in the same order, so to the same bits. Call 64 positions of the grouped lookups a block: at
+most one hot row starts in a block, and its sum is stored at the block's number.
 """
 
 import torch
@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from adaptive.kernels.planning.lookups import HOT_LOOKUPS
 from adaptive.kernels.rows.gpu.arithmetic import minus_zeros
 from adaptive.kernels.rows.gpu.launch import EXACT_ARITHMETIC, tile_of
-from adaptive.kernels.rows.hot import HOT_LOOKUPS
 
 HOT, HOT_BITS = tl.constexpr(HOT_LOOKUPS), tl.constexpr(HOT_LOOKUPS.bit_length() - 1)
 HOT_COLUMNS = 32  # of a row that a program sums

@@ -22,34 +22,11 @@ ADAM = tl.constexpr(steps.ADAM)
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles", "num_corrections"])
 def update_kernel(
-    weights,
-    state,
-    slots,
-    segments,
-    vectors,
-    scales,
-    gradients,
-    squares,
-    sums,
-    corrections,
-    norms,
-    scratch,
-    num_rows,
-    num_tiles,
-    num_corrections,
-    learning_rate,
-    epsilon,
-    decay1,
-    decay2,
-    KIND: tl.constexpr,
-    WIDTH: tl.constexpr,
-    STATE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    SCALED: tl.constexpr,
-    APART: tl.constexpr,
-    SUMMED: tl.constexpr,
-):
+    weights, state, slots, segments, vectors, scales, gradients, squares, sums, corrections, norms, scratch,
+    num_rows, num_tiles, num_corrections, learning_rate, epsilon, decay1, decay2,
+    KIND: tl.constexpr, WIDTH: tl.constexpr, STATE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    SCALED: tl.constexpr, APART: tl.constexpr, SUMMED: tl.constexpr,
+):  # fmt: skip
     lr = tl.full([1, 1], learning_rate, tl.float32)
     eps = tl.full([1, 1], epsilon, tl.float32)
     beta1 = tl.full([1, 1], decay1, tl.float32)
@@ -125,8 +102,8 @@ def update(
     squares: if given, `gradients` and these are what `accumulate` has filled; each row has one look-up, not scaled: its
     sum. States then grow by the row of squares (V, S) in place of the gradient's own, as `cpu.deferred` says.
 
-    hot: (h,) int32 all rows with more than 64 look-ups, see `kernels.rows.hot`; None: not known, which is slower where
-    there are any. It changes no bit.
+    hot: (h,) int32 all rows with more than 64 lookups (`kernels.planning.lookups.hot_rows`); None: not known, which is
+    slower where there are any. It changes no bit.
     """
     assert slots.is_cuda or not bool((slots < 0).any())
     dense(weights, state, slots, segments)
@@ -141,33 +118,11 @@ def update(
     tile = tile_of(width)
     num_tiles = tile.programs(num_rows)
     programs = min(num_tiles, MAX_PROGRAMS)
+    scratch = torch.empty(programs * tile.rows * tile.block, dtype=torch.float32, device=weights.device)
     update_kernel[(programs,)](
-        weights,
-        state,
-        slots,
-        segments,
-        vectors,
-        scales,
-        gradients,
-        gradients if squares is None else squares,
-        taken,
-        corrections,
-        norms,
-        torch.empty(programs * tile.rows * tile.block, dtype=torch.float32, device=weights.device),
-        num_rows,
-        num_tiles,
-        len(corrections),
-        settings[steps.LR],
-        settings[steps.EPS],
-        settings[steps.BETA1],
-        settings[steps.BETA2],
-        KIND=kind,
-        WIDTH=width,
-        STATE=state.shape[1],
-        BLOCK=tile.block,
-        ROWS=tile.rows,
-        SCALED=len(scales) > 0,
-        APART=apart,
-        SUMMED=summed,
-        **tile.options,
-    )
+        weights, state, slots, segments, vectors, scales, gradients, gradients if squares is None else squares,
+        taken, corrections, norms, scratch, num_rows, num_tiles, len(corrections),
+        settings[steps.LR], settings[steps.EPS], settings[steps.BETA1], settings[steps.BETA2],
+        KIND=kind, WIDTH=width, STATE=state.shape[1], BLOCK=tile.block, ROWS=tile.rows,
+        SCALED=len(scales) > 0, APART=apart, SUMMED=summed, **tile.options,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.variants import both, plain
 
-from adaptive.kernels.files import records
+from adaptive.kernels import file_records as records
 
 Choose = Callable[[Any], Callable[..., Any]]
 Int64s = NDArray[np.int64]

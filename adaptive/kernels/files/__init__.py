@@ -1,1 +1,0 @@
-"""Rows in files: system calls, and loops over records."""
