@@ -126,7 +126,8 @@ def _compare(report: Report, setup: Setup, settings: Settings) -> None:
 
 
 def _ours(setup: Setup, skip: str, at_most: int | None = None) -> Ours:
-    policy = Slipstream(skip=skip, warmup=0, at_most=at_most)  # type: ignore[arg-type]
+    options = {} if skip == "off" else {"warmup": 0, "at_most": at_most}
+    policy = Slipstream(skip=skip, **options)  # type: ignore[arg-type]
     return Ours(setup, policy=policy, device_rows=DEVICE_ROWS, depth=DEPTH, skip=SkipConfig())
 
 

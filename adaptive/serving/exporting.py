@@ -36,7 +36,7 @@ from adaptive.training.telemetry.report import SCHEMA
 CUSTOM_FILE: Final = "custom_model.py"
 FORMAT: Final = "adaptive-export"
 VERSION: Final = 1
-BLOCK_BYTES: Final = 8 << 20  # of a table that are in memory at once
+BLOCK_BYTES: Final = 4 << 20  # of a table that are in memory at once, next to the state of its rows
 FORMATS: Final[Mapping[str, str]] = {
     "torch": "model.pt",
     "safetensors": "model.safetensors",

@@ -78,9 +78,9 @@ PAPER = Paper(
         Command("data", "locality of the data", "profile --sections data --memory 1%,10%", quick="--samples 60000"),
         Command("hits", "hit rate by size of the cache, with Belady's bound, and modelled steps",
                 "simulate --machine v100-pcie3",
-                full="--policy static,lru,lfu,s3fifo,scratchpipe+window=0,scratchpipe "
+                full="--policies static,lru,lfu,s3fifo,scratchpipe+window=0,scratchpipe "
                      "--device-rows 7%,10%,15%,20%,30%,50%",
-                quick="--policy static,lru,lfu,scratchpipe --device-rows 2%,5%,10% --steps 60 --batch-size 256"),
+                quick="--policies static,lru,lfu,scratchpipe --device-rows 2%,5%,10% --steps 60 --batch-size 256"),
         *(
             Command(f"depth-{depth}", "slots that look-ahead needs, by depth",
                     f"simulate --policies lru --device-rows 50% --depth {depth}", quick="--steps 40 --batch-size 256")

@@ -183,6 +183,7 @@ class TorchTransport(Transport):
         self._gpus = Agreement(backend, names, list(map(bool, has_nccl)))
         self.values_on = "cuda" if self._gpus.is_nccl else None
         self._closed = False
+        self._store_lock = threading.Lock()
 
     def _everyones(self, text: str) -> list[str]:
         """The text of each rank."""
@@ -233,7 +234,12 @@ class TorchTransport(Transport):
     def silent(self) -> list[int]:
         """Each rank that finds a fault leaves a mark in the store that ranks met at; those without one are silent. A
         store that does not answer has gone, with its process or with the network: a thread asks it, since what
-        torch waits for there has no end of its own."""
+        torch waits for there has no end of its own. One thread at a time: two that find the same fault would take
+        each other's answers from the one connection to the store."""
+        with self._store_lock:
+            return self._ask_store()
+
+    def _ask_store(self) -> list[int]:
         answers: list[list[int]] = []
         thread = threading.Thread(target=lambda: answers.append(self._unmarked()), name="who-lives", daemon=True)
         thread.start()

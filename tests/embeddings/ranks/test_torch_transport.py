@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -127,6 +128,8 @@ def ranks(monkeypatch: pytest.MonkeyPatch, server: subprocess.Popen[str]) -> lis
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     monkeypatch.setattr(torch_transport, "ALIVE_SECONDS", 0.1)
     results = [TorchTransport.__new__(TorchTransport) for _ in range(3)]
+    for one in results:
+        one._store_lock = threading.Lock()
     for rank, one in enumerate(results):
         one.rank, one.size = rank, 3
     return results
