@@ -67,7 +67,7 @@ def _make_batch(
         ids=np.concatenate(ids),
         offsets=offsets,
         labels=(rng.random(num_samples) < 0.25).astype(np.float32),
-    )
+    ).mark_unshared()  # as batches of our readers are: peers get tensors that are not copied either
 
 
 def one_each(tables: Sequence[TableConfig], batches: Sequence[Batch], limit: int = 4096) -> NDArray[np.int64]:
