@@ -63,8 +63,8 @@ class Table:
 class Report:
     """What a benchmark found.
 
-    `ratios` have no unit (see `docs/benchmarks.md` for which direction is good), `figures` carry theirs in their
-    name, `absent` says why a ratio is missing.
+    `ratios` have no unit (see `docs/benchmarks/details.md` for which direction is good), `figures` carry theirs
+    in their name, `absent` says why a ratio is missing.
     """
 
     tables: list[Table] = field(default_factory=list)

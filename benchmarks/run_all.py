@@ -1,4 +1,4 @@
-"""The benchmarks of `docs/benchmarks.md`, one after the other, each in a process of its own; the results go there.
+"""Run the benchmarks of `docs/benchmarks/details.md`, each in its own process, and write the results there.
 
     python -m benchmarks.run_all                       # about an hour on two quiet cores
     python -m benchmarks.run_all --quick               # two minutes
@@ -33,9 +33,9 @@ BENCHMARKS = (
     "memory",
 )
 MOST_SECONDS = 3_600.0  # of one benchmark
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs/benchmarks/details.md"
 BEGIN, END = "<!-- results: written by python -m benchmarks.run_all -->", "<!-- end of results -->"
-HEADING = "# Benchmarks\n\n"
+HEADING = "# Benchmark tables\n\n"
 
 
 def run_one(name: str, size: str, dlrm: str | None) -> Report:
@@ -108,7 +108,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios, figures and what is absent as JSON")
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS, help="run only these")
     parser.add_argument("--dlrm", metavar="PATH", help="a checkout of facebookresearch/dlrm")
-    parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables go (docs/benchmarks.md)")
+    parser.add_argument(
+        "--document", type=Path, default=DOCUMENT, help="where the tables go (docs/benchmarks/details.md)"
+    )
     options = parser.parse_args()
     quietness = harness.quietness()
     print(harness.hardware())

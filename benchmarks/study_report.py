@@ -1,4 +1,4 @@
-"""The study's tables, put between markers into `docs/skipping.md`; the words around them are written by people.
+"""The study's tables, put between markers into `docs/explanation/skipping.md`; people write the words around them.
 
 A table stands between `<!-- table NAME -->` and `<!-- end of NAME -->`. Every number in it is from
 `adaptive.studies.compare.verdicts`: means over seeds, differences paired by seed, Student's t intervals.
@@ -16,7 +16,7 @@ from adaptive.training.telemetry.formatting import percent_text
 from benchmarks.study_cells import Block, Setting, blocks
 from benchmarks.study_runs import Run, Runs
 
-DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs" / "skipping.md"
+DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs/explanation/skipping.md"
 BUDGET: Final = 0.0005
 BARS: Final = {"bar": (0.5, 0.0003), "bar-drift": (0.5, 0.0005), "optimizers": (0.35, 0.0005)}
 """Of a block: the share of the row updates that the default is to leave out, and the AUC that it may cost."""

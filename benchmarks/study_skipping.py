@@ -1,4 +1,4 @@
-"""What skipping costs and saves, mode by mode: the study behind `docs/skipping.md`.
+"""What skipping costs and saves, mode by mode: the study behind `docs/explanation/skipping.md`.
 
     python -m benchmarks.study_skipping --runs study.jsonl                  # all: about two hours; goes on if stopped
     python -m benchmarks.study_skipping --runs study.jsonl --only bar real  # these blocks

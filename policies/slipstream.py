@@ -16,7 +16,7 @@ up often is saturated. What is then done is the mode, `skip`, each a skip rule t
 
 `updates` and `inputs` follow the paper as far as its abstract and summaries of it tell, which differ in what is
 skipped; the paper's body could not be read. So rules, thresholds and intervals are ours. What each costs, beside as
-much left out at random: docs/skipping.md.
+much left out at random: docs/explanation/skipping.md.
 
 Hot rows mostly lie on the device, where a write is cheap. So `defer` pays where a hot row's write is dear (small or no
 device tier, optimizers with much state, difference checkpoints), and makes nothing faster where all is in memory.

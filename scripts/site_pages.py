@@ -60,7 +60,8 @@ def with_links(markdown: str, source: str) -> str:
         path, _, anchor = target.partition("#")
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
         if path in PAGES or path.startswith("docs/"):
-            found = PAGES.get(path, path.removeprefix("docs/"))
+            page = PAGES.get(source, source.removeprefix("docs/"))
+            found = posixpath.relpath(PAGES.get(path, path.removeprefix("docs/")), posixpath.dirname(page) or ".")
             return f"{image}[{text}]({found}{'#' if anchor else ''}{anchor})"
         if not (ROOT / path).exists():
             raise FileNotFoundError(f"{source}: a link to {target}, but there is no {path}")

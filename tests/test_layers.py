@@ -218,7 +218,7 @@ def test_private_interfaces_are_those_that_the_design_lists() -> None:
     private = re.compile(rf"\b(?:{others})(?:\.\w+)*\._[a-z]\w*|\b(?!self\b)\w+\.(?:_started|_compiler)\b")
     used = {match for path in MODULES for match in private.findall(path.read_text(encoding="utf-8"))}
     used.remove("os._exit")  # documented, in spite of its name
-    design = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    design = (ROOT / "docs/explanation/design.md").read_text(encoding="utf-8")
     listed = design[design.index("**Private interfaces in use**") :].split("\n\n")[0]
     assert {name for name in used if f"`{name}`" not in listed} == set()
     assert set(private.findall(listed)) == used

@@ -21,7 +21,7 @@ README = ROOT / "README.md"
 PAGES = [
     README,
     ROOT / "CONTRIBUTING.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("data", "guard", "limits", "own-model", "running", "serving")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
 
@@ -49,7 +49,7 @@ def test_code_prints_what_is_shown(code: str, output: str) -> None:
 
 @pytest.mark.nightly
 def test_the_page_on_models_of_ones_own_is_a_program(tmp_path: Path) -> None:
-    code = "\n".join(text for kind, text in blocks(ROOT / "docs/own-model.md") if kind == "python")
+    code = "\n".join(text for kind, text in blocks(ROOT / "docs/how-to/own-model.md") if kind == "python")
     found = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
@@ -68,7 +68,7 @@ def test_the_schema_of_the_readme_reads_the_file_it_is_for(tmp_path: Path) -> No
 
 
 def test_the_schema_that_explains_the_language_is_one_and_no_option_is_missing(tmp_path: Path) -> None:
-    page = ROOT / "docs/data.md"
+    page = ROOT / "docs/how-to/data.md"
     (schema,) = (text for kind, text in blocks(page) if kind == "toml")
     (tmp_path / "schema.toml").write_text(schema)
     header = "rating,bought,price,user_affinity_a,user,genres,timestamp"
@@ -99,7 +99,7 @@ def test_commands_have_the_flags_and_keys_that_are_shown(monkeypatch: pytest.Mon
 
 
 def test_every_exit_code_has_a_line() -> None:
-    text = (ROOT / "docs/running.md").read_text()
+    text = (ROOT / "docs/how-to/running.md").read_text()
     for code in map(int, re.findall(r"(\d+) [a-z]", EXIT_CODES)):
         assert re.search(rf"^\| (\d+, )*{code}(, \d+)* \|", text, re.M), code
     for cls in AdaptiveError.__subclasses__():

@@ -17,22 +17,25 @@ sys.path.remove(str(ROOT / "scripts"))
 
 
 def test_links_point_to_pages_of_the_site() -> None:
-    text = (
-        "[a](docs/data.md#parquet) [b](https://x.org) [c](examples/own_loop.py) ![d](docs/tier-movement.png) [e](#here)"
-    )
-    wanted = "[a](data.md#parquet) [b](https://x.org) c (`examples/own_loop.py`) ![d](tier-movement.png) [e](#here)"
+    text = "[a](docs/how-to/data.md#parquet) [b](https://x.org) [c](LICENSE) ![d](docs/images/a.png) [e](#here)"
+    wanted = "[a](how-to/data.md#parquet) [b](https://x.org) c (`LICENSE`) ![d](images/a.png) [e](#here)"
     assert with_links(text, "README.md") == wanted
     assert (
-        with_links("[a](../README.md#numbers) [b](data.md)", "docs/limits.md") == "[a](index.md#numbers) [b](data.md)"
+        with_links("[a](../../README.md#numbers) [b](data.md)", "docs/how-to/limits.md")
+        == "[a](../index.md#numbers) [b](data.md)"
     )
-    assert with_links("```\n[a](docs/data.md)\n```\n", "README.md") == "```\n[a](docs/data.md)\n```\n"
+    assert with_links("```\n[a](docs/how-to/data.md)\n```\n", "README.md") == "```\n[a](docs/how-to/data.md)\n```\n"
     with pytest.raises(FileNotFoundError, match=r"README\.md: a link to docs2/gone\.md"):
         with_links("[a](docs2/gone.md)", "README.md")
 
 
 def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text()
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} | set(PAGES.values()) | {"api.md"}
+    pages = (
+        {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+        | set(PAGES.values())
+        | {"api.md"}
+    )
     assert [page for page in sorted(pages) if f": {page}\n" not in text] == []
 
 

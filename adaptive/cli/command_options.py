@@ -30,8 +30,8 @@ ReadingSets = Annotated[list[str] | None, _option("--set", "KEY=VALUE", SETTINGS
     help="Read the run with another tier.*, data.* or eval_batch_size, such as tier.host=mmap:DIR; may be repeated.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="Run directory.")]
 Ranks = Annotated[int | None, _option("--ranks", "NUMBER", OUTPUT, min=1,
-    help="Number of processes to start on this machine, each with a part of the rows (docs/ranks.md). Under "
-         "torchrun, which starts them itself, leave it out.")]
+    help="Number of processes to start on this machine, each with a part of the rows (docs/explanation/ranks.md). "
+         "Under torchrun, which starts them itself, leave it out.")]
 Overwrite = Annotated[bool, _option("--overwrite", None, OUTPUT, help="Replace what is in --out already.")]
 Policies = Annotated[str, _option("--policies", "LIST", POLICY,
     help="Policies, such as hybrid,lru,slipstream+threshold=0.02. --set policy.NAME=VALUE goes to all that have such "
@@ -101,7 +101,7 @@ VocabularyFile = Annotated[Path | None, _option("--out", "FILE",
     help="Write row, kind and id as tab-separated lines, not to stdout.")]
 SettingKeys = Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", show_default=False,
     help="Sections or keys, such as tier or data.holdout.")]
-SettingsPage = Annotated[bool, _option("--markdown", None, help="Print the page docs/settings.md.")]
+SettingsPage = Annotated[bool, _option("--markdown", None, help="Print the page docs/reference/settings.md.")]
 MeasuredRanks = Annotated[int | None, _option("--ranks", "NUMBER", min=2,
     help="Start this many processes on this machine and measure what they exchange: interface, latency, bandwidth. "
          "Under torchrun, which starts them itself, leave it out.")]
@@ -156,7 +156,7 @@ DenseBytes = Annotated[int | None, _option("--dense-bytes", "BYTES", MACHINE, mi
     help="Of all dense weights, as they cross at each step of XDL: adds its modelled step.")]
 RankNumbers = Annotated[str | None, _option("--ranks", "LIST", RANKS,
     help="Numbers of ranks, such as 2,8,64: report the bytes that a rank would send in a step, by kind, instead of "
-         "hit rates (docs/ranks.md).")]
+         "hit rates (docs/explanation/ranks.md).")]
 SaturatedShare = Annotated[float | None, _option("--saturated", "SHARE", RANKS, min=0.0, max=1.0, show_default="0.5",
     help="With --ranks: share of the requests that are for saturated rows, whose gradients are not sent; the report "
          "of a run on ranks has the real one.")]

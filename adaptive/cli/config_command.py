@@ -1,6 +1,6 @@
 """`adaptive-train config`: all settings, read off the classes that check them.
 
-`docs/settings.md` is what it prints with `--markdown`.
+`docs/reference/settings.md` is what it prints with `--markdown`.
 """
 
 import json
@@ -20,8 +20,9 @@ from adaptive.errors import ConfigError
 
 PAGE = """# Settings
 
-Every key that a run has, with its default. Made by `adaptive-train config --markdown > docs/settings.md` from the
-classes that check the settings; `adaptive-train config tier` prints those of a section.
+Every key that a run has, with its default. Made by
+`adaptive-train config --markdown > docs/reference/settings.md` from the classes that check the settings;
+`adaptive-train config tier` prints those of a section.
 
 The first that gives a key counts: flag, `--set KEY=VALUE`, environment, `--config FILE` (TOML or JSON), `--preset`,
 default. In the environment a key is `ADAPTIVE_` and capitals, with `__` for the dot: `ADAPTIVE_TIER__DEVICE_ROWS=10%`.

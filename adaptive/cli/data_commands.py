@@ -107,7 +107,7 @@ def vocabulary(
     if table not in tables:
         raise ConfigError(
             f"{folder}: no vocabulary of table {table!r}; there are {', '.join(tables)}. In other tables rows are "
-            "hashes of ids, or the ids themselves: see docs/data.md"
+            "hashes of ids, or the ids themselves: see docs/how-to/data.md"
         )
     rows = tables[table]
     ids = [*load_vocabulary(folder, table).ids()]

@@ -1,1 +1,1 @@
-"""How fast it is on a GPU, and whether it is right there: `python -m benchmarks.gpu.run_all`; see `docs/gpu.md`."""
+"""Speed and correctness on a GPU: `python -m benchmarks.gpu.run_all`; see `docs/explanation/gpu.md`."""

@@ -7,8 +7,8 @@
     python -m benchmarks.gpu.run_all --write --reports out       # anywhere: the tables of these reports into the page
     python -m benchmarks.gpu.run_all --smoke --device cpu-torch  # a rehearsal on the CPU; no GPU numbers
 
-Run it in the root of the repository; nothing needs to be installed but what `docs/gpu.md` lists. The tables go to
-that page.
+Run it in the root of the repository; nothing needs to be installed but what `docs/explanation/gpu.md` lists. The
+tables go to that page.
 """
 
 import argparse
@@ -44,7 +44,7 @@ TINY = {  # sizes of a rehearsal
 }  # fmt: skip
 PACKAGES = ("torch", "numba", "numpy", "scipy", "pydantic", "pytest", "hypothesis")
 BEGIN, END = "<!-- results: written by python -m benchmarks.gpu.run_all -->", "<!-- end of results -->"
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs/explanation/gpu.md"
 
 
 def missing_packages() -> list[str]:
@@ -69,7 +69,9 @@ def check_machine(tier: str) -> None:
     """
     missing = missing_packages()
     if missing:
-        raise SystemExit(f"missing here: {', '.join(missing)}; install them, or put them on PYTHONPATH (docs/gpu.md)")
+        raise SystemExit(
+            f"missing here: {', '.join(missing)}; install them, or put them on PYTHONPATH (docs/explanation/gpu.md)"
+        )
     from adaptive.kernels.rows import gpu
     from benchmarks.gpu.accelerator import open_accelerator
 
@@ -77,7 +79,7 @@ def check_machine(tier: str) -> None:
     if accelerator.is_gpu:
         missing = missing_for_triton() if gpu.available(accelerator.device) else ["Triton 3.6 or newer"]
         if missing:
-            raise SystemExit(f"missing here: {', '.join(missing)}; Triton's kernels need it (docs/gpu.md)")
+            raise SystemExit(f"missing here: {', '.join(missing)}; Triton's kernels need it (docs/explanation/gpu.md)")
 
 
 def limit_of(seconds: float) -> float:
@@ -136,7 +138,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, metavar="N", help="end after about so long; what is left out is said")
     parser.add_argument("--device", choices=("cuda", "cpu-torch"), default="cuda", help="cpu-torch: a rehearsal")
     parser.add_argument("--write", action="store_true", help="run nothing: write the document from --reports")
-    parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables go (docs/gpu.md)")
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables go (docs/explanation/gpu.md)")
     return parser
 
 

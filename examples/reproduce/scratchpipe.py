@@ -91,6 +91,6 @@ PAPER = Paper(
     published=(Published("embeddings trained", "at GPU memory speed", "ScratchPipe, abstract"),),
     missing=(
         Missing("numbers of its figures", "only the abstract could be read"),
-        Missing("times on its GPUs", "modelled; docs/gpu.md says what was run on one"),
+        Missing("times on its GPUs", "modelled; docs/explanation/gpu.md says what was run on one"),
     ),
 )

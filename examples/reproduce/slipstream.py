@@ -85,6 +85,7 @@ PAPER = Paper(
     missing=(
         Missing("its thresholds and feature normalisation", "the body could not be read"),
         Missing("measured speed",
-                "skipping makes nothing faster where all rows are in memory (docs/skipping.md); ratios are modelled"),
+                "skipping makes nothing faster where all rows are in memory (docs/explanation/skipping.md); "
+                "ratios are modelled"),
     ),
 )

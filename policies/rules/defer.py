@@ -7,7 +7,7 @@ drift)^2; never more than the m visits that were looked at. By default it is the
 behind a row may be, movement who is at rest. A row that moves three times as much as it used to, as after a drift,
 waits for nothing until that has become usual.
 Slipstream (https://arxiv.org/abs/2404.04270) leaves such rows out, as far as its abstract and summaries tell; here
-their gradients are summed and applied later. What each way costs: docs/skipping.md.
+their gradients are summed and applied later. What each way costs: docs/explanation/skipping.md.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from adaptive import RowStats, SkipRule
 from adaptive.policies.samples import ByRow, check_range, check_state, movement
 
-# By optimizer, as measured for docs/skipping.md; those that are not named are as Adagrad. Under SGD a step with the sum
-# of k gradients is one k-fold step.
+# By optimizer, as measured for docs/explanation/skipping.md; those that are not named are as Adagrad. Under SGD a step
+# with the sum of k gradients is one k-fold step.
 EVERY: Final = {"sgd": 32, "adam": 32}
 EVERY_OTHERS: Final = 24
 MOST: Final = {"sgd": 4, "adam": 8}

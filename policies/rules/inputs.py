@@ -1,8 +1,8 @@
 """Leave whole inputs out whose rows have all stopped moving: Slipstream's other half, the Input Classifier
 (https://arxiv.org/abs/2404.04270), as far as its abstract and summaries tell; the paper's body could not be read.
 
-The only rule that saves dense work. What it costs depends on the data (docs/skipping.md), so `adaptive-train compare`
-shows a run beside it that drops as many inputs at random.
+The only rule that saves dense work. What it costs depends on the data (docs/explanation/skipping.md), so
+`adaptive-train compare` shows a run beside it that drops as many inputs at random.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """Leave out the updates of rows that have stopped moving, as Slipstream does (https://arxiv.org/abs/2404.04270), as far
 as its abstract and summaries tell; the paper's body could not be read.
 
-Costs accuracy almost at once (docs/skipping.md): compare it with `defer`, which loses nothing.
+Costs accuracy almost at once (docs/explanation/skipping.md): compare it with `defer`, which loses nothing.
 """
 
 from collections.abc import Mapping

@@ -9,7 +9,7 @@ from adaptive.cli import app
 from adaptive.cli.config_command import page, sections
 from adaptive.training.settings import load_settings
 
-PAGE = Path(__file__).parents[2] / "docs/settings.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -21,7 +21,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_the_page_is_what_is_printed() -> None:
     made = page(list(sections()))
-    assert PAGE.read_text(encoding="utf-8") == made, "adaptive-train config --markdown > docs/settings.md"
+    assert PAGE.read_text(encoding="utf-8") == made, "adaptive-train config --markdown > docs/reference/settings.md"
 
 
 def test_keys_and_defaults_are_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:

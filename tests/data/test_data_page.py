@@ -1,4 +1,4 @@
-"""docs/data.md is true: its code runs, its hash is the readers', it has every key of a schema."""
+"""docs/how-to/data.md is true: its code runs, its hash is the readers', it has every key of a schema."""
 
 import re
 import runpy
@@ -16,7 +16,7 @@ from adaptive.data.rows.batcher import Hashed
 from adaptive.data.rows.row_source import key_of
 from adaptive.data.text.schema import Categorical, Dense, Label, Time
 
-PAGE = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/how-to/data.md").read_text(encoding="utf-8")
 CODE = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
 
 

@@ -1,4 +1,4 @@
-"""Schemas: small TOML files that describe delimited files and lists of user-item pairs; docs/data.md has every key."""
+"""Schemas: TOML files that describe delimited files and lists of user-item pairs; docs/how-to/data.md has every key."""
 
 import difflib
 import errno
@@ -194,7 +194,8 @@ def required_schema(what: str, path: Path | None) -> Schema:
     """The schema of data of a kind that needs one. Raises ConfigError: if there is none, or it is wrong."""
     if path is None:
         raise ConfigError(
-            f"{what}: needs a schema that describes the columns: --schema FILE (data.schema_path); see docs/data.md"
+            f"{what}: needs a schema that describes the columns: --schema FILE (data.schema_path); "
+            "see docs/how-to/data.md"
         )
     return load_schema(path)
 

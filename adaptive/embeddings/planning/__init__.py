@@ -1,6 +1,7 @@
 """Planning: which rows lie where, batch by batch. It decides and keeps the books: no value of a row, no torch.
 
-The words of this room, each with one meaning everywhere in the code (`docs/design.md` has those of the whole house):
+The words of this room, each with one meaning everywhere in the code (`docs/explanation/design.md` has the
+others):
 
     row         one vector of a table, with its optimizer state. *Global* rows are numbered through all tables, as
                 policies see them; *group* rows within a group, *owned* rows among those of it

@@ -219,8 +219,9 @@ def _filled_up(slots: Sequence[int], most: Sequence[int], costs: Sequence[int], 
 def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:
     """Rows of a group that are watched, so that their updates can be skipped.
 
-    5 % are plenty of millions of rows and too few of some thousands, hence the minimum; see docs/skipping.md. A rank
-    gets more than its even share of those of all ranks: hot rows are not dealt out evenly.
+    5 % are plenty of millions of rows and too few of some thousands, hence the minimum; see
+    docs/explanation/skipping.md. A rank gets more than its even share of those of all ranks: hot rows are not dealt out
+    evenly.
     """
     whole = group.undivided
     if skip.hot_rows == "auto":

@@ -52,8 +52,8 @@ def resume_run(
 ) -> RunSummary:
     """Resume a run and train it to its end; returns what `train_run` would have returned without the interruption.
 
-    All numbers are those of a run that was not interrupted, bit for bit: see docs/design.md for the exceptions. Batches
-    of the data that were trained are read again and passed over. Settings are those of the run.
+    All numbers are those of a run that was not interrupted, bit for bit: see docs/explanation/design.md for the
+    exceptions. Batches of the data that were trained are read again and passed over. Settings are those of the run.
 
     Args:
         run_directory: of a run that was stopped, killed, or finished and is to train longer.

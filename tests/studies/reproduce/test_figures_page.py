@@ -1,4 +1,4 @@
-"""docs/profiling.md says of each figure which command and script give it; that is so, and no figure is left out."""
+"""docs/how-to/profiling.md names the command and script of each figure; both exist, and no figure is left out."""
 
 import re
 from functools import cache
@@ -9,7 +9,7 @@ import pytest
 from adaptive.studies.profile.profile_report import PICTURES
 from adaptive.studies.reproduce.paper import PAPERS, Paper, load_paper, paper_names
 
-PAGE = Path(__file__).parents[3] / "docs/profiling.md"
+PAGE = Path(__file__).parents[3] / "docs/how-to/profiling.md"
 SCRIPTS = {"FAE": "fae", "Hotline": "hotline", "Acun": "zion"}  # of papers whose figures have numbers here
 ASKED = {
     # figures that need no special hardware; those of the tutorial, ScratchPipe and Slipstream have no numbers here
