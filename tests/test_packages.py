@@ -57,13 +57,17 @@ def modules(paths: Iterable[Path], parent: Path) -> set[str]:
     return {path.relative_to(parent).as_posix() for path in paths}
 
 
+def test_the_citation_names_this_version() -> None:
+    assert f"\nversion: {adaptive.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
 def test_one_wheel_serves_all_platforms(built: Path) -> None:
-    assert [path.name for path in built.glob("*.whl")] == [f"adaptive_train-{PROJECT['version']}-py3-none-any.whl"]
+    assert [path.name for path in built.glob("*.whl")] == [f"adaptive_train-{adaptive.__version__}-py3-none-any.whl"]
 
 
 def test_a_wheel_has_nothing_at_its_top_but_adaptive(built: Path) -> None:
     found = names(wheel(built))
-    assert {name.split("/")[0] for name in found} == {"adaptive", f"adaptive_train-{PROJECT['version']}.dist-info"}
+    assert {name.split("/")[0] for name in found} == {"adaptive", f"adaptive_train-{adaptive.__version__}.dist-info"}
     inside = {name for name in found if name.startswith("adaptive/")}
     ours = modules((ROOT / "adaptive").rglob("*.py"), ROOT) | modules((ROOT / "policies").rglob("*.py"), ROOT)
     assert {re.sub("^policies/", "adaptive/policies/", name) for name in ours} <= inside

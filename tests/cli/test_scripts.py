@@ -1,7 +1,10 @@
 """scripts/run, scripts/test and .ci/run, with a Python that only writes down how it was called."""
 
+import json
 import os
+import re
 import subprocess
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +94,21 @@ def test_ci_uses_a_fresh_environment_and_tells_failure(script: Script, tmp_path:
     code, calls = script(".ci/run", FAILING=failing)
     assert code == 5 and failing in calls[-1]
     assert sorted(tmp_path.iterdir()) == sorted({*before, tmp_path / "calls"})
+
+
+def test_a_build_refuses_the_tag_of_another_version(script: Script) -> None:
+    code, calls = script("scripts/build", "v9.9", ADAPTIVE_VENV="venv")
+    assert code == 2 and calls[-1] == "python -m hatchling version"
+
+
+def test_workflows_run_scripts_on_the_supported_versions() -> None:
+    workflows = {path.name: path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml")}
+    commands = [command for text in workflows.values() for command in re.findall(r"- run: (\S+)", text)]
+    assert len(commands) >= 8
+    assert all(os.access(ROOT / command, os.X_OK) for command in commands)
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    versions = [text.rpartition(" ")[2] for text in classifiers if text.startswith("Programming Language")]
+    assert re.findall(r"python: (\[.*\])", workflows["test.yml"]) == [json.dumps(versions)]
 
 
 @pytest.mark.nightly
