@@ -43,7 +43,7 @@ class Run:
         error = RuntimeError(self.error) if self.error else None
         arranges = bool(self.summary.get("skipped_input_share"))
         summary = {**self.summary, "time_ms": {}} if self.summary else {}  # nothing is timed here
-        return Outcome(self.label, self.seed, "", arranges, summary, bits, error, self.beside)
+        return Outcome(self.label, self.seed, "", arranges, summary, bits, error, self.control_of)
 
 
 class Runs:
@@ -92,22 +92,21 @@ def train(setting: Setting, way: Way, seed: int, *, folder: Path) -> list[Run]:
     config = with_seed(config_of(setting, way, folder=folder), seed)
     directory = folder / "run"
     directory.mkdir(parents=True, exist_ok=True)
-    found = train_all([Contender(way.label, config)], 1, directory, overwrite=True)
-    runs = [_run(setting, way, outcome) for outcome in found]
-    return runs
+    outcomes = train_all([Contender(way.label, config)], 1, directory, overwrite=True)
+    return [_run(setting, way, outcome) for outcome in outcomes]
 
 
 def _run(setting: Setting, way: Way, outcome: Outcome) -> Run:
     error = None if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"
     return Run(
         setting.name,
-        way.label if outcome.beside is None else control_label(way),
+        way.label if outcome.control_of is None else control_label(way),
         outcome.seed,
         fingerprint(setting, way),
         {name: value for name, value in outcome.summary.items() if name not in ("run_dir", "time_ms")},
         [] if error else _evaluations(Path(outcome.run_dir)),
         error,
-        outcome.beside,
+        outcome.control_of,
     )
 
 

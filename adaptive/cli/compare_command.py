@@ -1,4 +1,4 @@
-"""`adaptive-train compare`: train policies side by side, and say what skipping cost."""
+"""`adaptive-train compare`: train policies on the same data and report what skipping cost."""
 
 import functools
 import sys
@@ -37,39 +37,38 @@ def compare(
 ) -> None:
     """Train every policy with the same data order and initial weights, and compare quality, speed and traffic.
 
-    Policies that skip nothing must agree bit for bit, which is checked. A policy that drops inputs is shown beside
-    random_drop at the share that it dropped, with the same seeds, without being asked. Each run is kept under --out
-    (default runs/<date>-compare) as seed-<seed>/<policy>. A run that fails is told and does not stop the others; the
-    exit code is then that of its error. Stopped by Ctrl-C, it compares the runs that are done; --auto-resume trains
-    the rest.
+    Policies that skip nothing must agree bit for bit; compare checks this. A policy that drops inputs is followed by
+    random_drop with the same share of dropped inputs and the same seed. Each run is stored under --out (default:
+    runs/<date>-compare) as seed-<seed>/<policy>. If a run fails, the others continue, and the command exits with that
+    run's error code. After Ctrl-C, compare reports the runs that finished; --auto-resume trains the rest.
 
-    With --sweep policies are compared value by value, and a table over all values follows.
+    With --sweep, policies are compared within each value, and a table over all values follows.
     """
     with own_stdout():
         rivals = _rivals(policies, sweep or [], sets or [], flags, config)
     _refuse_ranks(ranks, rivals)
     check_folders(markdown, csv)
     from adaptive.errors import PolicyError
-    from adaptive.studies.compare.comparison_runs import claim, trainings
+    from adaptive.studies.compare.comparison_runs import claim, train_all
 
     if auto_resume and (overwrite or rivals[0].config.out is None):
-        raise typer.BadParameter("--auto-resume needs the directory of the comparison, --out DIR, and no --overwrite")
+        raise typer.BadParameter(
+            "--auto-resume: expected --out DIR, the directory of the comparison, and no --overwrite"
+        )
     directory = claim(rivals[0].config.out, overwrite=overwrite, auto_resume=auto_resume)
     report = functools.partial(_report, _Outputs(directory, markdown, csv, as_json), auc_budget)
+    train = functools.partial(train_all, stream=sys.stderr, on_progress=note)
     outcomes: list[Outcome] = []
     try:
         with own_stdout():
-            for outcome in trainings(
-                rivals, seeds, directory, overwrite=overwrite, auto_resume=auto_resume, stream=sys.stderr, told=note
-            ):
-                outcomes.append(outcome)
+            outcomes.extend(train(rivals, seeds, directory, overwrite=overwrite, auto_resume=auto_resume))
     except (SystemExit, KeyboardInterrupt):  # hours of training may be done
         if outcomes:
-            done = sum(outcome.beside is None for outcome in outcomes)
-            report(outcomes, f"stopped after {done} of {seeds * len(rivals)} runs; the others are missing here")
+            done = sum(outcome.control_of is None for outcome in outcomes)
+            report(outcomes, f"stopped after {done} of {seeds * len(rivals)} runs, so the others are missing here")
         raise
     problems = report(outcomes)
-    for outcome in outcomes:  # all is printed; the exit code says that not everything went well
+    for outcome in outcomes:  # after the report, so that an error does not hide it
         if outcome.error is not None:
             raise outcome.error
     if problems:
@@ -77,10 +76,10 @@ def compare(
 
 
 def _refuse_ranks(ranks: int | None, rivals: "Sequence[Contender]") -> None:
-    """One process trains all policies in turn.
+    """Check that one process trains all policies in turn.
 
     Raises:
-        ConfigError: if several are to, or settings are only for those.
+        ConfigError: if several processes are requested, or a setting needs them.
     """
     from adaptive.embeddings.ranks.launch import is_rank
     from adaptive.errors import ConfigError
@@ -91,24 +90,24 @@ def _refuse_ranks(ranks: int | None, rivals: "Sequence[Contender]") -> None:
         "torchrun": is_rank(),
         f"ranks.blocks={blocks}": blocks is not None,
     }
-    if asked := [cause for cause, holds in causes.items() if holds]:
+    if requests := [cause for cause, is_set in causes.items() if is_set]:
         raise ConfigError(
-            f"{', '.join(asked)}: compare trains in one process: it holds runs against each other bit for bit, and one "
-            "that fails must not stop the others. Train each policy with `adaptive-train run --ranks N --out DIR`, and "
-            "see them side by side with `adaptive-train report DIR DIR`"
+            f"compare: expected one process, got {', '.join(requests)}. Runs are compared bit for bit, and one that "
+            "fails must not stop the others. Train each policy with `adaptive-train run --ranks N --out DIR`, then "
+            "compare the runs with `adaptive-train report DIR DIR`"
         )
 
 
 def _rivals(
     policies: str, sweep: Sequence[str], sets: list[str], flags: Mapping[str, object], config: Path | None
 ) -> "list[Contender]":
-    """The policies with every combination of the values that are swept. All settings are checked here."""
+    """Every policy with every combination of swept values, all settings checked."""
     from adaptive.studies.compare.contenders import sweep_points
 
     origins = {text.partition("=")[0].strip(): "--set" for text in sets} | given_flags(flags)[1]
     rivals: list[Contender] = []
     for swept in sweep_points(sweep, origins):
-        # parameters of policies go to those that have them, as those of --set do
+        # policy parameters go to the policies that have them, as with --set
         parameters = [f"{value.key}={value.text}" for value in swept if value.key.startswith("policy.")]
         more = {value.key: (value.text, value.place) for value in swept if not value.key.startswith("policy.")}
         contenders = load_contenders(policies, [*sets, *parameters], flags, config, more=more)
@@ -118,7 +117,7 @@ def _rivals(
 
 @dataclass(frozen=True)
 class _Outputs:
-    """Where a comparison goes."""
+    """Destinations of the report."""
 
     directory: Path
     markdown: Path | None
@@ -127,7 +126,7 @@ class _Outputs:
 
 
 def _report(outputs: _Outputs, auc_budget: float, outcomes: "Sequence[Outcome]", stopped: str = "") -> list[str]:
-    """Keep and print what the runs say; returns the problems."""
+    """Write and print the report; return the problems."""
     from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
     from adaptive.studies.compare.comparison_runs import write_record
     from adaptive.studies.compare.verdicts import judge

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from adaptive.models.dense import assembly
 from adaptive.models.dense.dlrm import DLRM
+from adaptive.studies.compare import comparison_runs
+from adaptive.studies.compare.comparison_runs import Outcome
 from adaptive.training.components import Components, build
 from adaptive.training.runs import loading, resuming, training
 from support.toy import SIZES, ToyData, toy_config
@@ -88,3 +90,8 @@ def assert_equal(found: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, strict=True, err_msg=name)
+
+
+def train_all(*arguments: Any, **options: Any) -> list[Outcome]:
+    """All outcomes of a comparison."""
+    return list(comparison_runs.train_all(*arguments, **options))

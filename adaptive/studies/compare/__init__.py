@@ -1,6 +1,6 @@
-"""Policies trained side by side on the same data, and a verdict on what skipping cost: what `compare` finds.
+"""Results of `compare`: policies trained on the same data, and the verdict on what skipping cost.
 
-`contenders` are the policies and settings to compare, `comparison_runs` trains them, `verdicts` judges the runs.
+`contenders` parses the policies and settings to compare, `comparison_runs` trains them, `verdicts` judges the runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One training; numbers are None where it did not come to its end.
+    """One training run; numbers are None if it did not finish.
 
     Attributes:
-        samples_per_s: without the time of compiling.
-        stop_at: when it reached its target, if it had one.
-        others_cpu_share: of the cores, taken by other processes meanwhile; None: not known.
+        samples_per_s: compile time excluded.
+        stop_at: when the run reached its target, if it had one.
+        others_cpu_share: share of the cores that other processes used meanwhile; None if unknown.
     """
 
     seed: int
@@ -32,7 +32,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class SampleTest:
-    """Differences from the control, mean of the seeds, with intervals over samples."""
+    """Differences from the control, averaged over seeds, with confidence intervals over samples."""
 
     auc_difference: float
     auc_difference_ci: Interval
@@ -46,24 +46,25 @@ class SampleTest:
 
 @dataclass(frozen=True)
 class ComparedPolicy:
-    """One policy, with one combination of swept values. Numbers are means over seeds, of speed and times medians; None
-    where no run has them.
+    """One policy under one combination of swept values.
+
+    Numbers are means over the seeds that finished, speeds and times are medians; None if no run has them.
 
     Attributes:
-        swept: setting -> value; empty where nothing is swept.
-        beside: the policy whose share of dropped inputs this one dropped at random.
-        target: metric and value at which runs were to stop; `target_step`, `target_samples` are means and
-            `target_seconds` (of training) the median of those that reached it.
-        bytes_h2d ... written_back_rows: of a run, not of a step.
-        time_ms: of a step, by stage.
-        over_samples: None for exact policies, and without scores of the same samples.
-        exact: must equal the control bit for bit, and does.
-        seeds: of the runs that came to their end.
+        swept: setting -> value; empty without a sweep.
+        control_of: set for a `random_drop` control: the policy whose share of dropped inputs it drops at random.
+        target: metric and value at which runs stop. `target_step` and `target_samples` are means over the runs that
+            reached it, `target_seconds` is the median of their training time.
+        bytes_h2d, bytes_d2h, fetched_rows, written_back_rows: totals of a run.
+        time_ms: milliseconds of a step by stage.
+        over_samples: None for exact policies, and if the runs have no scores for the same samples.
+        exact: the policy must equal the control bit for bit, and does.
+        seeds: seeds of the runs that finished.
     """
 
     policy: str
     swept: Mapping[str, object]
-    beside: str | None
+    control_of: str | None
     auc: float | None
     auc_std: float | None
     auc_difference: float | None
@@ -110,7 +111,7 @@ class ComparedPolicy:
 
 @dataclass(frozen=True)
 class Control:
-    """The control of a combination of swept values."""
+    """The control for one combination of swept values."""
 
     swept: Mapping[str, object]
     control: str | None
@@ -118,15 +119,14 @@ class Control:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `adaptive-train compare --json` prints.
+    """The object that `adaptive-train compare --json` prints.
 
     Attributes:
-        control: None where settings are swept: `values` has a control for each combination then.
-        auc_of: "evaluation" or "training"; None if no run came to its end.
-        auc_budget: loss of AUC against the control that a policy may cause.
-        problems: what no comparison should have: runs that failed, and policies that skipped nothing and still differ
-            from the control.
-        out: the directory of the runs.
+        control: None in a sweep, where `values` has one control per combination.
+        auc_of: "evaluation" or "training"; None if no run finished.
+        auc_budget: AUC that a policy may lose against the control.
+        problems: failed runs, and policies that skipped nothing and still differ from the control.
+        out: directory of the runs.
     """
 
     schema: int

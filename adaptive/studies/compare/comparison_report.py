@@ -1,9 +1,9 @@
-"""A comparison as a document, for the terminal, Markdown and the page, and its numbers as CSV.
+"""A comparison as a document for the terminal, Markdown and the page, and its numbers as CSV.
 
-Where settings are swept, the tables come once for each combination of values, under its name, and then one over all.
+In a sweep, the tables appear once per combination of values, under its name, followed by one table over all values.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -20,21 +20,23 @@ from adaptive.training.telemetry.formatting import (
 )
 
 NOTE: Final = (
-    "difference: AUC minus the control's, mean of the seeds and {confidence:.0%} interval (Student's t, paired by "
-    "seed); to device, to host{files}: per step; ±: standard deviation over seeds; speed (without the first "
-    "interval, which compiles) and times: median; skipped updates: not written, dropped or deferred."
+    "difference: AUC minus the control's, averaged over seeds, with a {confidence:.0%} interval (Student's t, paired "
+    "by seed). ±: standard deviation over seeds. to device, to host{files}: per step. Speeds and times are medians; "
+    "the first interval of a run, which compiles, does not count for speed. skipped updates: not written, whether "
+    "dropped or deferred."
 )
 OVER_SAMPLES: Final = (
-    " Over samples: {confidence:.0%} interval of that difference were other samples evaluated (DeLong, paired by "
-    "sample), the models as they are."
+    " over samples: {confidence:.0%} interval of the difference over other evaluation samples, with the same models "
+    "(DeLong, paired by sample)."
 )
 RANDOM: Final = (
-    " Against random: AUC minus that of the line below, which drops as many inputs at random; a rule that does not "
+    " against random: AUC minus that of the line below, which drops as many inputs at random. A rule that does not "
     "beat it chooses no better than chance."
 )
 TARGET: Final = (
-    " Target: runs that reached it, out of those that ended; steps and samples until then: means; seconds of training, "
-    "evaluations apart: median. A run stops there, so a difference of AUC may be between runs of unlike lengths."
+    " reached: runs that reached the target, out of those that finished. at step, after samples: means; after s: "
+    "median training time, without evaluations. A run stops at its target, so a difference of AUC may compare runs of "
+    "different lengths."
 )
 OF_ALL_VALUES: Final = (
     *("policy", "AUC", "difference", "over samples", "log loss", "accuracy"),
@@ -47,11 +49,10 @@ Column = tuple[str, Callable[[ComparedPolicy], str]]
 
 
 def comparison_document(result: Comparison) -> Document:
-    """What came out in a sentence, tables, a verdict for each policy, and what went wrong; that alone if no run
-    finished."""
+    """The outcome in a sentence, tables, a verdict per policy, and problems; only the problems if no run finished."""
     problems = [Items([f"problem: {problem}" for problem in result.problems])] if result.problems else []
     if not any(policy.seeds for policy in result.policies):
-        return Document([Note("No run came to its end."), *problems])
+        return Document([Note("No run finished."), *problems])
     blocks: list[DocumentBlock] = []
     for point in result.values:
         policies = [policy for policy in result.policies if policy.swept == point.swept]
@@ -69,22 +70,17 @@ def comparison_document(result: Comparison) -> Document:
 
 
 def _blocks(result: Comparison) -> list[DocumentBlock]:
-    """The policies of one combination of values."""
+    """Blocks for the policies of one combination of values."""
     policies = result.policies
     reporting = [policy for policy in policies if policy.policy_numbers]
-    times: list[Column] = [("ms per step", _name)]
-    times += [
-        (stage, _time(stage)) for stage in dict.fromkeys(stage for policy in policies for stage in policy.time_ms)
-    ]
-    reports: list[Column] = [("policy reports", _name)]
-    reports += [
-        (name, _number(name)) for name in dict.fromkeys(name for one in reporting for name in one.policy_numbers)
-    ]
+    stages = dict.fromkeys(stage for policy in policies for stage in policy.time_ms)
+    names = dict.fromkeys(name for policy in reporting for name in policy.policy_numbers)
+    reports = _table([("policy reports", _name), *((name, _number(name)) for name in names)], reporting)
     return [
         Note(outcome_sentence(policies)),
         _table(_columns(policies), policies),
-        _table(times, policies),
-        *([_table(reports, reporting)] if reporting else []),
+        _table([("ms per step", _name), *((stage, _time(stage)) for stage in stages)], policies),
+        *([reports] if reporting else []),
         Items([_verdict_line(policy, result) for policy in policies]),
     ]
 
@@ -95,49 +91,49 @@ def _table(columns: Sequence[Column], policies: Policies, *, keys: int = 1) -> T
 
 
 def _columns(policies: Policies) -> list[Column]:
-    """Columns of quality, speed and traffic; those that no policy has are left out."""
+    """Columns of quality, speed and traffic; a column that no policy has a value for is omitted."""
 
-    def any_has(name: str) -> bool:
-        return any(getattr(policy, name) not in (None, 0) for policy in policies)
+    def optional(title: str, name: str, text: Callable[[Any], str]) -> list[Column]:
+        has_value = any(getattr(policy, name) not in (None, 0) for policy in policies)
+        return [(title, _field(text, name))] if has_value else []
 
-    columns: list[tuple[str, Callable[[ComparedPolicy], str], bool]] = [
-        ("policy", _name, True),
-        ("AUC", lambda policy: _with_spread(policy.auc, policy.auc_std), True),
-        ("difference", _difference, True),
-        ("verdict", lambda policy: policy.verdict, True),
-        ("samples/s", lambda policy: count_text(policy.samples_per_s), True),
-        ("hit rate", lambda policy: percent_text(policy.hit_rate), True),
-        ("over samples", _over_samples, any_has("over_samples")),
-        ("log loss", lambda policy: _with_spread(policy.log_loss, policy.log_loss_std), True),
-        ("accuracy", _accuracy, True),
-        ("target", lambda policy: policy.target or "-", any_has("target")),
-        ("reached", _reached, any_has("target")),
-        ("at step", lambda policy: count_text(policy.target_step), any_has("target")),
-        ("after samples", lambda policy: count_text(policy.target_samples), any_has("target")),
-        ("after s", lambda policy: _fixed(policy.target_seconds, 1), any_has("target")),
-        ("to device", _per_step("bytes_h2d"), True),
-        ("to host", _per_step("bytes_d2h"), True),
-        ("from files", _per_step("host_bytes_read"), _uses_files(policies)),
-        ("to files", _per_step("host_bytes_written"), _uses_files(policies)),
-        ("skipped updates", lambda policy: percent_text(policy.skipped_update_share), True),
-        (
-            "deferred updates",
-            lambda policy: percent_text(policy.deferred_update_share),
-            any_has("deferred_update_share"),
-        ),
-        ("skipped lookups", lambda policy: percent_text(policy.skipped_lookup_share), any_has("skipped_lookup_share")),
-        ("skipped inputs", lambda policy: percent_text(policy.skipped_input_share), any_has("skipped_input_share")),
-        (
-            "against random",
-            lambda policy: _signed(policy.auc_difference_to_random, policy.auc_difference_to_random_ci),
-            any_has("auc_difference_to_random_ci") or _has_random(policies),
-        ),
+    target: list[Column] = [
+        ("target", lambda policy: policy.target or "-"),
+        ("reached", _reached),
+        ("at step", _field(count_text, "target_step")),
+        ("after samples", _field(count_text, "target_samples")),
+        ("after s", lambda policy: _fixed(policy.target_seconds, 1)),
     ]
-    return [(title, text) for title, text, is_shown in columns if is_shown]
+    files: list[Column] = [("from files", _per_step("host_bytes_read")), ("to files", _per_step("host_bytes_written"))]
+    random: list[Column] = [("against random", _against_random)]
+    return [
+        ("policy", _name),
+        ("AUC", lambda policy: _with_spread(policy.auc, policy.auc_std)),
+        ("difference", _difference),
+        ("verdict", lambda policy: policy.verdict),
+        ("samples/s", _field(count_text, "samples_per_s")),
+        ("hit rate", _field(percent_text, "hit_rate")),
+        *([("over samples", _over_samples)] if any(policy.over_samples for policy in policies) else []),
+        ("log loss", lambda policy: _with_spread(policy.log_loss, policy.log_loss_std)),
+        ("accuracy", _accuracy),
+        *(target if any(policy.target for policy in policies) else []),
+        ("to device", _per_step("bytes_h2d")),
+        ("to host", _per_step("bytes_d2h")),
+        *(files if _uses_files(policies) else []),
+        ("skipped updates", _field(percent_text, "skipped_update_share")),
+        *optional("deferred updates", "deferred_update_share", percent_text),
+        *optional("skipped lookups", "skipped_lookup_share", percent_text),
+        *optional("skipped inputs", "skipped_input_share", percent_text),
+        *(random if _has_random(policies) else []),
+    ]
 
 
 def _name(policy: ComparedPolicy) -> str:
     return policy.policy
+
+
+def _field(text: Callable[[Any], str], name: str) -> Callable[[ComparedPolicy], str]:
+    return lambda policy: text(getattr(policy, name))
 
 
 def _swept(key: str) -> Callable[[ComparedPolicy], str]:
@@ -161,7 +157,7 @@ def _per_step(name: str) -> Callable[[ComparedPolicy], str]:
 
 
 def _value_text(value: Any) -> str:
-    """As --set takes it."""
+    """The value as `--set` takes it."""
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
@@ -193,6 +189,10 @@ def _over_samples(policy: ComparedPolicy) -> str:
     return "[{:+.5f}, {:+.5f}]".format(*policy.over_samples.auc_difference_ci)
 
 
+def _against_random(policy: ComparedPolicy) -> str:
+    return _signed(policy.auc_difference_to_random, policy.auc_difference_to_random_ci)
+
+
 def _signed(mean: float | None, bounds: Interval | None) -> str:
     if mean is None:
         return "-"
@@ -208,34 +208,52 @@ def _has_random(policies: Policies) -> bool:
 
 
 def outcome_sentence(policies: Policies) -> str:
-    """Who has the best AUC and who is fastest, by how much over the control."""
+    """Name the policies with the best AUC and the highest speed, and their lead over the control."""
+    control = next((policy.policy for policy in policies if policy.reason == "the control"), None)
     aucs = {policy.policy: policy.auc for policy in policies if policy.auc is not None}
     speeds = {policy.policy: policy.samples_per_s for policy in policies if policy.samples_per_s is not None}
-    best = [
-        _best("highest AUC", policies, aucs, score_text, lambda most, base: f"{most - base:+.5f} against"),
-        _best("most samples/s", policies, speeds, count_text, lambda most, base: f"{most / base:.2f} times"),
-    ]
-    text = "; ".join(filter(None, best))
-    return f"{text[:1].upper()}{text[1:]}." if text else "Nothing was measured that could be compared."
+
+    def remarks(winners: Sequence[str]) -> list[str]:
+        return [policy.verdict for policy in policies if policy.policy in winners and policy.verdict != "within"]
+
+    text = sentence(
+        best_text("highest AUC", aucs, score_text, auc_lead, control, remarks),
+        best_text("most samples/s", speeds, count_text, speed_lead, control, remarks),
+    )
+    return text or "There are no numbers to compare."
 
 
-def _best(
-    what: str,
-    policies: Policies,
-    values: dict[str, float],
+def best_text(
+    title: str,
+    values: Mapping[str, float],
     text: Callable[[float], str],
-    against: Callable[[float, float], str],
+    lead: Callable[[float, float], str],
+    base: str | None,
+    remarks: Callable[[Sequence[str]], Sequence[str]] = lambda winners: (),
 ) -> str:
-    """`highest AUC: slipstream, 0.7512 (+0.00040 against lru, undecided)`; all of those that share it are named."""
+    """`highest AUC: slipstream, 0.7512 (+0.00040 against lru, undecided)`; ties are all named, no values give ""."""
     if not values:
         return ""
     most = max(values.values())
     winners = [name for name, value in values.items() if value == most]
-    control = next((policy.policy for policy in policies if policy.reason == "the control"), None)
-    base = None if control in winners else values.get(control or "")
-    remarks = [f"{against(most, base)} {control}"] if base else []
-    remarks += dict.fromkeys(one.verdict for one in policies if one.policy in winners and one.verdict != "within")
-    return f"{what}: {', '.join(winners)}, {text(most)}" + (f" ({', '.join(remarks)})" if remarks else "")
+    other = None if base in winners else values.get(base or "")
+    notes = [f"{lead(most, other)} {base}"] if other else []
+    notes += dict.fromkeys(remarks(winners))
+    return f"{title}: {', '.join(winners)}, {text(most)}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def auc_lead(best: float, other: float) -> str:
+    return f"{best - other:+.5f} against"
+
+
+def speed_lead(best: float, other: float) -> str:
+    return f"{best / other:.2f} times"
+
+
+def sentence(*parts: str) -> str:
+    """The parts that are not empty as one sentence."""
+    text = "; ".join(filter(None, parts))
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def _verdict_line(policy: ComparedPolicy, result: Comparison) -> str:
@@ -246,21 +264,21 @@ def _verdict_line(policy: ComparedPolicy, result: Comparison) -> str:
         "differs": "not exact",
         "unskipped": "skips nothing",
     }
-    judged_by = ", by training's own predictions" if result.auc_of == "training" and not policy.exact else ""
+    judged_by = ", judged by predictions during training" if result.auc_of == "training" and not policy.exact else ""
     by_samples = ""
     if (test := policy.over_samples) is not None:
         by_word = {
             "within": f"within the budget of {budget}",
             "outside": f"outside the budget of {budget}",
-            "undecided": f"straddling a loss of {budget}",
+            "undecided": f"undecided about a loss of {budget}",
         }[test.verdict]
-        by_samples = f"; over the samples {by_word}, p = {test.p_value:.2g} for no difference"
+        by_samples = f"; over samples: {by_word}, p = {test.p_value:.2g} for no difference"
     word = words.get(policy.verdict, policy.verdict)
     return f"{policy.policy}: {word}{judged_by} ({policy.reason}{by_samples})"
 
 
 def _busy_text(policies: Policies) -> str:
-    """A warning where other processes used the cores while runs were timed."""
+    """A warning if other processes used the cores while runs were timed."""
     shares = [run.others_cpu_share for policy in policies for run in policy.runs]
     busy = [share for share in shares if share is not None and share > BUSY_SHARE]
     if not busy:
@@ -268,7 +286,7 @@ def _busy_text(policies: Policies) -> str:
     return (
         f"warning: other processes used up to {percent_text(max(busy))} of the cores during {len(busy)} of "
         f"{len(shares)} runs, so samples/s and times cannot be compared. Quality is not affected. Repeat the "
-        "comparison on a machine that does nothing else."
+        "comparison on an idle machine."
     )
 
 
@@ -276,9 +294,9 @@ def _note(result: Comparison) -> str:
     seeds, policies = len(result.seeds), result.policies
     files = ", from files, to files (-: rows used in place, not counted)" if _uses_files(policies) else ""
     parts = [
-        f"AUC, log loss and accuracy of the {result.auc_of} samples, {seeds} seed{'s' if seeds > 1 else ''}; ",
+        f"AUC, log loss and accuracy are of the {result.auc_of} samples, over {seeds} seed{'s' if seeds > 1 else ''}. ",
         NOTE.format(confidence=result.confidence, files=files),
-        OVER_SAMPLES.format(confidence=result.confidence) if any(one.over_samples for one in policies) else "",
+        OVER_SAMPLES.format(confidence=result.confidence) if any(policy.over_samples for policy in policies) else "",
         RANDOM if _has_random(policies) else "",
         TARGET if any(policy.target for policy in policies) else "",
         "" if seeds > 1 else " With one seed there are no intervals over seeds.",
@@ -287,8 +305,11 @@ def _note(result: Comparison) -> str:
 
 
 def comparison_csv(result: Comparison) -> str:
-    """A line for each policy; numbers as they are, times as `time_ms.STAGE`, what it reports as `policy_numbers.NAME`,
-    what is swept as `swept.KEY`, the test over samples as `over_samples.NAME`, intervals as two columns."""
+    """One line per policy.
+
+    Columns have the names of `ComparedPolicy`, nested values as `time_ms.STAGE`, `policy_numbers.NAME`, `swept.KEY`
+    and `over_samples.NAME`; an interval has two columns, `_low` and `_high`.
+    """
     lines = [_flat(asdict(policy)) for policy in result.policies]
     names = list(dict.fromkeys(name for line in lines for name in line))
     return csv_text([names, *([line.get(name) for name in names] for line in lines)])

@@ -1,19 +1,18 @@
-"""`compare`: one training for each policy and seed, interleaved, with everything but the policy equal.
+"""Train one run per policy and seed, interleaved, with everything but the policy equal.
 
-Where settings are swept, too, that holds within each combination of their values: all policies train with the first
-one, then with the next, and then comes the next seed.
+In a sweep, this holds within each combination of values: all policies train with the first combination, then with the
+next, then comes the next seed.
 
-Seed i of a comparison is `seed` + i for initial weights, dense and rows. The built-in stream is another one for each
-seed (`data.synthetic.seed` + i), so that the spread covers the data, too; of files only the shuffle changes
-(`data.seed` + i, where there is one), since the data are what they are. Within a seed all policies get the same.
+Seed i of a comparison is `seed` + i for the initial weights. The built-in stream also changes with the seed
+(`data.synthetic.seed` + i), so the spread covers the data. With files, only the shuffle changes (`data.seed` + i, if
+there is one). All policies of one seed get the same data and weights.
 
-A run that dropped inputs is followed by its control, unasked: `random_drop` with the same seed and the share of the
-inputs that was dropped. Whether a rule chose its inputs well shows beside one that did not look.
+A run that drops inputs is followed by its control: `random_drop` with the same seed and the same share of dropped
+inputs. It shows whether the rule chose better than chance.
 
-Runs of an earlier comparison in the same directory, so that one can go on: more seeds, one more policy.
-
-A run counts if it came to its end, was trained by the same versions with the same settings (all but where it lies), and
-the data are still what they were. Runs that were cut short or failed are trained anew.
+A comparison resumes from the finished runs in its directory, so you can add seeds or policies. A run is reused if it
+finished, was trained by the same versions with the same settings (except for its directory), and the data have not
+changed. Runs that stopped or failed are trained again.
 """
 
 import hashlib
@@ -24,7 +23,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from itertools import count, groupby
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -48,19 +46,23 @@ from adaptive.training.runs import train_run
 from adaptive.training.runs.loading import with_vocabulary
 from adaptive.training.runs.run_record import check_same_data, config_of
 
-PLACE: Final = {"out"}  # settings that say where a run lies
+PLACE: Final = {"out"}  # settings that only say where a run is stored
+CONTROL: Final = "random_drop"
+RECORD: Final = "comparison.json"
+_OURS: Final = re.compile(rf"{RECORD}(\.tmp-\d+)?|seed-\d+")
+_TRAINED: Final = re.compile(r"rows\d+\.(changed|weights|state)")
 
 
 class FinishedRuns:
-    """The runs below a directory, by their settings. A directory without any is none to go on with, and none is found.
+    """Finished runs below a directory, by their settings; none if the directory has none.
 
     Raises:
-        CheckpointError: for a damaged record of a run.
+        CheckpointError: if the record of a run is damaged.
     """
 
     def __init__(self, directory: Path) -> None:
         self._runs: dict[str, tuple[Path, dict[str, Any]]] = {}
-        self._checked: set[str] = set()  # settings of data that are what they were
+        self._unchanged: set[str] = set()  # settings of data that were checked
         for file in sorted(directory.glob(f"seed-*/**/{RUN_RECORD}")):
             record = read_record(file.parent)
             if record.get("status") == "finished" and isinstance(record.get("summary"), dict):
@@ -70,8 +72,8 @@ class FinishedRuns:
         """Directory and summary of the finished run with these settings.
 
         Raises:
-            CheckpointError: if other versions have trained it.
-            InputError: if its data have changed since.
+            CheckpointError: if other versions trained it.
+            InputError: if its data changed since.
         """
         finished = self._runs.get(_key(config))
         if finished is None:
@@ -81,15 +83,17 @@ class FinishedRuns:
         self._check_data(path, record, config)
         return path, dict(record["summary"])
 
-    def holds(self, path: Path) -> bool:
-        """A finished run lies there."""
-        return any(path == folder for folder, _ in self._runs.values())
+    def free_folder(self, path: Path) -> Path:
+        """The folder, or one with a number if a finished run had the same place in an earlier list."""
+        taken = {folder for folder, _ in self._runs.values()}
+        numbered = (path if number == 1 else path.with_name(f"{path.name}.{number}") for number in count(1))
+        return next(folder for folder in numbered if folder not in taken)
 
     def _check_data(self, path: Path, record: Mapping[str, Any], config: TrainConfig) -> None:
         data = json.dumps([config.data, config.model_dump(mode="json")["data_options"]], sort_keys=True)
-        if data not in self._checked:
+        if data not in self._unchanged:
             check_same_data(path, record, open_data(with_vocabulary(config, path)))
-            self._checked.add(data)
+            self._unchanged.add(data)
 
 
 def _key(config: TrainConfig) -> str:
@@ -100,38 +104,37 @@ def _check_versions(path: Path, record: Mapping[str, Any]) -> None:
     """Other versions may train other numbers, and the comparison would call a policy inexact."""
     then, now = record.get("versions"), versions()
     then = then if isinstance(then, dict) else {}
-    other = [f"{name} {then.get(name)}, now {version}" for name, version in now.items() if then.get(name) != version]
+    other = [name for name, version in now.items() if then.get(name) != version]
     if other:
         raise CheckpointError(
-            f"{path}: trained with {'; '.join(other)}: its numbers need not compare with new ones; go on with those "
-            "versions, or train all anew with --overwrite"
+            f"{path}: expected a run of {', '.join(f'{name} {now[name]}' for name in other)}, got one of "
+            f"{', '.join(f'{name} {then.get(name)}' for name in other)}. Numbers of different versions cannot be "
+            "compared: resume with those versions, or train all runs again with --overwrite"
         )
-
-
-CONTROL: Final = "random_drop"
-RECORD: Final = "comparison.json"
-_OURS: Final = re.compile(rf"{RECORD}(\.tmp-\d+)?|seed-\d+")
-_TRAINED: Final = re.compile(r"rows\d+\.(changed|weights|state)")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one training ended: with a summary, or with an error."""
+    """The end of one training run: a summary, or an error.
+
+    Attributes:
+        bits: digest of what was trained; equal exactly if two runs agree bit for bit.
+        control_of: set for a `random_drop` control: the policy whose share of dropped inputs it drops at random.
+        others_cpu_share: share of the cores that other processes used meanwhile; None if unknown.
+        scores: (2, n) logits and labels of the evaluation samples.
+    """
 
     policy: str
     seed: int
     run_dir: str
     arranges: bool = False
     summary: dict[str, Any] = field(default_factory=dict)
-    bits: str | None = None  # of what was trained; equal exactly if the runs agree bit for bit
+    bits: str | None = None
     error: Exception | None = None
-    beside: str | None = None  # the policy whose share of dropped inputs this run dropped at random
+    control_of: str | None = None
     swept: SweepPoint = ()
-    others_cpu_share: float | None = None  # of the cores, taken by other processes meanwhile; None: not known
-    scores: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)  # (2, n): logits, labels
-
-
-Told = Callable[[str], None]
+    others_cpu_share: float | None = None
+    scores: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
 
 
 def train_all(
@@ -142,84 +145,74 @@ def train_all(
     overwrite: bool = False,
     auto_resume: bool = False,
     stream: TextIO | None = None,
-    told: Told | None = None,
-) -> list[Outcome]:
-    """All outcomes of `trainings`."""
-    return list(
-        trainings(contenders, seeds, directory, overwrite=overwrite, auto_resume=auto_resume, stream=stream, told=told)
-    )
-
-
-def trainings(
-    contenders: Sequence[Contender],
-    seeds: int,
-    directory: Path,
-    *,
-    overwrite: bool = False,
-    auto_resume: bool = False,
-    stream: TextIO | None = None,
-    told: Told | None = None,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Outcome]:
-    """Train every policy with every seed, seed by seed, and the controls; an error ends its own run only.
+    """Train every policy with every seed, seed by seed, and the controls; an error ends only its own run.
 
     Args:
-        contenders: settings that differ in the policy and, group by group, in what is swept only.
-        seeds: how many.
-        directory: from `claim`; each run gets the folder `seed-<seed>/<policy>` in it, or
-            `seed-<seed>/<key=value>/<policy>`.
+        contenders: settings that differ in the policy and, group by group, in the swept values.
+        seeds: number of seeds.
+        directory: from `claim`. Each run gets the folder `seed-<seed>/<policy>` in it, or
+            `seed-<seed>/<key=value>/<policy>` in a sweep.
         overwrite: replace the runs of an earlier comparison.
-        auto_resume: take the runs that it finished as they are (`FinishedRuns`), and train only what is missing.
-        stream: where the progress of a run is shown.
-        told: called before each run.
+        auto_resume: reuse the finished runs in the directory (`FinishedRuns`) and train the rest.
+        stream: shows the progress of each run.
+        on_progress: called with a line before each run.
 
     Raises:
         CheckpointError: from `FinishedRuns`.
-        InputError: if the first run finds the data unusable (they are the same for all), or they are no longer those
-            of a run that is kept.
+        InputError: if the first run cannot use the data (all runs have the same), or the data of a reused run changed.
     """
-    tell = told or (lambda which: None)
-    earlier = FinishedRuns(directory) if auto_resume else None
-    train = partial(_find_or_train, earlier, tell, overwrite=overwrite or auto_resume, stream=stream)
-    first = True
+    finished = FinishedRuns(directory) if auto_resume else None
+
+    def train(contender: Contender, config: TrainConfig, path: Path) -> Outcome:
+        if finished is not None:
+            if (earlier := finished.find(config)) is not None:
+                on_progress(f"reusing the finished run {earlier[0]}")
+                return _finished(contender, config, *earlier)
+            path = finished.free_folder(path)
+        return _train(contender, config, path, overwrite=overwrite or auto_resume, stream=stream)
+
+    is_first = True
     for number in range(seeds):
-        for which, rivals in _groups(contenders):
+        for words, rivals in _groups(contenders):
             for place, contender in enumerate(rivals):
                 config = with_seed(contender.config, number)
-                about = f"seed {config.seed} ({number + 1} of {seeds}){which}"
+                about = f"seed {config.seed} ({number + 1} of {seeds}){words}"
                 folder = directory.joinpath(f"seed-{config.seed}", *folders(contender.swept))
-                tell(f"{about}, {contender.label} ({place + 1} of {len(rivals)})")
+                on_progress(f"{about}, {contender.label} ({place + 1} of {len(rivals)})")
                 outcome = train(contender, config, folder / _folder_name(place, contender.label))
-                if isinstance(outcome.error, InputError) and first and not contender.arranges:
+                if isinstance(outcome.error, InputError) and is_first and not contender.arranges:
                     raise outcome.error
-                first = False
+                is_first = False
                 yield outcome
                 control = _control(contender, config, outcome)
                 if control is not None:
-                    tell(f"{about}, {control.label}")
+                    on_progress(f"{about}, {control.label}")
                     dropped_at_random = train(control, control.config, folder / _folder_name(place, CONTROL))
-                    yield replace(dropped_at_random, beside=contender.label)
+                    yield replace(dropped_at_random, control_of=contender.label)
 
 
 def _groups(contenders: Sequence[Contender]) -> list[tuple[str, list[Contender]]]:
-    """The contenders of each combination of values, with words for it: `, batch_size=256 (1 of 3)`."""
-    groups = [list(members) for _, members in groupby(contenders, key=lambda one: one.swept)]
-    swept = [members[0].swept for members in groups]
-    words = [f", {title(one)} ({place} of {len(swept)})" if one else "" for place, one in enumerate(swept, start=1)]
+    """Contenders by combination of values, each with its words for progress: `, batch_size=256 (1 of 3)`."""
+    groups = [list(members) for _, members in groupby(contenders, key=lambda contender: contender.swept)]
+    points = [members[0].swept for members in groups]
+    words = [f", {title(point)} ({place} of {len(points)})" if point else "" for place, point in enumerate(points, 1)]
     return list(zip(words, groups, strict=True))
 
 
 def _control(contender: Contender, config: TrainConfig, outcome: Outcome) -> Contender | None:
-    """The run that drops as many inputs at random, if this one dropped any by a rule."""
+    """The run that drops as many inputs at random, if a rule dropped inputs in this run."""
     share = outcome.summary.get("skipped_input_share")
     if not share or load_policy_class(config.policy) is load_policy_class(CONTROL):
         return None
     skip = None if config.skip is None else config.skip.model_copy(update={"rule": None})  # it drops inputs itself
     changed = {"policy": CONTROL, "policy_options": {"share": share, "seed": config.seed}, "skip": skip}
-    return Contender(f"{CONTROL} beside {contender.label}", config.model_copy(update=changed), contender.swept)
+    return Contender(f"{CONTROL} for {contender.label}", config.model_copy(update=changed), contender.swept)
 
 
 def with_seed(config: TrainConfig, number: int) -> TrainConfig:
-    """The settings for seed `number` of a comparison: seeds of weights and data moved on by `number`."""
+    """Settings for seed `number` of a comparison: the seeds of weights and data plus `number`."""
     options = dict(config.data_options)
     if config.data == "synthetic":
         synthetic = dict(options.get("synthetic", {}))
@@ -230,11 +223,11 @@ def with_seed(config: TrainConfig, number: int) -> TrainConfig:
 
 
 def claim(out: str | None, *, overwrite: bool = False, auto_resume: bool = False) -> Path:
-    """The directory of a comparison, made if it is not there: `out`, or `runs/<date>-compare`.
+    """Create the directory of a comparison if it is missing: `out`, or `runs/<date>-compare`.
 
     Raises:
         OutputError: if it is not empty (unless it holds a comparison and `overwrite` or `auto_resume` is set), or
-            cannot be made.
+            cannot be created.
     """
     path = Path(out) if out is not None else Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-compare"
     try:
@@ -244,49 +237,24 @@ def claim(out: str | None, *, overwrite: bool = False, auto_resume: bool = False
         raise OutputError(f"output directory {path} cannot be used: {error}") from error
     if names and not (overwrite or auto_resume):
         raise OutputError(
-            f"output directory {path} is not empty; choose another with --out, keep what is there with --auto-resume, "
-            "or replace it with --overwrite"
+            f"expected a new or empty output directory, got {path}, which has files. Choose another with --out, keep "
+            "its runs with --auto-resume, or replace them with --overwrite"
         )
     others = [name for name in names if not _OURS.fullmatch(name)]
     if others:
         raise OutputError(
-            f"output directory {path} holds {', '.join(others[:5])}, which no comparison writes; "
-            "move it away or choose another directory with --out"
+            f"expected only files of a comparison in the output directory {path}, got {', '.join(others[:5])}. Move "
+            "them, or choose another directory with --out"
         )
     return path
 
 
 def write_record(directory: Path, result: Comparison) -> None:
-    """Keep the result beside the runs."""
+    """Write the result next to the runs."""
     try:
         write_atomic(directory / RECORD, json.dumps(asdict(result), indent=1).encode() + b"\n")
     except OSError as error:
-        raise OutputError(f"{directory / RECORD} could not be written: {error}") from error
-
-
-def _find_or_train(
-    earlier: FinishedRuns | None,
-    tell: Told,
-    contender: Contender,
-    config: TrainConfig,
-    path: Path,
-    *,
-    overwrite: bool,
-    stream: TextIO | None,
-) -> Outcome:
-    if earlier is not None:
-        if (finished := earlier.find(config)) is not None:
-            where, summary = finished
-            tell(f"kept: {where}")
-            return _finished(contender, config, where, summary)
-        path = _free_folder(path, earlier)
-    return _train(contender, config, path, overwrite=overwrite, stream=stream)
-
-
-def _free_folder(path: Path, earlier: FinishedRuns) -> Path:
-    """The folder of a run that is trained: not that of another one, which had this place in the list before."""
-    numbered = (path if number == 1 else path.with_name(f"{path.name}.{number}") for number in count(1))
-    return next(folder for folder in numbered if not earlier.holds(folder))
+        raise OutputError(f"{directory / RECORD} cannot be written: {error}") from error
 
 
 def _finished(contender: Contender, config: TrainConfig, path: Path, summary: dict[str, Any]) -> Outcome:
@@ -305,20 +273,20 @@ def _finished(contender: Contender, config: TrainConfig, path: Path, summary: di
 def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: bool, stream: TextIO | None) -> Outcome:
     others = OtherWork()
     try:
-        own = config.model_copy(update={"out": str(path)})
-        summary: dict[str, Any] = {**train_run(own, overwrite=overwrite, stream=stream, keep_scores=True)}
-    except Exception as error:  # whatever stops one run, the others are still worth having
-        traceback.clear_frames(error.__traceback__)  # its tables are not to stay in memory
+        placed = config.model_copy(update={"out": str(path)})
+        summary: dict[str, Any] = {**train_run(placed, overwrite=overwrite, stream=stream, keep_scores=True)}
+    except Exception as error:  # any error ends only this run
+        traceback.clear_frames(error.__traceback__)  # frees its tables
         return Outcome(contender.label, config.seed, str(path), error=error, swept=contender.swept)
     summary.pop("table", None)
     return replace(_finished(contender, config, path, summary), others_cpu_share=others.share())
 
 
 def _bits(path: Path, summary: dict[str, Any]) -> str:
-    """A digest of the trained weights and row state, where they were saved, and of the quality."""
+    """Digest of the trained weights and row state, if they were saved, and of the quality."""
     facts: dict[str, Any] = {name: summary.get(name) for name in ("steps", "samples", "auc", "log_loss")}
     file = path / "weights" / MANIFEST
-    if os.path.lexists(file):  # save=false: the evaluation has seen every weight that matters to it
+    if os.path.lexists(file):  # not with save=false, where the quality stands for the weights
         manifest = parse_json(read_plain(file), str(file))
         facts |= {entry["name"]: entry["sha256"] for entry in manifest["arrays"] if entry["group"] == "dense"}
         shards = enumerate(manifest["shards"])
@@ -334,5 +302,5 @@ def _bits(path: Path, summary: dict[str, Any]) -> str:
 
 
 def _folder_name(place: int, label: str) -> str:
-    """`0-lru`: the place keeps policies apart whose names differ in signs only."""
+    """`0-lru`: the place separates policies whose names differ only in punctuation."""
     return f"{place}-" + (re.sub(r"[^A-Za-z0-9_.=-]+", "-", label.rpartition("/")[2]).strip("-") or "policy")

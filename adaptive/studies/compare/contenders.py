@@ -1,11 +1,10 @@
-"""From `lru,slipstream+threshold=0.02` to one set of settings for each policy that is compared.
+"""Parse the policies and sweeps of a comparison into one set of settings per policy and combination of values.
 
-What is wrong with a policy is told here, in the words of the list, before anything is trained.
+`lru,slipstream+threshold=0.02` is a list of policies with parameters. Mistakes are reported in the words of the list,
+before anything is trained.
 
-From `--sweep batch_size=256,1024` to the values under which every policy is trained.
-
-Several lists make the product of their values, the last one varying fastest. A list may vary keys together, joined by
-`+`: `optimizer.lr+dense_optimizer.lr=0.01+0.01,0.1+0.1` has two values, not four.
+`--sweep batch_size=256,1024` trains every policy with each value. Several sweeps are combined; the last varies fastest.
+Keys joined by `+` vary together: `optimizer.lr+dense_optimizer.lr=0.01+0.01,0.1+0.1` has two values, not four.
 """
 
 import re
@@ -21,18 +20,19 @@ from adaptive.plugins import NO_RULE, PARAMETER, load_policy_class, make_policy,
 from adaptive.policy import Policy, arranges
 from adaptive.training.settings import parse_text
 
-OWN_FLAGS: Final = {
-    "policy": "policies are compared with --policies",
-    "seed": "seeds are compared with --seeds",
-    "out": "run directories lie under --out",
+NOT_SWEPT: Final = {
+    "policy": "Compare policies with --policies",
+    "seed": "Compare seeds with --seeds",
+    "out": "All run directories are in --out",
 }
 _ITEM: Final = re.compile(r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|\{[^}]*\}|[^,])*""")  # up to a comma outside of these
-_SAFE: Final = "=+%@:~ ,"  # in names of folders, besides letters, digits and _ . -
+_SAFE: Final = "=+%@:~ ,"  # allowed in folder names besides letters, digits and _ . -
+_OF_POLICY: Final = "policy."
 
 
 @dataclass(frozen=True)
 class Value:
-    """A value of a key, as it was written, and where that was, for messages."""
+    """One value of a key as the user wrote it; `place` says where, for error messages."""
 
     key: str
     text: str
@@ -40,29 +40,29 @@ class Value:
 
 
 SweepPoint = tuple[Value, ...]
-"""A value of each key that is swept; none where nothing is."""
+"""One value of each swept key; empty without a sweep."""
 
 
-def sweep_points(lists: Sequence[str], given: Mapping[str, str]) -> list[SweepPoint]:
-    """Every combination of the values of `KEY=VALUE,VALUE` lists; a single empty one of no list.
+def sweep_points(lists: Sequence[str], origins: Mapping[str, str]) -> list[SweepPoint]:
+    """Return every combination of the values of `KEY=VALUE,VALUE` lists; one empty combination for no list.
 
-    Commas in quotes and brackets belong to a value. Whether keys exist and values fit is seen where settings are read.
+    Commas in quotes and brackets belong to a value. Keys and values are checked later, when settings are loaded.
 
     Args:
-        lists: as given by --sweep.
-        given: settings that were given otherwise -> by what.
+        lists: texts of `--sweep`.
+        origins: settings given elsewhere -> the option that gives them.
 
     Raises:
-        ConfigError: for a list without a key or a value, a value that comes twice, and a key that another list or
-            option gives, or that cannot be swept.
+        ConfigError: for a list without a key or a value, a repeated value, and a key that another list or option
+            gives, or that cannot be swept.
     """
     choices = [_choices(text) for text in lists]
-    seen = dict(given)
-    for key in [value.key for values in choices for value in values[0]]:
-        if key in OWN_FLAGS:
-            raise ConfigError(f"--sweep {key}: {OWN_FLAGS[key]}")
+    seen = dict(origins)
+    for key in [value.key for points in choices for value in points[0]]:
+        if key in NOT_SWEPT:
+            raise ConfigError(f"--sweep {key}: expected a setting other than {', '.join(NOT_SWEPT)}. {NOT_SWEPT[key]}")
         if key in seen:
-            raise ConfigError(f"--sweep {key}: {seen[key]} gives {key}, too; give one of them")
+            raise ConfigError(f"--sweep {key}: expected one value per setting, got {key} from {seen[key]}, too")
         seen[key] = "another --sweep"
     return [tuple(value for part in combination for value in part) for combination in product(*choices)]
 
@@ -73,42 +73,40 @@ def title(point: SweepPoint) -> str:
 
 
 def folders(point: SweepPoint) -> list[str]:
-    """A name of a folder for each key: `batch_size=256`. Different values have different names."""
+    """One folder name per key, such as `batch_size=256`. Different values have different names."""
     return [quote(f"{value.key}={value.text}", safe=_SAFE) for value in point]
 
 
 def values(point: SweepPoint) -> dict[str, Any]:
-    """Key -> value, numbers as numbers."""
+    """Key -> parsed value."""
     return {value.key: parse_text(value.text) for value in point}
 
 
 def _choices(text: str) -> list[SweepPoint]:
-    """The values of one list, each of one key or of several that vary together."""
+    """The values of one list; each is for one key, or for several that vary together."""
     left, equals, right = text.partition("=")
     keys = [key.strip() for key in left.split("+")]
     if not (equals and all(keys)):
-        raise ConfigError(f"--sweep {text!r}: needed KEY=VALUE,VALUE, for example --sweep batch_size=256,1024,4096")
+        raise ConfigError(f"--sweep: expected KEY=VALUE,VALUE such as batch_size=256,1024,4096, got {text!r}")
     items = [item.strip() for item in _split(right)]
-    points = []
+    points: list[SweepPoint] = []
     for number, item in enumerate(items, start=1):
         place = f"--sweep, value {number} of {len(items)}"
+        where = f"--sweep {left}, value {number} of {len(items)}"
         parts = [part.strip() for part in item.split("+")] if len(keys) > 1 else [item]
         if not all(parts):
-            raise ConfigError(f"--sweep {left}: value {number} of {len(items)} is empty, in {text!r}")
+            raise ConfigError(f"{where}: expected a value, got none (in {text!r})")
         if len(parts) != len(keys):
-            raise ConfigError(
-                f"--sweep {left}: value {number} of {len(items)} is {item!r}; needed a part for each of "
-                f"{len(keys)} keys, joined by +"
-            )
-        points.append(tuple(Value(key, part, place) for key, part in zip(keys, parts, strict=True)))
-    for number, item in enumerate(items):
-        if any(values(points[number]) == values(earlier) for earlier in points[:number]):  # 0.1 and 0.10 are one, too
-            raise ConfigError(f"--sweep {left}: {item} more than once, in {text!r}")
+            raise ConfigError(f"{where}: expected a part for each of {len(keys)} keys, joined by +, got {item!r}")
+        point = tuple(Value(key, part, place) for key, part in zip(keys, parts, strict=True))
+        if any(values(point) == values(earlier) for earlier in points):  # also 0.1 and 0.10
+            raise ConfigError(f"{where}: expected different values, got {item} again (in {text!r})")
+        points.append(point)
     return points
 
 
 def _split(text: str) -> list[str]:
-    """At the commas outside of quotes and brackets."""
+    """Split at the commas outside of quotes and brackets."""
     items, start = [], 0
     while True:
         match = _ITEM.match(text, start)
@@ -119,15 +117,13 @@ def _split(text: str) -> list[str]:
         start = match.end() + 1
 
 
-_OF_POLICY: Final = "policy."
-
 Load = Callable[[str, str, Mapping[str, str], Sequence[str]], TrainConfig]
-"""Settings for a label, its policy, the parameters in the label, and a list of KEY=VALUE."""
+"""Loads settings from a label, its policy, the parameters in the label, and a list of KEY=VALUE."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy as the user wrote it, and the settings of its runs; `swept`: those of them that --sweep gave."""
+    """A policy as the user wrote it, and the settings of its runs; `swept` has those from `--sweep`."""
 
     label: str
     config: TrainConfig
@@ -135,44 +131,40 @@ class Contender:
 
     @property
     def arranges(self) -> bool:
-        """The policy regroups or drops inputs, so it may train other batches than the others."""
+        """True if the policy regroups or drops inputs, so that its batches differ from those of other policies."""
         policy = make_policy(self.config.policy, self.config.policy_options)
         with_rule(policy, self.config.skip)
         return arranges(policy)
 
 
 def contenders(policies: str, sets: Sequence[str], load: Load) -> list[Contender]:
-    """The policies of a comma-separated list, each with its own settings.
+    """Return the policies of a comma-separated list, each with its settings.
 
-    A policy is a name, module:Class or file.py:Class, and may carry parameters: `slipstream+threshold=0.02+warmup=0`;
-    beside a policy without a parameter `skip`, `lfu+skip=defer+bound=0.1` names a skip rule and its parameters.
-    `policy.NAME=VALUE` in `sets` goes to every policy of the list that has such a parameter. Policies that make sense
-    at one size of device tier only are given that size.
+    A policy is a name, module:Class or file.py:Class, and may have parameters: `slipstream+threshold=0.02+warmup=0`.
+    For a policy without a parameter `skip`, `lfu+skip=defer+bound=0.1` names a skip rule and its parameters.
+    `policy.NAME=VALUE` in `sets` applies to every policy of the list that has the parameter. A policy that works with
+    only one size of the device tier gets that size.
 
     Raises:
-        ConfigError: for an empty list, a policy that comes twice, or a parameter that a policy (of those in `sets`:
-            that none of them) has.
-        AdaptiveError: from `load`, or if a policy cannot be loaded or does not take its parameters.
+        ConfigError: for an empty list, a repeated policy, or a parameter that the policy (for `sets`: every policy)
+            does not have.
+        AdaptiveError: from `load`, or if a policy cannot be loaded or rejects its parameters.
     """
     labels = [label.strip() for label in policies.split(",") if label.strip()]
     if not labels:
-        raise ConfigError(f"policies {policies!r}: needed a list such as hybrid,lru,lfu+half_life=500")
-    twice = sorted({label for label in labels if labels.count(label) > 1})
-    if twice:
-        raise ConfigError(f"policies: {', '.join(twice)} more than once; give each once, or with other parameters")
-    own = [text for text in sets if text.strip().startswith(_OF_POLICY)]
+        raise ConfigError(f"policies: expected a list such as hybrid,lru,lfu+half_life=500, got {policies!r}")
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated:
+        raise ConfigError(f"policies: expected each policy once, got {', '.join(repeated)} again. Vary its parameters")
+    parameters = [text for text in sets if text.strip().startswith(_OF_POLICY)]
     classes = {label: policy_class(PARAMETER.split(label)[0]) for label in labels}
-    _check_known(own, classes)
-    others = [text for text in sets if text not in own]
-    return [_contender(label, classes[label], own, others, load) for label in labels]
+    _check_parameters(parameters, classes)
+    others = [text for text in sets if text not in parameters]
+    return [_contender(label, classes[label], parameters, others, load) for label in labels]
 
 
 def policy_class(spec: str) -> type[Policy]:
-    """`load_policy_class`, whose error says what may have been meant.
-
-    Raises:
-        PolicyError: see there.
-    """
+    """Call `load_policy_class`; its error gets a hint about the syntax of lists."""
     try:
         return load_policy_class(spec)
     except PolicyError as error:
@@ -180,41 +172,43 @@ def policy_class(spec: str) -> type[Policy]:
 
 
 def _hint(spec: str) -> str:
-    if ":" in spec or spec.endswith(".py"):  # it was looked for in one place, which the error names
+    if ":" in spec or spec.endswith(".py"):  # the error names the file or module
         return ""
     if "+" in spec:
-        return "; parameters are given as NAME+PARAMETER=VALUE"
+        return "; write parameters as NAME+PARAMETER=VALUE"
     if " " in spec:
-        return f"; several policies are separated by commas: {','.join(spec.split())}"
-    return ""  # the error has the nearest name
+        return f"; separate policies by commas: {','.join(spec.split())}"
+    return ""  # the error suggests the nearest name
 
 
-def _contender(label: str, cls: type[Policy], own: Sequence[str], others: Sequence[str], load: Load) -> Contender:
+def _contender(
+    label: str, cls: type[Policy], parameters: Sequence[str], others: Sequence[str], load: Load
+) -> Contender:
     spec, *texts = PARAMETER.split(label)
-    known = policy_parameters(cls)
+    names = policy_parameters(cls)
     options = {name: value for name, _, value in (text.partition("=") for text in texts)}
-    rule = _rule_of(label, options, known)
+    rule = _rule_of(options, names)
     for name in options:
-        if name not in known:
-            has = f"it has: {', '.join(known) or 'none'}{suggestion(name, known)}"
-            raise ConfigError(f"policies: {label}: {spec} has no parameter {name}; {has}")
-    sets = [*others, *rule, *(text for text in own if _parameter(text) in known)]
+        if name not in names:
+            expected = f"one of its parameters ({', '.join(names) or 'it has none'})"
+            raise ConfigError(f"policies: {label}: {spec} expected {expected}, got {name}{suggestion(name, names)}")
+    sets = [*others, *rule, *(text for text in parameters if _parameter(text) in names)]
     config = load(label, spec, options, sets)
-    make_policy(cls, config.policy_options)  # values that do not go together, or are out of range
+    make_policy(cls, config.policy_options)  # raises for values out of range, or that do not go together
     if cls.device_rows is not None:
         config = config.model_copy(update={"tier": config.tier.model_copy(update={"device_rows": "auto"})})
     return Contender(label, config)
 
 
-def _rule_of(label: str, options: dict[str, str], known: Mapping[str, object]) -> list[str]:
-    """The setting of the skip rule in `lfu+skip=defer+bound=0.1`, taken out of the options with its parameters.
+def _rule_of(options: dict[str, str], names: Mapping[str, object]) -> list[str]:
+    """Remove the skip rule and its parameters from the options; return them as a setting.
 
     Raises:
-        PolicyError: if the rule cannot be loaded or does not take its parameters.
+        PolicyError: if the rule cannot be loaded or rejects its parameters.
     """
-    if "skip" not in options or "skip" in known:
+    if "skip" not in options or "skip" in names:
         return []
-    spec = "+".join([options.pop("skip"), *(f"{name}={options.pop(name)}" for name in [*options] if name not in known)])
+    spec = "+".join([options.pop("skip"), *(f"{name}={options.pop(name)}" for name in [*options] if name not in names)])
     if spec != NO_RULE:
         make_rule(spec)
     return [f"skip.rule={spec}"]
@@ -224,11 +218,11 @@ def _parameter(text: str) -> str:
     return text.strip().removeprefix(_OF_POLICY).partition("=")[0].strip()
 
 
-def _check_known(own: Sequence[str], classes: Mapping[str, type[Policy]]) -> None:
-    known = {name: label for label, cls in classes.items() for name in policy_parameters(cls)}
-    for text in own:
-        if _parameter(text) not in known:
+def _check_parameters(parameters: Sequence[str], classes: Mapping[str, type[Policy]]) -> None:
+    names = sorted({name for cls in classes.values() for name in policy_parameters(cls)})
+    for text in parameters:
+        if _parameter(text) not in names:
             raise ConfigError(
-                f"{text.strip()}: none of {', '.join(classes)} has a parameter {_parameter(text)}; "
-                f"they have: {', '.join(sorted(known)) or 'none'}"
+                f"{text.strip()}: expected a parameter of {', '.join(classes)} ({', '.join(names) or 'they have none'})"
+                f", got {_parameter(text)}"
             )

@@ -8,28 +8,21 @@ from typing import Any
 
 import pytest
 from scipy import stats
-from support.toy import ToyData, toy_config
+from support.outcomes import BUDGET, DROP, SKIP, by_policy, outcome
+from support.toy import toy_config
+from support.toy_runs import train_all
 
 import adaptive.studies.compare.comparison_runs
 import adaptive.training.runs
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, DeviceMemoryError, InputError, OutputError, PolicyError
 from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
-from adaptive.studies.compare.comparison_runs import Outcome, claim, train_all, with_seed, write_record
+from adaptive.studies.compare.comparison_runs import Outcome, claim, with_seed, write_record
 from adaptive.studies.compare.contenders import Contender, contenders
 from adaptive.studies.compare.verdicts import interval, judge, seeds_to_decide
 from adaptive.training.settings import load_settings
 
-BUDGET = 0.0005
 EAGER = {"skip": "updates", "warmup": 0, "threshold": 10.0, "probe_every": 0}
-SKIP = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "feedback_delay": 1}
-
-
-@pytest.fixture(autouse=True)
-def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        adaptive.training.runs.training, "open_data", lambda config, run_directory=None: ToyData(num_train=320)
-    )
 
 
 def rival(policy: str, **changed: Any) -> Contender:
@@ -38,10 +31,6 @@ def rival(policy: str, **changed: Any) -> Contender:
 
 def compared(rivals: Sequence[Contender], directory: Path, seeds: int = 2) -> dict[str, Any]:
     return judge(train_all(rivals, seeds, claim(str(directory))), auc_budget=BUDGET)
-
-
-def by_policy(result: dict[str, Any]) -> dict[str, Any]:
-    return {one.policy: one for one in result.policies}
 
 
 # --- real trainings --------------------------------------------------------------------------------------------------
@@ -72,10 +61,10 @@ def test_a_comparison(tmp_path: Path) -> None:
 
 
 def test_runs_are_interleaved_by_seed(tmp_path: Path) -> None:
-    told: list[str] = []
+    lines: list[str] = []
     rivals = [rival("lru", steps=1, save=False), rival("lfu", steps=1, save=False)]
-    train_all(rivals, 2, tmp_path, told=told.append)
-    assert told == [
+    train_all(rivals, 2, tmp_path, on_progress=lines.append)
+    assert lines == [
         "seed 0 (1 of 2), lru (1 of 2)",
         "seed 0 (1 of 2), lfu (2 of 2)",
         "seed 1 (2 of 2), lru (1 of 2)",
@@ -101,15 +90,15 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
 def test_data_that_cannot_be_used_stop_everything_at_the_first_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    lines: list[str] = []
 
     def train(config: TrainConfig, **options: Any) -> dict[str, Any]:
         raise InputError("day_0.gz: cannot be read")
 
     monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", train)
     with pytest.raises(InputError, match=r"day_0\.gz"):
-        train_all([rival("lru"), rival("lfu")], 3, tmp_path, told=told.append)
-    assert told == ["seed 0 (1 of 3), lru (1 of 2)"]
+        train_all([rival("lru"), rival("lfu")], 3, tmp_path, on_progress=lines.append)
+    assert lines == ["seed 0 (1 of 3), lru (1 of 2)"]
     arranging = [rival("contract:Regrouping"), rival("lfu")]  # which may have spoilt its batches itself
     assert [type(one.error) for one in train_all(arranging, 1, tmp_path)] == [InputError, InputError]
 
@@ -127,7 +116,7 @@ def test_a_rigged_policy_is_found_out(tmp_path: Path, monkeypatch: pytest.Monkey
     result = compared([rival("lru", save=save), rival("lfu", save=save)], tmp_path / "out")
     assert by_policy(result)["lfu"].verdict == "differs"
     (problem,) = result.problems
-    assert problem.startswith("lfu: skipped nothing and still trained other numbers than lru, with seed 1;")
+    assert problem.startswith("lfu: skipped nothing but trained other numbers than lru (seed 1).")
     assert "problem: lfu" in comparison_document(result).to_text()
 
 
@@ -152,27 +141,25 @@ def test_one_changed_weight_is_enough(tmp_path: Path, monkeypatch: pytest.Monkey
 
 # --- dropping inputs, beside random --------------------------------------------------------------------------------
 
-DROP = {"skip": "inputs", "warmup": 0, "threshold": 10.0, "hot_only": False, "probe_every": 0}
-
 
 def test_dropping_inputs_is_shown_beside_as_many_dropped_at_random(tmp_path: Path) -> None:
-    told: list[str] = []
+    lines: list[str] = []
     rivals = [
         rival("lru"),
         rival("slipstream", policy_options=DROP),
         rival("random_drop", policy_options={"share": 0.2}),
     ]
-    outcomes = train_all(rivals, 2, claim(str(tmp_path / "out")), told=told.append)
-    twin = "random_drop beside slipstream"
+    outcomes = train_all(rivals, 2, claim(str(tmp_path / "out")), on_progress=lines.append)
+    twin = "random_drop for slipstream"
     assert [one.policy for one in outcomes] == 2 * ["lru", "slipstream", twin, "random_drop"]
-    assert told[2] == f"seed 0 (1 of 2), {twin}"
+    assert lines[2] == f"seed 0 (1 of 2), {twin}"
     shares = [one.summary["skipped_input_share"] for one in outcomes if one.policy in ("slipstream", twin)]
     assert shares[0] > 0.05 and shares[1::2] == shares[::2], "to the input"
     record = json.loads((tmp_path / "out/seed-1/1-random_drop/run.json").read_text())
     assert record["config"]["seed"] == 1
     assert record["config"]["policy_options"] == {"share": shares[2], "seed": 1}
     found = by_policy(judge(outcomes, auc_budget=BUDGET))
-    assert [one.beside for one in found.values()] == [None, None, "slipstream", None]
+    assert [one.control_of for one in found.values()] == [None, None, "slipstream", None]
     expected = [outcomes[n].summary["auc"] - outcomes[n + 1].summary["auc"] for n in (1, 5)]
     assert found["slipstream"].auc_difference_to_random == pytest.approx(sum(expected) / 2)
     assert found["slipstream"].auc_difference_to_random_ci == interval(expected)
@@ -185,7 +172,7 @@ def test_a_rule_that_drops_inputs_is_shown_beside_random_too(tmp_path: Path) -> 
     assert [(one.policy, one.error) for one in outcomes] == [
         ("lru", None),
         ("lfu", None),
-        ("random_drop beside lfu", None),
+        ("random_drop for lfu", None),
     ]
     shares = [one.summary["skipped_input_share"] for one in outcomes[1:]]
     assert shares[0] > 0.05 and shares[0] == shares[1], "to the input"
@@ -205,15 +192,15 @@ def test_the_control_takes_part_in_tables_and_problems(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", train)
     result = compared([rival("lru"), rival("slipstream")], tmp_path / "out")
-    found, twin = by_policy(result), "random_drop beside slipstream"
+    found, twin = by_policy(result), "random_drop for slipstream"
     assert result.problems == [f"{twin}, seed 1: DeviceMemoryError: no room"]
     assert found["slipstream"].auc_difference_to_random == pytest.approx(0.01)
     assert found["slipstream"].auc_difference_to_random_ci is None
     text, lines = comparison_document(result).to_text(), comparison_csv(result).splitlines()
     assert "against random" in text and "+0.01000" in text and f"{twin}: undecided" in text
-    assert "a rule that does not beat it chooses no better than chance" in text
+    assert "A rule that does not beat it chooses no better than chance" in " ".join(text.split())
     assert f"| {twin} |" in comparison_document(result).to_markdown()
-    assert {"beside", "auc_difference_to_random", "auc_difference_to_random_ci_low"} <= set(lines[0].split(","))
+    assert {"control_of", "auc_difference_to_random", "auc_difference_to_random_ci_low"} <= set(lines[0].split(","))
     assert [line.split(",")[0] for line in lines[1:]] == ["lru", "slipstream", twin]
     json.dumps(asdict(result), allow_nan=False)
 
@@ -248,7 +235,7 @@ def test_a_verdict_by_trainings_own_predictions_says_so() -> None:
     outcomes = [outcome(name, seed, auc, skipped_update_share=share, auc_of="training")
                 for name, share, auc in (("lru", 0.0, 0.7), ("mine", 0.1, 0.6)) for seed in (0, 1)]  # fmt: skip
     text = comparison_document(judge(outcomes, auc_budget=BUDGET)).to_text()
-    assert "mine: outside the AUC budget of 0.0005, by training's own predictions (the AUC falls" in text
+    assert "mine: outside the AUC budget of 0.0005, judged by predictions during training (the AUC falls" in text
     assert "lru: within the AUC budget of 0.0005 (the control)" in text
 
 
@@ -276,12 +263,12 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     assert claim(str(out)) == out and out.is_dir()
     write_record(out, judge([], auc_budget=BUDGET))
     with pytest.raises(
-        OutputError, match="not empty; choose another with --out, keep what is there with --auto-resume"
+        OutputError, match=r"expected a new or empty output directory, got .* keep its runs with --auto"
     ):
         claim(str(out))
     assert claim(str(out), overwrite=True) == out
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match=r"holds notes\.txt, which no comparison writes"):
+    with pytest.raises(OutputError, match=r"expected only files of a comparison in .*, got notes\.txt"):
         claim(str(out), overwrite=True)
 
 
@@ -291,16 +278,6 @@ def test_the_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
-
-
-def outcome(policy: str, seed: int, auc: float | None, skipped: float = 0.0, **more: Any) -> Outcome:
-    summary = {
-        **{"auc": auc, "log_loss": 0.5, "auc_of": "evaluation", "samples_per_s": 100.0 * (seed + 1), "steps": 4},
-        **{"samples": 128, "hit_rate": 0.5, "row_hit_rate": 0.4, "bytes_h2d": 4096, "bytes_d2h": 0},
-        **{"fetched_rows": 9, "written_back_rows": 0, "time_ms": {"plan": 1.0 + seed}},
-        **{"skipped_update_share": skipped, "skipped_lookup_share": skipped},
-    }
-    return Outcome(policy, seed, f"out/{seed}/{policy}", summary=summary | more, bits=f"{auc}")
 
 
 def paired(differences: Sequence[float], budget: float = BUDGET) -> dict[str, Any]:
@@ -340,7 +317,7 @@ def test_with_one_seed_there_is_no_interval_and_that_is_said() -> None:
     result = judge([outcome("lru", 0, 0.7), outcome("s", 0, 0.69, 0.5)], auc_budget=BUDGET)
     found = by_policy(result)["s"]
     assert (found.auc_difference_ci, found.auc_std) == (None, None)
-    assert found.reason == "one seed gives no confidence interval: raise --seeds"
+    assert found.reason == "one seed gives no confidence interval. Raise --seeds"
     assert "With one seed there are no intervals over seeds." in comparison_document(result).to_text()
     assert by_policy(result)["lru"].verdict == "within"
 
@@ -365,7 +342,7 @@ def test_without_a_control_nothing_is_decided() -> None:
     result = judge([outcome("s", seed, 0.7, 0.5) for seed in range(3)], auc_budget=BUDGET)
     (found,) = result.policies
     assert (result.control, found.auc_difference, found.verdict) == (None, None, "undecided")
-    assert "add a policy that skips nothing" in found.reason
+    assert "Add a policy that skips nothing" in found.reason
 
 
 def test_labels_of_one_class_have_no_auc() -> None:
@@ -401,8 +378,8 @@ def test_a_cause_that_several_runs_share_is_told_once() -> None:
     ]
     document = comparison_document(result)
     problems = [f"problem: {problem}" for problem in result.problems]
-    assert document.to_text().splitlines() == ["No run came to its end.", "", *problems]
-    assert document.to_markdown().startswith("No run came to its end.\n\n- problem: lru, seed 0, 1, 2;")
+    assert document.to_text().splitlines() == ["No run finished.", "", *problems]
+    assert document.to_markdown().startswith("No run finished.\n\n- problem: lru, seed 0, 1, 2;")
 
 
 def test_a_policy_that_may_skip_and_did_not_equals_the_control() -> None:
@@ -458,7 +435,7 @@ def test_tables() -> None:
     rows = [line for line in comparison_document(result).to_markdown().splitlines() if line.startswith("|")]
     assert len(rows) == 8 and rows[3].startswith("| s\\| |")
     head, *lines = comparison_csv(result).splitlines()
-    assert head.startswith("policy,beside,auc,auc_std,auc_difference,auc_difference_ci_low,auc_difference_ci_high")
+    assert head.startswith("policy,control_of,auc,auc_std,auc_difference,auc_difference_ci_low,auc_difference_ci_high")
     assert "time_ms.plan" in head.split(",") and len(lines) == 2
     json.dumps(asdict(result), allow_nan=False)
 
@@ -529,7 +506,7 @@ def test_accuracy_stands_beside_auc() -> None:
     assert found.accuracy == pytest.approx(0.775) and found.accuracy_difference == pytest.approx(-0.01)
     assert found.runs[1].accuracy == 0.78 and found.accuracy_difference_ci is not None
     text = comparison_document(judge(outcomes, auc_budget=BUDGET)).to_text()
-    assert "accuracy" in text and "77.50 ± 0.71 %" in text and "AUC, log loss and accuracy of the" in text
+    assert "accuracy" in text and "77.50 ± 0.71 %" in text and "AUC, log loss and accuracy are of the" in text
     assert "78.00 %" in comparison_document(judge(outcomes[:1], auc_budget=BUDGET)).to_text()
 
 
@@ -556,15 +533,15 @@ def test_policies_carry_their_own_parameters() -> None:
 @pytest.mark.parametrize(
     ("policies", "sets", "error", "message"),
     [
-        (" ,", [], ConfigError, "needed a list such as hybrid,lru"),
-        ("lru,lfu,lru", [], ConfigError, "lru more than once"),
+        (" ,", [], ConfigError, "policies: expected a list such as hybrid,lru"),
+        ("lru,lfu,lru", [], ConfigError, "expected each policy once, got lru again"),
         ("lru,nothing", [], PolicyError, "no policy 'nothing'"),
         ("lru,slipstreem", [], PolicyError, "did you mean slipstream?"),
-        ("lru lfu", [], PolicyError, "several policies are separated by commas: lru,lfu"),
-        ("lfu+half_life", [], PolicyError, "parameters are given as NAME+PARAMETER=VALUE"),
+        ("lru lfu", [], PolicyError, "separate policies by commas: lru,lfu"),
+        ("lfu+half_life", [], PolicyError, "write parameters as NAME+PARAMETER=VALUE"),
         ("mine.py", [], PolicyError, "which class of the file? mine.py:CLASS"),
-        ("lru,lfu", ["policy.warmup=3"], ConfigError, "none of lru, lfu has a parameter warmup; they have: half_life"),
-        ("lru+half_life=3", [], ConfigError, "policies: lru+half_life=3: lru has no parameter half_life; it has: none"),
+        ("lru,lfu", ["policy.warmup=3"], ConfigError, "expected a parameter of lru, lfu (half_life), got warmup"),
+        ("lru+half_life=3", [], ConfigError, "lru expected one of its parameters (it has none), got half_life"),
         ("lfu+half_live=3", [], ConfigError, "did you mean half_life?"),
         ("lfu+half_life=soon", [], ConfigError, "policy.half_life (flag --policies lfu+half_life=soon): found 'soon'"),
         ("lru,lfu+half_life=-3", [], PolicyError, "LFU: half_life=-3.0: expected more than 0 batches"),
@@ -624,9 +601,9 @@ def test_when_runs_reached_their_target() -> None:
         ["auc 0.7", "0 of 3", "-", "-", "-"],
         ["-", "-", "-", "-", "-"],
     ]
-    assert "A run stops there" in comparison_document(result).to_markdown() and "target_seconds" in comparison_csv(
+    assert "A run stops at its target" in comparison_document(
         result
-    )
+    ).to_markdown() and "target_seconds" in comparison_csv(result)
     bare = judge([outcome("lru", 0, 0.7)], auc_budget=BUDGET)
     assert "target" not in comparison_document(bare).to_text().lower() and bare.policies[0].target is None
 

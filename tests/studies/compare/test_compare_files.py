@@ -7,25 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.toy import ToyData, toy_config
+from support.toy import toy_config
+from support.toy_runs import train_all
 
-import adaptive.training.runs
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.studies.compare import Comparison
 from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
-from adaptive.studies.compare.comparison_runs import train_all
 from adaptive.studies.compare.contenders import Contender
 from adaptive.studies.compare.verdicts import judge
 from adaptive.training.runs import train_run
 
 NAMES = {"host_bytes_read", "host_bytes_written"}
-
-
-@pytest.fixture(autouse=True)
-def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        adaptive.training.runs.training, "open_data", lambda config, run_directory=None: ToyData(num_train=320)
-    )
 
 
 def in_files(directory: Path, policy: str, **changed: Any) -> Any:

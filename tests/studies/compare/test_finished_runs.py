@@ -7,21 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.outcomes import DROP, SKIP
 from support.toy import ToyData, toy_config
+from support.toy_runs import train_all
 
 import adaptive.studies.compare.comparison_runs
 import adaptive.training.runs
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError, DeviceMemoryError, InputError
-from adaptive.studies.compare.comparison_runs import FinishedRuns, Outcome, train_all
+from adaptive.studies.compare.comparison_runs import FinishedRuns, Outcome
 from adaptive.studies.compare.contenders import Contender
 from adaptive.studies.compare.verdicts import judge
-
-
-@pytest.fixture(autouse=True)
-def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (adaptive.training.runs.training, adaptive.studies.compare.comparison_runs):
-        monkeypatch.setattr(module, "open_data", lambda config, run_directory=None: ToyData(num_train=320))
 
 
 @pytest.fixture
@@ -51,12 +47,14 @@ def test_more_seeds_and_one_more_policy_train_only_what_is_missing(
 ) -> None:
     """Also if the new policy comes first, so that the others have had its place in the list."""
     first = train_all(rivals("lru", "lfu"), 1, tmp_path / "out")
-    told: list[str] = []
+    lines: list[str] = []
     trained.clear()
-    whole = train_all(rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "out", auto_resume=True, told=told.append)
+    whole = train_all(
+        rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "out", auto_resume=True, on_progress=lines.append
+    )
     assert trained == [("scratchpipe", 0), ("scratchpipe", 1), ("lru", 1), ("lfu", 1)]
-    assert [line for line in told if line.startswith("kept")] == [
-        f"kept: {tmp_path}/out/seed-0/0-lru", f"kept: {tmp_path}/out/seed-0/1-lfu"
+    assert [line for line in lines if line.startswith("reusing")] == [
+        f"reusing the finished run {tmp_path}/out/seed-0/{run}" for run in ("0-lru", "1-lfu")
     ]  # fmt: skip
     anew = train_all(rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "anew")
     assert gist(whole) == gist(anew) and set(gist(first)) <= set(gist(whole))
@@ -88,21 +86,21 @@ def test_runs_that_failed_or_were_stopped_are_trained_anew(
 
 
 def test_the_control_of_a_policy_that_drops_inputs_is_kept_too(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
-    rule = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "feedback_delay": 1}
-    drop = {"skip": "inputs", "warmup": 0, "threshold": 10.0, "hot_only": False, "probe_every": 0}
-    dropping = rivals("slipstream", skip=rule, policy_options=drop)
+    dropping = rivals("slipstream", skip=SKIP, policy_options=DROP)
     first = train_all(dropping, 1, tmp_path)
     assert trained == [("slipstream", 0), ("random_drop", 0)]
     again = train_all(dropping, 1, tmp_path, auto_resume=True)
     assert len(trained) == 2 and gist(again) == gist(first)
-    assert [one.beside for one in again] == [None, "slipstream"]
+    assert [one.control_of for one in again] == [None, "slipstream"]
 
 
 def test_runs_of_other_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_all(rivals("lru"), 1, tmp_path)
     real = adaptive.studies.compare.comparison_runs.versions()
     monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "versions", lambda: {**real, "torch": "9.9"})
-    with pytest.raises(CheckpointError, match=re.escape(f"0-lru: trained with torch {real['torch']}, now 9.9: ")):
+    with pytest.raises(
+        CheckpointError, match=re.escape(f"expected a run of torch 9.9, got one of torch {real['torch']}.")
+    ):
         train_all(rivals("lru"), 1, tmp_path, auto_resume=True)
 
 

@@ -13,31 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.outcomes import SKIP, scored
 from support.toy import ToyData, toy_config
+from support.toy_runs import train_all
 
 import adaptive.training.runs
 from adaptive.errors import CheckpointError
 from adaptive.storage.run_directory import read_scores, write_scores
 from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
-from adaptive.studies.compare.comparison_runs import Outcome, train_all
 from adaptive.studies.compare.contenders import Contender
 from adaptive.studies.compare.verdicts import judge, other_samples, over_samples, p_value
 
 Scores = NDArray[np.float32]
-SUMMARY: dict[str, Any] = {
-    **{"auc": 0.7, "log_loss": 0.5, "auc_of": "evaluation", "samples_per_s": 100.0, "steps": 4, "samples": 128},
-    **{"hit_rate": 0.5, "row_hit_rate": 0.4, "bytes_h2d": 4096, "bytes_d2h": 0, "fetched_rows": 9},
-    **{"written_back_rows": 0, "time_ms": {"plan": 1.0}},
-}
-
-
-def outcome(
-    policy: str, logits: Sequence[float], labels: Sequence[int], *, seed: int = 0, skipped: float = 0
-) -> Outcome:
-    scores = np.array([logits, labels], np.float32)
-    summary = {**SUMMARY, "skipped_update_share": skipped, "skipped_lookup_share": skipped}
-    return Outcome(policy, seed, "", summary=summary, bits=f"{policy}", scores=scores)
-
 
 # Positives score 3 and 1, negatives 2 and 0: 3 pairs of 4 are in order. The control has all 4.
 MINE, CONTROL, LABELS = [3.0, 1.0, 2.0, 0.0], [3.0, 2.0, 1.0, 0.0], [1, 1, 0, 0]
@@ -47,21 +34,21 @@ def test_by_hand() -> None:
     """Of the positives (1, 1/2) of the negatives are below against (1, 1), of the negatives (1/2, 1) of the positives
     above against (1, 1): differences (0, -1/2) and (-1/2, 0), of variance 1/8 each. The error is the root of
     1/8 / 2 + 1/8 / 2 = 1/8; z = -1/4 / 0.35355 = -0.7071, beyond which 0.4795 of a normal distribution lies."""
-    found = over_samples([(outcome("s", MINE, LABELS), outcome("lru", CONTROL, LABELS))], 0.0005)
+    found = over_samples([(scored("s", MINE, LABELS), scored("lru", CONTROL, LABELS))], 0.0005)
     assert found is not None
     assert found.auc_difference == -0.25
     reach = 1.959964 * math.sqrt(1 / 8)
     assert found.auc_difference_ci == pytest.approx([-0.25 - reach, -0.25 + reach])
     assert found.p_value == pytest.approx(0.4795, abs=1e-4)
     assert (found.samples, found.seeds, found.verdict) == (4, 1, "undecided")
-    assert over_samples([(outcome("s", MINE, LABELS), outcome("lru", CONTROL, LABELS))], 1.0).verdict == "within"  # type: ignore[index]
+    assert over_samples([(scored("s", MINE, LABELS), scored("lru", CONTROL, LABELS))], 1.0).verdict == "within"  # type: ignore[index]
 
 
 def test_seeds_on_the_same_samples_are_one_experiment_on_others_several() -> None:
     """Two trainings that came out alike tell nothing new of the same samples: the error stays. On other samples it
     falls by the root of two."""
-    once = outcome("s", MINE, LABELS), outcome("lru", CONTROL, LABELS)
-    turned = outcome("s", MINE[::-1], LABELS[::-1], seed=1), outcome("lru", CONTROL[::-1], LABELS[::-1], seed=1)
+    once = scored("s", MINE, LABELS), scored("lru", CONTROL, LABELS)
+    turned = scored("s", MINE[::-1], LABELS[::-1], seed=1), scored("lru", CONTROL[::-1], LABELS[::-1], seed=1)
     same, different = over_samples([once, once], 0.1), over_samples([once, turned], 0.1)
     assert same is not None and different is not None
     assert same.auc_difference == different.auc_difference == -0.25
@@ -99,7 +86,7 @@ LOGITS = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 3.0])
 def test_against_all_pairs(data: st.DataObject, samples: int, seeds: int) -> None:
     labels = data.draw(st.lists(st.integers(0, 1), min_size=samples, max_size=samples))
     models = [[data.draw(st.lists(LOGITS, min_size=samples, max_size=samples)) for _ in "ab"] for _ in range(seeds)]
-    pairs = [(outcome("s", a, labels, seed=n), outcome("lru", b, labels, seed=n)) for n, (a, b) in enumerate(models)]
+    pairs = [(scored("s", a, labels, seed=n), scored("lru", b, labels, seed=n)) for n, (a, b) in enumerate(models)]
     found = over_samples(pairs, 0.0005)
     if not 2 <= sum(labels) <= samples - 2:
         assert found is None
@@ -117,39 +104,39 @@ def test_about_one_in_twenty_equal_models_is_called_unequal() -> None:
         labels = random.integers(0, 2, 200)
         common = labels + random.normal(size=200)
         a, b = (common + 0.5 * random.normal(size=200) for _ in "ab")
-        result = over_samples([(outcome("s", list(a), list(labels)), outcome("lru", list(b), list(labels)))], 0.0005)
+        result = over_samples([(scored("s", list(a), list(labels)), scored("lru", list(b), list(labels)))], 0.0005)
         assert result is not None
         found.append(result.p_value < 0.05)
     assert 0.02 < np.mean(found) < 0.09
 
 
 def test_models_that_predict_alike_differ_by_nothing() -> None:
-    found = over_samples([(outcome("s", MINE, LABELS), outcome("lru", MINE, LABELS))], 0.0005)
+    found = over_samples([(scored("s", MINE, LABELS), scored("lru", MINE, LABELS))], 0.0005)
     assert found is not None and found.auc_difference_ci == (0, 0)
     assert (found.p_value, found.verdict) == (1.0, "within")
     assert p_value(-0.1, 0.0) == 0
 
 
 def test_without_scores_there_is_no_test_and_other_samples_are_a_problem() -> None:
-    mine, control = outcome("s", MINE, LABELS, skipped=0.1), outcome("lru", CONTROL, LABELS)
+    mine, control = scored("s", MINE, LABELS, skipped=0.1), scored("lru", CONTROL, LABELS)
     assert over_samples([(replace(mine, scores=None), control)], 0.1) is None and over_samples([], 0.1) is None
-    others = outcome("s", MINE, [0, 1, 1, 0], skipped=0.1)
+    others = scored("s", MINE, [0, 1, 1, 0], skipped=0.1)
     assert over_samples([(others, control)], 0.1) is None
     assert other_samples([(mine, control)]) == []
     (problem,) = judge([control, others], auc_budget=0.1).problems
-    assert problem.startswith("s: seed 0: evaluated on other samples than lru, as labels differ;")
+    assert problem.startswith("s: seed 0: expected the evaluation samples of lru, got others (labels differ).")
 
 
 def test_it_stands_beside_the_verdict_over_seeds() -> None:
     """Of one seed, too; the policy that is equal to the control has none."""
-    outcomes = [outcome("lru", CONTROL, LABELS), replace(outcome("lfu", CONTROL, LABELS), bits="lru")]
-    result = judge([*outcomes, outcome("s", MINE, LABELS, skipped=0.1)], auc_budget=0.0005)
+    outcomes = [scored("lru", CONTROL, LABELS), replace(scored("lfu", CONTROL, LABELS), bits="lru")]
+    result = judge([*outcomes, scored("s", MINE, LABELS, skipped=0.1)], auc_budget=0.0005)
     found = {one.policy: one for one in result.policies}
     assert found["lru"].over_samples is None and found["lfu"].over_samples is None
     assert found["s"].verdict == "undecided" == found["s"].over_samples.verdict
     text = comparison_document(result).to_text()
-    assert "raise --seeds; over the samples straddling a loss of 0.0005, p = 0.48 for no difference)" in text
-    assert "over samples" in text and "[-0.94295, +0.44295]" in text and "Over samples: 95% interval" in text
+    assert "Raise --seeds; over samples: undecided about a loss of 0.0005, p = 0.48 for no difference)" in text
+    assert "over samples" in text and "[-0.94295, +0.44295]" in text and "over samples: 95%" in text
     assert "| over samples |" in comparison_document(result).to_markdown()
     head, *lines = [line.split(",") for line in comparison_csv(result).splitlines()]
     cells = dict(zip(head, lines[2], strict=True))
@@ -160,17 +147,17 @@ def test_it_stands_beside_the_verdict_over_seeds() -> None:
 
 def test_a_policy_that_skips_nothing_is_never_undecided() -> None:
     """Whatever its batches are, whichever seeds the control ended with."""
-    control = [outcome("lru", CONTROL, LABELS, seed=seed) for seed in (0, 1)]
-    regroups = [replace(outcome("sieve", MINE, LABELS, seed=seed), arranges=True) for seed in (0, 1)]
+    control = [scored("lru", CONTROL, LABELS, seed=seed) for seed in (0, 1)]
+    regroups = [replace(scored("sieve", MINE, LABELS, seed=seed), arranges=True) for seed in (0, 1)]
     regroups[1].summary["auc"] = 0.8
     both = judge([*control, *regroups], auc_budget=0.0005).policies[1]
     assert (both.verdict, both.exact) == ("unskipped", False)
-    assert both.reason.startswith("nothing is left out, its batches are others; the interval straddles")
+    assert both.reason.startswith("skips nothing, but trains other batches; the interval includes")
     one = judge([control[0], regroups[0]], auc_budget=0.0005)
     assert one.policies[1].verdict == "unskipped" and "sieve: skips nothing (" in comparison_document(one).to_text()
-    apart = judge([control[0], replace(outcome("lfu", CONTROL, LABELS, seed=1), bits="lru")], auc_budget=0.0005)
+    apart = judge([control[0], replace(scored("lfu", CONTROL, LABELS, seed=1), bits="lru")], auc_budget=0.0005)
     assert [found.verdict for found in apart.policies] == ["within", "unskipped"]
-    assert "the control ended with none of its seeds" in apart.policies[1].reason
+    assert "no run of the control finished" in apart.policies[1].reason
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
@@ -179,19 +166,15 @@ def test_a_policy_that_skips_nothing_is_never_undecided() -> None:
 def test_runs_of_a_comparison_keep_their_scores_and_are_compared_by_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = ToyData(num_train=320)
-    monkeypatch.setattr(adaptive.training.runs.training, "open_data", lambda config, run_directory=None: data)
-    monkeypatch.setattr("adaptive.studies.compare.comparison_runs.open_data", lambda config, run_directory=None: data)
     eager = {"skip": "updates", "warmup": 0, "threshold": 10.0, "probe_every": 0}
-    skip = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "feedback_delay": 1}
     rivals = [
-        Contender("lru", toy_config(policy="lru", skip=skip, save=False)),
-        Contender("slipstream", toy_config(policy="slipstream", policy_options=eager, skip=skip, save=False)),
+        Contender("lru", toy_config(policy="lru", skip=SKIP, save=False)),
+        Contender("slipstream", toy_config(policy="slipstream", policy_options=eager, skip=SKIP, save=False)),
     ]
     outcomes = train_all(rivals, 1, tmp_path)
     (control, mine) = (read_scores(Path(one.run_dir)) for one in outcomes)
     assert control is not None and mine is not None
-    labels = np.concatenate([batch.labels for batch in data.evaluation(100)])
+    labels = np.concatenate([batch.labels for batch in ToyData(num_train=320).evaluation(100)])
     assert np.array_equal(control[1], labels) and np.array_equal(mine[1], labels)
     found = judge(outcomes, auc_budget=0.0005).policies[1]
     assert found.over_samples.samples == 256

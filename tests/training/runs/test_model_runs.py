@@ -13,12 +13,12 @@ from support.guarded import SAMPLES, STRICT
 from support.guarded import run as guarded_run
 from support.guarded_policies import Freeze, Plain
 from support.toy import SIZES, ToyData, toy_config
-from support.toy_runs import data_fixture, everything, nothing_is_left_behind, parts_of  # noqa: F401
+from support.toy_runs import data_fixture, everything, nothing_is_left_behind, parts_of, train_all  # noqa: F401
 
 from adaptive import load_run
 from adaptive.errors import ConfigError, InputError
 from adaptive.serving import export_run, predict_run, scoring
-from adaptive.studies.compare.comparison_runs import claim, train_all
+from adaptive.studies.compare.comparison_runs import claim
 from adaptive.studies.compare.contenders import Contender
 from adaptive.studies.compare.verdicts import judge
 from adaptive.training.components import build
