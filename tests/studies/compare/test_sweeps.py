@@ -177,14 +177,8 @@ def judged() -> dict[str, Any]:
         (Value("optimizer.lr", text), Value("save", save)) for text, save in (("0.1", "true"), ("1", "false"))
     )
     failed = Outcome("lfu", 0, "out", error=DeviceMemoryError("no room"), swept=second)
-    return judge(
-        [
-            *(outcome(policy, 0, 0.7, swept=first) for policy in ("lru", "lfu")),
-            outcome("lru", 0, 0.6, swept=second),
-            failed,
-        ],
-        auc_budget=BUDGET,
-    )
+    equal = [outcome(policy, 0, 0.7, swept=first) for policy in ("lru", "lfu")]
+    return judge([*equal, outcome("lru", 0, 0.6, swept=second), failed], auc_budget=BUDGET)
 
 
 def test_a_table_for_each_value_and_one_over_all() -> None:

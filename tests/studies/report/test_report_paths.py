@@ -55,7 +55,7 @@ def test_studies_by_folder_or_file(tmp_path: Path) -> None:
     assert "seed-0: Tier movement" in text
     failed = asdict(judge([Outcome("lru", 0, "out", error=ValueError("it broke"))], auc_budget=0.0))
     (tmp_path / "c.json").write_text(json.dumps(failed))
-    said = "No run came to its end. problem: lru, seed 0: ValueError: it broke"
+    said = "No run finished. problem: lru, seed 0: ValueError: it broke"
     assert said in shown(tmp_path, tmp_path / "c.json")[1]
     (tmp_path / "p").mkdir()
     (tmp_path / "p/profile.json").write_text('{"kind": "profile", "data_of": "x"}')
