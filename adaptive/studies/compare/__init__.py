@@ -99,7 +99,7 @@ class ComparedPolicy:
     skipped_input_share: float | None
     deferred_update_share: float | None
     samples_per_s: float | None
-    time_ms: Mapping[str, float]
+    time_ms: Mapping[str, float | None]
     policy_numbers: Mapping[str, float | None]
     over_samples: SampleTest | None
     exact: bool

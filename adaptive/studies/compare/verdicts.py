@@ -90,12 +90,11 @@ def _compared(
     unequal = [run.seed for run, control in pairs if run.bits != control.bits] if must_be_equal else []
     word, reason = verdict(runs, pairs, _differences("auc", pairs), unequal, budget)
     exact = (is_exact(runs) or (bool(pairs) and is_equal(pairs))) and not unequal
-    scores: dict[str, Any] = {}
+    numbers: dict[str, Any] = {name: _mean(_values(name, ended)) for name in (*SCORES, *MEANS)}
     for name in SCORES:
-        numbers, differences = _values(name, ended), _differences(name, pairs)
-        scores |= {name: _mean(numbers), f"{name}_std": statistics.stdev(numbers) if len(numbers) > 1 else None}
-        scores |= {f"{name}_difference": _mean(differences), f"{name}_difference_ci": interval(differences)}
-    means: dict[str, Any] = {name: _mean(_values(name, ended)) for name in MEANS}
+        scores, differences = _values(name, ended), _differences(name, pairs)
+        numbers[f"{name}_std"] = statistics.stdev(scores) if len(scores) > 1 else None
+        numbers |= {f"{name}_difference": _mean(differences), f"{name}_difference_ci": interval(differences)}
     targets = [run.summary["stop_at"] for run in ended if "stop_at" in run.summary]
     reached = [target for target in targets if target["reached"]]
     # Kernels are compiled in the first interval of a run, which counts for its speed only if there is no other
@@ -120,13 +119,12 @@ def _compared(
         reason=reason,
         seeds=[run.seed for run in ended],
         runs=list(map(_run, runs)),
-        **scores,
-        **means,
+        **numbers,
     )
     return policy, [*([reason] if unequal else []), *other_samples(pairs)]
 
 
-def _by_name(runs: Sequence[dict[str, float | None]], average: Callable[..., float | None]) -> dict[str, Any]:
+def _by_name(runs: Sequence[dict[str, float | None]], average: Callable[..., float | None]) -> dict[str, float | None]:
     """Average each number of the runs that have it."""
     names = dict.fromkeys(name for numbers in runs for name in numbers)
     return {name: average(numbers.get(name) for numbers in runs) for name in names}
