@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [
     README,
-    ROOT / "CONTRIBUTING.md",
+    *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
@@ -82,7 +82,7 @@ def test_the_schema_that_explains_the_language_is_one_and_no_option_is_missing(t
 
 def commands() -> list[list[str]]:
     """The words of each `adaptive-train` line of an indented block."""
-    lines = [line for page in PAGES for line in page.read_text().splitlines()]
+    lines = [line for page in PAGES for line in page.read_text().replace("\\\n", " ").splitlines()]
     return [shlex.split(line, comments=True) for line in lines if line.startswith("    adaptive-train ")]
 
 
@@ -109,7 +109,8 @@ def test_every_exit_code_has_a_line() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)(.*?)\)", page.read_text()):
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    for target in re.findall(r"\]\((?!https?:)(.*?)\)", prose):
         name, _, anchor = target.partition("#")
         path = page.parent / name if name else page
         assert path.is_file(), target
