@@ -1,54 +1,58 @@
-"""The documentation site: links are right there, the reference is complete, and it builds without a warning."""
+"""The documentation site: every page is in its sidebar, the API page is complete, and it builds without a warning."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import adaptive
 
-pytest.importorskip("mkdocs", reason="the site needs the extra docs")
-ROOT = Path(adaptive.__file__).parent.parent
-sys.path.append(str(ROOT / "scripts"))
-from site_pages import PAGES, reference, with_links  # type: ignore[import-not-found]  # noqa: E402
-
-sys.path.remove(str(ROOT / "scripts"))
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 
 
-def test_links_point_to_pages_of_the_site() -> None:
-    text = "[a](docs/how-to/data.md#parquet) [b](https://x.org) [c](LICENSE) ![d](docs/images/a.png) [e](#here)"
-    wanted = "[a](how-to/data.md#parquet) [b](https://x.org) c (`LICENSE`) ![d](images/a.png) [e](#here)"
-    assert with_links(text, "README.md") == wanted
-    assert (
-        with_links("[a](../../README.md#numbers) [b](data.md)", "docs/how-to/limits.md")
-        == "[a](../index.md#numbers) [b](data.md)"
-    )
-    assert with_links("```\n[a](docs/how-to/data.md)\n```\n", "README.md") == "```\n[a](docs/how-to/data.md)\n```\n"
-    with pytest.raises(FileNotFoundError, match=r"README\.md: a link to docs2/gone\.md"):
-        with_links("[a](docs2/gone.md)", "README.md")
+@pytest.fixture(name="conf")
+def conf_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(DOCS))
+    return __import__("conf")
 
 
-def test_every_page_is_in_the_navigation() -> None:
-    text = (ROOT / "mkdocs.yml").read_text()
-    pages = (
-        {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-        | set(PAGES.values())
-        | {"api.md"}
-    )
-    assert [page for page in sorted(pages) if f": {page}\n" not in text] == []
+def test_every_page_is_in_the_sidebar_once(conf: Any) -> None:
+    entries = re.findall(r"^(?:/|.*</)(docs/[\w/-]+)", conf.navigation(), re.M)
+    assert sorted(entries) == sorted(page.relative_to(ROOT).with_suffix("").as_posix() for page in DOCS.rglob("*.md"))
 
 
-def test_the_reference_has_every_public_name() -> None:
-    found = reference()
-    for name in adaptive.__all__:
-        assert f".{name}\n" in found, name
+def test_the_api_page_has_every_public_name_once() -> None:
+    names = re.findall(r"^\.\. auto\w+:: adaptive\.(\w+)$", (DOCS / "reference/api.md").read_text(), re.M)
+    assert sorted(names) == sorted(adaptive.__all__)
+
+
+@pytest.mark.parametrize(
+    ("what", "text", "expected"),
+    [
+        ("class", "Pool `Bag`s.", "Pool `Bag`\\ s."),
+        ("class", "Like this:\n\n    a = 1\n", "Like this:\n\n.. code-block:: default\n\n    a = 1\n"),
+        ("method", "Pool.\n\nArgs:\n    bags: all.\n", "Pool.\n\nArgs:\n    bags: all.\n"),
+        ("attribute", "(F,) names; empty: any.", ":(F,) names; empty: any."),
+        ("attribute", "Number of rows.", "Number of rows."),
+    ],
+)
+def test_docstrings_become_what_sphinx_reads(conf: Any, what: str, text: str, expected: str) -> None:
+    lines = text.split("\n")
+    conf.adapt_docstring(None, what, "", None, None, lines)
+    assert "\n".join(lines) == expected
 
 
 @pytest.mark.nightly
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", tmp_path / "site"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    pytest.importorskip("sphinx", reason="the site needs the extra docs")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs", "-d", tmp_path / "d", "."]
+    done = subprocess.run([*command, tmp_path / "site"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    page = (tmp_path / "site/api.html").read_text()
-    assert all(f'id="adaptive.{home}.{name}"' in page for name, home in adaptive._HOMES.items())
+    page = (tmp_path / "site/docs/reference/api.html").read_text()
+    assert [name for name in adaptive.__all__ if f'id="adaptive.{name}"' not in page] == []
+    assert 'url=README.html"' in (tmp_path / "site/index.html").read_text()
+    assert "slipstream" in (tmp_path / "site/searchindex.js").read_text()

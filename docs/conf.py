@@ -1,0 +1,88 @@
+"""Sphinx settings of the documentation site; `scripts/docs` builds it into build/site.
+
+The repository is the source folder, so links between pages work the same on the site and in a checkout.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import adaptive
+
+for (
+    _name
+) in adaptive.__all__:  # load all modules first: autodoc sets TYPE_CHECKING while it imports, and pydantic fails
+    getattr(adaptive, _name)
+
+project = "adaptive-train"
+author = "the authors of adaptive-train"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+include_patterns = ["*.md", "policies/README.md", "tests/attack/README.md", "docs/**.md"]
+root_doc = "README"
+
+html_theme = "furo"
+html_title = "adaptive-train"
+html_extra_path = ["index.html"]  # opens README.html
+html_copy_source = False
+html_show_sphinx = False
+
+myst_heading_anchors = 6  # anchors like those of GitHub
+highlight_language = "sh"  # indented blocks are commands
+default_role = "code"  # docstrings write `name`
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_default_options = {"members": True, "exclude-members": "model_config"}
+python_maximum_signature_line_length = 100
+python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+NAVIGATION = {
+    "Tutorials": ("docs/tutorials", []),
+    "How-to guides": (
+        "docs/how-to",
+        ["running", "data", "own-model", "own-loop", "serving", "profiling", "/policies/README"],
+    ),
+    "Reference": ("docs/reference", ["settings", "models", "api", "limits"]),
+    "Explanation": ("docs/explanation", ["design", "skipping", "guard", "quality", "ranks", "gpu"]),
+    "Coming from": ("docs/coming-from", []),
+    "Benchmarks": ("docs/benchmarks", ["index", "details", "history"]),
+    "Project": ("", ["/CHANGELOG", "/CONTRIBUTING", "/SECURITY", "Attack suite </tests/attack/README>"]),
+}
+"""Sections of the sidebar: a folder and its first pages, in order. Other pages of the folder follow by name."""
+
+
+def navigation() -> str:
+    """Return the sidebar's contents as directives."""
+    root = Path(__file__).parents[1]
+    parts = []
+    for caption, (folder, first) in NAVIGATION.items():
+        others = sorted(path.stem for path in (root / folder).glob("*.md")) if folder else []
+        pages = [*first, *(page for page in others if page not in first)]
+        entries = [page if "/" in page else f"/{folder}/{page}" for page in pages]
+        if entries:
+            parts.append("\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", *entries, "```"]))
+    return "\n\n".join(parts)
+
+
+def add_navigation(app: Any, docname: str, source: list[str]) -> None:
+    """Append the sidebar's contents to the front page, so that the README on GitHub shows none of it."""
+    if docname == root_doc:
+        source[0] += f"\n\n{navigation()}\n"
+
+
+def adapt_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Turn Markdown habits of docstrings into what Sphinx reads: indented code blocks, and `name`s with a plural s."""
+    text = re.sub(r"(?<!`)`([^`\n]+)`(?=\w)", r"`\1`\\ ", "\n".join(lines))
+    text = re.sub(r"(?m)^(?=\S)(.*)\n\n(?=    )", r"\1\n\n.. code-block:: default\n\n", text)
+    if what in ("attribute", "property") and ":" in text.partition("\n")[0]:
+        text = f":{text}"  # napoleon takes what precedes the first colon for the type: let that be empty
+    lines[:] = text.split("\n")
+
+
+def setup(app: Any) -> None:
+    """Register the hooks with Sphinx."""
+    app.connect("source-read", add_navigation)
+    app.connect("autodoc-process-docstring", adapt_docstring, priority=400)  # before napoleon
