@@ -49,7 +49,7 @@ NAVIGATION = {
     "Explanation": ("docs/explanation", ["design", "skipping", "guard", "quality", "ranks", "gpu"]),
     "Coming from": ("docs/coming-from", []),
     "Benchmarks": ("docs/benchmarks", ["index", "details", "history"]),
-    "Project": ("", ["/CHANGELOG", "/CONTRIBUTING", "/SECURITY", "Attack suite </tests/attack/README>"]),
+    "Project": ("", ["CHANGELOG", "CONTRIBUTING", "SECURITY", "Attack suite </tests/attack/README>"]),
 }
 """Sections of the sidebar: a folder and its first pages, in order. Other pages of the folder follow by name."""
 
@@ -59,9 +59,8 @@ def navigation() -> str:
     root = Path(__file__).parents[1]
     parts = []
     for caption, (folder, first) in NAVIGATION.items():
-        others = sorted(path.stem for path in (root / folder).glob("*.md")) if folder else []
-        pages = [*first, *(page for page in others if page not in first)]
-        entries = [page if "/" in page else f"/{folder}/{page}" for page in pages]
+        others = sorted(path.stem for path in (root / folder).glob("*.md") if path.stem not in (root_doc, *first))
+        entries = [page if "/" in page else f"/{folder}/{page}".replace("//", "/") for page in [*first, *others]]
         if entries:
             parts.append("\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", *entries, "```"]))
     return "\n\n".join(parts)
