@@ -43,12 +43,22 @@ NAVIGATION = {
     "Tutorials": ("docs/tutorials", []),
     "How-to guides": (
         "docs/how-to",
-        ["running", "data", "own-model", "own-loop", "serving", "profiling", "/policies/README"],
+        [
+            "How do I ...? </docs/how-to/index>",
+            "Run, stop, resume </docs/how-to/running>",
+            "Data </docs/how-to/data>",
+            "Policy and device rows </docs/how-to/choose-a-policy>",
+            "Your own model </docs/how-to/own-model>",
+            "Your own loop </docs/how-to/own-loop>",
+            "Write a policy </policies/README>",
+            "Serve a trained run </docs/how-to/serving>",
+            "Profile before you train </docs/how-to/profiling>",
+        ],
     ),
-    "Reference": ("docs/reference", ["settings", "models", "api", "limits"]),
+    "Reference": ("docs/reference", ["settings", "models", "api", "exit-codes", "limits"]),
     "Explanation": ("docs/explanation", ["design", "skipping", "guard", "quality", "ranks", "gpu"]),
-    "Coming from": ("docs/coming-from", []),
-    "Benchmarks": ("docs/benchmarks", ["index", "details", "history"]),
+    "Coming from": ("docs/coming-from", ["Overview </docs/coming-from/index>"]),
+    "Benchmarks": ("docs/benchmarks", ["Overview </docs/benchmarks/index>", "details", "history", "/docs/comparison"]),
     "Project": ("", ["CHANGELOG", "CONTRIBUTING", "SECURITY", "Attack suite </tests/attack/README>"]),
 }
 """Sections of the sidebar: a folder and its first pages, in order. Other pages of the folder follow by name."""
@@ -59,8 +69,10 @@ def navigation() -> str:
     root = Path(__file__).parents[1]
     parts = []
     for caption, (folder, first) in NAVIGATION.items():
-        others = sorted(path.stem for path in (root / folder).glob("*.md") if path.stem not in (root_doc, *first))
-        entries = [page if "/" in page else f"/{folder}/{page}".replace("//", "/") for page in [*first, *others]]
+        entries = [page if "/" in page else f"/{folder}/{page}".replace("//", "/") for page in first]
+        known = {root_doc, *(entry.rsplit("/", 1)[1].rstrip(">") for entry in entries)}
+        others = sorted(path.relative_to(root) for path in (root / folder).glob("*.md") if path.stem not in known)
+        entries += [f"/{page.with_suffix('').as_posix()}" for page in others]
         if entries:
             parts.append("\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", *entries, "```"]))
     return "\n\n".join(parts)
