@@ -105,7 +105,7 @@ def test_no_batches_at_all() -> None:
 
 @pytest.mark.parametrize("depth", [-1, 1.5, float("nan"), "4", None, True])
 def test_a_depth_that_is_none_is_told_where_it_was_given(depth: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"depth: expected a whole number from 0 on, got {depth!r}"):
+    with pytest.raises(ConfigError, match=rf"depth: expected an integer of at least 0, got {depth!r}"):
         one_table().look_ahead([], depth=depth)
 
 

@@ -1,4 +1,4 @@
-"""Arguments of `TieredEmbeddingBag`, checked; and tables of the shapes of torch's own modules."""
+"""Checks of the arguments of `TieredEmbeddingBag`, and tables like torch's modules."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.engine.lane import Lane
+from adaptive.embeddings.engine.lane import Lane, table_names
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.errors import ConfigError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
@@ -18,38 +18,39 @@ def check_planned(planned: object, lanes: Sequence[Lane]) -> None:
     """Check that the argument is a batch that the tables of these lanes have planned or read.
 
     Raises:
-        ConfigError: if it is something else, or a batch of other tables, whose rows it would update.
+        ConfigError: for anything else, or for a batch of other tables, whose rows would be updated.
     """
     if not isinstance(planned, Planned):
         raise ConfigError(
-            f"expected a batch of look_ahead() or read(), got {type(planned).__name__}. "
+            f"batch: expected one from look_ahead() or read(), got {type(planned).__name__}. "
             "Loop over embeddings.look_ahead(batches), or pass embeddings.read(batch)."
         )
     if not planned.belongs_to(lanes):
         raise ConfigError(
-            "expected a batch of these tables' own look_ahead() or read(), got one of another TieredEmbeddingBag. "
-            "Batches cannot be shared between modules: give each its own look-ahead."
+            f"batch: expected one from look_ahead() or read() of the module with tables {table_names(lanes)}, got one "
+            "of another TieredEmbeddingBag. Modules cannot share batches: give each its own look-ahead."
         )
 
 
 def check_depth(depth: object) -> int:
-    """The depth of a look-ahead as an `int`.
+    """Return the depth of a look-ahead as an `int`.
 
     Raises:
-        ConfigError: if it is no whole number from 0 on.
+        ConfigError: if it is not a non-negative integer.
     """
     if not isinstance(depth, Integral) or isinstance(depth, bool) or depth < 0:
         raise ConfigError(
-            f"depth: expected a whole number from 0 on, got {depth!r}. It is the number of batches planned ahead."
+            f"depth: expected an integer of at least 0, got {depth!r}. It is the number of batches to plan ahead; "
+            "0 plans each batch when you request it."
         )
     return int(depth)
 
 
 def check_arguments(tables: Sequence[TableConfig], tier: TierConfig, optimizer: RowOptimizer, skip: Any) -> None:
-    """Check that arguments are of the kinds that `TieredEmbeddingBag` takes.
+    """Check the types of the arguments of `TieredEmbeddingBag`.
 
     Raises:
-        ConfigError: for the first one that is not.
+        ConfigError: for the first argument of another type.
     """
     arguments: list[tuple[str, object, type]] = [
         *((f"tables[{number}]", table, TableConfig) for number, table in enumerate(tables)),
@@ -62,28 +63,31 @@ def check_arguments(tables: Sequence[TableConfig], tier: TierConfig, optimizer: 
         if isinstance(value, kind):
             continue
         got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-        hint = _optimizer_hint(value) if kind is RowOptimizer else ""
-        raise ConfigError(f"{name}: expected a {kind.__name__}, got {got}{hint}")
+        hint = _optimizer_hint(value) if kind is RowOptimizer else f"Pass adaptive.{kind.__name__}(...)."
+        raise ConfigError(f"{name}: expected a {kind.__name__}, got {got}. {hint}")
 
 
 def _optimizer_hint(value: object) -> str:
-    """The row optimizer that goes by the name of what was passed instead of one."""
+    """Advice with the row optimizer whose name is most similar to the value that was passed."""
     name = value if isinstance(value, str) else (value if isinstance(value, type) else type(value)).__name__
     plain = name.lower().replace("_", "").removeprefix("sparse").removesuffix("w")
     row_optimizers = {kind.__name__.lower(): kind.__name__ for kind in (SGD, Adagrad, RowwiseAdagrad, Adam)}
     similar = row_optimizers.get(plain)
     advice = f"adaptive.{similar}(lr=...)" if similar else "one of adaptive.SGD, Adagrad, RowwiseAdagrad and Adam"
-    return f". Rows are updated by optimizers of their own: pass {advice}; torch's update the dense part."
+    return f"Rows need a row optimizer: pass {advice}; use torch's optimizers for the dense parameters."
 
 
 def table_like(name: str, module: nn.Module) -> TableConfig:
-    """A table of the size and pooling of an `nn.EmbeddingBag` or `nn.Embedding`.
+    """Return a table with the size and pooling of an `nn.EmbeddingBag` or `nn.Embedding`.
 
     Raises:
-        ConfigError: for another module, or a setting that tables here do not have.
+        ConfigError: for another module, or a setting that tables do not support.
     """
     if not isinstance(module, nn.EmbeddingBag | nn.Embedding):
-        raise ConfigError(f"{name}: expected an nn.EmbeddingBag or nn.Embedding, got {type(module).__name__}")
+        raise ConfigError(
+            f"feature {name!r}: expected an nn.EmbeddingBag or nn.Embedding, got {type(module).__name__}. Leave other "
+            "modules in your model."
+        )
     pooling = module.mode if isinstance(module, nn.EmbeddingBag) else "none"
     settings = {
         "max_norm": module.max_norm is not None,
@@ -92,6 +96,10 @@ def table_like(name: str, module: nn.Module) -> TableConfig:
         'mode="max"': pooling == "max",
     }
     if unsupported := [setting for setting, is_set in settings.items() if is_set]:
-        raise ConfigError(f"{name}: {', '.join(unsupported)} of {type(module).__name__} is not supported")
+        raise ConfigError(
+            f"feature {name!r}: expected an {type(module).__name__} with default settings, got one with "
+            f"{', '.join(unsupported)}, which tiered tables do not support. Keep this module in plain torch, or create "
+            "it without."
+        )
     sizes = {"num_embeddings": module.num_embeddings, "embedding_dim": module.embedding_dim}
     return TableConfig.model_validate({"name": name, "pooling": pooling, **sizes})

@@ -1,15 +1,17 @@
-"""The dense side of a training step: gradients, losses and predictions of the whole batch, on every rank.
+"""The dense part of a step: gradients and losses of the whole batch, on every rank.
 
-On one process they are its own. On several, all have the same numbers, in the order of one process: so each keeps the
-same totals, and updates its copy of the dense weights alike.
+With several ranks, all ranks get the same numbers, added in the order of a single process. So all ranks have the same
+totals, and update their copies of the dense weights in the same way.
 
     slices of all blocks' gradients  -- a step's exchange -->  slice r of every block, on rank r
     slice r: (block 0 + block 1) + block 2 ...                 the same order, whichever rank computed which block
-    sums                             -- exchange -->           everywhere
+    sums                             -- exchange -->           all ranks
 
-Bytes sent are those of a ring's all-reduce; unlike there, the order of additions does not depend on the number of
-ranks, nor on the library that sends. Where it costs few bytes more, as on two ranks none, every block's gradients go
-whole to all ranks instead, which all compute the same sums: without the second exchange.
+This sends as many bytes as a ring all-reduce. Unlike there, the order of additions depends neither on the number of
+ranks nor on the library that sends. Where it costs only a few more bytes (none with two ranks), every block's gradients
+go whole to all ranks, which all compute the same sums, without the second exchange.
+
+All functions are called from the training thread.
 """
 
 import hashlib
@@ -32,67 +34,65 @@ from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import RanksError
 
 Floats = NDArray[np.float32]
-ROUND: Final = 128 << 10  # bytes of a rank: sent as soon as an exchange more would be over
+ROUND: Final = 128 << 10  # bytes that a rank sends in about the time of one more exchange
 
 
 class LocalDenseStep:
-    """The dense side of the steps of one model, on a process alone: what its passes leave is what counts."""
+    """The dense part of steps in a single process, which uses its gradients as they are."""
 
     def own_parts(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        """Of each batch the samples that are this rank's."""
+        """Return this rank's samples of each batch."""
         return batches
 
     def begin(self) -> None:
-        """The passes of a batch begin, or begin again."""
+        """Prepare for the passes of a batch, also when they are run again."""
 
     def take_gradients(self) -> list[Tensor]:
-        """The backward pass of a block has run; returns the sum () of its gradients where they are taken."""
+        """Take the gradients of a block after backward; return their sum () if they were taken."""
         return []
 
     def each_block(self) -> Iterator[None]:
-        """Give the weights the gradients of one block after another: to see what is wrong with them."""
+        """Set the weights' gradients to those of one block after another, to find bad ones."""
         yield
 
     def combine(
         self, planned: Planned, losses: Sequence[float], logits: Sequence[Tensor], labels: Floats
     ) -> tuple[float, Tensor, Floats]:
-        """The loss of the whole batch, the logits and labels of all its samples in order. Dense gradients are sums over
-        all blocks then, and gradients of rows have come to their owners, for `embeddings.step()`: all crosses at once.
+        """Return the loss of the whole batch, and logits and labels of all its samples in order.
+
+        Afterwards dense gradients are sums over all blocks, and the owners have the gradients of their rows for
+        `embeddings.step()`. Everything is sent in one exchange.
 
         Args:
-            planned: the batch, whose passes have run.
+            planned: the batch, after its passes.
             losses: of this rank's blocks that have samples.
-            logits: of these blocks, (n,) or (n, T).
-            labels: of all of them, (n,) or (n, T).
+            logits: of these blocks, each (n,) or (n, T).
+            labels: of all these blocks, (n,) or (n, T).
         """
         return _sum_in_order(losses), torch.cat(list(logits)) if len(logits) > 1 else logits[0], labels
 
     def check_alike(self, step: int) -> None:
-        """Check that all ranks have the same dense weights; all call it together.
+        """Check that all ranks have the same dense weights; all ranks call it together.
 
         Raises:
-            RanksError: on all of them, if they have not.
+            RanksError: on all ranks, if weights differ.
         """
 
 
 def dense_step(embeddings: TieredEmbeddingBag, model: nn.Module) -> LocalDenseStep:
-    """Of the ranks that train these tables together."""
+    """Return the dense part of the steps for the ranks of these tables."""
     steps = embeddings.runtime.batch_steps
     return RankDenseStep(embeddings.ranks, steps, model) if isinstance(steps, RankSteps) else LocalDenseStep()
 
 
 class RankDenseStep(LocalDenseStep):
-    """Of several ranks, or of several blocks.
-
-    Attributes:
-        blocks: (weights,) gradients of each block of this rank that has samples.
-    """
+    """The dense part of the steps with several ranks or several blocks."""
 
     def __init__(self, ranks: Ranks, steps: RankSteps, model: nn.Module) -> None:
         self._ranks, self._steps = ranks, steps
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._size = sum(weight.numel() for weight in self._weights)
-        self.blocks: list[Floats] = []
+        self.blocks: list[Floats] = []  # gradients (weights,) of each block of this rank that has samples
 
     def own_parts(self, batches: Iterable[Batch]) -> Iterable[Batch]:
         return map(self._ranks.own_part, batches)
@@ -104,20 +104,20 @@ class RankDenseStep(LocalDenseStep):
         for weight in self._weights:
             digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         digests = self._ranks.gather_facts(digest.hexdigest())
-        other = next((rank for rank, one in enumerate(digests) if one != digests[0]), None)
+        other = next((rank for rank, of_rank in enumerate(digests) if of_rank != digests[0]), None)
         if other is not None:
             raise RanksError(
-                f"dense weights differ after step {step}: those of {self._ranks.name_of(0)} have the digest "
-                f"{digests[0]}, those of {self._ranks.name_of(other)} {digests[other]}. Every rank computes the same "
-                "update, so something else has changed them, or the machines round differently; all steps since the "
-                "last record are in doubt"
+                f"step {step}: expected the same dense weights on all ranks, got digest {digests[0]} on "
+                f"{self._ranks.name_of(0)} and {digests[other]} on {self._ranks.name_of(other)}. All ranks compute the "
+                "same update, so something else changed the weights, or the machines round differently. Resume from a "
+                "checkpoint before the last record, with the same software and processors on all ranks."
             )
 
     def begin(self) -> None:
         self.blocks.clear()
 
     def take_gradients(self) -> list[Tensor]:
-        """They are kept, and cleared."""
+        """Keep the gradients in `blocks`, and clear those of the weights."""
         parts = [
             torch.zeros(weight.numel()) if weight.grad is None else weight.grad.detach().reshape(-1).cpu()
             for weight in self._weights
@@ -176,13 +176,13 @@ class RankDenseStep(LocalDenseStep):
 
 
 class _StepPart(NamedTuple):
-    """What one rank sends another in a step: its scores, dense gradients, and gradients of rows.
+    """Message of one rank to another in a step: scores, and dense and row gradients.
 
     head     (2,) int64       blocks with samples; labels
     losses   (blocks,) float64
     logits   (labels,) float32, and as many labels
     dense    (blocks, slice) float32
-    rows     the rest, as `RankSteps.gradients_for_owners` gives it
+    rows     the rest, from `RankSteps.gradients_for_owners`
     """
 
     losses: NDArray[np.float64]
@@ -205,53 +205,53 @@ class _StepPart(NamedTuple):
 
 
 def _numbers(message: Bytes) -> tuple[int, int]:
-    """Blocks with samples, and labels."""
+    """Read the numbers of blocks with samples and of labels."""
     blocks, labels = message[:16].view(np.int64).tolist()
     return blocks, labels
 
 
 def _sum_in_order(losses: Iterable[float]) -> float:
     total = 0.0
-    for loss in losses:  # `sum` rounds differently
+    for loss in losses:  # the built-in `sum` compensates rounding errors, so its result differs
         total += loss
     return total
 
 
 def _joined(*arrays: NDArray[Any]) -> Bytes:
-    """All bytes; of one array its own."""
-    parts = [as_bytes(one) for one in arrays]
+    """Return the bytes of all arrays, concatenated; without a copy if there is only one."""
+    parts = list(map(as_bytes, arrays))
     return parts[0] if len(parts) == 1 else np.concatenate([NOTHING, *parts])
 
 
 def goes_whole(ranks: int, blocks: int, size: int) -> bool:
-    """Whether gradients (size,) of blocks cross as they are: a rank sends few bytes more than by slices."""
+    """True if gradients (size,) of blocks are sent whole, for few more bytes than slices."""
     whole, sliced = blocks * (ranks - 1), (blocks + ranks) * (ranks - 1) / ranks
     return 4 * size * (whole - sliced) <= ROUND * ranks
 
 
 def slice_size(ranks: Ranks, size: int) -> int:
-    """Of a block's gradients (size,), how many this rank adds."""
+    """Return how many of a block's gradients (size,) this rank adds."""
     return size if goes_whole(ranks.size, ranks.blocks, size) else int(np.diff(_bounds(ranks, size))[ranks.rank])
 
 
 def slices_of(ranks: Ranks, blocks: Sequence[Floats], size: int) -> list[list[Floats]]:
-    """For each rank what it adds of the gradients (size,) of this rank's blocks, in order."""
+    """Return, for each rank, its slices of the gradients (size,) of this rank's blocks."""
     if goes_whole(ranks.size, ranks.blocks, size):
         return [list(blocks)] * ranks.size
     return [[block[first:last] for block in blocks] for first, last in pairwise(_bounds(ranks, size))]
 
 
 def sum_blocks(ranks: Ranks, slices: Iterable[Bytes], size: int) -> Floats | None:
-    """(size,) the sum over all blocks of all ranks, in order; None if no block has gradients.
+    """Return the sum (size,) over all blocks of all ranks, in order; None without gradients.
 
     Args:
-        slices: from each rank, in order: what `slices_of` gave there for this one, of any number of blocks.
-        size: of the gradients of a block.
+        slices: from each rank, in order: the slices that `slices_of` returned there for this rank.
+        size: number of gradients of a block.
     """
     total: Floats | None = None
     for part in slices:
         for block in part.view(np.float32).reshape(-1, max(1, slice_size(ranks, size))):
-            # One after the other: numpy's own sum over an axis may pair them.
+            # One block after the other: `np.sum` over an axis may add in pairs.
             total = block.copy() if total is None else np.add(total, block, out=total)
     if goes_whole(ranks.size, ranks.blocks, size):
         return total
@@ -262,5 +262,5 @@ def sum_blocks(ranks: Ranks, slices: Iterable[Bytes], size: int) -> Floats | Non
 
 
 def _bounds(ranks: Ranks, size: int) -> list[int]:
-    """Where each rank's slice begins, and where the last one ends."""
+    """Return the begin of each rank's slice, and the end of the last one."""
     return [rank * size // ranks.size for rank in range(ranks.size + 1)]

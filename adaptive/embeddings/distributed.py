@@ -1,7 +1,9 @@
-"""The training thread's side of a batch: on one process `LocalSteps`, on several ranks `RankSteps`.
+"""Steps of a batch in the training thread, for one process and for several ranks.
 
-On ranks, rows come from their owners, block by block of the batch; each block keeps its own gradients, which are summed
-by row, sent to the owners, and update rows there as any batch's gradients do.
+With ranks, owners send the rows that each block of the batch looks up. Each block keeps its own gradients. They are
+summed by row and sent to the owners, where they update rows as the gradients of any batch do.
+
+Letters: D width, U distinct rows of a block, m rows requested by this rank.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +31,7 @@ Floats = NDArray[np.float32]
 
 
 class RemoteGroupBlock(GroupBatch):
-    """The rows of one group in one block."""
+    """Rows of one group in one block."""
 
     def __init__(self, lane: Lane, plan: GroupPlan | None, requested: RequestedBlock, rows: Tensor) -> None:
         super().__init__(lane, plan, None if plan is not None else requested.pooling(), rows)
@@ -40,7 +42,7 @@ class RemoteGroupBlock(GroupBatch):
     def sums(
         self, vectors: NDArray[np.int32], num_vectors: int, skipped: NDArray[np.bool_] | None, out: Tensor
     ) -> Tensor:
-        """(num_vectors, D) `out` with the gradients of the block's distinct rows, as `RequestedBlock.sums` says."""
+        """Write the block's gradients by distinct row to `out` (num_vectors, D)."""
         assert self.gradients is not None
         return self._lane.device.pool(self._requested.sums(vectors, num_vectors, skipped), self.gradients, out)
 
@@ -50,14 +52,11 @@ class RemoteGroupBlock(GroupBatch):
 
 
 class RemoteGroupBatch(GroupBatch):
-    """The rows of one group in all blocks of a rank, and what this rank owns of the batch's rows.
-
-    It has gradients if one of its blocks has.
-    """
+    """Rows of one group in all blocks of a rank, and the plan of the rows that it owns."""
 
     def __init__(self, lane: Lane, plan: GroupPlan | None, requested: RequestedRows, rows: Tensor) -> None:
         self.blocks = tuple(
-            None if one is None else RemoteGroupBlock(lane, plan, one, rows) for one in requested.blocks
+            None if block is None else RemoteGroupBlock(lane, plan, block, rows) for block in requested.blocks
         )
         self._with_samples = [block for block in self.blocks if block is not None]
         self._width, self._requested = lane.group.embedding_dim, requested
@@ -65,7 +64,7 @@ class RemoteGroupBatch(GroupBatch):
 
     @property
     def gradients(self) -> Tensor | None:  # type: ignore[override]
-        """All gradients of vectors, of all blocks."""
+        """Gradients of the vectors of all blocks; None if no block has any."""
         gradients = [block.gradients for block in self._with_samples if block.gradients is not None]
         return torch.cat(gradients) if len(gradients) > 1 else next(iter(gradients), None)
 
@@ -78,8 +77,10 @@ class RemoteGroupBatch(GroupBatch):
     @property
     def only_block(self) -> RemoteGroupBlock:
         if len(self.blocks) != 1 or self.blocks[0] is None:
-            count = len(self._with_samples)
-            raise ConfigError(f"this rank has {count} blocks of the batch: loop over planned.parts(), one block each")
+            raise ConfigError(
+                f"batch: expected one block on this rank, got {len(self._with_samples)}. Loop over planned.parts(), "
+                "which yields one block at a time."
+            )
         return self.blocks[0]
 
     def forget(self) -> None:
@@ -91,11 +92,10 @@ class RemoteGroupBatch(GroupBatch):
             block.scale_gradients(factor)
 
     def bad_gradients(self, batch: Batch) -> list[str]:
-        raise NotImplementedError  # `PlannedBlocks` asks the blocks
+        raise NotImplementedError  # `PlannedBlocks` calls its blocks
 
     def sums(self) -> Tensor:
-        """(m, D) the gradient of each row that was requested and is not skipped, in the order of requests; 0 for rows
-        of a block that no gradient has reached."""
+        """Return the gradients (m, D) of the requested rows that are not skipped; 0 by default."""
         skipped, device = self._requested.skipped, self._lane.device
         places = np.arange(len(self._requested.rows)) if skipped is None else np.cumsum(~skipped) - 1
         size = len(self._requested.rows) if skipped is None else int((~skipped).sum())
@@ -109,14 +109,14 @@ class RemoteGroupBatch(GroupBatch):
         return sums
 
     def from_remote(self, gradients: Tensor | None) -> GroupBatch:
-        """The owner's rows, to be updated from the gradients of the requests of all ranks (requests, D)."""
+        """Return this owner's rows with the gradients (requests, D) of the requests of all ranks."""
         owned = GroupBatch(self._lane, self.plan)
         owned.gradients = gradients
         return owned
 
 
 class PlannedBlocks(Planned):
-    """A rank's part of a batch. With one block it is its own only part; with several, loop over `parts()`."""
+    """A rank's samples of a batch. With several blocks, loop over `parts()`."""
 
     def __init__(
         self,
@@ -130,13 +130,13 @@ class PlannedBlocks(Planned):
         self.exchanged = exchanged
         self.groups = tuple(works)
         self.gradients_sent = False
-        self.received: Exchanged | None = None  # the gradients for this owner, if they have crossed with other things
+        self.received: Exchanged | None = None  # gradients for this owner, if they came with the dense gradients
         self.num_samples_of_all = exchanged.samples
         self.is_share = num_blocks > 1
 
     @property
     def first(self) -> int:
-        """In the global batch."""
+        """Position of this rank's first sample in the global batch."""
         return self.exchanged.first
 
     def parts(self) -> Iterator[Planned]:
@@ -165,11 +165,11 @@ class PlannedBlocks(Planned):
 
 
 class LocalSteps:
-    """What `TieredEmbeddingBag` does with a batch in the training thread, on a process alone.
+    """Steps of a batch in the training thread of a single process.
 
     Attributes:
-        failure: what ended the loop, as far as known.
-        has_no_samples: this rank, of the current batch.
+        failure: the error that ended the loop, if known.
+        has_no_samples: True if this rank has no samples of the current batch.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -179,7 +179,7 @@ class LocalSteps:
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
-        """Note what ends the body; see `TieredEmbeddingBag.reporting_errors`."""
+        """Record the error that ends the body; see `TieredEmbeddingBag.reporting_errors`."""
         try:
             yield
         except BaseException as error:
@@ -187,7 +187,7 @@ class LocalSteps:
             raise
 
     def planned(self, ready: ReadyBatch) -> Planned:
-        """The batch whose turn it is, its rows in place or on their way."""
+        """Return the current batch, whose rows are in place or in flight."""
         lanes, parts = self._pipeline.lanes, ready.parts or [()] * len(ready.plans)
         groups = [
             GroupBatch(lane, plan, parts=of_lane) for lane, plan, of_lane in zip(lanes, ready.plans, parts, strict=True)
@@ -195,7 +195,7 @@ class LocalSteps:
         return Planned(ready.batch, groups, self._pipeline.inputs(ready), partial(self._pipeline.wait_for, ready))
 
     def read(self, batch: Batch) -> Planned:
-        """A batch that is only read. All ranks call it together, each with its own samples."""
+        """Return a batch that is only read. All ranks call it together, each with its own samples."""
         pipeline = self._pipeline
         batch = pipeline.check(pipeline.take_over(batch))
         groups = []
@@ -210,37 +210,37 @@ class LocalSteps:
 
     def update(self, planned: Planned) -> None:
         """Update the rows of a batch from its gradients."""
-        with self.reporting_errors():  # a loop that ends here was not left before step()
+        with self.reporting_errors():  # so that a loop that ends here is not taken for one left before step()
             self._pipeline.feedback.report(planned.number, [group.update() for group in planned.works])
 
     def end_batch(self, planned: Planned) -> None:
-        """A batch ends, which the loop may not have stepped."""
+        """End a batch, which the loop may not have stepped."""
 
-    def refuse(self, what: str) -> None:
-        """Refuse what looks at the gradients of one rank only.
+    def refuse(self, feature: str) -> None:
+        """Refuse a feature that uses the gradients of one rank only.
 
         Raises:
-            ConfigError: where there are others.
+            ConfigError: with several ranks or blocks.
         """
 
     def leave(self, failed: BaseException | None) -> None:
-        """The look-ahead is over; `failed`: what ended it."""
+        """End the look-ahead; `failed` is the error that ended it."""
 
 
 class RankSteps(LocalSteps):
-    """The part that every rank takes in each batch, whatever its loop does."""
+    """Steps of a batch with several ranks or blocks; every rank takes part in each batch."""
 
     def __init__(self, pipeline: Pipeline, exchange: RankExchange) -> None:
         super().__init__(pipeline)
         self._exchange = exchange
 
     def planned(self, ready: ReadyBatch) -> Planned:
-        """The rows that this rank needs of a batch come here, once."""
+        """Return the current batch; the rows that this rank requested are exchanged here."""
         lanes, number = self._pipeline.lanes, ready.number
         exchanged = self._exchange.take(number)
         served = [lane.device.pool(plan.pooling) for lane, plan in zip(lanes, ready.plans, strict=True)]
         rows = self._exchange.rows.vectors(number, exchanged, served)
-        groups = [RemoteGroupBatch(*one) for one in zip(lanes, ready.plans, exchanged.groups, rows, strict=True)]
+        groups = list(map(RemoteGroupBatch, lanes, ready.plans, exchanged.groups, rows))
         self.has_no_samples = all(block is None for block in exchanged.blocks)
         inputs = self._pipeline.inputs(ready)
         return PlannedBlocks(ready.batch, groups, inputs, exchanged, self._exchange.ranks.blocks)
@@ -266,27 +266,30 @@ class RankSteps(LocalSteps):
         self._exchange_gradients(planned, self._sums)
 
     def end_batch(self, planned: Planned) -> None:
-        """The others wait for this rank's part all the same."""
+        """If the loop has sent no gradients, tell the other ranks, which wait for a message."""
         if isinstance(planned, PlannedBlocks) and not planned.gradients_sent and self.failure is None:
             self._exchange_gradients(planned, lambda planned: None)
 
     @torch.no_grad()
     def _exchange_gradients(self, planned: PlannedBlocks, sums: Callable[[PlannedBlocks], list[Tensor] | None]) -> None:
-        """Exchange gradients, once for each batch, and update the rows that this rank owns."""
+        """Exchange gradients, once per batch, and update the rows that this rank owns."""
         rows = self._exchange.rows
         if planned.gradients_sent:
-            raise ConfigError(f"batch {planned.number}: with ranks, step() updates rows once for each batch")
+            raise ConfigError(
+                f"batch {planned.number}: expected one step() per batch with ranks, got another one. Call backward() "
+                "for all losses of a batch first, then step() once."
+            )
         planned.gradients_sent = True
         if planned.received is None:
             gradients = rows.gradients(planned.number, planned.exchanged, sums(planned))
         else:
             gradients = rows.from_requesters(planned.exchanged, planned.received)
         if gradients is not None:
-            owned = [group.from_remote(one) for group, one in zip(planned.groups, gradients, strict=True)]
+            owned = [group.from_remote(of_group) for group, of_group in zip(planned.groups, gradients, strict=True)]
             self._pipeline.feedback.report(planned.number, [group.update() for group in owned])
 
     def _sums(self, planned: PlannedBlocks) -> list[Tensor]:
-        """The gradients (m, D) of the rows of each group that this rank requested."""
+        """Return the gradients (m, D) of the rows that this rank requested, for each group."""
         if self._exchange.ranks.gradients == "mean" and self._exchange.ranks.size > 1:
             for group in planned.groups:
                 group.scale_gradients(1 / self._exchange.ranks.size)
@@ -294,14 +297,17 @@ class RankSteps(LocalSteps):
 
     @torch.no_grad()
     def gradients_for_owners(self, planned: PlannedBlocks) -> list[Bytes]:
-        """The gradients of this rank's rows, for each rank, to cross with other things; `planned.received` is what came
-        so. Then `update` exchanges nothing any more."""
+        """Return gradients for each owner. If `planned.received` is set, `update` exchanges none."""
         sums = self._sums(planned) if planned.has_gradients else None
         return self._exchange.rows.for_owners(planned.exchanged, sums)
 
-    def refuse(self, what: str) -> None:
+    def refuse(self, feature: str) -> None:
         if self._exchange.ranks.blocks > 1:
-            raise ConfigError(f"{what} would look at this rank's gradients only, and ranks would differ; leave it out")
+            raise ConfigError(
+                f"{feature}: expected a single process and block, got {self._exchange.ranks.size} rank(s) with "
+                f"{self._exchange.ranks.blocks} blocks. It would use this rank's gradients only, so ranks would train "
+                f"differently: train without {feature}."
+            )
 
     def leave(self, failed: BaseException | None) -> None:
         if not self._pipeline.is_forked:
@@ -310,6 +316,6 @@ class RankSteps(LocalSteps):
 
 
 def batch_steps(pipeline: Pipeline) -> LocalSteps:
-    """Of a pipeline, by its exchange."""
+    """Return the steps for the exchange of a pipeline."""
     exchange = pipeline.exchange
     return RankSteps(pipeline, exchange) if isinstance(exchange, RankExchange) else LocalSteps(pipeline)

@@ -1,4 +1,8 @@
-"""`Planned`: one batch on its way through the model, and the work on its rows, group by group."""
+"""`Planned`: one batch in the training thread, and the work on its rows, group by group.
+
+Letters: B samples, V vectors of a group, D width. All classes here belong to the training thread; only `add_gradients`
+is called by autograd, from its own thread on a GPU.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -33,84 +37,62 @@ class GroupBatch:
         self.gradients: Tensor | None = None
         self._lane, self._group = lane, lane.group
         self._pooling = plan.pooling if plan is not None else pooling
-        self._weights = weights  # the rows themselves, for a batch that is only read
+        self._weights = weights  # values of the rows, for a batch that is only read
 
     def pool(self) -> Tensor:
-        """(V, D) the vectors."""
+        """Return the pooled vectors (V, D)."""
         assert self._pooling is not None
         return self._lane.device.pool(self._pooling, self._weights)
 
     def forget(self) -> None:
-        """Drop all that was kept of the batch, which will be run again."""
+        """Drop the gradients of a batch that will be run again."""
         self.gradients = None
 
     def add_gradients(self, gradients: Tensor) -> None:
-        """Keep the gradients of the vectors (V, D); a second backward pass adds to the first."""
+        """Keep the gradients (V, D) of the vectors; a second backward pass adds to the first."""
         if self.plan is None:
             return
         gradients = gradients.detach().contiguous()
         self.gradients = gradients if self.gradients is None else self.gradients + gradients
 
     def scale_gradients(self, factor: float | Tensor) -> None:
-        """Multiply the kept gradients by a number, or a tensor () on the device."""
+        """Multiply the kept gradients by a number or by a tensor () on the device."""
         if self.gradients is not None:
             self.gradients = self.gradients * factor
 
-    def pool_part(self, part: GroupPart) -> Tensor:
-        """The vectors of one part, in its order."""
-        return self._lane.device.pool(part.pooling)
-
-    def add_part(self, part: GroupPart, gradients: Tensor, *, first: bool) -> None:
-        """Put the gradients of a part's vectors where the plan has them; those of a part without any are 0."""
-        assert self.plan is not None
-        if self.gradients is None:
-            self.gradients = gradients.new_zeros((self.plan.pooling.num_vectors, gradients.shape[1]))
-        pieces = torch.split(gradients.detach(), [place.stop - place.start for place in part.places])
-        for place, piece in zip(part.places, pieces, strict=True):
-            if first:
-                self.gradients[place] = piece
-            else:
-                self.gradients[place] += piece
-
     def update(self) -> Callable[[], Feedback]:
-        """Update the rows from the gradients. What it did is known when the result is called, once."""
+        """Update the rows; return a function that waits and describes the update. Call it once."""
         assert self.plan is not None
         plan, device = self.plan, self._lane.device
         if self.gradients is None:  # the loss does not depend on this group
             return lambda: Feedback(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        rows, norms = [plan.row_updates.rows], [device.update(plan.row_updates, self.gradients)]
+        rows, pending_norms = [plan.row_updates.rows], [device.update(plan.row_updates, self.gradients)]
         if plan.deferred is not None:
             rows.append(plan.deferred.due_rows)
-            norms.append(device.defer(plan.deferred, self.gradients))
+            pending_norms.append(device.defer(plan.deferred, self.gradients))
         self.gradients = None
         drifts = None if plan.snapshots is None else device.drift(plan.snapshots)
 
         def feedback() -> Feedback:
-            measured = np.concatenate([known() for known in norms])
-            return Feedback(np.concatenate(rows), measured, plan.snapshots, None if drifts is None else drifts())
+            norms = np.concatenate([wait_for_norms() for wait_for_norms in pending_norms])
+            return Feedback(np.concatenate(rows), norms, plan.snapshots, None if drifts is None else drifts())
 
         return feedback
 
     def split(self, vectors: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Feature -> its part of the vectors."""
-        pooled, block, loose = self._blocks(vectors, batch)
-        columns = block.unbind(1) if pooled else ()
-        return dict(zip(pooled, columns, strict=True)) | loose
-
-    def _blocks(self, vectors: Tensor, batch: Batch) -> tuple[list[str], Tensor, dict[str, Tensor]]:
-        """Names of the pooled features and their vectors (B, features, D); those of other features by name."""
+        """Return feature -> its vectors: (B, D) if it is pooled, else (lookups, D)."""
         features = self._group.features
         pooled = sorted((f for f in features if f.column >= 0), key=lambda f: f.column)
-        loose = [f for f in features if f.column < 0]
-        sizes = [batch.num_lookups(f.position) for f in loose]
-        first, *parts = torch.split(vectors, [batch.num_samples * len(pooled), *sizes])
-        block = first.view(batch.num_samples, len(pooled), vectors.shape[1])
-        return [f.name for f in pooled], block, {f.name: part for f, part in zip(loose, parts, strict=True)}
+        unpooled = [f for f in features if f.column < 0]
+        sizes = [batch.num_lookups(f.position) for f in unpooled]
+        block, *parts = torch.split(vectors, [batch.num_samples * len(pooled), *sizes])
+        columns = block.view(batch.num_samples, len(pooled), vectors.shape[1]).unbind(1) if pooled else ()
+        return {f.name: part for f, part in zip([*pooled, *unpooled], [*columns, *parts], strict=True)}
 
     def bad_gradients(self, batch: Batch) -> list[str]:
-        """Features whose gradient is not finite."""
+        """Return the features whose gradient is not finite."""
         if self.gradients is None or bool(torch.isfinite(self.gradients.sum())):
-            # A sum that overflows is looked at closely; a finite sum has finite terms, or terms that cancel NaN-free.
+            # NaN and infinity make the sum not finite, so a finite sum needs no closer look: one pass in most steps.
             return []
         parts = self.split(self.gradients, batch)
         return [name for name, part in parts.items() if not bool(torch.isfinite(part).all())]
@@ -122,30 +104,37 @@ class GroupBatchPart(GroupBatch):
     def __init__(self, whole: GroupBatch, part: GroupPart) -> None:
         super().__init__(whole._lane, whole.plan)
         self._whole, self._part = whole, part
-        self._first = True
+        self._is_first = True
 
     def pool(self) -> Tensor:
-        return self._whole.pool_part(self._part)
+        return self._lane.device.pool(self._part.pooling)
 
     def add_gradients(self, gradients: Tensor) -> None:
-        self._whole.add_part(self._part, gradients, first=self._first)
-        self._first = False
+        """Write gradients to their places in the batch; those of a second pass are added."""
+        whole = self._whole
+        assert whole.plan is not None
+        if whole.gradients is None:  # parts without gradients count as 0
+            whole.gradients = gradients.new_zeros((whole.plan.pooling.num_vectors, gradients.shape[1]))
+        pieces = torch.split(gradients.detach(), [place.stop - place.start for place in self._part.places])
+        for place, piece in zip(self._part.places, pieces, strict=True):
+            whole.gradients[place] = piece if self._is_first else whole.gradients[place] + piece
+        self._is_first = False
 
 
 class Planned:
-    """A batch whose rows are in place, or, while only a part of it is in use, on their way.
+    """A batch whose rows are in place or, while only a part is in use, in flight.
 
-    `dense` (B, num_dense) and `labels` (B,) are float32 tensors on the device, `extras` tensors (B, ...) by name, of
-    the types that the batch has: a loop may keep them, but not write them. `batch` is the batch as it is trained, its
-    features in the tables' order.
+    `dense` (B, num_dense) and `labels` (B,) are float32 tensors on the device. `extras` are tensors (B, ...) by name,
+    with the dtypes of the batch. A loop may keep these tensors, but must not write to them. `batch` is the batch as it
+    is trained, its features in the tables' order.
     """
 
     share = 1.0
     """Share of the whole batch's samples: the weight of a mean loss over this part."""
     is_share = False
-    """This is only a part of what is trained in one step, or may be: there are other ranks, or blocks."""
+    """True if other ranks or blocks may contribute to the same step."""
     ended = False
-    """The loop has asked for the next batch, or the look-ahead is closed: rows of this one may have left the device."""
+    """True once the loop has requested the next batch or closed the look-ahead: rows may have been evicted."""
 
     def __init__(
         self,
@@ -156,13 +145,13 @@ class Planned:
         *,
         whole: bool = True,
     ) -> None:
-        """`whole`: dense inputs and labels are wanted; else it is by parts, which have their own."""
+        """`arrived` waits for rows in flight; `whole` is False if only parts are used."""
         self._batch, self._send = batch, send
         self._arrived = arrived
-        self.waited = False  # whether a part had to wait for its rows
+        self.waited = False  # True if a part had to wait for its rows
         self.works = tuple(works)
         self.num_samples_of_all = batch.num_samples
-        if whole:  # now: on the stream that is current here, and no compiled model need trace it
+        if whole:  # sent now: on the stream that is current here, and a compiled model need not trace it
             _ = self.dense, self.labels
 
     @property
@@ -171,17 +160,17 @@ class Planned:
 
     @cached_property
     def dense(self) -> Tensor:
-        """(B, num_dense) float32, on the device."""
+        """Dense inputs (B, num_dense) float32 on the device."""
         return self._send(self.batch.dense)
 
     @cached_property
     def labels(self) -> Tensor:
-        """(B,) float32, on the device."""
+        """Labels (B,) float32 on the device."""
         return self._send(self.batch.labels)
 
     @cached_property
     def extras(self) -> dict[str, Tensor]:
-        """`Batch.extras` on the device."""
+        """`Batch.extras` (B, ...) on the device, by name."""
         return {name: self._send(array) for name, array in self.batch.extras.items()}
 
     @property
@@ -190,25 +179,26 @@ class Planned:
 
     @property
     def whole(self) -> "Planned":
-        """The batch that this is, or is a part of."""
+        """The whole batch: this one, or the one that this is a part of."""
         return self
 
     @property
     def first(self) -> int:
-        """Position of the first sample in the batch that this is, or is a part of."""
+        """Position of the first sample in the whole batch."""
         return 0
 
     def parts(self) -> Iterator["Planned"]:
-        """The parts to run through the model one after another before the one `step()`, each when its rows are in
-        place. A batch that is not in parts is its own only one, and so is any where no part could start before all rows
-        have come (on a GPU): one pass is faster there.
+        """Yield the parts of the batch, each when its rows are in place.
+
+        A batch without parts yields itself. So does any batch on a GPU, where no part could start before all rows have
+        arrived and one pass is faster.
 
             for part in planned.parts():
                 loss = loss_fn(model(part.dense, embeddings.stack(part)), part.labels)  # a mean over samples
                 (part.share * loss).backward()
 
-        Then dense gradients are sums of the parts', and rows are updated as without parts, from the same look-ups in
-        the same order: bit for bit, if the gradients of the vectors are.
+        Dense gradients are then the sums of the parts' gradients. Rows are updated as without parts, from the same
+        lookups in the same order: bit for bit, if the gradients of the vectors are the same.
         """
         if not any(work.parts for work in self.works):
             yield self
@@ -221,7 +211,7 @@ class Planned:
             yield part
 
     def wait(self) -> None:
-        """Return when the rows are in place; raises what fetching them raised."""
+        """Wait until the rows are in place; raise the error of fetching them, if any."""
         self.waited |= self._arrived()
 
     @property
@@ -229,7 +219,7 @@ class Planned:
         return self.works[0].plan is not None
 
     def belongs_to(self, lanes: Sequence[Lane]) -> bool:
-        """True if the tables of these lanes have planned or read the batch."""
+        """True if the tables of these lanes planned or read the batch."""
         return any(self.works[0]._lane is lane for lane in lanes)
 
     @property
@@ -237,7 +227,7 @@ class Planned:
         """Number of the batch in training order, from 0."""
         plan = self.works[0].plan
         if plan is None:
-            raise ValueError("this batch is only read; it has no number in training order")
+            raise ValueError("expected a batch from look_ahead(), got one from read(), which has no number in training")
         return plan.number
 
     @property
@@ -245,13 +235,12 @@ class Planned:
         return any(work.gradients is not None for work in self.works)
 
     def bad_gradients(self) -> list[str]:
-        """Features whose gradient is not finite."""
+        """Return the features whose gradient is not finite."""
         return [name for work in self.works for name in work.bad_gradients(self.batch)]
 
 
 class PlannedPart(Planned):
-    """Some samples of a batch, in a row: a part of it, whose arrays are slices of the batch's, or a block of a rank,
-    which has its own."""
+    """Consecutive samples of a batch: a part of it, or a rank's block with its own arrays."""
 
     def __init__(
         self,
@@ -263,7 +252,7 @@ class PlannedPart(Planned):
         block: Batch | None = None,
         waits: bool = False,
     ) -> None:
-        """`first`: position of the first sample in the batch, of all ranks; `waits`: for rows of the batch."""
+        """`first`: of the samples of all ranks; `waits`: some of its rows are in flight."""
         self._whole, self._first, self._num_samples, self._waits = whole, first, num_samples, waits
         self._samples = slice(first, first + num_samples)
         self._is_block, self._taken, self._send, self.works = block is not None, block, whole._send, tuple(works)

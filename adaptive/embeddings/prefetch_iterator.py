@@ -1,4 +1,4 @@
-"""`LookAhead`: what `TieredEmbeddingBag.look_ahead` gives to a loop, or to a framework that has the loop."""
+"""`LookAhead`: the iterator that `TieredEmbeddingBag.look_ahead` returns."""
 
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
@@ -7,38 +7,39 @@ from adaptive.embeddings.planned_batch import Planned
 
 
 class LookAhead(Generator[Planned, None, None]):
-    """The batches of one pass, planned and fetched ahead. `iter`, once all of them have come, begins the next pass.
+    """Batches of one pass over the data, planned and fetched ahead.
 
-    So it goes where a `DataLoader` does, for several epochs. Its length is that of `batches`, where that has one:
-    progress bars know their total, and frameworks need not ask for a batch more to know that there is none. A policy
-    that arranges batches may yield fewer.
+    `iter` after the last batch begins the next pass, as with a `DataLoader`. Its length is that of `batches`, if they
+    have one, so progress bars know their total and frameworks know the last batch. A policy that arranges batches may
+    yield fewer.
     """
 
     def __init__(self, begin: Callable[[], Generator[Planned, None, None]], batches: Iterable[Any]) -> None:
+        """`begin`: starts a pass; `batches`: only their length is used here."""
         self._begin, self._batches = begin, batches
-        self._pass, self._came, self._ended = begin(), 0, False
+        self._pass, self._num_yielded, self._has_ended = begin(), 0, False
 
     def __len__(self) -> int:
-        """Number of batches of a pass.
+        """Return the number of batches of a pass.
 
         Raises:
-            TypeError: `batches` has no length.
+            TypeError: if `batches` has no length.
         """
         return len(self._batches)  # type: ignore[arg-type]
 
     def __bool__(self) -> bool:
-        return True  # as any generator, whatever its length
+        return True  # as for any generator, also if its length is 0
 
     def __iter__(self) -> "LookAhead":
-        if self._ended or self._all_came():
+        if self._has_ended or self._has_yielded_all():
             self.close()
-            self._pass, self._came, self._ended = self._begin(), 0, False
+            self._pass, self._num_yielded, self._has_ended = self._begin(), 0, False
         return self
 
-    def _all_came(self) -> bool:
-        """Whoever knows the length may stop there, and never hear that a pass has ended."""
+    def _has_yielded_all(self) -> bool:
+        """True after the last batch; callers that know the length stop without StopIteration."""
         try:
-            return 0 < len(self) <= self._came
+            return 0 < len(self) <= self._num_yielded
         except TypeError:
             return False
 
@@ -46,21 +47,21 @@ class LookAhead(Generator[Planned, None, None]):
         return self.send(None)
 
     def send(self, value: None) -> Planned:
-        return self._moved_on(self._pass.send, value)
+        return self._advance(self._pass.send, value)
 
     def throw(self, *error: Any) -> Planned:
-        return self._moved_on(self._pass.throw, *error)
+        return self._advance(self._pass.throw, *error)
 
-    def _moved_on(self, way: Callable[..., Planned], *words: Any) -> Planned:
+    def _advance(self, resume: Callable[..., Planned], *arguments: Any) -> Planned:
         try:
-            planned = way(*words)
-        except BaseException:  # StopIteration, too: a generator that has raised is over
-            self._ended = True
+            planned = resume(*arguments)
+        except BaseException:  # also StopIteration: a generator that has raised is finished
+            self._has_ended = True
             raise
-        self._came += 1
+        self._num_yielded += 1
         return planned
 
     def close(self) -> None:
-        """End the pass: the batch that came last is trained, those behind it are not."""
-        self._ended = True
+        """End the pass: the current batch counts as trained, and no later one is."""
+        self._has_ended = True
         self._pass.close()

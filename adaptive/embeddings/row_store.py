@@ -1,4 +1,4 @@
-"""`RowStore`: rows of `TieredEmbeddingBag` as arrays, wherever they lie: to look at, to save, to load.
+"""`RowStore`: reads, saves and loads the rows of `TieredEmbeddingBag` as arrays.
 
 Letters: D width.
 """
@@ -21,12 +21,12 @@ from adaptive.errors import CheckpointError, ConfigError
 from adaptive.storage.arrays import Stored
 from adaptive.storage.shards import Part
 
-AT_ONCE: Final = 1 << 18  # rows: what is copied in between is bounded
-APART: Final = "rows_apart"
+AT_ONCE: Final = 1 << 18  # rows that are copied at once, to bound memory
+APART: Final = "rows_apart"  # name of the only tensor in `state_dict()` with rows="separate"
 
 
 class RowStore:
-    """Reads and writes rows. With other ranks, all call it together."""
+    """Reads and writes rows, from the training thread; ranks call each method together."""
 
     def __init__(self, pipeline: Pipeline, statistics: StatisticsCollector) -> None:
         self._pipeline, self._statistics = pipeline, statistics
@@ -36,11 +36,11 @@ class RowStore:
         self._pipeline.flush()
 
     def table_weights(self, name: str) -> NDArray[np.float32]:
-        """(num_embeddings, D) copy of a table, wherever its rows lie."""
+        """Return a copy (num_embeddings, D) of a table, from both tiers."""
         return np.concatenate(list(self.table_blocks(name)))
 
     def table_blocks(self, name: str, block_bytes: int = 8 << 20) -> Iterator[NDArray[np.float32]]:
-        """`table_weights` by blocks of at most `block_bytes`, or one row, in order of the rows.
+        """Yield `table_weights` in row order, in blocks of at most `block_bytes` or one row.
 
         Raises:
             ConfigError: if there is no such table.
@@ -59,19 +59,17 @@ class RowStore:
             yield block
 
     def load_table(self, name: str, vectors: NDArray[np.float32]) -> None:
-        """Give rows 0 ... n - 1 of a table values from elsewhere (n, D), pretrained ones for example: an array, which
-        may be mapped from a file. Their optimizer state starts from scratch; what is known of lookups stays.
+        """Set rows 0 ... n - 1 of a table to `vectors` (n, D), such as pretrained ones.
+
+        The array may be mapped from a file. The rows' optimizer state starts from scratch; records of lookups stay.
 
         Raises:
-            ConfigError: if there is no such table, the shape is another, or a look-ahead is running.
-            InputError: if vectors are no numbers, have masked values, or do not fit float32; no row has changed then.
+            ConfigError: if there is no such table, the shape does not fit, or a look-ahead is running.
+            InputError: if values are not numbers, are masked, or do not fit float32. Then no row has changed.
         """
         pipeline, (lane, number) = self._pipeline, self._find_table(name)
         size, width = lane.group.tables[number].num_embeddings, lane.group.embedding_dim
-        if pipeline.running:
-            raise ConfigError(
-                "vectors cannot be loaded while a look-ahead is running; exhaust or close its iterator first"
-            )
+        pipeline.refuse_while_running("load_table()")
         if vectors.ndim != 2 or vectors.shape[1] != width or len(vectors) > size:
             raise ConfigError(
                 f"table {name}: expected (n, {width}) vectors, n up to {size}, got {vectors.shape}. Give one vector "
@@ -94,25 +92,30 @@ class RowStore:
             pipeline.finish_copies()
 
     def _find_table(self, name: str) -> tuple[Lane, int]:
-        """The lane of a table, and its number in there."""
+        """Return the lane of a table, and the table's number in it."""
         names: list[str] = []
         for lane in self._pipeline.lanes:
             of_lane = [table.name for table in lane.group.tables]
             if name in of_lane:
                 return lane, of_lane.index(name)
             names += of_lane
-        raise ConfigError(f"no table {name!r}; there are: {', '.join(names)}")
+        raise ConfigError(f"table: expected one of {', '.join(names)}, got {name!r}. Pass the name of its TableConfig.")
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """What a checkpoint needs, as flat arrays: values, state and records of rows that ever changed, with waiting
-        gradients applied. With no look-ahead running, also what is deferred and watched, so that tables that load it
-        train as these would (`adaptive.embeddings.engine.saving.row_arrays`)."""
+        """Return values, state and records of all rows that ever changed, as flat arrays.
+
+        Accumulated updates (deferred) are applied to the copies. With no look-ahead running, the arrays also contain
+        these sums and the watched rows, so that tables that load them train as these tables would
+        (`adaptive.embeddings.engine.saving.row_arrays`).
+        """
         return save_rows(self._pipeline)
 
     def state_parts(self) -> dict[str, NDArray[Any] | Part]:
-        """`state_arrays` for `save_checkpoint`, also of tables larger than memory: the rows that this rank owns, as
-        parts of a shard (`adaptive.storage.shards`). Values and state are read 8 MiB at a time when they are written;
-        train nothing before that."""
+        """Return `state_arrays` of this rank's rows for `save_checkpoint`, as parts of a shard.
+
+        Works for tables larger than memory: values and state are read 8 MiB at a time while they are written. Train
+        nothing before that. See `adaptive.storage.shards`.
+        """
         return save_parts(self._pipeline)
 
     def load_state_arrays(
@@ -122,42 +125,48 @@ class RowStore:
         grow: bool = False,
         last: Mapping[str, int] | None = None,
     ) -> None:
-        """Restore what `state_arrays` gave, into tables of the same shapes; rows start on the host. Those in
-        files (`Stored`) are read 8 MiB at a time.
+        """Restore the result of `state_arrays` into tables of the same sizes, on the host.
 
-        With `grow`, tables may be larger than those were: rows keep their ids. Rows that never changed have the initial
-        values of the larger table, whose default bound is smaller (`TableConfig.init_bound` fixes it). `last` maps
-        tables to how many of their last rows stay the last ones: those of unknown ids behind a vocabulary.
+        Arrays in files (`Stored`) are read 8 MiB at a time.
 
-        Tables that watch and defer as those did get back what was watched and deferred, too. Others, such as tables
-        without `skip`, get the values with waiting gradients applied, and begin to watch from scratch.
+        Tables with the same `skip` settings also restore watched rows and accumulated updates (deferred). Other tables
+        load the values with these updates applied, and begin to watch from scratch.
+
+        Args:
+            arrays: from `state_arrays`, or from a checkpoint.
+            grow: tables may be larger than the saved ones; rows keep their ids. Rows that never changed have the
+                initial values of the larger table, whose default bound is smaller (`TableConfig.init_bound` fixes it).
+            last: table -> number of its last rows that stay last, such as those of unknown ids after a vocabulary.
 
         Raises:
-            CheckpointError: if the arrays belong to other tables or another optimizer; nothing is changed then.
+            CheckpointError: if the arrays belong to other tables or another optimizer. Then nothing has changed.
         """
         load_rows(self._pipeline, arrays, grow=grow, last=last)
         self._statistics.count_rows()
 
     def overwrite(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Overwrite rows where they lie with `state_arrays` of other tables of the same shapes. Call it between two
-        steps; a look-ahead may be running. Rows that never changed there stay as they are, and so do records, slots
-        and verdicts; gradients that wait are dropped.
+        """Overwrite rows on both tiers with `state_arrays` of other tables of the same sizes.
+
+        Call it between two steps; a look-ahead may be running. Rows that never changed in the other tables stay as
+        they are. So do records, slots and verdicts. Accumulated updates (deferred) are dropped.
 
         Raises:
-            CheckpointError: if the arrays belong to other tables or another optimizer; nothing is changed then.
+            CheckpointError: if the arrays belong to other tables or another optimizer. Then nothing has changed.
         """
         overwrite_rows(self._pipeline, arrays)
 
     def to_tensors(self, *, separate: bool) -> dict[str, Tensor]:
-        """What `state_dict()` has of the rows: `state_arrays`, each a tensor of its own name and type, which
-        `torch.load(weights_only=True)` reads. `separate`: instead of them one small tensor, `rows_apart`, with the next
-        batch and the tables' keys; loading it checks that the rows are there."""
+        """Return the tensors for `state_dict()`, which `torch.load(weights_only=True)` reads.
+
+        With `separate`, return one small tensor instead, `rows_apart`, with the next batch and the tables' keys. Its
+        loading checks that the rows have been loaded.
+        """
         if separate:
             return {APART: torch.from_numpy(self._mark())}
         return {name: torch.from_numpy(array) for name, array in self.state_arrays().items()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """Load what `to_tensors` gave; returns what is wrong with it, or None. If something is, nothing changed."""
+        """Load the result of `to_tensors`; return an error message, with nothing changed, or None."""
         try:
             arrays = {name: _array(name, tensor) for name, tensor in tensors.items()}
             if APART in arrays:
@@ -175,19 +184,29 @@ class RowStore:
 
 def _array(name: str, tensor: object) -> NDArray[Any]:
     if not isinstance(tensor, Tensor):
-        raise CheckpointError(f"{name}: expected a tensor, got {type(tensor).__name__}")
-    if tensor.dtype == torch.bfloat16:  # which numpy does not have
-        raise CheckpointError(f"{name}: expected a dtype of numpy, got {tensor.dtype}. Load the state as it was saved")
+        raise CheckpointError(
+            f"{name}: expected a tensor, got {type(tensor).__name__}. Pass the state_dict() as it was saved."
+        )
+    if tensor.dtype == torch.bfloat16:  # numpy does not have this type
+        raise CheckpointError(
+            f"{name}: expected a dtype of numpy, got {tensor.dtype}. Pass the state_dict() as it was saved, not cast."
+        )
     return tensor.detach().cpu().numpy()
 
 
 def _check_mark(mark: NDArray[np.int64], saved: NDArray[np.int64]) -> None:
     if saved.dtype != mark.dtype or saved.shape != mark.shape:
-        raise CheckpointError(f"{APART}: expected {mark.dtype} {mark.shape}, got {saved.dtype} {saved.shape}")
+        raise CheckpointError(
+            f"{APART}: expected {mark.dtype} {mark.shape}, got {saved.dtype} {saved.shape}. Load it into tables of the "
+            "same widths and names."
+        )
     if not np.array_equal(saved[1:], mark[1:]):
-        raise CheckpointError("the checkpoint was made with another seed or other table names")
+        raise CheckpointError(
+            f"{APART}: expected a checkpoint of these tables and this seed, got one of another seed or other table "
+            "names. Create the tables with the same names and seed."
+        )
     if saved[0] != mark[0]:
         raise CheckpointError(
-            f'the rows are not in this checkpoint (rows="separate"): it is of {saved[0]} trained batches, the rows '
-            f"here of {mark[0]}; load them first: rows.load_state_arrays() with what state_arrays() gave then"
+            f"{APART}: expected rows after {saved[0]} trained batches, got rows after {mark[0]}. This checkpoint does "
+            'not contain the rows (rows="separate"): first call rows.load_state_arrays() with the arrays saved with it.'
         )

@@ -1,13 +1,13 @@
-"""`RowsOptimizer`: from gradients to updated rows, as torch's schedulers, loops and loss scalers know an optimizer.
+"""`RowsOptimizer`: updates rows, with the interface of `torch.optim.Optimizer`.
 
-A rate belongs to the step that uses it: rows are updated by the training thread with the rate that stands in
-`param_groups` then, however far ahead their batch was planned. Gradients that wait (deferral) are applied with the rate
-of the batch at which they are.
+A learning rate belongs to the step that uses it: the training thread updates rows with the current rate of
+`param_groups`, no matter how far ahead their batch was planned. Accumulated updates (deferred) are applied with the
+rate of the batch that applies them.
 
-Rows are no parameters. What `torch.amp.GradScaler` asks of parameters it asks of a stand-in for them: whether gradients
-are finite, and it divides that answer, a 1, by its scale, as it would divide gradients. By that number the gradients of
-rows are multiplied before they are used. So `unscale_` and `step` of the scaler work, and no number has to be fetched
-from a device. Without a scaler nothing of this is computed.
+Rows are not parameters, so `torch.amp.GradScaler` works on a stand-in for them. The stand-in's gradient is 1, or NaN if
+a gradient of the rows is not finite. The scaler divides it by its scale as it would divide gradients, and the gradients
+of rows are multiplied by the result before they are used. So `unscale_` and `step` of the scaler work, without fetching
+a number from the device. Without a scaler, none of this is computed.
 """
 
 import math
@@ -26,8 +26,7 @@ from adaptive.system import running_out
 
 
 class _StandIn(torch.Tensor):
-    """(1,) in the place of all rows. Its gradient is a 1, NaN if a gradient of theirs is not finite; made when somebody
-    asks for it, and None where there are no gradients."""
+    """Tensor (1,) in place of all rows; its gradient is computed on first use."""
 
     find: Callable[[], Tensor | None]
     answer: Tensor | None
@@ -41,7 +40,7 @@ class _StandIn(torch.Tensor):
         return self.answer
 
     @grad.setter
-    def grad(self, value: Tensor | None) -> None:  # `zero_grad` of whoever goes through parameters
+    def grad(self, value: Tensor | None) -> None:  # set by code that clears the gradients of all parameters
         return
 
     def forget(self) -> None:
@@ -49,16 +48,16 @@ class _StandIn(torch.Tensor):
 
 
 class RowsOptimizer(torch.optim.Optimizer):
-    """Updates the rows of each batch; one parameter group for all tables, whose `lr` a scheduler may change.
+    """Updates the rows of each batch; one parameter group, whose `lr` a scheduler may change.
 
-    `step()` is that of the embeddings. `zero_grad()` does nothing, as each batch's gradients go with it. `state_dict()`
-    holds the rate; the state of rows is in the embeddings' own.
+    `step()` is the same as `TieredEmbeddingBag.step()`. `zero_grad()` does nothing, because gradients belong to their
+    batch. `state_dict()` contains the learning rate; the embeddings' `state_dict()` contains the state of rows.
     """
 
     def __init__(self, lr: float, pipeline: Pipeline, batch_steps: LocalSteps) -> None:
         self._pipeline, self._batch_steps = pipeline, batch_steps
-        self._pending: dict[int, Planned] = {}  # batches that gradients have reached and that are not updated yet
-        all_finite = weakref.WeakMethod(self._all_finite)  # no circle: tables go when nobody uses them any more
+        self._pending: dict[int, Planned] = {}  # batches with gradients whose rows are not updated yet
+        all_finite = weakref.WeakMethod(self._all_finite)  # no reference cycle, so unused tables are freed at once
 
         def find() -> Tensor | None:
             method = all_finite()
@@ -71,15 +70,17 @@ class RowsOptimizer(torch.optim.Optimizer):
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next `step()`, whichever batches are planned by then; that of a table is this times
-        its `lr_scale`.
+        """Learning rate of the next `step()`; each table multiplies it by its `lr_scale`.
 
         Raises:
-            ConfigError: if it is no finite number from 0 on; also when it is set.
+            ConfigError: if it is not a finite number of at least 0; also when you set it.
         """
         rate = float(self.param_groups[0]["lr"])
         if not 0 <= rate < math.inf:
-            raise ConfigError(f"the rows' learning rate: expected a number from 0 on, got {rate}")
+            raise ConfigError(
+                f"learning rate of rows: expected a finite number of at least 0, got {rate}. Set it by "
+                "embeddings.optimizer.lr or a scheduler."
+            )
         return rate
 
     @lr.setter
@@ -92,15 +93,18 @@ class RowsOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None, *, grad_scale: float = 1.0) -> None:  # type: ignore[override]
-        """Update the rows of the batch whose backward pass has run; see `TieredEmbeddingBag.step`."""
+        """Update the rows of the current batch; see `TieredEmbeddingBag.step`."""
         if closure is not None:
-            raise ConfigError("the rows' optimizer takes no closure: their gradients come from one backward pass")
+            raise ConfigError(
+                "embeddings.optimizer.step(): expected no closure, got one. Gradients of rows come from one backward "
+                "pass: call loss.backward(), then step()."
+            )
         self._pipeline.refuse_in_child()
         pending = [planned for planned in self._pending.values() if planned.has_gradients]
         if not pending and self._batch_steps.has_no_samples:
-            return  # the other ranks' gradients come when the batch ends
+            return  # the other ranks' gradients arrive when the batch ends
         if not pending:
-            raise ValueError("step(): no gradient has reached the embeddings; call loss.backward() first")
+            raise _no_gradients("step()")
         if grad_scale != 1.0:
             self._batch_steps.refuse("grad_scale")
             if self.bad_gradients():
@@ -118,12 +122,18 @@ class RowsOptimizer(torch.optim.Optimizer):
         self._stand_in.forget()
 
     def clip_grad_norm_(self, max_norm: float, parameters: Iterable[Tensor] = (), *, grad_scale: float = 1.0) -> Tensor:
-        """After backward: scale gradients so that their norm together is at most `max_norm`; returns what it was, ().
+        """Scale all gradients to a total norm of at most `max_norm`; return the norm () before.
 
-        Counted are the gradients of all vectors that were looked up, as backward hands them over, not their sums by
-        row, and those of `parameters`: `embeddings.optimizer.clip_grad_norm_(1.0, model.parameters())`. Both are scaled
-        by the same factor. `grad_scale`: by which the loss was multiplied (`torch.amp.GradScaler.get_scale()`) while
-        `parameters` were not, or are unscaled already.
+            embeddings.optimizer.clip_grad_norm_(1.0, model.parameters())
+
+        The norm is that of the gradients of all looked-up vectors, as backward computes them and not summed by row,
+        and of the gradients of `parameters`. Call it between backward and step.
+
+        Args:
+            max_norm: largest total norm.
+            parameters: of the model, scaled by the same factor.
+            grad_scale: factor by which the loss was multiplied (`torch.amp.GradScaler.get_scale()`), if the gradients
+                of `parameters` are unscaled already.
         """
         self._batch_steps.refuse("clip_grad_norm_")
         works = self._unscaled()
@@ -131,7 +141,8 @@ class RowsOptimizer(torch.optim.Optimizer):
         for work in works:
             work.scale_gradients(1 / grad_scale)
         gradients = [*dense, *(gradient for work in works if (gradient := work.gradients) is not None)]
-        norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one) for one in gradients]))
+        norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for gradient in dense:
             gradient.mul_(factor)
@@ -140,32 +151,33 @@ class RowsOptimizer(torch.optim.Optimizer):
         return norm
 
     def bad_gradients(self) -> list[str]:
-        """After backward: the features whose gradient holds NaN or infinity."""
+        """Return the features whose gradient contains NaN or infinity. Call it after backward."""
         bad = {name for planned in self._pending.values() for name in planned.bad_gradients()}
         return [name for name in self._pipeline.features if name in bad]
 
     def take_gradients(self, planned: Planned, work: GroupBatch, gradients: Tensor) -> None:
-        """Keep the gradients of vectors for `step()`. Called by autograd, on a GPU from a thread of its own."""
+        """Keep the gradients of vectors for `step()`. Autograd may call it from its own thread."""
         if not planned.trainable:
             return
         if planned.whole.ended:
             raise ConfigError(
-                f"batch {planned.number} has ended; its gradients cannot be applied. Call backward() and step() for "
-                "each batch before you ask for the next one; to accumulate gradients, make batches larger."
+                f"backward(): expected gradients of the current batch, got some of batch {planned.number}, which has "
+                "ended. Call backward() and step() for each batch before you request the next one. To accumulate "
+                "gradients, use larger batches."
             )
         work.add_gradients(gradients)
         self._pending[planned.number] = planned.whole
 
     def is_unapplied(self, planned: Planned) -> bool:
-        """True if the batch has gradients that were neither applied nor discarded. May wait for the device."""
+        """True if the batch has gradients that were neither applied nor discarded; may wait."""
         if planned.number not in self._pending or not planned.has_gradients:
             return False
-        # A scaler that asked about gradients which are not finite took no step.
+        # A scaler that read the stand-in's gradient and got NaN has skipped the step on purpose.
         answer = self._stand_in.find() if self._stand_in.was_asked else None
         return answer is None or not bool(torch.isnan(answer).any())
 
     def discard(self) -> None:
-        """Forget the gradients of the current batch: its rows are not updated."""
+        """Drop the gradients of the current batch; its rows are not updated."""
         for planned in self._pending.values():
             for work in planned.works:
                 work.forget()
@@ -173,12 +185,12 @@ class RowsOptimizer(torch.optim.Optimizer):
         self._stand_in.forget()
 
     def end_batch(self, planned: Planned) -> None:
-        """The loop has asked for the next batch."""
+        """Drop what is left of a batch, since the loop has requested the next one."""
         self._pending.pop(planned.number, None)
         self._stand_in.forget()
 
     def _unscaled(self) -> list[GroupBatch]:
-        """`_works_with_gradients`, multiplied by what a scaler has left to do."""
+        """Return `_works_with_gradients`, multiplied by the factor that a scaler has left."""
         works = self._works_with_gradients()
         if (factor := self._stand_in.answer) is not None:
             self._batch_steps.refuse("a gradient scaler")
@@ -189,7 +201,7 @@ class RowsOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _all_finite(self) -> Tensor | None:
-        """(1,) a 1, NaN if a gradient is not finite; None if there is none."""
+        """Return 1, or NaN if a gradient is not finite, as (1,); None without gradients."""
         works = [work for planned in self._pending.values() for work in planned.works]
         finite = [torch.isfinite(gradient).all() for work in works if (gradient := work.gradients) is not None]
         if not finite:
@@ -199,5 +211,12 @@ class RowsOptimizer(torch.optim.Optimizer):
     def _works_with_gradients(self) -> list[GroupBatch]:
         works = [work for planned in self._pending.values() for work in planned.works if work.gradients is not None]
         if not works:
-            raise ValueError("no gradient has reached the embeddings; call loss.backward() first")
+            raise _no_gradients("clip_grad_norm_()")
         return works
+
+
+def _no_gradients(method: str) -> ValueError:
+    return ValueError(
+        f"{method}: expected gradients of the current batch, got none. Call loss.backward() first, with a loss that "
+        "depends on the embeddings' vectors."
+    )

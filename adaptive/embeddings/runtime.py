@@ -1,4 +1,4 @@
-"""`Runtime`: what trainers, guards and studies need of `TieredEmbeddingBag`, and a training loop does not."""
+"""`Runtime`: the interface of `TieredEmbeddingBag` for trainers, guards and studies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Runtime:
-    """The parts behind the tables, which share one pipeline. All methods are called from the training thread.
+    """Parts of one `TieredEmbeddingBag`. All methods are called from the training thread.
 
     Attributes:
         pipeline: plans batches and moves rows.
-        outline: the arguments of the tables, and what follows from them.
+        outline: arguments of the tables, and the sizes that follow from them.
         optimizer: keeps gradients and updates rows.
-        statistics: counts.
-        batch_steps: what is done with a batch, alone or with other ranks.
-        view: what policies see of rows.
+        statistics: counts of trained batches.
+        batch_steps: steps of a batch in the training thread, alone or with other ranks.
+        view: the rows as policies see them.
     """
 
     pipeline: Pipeline
@@ -38,30 +38,31 @@ class Runtime:
     view: TierView
 
     def ask_policy(self, method: str, question: Callable[[], T]) -> T:
-        """Ask the policy for something that is not asked in training, such as its state, within its time limit.
+        """Call the policy outside of training, for its state for example, within its time limit.
 
         Raises:
-            PolicyError: for whatever it raises, or if it does not return; names `method`.
+            PolicyError: if it raises or does not return in time; the message contains `method`.
         """
         return self.pipeline.policy_caller.ask(method, question)
 
     @property
     def may_end_early(self) -> bool:
-        """True if batches that were read and not planned can be read again without any change in what is trained: the
-        policy leaves them as they come. With ranks, others have been asked for their rows."""
+        """True if batches that were read but not planned can be read again.
+
+        Not with ranks, which have already requested rows of each other, and not if the policy arranges batches.
+        """
         return self.pipeline.exchange.ranks.is_local and not arranges(self.outline.policy)
 
     def end_early(self) -> None:
-        """Plan no more batches in the running look-ahead; those that are planned still come. Only if
-        `may_end_early`."""
+        """Plan no more batches in the running look-ahead. Requires `may_end_early`."""
         assert self.may_end_early
         self.pipeline.ending = True
 
     def with_room(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which is run again with fewer device rows whenever it runs out of device memory.
+        """Return the result of `work`, repeated with fewer device rows while memory runs out.
 
         Raises:
-            DeviceMemoryError: if no more rows can be given back.
+            DeviceMemoryError: if no more device rows can be released.
         """
         while True:
             try:
@@ -72,12 +73,13 @@ class Runtime:
             self.make_room()  # outside `except`: the error would keep the attempt's tensors alive
 
     def make_room(self) -> None:
-        """The device ran out of memory in a forward or backward pass: give a tenth of the device rows back and forget
-        the current batch's gradients. Then its passes can be run again, with the result that they would have had.
+        """Release a tenth of the device rows after a pass ran out of device memory.
+
+        Also drops the current batch's gradients. Run its passes again: the result is the same as without the error.
 
         Raises:
-            DeviceMemoryError: if the batches in flight need all rows; the tiers are as they were.
+            DeviceMemoryError: if the batches in flight need all device rows; then nothing has changed.
         """
         self.optimizer.discard()
-        self.statistics.lose(give_back(self.pipeline, SHRINK, self.outline.tier.held_rows))
+        self.statistics.count_evicted(give_back(self.pipeline, SHRINK, self.outline.tier.held_rows))
         self.statistics.resize(FEWER)

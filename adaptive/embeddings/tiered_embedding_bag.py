@@ -1,4 +1,4 @@
-"""`TieredEmbeddingBag`: embedding tables in two tiers, as an `nn.Module` with two lines more than plain torch.
+"""`TieredEmbeddingBag`: embedding tables in two tiers, as an `nn.Module`.
 
     embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows="10%"), policy=LRU, optimizer=Adagrad(lr=0.01))
     for planned in embeddings.look_ahead(loader, depth=4):
@@ -38,47 +38,56 @@ from adaptive.plugins import make_policy, with_rule
 from adaptive.policy import Policy, SkipRule
 from adaptive.system import running_out
 
-DEFAULT_OPTIMIZER: Final = row_optimizer(OptimizerConfig())  # that of the command line
+DEFAULT_OPTIMIZER: Final = row_optimizer(OptimizerConfig())  # the default of the command line, too
 
-MOST_TABLES: Final = 12  # that `repr` lists one by one
+MOST_TABLES: Final = 12  # tables that `repr` lists by name
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _not_compiled(method: Method) -> Method:
-    """`torch.compile` of a model leaves this method as it is: threads move rows below it. As torch.optim does; the
-    public `torch.compiler.disable` would import the compiler, a second."""
+    """Exclude a method from `torch.compile`, because threads move rows below it."""
+    # As `torch.optim` does: the public `torch.compiler.disable` would import the compiler, which takes a second.
     return cast(Method, torch._disable_dynamo(method))  # type: ignore[attr-defined]
 
 
 class TieredEmbeddingBag(nn.Module):
-    """Embedding tables whose rows lie on the device or on the host, with their optimizer state.
+    """Embedding tables with their optimizer state, stored on the device and on the host.
 
-    Batches made by `Batch.of` name their features; others have them in the order of `features`: the tables' features,
-    table by table. `policy` is a name, `module:Class`, `file.py:Class`, a `Policy` class or an instance; default: lru.
-    `optimizer` updates rows; default, as in the command line: row-wise Adagrad with a rate of 0.05. Without `skip` no
-    update is ever skipped.
+    Batches made by `Batch.of` name their features. Other batches list them in the order of `features`.
 
-    Rows are no parameters: not in `parameters()`, and `.to()`, `.half()` and `.cuda()` leave them as they are, float32
-    on `TierConfig.device`. `state_dict()` has those that ever changed, with their optimizer state. For tables too large
-    to be copied there, `rows="separate"` leaves a mark only: `load_state_dict` then fails unless the rows were loaded
-    before, by `rows.load_state_arrays`.
+    Rows are not parameters: `parameters()` does not return them, and `.to()`, `.half()` and `.cuda()` leave them
+    unchanged, float32 on `TierConfig.device`. `state_dict()` contains every row that ever changed, with its optimizer
+    state.
 
-    With `ranks` (`adaptive.TorchRanks`), each rank owns a part of the rows and gives its own samples to `look_ahead`.
-    All call `look_ahead`, `step`, `read` and what reads or saves rows together, in the same order.
+    Call all methods from the training thread. With `ranks` (`adaptive.TorchRanks`), each rank owns a part of the rows
+    and passes its own samples to `look_ahead`. All ranks call `look_ahead`, `step`, `read` and every method that reads
+    or saves rows together, in the same order.
+
+    Args:
+        tables: sizes and features of the tables, in any order.
+        tier: number of device rows, device, and host storage.
+        policy: a name, `module:Class`, `file.py:Class`, a `Policy` class, or an instance.
+        optimizer: updates the rows; the default is row-wise Adagrad with a learning rate of 0.05.
+        skip: skip rule or its settings; with None, no update is ever skipped.
+        seed: of the initial values.
+        rows: "separate" leaves the rows out of `state_dict()`, for tables too large to copy. `load_state_dict()` then
+            fails unless `rows.load_state_arrays()` has loaded them first.
+        ranks: processes that train together; None for this process alone.
 
     Attributes:
-        rows: reads, loads and saves rows, wherever they lie.
-        optimizer: the rows' optimizer as a `torch.optim.Optimizer`: for learning-rate schedulers, gradient scalers, and
+        rows: reads, loads and saves rows on either tier.
+        optimizer: the rows' optimizer as a `torch.optim.Optimizer`, for learning-rate schedulers, gradient scalers, and
             loops that step it.
-        statistics: what happened, what memory is used, and how many device rows there are.
-        runtime: what trainers, guards and studies need, and a loop does not; its interface may change.
-        features: in the order of batches.
-        table_names: of all tables, by their widths.
-        policy, skip: as they were made from the arguments.
-        drops_updates, defers: updates of saturated rows are left out; their gradients wait.
-        device: of the device tier.
-        ranks: that train together, or this process alone.
+        statistics: counts, memory, and the number of device rows.
+        runtime: for trainers, guards and studies; its interface may change.
+        features: names of all features, table by table.
+        table_names: names of all tables, ordered by width.
+        policy, skip: made from the arguments.
+        drops_updates: True if updates of saturated rows are skipped.
+        defers: True if updates of saturated rows are accumulated and applied later.
+        device: device of the device tier.
+        ranks: the ranks that train together, or this process alone.
 
     Raises:
         ConfigError: for tables, sizes or combinations that cannot work.
@@ -99,7 +108,10 @@ class TieredEmbeddingBag(nn.Module):
     ) -> None:
         super().__init__()
         if rows not in ("in_state_dict", "separate"):
-            raise ConfigError(f'rows: expected "in_state_dict" or "separate", got {rows!r}')
+            raise ConfigError(
+                f'rows: expected "in_state_dict" or "separate", got {rows!r}. Pass "separate" to leave rows out of '
+                "state_dict()."
+            )
         self._separate = rows == "separate"
         check_arguments(tables, tier, optimizer, skip)
         self.policy = make_policy(policy)
@@ -116,7 +128,7 @@ class TieredEmbeddingBag(nn.Module):
         self.drops_updates, self.defers = outline.drops_updates, outline.defers
         self.features, self.table_names = self._pipeline.features, tuple(self.statistics.table_rows())
         self.device = self._pipeline.mover.device
-        self._anchor = torch.zeros(1, requires_grad=True, device=self.device)  # makes autograd call us; holds no weight
+        self._anchor = torch.zeros(1, requires_grad=True, device=self.device)  # no weight: makes autograd call `_Pool`
         if outline.skip is not None:
             watched = outline.skip
             self.runtime.with_room(lambda: watch_rows(self._pipeline, watched, optimizer))
@@ -128,13 +140,15 @@ class TieredEmbeddingBag(nn.Module):
         tier: TierConfig = TierConfig(),  # noqa: B008 (immutable)
         **options: Any,
     ) -> "TieredEmbeddingBag":
-        """Tables in the place of `nn.EmbeddingBag`s (or `nn.Embedding`s, which are not pooled) by feature, with their
-        names, sizes, pooling and values; of modules on the device "meta", which have no values, without these.
+        """Create tables with the names, sizes, pooling and values of `nn.EmbeddingBag` modules.
+
+        `nn.Embedding` modules become tables that are not pooled. Modules on the device "meta" have no values, so their
+        tables keep their initial values.
 
         Args:
             bags: feature -> module.
-            tier: settings.
-            options: as of the constructor.
+            tier: number of device rows, device, and host storage.
+            options: keyword arguments of the constructor.
 
         Raises:
             ConfigError: for another module, or one with max_norm, padding_idx, scale_grad_by_freq or mode "max".
@@ -153,8 +167,9 @@ class TieredEmbeddingBag(nn.Module):
     @optimizer.setter
     def optimizer(self, value: object) -> None:
         raise ConfigError(
-            "the rows' optimizer is fixed when tables are made, as its state lies beside the rows; a scheduler of "
-            "embeddings.optimizer, or optimizer.lr, changes its rate, load_state_dict() moves rows to new tables"
+            f"embeddings.optimizer: expected the one of the constructor, got {type(value).__name__}. Its state is "
+            "stored with the rows. To change the learning rate, set embeddings.optimizer.lr or use a scheduler; to "
+            "change the optimizer, create a new TieredEmbeddingBag."
         )
 
     def calibrate(self, sample: Sequence[Batch]) -> None:
@@ -162,13 +177,13 @@ class TieredEmbeddingBag(nn.Module):
         self._pipeline.policy_caller.calibrate([self._pipeline.check(batch) for batch in sample], self.runtime.view)
 
     def look_ahead(self, batches: Iterable[Batch], *, depth: int = 4) -> LookAhead:
-        """Every batch of `batches`, in order, with its rows planned and fetched up to `depth` batches ahead.
+        """Return an iterator over `batches`, planned and fetched up to `depth` batches ahead.
 
-        Asking for the next batch ends the last one. Close the iterator, or exhaust it, before starting another.
+        Requesting the next batch ends the current one. Exhaust or close the iterator before you start another.
 
         Raises:
-            ConfigError: `depth` is no whole number from 0 on.
-            DeviceMemoryError, InputError, PolicyError: in the loop, whatever thread found the fault.
+            ConfigError: if `depth` is not a non-negative integer.
+            DeviceMemoryError, InputError, PolicyError: in the loop, also for errors of the look-ahead thread.
         """
         return LookAhead(partial(self._look_ahead, batches, check_depth(depth)), batches)
 
@@ -180,8 +195,8 @@ class TieredEmbeddingBag(nn.Module):
             with policy_caller.listening(), running_out("while rows moved"):
                 named = map(self._pipeline.take_over, batches)  # before a policy sees them
                 arranged = policy_caller.arrange(named, self.runtime.view)
-                with closing(look_ahead(self._pipeline, arranged, depth)) as coming:
-                    for ready in coming:
+                with closing(look_ahead(self._pipeline, arranged, depth)) as ready_batches:
+                    for ready in ready_batches:
                         planned = self._batch_steps.planned(ready)
                         try:
                             yield planned
@@ -190,30 +205,30 @@ class TieredEmbeddingBag(nn.Module):
                         except GeneratorExit as closed:
                             self._warn_if_unapplied(planned, ready, closed)
                             raise
-                        finally:  # a loop that stops early has trained this batch too
+                        finally:  # a loop that stops early has trained this batch, too
                             self._finish(planned, ready)
         except Exception as error:
             failed = error
             raise
         finally:
             self._batch_steps.leave(failed)
-            self.statistics.count_rows()  # rows of batches that were planned and dropped are there, too
+            self.statistics.count_rows()  # includes rows of batches that were planned and then dropped
 
     def _check_stepped(self, planned: Planned) -> None:
         if self._optimizer.is_unapplied(planned):
             raise ConfigError(
-                f"batch {planned.number}: its gradients were neither applied nor discarded before the next batch; "
-                f"call embeddings.step() after loss.backward(), or embeddings.discard()"
+                f"batch {planned.number}: expected step() or discard() between backward() and the next batch, got "
+                "neither. Call embeddings.step() after loss.backward(), or embeddings.discard() to drop the gradients."
             )
 
     def _warn_if_unapplied(self, planned: Planned, ready: ReadyBatch, closed: GeneratorExit) -> None:
-        """Warn of a loop that was left between backward() and step(), unless an error has ended it."""
+        """Warn if the loop was left between backward() and step(), unless an error ended it."""
         has_rows = not ready.arrived.done() or ready.arrived.exception() is None
         was_left = closed.__context__ is None and self._batch_steps.failure is None
         if was_left and has_rows and self._optimizer.is_unapplied(planned):
             warnings.warn(
-                f"batch {planned.number}: the loop was left after backward() and before step(), so the gradients of "
-                "its rows are lost. Call embeddings.step() before `break`, or embeddings.discard() to drop them.",
+                f"batch {planned.number}: the loop ended after backward() and before step(), so the gradients of its "
+                "rows are lost. Call embeddings.step() before `break`, or embeddings.discard() to drop them.",
                 stacklevel=2,
             )
 
@@ -226,7 +241,7 @@ class TieredEmbeddingBag(nn.Module):
 
     @_not_compiled
     def forward(self, planned: Planned) -> dict[str, Tensor]:
-        """Feature -> (B, D) pooled vectors, or (positions, D) for tables with pooling "none"."""
+        """Return feature -> (B, D) pooled vectors, or (lookups, D) for tables with pooling "none"."""
         check_planned(planned, self._pipeline.lanes)
         vectors: dict[str, Tensor] = {}
         for work in planned.works:
@@ -235,46 +250,62 @@ class TieredEmbeddingBag(nn.Module):
 
     @_not_compiled
     def stack(self, planned: Planned) -> Tensor:
-        """(B, F, D) the pooled vectors of all features, for tables of one width.
+        """Return the pooled vectors of all features (B, F, D), for tables of one width.
 
         Raises:
             ConfigError: if tables differ in width or one is not pooled; call the module instead.
         """
         check_planned(planned, self._pipeline.lanes)
+        self._check_pooled("stack")
         groups = self._pipeline.groups
-        if len({group.embedding_dim for group in groups}) > 1 or any(f.column < 0 for g in groups for f in g.features):
-            raise ConfigError("stack() needs tables of one width, all pooled; call the module for one tensor a feature")
-        if len(groups) > 1:  # tables with learning rates of their own
+        if len(widths := sorted({group.embedding_dim for group in groups})) > 1:
+            raise ConfigError(
+                f"stack(): expected tables of one width, got widths {', '.join(map(str, widths))}. Use "
+                "side_by_side(planned) for one wide tensor, or embeddings(planned) for one tensor per feature."
+            )
+        if len(groups) > 1:  # of one width, with different learning rates
             return torch.stack(list(self(planned).values()), dim=1)
         pooled = self._pool(planned, planned.works[0])
         return pooled.view(planned.num_samples, len(self.features), pooled.shape[1])
 
     @_not_compiled
     def side_by_side(self, planned: Planned) -> Tensor:
-        """(B, sum of widths) the pooled vectors of all features one after another, of any widths.
+        """Return the pooled vectors of all features, concatenated to (B, sum of widths).
 
         Raises:
             ConfigError: if a table is not pooled; call the module instead.
         """
-        if any(f.column < 0 for group in self._pipeline.groups for f in group.features):
-            raise ConfigError("side_by_side() needs pooled tables; call the module for one tensor a feature")
+        self._check_pooled("side_by_side")
         return torch.cat(list(self(planned).values()), dim=1)
+
+    def _check_pooled(self, method: str) -> None:
+        unpooled = [feature.name for group in self._pipeline.groups for feature in group.features if feature.column < 0]
+        if unpooled:
+            raise ConfigError(
+                f'{method}(): expected pooled features, got {", ".join(unpooled)} with pooling="none". Use '
+                "embeddings(planned) for one tensor per feature."
+            )
 
     def _pool(self, planned: Planned, work: GroupBatch) -> Tensor:
         if planned.whole.ended:
-            raise ConfigError(f"batch {planned.number} has ended, its rows may have left: use a batch in its own turn")
+            raise ConfigError(
+                f"batch {planned.number}: expected the current batch, got one that has ended. Its rows may have been "
+                "evicted: use each batch before you request the next one."
+            )
         self._pipeline.refuse_in_child()
         planned.wait()
         pooled: Tensor = _Pool.apply(self._anchor, self._optimizer, planned, work)  # type: ignore[no-untyped-call]
         return pooled
 
     def step(self, *, grad_scale: float = 1.0) -> None:
-        """Update the rows of the batch whose backward pass has run, with the rate that `optimizer` has now.
+        """Update the rows of the current batch after `loss.backward()`.
+
+        Uses the current learning rate of `optimizer`.
 
         Args:
-            grad_scale: by which the loss was multiplied (`torch.amp.GradScaler.get_scale()`); gradients are divided by
-                it, as the scaler divides those of parameters only. If it is not 1 and a gradient is not finite, no row
-                is updated, as the scaler does. bfloat16 needs no scaler.
+            grad_scale: factor by which the loss was multiplied (`torch.amp.GradScaler.get_scale()`). Gradients are
+                divided by it, because the scaler does so for parameters only. If it is not 1 and a gradient is not
+                finite, no row is updated, as the scaler does. bfloat16 needs no scaler.
 
         Raises:
             ValueError: if no backward pass has run since the last step.
@@ -282,30 +313,32 @@ class TieredEmbeddingBag(nn.Module):
         self._optimizer.step(grad_scale=grad_scale)
 
     def discard(self) -> None:
-        """Forget the gradients of the current batch: its rows are not updated."""
+        """Drop the gradients of the current batch; its rows are not updated."""
         self._optimizer.discard()
 
     def report_loss(self, planned: Planned, loss: float) -> None:
-        """Report the mean loss on `planned.batch.held_back`, measured after `step()`, to the policy
-        (`Policy.observe`)."""
+        """Report the mean loss on `planned.batch.held_back`, after `step()`, to the policy."""
         check_planned(planned, self._pipeline.lanes)
         if planned.ended:
             raise ConfigError(
-                f"batch {planned.number} has ended: report the loss after its step, before the next batch"
+                f"report_loss(): expected the current batch, got batch {planned.number}, which has ended. Report its "
+                "loss after step() and before the next batch."
             )
         self._pipeline.feedback.report_loss(planned.number, loss)
 
     def reporting_errors(self) -> AbstractContextManager[None]:
-        """Around the body of a loop: whatever ends it is reported to the other ranks when the look-ahead is closed.
-        Without it they only learn that this rank has left its loop."""
+        """Return a context manager that reports an error in a loop's body to the other ranks.
+
+        Without it, they only learn that this rank has left its loop.
+        """
         return self._batch_steps.reporting_errors()
 
     def read(self, batch: Batch) -> Planned:
-        """A batch for evaluation or prediction: nothing moves, nothing is counted, nothing can be trained."""
+        """Return a batch for evaluation or prediction: no row moves, and nothing is counted."""
         return self._batch_steps.read(batch)
 
     def close(self) -> None:
-        """Give the files of a host tier on disk back; their rows are gone. The look-ahead joins its thread itself."""
+        """Delete the files of a host tier on disk. Close a running look-ahead first."""
         if self._pipeline.is_forked:
             return
         with self._pipeline.lock:
@@ -314,7 +347,7 @@ class TieredEmbeddingBag(nn.Module):
                 lane.host.close()
 
     def extra_repr(self) -> str:
-        """Tables with sizes, device rows and why so many, where rows lie, policy and optimizer: lines of text."""
+        """Return lines of text: tables, number of device rows, tiers, policy and optimizer."""
         outline, policy = self.runtime.outline, self.policy
         lines = [*map(_table_text, outline.tables[:MOST_TABLES])]
         if len(outline.tables) > MOST_TABLES:
@@ -348,8 +381,8 @@ class TieredEmbeddingBag(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "a TieredEmbeddingBag can be neither copied nor pickled: its rows lie in two tiers, and threads use them; "
-            "load its state_dict() into a new one"
+            "TieredEmbeddingBag: expected to stay in this process, got a request to copy or pickle it. Its rows are in "
+            "two tiers that threads use: load its state_dict() into a new one."
         )
 
     def __enter__(self) -> "TieredEmbeddingBag":
@@ -360,7 +393,7 @@ class TieredEmbeddingBag(nn.Module):
 
 
 class _Pool(torch.autograd.Function):
-    """Pooling whose gradient is kept for `step()` instead of becoming a sparse tensor."""
+    """Pooling that keeps its gradient for `step()`, where torch would make a sparse tensor."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, optimizer: RowsOptimizer, planned: Planned, work: GroupBatch) -> Tensor:

@@ -86,7 +86,7 @@ def test_a_dry_run_takes_no_memory_for_rows(cli: Cli) -> None:
     assert found["first_batches_need"] == 40 + 1  # ids of the 4 batches in flight, and one item
     real = cli(*words)
     assert real.code == 2, real.err
-    assert "not enough memory: expected 126,659.9 GiB" in real.err and "--set tier.host=mmap:DIR" in real.err
+    assert "tier.host=memory: expected 126,659.9 GiB" in real.err and "--set tier.host=mmap:DIR" in real.err
 
 
 def test_run_directory_in_use(cli: Cli) -> None:

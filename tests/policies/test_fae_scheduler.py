@@ -156,7 +156,7 @@ def test_a_loss_that_is_reported_too_late_is_refused() -> None:
     coming = embeddings.look_ahead([bags([1]), bags([2])], depth=1)
     for planned in coming:
         if before is not None:
-            with pytest.raises(ConfigError, match="batch 0 has ended: report the loss after its step"):
+            with pytest.raises(ConfigError, match=r"got batch 0, which has ended\. Report its loss after"):
                 embeddings.report_loss(before, 0.5)
         before = planned
 

@@ -1,4 +1,4 @@
-"""From settings to batches with their rows in place: look-ahead, the pipeline that carries plans out, saving.
+"""The engine: look-ahead, the pipeline that executes plans, and saving.
 
-What moves is decided in `planning`; rows and their values lie in `tiers`.
+`planning` decides which rows move. `tiers` store rows and their values.
 """

@@ -1,4 +1,4 @@
-"""Makes an engine of tables and settings: tiers and planner of every group, and the pipeline that drives them."""
+"""Builds an engine from tables and settings: tiers, planners and the pipeline."""
 
 import contextlib
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ MEMORY = ("host_weights", "host_state", "device_weights", "device_state", "bookk
 
 @dataclass(frozen=True)
 class Outline:
-    """What tables were asked for and are going to have; no memory is taken for rows, however many there are."""
+    """Arguments of the tables, and the sizes that follow; allocates no memory for rows."""
 
     tables: tuple[TableConfig, ...]
     tier: TierConfig
@@ -50,7 +50,7 @@ class Outline:
     device: torch.device
     optimizer: RowOptimizer
     sizes: Sizes
-    skip: SkipConfig | None  # None: no update is left out or deferred
+    skip: SkipConfig | None  # None: no update is skipped or deferred
 
     @property
     def policy(self) -> Policy:
@@ -73,7 +73,7 @@ class Outline:
         return sum(self.sizes.slots)
 
     def memory(self) -> dict[str, int]:
-        """Bytes, as `StatisticsCollector.memory` reports them, but for buffers, which grow with use."""
+        """Return bytes by name like `StatisticsCollector.memory`, without buffers."""
         caller, totals = self.policy_caller, dict.fromkeys(MEMORY, 0)
         for group, slots in zip(self.groups, self.sizes.slots, strict=True):
             width, state = group.embedding_dim, self.optimizer.state_width(group.embedding_dim)
@@ -100,11 +100,11 @@ def outline_engine(
     seed: int,
     ranks: Ranks = ALONE,
 ) -> Outline:
-    """Choose what `build_pipeline` makes.
+    """Choose the sizes of everything that `build_pipeline` creates.
 
     Raises:
         ConfigError: for tables, sizes or combinations that cannot work.
-        DeviceMemoryError: if the device's memory does not hold what the look-ahead must.
+        DeviceMemoryError: if the device's memory is too small for the rows of the batches in flight.
     """
     policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
     refuse_with_ranks(policy, ranks)
@@ -121,12 +121,13 @@ def outline_engine(
 
 
 def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
-    """Make tiers, with all rows at their initial values, and what plans and moves; returns it with the sizes that
-    fitted into memory. `watch_rows` begins to watch rows.
+    """Create the tiers, with rows at their initial values, and the pipeline.
+
+    Returns the pipeline and the sizes that fit into memory. Call `watch_rows` to begin watching rows.
 
     Raises:
         ConfigError: for combinations that cannot work.
-        DeviceMemoryError: if the device's memory does not hold what the look-ahead must.
+        DeviceMemoryError: if the device's memory is too small for the rows of the batches in flight.
     """
     ranks, policy_caller = outline.ranks, outline.policy_caller
     mover = Mover(streams_of(outline.device))
@@ -142,42 +143,42 @@ def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
 
 
 def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:
-    """Refuse what ranks cannot do together.
+    """Refuse policies that do not work with several ranks or blocks.
 
     Raises:
-        ConfigError: for a policy that arranges batches, which would arrange each rank's part by itself.
+        ConfigError: for a policy that arranges batches, because it would arrange each rank's samples separately.
     """
     if ranks.blocks > 1 and arranges(policy):
         raise ConfigError(
-            f"policy {type(policy).__name__} arranges or drops inputs, which {ranks.size} rank(s) with {ranks.blocks} "
-            "block(s) cannot do together yet; train it on one process, or choose a policy that leaves batches as they "
-            f"come: {', '.join(_leaving_batches())}"
+            f"policy: expected one that leaves batches unchanged for {ranks.size} rank(s) with {ranks.blocks} blocks, "
+            f"got {type(policy).__name__}, which arranges or drops inputs. Train it in a single process, or choose one "
+            f"of {', '.join(_leaving_batches())}."
         )
 
 
 def _leaving_batches() -> list[str]:
-    """The installed policies that leave batches as they come, as they are by default."""
+    """Return the installed policies that leave batches unchanged by default."""
     names = []
     for name in installed_policies():
-        with contextlib.suppress(PolicyError):  # one that does not load, or needs parameters, is no advice
+        with contextlib.suppress(PolicyError):  # do not suggest a policy that fails to load or requires parameters
             if not arranges(make_policy(name)):
                 names.append(name)
     return names
 
 
 def _lookups_needed(policy: Policy, skip: SkipConfig | None, ranks: Ranks) -> str:
-    """For what look-ups are needed here, not only distinct rows; empty: for nothing."""
+    """Return why the host needs a batch's lookups; empty if distinct rows suffice."""
     if not ranks.is_local:
-        return "ranks ask each other for what they look up"
+        return "ranks request the rows that they look up of each other"
     if policy.misses == "host":
         return f"policy {type(policy).__name__} leaves rows on the host, where they are pooled and updated"
     if skip is not None:
-        return "updates that wait or are left out are chosen here, by their look-ups (skip=null or rule=off: none are)"
+        return "the host selects deferred and skipped updates by their lookups (skip=null or rule=off: there are none)"
     return ""
 
 
 def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) -> None:
-    """Watch the hottest rows of every group from now on. If device memory runs out, it may be called again."""
+    """Begin to watch the hottest rows of every group. Call it again if device memory ran out."""
     policy_caller = pipeline.policy_caller
     for lane in pipeline.lanes:
         capacity = hot_rows(lane.group, skip, optimizer)
@@ -186,20 +187,22 @@ def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) ->
 
 
 def choose_device(wanted: str) -> torch.device:
-    """The torch device that `tier.device` means.
+    """Return the torch device for `tier.device`.
 
     Raises:
-        ConfigError: if `cuda` is asked for and there is none.
+        ConfigError: for `cuda` without a CUDA device.
     """
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("tier.device=cuda: torch finds no CUDA device here; use cpu or auto")
+        raise ConfigError(
+            "tier.device=cuda: expected a CUDA device, got none from torch. Set tier.device to cpu or auto."
+        )
     return torch.device(wanted.removesuffix("-torch"))
 
 
 def device_of_rank(wanted: str, ranks: Ranks) -> torch.device:
-    """The torch device that `tier.device` means on this rank, which is the current one of this thread then.
+    """Return the torch device for `tier.device` on this rank, and make it current.
 
     Raises:
         ConfigError: as `choose_device`; on every rank, if ranks cannot work with such devices.
@@ -213,7 +216,7 @@ def device_of_rank(wanted: str, ranks: Ranks) -> torch.device:
 
 
 def _build_lanes(outline: Outline, mover: Mover, *, finds: bool) -> tuple[list[Lane], Sizes]:
-    """One lane for each group, and the sizes that fitted into memory."""
+    """Create one lane for each group; return them with the sizes that fit into memory."""
     groups, sizes, tier, optimizer = outline.groups, outline.sizes, outline.tier, outline.optimizer
     policy_caller = outline.policy_caller
     in_place = policy_caller.policy.misses == "host"
@@ -245,8 +248,9 @@ def _make_host(group: Group, optimizer: RowOptimizer, host: str, *, in_place: bo
         except (MemoryError, OSError) as error:
             size = row_bytes(group, optimizer)
             raise ConfigError(
-                f"tier.host=memory: not enough memory: expected {group.num_rows * size / 2**30:,.1f} GiB for "
-                f"{group.num_rows:,} rows of {size:,} bytes, got {available_bytes() / 2**30:,.1f} GiB available. Keep "
-                'rows in files: tier.host="mmap:DIR" (--set tier.host=mmap:DIR) takes disk for trained rows only'
+                f"tier.host=memory: expected {group.num_rows * size / 2**30:,.1f} GiB of memory for "
+                f"{group.num_rows:,} rows of {size:,} bytes, got {available_bytes() / 2**30:,.1f} GiB available. Store "
+                'rows in files: set tier.host="mmap:DIR" (--set tier.host=mmap:DIR), which uses disk for trained rows '
+                "only."
             ) from error
     return FileHost(group, optimizer, Path(host.removeprefix("mmap:")), in_place=in_place)

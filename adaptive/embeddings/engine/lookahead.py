@@ -1,18 +1,18 @@
-"""`look_ahead`: batches planned and fetched up to `depth` ahead of training, in order, each exactly once.
+"""`look_ahead`: plans and fetches batches up to `depth` ahead of training, in order.
 
     look-ahead thread                                   training thread
     read       batch k + depth, arranged by the policy
-    plan       distinct rows, slots, look-ups by row    wait       for batch k's rows
-    write back rows that leave, device -> host          ...        forward, backward, update
-    fetch      rows that come, host -> device           next batch: batch k counts as trained
+    plan       distinct rows, slots, lookups by row     wait       for batch k's rows
+    write back evicted rows, device -> host             ...        forward, backward, update
+    fetch      missing rows, host -> device             next batch: batch k counts as trained
 
-If the first part of a batch in parts needs no row that is fetched for it, the batch is handed over before its rows
-move: training starts with that part, and waits for the rest (`ReadyBatch.arrived`) before the next one.
+A batch may be run in parts. If its first part needs no row that is fetched for the batch, the batch is handed over
+before its rows move: training starts with that part, and waits for the rest (`ReadyBatch.arrived`) before the next one.
 
 The thread boundary is one queue and one number, `trained`. Batch n is planned, and its rows move, only when batch
-n - depth - 1 has been trained; holds are counted in batches, never tied to backward passes, so a forward without
-backward leaks nothing. With depth 0 there is no thread, the same steps run in the training thread, and nothing
-overlaps: a batch comes when all its rows are there, in parts or not.
+n - depth - 1 has been trained. Holds are counted in batches and never tied to backward passes, so a forward pass
+without backward leaks nothing. With depth 0 there is no thread: the same steps run in the training thread, nothing
+overlaps, and a batch is yielded when all its rows are in place.
 """
 
 import logging
@@ -33,12 +33,12 @@ from adaptive.system import count_as_thread, start_thread
 
 logger = logging.getLogger("adaptive.embeddings.engine")
 
-MANY_LOOKUPS = 1 << 18  # of a batch: planning takes milliseconds, and must not wait for threads that only spin
-JOIN_SECONDS = 60.0  # a source that does not return within this time is reported instead of waited for
+MANY_LOOKUPS = 1 << 18  # of a batch: planning takes milliseconds and must not wait for OpenMP threads that spin
+JOIN_SECONDS = 60.0  # that the data source has to return when the look-ahead ends
 
 
 def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Generator[ReadyBatch, None, None]:
-    """Yield each batch when it may be trained. Asking for the next one means that the last one is trained."""
+    """Yield each batch when it may be trained; the next request declares it trained."""
     pipeline.begin(depth)
     with pipeline.lookups_ahead.working() if depth else nullcontext():
         worker = _Worker(pipeline, batches, depth) if depth else None
@@ -51,23 +51,22 @@ def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Gene
                 if worker:
                     worker.wake()
         finally:
-            if worker and worker.is_here:  # abandoned, and collected as garbage by chance in its own thread
+            if worker and worker.is_current_thread:  # an abandoned generator, garbage-collected in its own thread
                 worker.stop_later(lambda: _end(pipeline, GeneratorExit()))
-            elif not pipeline.is_forked:  # in a forked child the thread, and the rows, are the parent's
+            elif not pipeline.is_forked:  # in a forked child, the thread and the rows belong to the parent
                 if worker:
                     worker.stop()
-                _end(pipeline, sys.exception())  # in no variable of this frame: the error would keep the source alive
+                _end(pipeline, sys.exception())  # no variable of this frame: the error would keep the source alive
 
 
 def _end(pipeline: Pipeline, failed: BaseException | None) -> None:
-    """End the look-ahead. Where it ends because something `failed`, that is what is raised: after a fault of the device
-    nothing that waits for the device works any more, and only the first error says why."""
+    """End the look-ahead. If it ends because of the error `failed`, only log a second error."""
     try:
         pipeline.end()
-    except Exception as error:
+    except Exception as error:  # after a device fault every wait fails, too: only the first error tells why
         if failed is None or isinstance(failed, GeneratorExit):
             raise
-        logger.warning("the look-ahead could not be ended either: %s: %s", type(error).__name__, error)
+        logger.warning("ending the look-ahead failed after another error: %s: %s", type(error).__name__, error)
 
 
 def _plan_and_move(
@@ -77,10 +76,9 @@ def _plan_and_move(
     wait_until_trained: Callable[[int], None],
     start_early: Callable[[ReadyBatch], None] | None = None,
 ) -> Iterator[ReadyBatch]:
-    """Plan and move batch after batch; yield each when its rows have moved. Other ranks hear of an error, in the place
-    of what they next wait for.
+    """Plan batches, move their rows, and yield each; report errors to other ranks, too.
 
-    `start_early` is given a batch whose first part may be trained while rows for the others are on their way; such a
+    `start_early` receives a batch whose first part may be trained while rows for the others are in flight; such a
     batch is not yielded.
     """
     try:
@@ -88,7 +86,7 @@ def _plan_and_move(
         for queued in _windowed(pipeline, looked_up):
             number = pipeline.next_number
             wait_until_trained(number - depth - 1)
-            if pipeline.ending:  # before anything is learnt, which is done once for each batch that is planned
+            if pipeline.ending:  # before `learn`, which must run once for each batch that is planned
                 return
             pipeline.learn()
             _make_room_to_watch(pipeline, wait_until_trained)
@@ -109,9 +107,8 @@ def _plan_one(
     wait_until_trained: Callable[[int], None],
     start_early: Callable[[ReadyBatch], None] | None,
 ) -> tuple[ReadyBatch, bool]:
-    """Plan and move one batch, with other numbers of slots or a smaller depth if it does not fit. Returns it, and
-    whether it was given to `start_early`."""
-    number, held = pipeline.next_number, depth
+    """Plan and move a batch; return it, and True if it was passed to `start_early`."""
+    number, held = pipeline.next_number, depth  # `held`: earlier batches whose rows keep their slots
     while True:
         try:
             with pipeline.lock:
@@ -127,7 +124,7 @@ def _plan_one(
                 if (error := too_few(pipeline, queued, held)) is not None:
                     raise error from None
                 raise
-        if slots is not None:
+        if slots is not None:  # the batch does not fit: rebalance slots, or else reduce the depth
             wait_until_trained(number - 1)
             rebalance_slots(pipeline, slots)
             continue
@@ -136,11 +133,11 @@ def _plan_one(
 
 
 def _make_room_to_watch(pipeline: Pipeline, wait_until_trained: Callable[[int], None]) -> None:
-    """Watch rows that no longer come no more where a hot set is full, so that others can be watched.
+    """Stop watching rows that are no longer looked up, if a hot set is full.
 
-    Which rows go follows from lookups and batch numbers alone. Nothing they learnt is lost: gradients that wait for
-    them are applied. That their sums are at hand, and that entries can be numbered anew, takes that no batch is in
-    flight; so training catches up with planning first, at most once in many questions.
+    The selection follows from lookups and batch numbers alone. Nothing is lost: accumulated updates (deferred) of these
+    rows are applied. That requires their sums, and renumbering entries requires that no batch is in flight. So training
+    catches up with planning first, which happens rarely.
     """
     number = pipeline.next_number
     skippers = [(lane, lane.skipper) for lane in pipeline.lanes]
@@ -148,7 +145,7 @@ def _make_room_to_watch(pipeline: Pipeline, wait_until_trained: Callable[[int], 
     if not any(len(entries) for _, entries in leaving):
         return
     wait_until_trained(number - 1)
-    pipeline.feedback.take_in_until(number)  # what was measured names rows by their entries
+    pipeline.feedback.take_in_until(number)  # feedback in the queue refers to entries by their old numbers
     with pipeline.lock:
         pipeline.mover.rest(number - 1)
         pipeline.finish_copies()
@@ -160,11 +157,11 @@ def _make_room_to_watch(pipeline: Pipeline, wait_until_trained: Callable[[int], 
 
 
 def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[QueuedBatch]:
-    """Each batch with its look-ups per group, and the distinct rows of the window's batches after it, nearest first.
+    """Yield each batch with its lookups and the distinct rows of the policy's window.
 
     With helper threads, batches are read further ahead than the window. Not if the policy arranges batches: what it
-    has learnt must not depend on how far ahead they are read. If the source fails, the batches that it yielded before
-    come first, so that what is trained by then does not depend on it either.
+    has learnt must not depend on how far ahead they are read. If the source fails, the batches that it returned before
+    are still yielded, so that what is trained by then does not depend on that either.
     """
     policy = pipeline.policy_caller.policy
     window = policy.window
@@ -185,7 +182,7 @@ def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[Queue
         except StopIteration:
             break
         except Exception as error:
-            if not pipeline.exchange.ranks.is_local:  # others plan nothing more: they wait for this one's lookups
+            if not pipeline.exchange.ranks.is_local:  # other ranks wait for this rank's lookups and cannot plan on
                 raise
             failure = error
         else:
@@ -197,15 +194,19 @@ def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[Queue
         try:
             raise failure
         finally:
-            failure = None  # its traceback has this frame, which would keep it and the source alive
+            failure = None  # break the cycle with its traceback, which would keep this frame and the source alive
 
 
-class _Stopped(Exception):  # noqa: N818 (not an error: the training thread wants no more batches)
+class _Stopped(Exception):  # noqa: N818 (not an error: the training thread requests no more batches)
     pass
 
 
 class _Worker:
-    """The look-ahead thread, and the queue of batches that it hands to training."""
+    """The look-ahead thread, and the queue of batches that it hands to training.
+
+    `_run`, `_hand_over`, `_wait_until_trained` and `stop_later` run in the look-ahead thread, all other methods in the
+    training thread.
+    """
 
     def __init__(self, pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> None:
         self._pipeline = pipeline
@@ -222,7 +223,7 @@ class _Worker:
         start_thread(self._thread)
 
     def ready(self) -> Iterator[ReadyBatch]:
-        """Yield batches as they become ready; then raise the thread's error, if there is one."""
+        """Yield batches as they become ready, then raise the thread's error, if any."""
         while True:
             with self._pipeline.stopwatch.stage("wait"), self._changed:
                 self._changed.wait_for(lambda: self._queue or self._done)
@@ -238,25 +239,27 @@ class _Worker:
             self._changed.notify_all()
 
     @property
-    def is_here(self) -> bool:
-        """True if the look-ahead thread is the one that asks."""
+    def is_current_thread(self) -> bool:
+        """True if the caller runs in the look-ahead thread."""
         return threading.current_thread() is self._thread
 
     def stop_later(self, afterwards: Callable[[], None]) -> None:
-        """From the thread itself, which cannot wait for itself and may hold the pipeline's lock: end it when it comes
-        to its next batch, and then call `afterwards`."""
+        """End the thread at its next batch, then call `afterwards`.
+
+        For the thread itself, which cannot join itself and may hold the pipeline's lock.
+        """
         self._stopping, self._afterwards = True, afterwards
 
     def stop(self) -> None:
-        """End the thread and wait for it."""
+        """End the thread and join it."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
             raise AdaptiveError(
-                f"the look-ahead thread did not end within {JOIN_SECONDS:.0f} s: the data source or the policy's "
-                f"arrange() does not return. Check the source; the process may need to be killed."
+                f"look-ahead thread: expected it to end within {JOIN_SECONDS:.0f} s, got no response. The data source "
+                "or the policy's arrange() does not return: fix it, and kill this process if it does not exit."
             )
 
     def _run(self) -> None:
@@ -271,7 +274,7 @@ class _Worker:
                 self._hand_over(ready)
         except _Stopped:
             pass
-        except BaseException as error:  # handed to the training thread, which raises it
+        except BaseException as error:  # `ready` raises it in the training thread
             self._error = error
         finally:
             with self._changed:

@@ -1,16 +1,16 @@
-"""Other numbers of slots, between two batches: when the device's memory runs out, or a group has too few.
+"""Changes the number of slots if device memory runs out or a group has too few.
 
-*Out of memory* (`give_back`), even with batches in flight: every changed row is written to the host first. Then rows
-leave that no batch in flight needs, least recently used first; the policy is not asked, since it may remember what it
-was asked. The rows that stay move into fewer slots, and plans that are not trained yet get the new slots. So a batch
-can be run again afterwards, with the same result.
+*Out of memory* (`give_back`), also with batches in flight. First every changed row is written back. Then rows that no
+batch in flight uses are evicted, least recently used first. The policy is not called, because a call may change its
+state. The other rows move into fewer slots, and plans that are not trained yet get the new slot numbers. So a batch can
+be run again afterwards, with the same result.
 
-*Rebalancing* (`rebalance_slots`): what batches ask of each group is not known when tables are made: there is no batch
-yet. So every group begins with the same share of its rows, and the first batch that does not fit shows more. Training
-catches up with planning first: with no batch in flight, rows keep their values wherever they lie, and numbers do not
-change. With `device_rows = "auto"` in ordinary memory there are then as many slots as are wanted. Otherwise their rows,
-or bytes, together stay what they are. Which batch does not fit follows from batches and policy alone, so the same run
-shares in the same way, whatever its look-ahead thread does when.
+*Rebalancing* (`rebalance_slots`). When tables are created, the demand of batches for each group is unknown, so every
+group begins with the same share of its rows. The first batch that does not fit shows the demand. Training catches up
+with planning first: with no batch in flight, moving rows changes no number. With `device_rows = "auto"` in ordinary
+memory, groups then get as many slots as they need. Otherwise the total number of rows, or bytes, stays the same. The
+batch that does not fit follows from batches and policy alone, so equal runs rebalance equally, regardless of the
+timing of threads.
 """
 
 import logging
@@ -31,38 +31,40 @@ logger = logging.getLogger("adaptive.embeddings.engine")
 
 
 def give_back(pipeline: Pipeline, share: float, held_rows: int) -> NDArray[np.int64]:
-    """Give back a share of every group's slots; returns (tables,) the rows that left the device.
+    """Release a share of every group's slots; return the number of evicted rows (tables,).
+
+    Called by the training thread, with or without batches in flight.
 
     Args:
-        pipeline: with batches in flight or without.
-        share: of the slots.
-        held_rows: that the look-ahead must hold, as far as known; so many slots are kept.
+        pipeline: of the groups.
+        share: of the slots, from 0 to 1.
+        held_rows: `tier.held_rows`; at least enough slots for these rows are kept.
 
     Raises:
-        DeviceMemoryError: if the batches in flight need all of them, or the policy does. Nothing has changed then.
+        DeviceMemoryError: if the batches in flight or the policy need all slots. Then nothing has changed.
     """
     with pipeline.lock:
-        before = _slots(pipeline)
+        old_slots = _slots(pipeline)
         chosen = [_fewer(pipeline, lane, share, held_rows) for lane in pipeline.lanes]
-        after = [num_slots for num_slots, _ in chosen]
-        if after == before:
-            raise _cannot(pipeline, pipeline.lanes[0], sum(before), 0)
+        new_slots = [num_slots for num_slots, _ in chosen]
+        if new_slots == old_slots:
+            raise _cannot(pipeline, pipeline.lanes[0], sum(old_slots), 0)
         with running_out("while the device tier got smaller"):
             pipeline.write_all_back()
             in_flight = pipeline.in_flight()
-            left = [_refit(pipeline, number, *slots, in_flight) for number, slots in enumerate(chosen)]
+            evicted = [_refit(pipeline, number, *slots, in_flight) for number, slots in enumerate(chosen)]
             pipeline.finish_copies()
     logger.warning(
-        "out of device memory at batch %d: %s instead of %s device rows from now on",
+        "batch %d: out of device memory; continuing with %s device rows instead of %s",
         pipeline.trained + 1,
-        f"{sum(after):,}",
-        f"{sum(before):,}",
+        f"{sum(new_slots):,}",
+        f"{sum(old_slots):,}",
     )
-    return np.concatenate(left)
+    return np.concatenate(evicted)
 
 
 def _fewer(pipeline: Pipeline, lane: Lane, share: float, held_rows: int) -> tuple[int, Int64s]:
-    """How many slots a group keeps, and the slots whose rows leave."""
+    """Return the number of slots that a group keeps, and the slots whose rows are evicted."""
     have, taken = lane.device.num_slots, len(lane.taken_slots())
     num_slots = max(int((1 - share) * have), min(have, least_slots(lane.group, held_rows)))
     shortage, idle = max(0, taken - num_slots), lane.taken_slots(pipeline.trained)
@@ -73,31 +75,30 @@ def _fewer(pipeline: Pipeline, lane: Lane, share: float, held_rows: int) -> tupl
 
 def _cannot(pipeline: Pipeline, lane: Lane, have: int, needed: int) -> DeviceMemoryError:
     return DeviceMemoryError(
-        f"batch {pipeline.trained + 1}: out of GPU memory, and the device tier cannot give enough back: {have:,} rows "
-        f"of width {lane.group.embedding_dim} are there, the batches in flight hold {needed:,}: lower batch_size or "
-        f"depth, or choose another policy or GPU"
+        f"batch {pipeline.trained + 1}: out of device memory: expected device rows to release, got {have:,} of width "
+        f"{lane.group.embedding_dim}, of which the batches in flight hold {needed:,}. Lower batch_size or depth, or "
+        "use another policy or a larger GPU."
     )
 
 
 def _refit(
     pipeline: Pipeline, number: int, num_slots: int, victims: Int64s, in_flight: Sequence[ReadyBatch] = ()
 ) -> NDArray[np.int64]:
-    """Give group `number` another number of slots, see `Lane.resize`; returns (tables of the group,) the rows that
-    left. The caller holds the lock, and finishes the copies."""
+    """Change a group's number of slots; return its evicted rows (tables,). Under the lock."""
     lane = pipeline.lanes[number]
     pipeline.notifier.leave(number, lane.rows_in(victims))
-    new_slots, left = lane.resize(num_slots, victims)
+    new_slots, evicted = lane.resize(num_slots, victims)
     for ready in in_flight:
         plan = ready.plans[number]
         for locations in _locations(ready, plan, number):
             on_device = locations >= 0
             locations[on_device] = new_slots[locations[on_device]]
         pipeline.send_again(number, plan)
-    return left
+    return evicted
 
 
 def _locations(ready: ReadyBatch, plan: GroupPlan, number: int) -> list[Int64s]:
-    """All arrays of a batch and a group that name slots, each once; they are changed in place."""
+    """Return all arrays with slot numbers of a batch and group, to be changed in place."""
     arrays = [plan.pooling.row_locations, plan.row_updates.locations, plan.moves.late_slots]
     if plan.snapshots is not None:
         arrays.append(plan.snapshots.locations)
@@ -109,8 +110,7 @@ def _locations(ready: ReadyBatch, plan: GroupPlan, number: int) -> list[Int64s]:
 
 
 def find_slots(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int] | None:
-    """Slots for each group with which the next batch fits, and `depth` before it; None if all together are too few, or
-    its rows do fit. For the look-ahead thread."""
+    """Return slots with which the next batch and `depth` earlier ones fit; None: no way."""
     now, needed = _slots(pipeline), _needed(pipeline, queued, depth)
     if pipeline.policy_caller.policy.device_rows is not None or _fits(needed, now):
         return None
@@ -122,28 +122,27 @@ def find_slots(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int]
 
 
 def rebalance_slots(pipeline: Pipeline, slots: Sequence[int]) -> None:
-    """Give each group its slots. For the look-ahead thread; every planned batch is trained."""
+    """Give each group its number of slots, when every planned batch is trained."""
     number, now = pipeline.next_number, _slots(pipeline)
     assert pipeline.trained >= number - 1
     givers_first = sorted(range(len(slots)), key=lambda n: slots[n] - now[n])
-    with pipeline.lock, running_out("while slots were shared anew"):
+    with pipeline.lock, running_out("while slots were rebalanced"):
         pipeline.mover.rest(number - 1)
         pipeline.write_all_back()
         for n in givers_first:
             if slots[n] != now[n]:
                 lane = pipeline.lanes[n]
-                taken = lane.taken_slots()  # all are idle
+                taken = lane.taken_slots()  # all idle
                 victims = lane.oldest(taken, len(taken) - slots[n])
                 pipeline.evicted_between_batches[n] += _refit(pipeline, n, slots[n], victims)
         pipeline.finish_copies()
-    logger.info("batch %d: slots shared anew by what batches ask: %s", number, list(slots))
+    logger.info("batch %d: slots rebalanced across widths: %s", number, list(slots))
 
 
 def too_few(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> DeviceMemoryError | None:
-    """What to tell if the slots of all groups together do not hold the rows of the next batch and of `depth` before it;
-    None if there is one group, whose planner tells, or if something else ran out."""
+    """Return the error if slots do not hold the next batch and `depth` earlier ones."""
     now, needed = _slots(pipeline), _needed(pipeline, queued, depth)
-    if len(now) == 1 or _fits(needed, now):
+    if len(now) == 1 or _fits(needed, now):  # of a single group, its planner has raised the error
         return None
     parts = [
         f"{need:,} of width {lane.group.embedding_dim} (most for table {largest_table(lane.group, lookups.distinct)})"
@@ -151,14 +150,13 @@ def too_few(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> DeviceMemory
     ]
     rows = [group.num_rows for group in pipeline.groups]
     enough = sum(map(min, rows, map(max, needed, pipeline.peak_slots)))
-    advice = f"set device_rows to {enough} (at least {sum(needed)}), or lower the batch size"
+    advice = f"Set device_rows to {enough} (at least {sum(needed)}), or lower the batch size"
     if depth > 0:
         advice += f", or lower depth (now {depth}), or set tier.when_full=reduce_lookahead"
     policy = type(pipeline.policy_caller.policy).__name__
     return DeviceMemoryError(
-        f"batch {pipeline.next_number}: {sum(needed):,} device rows are needed to hold the rows of the "
-        f"{depth + 1} batches in flight, {', '.join(parts)}; {sum(now):,} are there (device_rows="
-        f"{pipeline.tier.device_rows}): {advice} (policy {policy})."
+        f"batch {pipeline.next_number}: expected {sum(needed):,} device rows for the {depth + 1} batches in flight "
+        f"({', '.join(parts)}), got {sum(now):,} (device_rows={pipeline.tier.device_rows}, policy {policy}). {advice}."
     )
 
 
@@ -167,7 +165,7 @@ def _slots(pipeline: Pipeline) -> list[int]:
 
 
 def _needed(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int]:
-    """Slots of each group that the rows of the next batch, and of `depth` before it, take."""
+    """Return the slots of each group for the next batch and `depth` earlier ones."""
     number = pipeline.next_number
     return [
         lane.planner.slots_needed(lookups.distinct, number, depth)
@@ -176,7 +174,7 @@ def _needed(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int]:
 
 
 def _costs(pipeline: Pipeline) -> list[int]:
-    """What a slot of each group costs: 1 if rows are counted, its bytes if bytes are."""
+    """Return the cost of a slot of each group: 1, or its bytes if `device_rows` is in bytes."""
     if pipeline.tier.device_rows.endswith("%") or pipeline.tier.device_rows.isdigit():
         return [1] * len(pipeline.lanes)
     return [sum(lane.host.num_bytes) // lane.group.num_rows for lane in pipeline.lanes]

@@ -1,4 +1,4 @@
-"""`StatisticsCollector`: what the tiers did since they were last asked, what they hold, and how large they are."""
+"""`StatisticsCollector`: counts and times of trained batches, rows, and memory."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, replace
@@ -17,49 +17,52 @@ from adaptive.optim import RowOptimizer
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts, times and update sizes of the batches trained in an interval; `*_rows` and `policy` as of the latest of
-    them, however far others are planned; tables as named."""
+    """Counts, times and update norms of the batches trained in an interval.
+
+    `*_rows` and `policy` are as of the latest of these batches, no matter how far others are planned. Tables are in the
+    order of `table_names`.
+    """
 
     batches: int
     counts: NDArray[np.int64]  # (tables, len(Counter))
-    device_rows: int  # that the device tier has room for
-    resident_rows: NDArray[np.int64]  # (tables,) on the device
-    watched_rows: NDArray[np.int64]  # (tables,) as of the latest question to the policy or the skip rule
-    judged_rows: NDArray[np.int64]  # (tables,) of these, with a verdict
-    saturated_rows: NDArray[np.int64]  # (tables,) of these, whose updates are left out or wait
-    times_ms: dict[str, float]  # summed over the batches, per stage
+    device_rows: int  # number of slots
+    resident_rows: NDArray[np.int64]  # (tables,) rows on the device
+    watched_rows: NDArray[np.int64]  # (tables,) as of the latest call of the policy or the skip rule
+    judged_rows: NDArray[np.int64]  # (tables,) watched rows with a verdict
+    saturated_rows: NDArray[np.int64]  # (tables,) judged rows whose updates are skipped or deferred
+    times_ms: dict[str, float]  # stage -> sum over the batches
     update_norm_edges: NDArray[np.float64]  # (n + 1,)
-    update_norm_counts: NDArray[np.int64]  # (n,) row updates by L2 norm: sizes come some batches after training
+    update_norm_counts: NDArray[np.int64]  # (n,) row updates by L2 norm, which is known some batches after training
     update_norm_sum: float
-    policy: Mapping[str, float]  # what the policy, and the skip rule beside it, want shown
+    policy: Mapping[str, float]  # numbers that the policy and the skip rule report
     batches_in_parts: int = 0  # of the batches
     batches_waited: int = 0  # of those in parts: training had to wait for rows between two parts
-    ranks: tuple[RankTraffic, ...] = ()  # of each rank that trains together
+    ranks: tuple[RankTraffic, ...] = ()  # of each rank
 
 
 SUMMED = ("counts", "resident_rows", "watched_rows", "judged_rows", "saturated_rows", "update_norm_counts")
 
 
-def _summed(ranks: Ranks, own: Statistics) -> Statistics:
-    """Over all ranks. Times are this rank's."""
-    everyones = ranks.gather_arrays(np.array([astuple(traffic) for traffic in own.ranks], np.float64))
-    columns = [getattr(own, name) for name in SUMMED]
-    numbers = np.concatenate([*(column.reshape(-1) for column in columns), [own.device_rows]])
+def _summed(ranks: Ranks, statistics: Statistics) -> Statistics:
+    """Return the sums over all ranks; times are those of this rank."""
+    traffic_of_ranks = ranks.gather_arrays(np.array([astuple(traffic) for traffic in statistics.ranks], np.float64))
+    columns = [getattr(statistics, name) for name in SUMMED]
+    numbers = np.concatenate([*(column.reshape(-1) for column in columns), [statistics.device_rows]])
     total = np.sum(ranks.gather_arrays(numbers.astype(np.int64)), axis=0)
-    norms = ranks.gather_arrays(np.array([own.update_norm_sum]))
+    norms = ranks.gather_arrays(np.array([statistics.update_norm_sum]))
     *pieces, device_rows = np.split(total, np.cumsum([column.size for column in columns]))
     sums = {name: piece.reshape(col.shape) for name, piece, col in zip(SUMMED, pieces, columns, strict=True)}
     return replace(
-        own,
+        statistics,
         **sums,  # type: ignore[arg-type]
         device_rows=int(device_rows[0]),
         update_norm_sum=sum(float(norm[0]) for norm in norms),
-        ranks=tuple(RankTraffic.of(traffic.tolist()) for traffic in everyones),
+        ranks=tuple(RankTraffic.of(traffic.tolist()) for traffic in traffic_of_ranks),
     )
 
 
 class StatisticsCollector:
-    """Counts of trained batches; times and histograms as differences. Of one training loop, not thread-safe."""
+    """Counts trained batches and measures the tiers. For the training thread only."""
 
     def __init__(self, pipeline: Pipeline, sizes: Sizes, optimizer: RowOptimizer) -> None:
         self._pipeline, self._sizes, self._optimizer = pipeline, sizes, optimizer
@@ -67,31 +70,31 @@ class StatisticsCollector:
         self._resident = self._zeros()[:, 0]
         self._watched = [lane.planner.watched_counts() for lane in pipeline.lanes]
         self._policy: Mapping[str, float] = {}
-        self._total = np.zeros(len(Counter), np.int64)  # over all tables, never reset
+        self._total = np.zeros(len(Counter), np.int64)  # summed over all tables, never reset
         self._batches = self._in_parts = self._waited = 0
         self._times: dict[str, float] = {}
         self._updates_taken = self._updates = pipeline.feedback.current_update_sizes()
         self._traffic = pipeline.exchange.traffic()
 
     def take(self) -> Statistics:
-        """What happened since the last call; on all ranks, which call it together."""
-        own, ranks = self._take_own(), self._pipeline.exchange.ranks
-        return own if ranks.size == 1 else _summed(ranks, own)
+        """Return the statistics since the last call, of all ranks. All ranks call it together."""
+        statistics, ranks = self._take_local(), self._pipeline.exchange.ranks
+        return statistics if ranks.size == 1 else _summed(ranks, statistics)
 
     def counts(self) -> NDArray[np.int64]:
-        """(len(Counter),) what was counted over all tables and all batches trained so far."""
+        """Return the counts (len(Counter),) of all tables and all batches trained so far."""
         return self._total.copy()
 
     def policy_numbers(self) -> dict[str, float]:
-        """What the policy, and its skip rule, report (`reported`). With no look-ahead running.
+        """Return the numbers that policy and skip rule report, while no look-ahead is running.
 
         Raises:
-            PolicyError: if one names an attribute that does not exist, or no number.
+            PolicyError: if `reported` names an attribute that does not exist or is not a number.
         """
         return self._pipeline.policy_caller.reported()
 
     def table_rows(self) -> dict[str, int]:
-        """Table -> its rows, in the order of `table_names`."""
+        """Return table -> number of rows, in the order of `table_names`."""
         return {table.name: table.num_embeddings for lane in self._pipeline.lanes for table in lane.group.tables}
 
     @property
@@ -99,8 +102,11 @@ class StatisticsCollector:
         return self._pipeline.trained + 1
 
     def memory(self) -> dict[str, int]:
-        """Bytes: of both tiers if every row were written, of records and slots, of snapshots and deferred sums, and of
-        the transfer buffers, pinned and on the device; these grow with use."""
+        """Return bytes by name.
+
+        Host and device tiers count as if every row were written. `bookkeeping` has records and slots; `snapshots`
+        includes the sums of deferred updates. Transfer buffers, pinned and on the device, grow with use.
+        """
         totals = dict.fromkeys((*MEMORY, "pinned_buffers", "device_buffers"), 0)
         for lane in self._pipeline.lanes:
             weights, state, snapshots = lane.device.num_bytes
@@ -111,25 +117,24 @@ class StatisticsCollector:
         return totals
 
     def host_io(self) -> dict[str, int]:
-        """What has crossed between the host tier and its files so far: `reads`, `bytes_read`, `writes`,
-        `bytes_written`. All 0 for a host tier in memory, and rows used in place are not counted."""
+        """Return `reads`, `bytes_read`, `writes`, `bytes_written` of files, not of rows in place."""
         counts = [asdict(lane.host.io) for lane in self._pipeline.lanes]
         return {name: sum(count[name] for count in counts) for name in counts[0]}
 
     @property
     def hot_set_is_full(self) -> bool:
-        """No more rows can be watched in some group of this rank."""
+        """True if no more rows can be watched in some group of this rank."""
         skippers = [lane.skipper for lane in self._pipeline.lanes]
         return any(skipper is not None and skipper.hot.num_entries == skipper.hot.capacity for skipper in skippers)
 
     def device_rows_text(self) -> str:
-        """How many device rows there are and why, in one sentence."""
+        """Return one sentence with the number of device rows and the reason for it."""
         if self._sizes.slots != tuple(lane.device.num_slots for lane in self._pipeline.lanes):
-            self.resize("shared among widths by what batches ask")
+            self.resize("rebalanced across widths according to demand")
         return self._sizes.text
 
     def resize(self, reason: str) -> None:
-        """There are other numbers of slots now."""
+        """Take over the current numbers of slots, with the reason for them as text."""
         lanes = self._pipeline.lanes
         groups, slots = [lane.group for lane in lanes], [lane.device.num_slots for lane in lanes]
         self._sizes = resized(groups, slots, self._optimizer, reason)
@@ -139,7 +144,7 @@ class StatisticsCollector:
         return np.zeros((tables, len(Counter)), np.int64)
 
     def add(self, ready: ReadyBatch, *, in_parts: bool, waited: bool) -> None:
-        """Count a trained batch; `waited`: training had to wait for rows between two of its parts."""
+        """Count a trained batch; `waited`: training waited for rows between two of its parts."""
         self._batches += 1
         self._in_parts += in_parts
         self._waited += waited
@@ -153,17 +158,17 @@ class StatisticsCollector:
         for of_group in self._pipeline.evicted_between_batches:
             of_group[:] = 0
 
-    def lose(self, left: NDArray[np.int64]) -> None:
-        """Count rows (tables,) that left the device outside of a batch."""
-        self._resident -= left
+    def count_evicted(self, evicted: NDArray[np.int64]) -> None:
+        """Subtract rows (tables,) that were evicted outside of a batch from the resident ones."""
+        self._resident -= evicted
 
     def count_rows(self) -> None:
-        """Count the rows in slots as resident, those that are watched, and all updates. No batch is in flight."""
+        """Count resident rows, watched rows and updates from scratch, when no batch is in flight."""
         self._updates = self._pipeline.feedback.current_update_sizes()
         self._watched = [lane.planner.watched_counts() for lane in self._pipeline.lanes]
         self._resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
 
-    def _take_own(self) -> Statistics:
+    def _take_local(self) -> Statistics:
         pipeline = self._pipeline
         times = {**pipeline.stopwatch.total_ms(), "policy": pipeline.policy_caller.seconds * 1e3}
         traffic = pipeline.exchange.traffic()
@@ -182,7 +187,7 @@ class StatisticsCollector:
             update_norm_counts=self._updates.counts - self._updates_taken.counts,
             update_norm_sum=self._updates.sum - self._updates_taken.sum,
             policy=self._policy,
-            ranks=tuple(now.since(before) for now, before in zip(traffic, self._traffic, strict=True)),
+            ranks=tuple(now.since(last) for now, last in zip(traffic, self._traffic, strict=True)),
         )
         self._counts, self._times = self._zeros(), times
         self._batches = self._in_parts = self._waited = 0

@@ -1,1 +1,1 @@
-"""Rows between ranks: what a rank asks of their owners, and what an owner makes of all that is asked of it."""
+"""Exchange of rows between ranks: requests to their owners, and the owners' responses."""

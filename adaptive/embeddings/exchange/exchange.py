@@ -1,6 +1,7 @@
-"""`Exchange`: what a look-ahead gives other ranks of its batches and hears from them; `LocalExchange`: nothing.
+"""`Exchange`: the interface by which a look-ahead exchanges its batches with other ranks.
 
-`RankExchange` (`rank_exchange`) is the other one. The pipeline and the look-ahead know only the interface.
+`LocalExchange` is for a single process and exchanges nothing; `RankExchange` (`rank_exchange`) is for several. The
+pipeline and the look-ahead use only the interface.
 """
 
 from abc import ABC, abstractmethod
@@ -16,42 +17,45 @@ from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
 
 LookedUp = tuple[Batch, Callable[[], list[Lookups]]]
-"""A batch, and what waits for its look-ups in each group: those of all ranks in the rows that this one owns."""
+"""A batch, and a function that waits for the lookups of all ranks in the rows that this rank owns, for each group."""
 
 
 class Exchange(ABC):
-    """What happens between ranks on the way of a batch; nothing, unless a subclass says so.
+    """Exchanges batches between ranks; methods that are not abstract do nothing.
+
+    The look-ahead thread calls all methods except `traffic` and `leave`, which the training thread calls.
 
     Attributes:
-        ranks: this process among the others.
+        ranks: this process and the others.
     """
 
     ranks: Ranks = ALONE
 
     def begin(self, number: int) -> None:
-        """A look-ahead starts with this batch."""
+        """Start a look-ahead with batch `number`."""
         return
 
     @abstractmethod
     def batches(
         self, source: Iterator[Batch], check: Callable[[Any], Batch], lookups_ahead: LookupsAhead, stopwatch: Stopwatch
     ) -> Iterator[LookedUp]:
-        """Each batch of this rank with what its planner is to plan. Ends with the first rank that has no more.
+        """Yield this rank's batches and their lookups, until some rank has no more batches.
 
         Raises:
             AdaptiveError: also if another rank's batches end with an error.
         """
 
     def blocks(self, number: int, batch: Batch) -> Sequence[Batch | None]:
-        """The blocks of this rank in a batch that is looked up and not trained yet."""
+        """Return this rank's blocks of a batch that is looked up and not trained yet."""
         return (batch,)
 
     def answer(self, number: int, plans: Sequence[GroupPlan], watched: Sequence[HotSet]) -> None:
-        """A batch is planned: tell the requesters of its rows what need not cross, and hear the same from the owners.
+        """After planning a batch, exchange which vectors and gradients need not be sent.
 
         Args:
+            number: of the batch.
             plans: of each group.
-            watched: the rows watched in each group, as the plans know them.
+            watched: hot set of each group, as of the plans.
 
         Raises:
             AdaptiveError: as `batches`.
@@ -59,30 +63,32 @@ class Exchange(ABC):
         return
 
     def forget_cached(self) -> None:
-        """As far as this owner knows, no rank has any of its rows. No batch is in flight."""
+        """Forget which ranks have cached this owner's rows. No batch is in flight."""
         return
 
     def report_failure(self, error: Exception) -> None:
-        """Tell the others that reading or planning has failed, in the place of what they wait for next."""
+        """Report to the other ranks, in place of the next exchange, that planning failed."""
         return
 
     def traffic(self) -> tuple[RankTraffic, ...]:
-        """What this rank has sent since its start; nothing of a process alone."""
+        """Return the traffic of this rank since its start; empty for a single process."""
         return ()
 
     def leave(self, error: BaseException | None, next_number: int) -> int:
-        """The look-ahead is over for this rank, its thread joined: tell the others, unless all know that the batches
-        have ended. Returns the number of the next batch, which all ranks have agreed on.
+        """End the look-ahead of this rank, and report it to the other ranks.
+
+        Reports nothing if all ranks know that the batches have ended. Returns the number of the next batch, on which
+        all ranks have agreed.
 
         Args:
-            error: with which the loop ended, as far as known.
+            error: with which the loop ended, if known.
             next_number: of this rank, which may have planned more or fewer batches ahead than others.
         """
         return next_number
 
 
 class LocalExchange(Exchange):
-    """Of a process alone: hands batches through as they are."""
+    """The exchange of a single process, which passes batches through without copies."""
 
     def batches(
         self, source: Iterator[Batch], check: Callable[[Any], Batch], lookups_ahead: LookupsAhead, stopwatch: Stopwatch

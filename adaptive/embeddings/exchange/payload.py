@@ -1,15 +1,15 @@
-"""Rows and gradients on their way between ranks: which memory they cross from, and as which bytes.
+"""Rows and gradients in flight between ranks: their memory, and their bytes.
 
-    HostPayload    over the host's memory, in the exchange's own messages (gloo). On a GPU: one copy to pinned memory
-                   for each group, which is waited for, and one back, which is not
-    DevicePayload  from device to device (NCCL), behind an exchange whose messages say how many: only that is waited
-                   for
+    HostPayload    through the host's memory, in the messages of the exchange (gloo). On a GPU: one copy to pinned
+                   memory for each group, which is waited for, and one back, which is not
+    DevicePayload  from device to device (NCCL), after an exchange whose messages contain the sizes: only the exchange
+                   is waited for
 
-Those of all groups for one rank are one message, group after group, in the order of requests. With `wire="bf16"` values
-cross as bfloat16, rounded to nearest, ties to even. What a rank gives to itself is rounded, too: so what is trained
-does not depend on who owns a row. Rows and sums stay float32.
+The rows of all groups for one rank are one message, group by group, in the order of requests. With `wire="bf16"`,
+values are sent as bfloat16, rounded to nearest, ties to even. The rows that a rank requests of itself are rounded, too,
+so that training does not depend on which rank owns a row. Rows and sums stay float32.
 
-Letters: n requests of a group, m of them whose rows cross, rank after rank; D width; W ranks.
+Letters: n requests of a group, m of them whose rows are sent, rank by rank; D width; W ranks.
 """
 
 from abc import ABC, abstractmethod
@@ -35,56 +35,53 @@ A = TypeVar("A", Floats, Tensor)
 
 
 class Payload(ABC, Generic[A]):
-    """Rows of all groups, float32, as arrays of one kind, in the host's memory or on a device."""
+    """Converts rows of all groups, float32 arrays of one kind, to messages and back."""
 
     def __init__(self, ranks: Ranks, groups: Sequence[Group], *, rounds: bool) -> None:
-        """`rounds`: values, to bfloat16."""
+        """`rounds`: round values to bfloat16."""
         self._ranks, self._rounds = ranks, rounds
         self._widths = [group.embedding_dim for group in groups]
 
     @abstractmethod
     def unload(self, tensors: Sequence[Tensor]) -> list[A]:
-        """Tensors of the device, as they cross."""
+        """Copy tensors of the device to the memory from which they are sent."""
 
     @abstractmethod
     def load(self, arrays: Sequence[A]) -> list[Tensor]:
-        """What came, on the device."""
+        """Copy received arrays to the device."""
 
     @abstractmethod
     def pack(self, rows: Sequence[A], counts: Sequence[Int64s]) -> list[Bytes]:
-        """The part of an exchange for each rank: the rows (m, D) of each group, or how many follow; `counts` (W,) of
-        them are for each rank."""
+        """Return each rank's message: its `counts` (W,) of the rows (m, D), or how many follow."""
 
     @abstractmethod
     def unpack(self, exchanged: Exchanged, kind: Kind, counts: Sequence[Int64s]) -> list[A]:
-        """The rows (m, D) of each group that came with an exchange, `counts` (W,) from each rank. A part of gradients
-        may be empty instead, for zeros. All ranks call it for the same exchanges.
+        """Return the rows (m, D) of each group from an exchange. All ranks call it together.
 
-        Args:
-            kind: as what rows are counted: vectors or gradients.
+        `counts` (W,) of each group: rows expected of each rank. An empty message of `Kind.GRADIENTS` means zeros.
 
         Raises:
-            RanksError: if a part does not fit the rows that are expected.
+            RanksError: if a message does not fit the expected rows.
         """
 
     @abstractmethod
     def zeros(self, number: int, width: int) -> A:
-        """(number, width)"""
+        """Return zeros (number, width)."""
 
     @abstractmethod
     def take(self, rows: A, places: Int64s) -> A:
-        """(n, D) copies of the rows at places (n,)."""
+        """Return copies (n, D) of the rows at places (n,)."""
 
     @abstractmethod
     def put(self, rows: A, places: Int64s, values: A) -> None:
-        """Write values (n, D) to places (n,); equal places have equal values."""
+        """Write values (n, D) to places (n,); equal places must have equal values."""
 
     def select(self, rows: A, chosen: Bools | None) -> A:
-        """The rows (n, D) that are chosen (n,); None: all are."""
+        """Return the rows (m, D) of (n, D) where `chosen` (n,) is True; all rows if it is None."""
         return rows if chosen is None else self.take(rows, np.flatnonzero(chosen))
 
     def scatter(self, rows: A, chosen: Bools | None) -> A:
-        """(n, D) the rows (m, D) at the places that are chosen (n,), 0 at the others. None: all are chosen."""
+        """Return (n, D) with the rows (m, D) where `chosen` (n,), 0 elsewhere; None: all."""
         if chosen is None:
             return rows
         scattered = self.zeros(len(chosen), rows.shape[1])
@@ -92,16 +89,17 @@ class Payload(ABC, Generic[A]):
         return scattered
 
     def _sizes(self, counts: Sequence[Int64s], rank: int) -> list[int]:
-        """Values of each group in `counts` (W,) rows of a rank."""
+        """Return the number of values of each group in the rows of a rank."""
         return [width * int(numbers[rank]) for width, numbers in zip(self._widths, counts, strict=True)]
 
 
 class HostPayload(Payload[Floats]):
-    """See the module; `devices`: of each group, none if nothing is unloaded or loaded."""
+    """Payload in the host's memory; see the module."""
 
     def __init__(
         self, ranks: Ranks, groups: Sequence[Group], devices: Sequence[DeviceTier] = (), *, rounds: bool
     ) -> None:
+        """`devices`: one for each group; none if nothing is unloaded or loaded."""
         super().__init__(ranks, groups, rounds=rounds)
         self._devices = tuple(devices)
 
@@ -140,8 +138,8 @@ class HostPayload(Payload[Floats]):
                 continue
             if len(part) != (num_bytes := (2 if self._rounds else 4) * sum(sizes)):
                 raise RanksError(
-                    f"{self._ranks.name}: expected {num_bytes} bytes of rows from rank {rank}, got {len(part)}: "
-                    f"{exchanged.headers[rank].text}"
+                    f"{self._ranks.name}: expected {num_bytes} bytes of rows from rank {rank}, got {len(part)} "
+                    f"({exchanged.headers[rank].text}). Use the same version and settings on all ranks."
                 )
             values.append(np.split(self._from_wire(part), np.cumsum(sizes)[:-1]))
         groups = zip(*values, strict=True)
@@ -158,12 +156,12 @@ class HostPayload(Payload[Floats]):
 
 
 class DevicePayload(Payload[Tensor]):
-    """See the module. Work is asked of the stream that is current in the training thread."""
+    """Payload on a device; see the module. Uses the current stream of the training thread."""
 
     def __init__(
         self, ranks: Ranks, groups: Sequence[Group], tier: DeviceTier, device: torch.device, *, rounds: bool
     ) -> None:
-        """`tier`: any on the device."""
+        """`tier`: any tier on the device."""
         super().__init__(ranks, groups, rounds=rounds)
         self._tier, self._device = tier, device
         self._type = torch.bfloat16 if rounds else torch.float32
@@ -192,10 +190,10 @@ class DevicePayload(Payload[Tensor]):
         for rank, part in enumerate(exchanged.parts):
             number = int.from_bytes(part.tobytes(), "little") if len(part) == 8 else None
             if number != sum(sizes[rank]) and not (kind is Kind.GRADIENTS and number is None):
-                says = f"a part of {len(part)} bytes" if number is None else f"{number}"
+                got = f"a message of {len(part)} bytes" if number is None else f"{number}"
                 raise RanksError(
-                    f"{self._ranks.name}: expected {sum(sizes[rank])} numbers from rank {rank}, which says {says}: "
-                    f"{exchanged.headers[rank].text}"
+                    f"{self._ranks.name}: expected {sum(sizes[rank])} numbers from rank {rank}, got {got} "
+                    f"({exchanged.headers[rank].text}). Use the same version and settings on all ranks."
                 )
             announced.append(number)
         batch = exchanged.headers[self._ranks.rank].batch
@@ -224,9 +222,9 @@ def _concatenated(pieces: Sequence[Floats]) -> Floats:
 
 
 def count_chosen(sizes: Int64s, chosen: Bools | None) -> Int64s:
-    """(W,) how many of each rank's requests (n,) are chosen; `sizes` (W,) of all; None: all are."""
+    """Return how many (W,) of each rank's `sizes` (W,) requests are chosen; None: all."""
     if chosen is None:
         return sizes
-    before, ends = np.concatenate([[0], np.cumsum(chosen)]), np.cumsum(sizes)
-    counts: Int64s = before[ends] - before[ends - sizes]
+    totals, ends = np.concatenate([[0], np.cumsum(chosen)]), np.cumsum(sizes)
+    counts: Int64s = totals[ends] - totals[ends - sizes]
     return counts

@@ -1,13 +1,13 @@
-"""`RankExchange`: a rank's batches on their way among all ranks.
+"""`RankExchange`: exchanges the batches of one rank with all ranks.
 
     look-ahead thread, channel "ahead"             training thread, channel "rows"
-    requests   rows that each rank's blocks        vectors    each owner sends the rows that were requested
-               look up, of each owner              gradients  each requester sends a gradient for each of them
-    answers    what need not cross, where rows
-               are watched: once a batch is planned
+    requests   rows that each rank's blocks        vectors    each owner sends the requested rows
+               look up, to each owner              gradients  each requester sends a gradient for each of them
+    answers    what need not be sent, after a
+               batch is planned; if rows are watched
 
-All happen once for each batch on every rank, in the order of batches, whatever a loop does with a batch. So no thread
-waits for a message that nobody sends.
+Every rank makes each of these exchanges once per batch, in the order of batches, regardless of what its loop does with
+a batch. So no thread waits for a message that is never sent.
 """
 
 import logging
@@ -57,27 +57,27 @@ logger = logging.getLogger("adaptive.embeddings.engine")
 
 @dataclass(frozen=True)
 class ExchangedBatch:
-    """A batch, as far as it has been exchanged."""
+    """A batch whose requests have been exchanged."""
 
     blocks: tuple[Batch | None, ...]  # of this rank
-    groups: tuple[RequestedRows, ...]  # by this rank
-    served: tuple[OwnerRequests, ...]  # of this rank
+    groups: tuple[RequestedRows, ...]  # requested by this rank, of each group
+    served: tuple[OwnerRequests, ...]  # requested of this rank, of each group
     samples: int  # of all ranks
-    first: int  # samples of the ranks before this one
-    forget: tuple[int, ...] = ()  # owners whose rows this rank forgets first
+    first: int  # position of this rank's first sample in the global batch
+    forget: tuple[int, ...] = ()  # owners whose cached rows this rank drops first
 
 
 class RankExchange(Exchange):
-    """Exchanges what batches need with other ranks, for all groups.
+    """Exchanges requests, rows and gradients of batches with other ranks, for all groups.
 
     Attributes:
-        rows: of the training thread.
+        rows: exchange of rows and gradients, for the training thread.
 
     Args:
-        ranks: this process among the others.
-        groups: of tables, as this rank owns them.
-        devices: their device tiers.
-        device: in whose memory these lie.
+        ranks: this process and the others.
+        groups: groups of tables as this rank owns them.
+        devices: device tier of each group.
+        device: torch device of these tiers.
     """
 
     def __init__(
@@ -86,16 +86,17 @@ class RankExchange(Exchange):
         self.ranks = ranks
         self._groups = tuple(groups)
         self.rows = RowExchange(ranks, groups, devices, device)
-        self._ahead, self._reading = _RequestExchange(ranks, groups), _RequestExchange(ranks, groups)  # a thread each
-        self._exactly = HostPayload(ranks, groups, rounds=False)
-        self._directories = [CacheDirectory(ranks.rank, ranks.size) for _ in groups]  # of the look-ahead thread
-        self._batches: dict[int, ExchangedBatch] = {}  # that are looked up and not trained yet
-        self._ended: Kind | None = None
+        self._ahead = _RequestExchange(ranks, groups)  # for the look-ahead thread
+        self._reading = _RequestExchange(ranks, groups)  # for the training thread
+        self._exact_payload = HostPayload(ranks, groups, rounds=False)
+        self._directories = [CacheDirectory(ranks.rank, ranks.size) for _ in groups]  # for the look-ahead thread
+        self._batches: dict[int, ExchangedBatch] = {}  # requested and not trained yet, by number
+        self._ended: Kind | None = None  # END or LEFT once the batches of some rank have ended
 
     # --- the look-ahead thread -------------------------------------------------------------------------------
 
     def begin(self, number: int) -> None:
-        # Rows may have been loaded, and batches may have been answered and not trained.
+        # Rows may have been loaded since, and some batches were answered but never trained: start from scratch.
         self._batches.clear()
         self.forget_cached()
         self.rows.forget()
@@ -159,7 +160,7 @@ class RankExchange(Exchange):
         self._tells_to_forget = [True] * self.ranks.size
 
     def _count(self, batch: ExchangedBatch) -> None:
-        """Count what this rank requests of others, and what is requested of it."""
+        """Count the rows that this rank requests of others, and those requested of it."""
         rank = self.ranks.rank
         others = sum(len(group.rows) - int(group.sizes[rank]) for group in batch.groups)
         served = sum(int(requests.sizes.sum()) for requests in batch.served)
@@ -170,25 +171,28 @@ class RankExchange(Exchange):
             self.ranks.report(self.ranks.ahead, error)
 
     def _see_end(self, exchanged: Exchanged, *, has_more: bool) -> None:
-        """Some rank has no more batches. Where this rank has, no rank may have left its loop; if this one is leaving,
-        too, nobody hears of that error."""
+        """Record that some rank has no more batches; `has_more`: this rank has.
+
+        Raises:
+            RanksError: if this rank has more batches, and another rank left its loop early.
+        """
         kinds = [header.kind for header in exchanged.headers]
         self._ended = Kind.LEFT if Kind.LEFT in kinds else Kind.END
         if has_more and self._ended is Kind.LEFT:
             raise RanksError(
-                f"{self.ranks.name_of(kinds.index(Kind.LEFT))} left its loop, and {self.ranks.name} went on to batch "
-                f"{self._next}: all ranks must train equally many batches"
+                f"batch {self._next}: expected all ranks, got {self.ranks.name_of(kinds.index(Kind.LEFT))} outside of "
+                f"its loop, while {self.ranks.name} continued. Train the same number of batches on all ranks."
             )
         if has_more:
             logger.warning(
-                "%s has more batches, but rank %d has none left: training ends with batch %d",
-                self.ranks.name,
-                kinds.index(Kind.END),
+                "training ends with batch %d: rank %d has no more batches, but %s has. Give all ranks the same number.",
                 self._next - 1,
+                kinds.index(Kind.END),
+                self.ranks.name,
             )
 
     def _blocks(self, batch: Any, check: Callable[[Any], Batch]) -> list[Batch | None]:
-        """The blocks of this rank. A batch of a user's loop is cut into equal ones."""
+        """Return this rank's blocks of a batch; a custom loop's batch is cut equally."""
         if isinstance(batch, OwnPart):
             return [None if block is None else check(block) for block in batch.blocks()]
         batch, count = check(batch), len(self.ranks.own_blocks)
@@ -200,16 +204,15 @@ class RankExchange(Exchange):
     # --- the training thread ---------------------------------------------------------------------------------
 
     def take(self, number: int) -> ExchangedBatch:
-        """A batch whose turn it is; once."""
+        """Return the current batch; once."""
         return self._batches.pop(number)
 
     def read(
         self, blocks: Sequence[Batch | None], values: Callable[[int, Int64s], Floats]
     ) -> tuple[ExchangedBatch, list[Floats]]:
-        """For blocks that are only read: the batch, and the rows that came (n, D) of each group.
+        """Exchange blocks that are only read; return the batch and its rows (n, D) of each group.
 
-        Args:
-            values: group and rows that this rank owns (m,) -> their values (m, D).
+        `values`: function from a group's number and owned rows (m,) to their values (m, D).
         """
         _, batch = self._reading.exchange(self.ranks.rows, Kind.READ, -1, blocks)
         assert batch is not None
@@ -219,16 +222,16 @@ class RankExchange(Exchange):
             distinct = requests.lookups.distinct
             rows[requests.lookups.bags.vectors] = values(number, distinct.rows)[distinct.inverse]
             served.append(rows)
-        parts = self._exactly.pack(served, [requests.sizes for requests in batch.served])
+        parts = self._exact_payload.pack(served, [requests.sizes for requests in batch.served])
         exchanged = self.ranks.rows.exchange(Kind.READ_ROWS, parts=parts)
-        return batch, self._exactly.unpack(exchanged, Kind.READ_ROWS, [group.sizes for group in batch.groups])
+        return batch, self._exact_payload.unpack(exchanged, Kind.READ_ROWS, [group.sizes for group in batch.groups])
 
     def traffic(self) -> tuple[RankTraffic, ...]:
         return (self.ranks.traffic(),)
 
     def leave(self, error: BaseException | None, next_number: int) -> int:
         with ThreadPoolExecutor(1, "adaptive-leaving") as pool:
-            # On both channels at once: on either, others may wait for this rank, and reach the other one only then.
+            # Both channels at once: another rank may wait for this one on either, before it uses the other channel.
             ahead = pool.submit(self._leave_channel, self.ranks.ahead, error, next_number)
             agreed = self._leave_channel(self.ranks.rows, error, next_number)
             ahead.result()
@@ -236,20 +239,20 @@ class RankExchange(Exchange):
 
     def _leave_channel(self, channel: Channel, error: BaseException | None, next_number: int) -> int:
         if channel is self.ranks.ahead and self._ended is not None:
-            return next_number  # all know that nothing more comes there
+            return next_number  # all ranks know that this channel is finished
         if error is not None:
             self.ranks.report(channel, error)
         elif self._ended is not Kind.END and not channel.over:
             try:
                 headers = channel.exchange(Kind.LEFT, next_number).headers
                 return max(header.batch for header in headers if header.kind is Kind.LEFT)
-            except AdaptiveError as wrong:  # the loop is over here; ranks that go on hear of it in their own exchange
+            except AdaptiveError as wrong:  # this loop is over; ranks that continue get the error in their own exchange
                 logger.warning("%s", wrong)
         return next_number
 
 
 class _RequestExchange:
-    """Exchanges requests of batches; memory of one thread."""
+    """Exchanges requests of batches. For one thread."""
 
     def __init__(self, ranks: Ranks, groups: Sequence[Group]) -> None:
         self._ranks, self._groups = ranks, groups
@@ -259,7 +262,7 @@ class _RequestExchange:
     def exchange(
         self, channel: Channel, kind: Kind, number: int, blocks: Sequence[Batch | None]
     ) -> tuple[Exchanged, ExchangedBatch | None]:
-        """What all ranks request of a batch of this number; None: some rank has no more batches."""
+        """Exchange requests of a batch; return None for it if some rank has no more batches."""
         groups, messages = self._builder.build(blocks)
         samples = sum(block.num_samples for block in blocks if block is not None)
         exchanged = channel.exchange(kind, number, messages, samples=samples)
@@ -278,13 +281,15 @@ class _RequestExchange:
                 requests, rest = unpack_requests(group.undivided, rest, len(self._ranks.blocks_of(rank)), sender)
                 of_group.append(requests)
             if len(rest):
-                raise RanksError(f"{sender} sent {len(rest)} bytes more than its requests take")
+                raise RanksError(
+                    f"{sender}: expected requests only, got {len(rest)} bytes more. Use the same version of adaptive "
+                    "and the same tables on all ranks."
+                )
         return tuple(merger.merge(of_group) for merger, of_group in zip(self._mergers, by_group, strict=True))
 
 
 class RowExchange:
-    """Rows go to those who requested them, and their gradients back, but for those that need not cross. Of the training
-    thread; see `RankExchange` for its arguments."""
+    """Sends rows to their requesters and gradients to the owners, in the training thread."""
 
     def __init__(
         self, ranks: Ranks, groups: Sequence[Group], devices: Sequence[DeviceTier], device: torch.device
@@ -297,14 +302,13 @@ class RowExchange:
         self._caches = [[RowCache(group.embedding_dim, self._payload) for _ in range(ranks.size)] for group in groups]
 
     def forget(self) -> None:
-        """No row is kept any more."""
+        """Drop all cached rows."""
         for caches in self._caches:
             for cache in caches:
                 cache.forget()
 
     def vectors(self, number: int, batch: ExchangedBatch, served: Sequence[Tensor]) -> list[Tensor]:
-        """Give all ranks the rows they requested, `served` (requests, D) of each group; returns the rows that this one
-        requested (n, D), on the device."""
+        """Send the rows `served` (requests, D) of each group; return those requested here (n, D)."""
         payload = self._payload
         sent, sent_counts = _crossing(batch.served, "cached")
         expected, expected_counts = _crossing(batch.groups, "cached")
@@ -321,7 +325,7 @@ class RowExchange:
         return payload.load(vectors)
 
     def _use_caches(self, group: RequestedRows, caches: Sequence[RowCache], vectors: Any) -> None:
-        """Fill in the vectors (n, D) that did not cross, and keep those that are not to cross again."""
+        """Fill in vectors (n, D) that were not sent; cache those that will not be sent again."""
         if group.masks is None or not (group.masks.cached.any() or group.masks.to_cache.any()):
             return
         first = 0
@@ -335,21 +339,26 @@ class RowExchange:
             first += size
 
     def gradients(self, number: int, batch: ExchangedBatch, sums: Sequence[Tensor] | None) -> list[Tensor] | None:
-        """Give the owners the gradients of the rows this rank requested, `sums` (m, D) of each group without those that
-        are skipped, or none; returns those for the requests of all ranks, as `from_requesters` does."""
+        """Send gradients to the owners of rows; return those that this owner received.
+
+        `sums` (m, D) of each group: of the requested rows that are not skipped; None for none.
+        """
         parts = self.for_owners(batch, sums)
         exchanged = self._ranks.rows.exchange(Kind.GRADIENTS, number, parts, samples=int(sums is not None))
         return self.from_requesters(batch, exchanged)
 
     def for_owners(self, batch: ExchangedBatch, sums: Sequence[Tensor] | None) -> list[Bytes]:
-        """The part of each owner of the gradients that `gradients` is given."""
+        """Return the message for each owner with the gradients `sums`; see `gradients`."""
         _, counts = _crossing(batch.groups, "skipped")
         self._count_spared("gradients_spared", [group.sizes for group in batch.groups], counts)
         return [NOTHING] * self._ranks.size if sums is None else self._payload.pack(self._payload.unload(sums), counts)
 
     def from_requesters(self, batch: ExchangedBatch, exchanged: Exchanged) -> list[Tensor] | None:
-        """The gradients for the requests of all ranks (requests, D) on the device, 0 where they are skipped, from what
-        `for_owners` gave on each rank. Ranks whose header has no samples count as 0; None: no rank has gradients."""
+        """Return the gradients (requests, D) of the requests of all ranks, on the device.
+
+        `exchanged` contains the messages that `for_owners` returned on each rank. Ranks whose header has no samples
+        count as 0. None if no rank has gradients.
+        """
         if not any(header.samples for header in exchanged.headers):
             return None
         expected, counts = _crossing(batch.served, "skipped")
@@ -357,7 +366,7 @@ class RowExchange:
         return self._payload.load(list(map(self._payload.scatter, received, expected)))
 
     def _count_spared(self, name: str, sizes: Sequence[Int64s], counts: Sequence[Int64s]) -> None:
-        """Count bytes of rows that would have gone to other ranks."""
+        """Count the bytes of rows that would have been sent to other ranks."""
         rank, num_bytes = self._ranks.rank, 0
         for group, size, count in zip(self._groups, sizes, counts, strict=True):
             spared = size - count
@@ -366,8 +375,7 @@ class RowExchange:
 
 
 def _crossing(requests: Sequence[RequestedRows | OwnerRequests], plane: str) -> tuple[list[Bools | None], list[Int64s]]:
-    """Of each group the requests (n,) whose rows cross, as they are not in a plane of the masks (None: all), and how
-    many of each rank these are (W,)."""
+    """Return, for each group, the requests (n,) outside of a plane (None: all), and counts."""
     chosen = []
     for of_group in requests:
         masked: Bools | None = None if of_group.masks is None else getattr(of_group.masks, plane)

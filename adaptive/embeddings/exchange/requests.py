@@ -1,17 +1,19 @@
-"""Requests: which rows of an owner the blocks of one rank look up, and how often each is looked up there.
+"""Requests: the rows of each owner that one rank looks up, and their numbers of lookups.
 
-The requester (`RequestBuilder`) puts what its blocks look up into a message for each owner. What comes back from all
-owners is one array of rows for each group: owner by owner, block by block, table by table, in order of first lookup.
-Gradients go back in the same order. The owner (`RequestMerger`) plans what all ranks request as a batch of lookups that
-are not pooled: rank by rank, so block by block of the global batch, and table by table within a block. Each is a vector
-of its own, in this order; a row's gradients are therefore summed block by block.
+The requester (`RequestBuilder`) writes the rows that its blocks look up into a message for each owner. The responses of
+all owners form one array of rows for each group: owner by owner, block by block, table by table, in order of first
+lookup. Gradients are sent in the same order.
 
-A message has, for each group of tables, of all blocks of the requester one after the other:
+The owner (`RequestMerger`) plans the requests of all ranks as a batch of lookups that are not pooled: rank by rank, so
+block by block of the global batch, and table by table within a block. Each request is a separate vector, in this order.
+A row's gradients are therefore summed block by block, whichever rank has a block.
+
+A message contains, for each group of tables, of all blocks of the requester one after the other:
 
     counts   (blocks, tables) int32    rows requested
     index    (n,) uint32, or uint64    of each row in its table, block by block, table by table
-    lookups  (n,) uint8                of each row in its block; 255: see below
-    many     uint32                    lookups of the rows that have 255, in order
+    lookups  (n,) uint8                of each row in its block, at most 255
+    many     uint32                    lookups of the rows for which that says 255, in order
 
 Letters: n requests in a group, U distinct rows of a block or among requests, W ranks, T tables of a group.
 """
@@ -39,11 +41,11 @@ Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
 MANY: Final = 255
 MOST: Final = 2**31 - 1  # lookups of a batch
-WIDE: Final = 1 << 32  # rows of a table from which on 4 bytes do not do
+WIDE: Final = 1 << 32  # rows of a table that 4 bytes can number
 
 
 class Requests(NamedTuple):
-    """What one rank requests of one owner, in one group."""
+    """Requests of one rank to one owner, in one group."""
 
     counts: Int64s  # (blocks of the requester, T)
     tables: Int64s  # (n,)
@@ -52,7 +54,7 @@ class Requests(NamedTuple):
 
 
 def pack_requests(group: Group, requests: Requests) -> Bytes:
-    """See the module; `group`: undivided."""
+    """Return the message for requests; `group` is undivided."""
     index = (requests.rows - group.table_starts[requests.tables]).astype(index_type(group))
     few = np.minimum(requests.lookups, MANY).astype(np.uint8)
     many = requests.lookups[requests.lookups >= MANY].astype(np.uint32)
@@ -60,39 +62,45 @@ def pack_requests(group: Group, requests: Requests) -> Bytes:
 
 
 def unpack_requests(group: Group, message: Bytes, num_blocks: int, sender: str) -> tuple[Requests, Bytes]:
-    """The requests at the beginning of a message, and what follows them.
+    """Return the requests at the beginning of a message, and the rest of the message.
 
     Raises:
-        RanksError: if they are cut short, or name rows that the tables do not have, or lookups that no batch has.
+        RanksError: if they are cut short, or contain rows that the tables do not have or impossible lookups.
     """
     rest = message
+
+    def invalid(expected: str, got: str) -> RanksError:
+        return RanksError(
+            f"requests of {sender}: expected {expected}, got {got}. The message was damaged, or ranks differ: use the "
+            "same version of adaptive and the same tables on all ranks."
+        )
 
     def take(kind: type[np.generic] | np.dtype[Any], number: int) -> NDArray[Any]:
         nonlocal rest
         size = number * np.dtype(kind).itemsize
         if len(rest) < size:
-            raise RanksError(f"{sender} sent requests that are cut short: {size} bytes lack {size - len(rest)}")
+            raise invalid(f"at least {size} bytes", str(len(rest)))
         array, rest = np.frombuffer(rest[:size].tobytes(), kind), rest[size:]
         return array
 
     counts = take(np.int32, num_blocks * len(group.tables)).astype(np.int64)
     if (counts < 0).any():
-        raise RanksError(f"{sender} sent requests of a negative number of rows")
+        raise invalid("counts of at least 0", str(counts.min()))
     number = int(counts.sum())
     index = take(index_type(group), number).astype(np.int64)
     lookups = take(np.uint8, number).astype(np.int64)
     many = np.flatnonzero(lookups == MANY)
     lookups[many] = take(np.uint32, len(many))
     if (lookups[many] < MANY).any() or int(lookups.sum()) > MOST:
-        raise RanksError(f"{sender} sent requests of numbers of lookups that no batch has")
+        raise invalid(f"at most {MOST} lookups, and the shortest form of their counts", str(int(lookups.sum())))
     tables = np.repeat(np.tile(np.arange(len(group.tables)), num_blocks), counts)
     if (index < 0).any() or (index >= group.table_sizes[tables]).any() or (lookups < 1).any():
-        raise RanksError(f"{sender} sent requests of rows that the tables do not have")
+        raise invalid("rows of the tables, looked up at least once", "others")
     return Requests(counts.reshape(num_blocks, -1), tables, index + group.table_starts[tables], lookups), rest
 
 
 def index_type(group: Group) -> np.dtype[Any]:
-    """Of the index of a row in its table."""
+    """Return the dtype for the index of a row in its table."""
     return np.dtype(np.uint32 if int(group.table_sizes.max()) <= WIDE else np.uint64)
 
 
@@ -101,22 +109,22 @@ def index_type(group: Group) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class RequestedBlock:
-    """One block of one group: its lookups, and the place of each of its distinct rows (U,) in what comes."""
+    """One block of one group: its lookups, and the place (U,) of each of its distinct rows."""
 
     lookups: Lookups
     places: Int64s
 
     def pooling(self) -> Pooling:
-        """The forward pass, from the rows that came."""
+        """Return the pooling of the forward pass, from the requested rows (n, D)."""
         return self.lookups.bags.pooling(self.lookups.distinct.inverse, self.places)
 
     def sums(self, vectors: NDArray[np.int32], num_vectors: int, skipped: Bools | None) -> Pooling:
-        """The sums of the gradients of the block's vectors by row, in order of lookups.
+        """Return the pooling that sums the gradients of the block by row, in lookup order.
 
         Args:
-            vectors: (U,) as which vector the sum of each distinct row is written.
-            num_vectors: that are written.
-            skipped: (U,) rows whose gradient nobody wants; None: there are none.
+            vectors: (U,) number of the output vector for each distinct row.
+            num_vectors: number of output vectors.
+            skipped: (U,) True for rows whose gradient is not needed; None if there are none.
         """
         fates = np.zeros(0, np.uint8) if skipped is None else np.where(skipped, SKIPPED, NOW).astype(np.uint8)
         chosen = group_updates(self.lookups, self.places, fates)
@@ -134,29 +142,29 @@ class RequestedBlock:
 
 @dataclass(frozen=True)
 class RequestedRows:
-    """What a rank requests of all owners in one group."""
+    """Requests of a rank to all owners in one group."""
 
-    blocks: tuple[RequestedBlock | None, ...]  # of the rank; None: a block without a sample
+    blocks: tuple[RequestedBlock | None, ...]  # of the rank; None for a block without samples
     rows: Int64s  # (n,) of the undivided group
     sizes: Int64s  # (W,) rows requested of each owner
-    masks: SkipMasks | None = None  # of the owners; None: they have nothing to say
+    masks: SkipMasks | None = None  # from the owners; None if everything is sent
 
     @property
     def skipped(self) -> Bools | None:
-        """(n,) rows whose gradient is not wanted; None: there are none."""
+        """(n,) True for rows whose gradient is not sent; None if there are none."""
         return None if self.masks is None or not self.masks.skipped.any() else self.masks.skipped
 
 
 class RequestBuilder:
-    """Finds what batches look up and puts it into requests. For one thread."""
+    """Makes requests from batches. For one thread."""
 
     def __init__(self, groups: Sequence[Group], size: int) -> None:
-        """`groups`: as the rank owns them."""
+        """`groups`: as this rank owns them; `size`: number of ranks."""
         self._groups, self._size = groups, size
         self._finders = [DistinctFinder(group.undivided) for group in groups]
 
     def build(self, blocks: Sequence[Batch | None]) -> tuple[list[RequestedRows], list[Bytes]]:
-        """What the blocks of a rank request in each group, and the message for each owner.
+        """Return the requests of a rank's blocks in each group, and the message for each owner.
 
         Raises:
             InputError: for an id that a table does not have.
@@ -179,7 +187,7 @@ class RequestBuilder:
         owners = np.zeros(len(rows), np.int64)
         if isinstance(group, OwnedGroup):
             owners = group.owners.buckets_of(rows, tables) * self._size >> BITS
-        order = np.argsort(owners.astype(np.uint16), kind="stable")  # by digits, in a third of the time
+        order = np.argsort(owners.astype(np.uint16), kind="stable")  # radix sort: a third of the time
         places = np.empty(len(rows), np.int64)
         places[order] = np.arange(len(rows))
         sizes = np.bincount(owners, minlength=self._size)
@@ -206,25 +214,25 @@ class RequestBuilder:
 
 @dataclass(frozen=True)
 class OwnerRequests:
-    """What all ranks request of this owner in one group."""
+    """Requests of all ranks to this owner in one group."""
 
-    lookups: Lookups  # as the planner takes it
+    lookups: Lookups  # for the planner
     sizes: Int64s  # (W,) requests of each rank
-    masks: SkipMasks | None = None  # for all of them; None: there is nothing to say
+    masks: SkipMasks | None = None  # for all requests; None if everything is sent
 
 
 class RequestMerger:
-    """Makes lookups of requests, for one group. For one thread."""
+    """Makes lookups for the planner from all ranks' requests, for one group and thread."""
 
     def __init__(self, group: Group, name: str) -> None:
-        """`group`: as the rank owns it; `name`: of the rank."""
+        """`group`: as this rank owns it; `name`: of this rank, for messages."""
         self._group, self._name = group, name
         self._finder = DistinctFinder(group)
         self._tables = np.arange(len(group.tables), dtype=np.int32)
         self._small = np.min_scalar_type(len(group.tables))
 
     def merge(self, requests: Sequence[Requests]) -> OwnerRequests:
-        """What all ranks request, in order of ranks.
+        """Return the requests of all ranks, in the order of ranks.
 
         Raises:
             RanksError: for a row that this rank does not own.
@@ -234,8 +242,11 @@ class RequestMerger:
         rows = group.owned_rows(group_rows, tables)
         if len(rows) and rows.min() < 0:
             row = int(group_rows[rows.argmin()])
-            raise RanksError(f"{self._name} was asked for row {row}, which another rank owns")
-        order = np.argsort(tables.astype(self._small), kind="stable")  # by digits, if they are few
+            raise RanksError(
+                f"{self._name}: expected requests of rows that it owns, got one of row {row}, which another rank owns. "
+                "Use the same version of adaptive and the same tables on all ranks."
+            )
+        order = np.argsort(tables.astype(self._small), kind="stable")  # radix sort, if there are few tables
         ids = rows[order] - group.table_starts[tables[order]]
         distinct = self._distinct(ids, tables)
         num_requests, num_rows = len(rows), len(distinct.rows)
@@ -254,7 +265,7 @@ class RequestMerger:
         return OwnerRequests(Lookups(accessed, bags, segments, grouped, bags.scales), sizes)
 
     def _distinct(self, ids: Int64s, tables: Int64s) -> Distinct:
-        """The distinct rows of requests (n,) that are ordered by table; counts are of requests."""
+        """Return the distinct rows of requests (n,), ordered by table; counts are of requests."""
         sizes = np.bincount(tables, minlength=len(self._tables))
         ends = np.cumsum(sizes)
         distinct, bad = self._finder.find_in_spans(ids, np.stack([ends - sizes, ends], axis=1), self._tables)

@@ -1,18 +1,19 @@
-"""What need not cross: skipped gradients, and rows whose vectors have not changed since they last crossed.
+"""Skip masks and row caches, to send no skipped gradients and no unchanged vectors.
 
-The owner knows, once it has planned a batch, which rows that batch changes. Those it does not change (their gradients
-wait, or are skipped) keep their values until a later batch changes them; so a rank that was sent such a row may use its
-copy. A `CacheDirectory` knows which rank has which row of its owner, a `RowCache` has a requester's vectors. Nothing is
-stale: an owner says *cached* only while the copy is the row, bit for bit.
+Once an owner has planned a batch, it knows which rows that batch changes. Rows that it does not change, because their
+updates are deferred or skipped, keep their values until a later batch changes them. So a rank that has received such a
+row may use its copy. A `CacheDirectory` records which rank has which row of an owner; a `RowCache` stores a requester's
+vectors. No copy is ever outdated: an owner sets *cached* only while the copy equals the row, bit for bit.
 
-The message from an owner has, for each group of tables, a bit for each request in each plane, in the order of requests:
+The message from an owner contains, for each group of tables, a bit for each request in each plane, in the order of
+requests:
 
-    flags     uint8           which planes follow, and FORGET
+    flags     uint8           bits for the planes that follow, and FORGET
     skipped   (n bits)        the row is saturated: its gradient is not sent
-    cached    (n bits)        the requester has the row's vector, which has not changed since: it is not sent
-    to_cache  (n bits)        the batch does not change the row: the requester keeps its vector for coming batches
+    cached    (n bits)        the requester has the row's current vector: it is not sent
+    to_cache  (n bits)        the batch does not change the row: the requester caches its vector for later batches
 
-An empty message says that nothing is skipped and nothing cached.
+An empty message means that nothing is skipped and nothing is cached.
 
 Letters: n requests in a group, U distinct rows of a batch, W ranks, D width.
 """
@@ -35,11 +36,11 @@ from adaptive.kernels.planning.books import DUE, NOW, SKIPPED, WAITS
 Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
 NUM_PLANES: Final = 3
-FORGET: Final = 1 << NUM_PLANES  # the requester first forgets all vectors that it has of this owner
+FORGET: Final = 1 << NUM_PLANES  # the requester first drops all cached vectors of this owner
 
 
 class SkipMasks(NamedTuple):
-    """Of requests (n,) in one group, in their order; see the module."""
+    """Masks of requests (n,) in one group, in their order; see the module."""
 
     skipped: Bools
     cached: Bools
@@ -54,12 +55,12 @@ class SkipMasks(NamedTuple):
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def of(self, requests: slice) -> "SkipMasks":
-        """Of some of the requests."""
+        """Return the masks of some of the requests."""
         return SkipMasks(*(plane[requests] for plane in self))
 
 
 def pack_masks(masks: Sequence[SkipMasks], *, forget: bool) -> Bytes:
-    """The message for one requester: masks for each group, and whether it forgets what it has of this owner."""
+    """Return the masks of each group as a message; with `forget`, its receiver drops rows."""
     parts: list[Bytes] = []
     for planes in masks:
         flags = sum(int(plane.any()) << place for place, plane in enumerate(planes))
@@ -69,10 +70,10 @@ def pack_masks(masks: Sequence[SkipMasks], *, forget: bool) -> Bytes:
 
 
 def unpack_masks(message: Bytes, numbers: Sequence[int], sender: str) -> tuple[list[SkipMasks], bool]:
-    """What `pack_masks` was given; `numbers`: requests in each group.
+    """Return the arguments of `pack_masks`; `numbers`: requests in each group.
 
     Raises:
-        RanksError: if the message is too short or too long for them.
+        RanksError: if the message is too short or too long for the requests.
     """
     masks = [SkipMasks.nothing(number) for number in numbers]
     if not len(message):
@@ -89,16 +90,17 @@ def unpack_masks(message: Bytes, numbers: Sequence[int], sender: str) -> tuple[l
                 place += size
     if place != len(message):
         raise RanksError(
-            f"{sender} sent answers: expected {place} bytes for {sum(numbers)} requests, got {len(message)}"
+            f"answers of {sender}: expected {place} bytes for {sum(numbers)} requests, got {len(message)}. The message "
+            "was damaged, or ranks differ: use the same version of adaptive on all ranks."
         )
     return masks, forget
 
 
 class CacheDirectory:
-    """Which ranks have the present values of an owner's rows, in one group. For the look-ahead thread.
+    """Records which ranks have cached which of an owner's rows. For the look-ahead thread.
 
-    Only watched rows can be had, of those the ones that have been watched longest: as many as fill a requester's share
-    of memory, which is as much for all owners together as this one's watched rows take.
+    Only watched rows are cached, those with the lowest entries first: so many that a requester's caches of all owners
+    together take as much memory as its own watched rows.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -106,12 +108,11 @@ class CacheDirectory:
         self.forget()
 
     def forget(self) -> None:
-        """Nobody has anything."""
+        """Record that no rank has cached any row."""
         self._has: Bools = np.zeros((0, self._size), np.bool_)
 
     def masks_of(self, plan: GroupPlan, lookups: Lookups, sizes: Int64s, hot: HotSet) -> SkipMasks:
-        """Of all requests (n,) of a batch that has been planned, `sizes` (W,) of each rank; enters who will have what
-        after it."""
+        """Return the masks of all requests (n,), `sizes` (W,) of each rank; record what is cached."""
         row_of = np.empty(len(lookups.bags.vectors), np.int64)
         row_of[lookups.bags.vectors] = lookups.distinct.inverse
         fates = fates_of(plan, row_of, len(lookups.distinct.rows))
@@ -121,22 +122,19 @@ class CacheDirectory:
         if not len(self._has):
             self._has = np.zeros((hot.capacity // (self._size - 1), self._size), np.bool_)
         entries = hot.entries_of(lookups.distinct.rows)
-        able = (entries >= 0) & (entries < len(self._has))
+        can_cache = (entries >= 0) & (entries < len(self._has))
         ranks = np.repeat(np.arange(self._size), sizes)
-        cached = able[row_of]
+        cached = can_cache[row_of]
         cached[cached] = self._has[entries[row_of[cached]], ranks[cached]]
         unchanged = fates >= WAITS
-        to_cache = (unchanged & able)[row_of] & ~cached & (ranks != self._rank)
-        self._has[entries[able & ~unchanged]] = False
+        to_cache = (unchanged & can_cache)[row_of] & ~cached & (ranks != self._rank)
+        self._has[entries[can_cache & ~unchanged]] = False
         self._has[entries[row_of[to_cache]], ranks[to_cache]] = True
         return SkipMasks(skipped, cached, to_cache)
 
 
 def fates_of(plan: GroupPlan, row_of: Int64s, num_rows: int) -> NDArray[np.uint8]:
-    """(U,) what becomes of each distinct row's gradient, read off a plan: the planner need not know of ranks.
-
-    row_of: (n,) distinct row of each request.
-    """
+    """Return the fate (U,) of each distinct row's gradient; `row_of` (n,): of each request."""
     fates = np.full(num_rows, SKIPPED, np.uint8)
     now = plan.row_updates
     fates[row_of[now.vectors[now.segments[:-1]]]] = NOW
@@ -149,10 +147,10 @@ def fates_of(plan: GroupPlan, row_of: Int64s, num_rows: int) -> NDArray[np.uint8
 
 
 class RowCache:
-    """Vectors of one owner and group that a requester keeps. For the training thread."""
+    """Vectors of one owner and group that a requester has cached. For the training thread."""
 
     def __init__(self, width: int, payload: Payload[Any]) -> None:
-        """`payload`: knows the memory where vectors lie."""
+        """`payload`: allocates and copies vectors in their memory."""
         self._width, self._payload = width, payload
         self.forget()
 
@@ -166,23 +164,23 @@ class RowCache:
         self._values = np.zeros(size, np.int32)
 
     def put(self, rows: Int64s, vectors: Any) -> None:
-        """Keep vectors (n, D) of rows (n,), in the place of what is kept of them; equal rows have equal vectors."""
+        """Store vectors (n, D) of rows (n,); equal rows must have equal vectors."""
         places = np.empty(len(rows), np.int64)
         self._reserve(self._count + len(rows))
         self._count = watched.enter_rows(rows, self._keys, self._values, self._count, places)
         self._payload.put(self._vectors, places, vectors)
 
     def get(self, rows: Int64s) -> Any:
-        """(n, D) what is kept of rows (n,), all of which are there."""
+        """Return the vectors (n, D) of rows (n,), all of which must be cached."""
         places = np.empty(len(rows), np.int64)
         watched.lookup_entries(rows, self._keys, self._values, places)
-        assert not len(rows) or places.min() >= 0, "the owner says that this rank has a row which it has not"
+        assert not len(rows) or places.min() >= 0, "an owner did not send a row that is not cached here"
         return self._payload.take(self._vectors, places)
 
     def _reserve(self, count: int) -> None:
         if 2 * count > len(self._keys):
             used = np.flatnonzero(self._keys >= 0)
-            rows = self._keys[used][np.argsort(self._values[used])]  # they keep their places
+            rows = self._keys[used][np.argsort(self._values[used])]  # in this order, rows keep their places
             self._new_index(max(len(self._keys), 1 << (2 * count - 1).bit_length()))
             watched.enter_rows(rows, self._keys, self._values, 0, np.empty(len(rows), np.int64))
         if count > len(self._vectors):

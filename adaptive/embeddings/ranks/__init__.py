@@ -1,7 +1,7 @@
-"""Many ranks: who owns a row, what crosses between ranks, and the order of every sum.
+"""Several ranks: owners of rows, and messages between ranks.
 
-Nothing here adds while it sends: messages are bytes, and sums are taken by `adaptive.embeddings.dense_step` and by
-the rows' kernels, in an order that does not depend on who sent what. Only `torch_transport` knows `torch.distributed`.
+No collective here adds numbers: messages are bytes. `adaptive.embeddings.dense_step` and the kernels of rows add, in an
+order that does not depend on which rank sent what. Only `torch_transport` uses `torch.distributed`.
 """
 
 from adaptive.embeddings.ranks.ranks import ALONE, Ranks

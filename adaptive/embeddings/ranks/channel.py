@@ -1,11 +1,11 @@
-"""`Channel`: exchanges of one thread, each announced by headers, so that ranks that disagree stop, and none waits.
+"""`Channel`: exchanges of one thread, with headers by which ranks that disagree stop.
 
-    first message   header, then as much of the part as there is room for      always
-    the rest        of parts that are larger than that                         if all headers agree, and there is any
+    first message   header, then as much of the part as the message has room for     always
+    rest            of parts that are larger                                         if all headers agree
 
-How much room there is follows from what all ranks have seen (`SizePredictor`). So every rank knows the size of every
-first message, whatever the others are about to do, and most exchanges are one message. What counts is decided from the
-headers of all ranks alone: all take each other's parts, or none does.
+The room follows from earlier exchanges, which all ranks have seen (`SizePredictor`). So every rank knows the size of
+every first message in advance, and most exchanges are a single message. Only the headers of all ranks decide whether
+parts are taken: all ranks take each other's parts, or none does.
 """
 
 import contextlib
@@ -35,79 +35,80 @@ from adaptive.errors import AdaptiveError, RanksError
 if TYPE_CHECKING:
     from torch import Tensor
 
-ENDS: Final = (Kind.END, Kind.LEFT)  # of a look-ahead
+ENDS: Final = (Kind.END, Kind.LEFT)  # kinds that end a look-ahead
 NOTHING: Final = np.zeros(0, np.uint8)
 NO_OTHERS: Final[Mapping[Kind, int]] = {}
-Sizes = Sequence[Sequence[int]]  # (W, W) bytes from each rank to each other one, W ranks
-SPARE: Final = 16  # a batch may ask for a sixteenth more than the one before
-WHOLE: Final = 64  # bytes, of which there is a multiple
-MOST_OF_RANK: Final = 4 << 20  # bytes of a rank's first messages: larger parts gain little by crossing at once
+Sizes = Sequence[Sequence[int]]  # (W, W) bytes from each rank to each other rank, W ranks
+SPARE: Final = 16  # room for a sixteenth more than last time
+WHOLE: Final = 64  # bytes: room is a multiple of this
+MOST_OF_RANK: Final = 4 << 20  # bytes of a rank's first messages: larger parts gain little from a single message
 
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What an exchange brought."""
+    """Result of an exchange."""
 
     headers: tuple[Header, ...]  # of each rank
-    parts: list[Bytes]  # from each rank; empty where the exchange ended something
+    parts: list[Bytes]  # from each rank; empty if the exchange ended a look-ahead
 
     @property
     def ended(self) -> bool:
-        """Some rank has no more batches."""
+        """True if some rank has no more batches."""
         return any(header.kind in ENDS for header in self.headers)
 
 
 class SizePredictor:
-    """How large the first message of an exchange is, on one channel: enough for what crossed when last the same
-    exchange lay behind.
+    """Predicts the size of the first message of the next exchange on one channel.
 
-    After vectors come gradients, after gradients vectors, and so on; batches request about as many rows each time. All
-    ranks have seen the same headers, so all have the same numbers, without telling each other.
+    The prediction is the size of the exchange that last followed one of the present kind: gradients follow vectors,
+    vectors follow gradients, and batches request about as many rows each time. All ranks have seen the same headers,
+    so they make the same predictions without further messages.
 
     Attributes:
-        padding: zeros, to fill what is left of a message.
+        padding: zeros that fill the rest of a message.
     """
 
     def __init__(self, size: int) -> None:
         self._most = MOST_OF_RANK // size // WHOLE * WHOLE
         self._none: Sizes = [[0] * size] * size
-        self._behind: Kind | None = None
-        self._after: dict[Kind | None, Sizes] = {}
+        self._last_kind: Kind | None = None
+        self._sizes_after: dict[Kind | None, Sizes] = {}
         self.padding = np.zeros(self._most, np.uint8)
 
     def next_sizes(self) -> Sizes:
-        """Of the next exchange, whatever ranks are about to do."""
-        return self._after.get(self._behind, self._none)
+        """Return the room of each message in the next exchange."""
+        return self._sizes_after.get(self._last_kind, self._none)
 
     def learn(self, kind: Kind | None, lengths: Sizes) -> None:
-        """All ranks have exchanged parts of these lengths; None: they have not."""
+        """Record an exchange of parts of these lengths; None if none were exchanged."""
         if kind is None:
-            self._behind, self._after = None, {}
+            self._last_kind, self._sizes_after = None, {}
             return
-        self._after[self._behind] = [
-            [0 if to == sender else self._enough(length) for to, length in enumerate(row)]
+        self._sizes_after[self._last_kind] = [
+            [0 if to == sender else self._room_for(length) for to, length in enumerate(row)]
             for sender, row in enumerate(lengths)
         ]
-        self._behind = kind
+        self._last_kind = kind
 
-    def _enough(self, length: int) -> int:
+    def _room_for(self, length: int) -> int:
         return min(self._most, -(-(length + length // SPARE) // WHOLE) * WHOLE)
 
 
 class Channel:
-    """One channel of a transport.
+    """One channel of a transport. Only one thread may use it.
 
     Attributes:
-        over: nothing more can be exchanged: the channel is broken, or a rank has failed.
-        tally: what this rank has sent, and how long it has waited.
+        heard: number of a signal that this rank has received; 0 for none.
+        agreed: number of a signal that some rank had received; all ranks learn of it in the same exchange.
+        over: True if nothing more can be exchanged, since the channel is broken or a rank has failed.
+        tally: bytes that this rank has sent, and time that it has waited.
     """
 
     def __init__(self, transport: Transport, number: int) -> None:
         self._transport, self._number = transport, number
         self._sequence = 0
         self._predictor = SizePredictor(transport.size)
-        self.heard = 0  # a signal that this rank was sent
-        self.agreed = 0  # a signal that some rank had been sent at an exchange: known to all at the same one
+        self.heard = self.agreed = 0
         self.over = False
         self.tally = Tally()
 
@@ -121,22 +122,31 @@ class Channel:
         code: int = 0,
         counted: Mapping[Kind, int] = NO_OTHERS,
     ) -> Exchanged:
-        """Give each rank its part and get theirs.
+        """Send each rank its part, and return the parts that they sent to this rank.
 
-        Ranks may differ in kind where one has no more batches (`Exchanged.ended`, and no part crosses). `counted`:
-        bytes of the parts for other ranks that are counted as of another kind.
+        Ranks may differ in kind if one of them has no more batches (`Exchanged.ended`; then no parts are sent).
+
+        Args:
+            kind: of the exchange.
+            batch: number of the batch; -1 for none.
+            parts: for each rank; None for empty parts.
+            samples: number of samples, for the header.
+            code: exit code of an error, for the header.
+            counted: bytes of the parts for other ranks that are counted as another kind of traffic.
 
         Raises:
             AdaptiveError: of the class with which another rank has failed.
-            RanksError: if ranks are out of step, gone, or do not come in time, or what came is damaged. Of a damaged
-                part other ranks can hear (`report_failure`); of a damaged header not, since nobody knows what follows.
+            RanksError: if ranks are out of step, gone or late, or if a message is damaged. A damaged part can be
+                reported to other ranks (`report_failure`). A damaged header cannot: the state of the channel is
+                unknown.
         """
         size, rank = self._transport.size, self._transport.rank
         sent = [NOTHING] * size if parts is None else [np.ascontiguousarray(part).view(np.uint8) for part in parts]
         header = Header(kind, self._sequence, batch, tuple(len(part) for part in sent), samples, self.heard, code)
         if self.over:
             raise RanksError(
-                f"{self._who(rank)}: {header.text}: nothing can be exchanged any more after an earlier error"
+                f"{self._who(rank)}: expected a working channel for {header.text}, got one that failed earlier. Fix "
+                "the first error, and resume from the latest checkpoint."
             )
         try:
             room = self._predictor.next_sizes()
@@ -148,12 +158,12 @@ class Channel:
                 self._check(headers, header)
             ended = any(of_rank.kind in ENDS for of_rank in headers)
             self._predictor.learn(None if failed or ended else kind, [of_rank.lengths for of_rank in headers])
-            counts = failed or ([] if ended else range(size))  # the ranks whose parts are taken
-            received = self._whole(kind, sent, headers, early, room, counts)
-            damaged = [r for r in counts if r != rank and part_check(received[r]) != headers[r].check]
+            senders = failed or ([] if ended else range(size))  # the ranks whose parts are taken
+            received = self._whole(kind, sent, headers, early, room, senders)
+            damaged = [r for r in senders if r != rank and part_check(received[r]) != headers[r].check]
             if not ended:
-                for other, num_bytes in counted.items():
-                    self.tally.send(other, num_bytes)
+                for other_kind, num_bytes in counted.items():
+                    self.tally.send(other_kind, num_bytes)
                     self.tally.send(kind, -num_bytes)
         except TransportError as error:
             self.over = True
@@ -165,8 +175,8 @@ class Channel:
             self.over = bool(failed)
             sender = damaged[0]
             raise RanksError(
-                f"{self._who(rank)}: {headers[sender].text} from {self._who(sender)} is not what was sent: damaged on "
-                "the way; go on from the last checkpoint, and look at network and memory of both"
+                f"{self._who(rank)}: expected {headers[sender].text} as {self._who(sender)} sent it, got damaged "
+                "bytes. Check the network and the memory of both hosts, and resume from the latest checkpoint."
             )
         if failed and rank not in failed:
             self.over = True
@@ -175,8 +185,7 @@ class Channel:
         return Exchanged(headers, received)
 
     def _first(self, header: Header, sent: Sequence[Bytes], room: Sizes) -> tuple[tuple[Header, ...], list[Bytes]]:
-        """The headers of all ranks, and what came with them (`room` bytes from each). What a rank has for itself goes
-        nowhere."""
+        """Exchange first messages; return all headers, and the first `room` bytes of parts."""
         size, rank = self._transport.size, self._transport.rank
         if size == 1:
             return (header,), [NOTHING]
@@ -199,7 +208,7 @@ class Channel:
         return headers, [message[num_bytes:] for message in messages]
 
     def _header(self, header: Header, to: int, part: Bytes) -> Bytes:
-        """As it goes to the rank that the part is for."""
+        """Return the header for rank `to`, with the checksum of its part."""
         sealed = replace(header, check=part_check(part)).pack(self._seed(self._transport.rank, to))
         return np.frombuffer(sealed, np.uint8)
 
@@ -213,12 +222,12 @@ class Channel:
         headers: Sequence[Header],
         early: Sequence[Bytes],
         room: Sizes,
-        counts: Sequence[int],
+        senders: Sequence[int],
     ) -> list[Bytes]:
-        """The parts for this rank of the ranks that count; what did not fit into the first message crosses now."""
+        """Return the parts for this rank, after exchanging what had no room at first."""
         size, rank = self._transport.size, self._transport.rank
         left = [[0] * size for _ in range(size)]
-        for sender in counts:
+        for sender in senders:
             for to, length in enumerate(headers[sender].lengths):
                 left[sender][to] = 0 if to == sender else max(0, length - room[sender][to])
         rests = [NOTHING] * size
@@ -229,20 +238,20 @@ class Channel:
                 rests = self._transport.swap(self._number, pieces, [left[r][rank] for r in range(size)], largest)
             self.tally.send(kind, sum(left[rank]))
         received = [NOTHING] * size
-        for sender in counts:
+        for sender in senders:
             begin = early[sender][: headers[sender].lengths[rank]]
             received[sender] = np.concatenate([begin, rests[sender]]) if left[sender][rank] else begin
-        if rank in counts:
+        if rank in senders:
             received[rank] = sent[rank]
         return received
 
     def swap_values(
         self, kind: Kind, batch: int, values: "Tensor", sizes: Sequence[int], lengths: Sequence[int]
     ) -> "Tensor":
-        """Numbers on a device, of which an exchange has told: `Transport.swap_values`.
+        """Exchange numbers on a device, whose sizes an exchange has announced.
 
         Raises:
-            RanksError: if a rank is gone, as far as it is known at once.
+            RanksError: if a rank is gone, as far as that is known at once.
         """
         try:
             received = self._transport.swap_values(values, sizes, lengths)
@@ -254,38 +263,42 @@ class Channel:
         return received
 
     def report_failure(self, code: int, text: str) -> None:
-        """Report to all other ranks, in the place of the next exchange, that this one ends with an error."""
+        """Report to all other ranks that this rank ends with an error."""
         if self.over:
             return
         message = np.frombuffer(text.encode()[:MOST_TEXT], np.uint8)
-        with contextlib.suppress(AdaptiveError):  # another rank has failed, too, or is gone
+        with contextlib.suppress(AdaptiveError):  # raised if another rank has failed, too, or is gone
             self.exchange(Kind.FAILED, parts=[message] * self._transport.size, code=code)
         self.over = True
 
     def _check(self, headers: Sequence[Header], sent: Header) -> None:
-        """Check that all ranks are about to do the same."""
+        """Raise RanksError if ranks do not make the same exchange."""
         for rank, header in enumerate(headers):
             kinds = {header.kind, sent.kind}
             same = len(kinds) == 1 or kinds <= MAY_END or kinds == LEAVING
             if not same and Kind.LEFT in kinds:
                 left, other = (rank, sent) if header.kind is Kind.LEFT else (self._transport.rank, header)
                 raise RanksError(
-                    f"{self._who(left)} left its loop, and other ranks went on ({other.text}): all ranks must train "
-                    "equally many batches"
+                    f"{other.text}: expected all ranks, got {self._who(left)} outside of its loop, while others "
+                    "continued. Train the same number of batches on all ranks."
                 )
             alike = header.batch == sent.batch or Kind.LEFT in kinds
             if not (same and alike and header.sequence == sent.sequence):
                 raise RanksError(
-                    f"ranks are out of step: {self._who(self._transport.rank)} is at {sent.text}, {self._who(rank)} "
-                    f"at {header.text}; every rank must make the same calls in the same order"
+                    f"ranks are out of step: expected {sent.text} as on {self._who(self._transport.rank)}, got "
+                    f"{header.text} on {self._who(rank)}. Make the same calls in the same order on all ranks."
                 )
 
     def _broken(self, header: Header, error: TransportError) -> RanksError:
-        silent = self._transport.silent()
-        gone = ", ".join(map(self._who, silent)) or "no rank is silent now: a slow network, or a rank that came late"
-        text = f"not heard any more: {gone}" if silent else gone
+        if silent := self._transport.silent():
+            advice = f"No response from {', '.join(map(self._who, silent))}. Look for its own error first"
+        else:
+            advice = (
+                "All ranks respond now: the network is slow, or a rank was late. Raise the timeout if that is normal"
+            )
         return RanksError(
-            f"{self._who(self._transport.rank)}: channel {CHANNELS[self._number]}, {header.text}: {error}; {text}"
+            f"{self._who(self._transport.rank)}: channel {CHANNELS[self._number]}: expected {header.text} from all "
+            f"ranks, got an error: {error}. {advice}, then resume from the latest checkpoint."
         )
 
     def _who(self, rank: int) -> str:
@@ -297,6 +310,6 @@ LEAVING: Final = {Kind.ANSWERS, Kind.LEFT}
 
 
 def error_class(code: int) -> type[AdaptiveError]:
-    """The class of errors with an exit code; `RanksError` for any other code."""
+    """Return the class of errors with this exit code; `RanksError` for any other code."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AdaptiveError)]
     return {kind.exit_code: kind for kind in kinds if kind is not AdaptiveError}.get(code, RanksError)

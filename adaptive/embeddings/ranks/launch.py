@@ -1,8 +1,8 @@
-"""Starts ranks on this machine, as `adaptive-train run --ranks N` does, and waits for them.
+"""Starts ranks on this machine for `adaptive-train run --ranks N`, and waits for them.
 
-The processes are given what torchrun gives: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. This process holds the place
-where they meet, on the loopback interface. Once one rank has failed, the others have some seconds to end by themselves
-with what they know; then they are ended.
+The processes get the environment of torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. This process has the store
+where they meet, on the loopback interface. After one rank has failed, the others have a few seconds to end with their
+own error; then they are terminated.
 """
 
 import os
@@ -17,18 +17,18 @@ from typing import Any, Final
 from adaptive.errors import RanksError
 from adaptive.system import usable_cores
 
-GRACE: Final = 8.0  # seconds that other ranks have to end, once one has failed
-LAST: Final = 2.0  # and to end on SIGTERM
+GRACE: Final = 8.0  # seconds for the other ranks to end after one has failed
+LAST: Final = 2.0  # seconds to end after SIGTERM
 NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def is_rank() -> bool:
-    """Whether this process was started as one of several."""
+    """True if this process was started as one of several ranks."""
     return all(name in os.environ for name in NEEDED)
 
 
 def launch(size: int, arguments: Sequence[str], blocks: int | None) -> int:
-    """Run `adaptive-train` with these arguments in `size` processes; returns the exit code of the first that failed."""
+    """Run `adaptive-train` in `size` processes; return the exit code of the first to fail."""
     import torch.distributed as dist
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
@@ -61,7 +61,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
                 first, until = failed[0][0], time.monotonic() + GRACE
                 if first < 0:
                     name = signal.Signals(-first).name
-                    sys.stderr.write(f"adaptive-train: rank {failed[0][1]} of {len(processes)} was ended by {name}\n")
+                    sys.stderr.write(f"adaptive-train: rank {failed[0][1]} of {len(processes)} was killed by {name}\n")
             if all(code is not None for code in codes):
                 return RanksError.exit_code if first is not None and first < 0 else first or 0
             if time.monotonic() > until:
@@ -81,7 +81,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 @contextmanager
 def _passing_on_signals(processes: Sequence[subprocess.Popen[bytes]]) -> Any:
-    """SIGTERM and SIGHUP go to the ranks; Ctrl-C comes to them from the terminal itself."""
+    """Pass SIGTERM and SIGHUP on to the ranks; Ctrl-C reaches them from the terminal."""
 
     def pass_on(number: int, frame: Any) -> None:
         for process in processes:

@@ -1,15 +1,15 @@
-"""`TorchRanks`: ranks on torch.distributed. The only file that knows it.
+"""`TorchRanks`: ranks on torch.distributed. No other file uses it.
 
-Two groups, one for each channel: what the look-ahead thread and the training thread send never meets. Both are gloo and
-send ordinary memory. Where every rank has a GPU of its own, the training thread sends rows and gradients by NCCL, from
-device to device, in the process group itself; the look-ahead thread does not, as NCCL forbids two communicators of one
-device in two threads. No collective that adds is used, and none that pickles.
+There are two gloo groups, one for each channel, so that messages of the look-ahead thread and of the training thread
+never mix. They send host memory. If every rank has its own GPU, the training thread sends rows and gradients by NCCL,
+from device to device, in the default process group. The look-ahead thread does not, because NCCL forbids two
+communicators of one device in two threads. No collective here adds numbers or pickles objects.
 
-    ranks.backend = auto   NCCL where the process group has it and every rank has a GPU of its own; else gloo
-                    gloo   over the host's memory; ranks may share a GPU, to try things out
-                    nccl   an error where it cannot be
+    ranks.backend = auto   NCCL if the process group has it and every rank has its own GPU; otherwise gloo
+                    gloo   through host memory; ranks may share a GPU, for experiments
+                    nccl   an error if NCCL cannot be used
 
-A rank takes the GPU of the number LOCAL_RANK, which torchrun and `--ranks` give, of those that its process sees.
+A rank uses the GPU with the number LOCAL_RANK, which torchrun and `--ranks` set, of those that its process sees.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -35,51 +35,53 @@ from adaptive.errors import ConfigError, RanksError
 
 T = TypeVar("T")
 MOST: Final = 64 << 20  # bytes of one message: larger uneven ones have aborted processes (pytorch/gloo#334)
-NAME: Final = 128  # bytes of a host and process
-ALIVE_SECONDS: Final = 2.0  # that ranks have to say that they live
-ANSWER_SECONDS: Final = 2.0  # that the store has to answer
+NAME: Final = 128  # bytes for the names of a host and process
+ALIVE_SECONDS: Final = 2.0  # for ranks to leave a mark in the store
+ANSWER_SECONDS: Final = 2.0  # for the store to respond
 Backend = Literal["auto", "gloo", "nccl"]
-BACKENDS: Final = ("auto", "gloo", "nccl")
+BACKENDS: Final = get_args(Backend)
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """What this process sees."""
+    """GPUs that this process sees."""
 
     count: int
     has_nccl: bool  # torch was built with it
-    local_rank: int | None  # among the ranks of this host; None: nobody has told
+    local_rank: int | None  # among the ranks of this host; None if LOCAL_RANK is not set
 
     @property
     def number(self) -> int | None:
-        """The number of this rank's GPU; None: there is none, or it is the one that is current."""
+        """Number of this rank's GPU; None for the current one, or if there is none."""
         return None if self.local_rank is None or not self.count else self.local_rank % self.count
 
 
 def gpus_here() -> Gpus:
-    """What this process sees."""
+    """Return the GPUs that this process sees."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     local = os.environ.get("LOCAL_RANK")
     return Gpus(count, dist.is_nccl_available(), None if local is None else int(local))
 
 
 def wants_nccl(backend: Backend, gpus: Gpus) -> bool:
-    """Whether to start the process group with NCCL for what lies on GPUs.
+    """True if the process group shall start with NCCL for tensors on GPUs.
 
     Raises:
-        ConfigError: for another name, and if NCCL is asked for and cannot be.
+        ConfigError: for an unknown backend, or for `nccl` where it cannot be used.
     """
     if backend not in BACKENDS:
-        raise ConfigError(f"ranks.backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+        raise ConfigError(
+            f"ranks.backend: expected one of {', '.join(BACKENDS)}, got {backend!r}. auto is the default."
+        )
     if backend == "nccl" and not gpus.count:
-        raise ConfigError("ranks.backend=nccl: torch finds no CUDA device here; use gloo or auto")
+        raise ConfigError("ranks.backend=nccl: expected a CUDA device, got none from torch. Use gloo or auto.")
     if backend == "nccl" and not gpus.has_nccl:
-        raise ConfigError("ranks.backend=nccl: this torch was built without NCCL; use gloo or auto")
+        raise ConfigError("ranks.backend=nccl: expected torch with NCCL, got a build without it. Use gloo or auto.")
     return backend != "gloo" and gpus.count > 0 and gpus.has_nccl
 
 
 def name_of_gpu(host: str, gpus: Gpus) -> str:
-    """The same for no two GPUs; empty where there is none."""
+    """Return a name that differs for any two GPUs; empty if there is no GPU."""
     if not gpus.count:
         return ""
     number = torch.cuda.current_device() if gpus.number is None else gpus.number
@@ -89,10 +91,12 @@ def name_of_gpu(host: str, gpus: Gpus) -> str:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks know of each other's GPUs, equal on all.
+    """GPUs of all ranks, equal on all of them.
 
-    names: of each rank's GPU, as `name_of_gpu` says.
-    groups: whether each rank's process group has NCCL.
+    Attributes:
+        backend: `ranks.backend`.
+        names: name of each rank's GPU, from `name_of_gpu`.
+        groups: for each rank, True if its process group has NCCL.
     """
 
     backend: Backend
@@ -101,52 +105,51 @@ class Agreement:
 
     @property
     def is_nccl(self) -> bool:
-        """Rows and gradients that lie on GPUs cross by NCCL."""
+        """True if rows and gradients on GPUs are sent by NCCL."""
         return self.backend != "gloo" and all(self.groups) and not self._trouble
 
     @property
     def _trouble(self) -> str:
-        """Why NCCL cannot be, as far as GPUs go; empty: it can."""
+        """Problem of the GPUs that prevents NCCL; empty if there is none."""
         for rank, name in enumerate(self.names):
             if not name:
                 return f"rank {rank} has no GPU"
             if (first := list(self.names).index(name)) != rank:
-                return f"ranks {first} and {rank} share one GPU ({name}), and NCCL needs one for each rank"
+                return f"ranks {first} and {rank} share one GPU ({name})"
         return ""
 
     def check(self, kind: str) -> None:
-        """Check that rows may lie on devices of a kind, "cpu" or "cuda".
+        """Check that the device tier may be on devices of this kind, "cpu" or "cuda".
 
         Raises:
-            ConfigError: on every rank, if NCCL is asked for and cannot be, or GPUs would be shared unasked.
+            ConfigError: on every rank, for `nccl` where it cannot be used, or if ranks would share GPUs by accident.
         """
         if self.backend == "nccl" and kind != "cuda":
-            raise ConfigError(f"ranks.backend=nccl: expected rows on GPUs, got tier.device={kind}; use gloo or auto")
+            raise ConfigError(f"ranks.backend=nccl: expected rows on GPUs, got tier.device={kind}. Use gloo or auto.")
         if self.backend == "nccl" and not all(self.groups):
             raise ConfigError(
-                'ranks.backend=nccl: the process group has no NCCL for GPUs; start it by init_process_group("cpu:gloo,'
-                'cuda:nccl"), or leave it to TorchRanks'
+                "ranks.backend=nccl: expected a process group with NCCL for GPUs, got one without. Start it by "
+                'init_process_group("cpu:gloo,cuda:nccl"), or let TorchRanks start it.'
             )
         if self.backend != "gloo" and kind == "cuda" and self._trouble:
             raise ConfigError(
-                f"ranks.backend={self.backend}: {self._trouble}; start as many ranks as there are GPUs, set "
-                "tier.device=cpu, or ranks.backend=gloo to share GPUs"
+                f"ranks.backend={self.backend}: expected one GPU for each rank, but {self._trouble}. Start as many "
+                "ranks as there are GPUs, set tier.device=cpu, or set ranks.backend=gloo to share GPUs."
             )
 
 
 class TorchRanks(Ranks):
-    """This process among those of `torch.distributed`. Starts the process group if there is none, by what `torchrun`
-    has put into the environment.
+    """The ranks of `torch.distributed`; starts its process group if there is none.
 
     Args:
-        blocks: of `Ranks`.
-        gradients: of `Ranks`.
-        wire: of `Ranks`.
-        timeout_s: how long a rank waits for the others.
-        backend: for rows and gradients that lie on GPUs, see `adaptive.embeddings.ranks.torch_transport`.
+        blocks: number of blocks of a global batch; see `Ranks`.
+        gradients: "mean" or "sum" of the ranks' gradients; see `Ranks`.
+        wire: "fp32" or "bf16"; see `Ranks`.
+        timeout_s: seconds that a rank waits for the others.
+        backend: for rows and gradients on GPUs; see `adaptive.embeddings.ranks.torch_transport`.
 
     Raises:
-        ConfigError: if the environment does not say which rank this is, or NCCL is asked for and cannot be.
+        ConfigError: if the environment does not define the rank, or for `nccl` where it cannot be used.
         RanksError: if the ranks do not find each other.
     """
 
@@ -163,7 +166,7 @@ class TorchRanks(Ranks):
 
 
 class TorchTransport(Transport):
-    """See the module."""
+    """The transport of `TorchRanks`; see the module."""
 
     def __init__(self, timeout_s: float, backend: Backend = "auto") -> None:
         timeout, gpus = timedelta(seconds=timeout_s), gpus_here()
@@ -175,18 +178,18 @@ class TorchTransport(Transport):
         self._names = [f"process {os.getpid()}"] * self.size
         self._groups: list[Any] = [_met(lambda: dist.new_group(backend="gloo", timeout=timeout)) for _ in CHANNELS]
         self._alone = self.size == 1
-        self._names = self._everyones(f"{socket.gethostname()}, process {os.getpid()}")
-        self.job = int(self._everyones(secrets.token_hex(4))[0], 16)
+        self._names = self._gather_texts(f"{socket.gethostname()}, process {os.getpid()}")
+        self.job = int(self._gather_texts(secrets.token_hex(4))[0], 16)
         self.gpu = gpus.number
-        names = self._everyones(name_of_gpu(socket.gethostname(), gpus))
-        has_nccl = self._everyones("nccl" if "cuda:nccl" in dist.get_backend_config() else "")
+        names = self._gather_texts(name_of_gpu(socket.gethostname(), gpus))
+        has_nccl = self._gather_texts("nccl" if "cuda:nccl" in dist.get_backend_config() else "")
         self._gpus = Agreement(backend, names, list(map(bool, has_nccl)))
         self.values_on = "cuda" if self._gpus.is_nccl else None
         self._closed = False
         self._store_lock = threading.Lock()
 
-    def _everyones(self, text: str) -> list[str]:
-        """The text of each rank."""
+    def _gather_texts(self, text: str) -> list[str]:
+        """Return the text of each rank."""
         message = np.frombuffer(text.encode()[:NAME].ljust(NAME), np.uint8)
         texts = self.swap(ROWS, [[message]] * self.size, [NAME] * self.size, NAME)
         return [text.tobytes().decode(errors="replace").strip() for text in texts]
@@ -195,13 +198,13 @@ class TorchTransport(Transport):
         self._gpus.check(kind)
 
     def swap_values(self, values: torch.Tensor, sizes: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-        """On a GPU the host does not wait: the stream that is current does."""
+        """See `Transport`. On a GPU the host does not wait: the current stream does."""
         received = values.new_empty(sum(lengths))
         self._do(lambda: dist.all_to_all_single(received, values, list(lengths), list(sizes)))
         return received
 
     def swap(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int], largest: int) -> list[Bytes]:
-        """Where some rank would send more than `MOST` to another, all send in several messages."""
+        """See `Transport`; parts of more than `MOST` bytes are sent in several messages."""
         if self._alone:
             return [np.concatenate(parts[0])]
         if largest <= MOST:
@@ -232,19 +235,18 @@ class TorchTransport(Transport):
         return self._names[rank]
 
     def silent(self) -> list[int]:
-        """Each rank that finds a fault leaves a mark in the store that ranks met at; those without one are silent. A
-        store that does not answer has gone, with its process or with the network: a thread asks it, since what
-        torch waits for there has no end of its own. One thread at a time: two that find the same fault would take
-        each other's answers from the one connection to the store."""
-        with self._store_lock:
-            return self._ask_store()
+        """See `Transport`. Every rank with an error leaves a mark in the store.
 
-    def _ask_store(self) -> list[int]:
-        answers: list[list[int]] = []
-        thread = threading.Thread(target=lambda: answers.append(self._unmarked()), name="who-lives", daemon=True)
-        thread.start()
-        thread.join(ALIVE_SECONDS + ANSWER_SECONDS)
-        return answers[0] if answers else self._without_store()
+        If the store does not respond, its process or the network is gone. A separate thread reads the store, because
+        torch's call may never return. The lock is needed because two threads would receive each other's responses on
+        the only connection to the store.
+        """
+        silent: list[list[int]] = []
+        with self._store_lock:
+            thread = threading.Thread(target=lambda: silent.append(self._unmarked()), name="who-lives", daemon=True)
+            thread.start()
+            thread.join(ALIVE_SECONDS + ANSWER_SECONDS)
+        return silent[0] if silent else self._without_store()
 
     def _unmarked(self) -> list[int]:
         keys = [f"adaptive/alive/{rank}" for rank in range(self.size)]
@@ -258,7 +260,7 @@ class TorchTransport(Transport):
             return self._without_store()
 
     def _without_store(self) -> list[int]:
-        """Rank 0's process, or the machine it is on, has the store."""
+        """Return the ranks that are silent if the store is gone: rank 0, which hosts it."""
         return [0] if self.rank else []
 
     def close(self) -> None:
@@ -271,15 +273,18 @@ class TorchTransport(Transport):
 def _start(timeout: timedelta, backends: str) -> None:
     if missing := [name for name in NEEDED if name not in os.environ]:
         raise ConfigError(
-            f"the environment lacks {', '.join(missing)}: start the program by torchrun, or by "
-            "adaptive-train run --ranks N"
+            f"environment: expected {', '.join(NEEDED)}, got no {', '.join(missing)}. Start the program with torchrun, "
+            "or with adaptive-train run --ranks N."
         )
     _met(lambda: _meet(timeout, backends))
 
 
 def _meet(timeout: timedelta, backends: str) -> None:
-    """torchrun starts again with the store of the attempt before, where addresses of processes that have ended still
-    stand: whoever reads one before it is written anew is refused the connection. So each attempt has its own keys."""
+    """Start the process group, with separate keys in the store for each attempt of torchrun.
+
+    torchrun restarts with the store of the previous attempt, which still contains addresses of processes that have
+    ended. A rank that reads one before it is overwritten fails to connect.
+    """
     store, rank, size = next(rendezvous("env://", timeout=timeout))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(  # type: ignore[attr-defined]
@@ -293,23 +298,28 @@ def _met(meet: Callable[[], T]) -> T:
         return meet()
     except (RuntimeError, ValueError) as error:  # dist.DistError is a RuntimeError
         raise RanksError(
-            f"rank {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE', '?')}: the ranks did not find each "
-            f"other at {os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}: {error}"
+            f"rank {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE', '?')}: expected to find all ranks at "
+            f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}, got an error: {error}. Check "
+            "that all ranks have started with the same address, and that their hosts can reach it."
         ) from error
 
 
 def sum_in_order(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-    """The mean over ranks of a bucket of gradients: a hook for DistributedDataParallel, so that sums have an order.
+    """Average gradients over ranks in a fixed order: a DistributedDataParallel hook.
 
         model = DistributedDataParallel(DLRM(...))
         model.register_comm_hook(None, adaptive.sum_in_order)
 
-    An all-reduce adds in an order that depends on library, algorithm and number of ranks. Here slices cross, are added
-    rank after rank, and the sums cross: as many bytes as in a ring. On two ranks the bits are those of any all-reduce.
+    An all-reduce adds in an order that depends on library, algorithm and number of ranks. Here ranks exchange slices,
+    add them rank by rank, and exchange the sums: as many bytes as a ring all-reduce. On two ranks, the bits are those
+    of any all-reduce.
 
     Args:
-        group: None, or a process group.
+        group: a process group; None for the default one.
         bucket: float tensors on one device.
+
+    Returns:
+        future of the averaged gradients.
     """
     group = dist.group.WORLD if group is None else group
     size = dist.get_world_size(group)

@@ -1,15 +1,14 @@
-"""`Transport`: how bytes get from rank to rank, and `Header`: what stands before every message.
+"""`Transport`: sends bytes between ranks. `Header`: the beginning of every message.
 
-`torch_transport` is torch.distributed; tests have threads. There are two channels. Each belongs to one thread, and
-every rank asks a channel for the same operations in the same order: what they mean, and whether ranks agree on it, is
-the business of `adaptive.embeddings.ranks.channel`, by headers:
+`torch_transport` uses torch.distributed; tests use threads. There are two channels, each for one thread. Every rank
+makes the same calls on a channel in the same order. Their meaning, and the check that ranks agree on it, are in
+`adaptive.embeddings.ranks.channel`, which sends headers:
 
     "ADRK", version, kind, sequence number, batch, samples, signal heard, code, length of the part for each rank
-    checksum of the part for the receiver, checksum of all that stands before, and of the job's
-    number, sender and receiver
+    checksum of the part for the receiver, checksum of all that precedes, and of the job's number, sender and receiver
 
-A header goes to all ranks, in the first message of an exchange; so all know what the others send, and decide alike.
-Checksums tell damage on the way, and messages of another job; they keep nobody out.
+A header goes to all ranks, in the first message of an exchange. So all ranks know what the others send, and make the
+same decision. Checksums detect damage, and messages of another job; they are no protection against attackers.
 """
 
 import struct
@@ -31,27 +30,29 @@ if TYPE_CHECKING:
 
 Bytes = NDArray[np.uint8]
 
-AHEAD: Final = 0  # of the look-ahead thread: who asks whom for which rows
-ROWS: Final = 1  # of the training thread: vectors, gradients, and whatever else is agreed on
+AHEAD: Final = 0  # for the look-ahead thread: requests and answers
+ROWS: Final = 1  # for the training thread: vectors, gradients, and everything between batches
 CHANNELS: Final = ("ahead", "rows")
 
 
 def as_bytes(array: NDArray[Any]) -> Bytes:
-    """The array's memory, or that of a contiguous copy."""
+    """Return the bytes of an array, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 class TransportError(Exception):
-    """An operation that cannot be completed: a rank is gone, or has not come in time. The channel is of no more use."""
+    """An operation failed because a rank is gone or late. The channel cannot be used any more."""
 
 
 class Transport(ABC):
-    """Moves bytes; adds nothing and understands nothing.
+    """Sends bytes without interpreting them.
 
     Attributes:
-        job: a number below 2^32 that all ranks have, drawn for this job.
-        gpu: number of the GPU that is this rank's; None: whichever is current, if there is one.
-        values_on: the kind of devices between which `swap_values` works; None: it does not.
+        rank: number of this process.
+        size: number of ranks.
+        job: random number below 2^32, the same on all ranks of this job.
+        gpu: number of this rank's GPU; None for the current one, or if there is none.
+        values_on: kind of devices between which `swap_values` works; None if it does not.
     """
 
     rank: int
@@ -62,24 +63,36 @@ class Transport(ABC):
 
     @abstractmethod
     def swap(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int], largest: int) -> list[Bytes]:
-        """Give each rank its part, of pieces that follow one another; returns what each rank had for this one, of
-        `sizes` bytes each, whole. `largest`: bytes of the largest part that any rank has for any other.
+        """Send each rank its part; return the parts that they sent to this rank.
+
+        Args:
+            channel: `AHEAD` or `ROWS`.
+            parts: for each rank, pieces that are sent one after another.
+            sizes: bytes expected from each rank.
+            largest: bytes of the largest part that any rank sends to any other.
 
         Raises:
-            TransportError: if a rank is gone or does not come in time.
+            TransportError: if a rank is gone or late.
         """
 
     def swap_values(self, values: "Tensor", sizes: Sequence[int], lengths: Sequence[int]) -> "Tensor":
-        """The same from the training thread for numbers that lie on a device, of one type: `sizes` of the `values`
-        (n,) are for each rank, one after the other; returns as many as `lengths` from each. Where `values_on` says so.
+        """Exchange numbers between devices of the kind `values_on`, in the training thread.
+
+        Args:
+            values: (n,) for all ranks, one after another.
+            sizes: number of values for each rank.
+            lengths: number of values expected from each rank.
+
+        Returns:
+            values of all ranks, one after another, with the dtype of `values`.
 
         Raises:
-            TransportError: as far as it is known at once; work on a device goes on by itself.
+            TransportError: if the failure is known at once; work on a device may fail later.
         """
         raise NotImplementedError
 
     def check_device(self, kind: str) -> None:
-        """Check that rows may lie on devices of a kind, "cpu" or "cuda".
+        """Check that the device tier may be on devices of this kind, "cpu" or "cuda".
 
         Raises:
             ConfigError: on every rank.
@@ -88,15 +101,15 @@ class Transport(ABC):
 
     @abstractmethod
     def name_of(self, rank: int) -> str:
-        """Host and process of a rank, as far as known."""
+        """Return the host and process of a rank, if known."""
 
     @abstractmethod
     def silent(self) -> list[int]:
-        """After an error: the ranks of which nothing can be heard any more. It takes a few seconds to find out."""
+        """After an error, return the ranks that do not respond. This takes a few seconds."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the transport holds. Closing twice is fine."""
+        """Release all resources. Closing twice is allowed."""
 
 
 # --- headers ---------------------------------------------------------------------------------------------------------
@@ -105,46 +118,46 @@ MAGIC: Final = b"ADRK"
 VERSION: Final = 2
 MOST_TEXT: Final = 1024  # bytes of a message about a failure
 _FIXED: Final = struct.Struct("<4sHHQqQII")
-_PADDING: Final = 4  # bytes, so that parts begin at whole words behind it
+_PADDING: Final = 4  # bytes, so that parts after the header are aligned to words
 _END: Final = struct.Struct(f"<I{_PADDING}x")
 _WORD: Final = 8
-_SMALL: Final = 4096  # bytes, from which on the kernel is faster
+_SMALL: Final = 4096  # bytes, from which on the compiled checksum is faster
 
 
 class Kind(IntEnum):
-    """What a message holds."""
+    """Content of a message."""
 
     REQUESTS = 1  # rows of a batch that is read ahead
     END = 2  # there are no more batches
-    LEFT = 3  # this rank has left its loop before the end
-    FAILED = 4  # this rank ends with an error: its code is in the header, its text is the message
+    LEFT = 3  # this rank has left its loop early
+    FAILED = 4  # this rank ends with an error: its code is in the header, its text is the part
     VECTORS = 5
     GRADIENTS = 6
-    STEP = 7  # of a trainer's step: losses and predictions, dense gradients block by block, gradients of rows
-    DENSE = 8  # the dense gradients in it, as they are counted
+    STEP = 7  # a trainer's step: losses and predictions, dense gradients block by block, gradients of rows
+    DENSE = 8  # only counted: the dense gradients in STEP
     SUMS = 9  # ordered sums of slices of dense gradients
-    READ = 10  # rows to be read only
-    FACTS = 11  # whatever ranks tell each other between batches
-    WAITING = 12  # nothing: this rank knows of a failure, and asks for its text
-    READ_ROWS = 13  # the answer to READ
-    ANSWERS = 14  # of owners to requests, once a batch is planned: what need not cross
+    READ = 10  # requests of rows that are only read
+    FACTS = 11  # everything else between batches
+
+    READ_ROWS = 13  # responses to READ
+    ANSWERS = 14  # masks of owners after planning a batch: what need not be sent
 
 
 @dataclass(frozen=True)
 class Header:
-    """See the module."""
+    """Header of a message; see the module."""
 
     kind: Kind
-    sequence: int
-    batch: int
-    lengths: tuple[int, ...]  # of the part for each rank, bytes
+    sequence: int  # of the exchange on its channel
+    batch: int  # -1 for none
+    lengths: tuple[int, ...]  # bytes of the part for each rank
     samples: int = 0
     signal: int = 0
     code: int = 0
     check: int = 0  # of the part for the rank that this header goes to
 
     def pack(self, seed: int = 0) -> bytes:
-        """`seed`: see `seed_of`."""
+        """Return the bytes of the header; `seed`: see `seed_of`."""
         fixed = (MAGIC, VERSION, self.kind, self.sequence, self.batch, self.samples, self.signal, self.code)
         head = _FIXED.pack(*fixed) + struct.pack(f"<{len(self.lengths)}QQ", *self.lengths, self.check)
         return head + _END.pack(zlib.crc32(head, seed))
@@ -155,7 +168,7 @@ class Header:
 
 
 def part_check(part: Bytes) -> int:
-    """A checksum of the bytes of a part, and of how many there are."""
+    """Return a checksum of the bytes of a part and of their number."""
     if len(part) < _SMALL:
         return zlib.crc32(part.tobytes(), len(part))
     whole = len(part) // _WORD * _WORD
@@ -164,36 +177,42 @@ def part_check(part: Bytes) -> int:
 
 
 def header_size(size: int) -> int:
-    """Bytes of a header among `size` ranks."""
+    """Return the bytes of a header among `size` ranks."""
     return _FIXED.size + (size + 1) * _WORD + _END.size
 
 
 def seed_of(job: int, sender: int, receiver: int) -> int:
-    """Of the checksum of a header. `job`: a number below 2^32 that all its ranks know, and most likely no other's."""
+    """Return the seed of a header's checksum; only the ranks of a job know its number."""
     return zlib.crc32(struct.pack("<3I", job, sender, receiver))
 
 
 def unpack(message: bytes, size: int, sender: str, seed: int = 0) -> Header:
-    """The header in a message to `size` ranks; `seed` as it was packed.
+    """Return the header of a message among `size` ranks; `seed` as for `Header.pack`.
 
     Raises:
-        RanksError: if it is none, damaged, or of another version, job or rank.
+        RanksError: if it is not a header, is damaged, or comes from another version, job or rank.
     """
     needed = header_size(size)
     if len(message) != needed:
         raise RanksError(
-            f"{sender} sent a header: expected {needed} bytes, got {len(message)}: another number of ranks?"
+            f"header of {sender}: expected {needed} bytes, got {len(message)}. Set the same number of ranks everywhere."
         )
     magic, version, kind, sequence, batch, samples, signal, code = _FIXED.unpack_from(message)
     if magic != MAGIC or version != VERSION:
         raise RanksError(
-            f"{sender} sent a header that begins with {magic!r}, version {version}; expected {MAGIC!r}, version "
-            f"{VERSION}: does it run another version of adaptive-train?"
+            f"header of {sender}: expected {MAGIC!r}, version {VERSION}, got {magic!r}, version {version}. Use the "
+            "same version of adaptive-train on all ranks."
         )
     if kind not in Kind.__members__.values():
-        raise RanksError(f"{sender} sent a message of kind {kind}, which is none")
+        raise RanksError(
+            f"header of {sender}: expected a known kind of message, got {kind}. Use the same version of adaptive-train "
+            "on all ranks."
+        )
     end = len(message) - _END.size
     if _END.unpack_from(message, end)[0] != zlib.crc32(message[:end], seed) or any(message[-_PADDING:]):
-        raise RanksError(f"{sender} sent a header that is damaged on the way, or of another job or rank")
+        raise RanksError(
+            f"header of {sender}: expected its checksum, got another. The header was damaged, or it comes from another "
+            "job or rank: check the network, and that no other job uses this address."
+        )
     *lengths, check = struct.unpack_from(f"<{size + 1}Q", message, _FIXED.size)
     return Header(Kind(kind), sequence, batch, tuple(lengths), samples, signal, code, check)

@@ -166,26 +166,18 @@ def test_late_rows_get_other_slots_where_slots_are_given_back(device: str) -> No
     assert late > 8
 
 
-@pytest.mark.parametrize(("left_out", "reads"), [("fetch", [6]), ("look", range(1, 7))])
+@pytest.mark.parametrize(("left_out", "reads"), [("fetch", [6]), ("copy_current", range(1, 7))])
 def test_without_either_copy_these_tests_would_fail(
     left_out: str, reads: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = LateFetches._copy
-    caller = {"fetch": "look", "look": "fetch"}[left_out]
+    method, copy = getattr(LateFetches, left_out), LateFetches._copy
 
-    def only_for_the_other(self: LateFetches, plans: Any) -> None:
-        if self.kept == caller:  # type: ignore[attr-defined]
-            copy(self, plans)
+    def without_copies(self: LateFetches, *number: int) -> None:
+        monkeypatch.setattr(LateFetches, "_copy", lambda self, plans: None)
+        method(self, *number)
+        monkeypatch.setattr(LateFetches, "_copy", copy)
 
-    for name in ("fetch", "look"):
-        before = getattr(LateFetches, name)
-
-        def told(self: LateFetches, *number: int, name: str = name, before: Any = before) -> None:
-            self.kept = name  # type: ignore[attr-defined]
-            before(self, *number)
-
-        monkeypatch.setattr(LateFetches, name, told)
-    monkeypatch.setattr(LateFetches, "_copy", only_for_the_other)
+    monkeypatch.setattr(LateFetches, left_out, without_copies)
     looking = Looks(one_table(NUM_ROWS, "1", LRUOnHost), [bags([0]), *[bags([7])] * 5])
     with pytest.raises(AssertionError):
         looking.train(1, -1, dict.fromkeys(reads, "read"))

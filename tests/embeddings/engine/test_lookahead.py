@@ -134,9 +134,7 @@ def train_and_note(embeddings: TieredEmbeddingBag, batches: Iterable[Batch], dep
 @pytest.mark.parametrize("error", [Failure, SystemExit, KeyboardInterrupt, InputError])
 @pytest.mark.parametrize("depth", [0, 1, 4])
 @pytest.mark.parametrize("after", [0, 3])
-def test_an_error_in_the_source_comes_after_the_batches_before_it(
-    error: type[BaseException], depth: int, after: int
-) -> None:
+def test_an_error_in_the_source_comes_after_its_batches(error: type[BaseException], depth: int, after: int) -> None:
     def source() -> Iterator[Batch]:
         yield from Source(after)
         raise error("the source")
@@ -212,7 +210,7 @@ class FailsToScore(Policy):
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_an_error_in_score_names_the_batch_and_comes_after_the_batches_before_it(depth: int) -> None:
+def test_an_error_in_score_contains_the_batch(depth: int) -> None:
     embeddings, numbers = one_table(device_rows="3", policy=FailsToScore), list[int]()
     with pytest.raises(PolicyError, match=r"FailsToScore\.score at batch 3 raised Failure: scoring"):
         train_and_note(embeddings, Source(9), depth, numbers)
@@ -238,7 +236,7 @@ def test_an_error_in_the_training_loop(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_after_a_fault_the_first_error_is_raised_and_the_last_one_told(
+def test_after_a_fault_the_first_error_is_raised(
     depth: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a fault of a GPU every wait fails, also those by which a look-ahead ends."""
@@ -250,7 +248,7 @@ def test_after_a_fault_the_first_error_is_raised_and_the_last_one_told(
     monkeypatch.setattr(embeddings.runtime.pipeline, "end", end)
     with pytest.raises(InputError, match="id 10 is outside"):
         step_all(embeddings, [bags([1]), bags([2, 10])], depth=depth)
-    assert caplog.messages == ["the look-ahead could not be ended either: RuntimeError: the device is gone"]
+    assert caplog.messages == ["ending the look-ahead failed after another error: RuntimeError: the device is gone"]
     other = one_table()
     monkeypatch.setattr(other.runtime.pipeline, "end", end)
     coming = other.look_ahead(Source(3), depth=depth)
@@ -271,11 +269,6 @@ def test_feedback_is_taken_in_under_the_lock_and_timed(depth: int, monkeypatch: 
     assert pipeline.stopwatch.total_ms()["learn"] > 0
 
 
-def test_a_bad_id_ends_the_look_ahead_at_its_batch() -> None:
-    with pytest.raises(InputError, match="id 10 is outside table t, which has ids 0 to 9"):
-        step_all(one_table(), [bags([1]), bags([2, 10])], depth=2)
-
-
 def test_a_source_that_never_returns_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookahead, "JOIN_SECONDS", 0.05)
     released = threading.Event()
@@ -286,7 +279,7 @@ def test_a_source_that_never_returns_is_reported(monkeypatch: pytest.MonkeyPatch
 
     ready = one_table().look_ahead(source(), depth=1)
     next(ready)
-    with pytest.raises(AdaptiveError, match="the look-ahead thread did not end within"):
+    with pytest.raises(AdaptiveError, match="look-ahead thread: expected it to end within"):
         ready.close()
     released.set()
     for thread in look_ahead_threads():
@@ -298,19 +291,10 @@ def test_a_second_look_ahead_beside_a_running_one_is_refused() -> None:
     embeddings = one_table()
     ready = embeddings.look_ahead(Source(9), depth=2)
     next(ready)
-    with pytest.raises(ValueError, match="look-ahead"):
+    with pytest.raises(ValueError, match=r"look_ahead\(\): expected no running look-ahead, got one after 0 trained"):
         next(iter(embeddings.look_ahead(Source(3), depth=1)))
     ready.close()
     assert len(step_all(embeddings, Source(3), depth=1)) == 3
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_a_batch_that_has_ended_cannot_be_used_any_more(depth: int) -> None:
-    """Its rows may have left; forgotten batches would silently read other rows."""
-    embeddings = one_table(device_rows="4")
-    ended = list(embeddings.look_ahead(Source(9), depth=depth))
-    with pytest.raises(ValueError, match="batch 0"):
-        embeddings(ended[0])
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -320,7 +304,7 @@ def test_gradients_of_an_abandoned_batch_are_forgotten(depth: int) -> None:
     initial = embeddings.rows.table_weights("t")
     coming = embeddings.look_ahead([bags([0, 1])], depth=depth)
     sum_of(embeddings(next(coming))).backward()
-    with pytest.warns(UserWarning, match="the gradients of its rows are lost"):
+    with pytest.warns(UserWarning, match="batch 0: the loop ended after backward.* the gradients of its rows are lost"):
         coming.close()  # as a loop does that found a gradient it does not like
     batches = [bags([2, 3]), bags([4, 5]), bags([6])]
     step_all(embeddings, batches)

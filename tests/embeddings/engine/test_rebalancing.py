@@ -69,7 +69,7 @@ def test_all_slots_together_stay_as_many_as_were_set() -> None:
     assert slots == [9_550, 500]
     assert embeddings.runtime.view.device_rows == 10_050
     assert "10,050 of 100,500 rows" in embeddings.statistics.device_rows_text()
-    assert "shared among widths by what batches ask" in embeddings.statistics.device_rows_text()
+    assert "rebalanced across widths according to demand" in embeddings.statistics.device_rows_text()
 
 
 def test_a_share_that_fits_stays_what_it_is() -> None:
@@ -97,10 +97,10 @@ def test_what_is_told_when_all_slots_together_are_too_few() -> None:
     with pytest.raises(DeviceMemoryError) as error:
         step_all(embeddings, [batch, other], depth=2)
     assert str(error.value) == (
-        "batch 4: 600 device rows are needed to hold the rows of the 3 batches in flight, 400 of width 32 (most for "
-        "table user, 200 a batch), 200 of width 8 (most for table category, 100 a batch); 300 are there "
-        "(device_rows=300): set device_rows to 900 (at least 600), or lower the batch size, or lower depth (now 2), or "
-        "set tier.when_full=reduce_lookahead (policy LRU)."
+        "batch 4: expected 600 device rows for the 3 batches in flight (400 of width 32 (most for table user, 200 a "
+        "batch), 200 of width 8 (most for table category, 100 a batch)), got 300 (device_rows=300, policy LRU). Set "
+        "device_rows to 900 (at least 600), or lower the batch size, or lower depth (now 2), or set "
+        "tier.when_full=reduce_lookahead."
     )
     enough = TieredEmbeddingBag([USER, CATEGORY], TierConfig(device_rows="600"))
     step_all(enough, [batch, other], depth=2)

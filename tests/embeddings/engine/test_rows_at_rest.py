@@ -58,7 +58,7 @@ def build(
 # --- flush ---------------------------------------------------------------------------------------------------------
 
 
-def test_flush_brings_every_changed_row_to_the_host_and_rows_keep_their_slots() -> None:
+def test_flush_writes_every_changed_row_back() -> None:
     embeddings = one_table(device_rows="4")
     batches = [bags([1, 2]), bags([2, 3])]
     initial = embeddings.rows.table_weights("t")
@@ -72,7 +72,7 @@ def test_flush_brings_every_changed_row_to_the_host_and_rows_keep_their_slots() 
         assert planner_of(embeddings).slots.dirty().tolist() == []
 
 
-def test_flush_in_the_middle_keeps_rows_of_batches_in_flight_dirty() -> None:
+def test_flush_keeps_rows_of_batches_in_flight_dirty() -> None:
     """Row 1 is flushed before batch 1 updates it; if it then counted as clean, that update would be lost."""
     embeddings = one_table(device_rows="3")
     batches = [bags([1]), bags([1]), bags([2]), bags([3]), bags([4]), bags([5]), bags([1])]
@@ -143,7 +143,7 @@ def test_rows_never_trained_read_as_their_initial_values() -> None:
 
 @pytest.mark.parametrize("policy", [LFU, LFUOnHost])
 @pytest.mark.parametrize("depth", [0, 3])
-def test_evaluation_in_the_middle_of_training_changes_no_bit_and_no_count(policy: type[Policy], depth: int) -> None:
+def test_evaluation_during_training_changes_no_bit_and_no_count(policy: type[Policy], depth: int) -> None:
     def run(evaluates: bool) -> tuple[Any, ...]:
         embeddings, trainee = build(policy), Trainee(TABLES)
         for planned in embeddings.look_ahead(BATCHES, depth=depth):
@@ -176,10 +176,10 @@ def test_a_read_batch_has_no_number_and_cannot_be_stepped() -> None:
     embeddings = one_table()
     read = embeddings.read(bags([1]))
     assert not read.trainable
-    with pytest.raises(ValueError, match="only read"):
+    with pytest.raises(ValueError, match=r"got one from read\(\), which has no number"):
         _ = read.number
     sum_of(embeddings(read)).backward()
-    with pytest.raises(ValueError, match="no gradient has reached the embeddings"):
+    with pytest.raises(ValueError, match="expected gradients of the current batch, got none"):
         embeddings.step()
 
 
@@ -203,17 +203,6 @@ def test_training_goes_on_from_saved_arrays_in_other_tiers(
     second = build(policy, device_rows=device_rows, optimizer=optimizer)
     second.rows.load_state_arrays(arrays)
     train_more(second, trainee, BATCHES[12:], 3).assert_equals(train_slowly(TABLES, BATCHES, optimizer))
-
-
-def test_saving_what_was_loaded_gives_the_same_arrays() -> None:
-    first, second = build(), build(LRU, device_rows="100%")
-    train(first, TABLES, BATCHES[:12], 2)
-    arrays = first.rows.state_arrays()
-    second.rows.load_state_arrays(arrays)
-    again = second.rows.state_arrays()
-    assert sorted(again) == sorted(arrays)
-    assert all(np.array_equal(again[name], arrays[name]) for name in arrays)
-    assert int(again["next_batch"][0]) == 12
 
 
 def test_arrays_may_lie_in_memory_in_any_way() -> None:
@@ -261,48 +250,16 @@ def test_loading_replaces_all_that_was_there() -> None:
     assert all(np.array_equal(loaded[name], array) for name, array in fresh.rows.state_arrays().items())
 
 
-def damaged(change: str) -> dict[str, NDArray[Any]]:
-    other = build()
-    train(other, TABLES, BATCHES[:3], 0)
-    arrays = dict(other.rows.state_arrays())
-    if change == "lacks":
-        del arrays["rows1.weights"]
-    elif change == "shape":
-        arrays["rows0.state"] = arrays["rows0.state"][:, :1]
-    elif change == "order":
-        arrays["rows1.changed"] = arrays["rows1.changed"][::-1]
-    elif change == "range":
-        arrays["rows1.seen"] = arrays["rows1.seen"] + 40
-    elif change == "records":
-        arrays["rows1.accesses"] = arrays["rows1.accesses"][:1]
-    elif change == "seed":
-        arrays["rows1.table_keys"] = arrays["rows1.table_keys"] + np.uint64(1)
-    elif change == "tables":
-        arrays["rows1.table_starts"] = arrays["rows1.table_starts"] + np.arange(2)
-    elif change == "dtype":
-        arrays["rows0.weights"] = arrays["rows0.weights"].astype(np.float64)
-    return arrays
-
-
-@pytest.mark.parametrize("change", ["lacks", "shape", "order", "range", "records", "seed", "tables", "dtype"])
-def test_arrays_that_do_not_fit_are_refused_and_nothing_has_changed(change: str) -> None:
+def test_arrays_that_do_not_fit_touch_no_books() -> None:
+    """`test_saving.py` has a table of wrong arrays, and looks at rows only."""
     embeddings = build()
-    trained = train(embeddings, TABLES, BATCHES[:5], 0)
-    before = books(embeddings)
-    with pytest.raises(CheckpointError):
-        embeddings.rows.load_state_arrays(damaged(change))
+    train(embeddings, TABLES, BATCHES[:5], 0)
+    arrays, before = embeddings.rows.state_arrays(), books(embeddings)
+    with pytest.raises(CheckpointError, match=r"rows1\.update_norm: expected one, got none"):
+        embeddings.rows.load_state_arrays(
+            {name: array for name, array in arrays.items() if name != "rows1.update_norm"}
+        )
     assert same(books(embeddings), before)
-    assert np.array_equal(embeddings.rows.table_weights("a"), trained.weights["a"])
-
-
-def test_loading_while_batches_are_in_flight_is_refused() -> None:
-    embeddings = one_table()
-    arrays = embeddings.rows.state_arrays()
-    ready = embeddings.look_ahead([bags([1])] * 9, depth=2)
-    next(ready)
-    with pytest.raises(ConfigError, match="while a look-ahead is running"):
-        embeddings.rows.load_state_arrays(arrays)
-    ready.close()
 
 
 # --- host tier on disk ---------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def test_rows_that_are_watched_and_never_wait_are_restored(optimizer: RowOptimiz
         np.testing.assert_array_equal(again[name], array, err_msg=name)
 
 
-def test_tables_that_skip_nothing_get_the_values_with_what_waits_applied() -> None:
+def test_tables_without_skip_load_values_with_their_sums() -> None:
     embeddings, _ = trained()
     plain = build(Both, skip=None)
     plain.rows.load_state_arrays(embeddings.rows.state_arrays())
@@ -267,6 +267,10 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("rows1.last_access", first_is(-1), "from 0, got -1"),
     ("rows1.update_norm", first_is(NAN), "got nan"),
     ("rows1.table_starts", lambda starts: starts.astype(np.float64), "expected int64"),
+    ("rows1.table_starts", lambda starts: starts + np.arange(2), r"expected tables of \[30\] rows, got .* of \[31\]"),
+    ("rows1.table_keys", lambda keys: keys + np.uint64(1), "a checkpoint of another seed"),
+    ("rows0.state", lambda state: state[:, :1], "rows0.state: expected float32"),
+    ("rows0.weights", lambda weights: weights.astype(np.float64), "rows0.weights: expected float32"),
     ("rows0.watched.row", lambda rows: rows + 100, "from 0 to 11, got "),
     ("rows0.watched.row", lambda rows: rows * 0, "not in ascending order"),
     ("rows0.watched.summed", lambda rows: rows + 100, "summed: .*got 1"),
@@ -349,9 +353,9 @@ def one_table(bound: float | None, size: int = 20, first: float = 0.0, seed: int
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"bound": 0.1}, "table t: expected rows to begin within 0.1, got .* within 0.5. Set init_bound=0.5"),
-        ({"bound": None}, "expected rows to begin within 0.22"),
-        ({"bound": 0.5, "first": 0.25}, "optimizer state that begins with 0.25, got .* with 0.0. Set initial_accum"),
+        ({"bound": 0.1}, "table 't': expected initial values within 0.1, got .* within 0.5. Set init_bound=0.5"),
+        ({"bound": None}, "expected initial values within 0.22"),
+        ({"bound": 0.5, "first": 0.25}, "expected initial optimizer state 0.25, got .* with 0.0. Set initial_accum"),
         ({"bound": 0.5, "seed": 1}, "another seed"),
     ],
 )
@@ -378,7 +382,7 @@ def test_a_larger_table_begins_as_the_smaller_one_did(before: float | None, afte
     if fits:
         larger.rows.load_state_arrays(saved, grow=True)
     else:
-        with pytest.raises(CheckpointError, match="expected rows to begin within"):
+        with pytest.raises(CheckpointError, match="expected initial values within"):
             larger.rows.load_state_arrays(saved, grow=True)
 
 
@@ -429,7 +433,7 @@ def test_rows_looked_up_and_never_changed_begin_as_a_larger_table_does(rows: str
 def test_more_watched_rows_than_there_is_room_for() -> None:
     embeddings, _ = trained()
     small = build(skip=SKIP.model_copy(update={"hot_rows": "5"}))
-    with pytest.raises(CheckpointError, match=r"watches .* rows of width 4, there is room for .* raise skip.hot_rows"):
+    with pytest.raises(CheckpointError, match=r"skip.hot_rows: expected room for .* rows of width 4, got .* Set it"):
         small.rows.load_state_arrays(embeddings.rows.state_arrays())
 
 

@@ -162,7 +162,7 @@ def test_a_policy_that_needs_every_row_gives_none_back() -> None:
 
 def test_one_slot_is_the_least() -> None:
     embeddings = one_table(5, "1", device="cpu-torch")
-    with pytest.raises(DeviceMemoryError, match="1 rows of width 4 are there"):
+    with pytest.raises(DeviceMemoryError, match="expected device rows to release, got 1 of width 4"):
         embeddings.runtime.make_room()
 
 

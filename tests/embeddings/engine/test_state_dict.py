@@ -59,7 +59,7 @@ def through_a_file(state: Any) -> Any:
 
 @pytest.mark.parametrize("optimizer", [Adam(lr=0.01), Adagrad(lr=0.1)], ids=["adam", "adagrad"])
 @pytest.mark.parametrize("skip", [None, "updates"])
-def test_a_checkpoint_is_whole_and_training_goes_on_as_it_would_have(optimizer: RowOptimizer, skip: str | None) -> None:
+def test_training_continues_from_a_state_dict_bit_for_bit(optimizer: RowOptimizer, skip: str | None) -> None:
     net = Net(optimizer, skip=skip)
     dense = torch.optim.Adam(net.head.parameters())
     train(net, BATCHES[:6], dense)
@@ -109,7 +109,7 @@ def test_a_checkpoint_without_rows_or_of_other_tables_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"tables\.: checkpoint array rows0\.state: expected .*The row optimizer"):
         net.load_state_dict(other.state_dict())
     for planned in net.tables.look_ahead(BATCHES[:2]):
-        with pytest.raises(RuntimeError, match="rows cannot be loaded while a look-ahead is running"):
+        with pytest.raises(RuntimeError, match=r"load_state_arrays\(\): expected no running look-ahead"):
             net.load_state_dict(state)
         sum_of(net.tables(planned)).backward()
         net.tables.step()
@@ -125,7 +125,7 @@ def test_rows_apart_are_missed_until_they_are_loaded() -> None:
     assert set(state) == {"tables.rows_apart", "head.weight", "head.bias"}
     for options in ({"rows": "separate"}, {}):
         other = Net(**options)
-        with pytest.raises(RuntimeError, match=r"it is of 4 trained batches, the rows here of 0; load them first"):
+        with pytest.raises(RuntimeError, match=r"rows_apart: expected rows after 4 trained batches, got rows after 0"):
             other.load_state_dict(state)
         other.tables.rows.load_state_arrays(rows)
         other.load_state_dict(state)
@@ -133,7 +133,7 @@ def test_rows_apart_are_missed_until_they_are_loaded() -> None:
 
 
 def test_rows_apart_of_other_tables() -> None:
-    with pytest.raises(RuntimeError, match="made with another seed or other table names"):
+    with pytest.raises(RuntimeError, match="rows_apart: expected a checkpoint of these tables and this seed"):
         Net(seed=1).load_state_dict(Net(rows="separate").state_dict())
     Net().load_state_dict(Net(rows="separate").state_dict())  # never trained: initial rows follow from the seed
 

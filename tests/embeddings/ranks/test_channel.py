@@ -35,12 +35,12 @@ def test_a_header_comes_back_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        (b"", "another number of ranks"),
-        (Header(Kind.VECTORS, 0, 0, (0, 0, 0)).pack(), "another number of ranks"),
-        (b"XXXX" + Header(Kind.VECTORS, 0, 0, (0, 0)).pack()[4:], "begins with b'XXXX'"),
+        (b"", "expected 72 bytes, got 0. Set the same number of ranks"),
+        (Header(Kind.VECTORS, 0, 0, (0, 0, 0)).pack(), "Set the same number of ranks"),
+        (b"XXXX" + Header(Kind.VECTORS, 0, 0, (0, 0)).pack()[4:], "got b'XXXX'"),
         (b"ADRK\x63" + Header(Kind.VECTORS, 0, 0, (0, 0)).pack()[5:], "version 99"),
-        (b"ADRK\x02\x00\x63\x00" + Header(Kind.VECTORS, 0, 0, (0, 0)).pack()[8:], "kind 99"),
-        (Header(Kind.VECTORS, 0, 0, (0, 0)).pack(7), "damaged on the way, or of another job or rank"),
+        (b"ADRK\x02\x00\x63\x00" + Header(Kind.VECTORS, 0, 0, (0, 0)).pack()[8:], "known kind of message, got 99"),
+        (Header(Kind.VECTORS, 0, 0, (0, 0)).pack(7), "expected its checksum, got another. .* from another job or rank"),
     ],
 )
 def test_what_is_no_header_is_refused(message: bytes, told: str) -> None:
@@ -182,7 +182,7 @@ def test_leaving_alone_is_told_to_the_others(depth: int) -> None:
 
     results = outcomes(2, work)
     assert results[0] is None
-    assert isinstance(results[1], RanksError) and "rank 0 of 2 (thread 0) left its loop" in str(results[1])
+    assert isinstance(results[1], RanksError) and "got rank 0 of 2 (thread 0) outside of its loop" in str(results[1])
 
 
 def test_a_rank_that_stands_still_is_given_up() -> None:
@@ -246,7 +246,7 @@ def test_what_ranks_cannot_do_is_refused() -> None:
                 embeddings.optimizer.clip_grad_norm_(1.0)
 
     assert all("clip_grad_norm_" in str(one) for one in outcomes(2, clip))
-    with pytest.raises(ConfigError, match="at least 2 blocks"):
+    with pytest.raises(ConfigError, match="expected at least 2 for 2 ranks, got 1"):
         on_ranks(2, lambda ranks: None, blocks=1)
     tables = [TableConfig(name="t", num_embeddings=1, embedding_dim=4)]
     with pytest.raises(ConfigError, match="would own none"):

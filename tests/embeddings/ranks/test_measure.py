@@ -38,17 +38,17 @@ def test_a_good_network_has_no_problems() -> None:
     text, problems = verdicts(links())
     assert not problems
     assert text == (
-        "ranks: an exchange takes 0.10 ms, of which a step has 4: 0.4 ms; then a megabyte of rows or gradients 1.0 ms "
-        "(1,000 MB/s from each rank)"
+        "ranks: an exchange takes 0.10 ms, so the 4 exchanges of a step take 0.4 ms; each megabyte of rows or "
+        "gradients adds 1.0 ms (1,000 MB/s from each rank)"
     )
 
 
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"interface": "lo"}, "rank 1 on b has the address 10.0.0.2 and sends by lo: set GLOO_SOCKET_IFNAME"),
+        ({"interface": "lo"}, "rank 1 on b has the address 10.0.0.2 and sends by lo. Set GLOO_SOCKET_IFNAME"),
         ({"address": "127.0.1.1"}, "rank 1 on b has the address 127.0.1.1"),
-        ({"bytes_per_s": 0.2e9}, "rank 1 sends 200 MB/s by eth0, which could do 1,250"),
+        ({"bytes_per_s": 0.2e9}, "rank 1 sends 200 MB/s by eth0, which supports 1,250 MB/s"),
         ({"bytes_per_s": 5e7, "interface_bytes_per_s": None}, "the network is slow for training on ranks (by eth0)"),
     ],
 )

@@ -123,6 +123,6 @@ def test_a_killed_rank_ends_the_run_with_exit_code_10(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 10, errors
-    assert "rank 1 of 2 was ended by SIGKILL" in errors
+    assert "rank 1 of 2 was killed by SIGKILL" in errors
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     assert quality(run("eval", str(out)))[0] > 0

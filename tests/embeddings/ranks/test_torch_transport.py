@@ -48,8 +48,8 @@ def test_the_process_group_gets_nccl_where_it_may_be_used(backend: Any, wanted: 
 @pytest.mark.parametrize(
     ("backend", "gpus", "words"),
     [
-        ("nccl", Gpus(0, True, 0), "ranks.backend=nccl: torch finds no CUDA device here"),
-        ("nccl", Gpus(1, False, 0), "ranks.backend=nccl: this torch was built without NCCL"),
+        ("nccl", Gpus(0, True, 0), "ranks.backend=nccl: expected a CUDA device, got none"),
+        ("nccl", Gpus(1, False, 0), "ranks.backend=nccl: expected torch with NCCL, got a build without it"),
         ("mpi", Gpus(1, True, 0), "ranks.backend: expected one of auto, gloo, nccl, got 'mpi'"),
     ],
 )
@@ -75,7 +75,7 @@ def test_nccl_needs_a_gpu_and_a_group_on_every_rank() -> None:
     [
         (agreed(names="a0 a1 a0", groups="111"), "cuda", "auto: ranks 0 and 2 share one GPU.*gloo to share"),
         (agreed("nccl", names="a0 a0"), "cuda", "nccl: ranks 0 and 1 share one GPU"),
-        (agreed("nccl", groups="00"), "cuda", "the process group has no NCCL"),
+        (agreed("nccl", groups="00"), "cuda", "expected a process group with NCCL"),
         (agreed("nccl"), "cpu", "nccl: expected rows on GPUs, got tier.device=cpu"),
         (agreed(names="a0 -"), "cuda", "rank 1 has no GPU"),
     ],
@@ -105,7 +105,7 @@ def test_asked_for_without_a_gpu_it_ends_a_run_before_it_starts(capsys: pytest.C
     with pytest.raises(SystemExit) as ended:
         main(["run", "--ranks", "2", "--set", "ranks.backend=nccl"])
     assert ended.value.code == 2
-    assert "ranks.backend=nccl: torch finds no CUDA device here; use gloo or auto" in capsys.readouterr().err
+    assert "expected a CUDA device, got none from torch. Use gloo or auto." in capsys.readouterr().err
 
 
 # --- who is not heard any more, by the store that ranks met at, also where it does not answer -------------------------

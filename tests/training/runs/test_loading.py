@@ -115,7 +115,7 @@ def test_rows_may_lie_elsewhere_than_in_the_run(elsewhere: Path) -> None:
         blocks = list(run.embeddings.rows.table_blocks("user", block_bytes=7 * 16))
         assert [len(block) for block in blocks] == [7, 7, 7, 7, 7, 7, 7, 2]  # 50 rows and one for missing ids
         assert np.array_equal(np.concatenate(blocks), expected)
-        with pytest.raises(ConfigError, match="no table 'x'; there are: genre, user, site, tags"):
+        with pytest.raises(ConfigError, match="expected one of genre, user, site, tags, got 'x'"):
             next(run.embeddings.rows.table_blocks("x"))
 
 

@@ -1,1 +1,1 @@
-"""Rows and their optimizer state to and from checkpoints."""
+"""Saves rows and their optimizer state to checkpoints, and loads them."""

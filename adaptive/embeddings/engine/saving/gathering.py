@@ -1,7 +1,8 @@
-"""Rows of one rank in the order of a checkpoint, and rows of all ranks put together, on all of them.
+"""Rows of one rank in the order of a checkpoint, and rows gathered from all ranks.
 
-Rows are numbered as in the undivided group. All ranks call this together, in the same order. Letters: n rows of all
-ranks, m of this one.
+Rows are numbered as in the undivided group. All ranks call these functions together, in the same order.
+
+Letters: n rows of all ranks, m rows of this rank.
 """
 
 from collections.abc import Mapping
@@ -19,12 +20,11 @@ from adaptive.storage.shards import PIECES, Part
 
 Int64s = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]
-SENT_BYTES: Final = 8 << 20  # of an array that cross at once
+SENT_BYTES: Final = 8 << 20  # of an array that are sent at once
 
 
 class RowOrder:
-    """Rows (m,) of this rank in the order of a checkpoint: piece after piece, ascending in each. A process that has all
-    rows has one piece."""
+    """Rows (m,) of this rank in the order of a checkpoint: piece by piece, ascending in each."""
 
     def __init__(self, group: Group, rows: Int64s) -> None:
         """`rows`: of the undivided group."""
@@ -38,25 +38,25 @@ class RowOrder:
         self.rows, self.counts = rows[self.order], counts.tolist()
 
     def parts(self, prefix: str, key: str, columns: Mapping[str, NDArray[Any]]) -> dict[str, Part]:
-        """Their numbers, and columns (m, ...) that are in the order of the rows before."""
+        """Return the parts with the rows' numbers and with columns (m, ...) in that order."""
         return {
             prefix + key: self.part(self.rows, prefix + key),
             **{prefix + name: self.part(column[self.order], prefix + key) for name, column in columns.items()},
         }
 
     def part(self, value: NDArray[Any] | Blocks, key: str) -> Part:
-        """An array that is in the order of the checkpoint."""
+        """Return the part for an array (m, ...) that is already in the order of the checkpoint."""
         return Part(value, key, self.counts)
 
 
 class Gatherer:
-    """Puts arrays of all ranks together."""
+    """Gathers arrays of all ranks on every rank."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
 
     def joined(self, array: NDArray[Any]) -> NDArray[Any]:
-        """(n, ...) the arrays (m, ...) of all ranks, of one type and width, behind one another."""
+        """Return the arrays (m, ...) of all ranks, concatenated to (n, ...)."""
         row_shape = array.shape[1:]
         length = max(1, SENT_BYTES // max(1, array.dtype.itemsize * int(np.prod(row_shape))))
         lengths = self._ranks.gather_facts(len(array))
@@ -68,19 +68,19 @@ class Gatherer:
         return flat.reshape(sum(lengths), *row_shape)
 
     def merged(self, rows: Int64s, column: NDArray[Any]) -> NDArray[Any]:
-        """(n, ...) the columns (m, ...) of the rows (m,) of each rank, in order of rows."""
+        """Return the columns (m, ...) of the rows (m,) of all ranks, as (n, ...) in row order."""
         order = np.argsort(self.joined(rows))
         return self.joined(column)[order]
 
 
 def gatherer_of(pipeline: Pipeline) -> Gatherer | None:
-    """What puts rows of several ranks together; None if this rank has all rows."""
+    """Return the gatherer of several ranks; None if this rank owns all rows."""
     ranks = pipeline.exchange.ranks
     return None if ranks.size == 1 else Gatherer(ranks)
 
 
 def in_memory(saved: Mapping[str, NDArray[Any] | Part], gatherer: Gatherer | None) -> Arrays:
-    """Arrays of the rows of all ranks, in order of rows. Keys stand before what they are keys of."""
+    """Return arrays of the rows of all ranks, in row order. In `saved`, keys come first."""
     arrays: Arrays = {}
     orders: dict[str, Int64s] = {}
     for name, value in saved.items():
@@ -98,9 +98,9 @@ def in_memory(saved: Mapping[str, NDArray[Any] | Part], gatherer: Gatherer | Non
 
 
 def select_owned(group: Group, rows: Int64s, *columns: NDArray[Any]) -> tuple[Any, ...]:
-    """Of rows (n,) of the undivided group those that this rank owns, by their local numbers, and their columns."""
-    local = group.owned_rows(rows)
-    mine = np.flatnonzero(local >= 0)
-    if len(mine) == len(rows):
-        return local, *columns
-    return local[mine], *(column[mine] for column in columns)
+    """Return the owned numbers and columns of those rows (n,) that this rank owns."""
+    owned_rows = group.owned_rows(rows)
+    is_owned = np.flatnonzero(owned_rows >= 0)
+    if len(is_owned) == len(rows):
+        return owned_rows, *columns
+    return owned_rows[is_owned], *(column[is_owned] for column in columns)

@@ -1,15 +1,13 @@
-"""Rows as flat arrays, for checkpoints: only rows that ever changed, wherever they lie, with state and records.
+"""Rows as flat arrays for checkpoints: all rows that ever changed, from both tiers.
 
-Arrays of group g are named `rows<g>.<what>`; `adaptive.embeddings.engine.saving.saved_arrays` says what each must be.
-Rows that never changed are not stored: their initial values follow from the tables' names, the seed, the bounds of
-initial values and the first optimizer state, which are stored and compared. Waiting gradients are applied to the
-values, so they can be used as they are.
+Arrays of group g are named `rows<g>.<name>`; `adaptive.embeddings.engine.saving.saved_arrays` specifies each of them.
+Rows that never changed are not stored. Their initial values follow from the tables' names, the seed, the bounds of
+initial values and the first optimizer state, which are stored and compared. Accumulated updates (deferred) are applied
+to the saved values, so the values can be used as they are.
 
-There is one way to save: `save_parts` gives the rows that this rank owns, which for a process alone are all rows. A
-checkpoint writes them as a shard; `save_rows` puts those of all ranks together in memory. Both are read alike. Values
-and state may take more than there is memory, so they are read and loaded block by block.
-
-What is known of watched rows is saved, too: `adaptive.embeddings.engine.saving.watched`.
+`save_parts` returns the rows that this rank owns, which a checkpoint writes as a shard. `save_rows` gathers those of
+all ranks in memory. Both load in the same way. Values and state may be larger than memory, so they are read and loaded
+block by block. Watched rows are saved by `adaptive.embeddings.engine.saving.watched`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +30,6 @@ from adaptive.embeddings.engine.saving.saved_arrays import (
 )
 from adaptive.embeddings.engine.saving.watched import load_watched, own_watched, save_watched, watched_part
 from adaptive.embeddings.planning.layout import Group
-from adaptive.errors import ConfigError
 from adaptive.kernels.rows.cpu import initial
 from adaptive.storage.arrays import Blocks, Stored, whole
 from adaptive.storage.shards import Part
@@ -45,17 +42,19 @@ BLOCK_BYTES: Final = 8 << 20  # of values and state that are in memory at once
 
 
 def save_rows(pipeline: Pipeline) -> Arrays:
-    """The arrays of all groups, of the rows of all ranks. Call it between two batches of a look-ahead, or with none
-    running.
+    """Return the arrays of all groups, with the rows of all ranks.
 
-    While one is running, watched rows are left out: their books are ahead of training.
+    Call it between two batches of a look-ahead, or without one. During a look-ahead, the arrays do not contain the
+    watched rows, because their records are ahead of training.
     """
     return in_memory(save_parts(pipeline), gatherer_of(pipeline))
 
 
 def save_parts(pipeline: Pipeline) -> dict[str, NDArray[Any] | Part]:
-    """What a checkpoint is given of rows: those that this rank owns. Values and state are `Blocks`, which are read when
-    they are written, once each: train nothing in between. Of rows 8 MiB are in memory at once."""
+    """Return the rows that this rank owns, for a checkpoint.
+
+    Values and state are `Blocks`, which are read once, 8 MiB at a time, when they are written. Train nothing before.
+    """
     saved: dict[str, NDArray[Any] | Part] = {
         "next_batch": np.array([pipeline.trained + 1], np.int64),
         "rate": np.array([pipeline.rate], np.float64),
@@ -83,7 +82,7 @@ def _save_lane(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArray
 
 
 def _in_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s) -> dict[str, Blocks]:
-    """Values and state of owned rows (n,)."""
+    """Return values and state of owned rows (n,), to be read later."""
     widths = {"weights": lane.host.weights.shape[1], "state": lane.host.state.shape[1]}
     return {
         name: Blocks(np.dtype(np.float32), (len(rows), width), partial(_blocks, pipeline, lane, rows, column))
@@ -92,7 +91,7 @@ def _in_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s) -> dict[str, Blocks
 
 
 def _blocks(pipeline: Pipeline, lane: Lane, rows: Int64s, column: int) -> Iterator[Floats]:
-    """The weights (column 0) or the state (1) of rows (n,), by blocks."""
+    """Yield the weights (column 0) or the state (column 1) of rows (n,) in blocks."""
     length = _block_rows(lane)
     for first in range(0, len(rows), length):
         with pipeline.lock:
@@ -101,7 +100,7 @@ def _blocks(pipeline: Pipeline, lane: Lane, rows: Int64s, column: int) -> Iterat
 
 
 def _block_rows(lane: Lane) -> int:
-    """Rows of a block."""
+    """Return the number of rows in a block."""
     width: int = lane.host.weights.shape[1] + lane.host.state.shape[1]
     return max(1, BLOCK_BYTES // (4 * width))
 
@@ -113,32 +112,30 @@ def load_rows(
     grow: bool = False,
     last: Mapping[str, int] | None = None,
 ) -> None:
-    """Restore what `save_rows` gave, or a checkpoint of `save_parts`; see `RowStore.load_state_arrays`.
-
-    last: table -> how many of its last rows stay the last ones of a table that has grown.
-    """
-    if pipeline.running:
-        raise ConfigError("rows cannot be loaded while a look-ahead is running; exhaust or close its iterator first")
+    """Load the result of `save_rows` or `save_parts`; see `RowStore.load_state_arrays`."""
+    pipeline.refuse_while_running("load_state_arrays()")
     parts = _checked_parts(pipeline, arrays, grow=grow)
     watched = [watched_part(lane, arrays, f"rows{n}.") for n, lane in enumerate(pipeline.lanes)]
     if grow:
-        for lane, part, kept in zip(pipeline.lanes, parts, watched, strict=True):
+        for lane, part, of_lane in zip(pipeline.lanes, parts, watched, strict=True):
             part["has_changed"] = _has_changed(lane, part)
-            _renumber(lane.group.undivided, part, kept, last or {})
-    watched = [own_watched(lane.group, kept) for lane, kept in zip(pipeline.lanes, watched, strict=True)]
-    with pipeline.lock:  # nothing was changed so far, and nothing below is refused
+            _renumber(lane.group.undivided, part, of_lane, last or {})
+    watched = [own_watched(lane.group, of_lane) for lane, of_lane in zip(pipeline.lanes, watched, strict=True)]
+    with pipeline.lock:  # all checks are above: nothing has changed so far, and nothing below can be refused
         pipeline.notifier.restart()
-        for lane, part, kept in zip(pipeline.lanes, parts, watched, strict=True):
+        for lane, part, of_lane in zip(pipeline.lanes, parts, watched, strict=True):
             _load_lane(lane, part)
-            load_watched(lane, kept)
+            load_watched(lane, of_lane)
         pipeline.restart(int(whole(arrays["next_batch"])[0]))
-        if "rate" in arrays:  # what waits is applied by it, until there is another step
+        if "rate" in arrays:  # accumulated updates are applied with it before the next step
             pipeline.use_rate(float(whole(arrays["rate"])[0]))
 
 
 def _has_changed(lane: Lane, part: GroupArrays) -> NDArray[np.bool_]:
-    """(n,) of the saved rows those that differ from what they were at first in the saved tables. The others were
-    on the device, or were to be trained, when they were saved; which depends on placement and look-ahead."""
+    """Return which saved rows (n,) differ from their initial values in the saved tables.
+
+    The others were saved because they were on the device or in flight, which depends on placement and look-ahead.
+    """
     differs = [np.zeros(0, np.bool_)]
     for rows, weights, state in _saved_blocks(lane, part):
         first, first_state, places = np.empty_like(weights), np.empty_like(state), np.arange(len(rows))
@@ -149,7 +146,7 @@ def _has_changed(lane: Lane, part: GroupArrays) -> NDArray[np.bool_]:
 
 
 def _renumber(group: Group, part: GroupArrays, watched: Arrays, last: Mapping[str, int]) -> None:
-    """Give the rows of smaller tables their numbers in these: they keep their ids, but for those that `last` says."""
+    """Renumber rows of smaller tables in place; ids stay the same, except for `last` rows."""
     old, new = part["table_starts"], group.table_starts
     moved, more = new[:-1] - old[:-1], np.diff(new) - np.diff(old)
     tail = old[1:] - np.array([last.get(table.name, 0) for table in group.tables])
@@ -160,10 +157,10 @@ def _renumber(group: Group, part: GroupArrays, watched: Arrays, last: Mapping[st
 
 
 def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Stored]) -> None:
-    """Give rows other values; see `RowStore.overwrite`. For the training thread, between two steps."""
+    """Overwrite rows; see `RowStore.overwrite`. For the training thread, between two steps."""
     parts = _checked_parts(pipeline, arrays)
     with pipeline.lock:
-        pipeline.mover.catch_up()  # steps asked for so far come first
+        pipeline.mover.catch_up()  # finish the steps that are submitted to the device
         pipeline.finish_copies()
         for lane, part in zip(pipeline.lanes, parts, strict=True):
             part["has_changed"] = _has_changed(lane, part)
@@ -174,16 +171,16 @@ def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Store
 def _overwrite_lane(lane: Lane, part: GroupArrays) -> None:
     for rows, weights, state in _saved_blocks(lane, part):
         lane.put(*select_owned(lane.group, rows, weights, state))
-    lane.device.forget_watched()  # what waits is in the new values; snapshots are of the old ones
+    lane.device.forget_watched()  # the new values include accumulated updates; snapshots are of the old values
 
 
 def _checked_parts(
     pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Stored], *, grow: bool = False
 ) -> list[GroupArrays]:
-    """The arrays of each group without watched rows, if all arrays are what they must be.
+    """Check all arrays but those of watched rows; return them by group.
 
     Raises:
-        CheckpointError: if one is not.
+        CheckpointError: if an array is missing or invalid.
     """
     progress = expected_progress()
     check_arrays(arrays, {name: progress[name] for name in progress if name == "next_batch" or name in arrays})
@@ -202,12 +199,12 @@ def _checked_parts(
 
 
 def _for_kernels(array: NDArray[Any] | Stored, *, in_file: bool = False) -> NDArray[Any] | Stored:
-    """The array in memory, contiguous; `in_file`: one in a file stays there."""
+    """Return the array in memory, contiguous; with `in_file`, leave it in its file."""
     return array if in_file and isinstance(array, Stored) else np.ascontiguousarray(whole(array))
 
 
 def _saved_blocks(lane: Lane, part: GroupArrays) -> Iterator[tuple[Int64s, Floats, Floats]]:
-    """Rows, values and state, by blocks."""
+    """Yield saved rows with values and state, in blocks."""
     length, changed = _block_rows(lane), part["changed"]
     for first in range(0, len(changed), length):
         last = min(first + length, len(changed))
@@ -215,9 +212,9 @@ def _saved_blocks(lane: Lane, part: GroupArrays) -> Iterator[tuple[Int64s, Float
             array.read(first, last) if isinstance(array, Stored) else array[first:last]
             for array in (part["weights"], part["state"])
         )
-        kept = part.get("has_changed")
-        which = slice(None) if kept is None else kept[first:last]
-        yield changed[first:last][which], weights[which], state[which]
+        has_changed = part.get("has_changed")
+        selected = slice(None) if has_changed is None else has_changed[first:last]
+        yield changed[first:last][selected], weights[selected], state[selected]
 
 
 def _load_lane(lane: Lane, part: GroupArrays) -> None:

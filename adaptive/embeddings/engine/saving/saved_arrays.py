@@ -1,9 +1,9 @@
-"""What every saved array of rows must be: dtype, shape, range and order, in one table that is compared before any use.
+"""Specification of every saved array of rows, which is checked before any use.
 
-A load changes nothing unless all arrays of all groups are as expected here, so whoever uses them afterwards
+A load changes nothing unless all arrays of all groups pass, so the code that uses them afterwards
 (`adaptive.embeddings.engine.saving`) checks nothing.
 
-Letters: D width, S state width, n rows with values, m rows with records, w watched rows, s sums that wait.
+Letters: D width, S state width, n rows with values, m rows with records, w watched rows, s sums of deferred updates.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,22 +20,22 @@ from adaptive.errors import CheckpointError
 from adaptive.storage.arrays import Stored, whole
 
 Array = NDArray[Any]
-MOST_BATCHES: Final = 2**31 - 2  # records hold the number of a batch + 1 as int32
+MOST_BATCHES: Final = 2**31 - 2  # records store the number of a batch + 1 as int32
 MOST_SUMMED: Final = 255  # gradients: the largest `at_most` of a skip rule
 BLOCK_BYTES: Final = 8 << 20  # of an array in a file that are in memory at once
-_HINT: Final = "The checkpoint was changed or damaged, or it was saved by another version: load another one"
+HINT: Final = "The checkpoint was changed or damaged, or another version saved it: load another checkpoint."
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What one array must be.
+    """Specification of one array.
 
     Attributes:
-        least, most: bounds of its values; of an array with columns, possibly one for each (columns,). None: any.
-        nan: floats need not be finite.
-        whole: so many of the last columns hold whole numbers.
-        order: of a vector.
-        hint: how to fix it.
+        least, most: bounds of its values, possibly one for each column (columns,); None for no bound.
+        nan: True if floats need not be finite.
+        whole: number of last columns that contain whole numbers.
+        order: of the values of a vector.
+        hint: last sentence of messages, which says how to fix it.
     """
 
     dtype: np.dtype[Any]
@@ -45,11 +45,11 @@ class Expected:
     nan: bool = False
     whole: int = 0
     order: Literal["any", "ascending"] = "any"
-    hint: str = _HINT
+    hint: str = HINT
 
 
 def expected_progress() -> dict[str, Expected]:
-    """How far training was."""
+    """Return the arrays of training progress."""
     return {
         "next_batch": Expected(np.dtype(np.int64), (1,), 0, MOST_BATCHES),
         "rate": Expected(np.dtype(np.float64), (1,), 0),
@@ -57,7 +57,7 @@ def expected_progress() -> dict[str, Expected]:
 
 
 def expected_tables(group: Group) -> dict[str, Expected]:
-    """Of the undivided group: what identifies its tables and the values of rows that were never trained."""
+    """Return the arrays that identify the tables and initial values of a group."""
     tables = len(group.tables)
     return {
         "table_starts": Expected(np.dtype(np.int64), (tables + 1,), 0, order="ascending"),
@@ -68,7 +68,7 @@ def expected_tables(group: Group) -> dict[str, Expected]:
 
 
 def table_arrays(lane: Lane) -> dict[str, Array]:
-    """What identifies the tables of a lane's undivided group, as it is saved: copies."""
+    """Return the saved form of `expected_tables`, as copies."""
     group = lane.group.undivided
     return {
         "table_starts": group.table_starts.copy(),
@@ -79,7 +79,7 @@ def table_arrays(lane: Lane) -> dict[str, Array]:
 
 
 def expected_rows(lane: Lane, part: Mapping[str, Any]) -> dict[str, Expected]:
-    """Values, state and records of a group's rows; `table_starts` of `part` is right."""
+    """Return the arrays of a group's rows; `table_starts` of `part` must be checked."""
     floats, last = np.dtype(np.float32), int(part["table_starts"][-1]) - 1
     n, m, width = _length(part["changed"]), _length(part["seen"]), lane.host.weights.shape[1]
     rows = Expected(np.dtype(np.int64), (n,), 0, last, order="ascending")
@@ -95,7 +95,7 @@ def expected_rows(lane: Lane, part: Mapping[str, Any]) -> dict[str, Expected]:
 
 
 def expected_watched(lane: Lane, part: Mapping[str, Any], last_row: int) -> dict[str, Expected]:
-    """What is known of the watched rows of a group; the names that are there."""
+    """Return the arrays of a group's watched rows that `part` contains."""
     floats, w = np.dtype(np.float32), _length(part["row"])
     width = lane.host.weights.shape[1]
     expected = {name: Expected(ENTRY[name], (w,)) for name in ENTRY.names or ()}
@@ -117,14 +117,14 @@ def expected_watched(lane: Lane, part: Mapping[str, Any], last_row: int) -> dict
 
 
 def _state(lane: Lane, rows: int) -> Expected:
-    hint = "The row optimizer must be the one that trained these tables"
+    hint = "Use the row optimizer that trained these tables."
     optimizer = lane.host.optimizer
     least = optimizer.least_state(lane.group.embedding_dim)
     return Expected(np.dtype(np.float32), (rows, len(least)), least, whole=optimizer.counts, hint=hint)
 
 
 def _squares(lane: Lane, sums: int) -> Expected:
-    """Of sums that wait; under an optimizer that counts updates, the last column counts each sum's gradients."""
+    """Return the squares of sums; with counting optimizers, the last column counts them."""
     width, counts = lane.device.squares_width, lane.host.optimizer.counts
     least, most = np.zeros(width, np.float32), np.full(width, np.inf, np.float32)
     if counts:
@@ -133,30 +133,32 @@ def _squares(lane: Lane, sums: int) -> Expected:
 
 
 def _length(array: Array | Stored) -> int:
-    """Entries of what should be a vector."""
+    """Return the length of an array that should be a vector."""
     return array.shape[0] if array.shape else 0
 
 
 def check_tables(group: Group, part: Mapping[str, Any], first_state: np.float32, *, grow: bool) -> None:
-    """Compare the tables of an undivided group with saved ones, whose arrays are as `expected_tables` says.
+    """Compare the tables of an undivided group with saved ones.
 
     Args:
+        group: undivided.
+        part: saved arrays of the group.
         first_state: first value of the optimizer state of a row.
-        grow: tables may be larger than the saved ones.
+        grow: True if tables may be larger than the saved ones.
 
     Raises:
-        CheckpointError: if other rows were saved, or rows that were never trained would begin with other values.
+        CheckpointError: for other tables, or if rows that were never trained would have other initial values.
     """
     needed, got = group.table_sizes, np.diff(part["table_starts"])
     if (got > needed).any() or (not grow and (got != needed).any()):
         raise CheckpointError(
-            f"expected tables of {needed.tolist()} rows, got a checkpoint of {got.tolist()}. Larger tables take it by "
-            "load_state_arrays(arrays, grow=True)"
+            f"expected tables of {needed.tolist()} rows, got a checkpoint of {got.tolist()}. For tables that have "
+            "grown, call load_state_arrays(arrays, grow=True)."
         )
     if not np.array_equal(part["table_keys"], group.table_keys):
         raise CheckpointError(
-            "expected rows of these tables and this seed, got a checkpoint of another seed or other table names. Set "
-            "both to what they were, since initial values follow from them"
+            "expected rows of these tables and this seed, got a checkpoint of another seed or other table names. Use "
+            "the same seed and names, because initial values follow from them."
         )
     for table, bound, saved in zip(group.tables, group.table_bounds, part["table_bounds"], strict=True):
         place = group.tables.index(table)
@@ -165,48 +167,53 @@ def check_tables(group: Group, part: Mapping[str, Any], first_state: np.float32,
         )
         if bound != saved and not by_size:
             raise CheckpointError(
-                f"table {table.name}: expected rows to begin within {bound!s}, got a checkpoint in which they begin "
-                f"within {saved!s}. Set init_bound={saved!s}, or rows that were never trained would change"
+                f"table {table.name!r}: expected initial values within {bound!s}, got a checkpoint with initial values "
+                f"within {saved!s}. Set init_bound={saved!s}, or rows that were never trained would change."
             )
     if part["first_state"][0] != first_state:
         raise CheckpointError(
-            f"expected optimizer state that begins with {first_state!s}, got a checkpoint in which it begins with "
-            f"{part['first_state'][0]!s}. Set initial_accumulator to that, or rows that were never trained would change"
+            f"expected initial optimizer state {first_state!s}, got a checkpoint with {part['first_state'][0]!s}. Set "
+            "initial_accumulator to that value, or rows that were never trained would change."
         )
 
 
 def check_arrays(arrays: Mapping[str, Any], expected: Mapping[str, Expected], prefix: str = "") -> None:
-    """Compare arrays with what is expected of them; those in files are read block by block.
+    """Compare arrays with their specification; arrays in files are read block by block.
 
     Args:
-        prefix: of their names in messages.
+        arrays: by name.
+        expected: specification of each array.
+        prefix: of the names in messages.
 
     Raises:
-        CheckpointError: if one is missing or something else.
+        CheckpointError: if an array is missing or does not conform.
     """
-    for name, one in expected.items():
+    for name, specification in expected.items():
         if name not in arrays:
-            raise CheckpointError(f"expected a checkpoint array {prefix}{name}, got none. {one.hint}")
-        _check(prefix + name, arrays[name], one)
+            raise CheckpointError(f"checkpoint array {prefix}{name}: expected one, got none. {specification.hint}")
+        _check(prefix + name, arrays[name], specification)
 
 
 def _check(name: str, array: Any, expected: Expected) -> None:
     if not isinstance(array, np.ndarray | Stored):
-        raise CheckpointError(f"checkpoint array {name}: expected a numpy array, got {type(array).__name__}")
+        raise CheckpointError(
+            f"checkpoint array {name}: expected a numpy array, got {type(array).__name__}. Pass the arrays that "
+            "state_arrays() returned."
+        )
     if array.dtype != expected.dtype or tuple(array.shape) != expected.shape:
         raise _unexpected(name, expected, f"{array.dtype} {tuple(array.shape)}")
-    before = None
+    last_value = None
     for block in _blocks(array):
         if (wrong := _wrong(block, expected)) is not None:
             raise _unexpected(name, expected, wrong)
         if expected.order == "ascending" and len(block):
-            if not (np.diff(block) > 0).all() or (before is not None and block[0] <= before):
+            if not (np.diff(block) > 0).all() or (last_value is not None and block[0] <= last_value):
                 raise _unexpected(name, expected, "values that are not in ascending order")
-            before = block[-1]
+            last_value = block[-1]
 
 
 def _blocks(array: Array | Stored) -> Iterator[Array]:
-    """The array, in pieces of at most 8 MiB."""
+    """Yield the array in blocks of at most 8 MiB."""
     if not array.shape:
         yield whole(array).reshape(1)
         return
@@ -218,9 +225,9 @@ def _blocks(array: Array | Stored) -> Iterator[Array]:
 
 
 def _wrong(block: Array, expected: Expected) -> str | None:
-    """The first value that cannot be, as text; None: there is none."""
+    """Return the first invalid value as text; None if there is none."""
     if block.dtype == np.bool_:
-        bad = np.ascontiguousarray(block).view(np.uint8) > 1  # a byte of a file that is no truth value
+        bad = np.ascontiguousarray(block).view(np.uint8) > 1  # a damaged file may contain any byte
         return "a byte that is neither 0 nor 1" if bad.any() else None
     is_float = block.dtype.kind == "f"
     if is_float and not expected.nan and not np.isfinite(block).all():
@@ -238,8 +245,8 @@ def _wrong(block: Array, expected: Expected) -> str | None:
 def _unexpected(name: str, expected: Expected, got: str) -> CheckpointError:
     limits = "" if expected.order == "any" else f", {expected.order}"
     bounds = [("from", expected.least), ("to", expected.most)]
-    if said := [f"{word} {bound:,}" for word, bound in bounds if isinstance(bound, int | float)]:
-        limits += f", {' '.join(said)}"
+    if texts := [f"{word} {bound:,}" for word, bound in bounds if isinstance(bound, int | float)]:
+        limits += f", {' '.join(texts)}"
     if expected.dtype.kind == "f" and not expected.nan:
         limits += ", finite"
     return CheckpointError(

@@ -1,16 +1,16 @@
-"""Watched rows as flat arrays, for checkpoints, next to those of `adaptive.embeddings.engine.saving.row_arrays`.
+"""Watched rows as flat arrays for checkpoints, next to those of `row_arrays`.
 
-What is known of watched rows: verdicts, snapshots, visits, and gradients that wait. Tables that watch and
-defer as the saved ones did restore all of it, and training goes on as it would have. Other tables ignore it: they know
-nothing of movement. Names, after the group's prefix, of n rows in ascending order:
+The arrays contain verdicts, snapshots, visits, and accumulated updates (deferred). Tables with the same `skip` settings
+restore all of it, and training continues as it would have. Other tables ignore these arrays. Names, after the group's
+prefix, of n rows in ascending order:
 
     watched.interval (1,) of `SkipConfig`              watched.row (n,), watched.<column> (n,) of the hot set's entries
     watched.snapshots (n, D) if movement is watched    watched.entry (n,) their order in the hot set
 
-    if updates are deferred, m rows with a sum that waits:
+    if updates are deferred, of the m rows with an accumulated sum:
     watched.visits, watched.waiting (n,)               watched.summed (m,) these rows, ascending
-    watched.sums (m, D), watched.squares (m, S)        watched.raw_values (m, D), watched.raw_states (m, T): before
-                                                       the sum is applied
+    watched.sums (m, D), watched.squares (m, S)        watched.raw_values (m, D), watched.raw_states (m, T): without
+                                                       the sum
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.saving.gathering import RowOrder, select_owned
-from adaptive.embeddings.engine.saving.saved_arrays import check_arrays, expected_watched
+from adaptive.embeddings.engine.saving.saved_arrays import HINT, check_arrays, expected_watched
 from adaptive.embeddings.planning.hot_set import COLUMNS
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.sizing import HOT_SHARE
@@ -34,38 +34,38 @@ from adaptive.storage.shards import Part
 
 Arrays = dict[str, NDArray[Any]]
 WATCHED = "watched."
-OF_SUMS = ("sums", "squares", "raw_values", "raw_states")  # of watched rows whose gradient waits
+OF_SUMS = ("sums", "squares", "raw_values", "raw_states")  # columns of watched rows with an accumulated sum
 
 
 def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArray[Any] | Part]:
-    """Copies of what is known of a lane's watched rows; nothing where none are watched. The caller holds the lock."""
+    """Return copies of the state of a lane's watched rows. The caller holds the lock."""
     skipper = lane.skipper
     if skipper is None:
         return {}
     prefix += WATCHED
     hot, book = skipper.hot, skipper.deferral
-    columns, kept = hot.columns(), lane.device.kept(hot.num_entries)
-    local = columns.pop("row")
-    rows = lane.group.group_rows(local)
+    columns, watched = hot.columns(), lane.device.kept(hot.num_entries)
+    owned_rows = columns.pop("row")
+    rows = lane.group.group_rows(owned_rows)
     columns["entry"] = np.arange(len(rows), dtype=np.int32)
     if skipper.watches_movement:
-        columns["snapshots"] = kept.snapshots
+        columns["snapshots"] = watched.snapshots
     sums: dict[str, Part] = {}
     if book is not None:
         columns |= {"visits": book.visits[: len(rows)], "waiting": book.waiting[: len(rows)]}
-        weights, state = pipeline.values(lane, local[kept.waiting], with_waiting=False)
-        of_sums = dict(zip(OF_SUMS, (kept.sums, kept.squares, weights, state), strict=True))
-        sums = RowOrder(lane.group, rows[kept.waiting]).parts(prefix, "summed", of_sums)
+        weights, state = pipeline.values(lane, owned_rows[watched.waiting], with_waiting=False)
+        of_sums = dict(zip(OF_SUMS, (watched.sums, watched.squares, weights, state), strict=True))
+        sums = RowOrder(lane.group, rows[watched.waiting]).parts(prefix, "summed", of_sums)
     interval = np.array([hot.config.interval], np.int64)
     columns = {name: np.array(column) for name, column in columns.items()}
     return {prefix + "interval": interval, **RowOrder(lane.group, rows).parts(prefix, "row", columns), **sums}
 
 
 def watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Arrays:
-    """The arrays of a lane's watched rows, or none if the saved tables did not watch and defer as this lane does.
+    """Return a lane's arrays of watched rows; empty if they have other `skip` settings.
 
     Raises:
-        CheckpointError: if they are not what `save_watched` makes for these tables.
+        CheckpointError: if the arrays are not valid for these tables.
     """
     prefix, skipper = prefix + WATCHED, lane.skipper
     if skipper is None:
@@ -91,24 +91,25 @@ def _names(skipper: Skipper) -> set[str]:
 
 
 def _check_together(lane: Lane, part: Arrays, prefix: str) -> None:
-    """Check what several arrays of a lane's watched rows say together."""
+    """Check arrays of a lane's watched rows against each other and against the hot set."""
     assert lane.skipper is not None
     rows, most = part["row"], lane.skipper.hot.capacity
     if len(rows) > HOT_SHARE * most and lane.group.undivided is lane.group:
         raise CheckpointError(
-            f"the checkpoint watches {len(rows)} rows of width {lane.group.embedding_dim}, there is room for {most}: "
-            "raise skip.hot_rows to what it was"
+            f"skip.hot_rows: expected room for at least {len(rows)} watched rows of width {lane.group.embedding_dim}, "
+            f"got {most}. Set it to its value in the run that saved this checkpoint."
         )
     if "summed" in part and not np.isin(part["summed"], rows).all():
-        raise CheckpointError(f"checkpoint array {prefix}summed: expected rows that are watched, got others")
-    # A snapshot is NaN where a batch that was to take it went without a backward pass.
+        raise CheckpointError(f"checkpoint array {prefix}summed: expected watched rows, got others. {HINT}")
+    # A snapshot is NaN if its batch had no backward pass.
     if "snapshots" in part and np.isinf(part["snapshots"]).any():
-        raise CheckpointError(f"checkpoint array {prefix}snapshots: expected finite values or NaN, got infinite ones")
+        raise CheckpointError(
+            f"checkpoint array {prefix}snapshots: expected finite values or NaN, got infinite ones. {HINT}"
+        )
 
 
 def own_watched(group: Group, part: Arrays) -> Arrays:
-    """Of the watched rows of all ranks those that this rank owns, by their local numbers and in the order that they had
-    in the hot set; `summed` has entries then, ascending."""
+    """Select this rank's watched rows in the order of the hot set, `summed` by its entries."""
     if not part:
         return part
     names = [name for name in part if name not in ("interval", "row", "summed", *OF_SUMS)]
@@ -126,21 +127,21 @@ def own_watched(group: Group, part: Arrays) -> Arrays:
 
 
 def load_watched(lane: Lane, part: Arrays) -> None:
-    """Restore watched rows in a lane whose rows have just been loaded and which watches none yet."""
+    """Restore watched rows in a lane that has just loaded its rows and watches none."""
     if not part:
         return
     skipper, none = lane.skipper, np.zeros((0, lane.host.weights.shape[1]), np.float32)
     assert skipper is not None
-    if (needed := len(part["row"])) > skipper.hot.capacity:  # on other ranks they lay otherwise
+    if (needed := len(part["row"])) > skipper.hot.capacity:  # another number of ranks divides them differently
         skipper.grow(needed)
         lane.device.watch(needed, snapshots=skipper.watches_movement, sums=skipper.deferral is not None)
     skipper.restore(part)
     book = skipper.deferral
     no_squares = np.zeros((0, lane.device.squares_width), np.float32)
-    kept = WatchedValues(part.get("snapshots", none), np.zeros(0, np.int64), none, no_squares)
+    watched = WatchedValues(part.get("snapshots", none), np.zeros(0, np.int64), none, no_squares)
     if book is not None:
         book.restore(part["visits"], part["waiting"])
         rows = part["row"][part["summed"]]
         lane.put_on_host(rows, part["raw_values"], part["raw_states"])
-        kept = WatchedValues(kept.snapshots, part["summed"], part["sums"], part["squares"])
-    lane.device.keep(kept)
+        watched = WatchedValues(watched.snapshots, part["summed"], part["sums"], part["squares"])
+    lane.device.keep(watched)
