@@ -61,13 +61,8 @@ class LocalDenseStep:
         """Return the loss of the whole batch, and logits and labels of all its samples in order.
 
         Afterwards dense gradients are sums over all blocks, and the owners have the gradients of their rows for
-        `embeddings.step()`. Everything is sent in one exchange.
-
-        Args:
-            planned: the batch, after its passes.
-            losses: of this rank's blocks that have samples.
-            logits: of these blocks, each (n,) or (n, T).
-            labels: of all these blocks, (n,) or (n, T).
+        `embeddings.step()`. Everything is sent in one exchange. `losses` and `logits`, each (n,) or (n, T), are of this
+        rank's blocks that have samples, `labels` (n,) or (n, T) of all these blocks.
         """
         return _sum_in_order(losses), torch.cat(list(logits)) if len(logits) > 1 else logits[0], labels
 
@@ -244,9 +239,7 @@ def slices_of(ranks: Ranks, blocks: Sequence[Floats], size: int) -> list[list[Fl
 def sum_blocks(ranks: Ranks, slices: Iterable[Bytes], size: int) -> Floats | None:
     """Return the sum (size,) over all blocks of all ranks, in order; None without gradients.
 
-    Args:
-        slices: from each rank, in order: the slices that `slices_of` returned there for this rank.
-        size: number of gradients of a block.
+    `slices`: from each rank, in order, those that `slices_of` returned there for this rank.
     """
     total: Floats | None = None
     for part in slices:

@@ -131,13 +131,8 @@ class PlannedBlocks(Planned):
         self.groups = tuple(works)
         self.gradients_sent = False
         self.received: Exchanged | None = None  # gradients for this owner, if they came with the dense gradients
-        self.num_samples_of_all = exchanged.samples
+        self.num_samples_of_all, self.first = exchanged.samples, exchanged.first
         self.is_share = num_blocks > 1
-
-    @property
-    def first(self) -> int:
-        """Position of this rank's first sample in the global batch."""
-        return self.exchanged.first
 
     def parts(self) -> Iterator[Planned]:
         if len(self.exchanged.blocks) == 1 and self.exchanged.blocks[0] is not None:

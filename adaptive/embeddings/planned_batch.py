@@ -133,6 +133,8 @@ class Planned:
     """Share of the whole batch's samples: the weight of a mean loss over this part."""
     is_share = False
     """True if other ranks or blocks may contribute to the same step."""
+    first = 0
+    """Position of the first sample in the whole batch, of all ranks."""
     ended = False
     """True once the loop has requested the next batch or closed the look-ahead: rows may have been evicted."""
 
@@ -150,7 +152,7 @@ class Planned:
         self._arrived = arrived
         self.waited = False  # True if a part had to wait for its rows
         self.works = tuple(works)
-        self.num_samples_of_all = batch.num_samples
+        self.num_samples = self.num_samples_of_all = batch.num_samples
         if whole:  # sent now: on the stream that is current here, and a compiled model need not trace it
             _ = self.dense, self.labels
 
@@ -174,18 +176,9 @@ class Planned:
         return {name: self._send(array) for name, array in self.batch.extras.items()}
 
     @property
-    def num_samples(self) -> int:
-        return self.batch.num_samples
-
-    @property
     def whole(self) -> "Planned":
         """The whole batch: this one, or the one that this is a part of."""
         return self
-
-    @property
-    def first(self) -> int:
-        """Position of the first sample in the whole batch."""
-        return 0
 
     def parts(self) -> Iterator["Planned"]:
         """Yield the parts of the batch, each when its rows are in place.
@@ -253,45 +246,29 @@ class PlannedPart(Planned):
         waits: bool = False,
     ) -> None:
         """`first`: of the samples of all ranks; `waits`: some of its rows are in flight."""
-        self._whole, self._first, self._num_samples, self._waits = whole, first, num_samples, waits
-        self._samples = slice(first, first + num_samples)
-        self._is_block, self._taken, self._send, self.works = block is not None, block, whole._send, tuple(works)
+        self._whole, self._block, self._waits, self._send = whole, block, waits, whole._send
+        self.first, self.num_samples, self.works = first, num_samples, tuple(works)
         self.share = num_samples / whole.num_samples_of_all
         self.num_samples_of_all, self.is_share = whole.num_samples_of_all, True
-        if self._is_block:  # now, as in `Planned`
+        self._samples = slice(first, first + num_samples)
+        if block is None:
+            self.dense, self.labels = whole.dense[self._samples], whole.labels[self._samples]
+        else:  # sent now, as in `Planned`
             _ = self.dense, self.labels
 
-    @property
+    @cached_property
     def batch(self) -> Batch:
-        if self._taken is None:
-            self._taken = self._whole.batch.take(np.arange(self._samples.start, self._samples.stop))
-        return self._taken
-
-    @cached_property
-    def dense(self) -> Tensor:
-        return self._send(self.batch.dense) if self._is_block else self._whole.dense[self._samples]
-
-    @cached_property
-    def labels(self) -> Tensor:
-        return self._send(self.batch.labels) if self._is_block else self._whole.labels[self._samples]
+        return self._block or self._whole.batch.take(np.arange(self._samples.start, self._samples.stop))
 
     @cached_property
     def extras(self) -> dict[str, Tensor]:
-        if self._is_block:
-            return {name: self._send(array) for name, array in self.batch.extras.items()}
+        if self._block is not None:
+            return {name: self._send(array) for name, array in self._block.extras.items()}
         return {name: values[self._samples] for name, values in self._whole.extras.items()}
-
-    @property
-    def num_samples(self) -> int:
-        return self._num_samples
 
     @property
     def whole(self) -> Planned:
         return self._whole
-
-    @property
-    def first(self) -> int:
-        return self._first
 
     def parts(self) -> Iterator[Planned]:
         yield self

@@ -33,12 +33,7 @@ logger = logging.getLogger("adaptive.embeddings.engine")
 def give_back(pipeline: Pipeline, share: float, held_rows: int) -> NDArray[np.int64]:
     """Release a share of every group's slots; return the number of evicted rows (tables,).
 
-    Called by the training thread, with or without batches in flight.
-
-    Args:
-        pipeline: of the groups.
-        share: of the slots, from 0 to 1.
-        held_rows: `tier.held_rows`; at least enough slots for these rows are kept.
+    Called by the training thread, also with batches in flight. Enough slots for `held_rows` are kept.
 
     Raises:
         DeviceMemoryError: if the batches in flight or the policy need all slots. Then nothing has changed.

@@ -52,10 +52,7 @@ class Exchange(ABC):
     def answer(self, number: int, plans: Sequence[GroupPlan], watched: Sequence[HotSet]) -> None:
         """After planning a batch, exchange which vectors and gradients need not be sent.
 
-        Args:
-            number: of the batch.
-            plans: of each group.
-            watched: hot set of each group, as of the plans.
+        `plans` and the hot sets `watched` are those of each group.
 
         Raises:
             AdaptiveError: as `batches`.
@@ -77,12 +74,8 @@ class Exchange(ABC):
     def leave(self, error: BaseException | None, next_number: int) -> int:
         """End the look-ahead of this rank, and report it to the other ranks.
 
-        Reports nothing if all ranks know that the batches have ended. Returns the number of the next batch, on which
-        all ranks have agreed.
-
-        Args:
-            error: with which the loop ended, if known.
-            next_number: of this rank, which may have planned more or fewer batches ahead than others.
+        Reports nothing if all ranks know that the batches have ended; `error` is the one that ended the loop, if known.
+        Ranks may have planned different numbers of batches ahead: returns the next number, on which all agree.
         """
         return next_number
 

@@ -121,10 +121,7 @@ class RequestedBlock:
     def sums(self, vectors: NDArray[np.int32], num_vectors: int, skipped: Bools | None) -> Pooling:
         """Return the pooling that sums the gradients of the block by row, in lookup order.
 
-        Args:
-            vectors: (U,) number of the output vector for each distinct row.
-            num_vectors: number of output vectors.
-            skipped: (U,) True for rows whose gradient is not needed; None if there are none.
+        `vectors` (U,): output vector of each distinct row; `skipped` (U,): rows whose gradient is not needed.
         """
         fates = np.zeros(0, np.uint8) if skipped is None else np.where(skipped, SKIPPED, NOW).astype(np.uint8)
         chosen = group_updates(self.lookups, self.places, fates)

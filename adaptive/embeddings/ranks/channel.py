@@ -126,13 +126,8 @@ class Channel:
 
         Ranks may differ in kind if one of them has no more batches (`Exchanged.ended`; then no parts are sent).
 
-        Args:
-            kind: of the exchange.
-            batch: number of the batch; -1 for none.
-            parts: for each rank; None for empty parts.
-            samples: number of samples, for the header.
-            code: exit code of an error, for the header.
-            counted: bytes of the parts for other ranks that are counted as another kind of traffic.
+        `parts` are for each rank, None means empty. `samples` and `code`, an exit code, go into the header. `counted`:
+        bytes of the parts for other ranks that are counted as another kind of traffic.
 
         Raises:
             AdaptiveError: of the class with which another rank has failed.

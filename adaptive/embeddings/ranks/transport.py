@@ -78,13 +78,7 @@ class Transport(ABC):
     def swap_values(self, values: "Tensor", sizes: Sequence[int], lengths: Sequence[int]) -> "Tensor":
         """Exchange numbers between devices of the kind `values_on`, in the training thread.
 
-        Args:
-            values: (n,) for all ranks, one after another.
-            sizes: number of values for each rank.
-            lengths: number of values expected from each rank.
-
-        Returns:
-            values of all ranks, one after another, with the dtype of `values`.
+        `values` (n,) has `sizes` numbers for each rank; returns `lengths` numbers from each rank, of the same dtype.
 
         Raises:
             TransportError: if the failure is known at once; work on a device may fail later.

@@ -142,6 +142,6 @@ def test_an_outline_has_the_bytes_of_the_tables(policy: str, rule: str | None, o
 def test_tables_that_no_memory_holds_name_the_way_out() -> None:
     table = TableConfig(name="a", num_embeddings=2**40, embedding_dim=128)
     with pytest.raises(
-        ConfigError, match=r"expected 524,288.0 GiB for 1,099,511,627,776 rows .* GiB available.*mmap:DIR"
+        ConfigError, match=r"expected 524,288.0 GiB of memory for 1,099,511,627,776 rows .* GiB available.*mmap:DIR"
     ):
         TieredEmbeddingBag([table], optimizer=SGD())

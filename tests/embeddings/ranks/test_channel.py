@@ -62,21 +62,24 @@ def test_a_spoilt_header_stops_all() -> None:
         return b"?" + message[1:] if rank == 1 else message
 
     results = outcomes(3, lambda ranks: ranks.gather_facts(1), town=Town(3, spoil=spoil))
-    assert all(isinstance(one, RanksError) and "rank 1 of 3 (thread 1) sent" in str(one) for one in results)
+    assert all(
+        isinstance(one, RanksError) and "header of rank 1 of 3 (thread 1): expected b'ADRK'" in str(one)
+        for one in results
+    )
 
 
 def test_facts_that_differ_are_named_on_every_rank() -> None:
     facts = [{"config": {"depth": 4, "tier": {"device_rows": text}}} for text in ("10%", "20%")]
     for one in outcomes(2, lambda ranks: ranks.require_equal(lambda: facts[ranks.rank])):
         assert isinstance(one, ConfigError)
-        assert "config.tier.device_rows is '10%' on rank 0 (thread 0) and '20%' on rank 1 (thread 1)" in str(one)
+        assert "config.tier.device_rows = '10%' as on rank 0 (thread 0), got '20%' on rank 1 (thread 1)" in str(one)
 
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_the_shortest_loader_ends_the_run_for_all(depth: int, caplog: pytest.LogCaptureFixture) -> None:
     results = on_ranks(3, lambda ranks: len(step_all(made(ranks), BATCHES[: 2 + ranks.rank], depth=depth)))
     assert results == [2, 2, 2]
-    assert "rank 0 has none left: training ends with batch 1" in caplog.text
+    assert "training ends with batch 1: rank 0 has no more batches" in caplog.text
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -192,9 +195,8 @@ def test_a_rank_that_stands_still_is_given_up() -> None:
 
     results = outcomes(2, work, town=Town(2, seconds=1.0))
     assert isinstance(results[0], RanksError) and results[0].exit_code == 10
-    assert "rank 0 of 2 (thread 0): channel ahead, requests of batch 0, message 0: a rank is gone or late" in str(
-        results[0]
-    )
+    text = "rank 0 of 2 (thread 0): channel ahead: expected requests of batch 0, message 0 from all ranks, got an error"
+    assert f"{text}: a rank is gone or late" in str(results[0])
 
 
 @pytest.mark.parametrize("way", ["discard", "no backward", "no forward"])
@@ -251,7 +253,7 @@ def test_what_ranks_cannot_do_is_refused() -> None:
     tables = [TableConfig(name="t", num_embeddings=1, embedding_dim=4)]
     with pytest.raises(ConfigError, match="would own none"):
         on_ranks(2, lambda ranks: TieredEmbeddingBag(tables, ranks=ranks))
-    with pytest.raises(ConfigError, match=r"arranges or drops inputs.* hybrid, .*lfu, lru, .*slipstream"):
+    with pytest.raises(ConfigError, match=r"arranges or drops inputs.* one of hybrid, .*lfu, lru, .*slipstream"):
         on_ranks(2, lambda ranks: TieredEmbeddingBag(TABLES, policy="fae", ranks=ranks))
 
 

@@ -68,7 +68,7 @@ def test_a_part_of_another_length_is_refused() -> None:
             [np.zeros((2, 3), np.float32), np.zeros((0, 2), np.float32)], [np.array([2]), np.array([0])]
         )
         results = ranks.rows.exchange(Kind.VECTORS, 5, parts)
-        with pytest.raises(RanksError, match="expected 36 bytes of rows from rank 0, got 24: vectors of batch 5"):
+        with pytest.raises(RanksError, match=r"expected 36 bytes of rows from rank 0, got 24 \(vectors of batch 5"):
             payload.unpack(results, Kind.VECTORS, [np.array([3]), np.array([0])])
 
     on_ranks(1, work)
@@ -114,7 +114,7 @@ def test_rows_come_rank_after_rank_and_none_count_as_zeros() -> None:
     assert second == [[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [0.0] * 3], []]
 
 
-@pytest.mark.parametrize(("counted", "words"), [(2, "says 3"), (1, "a part of 24 bytes")])
+@pytest.mark.parametrize(("counted", "words"), [(2, "got 3"), (1, "got a message of 24 bytes")])
 def test_other_numbers_are_refused_before_any_cross(counted: int, words: str) -> None:
     """More than are expected; and the rows themselves, of a rank that sends them over the host."""
 
@@ -123,9 +123,7 @@ def test_other_numbers_are_refused_before_any_cross(counted: int, words: str) ->
         rows = [torch.zeros((1, 3)), torch.zeros((0, 2))]
         parts = values.pack(rows, [np.array([1]), np.array([0])])
         results = ranks.rows.exchange(Kind.VECTORS, 5, parts if counted == 2 else [np.zeros(24, np.uint8)])
-        with pytest.raises(
-            RanksError, match=rf"expected 6 numbers from rank 0, which {words}|{words}: vectors of batch 5"
-        ):
+        with pytest.raises(RanksError, match=rf"expected 6 numbers from rank 0, {words} \(vectors of batch 5"):
             values.unpack(results, Kind.VECTORS, [np.array([2]), np.array([0])])
 
     on_ranks(1, work, town=Town(1, values_on="cpu"))
@@ -134,7 +132,9 @@ def test_other_numbers_are_refused_before_any_cross(counted: int, words: str) ->
 def test_a_rank_that_is_gone_when_numbers_cross_is_told() -> None:
     def work(ranks: Ranks) -> None:
         if ranks.is_first:
-            with pytest.raises(RanksError, match=r"rank 0 of 2 .*: channel rows, vectors of batch 5, .* gone or late"):
+            with pytest.raises(
+                RanksError, match=r"rank 0 of 2 .*: channel rows: expected vectors of batch 5.* gone or late"
+            ):
                 ranks.rows.swap_values(Kind.VECTORS, 5, torch.zeros(2), [1, 1], [1, 1])
             assert ranks.rows.over
 

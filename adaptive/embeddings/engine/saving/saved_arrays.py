@@ -138,13 +138,7 @@ def _length(array: Array | Stored) -> int:
 
 
 def check_tables(group: Group, part: Mapping[str, Any], first_state: np.float32, *, grow: bool) -> None:
-    """Compare the tables of an undivided group with saved ones.
-
-    Args:
-        group: undivided.
-        part: saved arrays of the group.
-        first_state: first value of the optimizer state of a row.
-        grow: True if tables may be larger than the saved ones.
+    """Compare the tables of an undivided group with saved ones; with `grow`, they may be larger.
 
     Raises:
         CheckpointError: for other tables, or if rows that were never trained would have other initial values.
@@ -179,11 +173,6 @@ def check_tables(group: Group, part: Mapping[str, Any], first_state: np.float32,
 
 def check_arrays(arrays: Mapping[str, Any], expected: Mapping[str, Expected], prefix: str = "") -> None:
     """Compare arrays with their specification; arrays in files are read block by block.
-
-    Args:
-        arrays: by name.
-        expected: specification of each array.
-        prefix: of the names in messages.
 
     Raises:
         CheckpointError: if an array is missing or does not conform.

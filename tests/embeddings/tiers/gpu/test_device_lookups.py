@@ -249,7 +249,10 @@ def test_nothing_is_asked_about_a_group_without_look_ups() -> None:
     [
         (lambda tier: TieredEmbeddingBag(TABLES, tier(device="cpu"), policy=LRU), "tier.device=cpu is main memory"),
         (lambda tier: TieredEmbeddingBag(TABLES, tier(device_rows="0"), policy=Hybrid), "policy Hybrid leaves rows on"),
-        (lambda tier: TieredEmbeddingBag(TABLES, tier(), policy=Slipstream, skip=SkipConfig()), "wait or are left out"),
+        (
+            lambda tier: TieredEmbeddingBag(TABLES, tier(), policy=Slipstream, skip=SkipConfig()),
+            "deferred and skipped updates",
+        ),
     ],
 )
 def test_what_needs_look_ups_on_the_host_cannot_have_them_found_by_the_device(
@@ -263,7 +266,7 @@ def test_what_needs_look_ups_on_the_host_cannot_have_them_found_by_the_device(
 
 
 def test_ranks_need_look_ups_on_the_host() -> None:
-    assert "ranks ask each other" in _lookups_needed(LRU(), None, Ranks.__new__(Ranks))
+    assert "ranks request the rows" in _lookups_needed(LRU(), None, Ranks.__new__(Ranks))
     assert _lookups_needed(LRU(), None, LocalRanks()) == ""
 
 
