@@ -332,7 +332,7 @@ def test_the_size_of_the_device_tier_in_words() -> None:
     assert embeddings.statistics.device_rows_text() == "device tier: 15 of 30 rows, 0.0 MiB (as set)"
 
 
-def test_gradients_that_are_neither_applied_nor_discarded_are_an_error() -> None:
+def test_unapplied_gradients_are_an_error() -> None:
     """Accumulating over batches would lose them silently: rows of the last batch may leave."""
     table = TableConfig(name="t", num_embeddings=9, embedding_dim=4)
     embeddings = TieredEmbeddingBag([table], TierConfig(device_rows="100%"))

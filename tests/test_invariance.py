@@ -147,7 +147,7 @@ def test_placement_never_changes_the_numbers_in_many_more_cases(case: Case) -> N
 
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 1000), st.integers(0, 4))
-def test_one_slot_less_than_the_rows_held_is_an_error_and_loses_nothing(seed: int, depth: int) -> None:
+def test_one_slot_too_few_is_an_error_and_loses_nothing(seed: int, depth: int) -> None:
     tables = (table(0, 40, 4, "sum", 2),)
     batches = random_batches(tables, 8, seed=seed, samples=4)
     needed = rows_held(tables, batches, depth)[4]

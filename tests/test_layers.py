@@ -157,7 +157,7 @@ def test_only_tiers_tell_one_kind_of_tier_from_another() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_the_package_imports_neither_policies_nor_examples_nor_tests(path: Path) -> None:
+def test_the_package_imports_no_policies_examples_or_tests(path: Path) -> None:
     found = {
         (module.split(".")[0], module.split(".")[:2] == ["adaptive", "policies"]) for _, module, _ in imports(path)
     }

@@ -75,7 +75,7 @@ def test_a_pass_that_was_closed_begins_anew() -> None:
     assert [planned.number for planned in coming if train(embeddings, planned) is None] == [1, 2, 3]
 
 
-def test_after_an_error_in_the_data_the_next_pass_begins_at_the_first_batch() -> None:
+def test_after_an_error_the_next_pass_begins_at_the_start() -> None:
     embeddings = one_table()
     coming = embeddings.look_ahead([BATCHES[0], bags([9])], depth=0)
     for _ in range(2):

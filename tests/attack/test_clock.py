@@ -87,9 +87,7 @@ def test_time_zone_locale_and_clock_change_no_number(tmp_path: Path) -> None:
         assert_equal(numbers(tmp_path / "run"), numbers(tmp_path / "whole"))
 
 
-def test_event_files_are_read_in_the_order_of_their_making_though_the_clock_goes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_event_files_are_in_order_though_the_clock_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, made = time.time(), list[str]()
     for number, at in enumerate((now, now - 3600, now - 7200, now + 5)):
         monkeypatch.setattr(time, "time", lambda at=at: at)

@@ -77,9 +77,7 @@ def ends(settings: dict[str, Any]) -> set[int]:
     return {step for one in every for step in range(one, 41, one)}
 
 
-def test_a_run_that_is_killed_and_stopped_ends_as_one_that_was_not(
-    tmp_path: Path, nursery: Nursery, cold_nursery: Nursery
-) -> None:
+def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, nursery: Nursery, cold_nursery: Nursery) -> None:
     campaign = Campaign("crash and resume", 1)
     for seed, rng in campaign.tries():
         folder = tmp_path / str(seed)
@@ -170,7 +168,7 @@ def test_two_that_resume_one_run_and_one_of_them_trains(tmp_path: Path, nursery:
         assert_equal(numbers(out), numbers(tmp_path / "whole"))
 
 
-def test_a_signal_while_libraries_load_ends_quietly_with_its_own_code(tmp_path: Path) -> None:
+def test_a_signal_while_libraries_load_ends_with_its_code(tmp_path: Path) -> None:
     """A process for each signal, side by side."""
     campaign = Campaign("signal during imports", 1)
     words = [sys.executable, "-c", "from adaptive.__main__ import main; main()", "run", "--dry-run"]

@@ -73,7 +73,7 @@ def test_damaged_pages_are_told_or_change_no_number(tmp_path: Path, checksums: b
             assert not checksums or repr(found) == repr(before)
 
 
-def test_a_value_that_is_the_number_of_no_entry_of_its_dictionary(tmp_path: Path) -> None:
+def test_a_value_outside_of_its_dictionary(tmp_path: Path) -> None:
     """pyarrow gives such columns of damaged files, unchecked; no memory outside of the dictionary is read."""
     (tmp_path / "s.toml").write_text('label = { column = "y" }\n[[categorical]]\ncolumns = ["c"]\nhash_rows = 10\n')
     for codes in ([0, 1, 2**30], [0, -1, 1], [None, 2**30, 1]):
@@ -221,7 +221,7 @@ def schema_of(folder: Path) -> DataOptions:
 
 @pytest.mark.parametrize("kind", ["csv", "gz", "parquet", "prepared"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_data_that_change_between_epochs_are_told_or_read_as_before(tmp_path: Path, kind: str, change: str) -> None:
+def test_data_that_change_between_epochs(tmp_path: Path, kind: str, change: str) -> None:
     other = files_of_data(tmp_path, kind, 1).read_bytes()
     path = files_of_data(tmp_path, kind, 0)
     assert len(other) == path.stat().st_size and other != path.read_bytes()

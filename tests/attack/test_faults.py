@@ -222,9 +222,7 @@ FIRST: Final = {"memory": (0, 1), "descriptors": (0, 1), "file size": (64, 0)}
 
 
 @pytest.mark.parametrize("what", LEFT)
-def test_a_limit_that_falls_at_once_or_behind_a_checkpoint_lets_nothing_hang(
-    tmp_path: Path, nursery: Nursery, what: str
-) -> None:
+def test_a_limit_that_falls_lets_nothing_hang(tmp_path: Path, nursery: Nursery, what: str) -> None:
     campaign = Campaign(f"limit of {what}", 2)
     warm(nursery, tmp_path)
     for seed, rng in campaign.tries():

@@ -131,24 +131,18 @@ def damage_each(
     assert campaign.outcomes.get("told by name") or least < 30
 
 
-def test_a_damaged_file_of_a_finished_run_is_told_or_changes_no_evaluation(
-    runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_damaged_file_of_a_finished_run(runs: tuple[Path, Path], tmp_path: Path) -> None:
     damage_each("evaluated after damage", 60, runs[0], tmp_path / "run", evaluated, lambda path: True)
 
 
-def test_a_damaged_file_of_a_killed_run_is_told_or_changes_nothing_when_it_goes_on(
-    runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_damaged_file_of_a_killed_run(runs: tuple[Path, Path], tmp_path: Path) -> None:
     def not_harmless(path: Path) -> bool:
         return not path.name.startswith(HARMLESS)
 
     damage_each("resumed after damage", 20, runs[1], tmp_path / "run", resumed, not_harmless)
 
 
-def test_a_damaged_newest_checkpoint_falls_back_to_the_older_one_and_says_so(
-    runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_older_one(runs: tuple[Path, Path], tmp_path: Path) -> None:
     expected = resumed(copied(runs[1], tmp_path / "whole"))
     run = copied(runs[1], tmp_path / "run")
     file = next((run / "checkpoint-8").glob("shard-*.npy"))

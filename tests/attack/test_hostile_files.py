@@ -152,7 +152,7 @@ def test_a_vocabulary_that_cannot_be_written_names_its_place(tmp_path: Path) -> 
             open_csv(str(tmp_path / "data.csv"), options, None)
 
 
-def test_a_run_without_its_vocabulary_is_neither_resumed_nor_evaluated(tmp_path: Path) -> None:
+def test_a_run_without_its_vocabulary_is_refused(tmp_path: Path) -> None:
     from adaptive.config import TrainConfig
     from adaptive.training.runs import train_run
 

@@ -266,7 +266,7 @@ def rows_fail(calls: Sequence[str], behind: int, settings: dict[str, Any], out: 
 @pytest.mark.skipif(not CAN_FAIL, reason="needs numbers of system calls")
 @pytest.mark.parametrize("policy", ["lru", "hybrid"])
 @pytest.mark.parametrize("calls", [READING, WRITING], ids=["pread64", "pwrite64"])
-def test_files_of_rows_that_fail_from_the_nth_call_on_end_with_5_or_change_nothing(
+def test_files_of_rows_that_fail_from_some_call_on(
     tmp_path: Path, nursery: Nursery, calls: Sequence[str], policy: str
 ) -> None:
     campaign = Campaign(f"files of rows, {calls[0]}, {policy}", 1)

@@ -149,9 +149,7 @@ def test_a_state_that_no_checkpoint_takes(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "run/weights").exists()
 
 
-def test_a_state_that_never_comes_is_waited_for_no_longer_than_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_never_comes_is_waited_for_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     kind = type("Slow", (Misbehaves,), {"hook": "state_dict", "misdeed": staticmethod(released.wait)})
     tier = {"device_rows": "60%", "policy_timeout_s": 2.0}
@@ -201,9 +199,7 @@ def weights_of(out: Path) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in arrays.items() if "access" not in name}
 
 
-def test_writing_through_arrays_that_were_given_changes_no_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writing_through_given_arrays_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with small_world():
         train(monkeypatch, tmp_path / "honest", LRU)
         train(monkeypatch, tmp_path / "meddles", Meddles)
@@ -226,9 +222,7 @@ class SaturatesAll(LRU):
         self.rule = LeaveOut(everything)
 
 
-def test_a_rule_that_calls_every_row_saturated_leaves_out_what_it_says_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rule_for_which_every_row_is_saturated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are still change what dense layers learn; that is no fault."""
     with small_world():
         found = train(monkeypatch, tmp_path / "run", SaturatesAll)
@@ -251,7 +245,7 @@ def trained_under_ends(out: str, log: str) -> None:
     trained(out, SMALL, False, log)
 
 
-def test_a_run_that_a_policy_ends_does_not_look_like_one_that_came_to_its_end(tmp_path: Path, nursery: Nursery) -> None:
+def test_a_run_that_a_policy_exits_is_not_finished(tmp_path: Path, nursery: Nursery) -> None:
     assert nursery.start(trained_under_ends, str(tmp_path / "run"), str(tmp_path / "log")).ended() == 0
     record = json.loads((tmp_path / "run/run.json").read_text())
     assert record["status"] == "running" and "summary" not in record

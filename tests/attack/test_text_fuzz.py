@@ -146,7 +146,7 @@ def test_a_time_with_an_exponent_in_its_fraction_is_a_bad_value(text: str, tmp_p
     assert caught == [(1, "time")] and found[0].values["when"] == 1577836800.125
 
 
-def test_a_criteo_file_whose_first_line_has_no_label_says_which_line_decides(tmp_path: Path) -> None:
+def test_a_criteo_file_whose_first_line_has_no_label(tmp_path: Path) -> None:
     inputs = "\t".join(["1"] * 13 + ["ff"] * 26)
     (tmp_path / "day").write_text(f"{inputs}\n1\t{inputs}\n")
     dataset = open_criteo(str(tmp_path / "day"), DataOptions(), None)

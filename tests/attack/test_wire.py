@@ -123,7 +123,7 @@ def changes(rng: np.random.Generator, others: Sequence[bytes]) -> Callable[[byte
 
 
 @pytest.mark.parametrize("rule", ["skips nothing", "skips"])
-def test_a_message_between_ranks_that_is_spoilt_is_told_or_changes_no_number(rule: str) -> None:
+def test_a_damaged_message_is_an_error_or_changes_no_number(rule: str) -> None:
     campaign = Campaign(f"messages between ranks, {rule}", 5)
     whole, sent, others = {}, {}, {}
     for size in (2, 3):
@@ -146,7 +146,7 @@ def test_a_message_between_ranks_that_is_spoilt_is_told_or_changes_no_number(rul
         campaign.came(spoiling.outcome(found[where[3]]))
 
 
-def test_requests_and_answers_that_a_rank_makes_up_are_told_or_name_rows_that_there_are() -> None:
+def test_made_up_requests_and_answers() -> None:
     """They come through the checks of what crosses, as those of a rank with a fault of its own would."""
     (group,) = make_groups(TABLES, 0)
     sizes, campaign = group.table_sizes, Campaign("requests and answers", 200)

@@ -63,7 +63,7 @@ def train(embeddings: TieredEmbeddingBag, first: int = 0, last: int = 12, depth:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
-def test_each_batch_has_its_own_rate_as_if_tables_were_made_anew_for_it(optimizer: RowOptimizer) -> None:
+def test_each_batch_is_updated_with_the_rate_of_its_step(optimizer: RowOptimizer) -> None:
     anew = made(optimizer.at(RATES[0]))
     for number, batch in enumerate(BATCHES):
         arrays = anew.rows.state_arrays()

@@ -159,7 +159,7 @@ def test_without_skip_settings_nothing_is_deferred() -> None:
     assert embeddings.statistics.take().counts[:, Counter.DEFERRED_UPDATES].sum() == 0
 
 
-def test_under_sgd_with_gradients_that_do_not_depend_on_rows_nothing_is_lost() -> None:
+def test_deferring_loses_nothing_of_constant_gradients() -> None:
     """The sum of all gradients is what a row moves by, however they were put off: what still waits is applied to
     what is read. Gradients here are labels, small whole numbers, so sums are exact in any order."""
 

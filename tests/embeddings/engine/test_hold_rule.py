@@ -237,7 +237,7 @@ def test_the_planner_holds_no_more_than_it_must(monkeypatch: pytest.MonkeyPatch)
     assert not np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
-def test_and_with_the_rule_the_same_training_says_that_it_does_not_fit() -> None:
+def test_with_the_rule_the_same_training_does_not_fit() -> None:
     with pytest.raises(DeviceMemoryError, match="2 device rows"):
         for _ in one_table(3, "1", Scattered).look_ahead([bags([0]), bags([1])], depth=1):
             pass

@@ -38,7 +38,7 @@ class Static(Fixed):
 
 @pytest.mark.parametrize("device", ["cpu", "cpu-torch"])
 @pytest.mark.parametrize("depth", range(5))
-def test_a_row_that_every_batch_uses_comes_in_once_a_slot_is_idle(depth: int, device: str) -> None:
+def test_a_row_of_every_batch_gets_a_slot_once_one_is_idle(depth: int, device: str) -> None:
     """Row 0 takes the only slot and is held while batch 0 is in flight; row 7 is worth more once it was used."""
     batches = [bags([0]), *[bags([7])] * 12]
     embeddings = one_table(NUM_ROWS, "1", LRUOnHost, device=device)
@@ -55,7 +55,7 @@ def test_a_row_that_every_batch_uses_comes_in_once_a_slot_is_idle(depth: int, de
     assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
-def test_where_it_is_late_it_is_fetched_when_training_comes_to_its_batch() -> None:
+def test_a_late_row_is_fetched_when_its_batch_is_trained() -> None:
     batches = [bags([0]), bags([7]), bags([7]), bags([7])]
     embeddings = one_table(NUM_ROWS, "1", LRUOnHost)
     for planned in embeddings.look_ahead(batches, depth=1):

@@ -66,7 +66,7 @@ def exactly_trained(policy: type[Policy], depth: int) -> list[NDArray[np.float32
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-def test_a_batch_in_parts_is_the_same_step_to_the_bit_where_sums_are_exact(depth: int) -> None:
+def test_a_batch_in_parts_is_the_same_step_if_sums_are_exact(depth: int) -> None:
     assert all(map(np.array_equal, exactly_trained(InParts, depth), exactly_trained(LRU, depth)))
 
 
@@ -97,7 +97,7 @@ def test_hotlines_micro_batches_are_its_mini_batch_to_rounding() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_where_no_part_can_start_early_a_batch_is_run_in_one_pass(depth: int) -> None:
+def test_a_batch_runs_in_one_pass_if_no_part_can_start_early(depth: int) -> None:
     """A GPU's tier (here on the CPU): to the bit what is trained without parts, at any depth."""
     found, toy = [], ToyData()
     for policy in ("contract:InParts", "lru"):
@@ -146,7 +146,7 @@ def test_what_is_recorded_is_of_the_whole_batch(tmp_path: Path, data: Any) -> No
         assert other.policy == {}
 
 
-def test_a_part_that_is_not_finite_stops_the_step_before_anything_is_updated(data: Any) -> None:
+def test_a_part_that_is_not_finite_updates_nothing(data: Any) -> None:
     """Sample 150 is the 22nd of batch 4, so in its second part: the first one's gradients are there already."""
     parts, toy = parts_of(policy="contract:InParts")
     spoilt = data(spoil={150: float("nan")})

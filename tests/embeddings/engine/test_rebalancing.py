@@ -40,7 +40,7 @@ def trained(
 
 
 @pytest.mark.parametrize("device_rows", ["auto", "10%", "5%", "50%", "90%", "5000", "2MiB"])
-def test_a_small_table_of_another_width_is_resident_and_the_numbers_are_the_same(device_rows: str) -> None:
+def test_a_small_table_of_another_width_becomes_resident(device_rows: str) -> None:
     batches = clicks(8)
     _, everything = trained("100%", batches)
     for depth in (0, 4):
@@ -106,7 +106,7 @@ def test_what_is_told_when_all_slots_together_are_too_few() -> None:
     step_all(enough, [batch, other], depth=2)
 
 
-def test_rows_that_stay_keep_their_slots_when_others_are_given_away() -> None:
+def test_rows_stay_when_other_slots_are_released() -> None:
     """Half of the small table, then all of it: users are on the device before and after."""
     embeddings = TieredEmbeddingBag([USER, CATEGORY], TierConfig(device_rows="1%", poison=True), policy=LFU)
     few = [one_hot_batch(np.zeros((3, 0), np.float32), np.array([[7, 1], [8, 2], [9, 3]]), np.zeros(3, np.float32))]
@@ -138,7 +138,7 @@ def shares(draw: st.DrawFn) -> tuple[tuple[TableConfig, ...], list[Batch], int, 
 @pytest.mark.nightly
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(shares())
-def test_as_many_slots_as_are_held_are_enough_however_widths_ask_for_them(
+def test_as_many_slots_as_are_held_are_enough(
     drawn: tuple[tuple[TableConfig, ...], list[Batch], int, int, type[Policy]],
 ) -> None:
     tables, batches, depth, slots, policy = drawn

@@ -49,7 +49,7 @@ def told(name: str, depth: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_counts_of_watched_rows_and_of_the_policy_are_those_of_the_batch_trained_last(name: str) -> None:
+def test_reports_are_as_of_the_batch_trained_last(name: str) -> None:
     expected = told(name, 0)
     assert len({str(one) for one in expected}) > 2, "they change from batch to batch"
     assert told(name, 4) == expected
@@ -59,7 +59,7 @@ class Misnamed(LRU):
     reported = ("no_such_thing",)
 
 
-def test_a_wrong_name_ends_a_loop_of_ones_own_before_anything_moves() -> None:
+def test_a_wrong_name_ends_a_loop_before_anything_moves() -> None:
     table = TableConfig(name="t", num_embeddings=FEW_ROWS, embedding_dim=5)
     embeddings = TieredEmbeddingBag([table], TierConfig(device_rows="60%"), policy=Misnamed)
     with pytest.raises(PolicyError, match=r"policy Misnamed\.reported must name attributes that are numbers"):

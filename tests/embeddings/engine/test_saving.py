@@ -386,7 +386,7 @@ def test_a_larger_table_begins_as_the_smaller_one_did(before: float | None, afte
             larger.rows.load_state_arrays(saved, grow=True)
 
 
-def test_rows_that_never_changed_in_saved_tables_are_not_overwritten() -> None:
+def test_rows_that_never_changed_are_not_overwritten() -> None:
     """Though they were on the device when the others were saved."""
     tables = one_table(0.5)
     for _ in tables.look_ahead([bags([1, 2])]):
@@ -413,7 +413,7 @@ def test_rows_that_begin_anew_in_a_larger_table_are_trained(depth: int) -> None:
 
 
 @pytest.mark.parametrize("rows", ["3", "100%"])
-def test_rows_looked_up_and_never_changed_begin_as_a_larger_table_does(rows: str) -> None:
+def test_unchanged_rows_begin_as_a_larger_table_does(rows: str) -> None:
     """Where they lie, and how many batches were planned when the loop ended, makes no difference."""
     tables = [TableConfig(name="t", num_embeddings=n, embedding_dim=4) for n in (10, 30)]
     smaller, larger, new = (
@@ -449,7 +449,7 @@ def sized(*rows: int, skip: SkipConfig | None = None) -> TieredEmbeddingBag:
 
 
 @pytest.mark.parametrize("skip", [None, SkipConfig(rule="defer", interval=2, min_accesses=1, min_visits=1)])
-def test_larger_tables_take_the_rows_of_smaller_ones_and_train_as_they_would(skip: SkipConfig | None) -> None:
+def test_larger_tables_load_the_rows_of_smaller_ones(skip: SkipConfig | None) -> None:
     small, large = sized(20, 10, 30, skip=skip), sized(25, 10, 31, skip=skip)
     batches = random_batches([table for group in small.runtime.pipeline.groups for table in group.tables], 8, samples=4)
     step_all(small, batches[:5], depth=1)
@@ -468,7 +468,7 @@ def test_larger_tables_take_the_rows_of_smaller_ones_and_train_as_they_would(ski
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("depth", [0, 3])
-def test_one_look_ahead_a_day_trains_what_one_over_both_days_does(depth: int) -> None:
+def test_one_look_ahead_per_day_trains_the_same(depth: int) -> None:
     """A loop of one's own, day by day: rows, their state, records and numbers of batches go on."""
     tables = [TableConfig(name="t", num_embeddings=40, embedding_dim=4)]
     batches = random_batches(tables, 10, samples=3)

@@ -108,7 +108,7 @@ def test_a_batch_in_parts_can_be_run_again() -> None:
         assert np.array_equal(embeddings.rows.table_weights("a"), plain.rows.table_weights("a"))
 
 
-def test_the_rows_used_longest_ago_leave_and_the_others_keep_their_values() -> None:
+def test_the_least_recently_used_rows_are_evicted() -> None:
     embeddings = one_table(20, "100%", device="cpu-torch")
     step_all(embeddings, [bags([row]) for row in range(20)])
     values = embeddings.rows.table_weights("t")
@@ -237,9 +237,7 @@ def test_libraries_have_their_own_words_for_memory_that_is_full(error: Exception
 
 
 @pytest.mark.parametrize("part", ["look-ahead", "update"])
-def test_out_of_memory_in_the_look_ahead_or_the_update_is_exit_code_7(
-    part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_outside_of_passes_is_exit_code_7(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     embeddings = one_table(20, "100%", device="cpu-torch", optimizer=Adam())
     method = {"look-ahead": "fetch", "update": "update"}[part]
 
@@ -251,7 +249,7 @@ def test_out_of_memory_in_the_look_ahead_or_the_update_is_exit_code_7(
         step_all(embeddings, [bags([1]), bags([2])], depth=1)
 
 
-def test_out_of_memory_while_rows_are_written_back_is_exit_code_7(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_a_write_back_is_exit_code_7(monkeypatch: pytest.MonkeyPatch) -> None:
     embeddings = one_table(20, "100%", device="cpu-torch")
     step_all(embeddings, [bags([1]), bags([2])])
 

@@ -42,7 +42,7 @@ def test_pretrained_vectors_wherever_rows_lie(host: str, tmp_path: Path, monkeyp
         embeddings.close()
 
 
-def test_rows_on_the_device_are_replaced_too_and_their_state_begins_anew() -> None:
+def test_rows_on_the_device_are_replaced_with_fresh_state() -> None:
     embeddings = one_table(10, optimizer=Adagrad(lr=0.1))
     step_all(embeddings, random_batches([TableConfig(name="t", num_embeddings=10, embedding_dim=4)], 3))
     embeddings.rows.load_table("t", np.zeros((10, 4), np.float32))
