@@ -35,7 +35,7 @@ class RemoteGroupBlock(GroupBatch):
 
     def __init__(self, lane: Lane, plan: GroupPlan | None, requested: RequestedBlock, rows: Tensor) -> None:
         super().__init__(lane, plan, None if plan is not None else requested.pooling(), rows)
-        self._requested = requested
+        self.requested = requested
         self._pooling = requested.pooling()
         self._group = lane.group.undivided
 
@@ -44,11 +44,7 @@ class RemoteGroupBlock(GroupBatch):
     ) -> Tensor:
         """Write the block's gradients by distinct row to `out` (num_vectors, D)."""
         assert self.gradients is not None
-        return self._lane.device.pool(self._requested.sums(vectors, num_vectors, skipped), self.gradients, out)
-
-    @property
-    def places(self) -> NDArray[np.int64]:
-        return self._requested.places
+        return self._lane.device.pool(self.requested.sums(vectors, num_vectors, skipped), self.gradients, out)
 
 
 class RemoteGroupBatch(GroupBatch):
@@ -104,8 +100,8 @@ class RemoteGroupBatch(GroupBatch):
         if len(reached) < max(1, len(self._with_samples)):
             sums = device.send(np.zeros((size, self._width), np.float32))
         for block in reached:
-            of_block = None if skipped is None else skipped[block.places]
-            sums = block.sums(places[block.places].astype(np.int32), size, of_block, sums)
+            rows = block.requested.places
+            sums = block.sums(places[rows].astype(np.int32), size, None if skipped is None else skipped[rows], sums)
         return sums
 
     def from_remote(self, gradients: Tensor | None) -> GroupBatch:

@@ -180,21 +180,26 @@ SETTINGS: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
-def lowered(what: str, by: int, checkpoint: int, out: str, log: str) -> None:
-    """In the child: a run whose limit of memory, descriptors or file size falls behind this checkpoint; 0: at once."""
+def after_a_checkpoint(action: Callable[[], None], number: int) -> None:
+    """Call this after the checkpoint of this number, from 1, has been added; 0: at once."""
     add, added = Checkpoints.add, [0]
 
-    def and_lower(self: Checkpoints, *arguments: Any) -> Any:
-        found = add(self, *arguments)
+    def and_act(self: Checkpoints, *arguments: Any) -> Any:
+        result = add(self, *arguments)
         added[0] += 1
-        if added[0] == checkpoint:
-            limit(what, by)
-        return found
+        if added[0] == number:
+            action()
+        return result
 
-    Checkpoints.add = and_lower  # type: ignore[method-assign]
+    Checkpoints.add = and_act  # type: ignore[method-assign]
+    if number == 0:
+        action()
+
+
+def lowered(what: str, by: int, checkpoint: int, out: str, log: str) -> None:
+    """In the child: a run whose limit of memory, descriptors or file size falls behind this checkpoint; 0: at once."""
     system.START_LOOKS = 3  # a thread that has no memory to begin is not waited for as long as elsewhere
-    if checkpoint == 0:
-        limit(what, by)
+    after_a_checkpoint(lambda: limit(what, by), checkpoint)
     trained(out, SETTINGS, False, log)
 
 

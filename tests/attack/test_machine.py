@@ -22,13 +22,12 @@ from support.failing_calls import CAN_FAIL, READING, WRITING, fail
 from support.forked import PATIENCE, Nursery, trained
 from support.interrupted import POLICIES, config_of, interrupted, resume_run, run, small_world
 from support.toy_runs import Hooked, in_model
-from test_faults import SETTINGS, goes_on, warm
+from test_faults import SETTINGS, after_a_checkpoint, goes_on, warm
 from torch import Tensor
 
 from adaptive.embeddings.tiers.host_file import FileHost
 from adaptive.errors import OutputError
 from adaptive.storage.checkpoint import load_checkpoint
-from adaptive.storage.run_checkpoints import Checkpoints
 from adaptive.training.components import first_batches
 from adaptive.training.runs import resuming
 
@@ -60,7 +59,7 @@ def open_folder() -> Iterator[Path]:
 
 def without_threads(most: int, behind: int, out: str, log: str) -> None:
     """In a child: no more than so many threads can be started, at once or behind the first checkpoint."""
-    start, started, begins = _thread.start_new_thread, [0], [behind == 0]
+    start, started, begins = _thread.start_new_thread, [0], [False]
 
     def limited(*arguments: Any, **options: Any) -> Any:
         started[0] += begins[0]
@@ -86,27 +85,8 @@ def as_nobody(most: int, behind: int, out: str, log: str) -> None:
     become_nobody(Path(out).parent)
     count = 1 + most  # this process, and nobody else's
 
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_NPROC, (count, count))
-
-    if behind == 0:
-        limit()
-    after_a_checkpoint(limit, behind)
+    after_a_checkpoint(lambda: resource.setrlimit(resource.RLIMIT_NPROC, (count, count)), behind)
     trained(out, SETTINGS, False, log)
-
-
-def after_a_checkpoint(action: Callable[[], None], number: int) -> None:
-    """This is done when the checkpoint of this number, from 1, has been added."""
-    add, added = Checkpoints.add, [0]
-
-    def and_act(self: Checkpoints, *arguments: Any) -> Any:
-        found = add(self, *arguments)
-        added[0] += 1
-        if added[0] == number:
-            action()
-        return found
-
-    Checkpoints.add = and_act  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("how", [without_threads, pytest.param(as_nobody, marks=can_be_nobody)])

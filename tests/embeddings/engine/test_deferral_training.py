@@ -4,21 +4,19 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import reference
 import torch
-from reference import Floats
+from support.deferral_twin import OPTIMIZERS, Defer, DeferOnHost, train_slowly
+from support.deferral_twin import train as train_batches
 from support.helpers import table_states
 from support.skip_rules import waits
 
 from adaptive import (
     SGD,
     Adagrad,
-    Adam,
     Batch,
     Counter,
     Policy,
     RowOptimizer,
-    RowwiseAdagrad,
     SkipConfig,
     TableConfig,
     TierConfig,
@@ -31,29 +29,14 @@ NUM_ROWS, SAMPLES, BATCHES = 200, 16, 40
 TABLE = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)
 
 
-EVERY, AT_MOST, WARMUP = 2, 5, 3
-
-
-class Defer(Policy):
-    def __init__(self):
-        self.rule = waits(EVERY, AT_MOST, WARMUP)
-
-    def score(self, rows):
-        return rows.last_access
-
-
-class DeferOnHost(Defer):
-    misses = "host"
-
-
-class DeferOnce(Defer):
-    def __init__(self):
-        self.rule = waits(every=2, at_most=1)
-
-
 class Plain(Policy):
     def score(self, rows):
         return rows.last_access
+
+
+class DeferOnce(Plain):
+    def __init__(self):
+        self.rule = waits(every=2, at_most=1)
 
 
 def batches() -> Iterator[Batch]:
@@ -64,52 +47,10 @@ def batches() -> Iterator[Batch]:
 
 
 def train(
-    policy: type[Policy], optimizer: RowOptimizer, *, rows: str = "100%", depth: int = 0, device: str = "cpu"
+    policy: type[Policy], optimizer: RowOptimizer, *, skip: SkipConfig | None = SKIP, **options: object
 ) -> tuple[TieredEmbeddingBag, np.ndarray]:
-    tier = TierConfig(device_rows=rows, device=device, poison=True)
-    embeddings = TieredEmbeddingBag([TABLE], tier, policy=policy, optimizer=optimizer, skip=SKIP)
-    for planned in embeddings.look_ahead(batches(), depth=depth):
-        error = embeddings(planned)["t"].sum(1) - planned.labels
-        error.square().mean().backward()
-        embeddings.step()
+    embeddings = train_batches(TABLE, batches(), policy, optimizer, skip, **options)  # type: ignore[arg-type]
     return embeddings, embeddings.rows.table_weights("t")
-
-
-def train_slowly(optimizer: RowOptimizer) -> tuple[Floats, Floats]:
-    """(weights, state) of the same training, in one array, row by row; what waits at the end is applied.
-
-    Half of the rows are watched, those first that were first looked up `min_accesses` times. A gradient joins the sum
-    of its row until k = clamp(visits / every, 1, at_most) of them have come together.
-    """
-    weights, state = reference.initial_table(TABLE, seed=0), reference.initial_states(TABLE, optimizer)
-    accesses = np.zeros(NUM_ROWS, np.int64)
-    visits: dict[int, int] = {}
-    waiting: dict[int, tuple[int, reference.Waiting]] = {}
-    for number, batch in enumerate(batches()):
-        vectors = torch.tensor(weights[batch.ids], requires_grad=True)
-        (vectors.sum(1) - torch.from_numpy(batch.labels)).square().mean().backward()
-        gradients = np.asarray(vectors.grad)
-        for row in dict.fromkeys(batch.ids.tolist()):
-            gradient, count = reference.weighted_sum(gradients[batch.ids == row]), int((batch.ids == row).sum())
-            accesses[row] += count
-            if row in visits:
-                visits[row] += 1
-            elif accesses[row] >= SKIP.min_accesses and len(visits) < NUM_ROWS // 2:
-                visits[row] = accesses[row] // count  # at this batch's rate
-            k = min(visits.get(row, 0) // EVERY, AT_MOST) if number >= WARMUP else 1
-            size, mine = waiting.pop(row, (0, None))
-            mine, size = reference.put_off(optimizer, gradient, mine), size + 1
-            if size < k:
-                waiting[row] = size, mine
-            else:
-                reference.update_row(optimizer, weights[row], state[row], mine.gradient, mine.squares)
-    assert len(waiting) > 5
-    for row, (_, mine) in waiting.items():
-        reference.update_row(optimizer, weights[row], state[row], mine.gradient, mine.squares)
-    return weights, state
-
-
-OPTIMIZERS = [SGD(lr=0.1), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
 
 
 @pytest.mark.nightly
@@ -121,7 +62,7 @@ OPTIMIZERS = [SGD(lr=0.1), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01
 def test_training_equals_its_twin(policy: type[Policy], rows: str, device: str, optimizer: RowOptimizer) -> None:
     """Weights as they are read, with what waits applied, and state as it is saved."""
     embeddings, found = train(policy, optimizer, rows=rows, depth=2, device=device)
-    weights, state = train_slowly(optimizer)
+    weights, state, _ = train_slowly(TABLE, list(batches()), optimizer, SKIP, NUM_ROWS // 2)
     np.testing.assert_array_equal(found, weights)
     np.testing.assert_array_equal(table_states(embeddings)["t"], state)
 
@@ -151,11 +92,8 @@ def test_deferring_at_most_one_visit_is_the_plain_run(optimizer: RowOptimizer) -
 
 
 def test_without_skip_settings_nothing_is_deferred() -> None:
-    embeddings = TieredEmbeddingBag([TABLE], TierConfig(device_rows="100%"), policy=Defer, optimizer=SGD(lr=0.1))
-    for planned in embeddings.look_ahead(batches(), depth=1):
-        (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()
-        embeddings.step()
-    np.testing.assert_array_equal(embeddings.rows.table_weights("t"), train(Plain, SGD(lr=0.1))[1])
+    embeddings, weights = train(Defer, SGD(lr=0.1), skip=None, depth=1)
+    np.testing.assert_array_equal(weights, train(Plain, SGD(lr=0.1))[1])
     assert embeddings.statistics.take().counts[:, Counter.DEFERRED_UPDATES].sum() == 0
 
 

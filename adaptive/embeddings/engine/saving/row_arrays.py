@@ -21,9 +21,9 @@ from adaptive.embeddings.engine.lane import RECORDS, Lane
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.saving.gathering import RowOrder, gatherer_of, in_memory, select_owned
 from adaptive.embeddings.engine.saving.saved_arrays import (
+    EXPECTED_PROGRESS,
     check_arrays,
     check_tables,
-    expected_progress,
     expected_rows,
     expected_tables,
     table_arrays,
@@ -182,8 +182,8 @@ def _checked_parts(
     Raises:
         CheckpointError: if an array is missing or invalid.
     """
-    progress = expected_progress()
-    check_arrays(arrays, {name: progress[name] for name in progress if name == "next_batch" or name in arrays})
+    progress = {name: array for name, array in EXPECTED_PROGRESS.items() if name == "next_batch" or name in arrays}
+    check_arrays(arrays, progress)
     parts = []
     for number, lane in enumerate(pipeline.lanes):
         prefix = f"rows{number}."

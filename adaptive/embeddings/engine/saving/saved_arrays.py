@@ -48,12 +48,10 @@ class Expected:
     hint: str = HINT
 
 
-def expected_progress() -> dict[str, Expected]:
-    """Return the arrays of training progress."""
-    return {
-        "next_batch": Expected(np.dtype(np.int64), (1,), 0, MOST_BATCHES),
-        "rate": Expected(np.dtype(np.float64), (1,), 0),
-    }
+EXPECTED_PROGRESS: Final = {
+    "next_batch": Expected(np.dtype(np.int64), (1,), 0, MOST_BATCHES),
+    "rate": Expected(np.dtype(np.float64), (1,), 0),
+}
 
 
 def expected_tables(group: Group) -> dict[str, Expected]:
