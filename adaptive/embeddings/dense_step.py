@@ -15,7 +15,9 @@ All functions are called from the training thread.
 """
 
 import hashlib
+import operator
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -132,14 +134,14 @@ class RankDenseStep(LocalDenseStep):
     ) -> tuple[float, Tensor, Floats]:
         assert isinstance(planned, PlannedBlocks)
         own_logits = [logit.float().cpu().numpy() for logit in logits]
-        scores = _joined(np.array([len(losses), labels.size]), np.array(losses, np.float64), *own_logits, labels)
-        dense = [_joined(*slices) for slices in slices_of(self._ranks, self.blocks, self._size)]
+        scores = _join_bytes(np.array([len(losses), labels.size]), np.array(losses, np.float64), *own_logits, labels)
+        dense = [_join_bytes(*slices) for slices in slice_blocks(self._ranks, self.blocks, self._size)]
         rows, rank = self._steps.gradients_for_owners(planned), self._ranks.rank
         exchanged = self._ranks.rows.exchange(
             Kind.STEP,
             planned.number,
             [
-                NOTHING if to == rank else _joined(scores, *parts)
+                NOTHING if to == rank else _join_bytes(scores, *parts)
                 for to, parts in enumerate(zip(dense, rows, strict=True))
             ],
             samples=int(planned.has_gradients),
@@ -188,37 +190,34 @@ class _StepPart(NamedTuple):
 
     @classmethod
     def of(cls, scores: Bytes, dense: Bytes, rows: Bytes) -> "_StepPart":
-        blocks, labels = _numbers(scores)
+        blocks, labels = _read_counts(scores)
         _, losses, logits, own_labels = np.split(scores, np.cumsum([16, 8 * blocks, 4 * labels]))
         return cls(losses.view(np.float64), logits.view(np.float32), own_labels.view(np.float32), dense, rows)
 
     @classmethod
     def of_message(cls, message: Bytes, slice_size: int) -> "_StepPart":
-        blocks, labels = _numbers(message)
+        blocks, labels = _read_counts(message)
         end = 16 + 8 * blocks + 8 * labels
         return cls.of(message[:end], *np.split(message[end:], [4 * blocks * slice_size]))
 
 
-def _numbers(message: Bytes) -> tuple[int, int]:
+def _read_counts(message: Bytes) -> tuple[int, int]:
     """Read the numbers of blocks with samples and of labels."""
     blocks, labels = message[:16].view(np.int64).tolist()
     return blocks, labels
 
 
 def _sum_in_order(losses: Iterable[float]) -> float:
-    total = 0.0
-    for loss in losses:  # the built-in `sum` compensates rounding errors, so its result differs
-        total += loss
-    return total
+    return reduce(operator.add, losses, 0.0)  # the built-in `sum` compensates rounding errors, so its result differs
 
 
-def _joined(*arrays: NDArray[Any]) -> Bytes:
+def _join_bytes(*arrays: NDArray[Any]) -> Bytes:
     """Return the bytes of all arrays, concatenated; without a copy if there is only one."""
     parts = list(map(as_bytes, arrays))
     return parts[0] if len(parts) == 1 else np.concatenate([NOTHING, *parts])
 
 
-def goes_whole(ranks: int, blocks: int, size: int) -> bool:
+def is_sent_whole(ranks: int, blocks: int, size: int) -> bool:
     """True if gradients (size,) of blocks are sent whole, for few more bytes than slices."""
     whole, sliced = blocks * (ranks - 1), (blocks + ranks) * (ranks - 1) / ranks
     return 4 * size * (whole - sliced) <= ROUND * ranks
@@ -226,27 +225,29 @@ def goes_whole(ranks: int, blocks: int, size: int) -> bool:
 
 def slice_size(ranks: Ranks, size: int) -> int:
     """Return how many of a block's gradients (size,) this rank adds."""
-    return size if goes_whole(ranks.size, ranks.blocks, size) else int(np.diff(_bounds(ranks, size))[ranks.rank])
+    return (
+        size if is_sent_whole(ranks.size, ranks.blocks, size) else int(np.diff(_slice_bounds(ranks, size))[ranks.rank])
+    )
 
 
-def slices_of(ranks: Ranks, blocks: Sequence[Floats], size: int) -> list[list[Floats]]:
+def slice_blocks(ranks: Ranks, blocks: Sequence[Floats], size: int) -> list[list[Floats]]:
     """Return, for each rank, its slices of the gradients (size,) of this rank's blocks."""
-    if goes_whole(ranks.size, ranks.blocks, size):
+    if is_sent_whole(ranks.size, ranks.blocks, size):
         return [list(blocks)] * ranks.size
-    return [[block[first:last] for block in blocks] for first, last in pairwise(_bounds(ranks, size))]
+    return [[block[first:last] for block in blocks] for first, last in pairwise(_slice_bounds(ranks, size))]
 
 
 def sum_blocks(ranks: Ranks, slices: Iterable[Bytes], size: int) -> Floats | None:
     """Return the sum (size,) over all blocks of all ranks, in order; None without gradients.
 
-    `slices`: from each rank, in order, those that `slices_of` returned there for this rank.
+    `slices`: from each rank, in order, those that `slice_blocks` returned there for this rank.
     """
     total: Floats | None = None
     for part in slices:
         for block in part.view(np.float32).reshape(-1, max(1, slice_size(ranks, size))):
             # One block after the other: `np.sum` over an axis may add in pairs.
             total = block.copy() if total is None else np.add(total, block, out=total)
-    if goes_whole(ranks.size, ranks.blocks, size):
+    if is_sent_whole(ranks.size, ranks.blocks, size):
         return total
     everywhere = np.zeros(0, np.float32) if total is None else total
     sums = ranks.rows.exchange(Kind.SUMS, parts=[everywhere.view(np.uint8)] * ranks.size).parts
@@ -254,6 +255,6 @@ def sum_blocks(ranks: Ranks, slices: Iterable[Bytes], size: int) -> Floats | Non
     return joined if len(joined) == size else None
 
 
-def _bounds(ranks: Ranks, size: int) -> list[int]:
+def _slice_bounds(ranks: Ranks, size: int) -> list[int]:
     """Return the begin of each rank's slice, and the end of the last one."""
     return [rank * size // ranks.size for rank in range(ranks.size + 1)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from adaptive.batch.named import as_float32, as_numbers
 from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline
-from adaptive.embeddings.engine.saving.gathering import gatherer_of, select_owned
+from adaptive.embeddings.engine.saving.gathering import make_gatherer, select_owned
 from adaptive.embeddings.engine.saving.row_arrays import load_rows, overwrite_rows, save_parts, save_rows
 from adaptive.embeddings.engine.statistics import StatisticsCollector
 from adaptive.errors import CheckpointError, ConfigError
@@ -48,7 +48,7 @@ class RowStore:
         lane, number = self._find_table(name)
         first, last = map(int, lane.group.undivided.table_starts[number : number + 2])
         length = max(1, block_bytes // (4 * lane.group.embedding_dim))
-        gatherer = gatherer_of(self._pipeline)
+        gatherer = make_gatherer(self._pipeline)
         for start in range(first, last, length):
             rows = np.arange(start, min(start + length, last))
             local = rows if gatherer is None else select_owned(lane.group, rows)[0]

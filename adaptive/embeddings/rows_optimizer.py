@@ -113,7 +113,7 @@ class RowsOptimizer(torch.optim.Optimizer):
                 work.scale_gradients(1 / grad_scale)
         if (rate := self.lr) != self._pipeline.rate:
             self._pipeline.use_rate(rate)
-        self._unscaled()
+        self._unscale()
         with self._pipeline.stopwatch.stage("row_update"), running_out("in the update of rows"):
             for planned in pending:
                 planned.wait()
@@ -136,7 +136,7 @@ class RowsOptimizer(torch.optim.Optimizer):
                 of `parameters` are unscaled already.
         """
         self._batch_steps.refuse("clip_grad_norm_")
-        works = self._unscaled()
+        works = self._unscale()
         dense = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for work in works:
             work.scale_gradients(1 / grad_scale)
@@ -189,7 +189,7 @@ class RowsOptimizer(torch.optim.Optimizer):
         self._pending.pop(planned.number, None)
         self._stand_in.forget()
 
-    def _unscaled(self) -> list[GroupBatch]:
+    def _unscale(self) -> list[GroupBatch]:
         """Return `_works_with_gradients`, multiplied by the factor that a scaler has left."""
         works = self._works_with_gradients()
         if (factor := self._stand_in.answer) is not None:

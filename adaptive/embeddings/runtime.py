@@ -7,7 +7,7 @@ from typing import TypeVar
 from adaptive.embeddings.distributed import LocalSteps
 from adaptive.embeddings.engine.build import Outline
 from adaptive.embeddings.engine.pipeline import Pipeline
-from adaptive.embeddings.engine.resizing import give_back
+from adaptive.embeddings.engine.resizing import release_slots
 from adaptive.embeddings.engine.statistics import StatisticsCollector
 from adaptive.embeddings.planning.sizing import FEWER, SHRINK
 from adaptive.embeddings.rows_optimizer import RowsOptimizer
@@ -81,5 +81,5 @@ class Runtime:
             DeviceMemoryError: if the batches in flight need all device rows; then nothing has changed.
         """
         self.optimizer.discard()
-        self.statistics.count_evicted(give_back(self.pipeline, SHRINK, self.outline.tier.held_rows))
+        self.statistics.count_evicted(release_slots(self.pipeline, SHRINK, self.outline.tier.held_rows))
         self.statistics.resize(FEWER)

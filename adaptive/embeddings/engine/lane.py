@@ -202,7 +202,7 @@ class LateFetches:
         self._copy(self._plans[number])
         for device, plan in zip(self._devices, self._plans.pop(number), strict=True):
             if device.poison:
-                device.poison_host(np.intersect1d(plan.moves.late_rows, _updated_on_device(plan)))
+                device.poison_host(np.intersect1d(plan.moves.late_rows, _rows_updated_on_device(plan)))
 
     def copy_current(self) -> None:
         """Copy the current values of late rows to their slots, where readers look for them.
@@ -221,7 +221,7 @@ class LateFetches:
         device = self._devices[group]
         if device.poison:  # but not to rows that earlier batches still use on the host
             on_host = [no_rows(), *(plans[group].moves.late_rows for plans in self._plans.values())]
-            device.poison_host(np.setdiff1d(_updated_on_device(plan), np.concatenate(on_host)))
+            device.poison_host(np.setdiff1d(_rows_updated_on_device(plan), np.concatenate(on_host)))
 
     def _copy(self, plans: Sequence[GroupPlan]) -> None:
         with self._stopwatch.stage("fetch"):
@@ -231,6 +231,6 @@ class LateFetches:
                 device.fetch(Moves(fetch_slots=slots, fetch_rows=rows, fetch_initial=initial))
 
 
-def _updated_on_device(plan: GroupPlan) -> Int64s:
+def _rows_updated_on_device(plan: GroupPlan) -> Int64s:
     """Return the rows that a batch updates in slots, without deferring them."""
     return plan.row_updates.rows[plan.row_updates.locations >= 0]

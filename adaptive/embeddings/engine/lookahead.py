@@ -25,7 +25,7 @@ from itertools import islice
 
 from adaptive.batch import Batch
 from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch, ReadyBatch
-from adaptive.embeddings.engine.resizing import find_slots, rebalance_slots, too_few
+from adaptive.embeddings.engine.resizing import describe_shortage, find_slots, rebalance_slots
 from adaptive.embeddings.exchange.exchange import LookedUp
 from adaptive.errors import AdaptiveError, DeviceMemoryError
 from adaptive.policy import arranges
@@ -121,7 +121,7 @@ def _plan_one(
         except DeviceMemoryError:
             slots = find_slots(pipeline, queued, held)
             if slots is None and (pipeline.tier.when_full != "reduce_lookahead" or held == 0):
-                if (error := too_few(pipeline, queued, held)) is not None:
+                if (error := describe_shortage(pipeline, queued, held)) is not None:
                     raise error from None
                 raise
         if slots is not None:  # the batch does not fit: rebalance slots, or else reduce the depth

@@ -100,8 +100,6 @@ class Pipeline:
 
     Attributes:
         lock: held while rows are planned or moved.
-        exchange: exchanges batches with other ranks.
-        feedback: from the training thread to planners and policy.
         next_number: number of the next batch to be planned.
         trained: number of the latest batch that is trained or passed over; only the training thread sets it.
         rate: learning rate of the latest step.
@@ -254,7 +252,7 @@ class Pipeline:
                 lane.planner.commit(lookups, arrival)
                 for lane, lookups, arrival in zip(self.lanes, all_lookups, arrivals, strict=True)
             ]
-            parts = self._parts(batch, plans, arrivals)
+            parts = self._describe_parts(batch, plans, arrivals)
             buffer = self.mover.start_moves(number, after=number - depth - 1)
             blocks = [block for block in self.exchange.blocks(number, batch) if block is not None]
             arrays = [array for block in blocks for array in (block.dense, block.labels, *block.extras.values())]
@@ -302,7 +300,7 @@ class Pipeline:
             ready.arrived.result()
         return True
 
-    def _parts(
+    def _describe_parts(
         self, batch: Batch, plans: Sequence[GroupPlan], arrivals: Sequence[Arrival]
     ) -> list[tuple[GroupPart, ...]]:
         """Return the parts of a batch for each group; an empty list if it is run in one pass.

@@ -1,7 +1,7 @@
 """Changes the number of slots if device memory runs out or a group has too few.
 
-*Out of memory* (`give_back`), also with batches in flight. First every changed row is written back. Then rows that no
-batch in flight uses are evicted, least recently used first. The policy is not called, because a call may change its
+*Out of memory* (`release_slots`), also with batches in flight. First every changed row is written back. Then rows that
+no batch in flight uses are evicted, least recently used first. The policy is not called, because a call may change its
 state. The other rows move into fewer slots, and plans that are not trained yet get the new slot numbers. So a batch can
 be run again afterwards, with the same result.
 
@@ -30,7 +30,7 @@ from adaptive.system import running_out
 logger = logging.getLogger("adaptive.embeddings.engine")
 
 
-def give_back(pipeline: Pipeline, share: float, held_rows: int) -> NDArray[np.int64]:
+def release_slots(pipeline: Pipeline, share: float, held_rows: int) -> NDArray[np.int64]:
     """Release a share of every group's slots; return the number of evicted rows (tables,).
 
     Called by the training thread, also with batches in flight. Enough slots for `held_rows` are kept.
@@ -39,15 +39,15 @@ def give_back(pipeline: Pipeline, share: float, held_rows: int) -> NDArray[np.in
         DeviceMemoryError: if the batches in flight or the policy need all slots. Then nothing has changed.
     """
     with pipeline.lock:
-        old_slots = _slots(pipeline)
-        chosen = [_fewer(pipeline, lane, share, held_rows) for lane in pipeline.lanes]
+        old_slots = _count_slots(pipeline)
+        chosen = [_choose_victims(pipeline, lane, share, held_rows) for lane in pipeline.lanes]
         new_slots = [num_slots for num_slots, _ in chosen]
         if new_slots == old_slots:
-            raise _cannot(pipeline, pipeline.lanes[0], sum(old_slots), 0)
+            raise _no_slots_to_release(pipeline, pipeline.lanes[0], sum(old_slots), 0)
         with running_out("while the device tier got smaller"):
             pipeline.write_all_back()
             in_flight = pipeline.in_flight()
-            evicted = [_refit(pipeline, number, *slots, in_flight) for number, slots in enumerate(chosen)]
+            evicted = [_resize_group(pipeline, number, *slots, in_flight) for number, slots in enumerate(chosen)]
             pipeline.finish_copies()
     logger.warning(
         "batch %d: out of device memory; continuing with %s device rows instead of %s",
@@ -58,17 +58,17 @@ def give_back(pipeline: Pipeline, share: float, held_rows: int) -> NDArray[np.in
     return np.concatenate(evicted)
 
 
-def _fewer(pipeline: Pipeline, lane: Lane, share: float, held_rows: int) -> tuple[int, Int64s]:
+def _choose_victims(pipeline: Pipeline, lane: Lane, share: float, held_rows: int) -> tuple[int, Int64s]:
     """Return the number of slots that a group keeps, and the slots whose rows are evicted."""
     have, taken = lane.device.num_slots, len(lane.taken_slots())
     num_slots = max(int((1 - share) * have), min(have, least_slots(lane.group, held_rows)))
     shortage, idle = max(0, taken - num_slots), lane.taken_slots(pipeline.trained)
     if len(idle) < shortage or pipeline.policy_caller.policy.device_rows is not None:
-        raise _cannot(pipeline, lane, have, taken - len(idle))
+        raise _no_slots_to_release(pipeline, lane, have, taken - len(idle))
     return num_slots, lane.oldest(idle, shortage)
 
 
-def _cannot(pipeline: Pipeline, lane: Lane, have: int, needed: int) -> DeviceMemoryError:
+def _no_slots_to_release(pipeline: Pipeline, lane: Lane, have: int, needed: int) -> DeviceMemoryError:
     return DeviceMemoryError(
         f"batch {pipeline.trained + 1}: out of device memory: expected device rows to release, got {have:,} of width "
         f"{lane.group.embedding_dim}, of which the batches in flight hold {needed:,}. Lower batch_size or depth, or "
@@ -76,7 +76,7 @@ def _cannot(pipeline: Pipeline, lane: Lane, have: int, needed: int) -> DeviceMem
     )
 
 
-def _refit(
+def _resize_group(
     pipeline: Pipeline, number: int, num_slots: int, victims: Int64s, in_flight: Sequence[ReadyBatch] = ()
 ) -> NDArray[np.int64]:
     """Change a group's number of slots; return its evicted rows (tables,). Under the lock."""
@@ -85,14 +85,14 @@ def _refit(
     new_slots, evicted = lane.resize(num_slots, victims)
     for ready in in_flight:
         plan = ready.plans[number]
-        for locations in _locations(ready, plan, number):
+        for locations in _slot_arrays(ready, plan, number):
             on_device = locations >= 0
             locations[on_device] = new_slots[locations[on_device]]
         pipeline.send_again(number, plan)
     return evicted
 
 
-def _locations(ready: ReadyBatch, plan: GroupPlan, number: int) -> list[Int64s]:
+def _slot_arrays(ready: ReadyBatch, plan: GroupPlan, number: int) -> list[Int64s]:
     """Return all arrays with slot numbers of a batch and group, to be changed in place."""
     arrays = [plan.pooling.row_locations, plan.row_updates.locations, plan.moves.late_slots]
     if plan.snapshots is not None:
@@ -106,19 +106,19 @@ def _locations(ready: ReadyBatch, plan: GroupPlan, number: int) -> list[Int64s]:
 
 def find_slots(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int] | None:
     """Return slots with which the next batch and `depth` earlier ones fit; None: no way."""
-    now, needed = _slots(pipeline), _needed(pipeline, queued, depth)
-    if pipeline.policy_caller.policy.device_rows is not None or _fits(needed, now):
+    now, needed = _count_slots(pipeline), _count_needed_slots(pipeline, queued, depth)
+    if pipeline.policy_caller.policy.device_rows is not None or _is_enough(needed, now):
         return None
     counts = [len(lookups.distinct.rows) * (depth + 1) for lookups in queued.lookups]
     pipeline.peak_slots = [max(most, count) for most, count in zip(pipeline.peak_slots, counts, strict=True)]
     needs = [Need(least, most) for least, most in zip(needed, pipeline.peak_slots, strict=True)]
     may_grow = pipeline.tier.device_rows == "auto" and pipeline.mover.device.type == "cpu"
-    return shared_by_need(pipeline.groups, now, needs, _costs(pipeline), may_grow=may_grow)
+    return shared_by_need(pipeline.groups, now, needs, _slot_costs(pipeline), may_grow=may_grow)
 
 
 def rebalance_slots(pipeline: Pipeline, slots: Sequence[int]) -> None:
     """Give each group its number of slots, when every planned batch is trained."""
-    number, now = pipeline.next_number, _slots(pipeline)
+    number, now = pipeline.next_number, _count_slots(pipeline)
     assert pipeline.trained >= number - 1
     givers_first = sorted(range(len(slots)), key=lambda n: slots[n] - now[n])
     with pipeline.lock, running_out("while slots were rebalanced"):
@@ -129,15 +129,15 @@ def rebalance_slots(pipeline: Pipeline, slots: Sequence[int]) -> None:
                 lane = pipeline.lanes[n]
                 taken = lane.taken_slots()  # all idle
                 victims = lane.oldest(taken, len(taken) - slots[n])
-                pipeline.evicted_between_batches[n] += _refit(pipeline, n, slots[n], victims)
+                pipeline.evicted_between_batches[n] += _resize_group(pipeline, n, slots[n], victims)
         pipeline.finish_copies()
     logger.info("batch %d: slots rebalanced across widths: %s", number, list(slots))
 
 
-def too_few(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> DeviceMemoryError | None:
+def describe_shortage(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> DeviceMemoryError | None:
     """Return the error if slots do not hold the next batch and `depth` earlier ones."""
-    now, needed = _slots(pipeline), _needed(pipeline, queued, depth)
-    if len(now) == 1 or _fits(needed, now):  # of a single group, its planner has raised the error
+    now, needed = _count_slots(pipeline), _count_needed_slots(pipeline, queued, depth)
+    if len(now) == 1 or _is_enough(needed, now):  # of a single group, its planner has raised the error
         return None
     parts = [
         f"{need:,} of width {lane.group.embedding_dim} (most for table {largest_table(lane.group, lookups.distinct)})"
@@ -155,11 +155,11 @@ def too_few(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> DeviceMemory
     )
 
 
-def _slots(pipeline: Pipeline) -> list[int]:
+def _count_slots(pipeline: Pipeline) -> list[int]:
     return [lane.device.num_slots for lane in pipeline.lanes]
 
 
-def _needed(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int]:
+def _count_needed_slots(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int]:
     """Return the slots of each group for the next batch and `depth` earlier ones."""
     number = pipeline.next_number
     return [
@@ -168,12 +168,12 @@ def _needed(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int]:
     ]
 
 
-def _costs(pipeline: Pipeline) -> list[int]:
+def _slot_costs(pipeline: Pipeline) -> list[int]:
     """Return the cost of a slot of each group: 1, or its bytes if `device_rows` is in bytes."""
     if pipeline.tier.device_rows.endswith("%") or pipeline.tier.device_rows.isdigit():
         return [1] * len(pipeline.lanes)
     return [sum(lane.host.num_bytes) // lane.group.num_rows for lane in pipeline.lanes]
 
 
-def _fits(needed: Sequence[int], have: Sequence[int]) -> bool:
+def _is_enough(needed: Sequence[int], have: Sequence[int]) -> bool:
     return all(need <= slots for need, slots in zip(needed, have, strict=True))

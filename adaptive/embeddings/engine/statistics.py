@@ -43,7 +43,7 @@ class Statistics:
 SUMMED = ("counts", "resident_rows", "watched_rows", "judged_rows", "saturated_rows", "update_norm_counts")
 
 
-def _summed(ranks: Ranks, statistics: Statistics) -> Statistics:
+def _sum_over_ranks(ranks: Ranks, statistics: Statistics) -> Statistics:
     """Return the sums over all ranks; times are those of this rank."""
     traffic_of_ranks = ranks.gather_arrays(np.array([astuple(traffic) for traffic in statistics.ranks], np.float64))
     columns = [getattr(statistics, name) for name in SUMMED]
@@ -79,7 +79,7 @@ class StatisticsCollector:
     def take(self) -> Statistics:
         """Return the statistics since the last call, of all ranks. All ranks call it together."""
         statistics, ranks = self._take_local(), self._pipeline.exchange.ranks
-        return statistics if ranks.size == 1 else _summed(ranks, statistics)
+        return statistics if ranks.size == 1 else _sum_over_ranks(ranks, statistics)
 
     def counts(self) -> NDArray[np.int64]:
         """Return the counts (len(Counter),) of all tables and all batches trained so far."""

@@ -88,7 +88,7 @@ class Payload(ABC, Generic[A]):
         self.put(scattered, np.flatnonzero(chosen), rows)
         return scattered
 
-    def _sizes(self, counts: Sequence[Int64s], rank: int) -> list[int]:
+    def _count_values(self, counts: Sequence[Int64s], rank: int) -> list[int]:
         """Return the number of values of each group in the rows of a rank."""
         return [width * int(numbers[rank]) for width, numbers in zip(self._widths, counts, strict=True)]
 
@@ -113,8 +113,7 @@ class HostPayload(Payload[Floats]):
     def pack(self, rows: Sequence[Floats], counts: Sequence[Int64s]) -> list[Bytes]:
         pieces = [np.split(of_group, np.cumsum(numbers)[:-1]) for of_group, numbers in zip(rows, counts, strict=True)]
         return [
-            self._to_wire(_concatenated([np.ravel(piece) for piece in of_rank]))
-            for of_rank in zip(*pieces, strict=True)
+            self._to_wire(_concatenate([np.ravel(piece) for piece in of_rank])) for of_rank in zip(*pieces, strict=True)
         ]
 
     def _to_wire(self, values: Floats) -> Bytes:
@@ -132,7 +131,7 @@ class HostPayload(Payload[Floats]):
     def unpack(self, exchanged: Exchanged, kind: Kind, counts: Sequence[Int64s]) -> list[Floats]:
         values = []
         for rank, part in enumerate(exchanged.parts):
-            sizes = self._sizes(counts, rank)
+            sizes = self._count_values(counts, rank)
             if kind is Kind.GRADIENTS and not len(part):
                 values.append([np.zeros(size, np.float32) for size in sizes])
                 continue
@@ -143,7 +142,7 @@ class HostPayload(Payload[Floats]):
                 )
             values.append(np.split(self._from_wire(part), np.cumsum(sizes)[:-1]))
         groups = zip(*values, strict=True)
-        return [_concatenated(pieces).reshape(-1, width) for pieces, width in zip(groups, self._widths, strict=True)]
+        return [_concatenate(pieces).reshape(-1, width) for pieces, width in zip(groups, self._widths, strict=True)]
 
     def zeros(self, number: int, width: int) -> Floats:
         return np.zeros((number, width), np.float32)
@@ -181,11 +180,11 @@ class DevicePayload(Payload[Tensor]):
         pieces = [torch.split(of_group, numbers.tolist()) for of_group, numbers in zip(rows, counts, strict=True)]
         by_rank = [piece.reshape(-1) for of_rank in zip(*pieces, strict=True) for piece in of_rank]
         self._packed = torch.cat(by_rank).to(self._type)
-        self._packed_sizes = [sum(self._sizes(counts, rank)) for rank in range(self._ranks.size)]
+        self._packed_sizes = [sum(self._count_values(counts, rank)) for rank in range(self._ranks.size)]
         return [np.frombuffer(size.to_bytes(8, "little"), np.uint8) for size in self._packed_sizes]
 
     def unpack(self, exchanged: Exchanged, kind: Kind, counts: Sequence[Int64s]) -> list[Tensor]:
-        sizes = [self._sizes(counts, rank) for rank in range(self._ranks.size)]
+        sizes = [self._count_values(counts, rank) for rank in range(self._ranks.size)]
         announced = []
         for rank, part in enumerate(exchanged.parts):
             number = int.from_bytes(part.tobytes(), "little") if len(part) == 8 else None
@@ -217,7 +216,7 @@ class DevicePayload(Payload[Tensor]):
         rows.index_copy_(0, self._tier.send(places), values)
 
 
-def _concatenated(pieces: Sequence[Floats]) -> Floats:
+def _concatenate(pieces: Sequence[Floats]) -> Floats:
     return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 
 

@@ -310,8 +310,8 @@ class RowExchange:
     def vectors(self, number: int, batch: ExchangedBatch, served: Sequence[Tensor]) -> list[Tensor]:
         """Send the rows `served` (requests, D) of each group; return those requested here (n, D)."""
         payload = self._payload
-        sent, sent_counts = _crossing(batch.served, "cached")
-        expected, expected_counts = _crossing(batch.groups, "cached")
+        sent, sent_counts = _select_sent(batch.served, "cached")
+        expected, expected_counts = _select_sent(batch.groups, "cached")
         rows = list(map(payload.select, payload.unload(served), sent))
         exchanged = self._ranks.rows.exchange(Kind.VECTORS, number, payload.pack(rows, sent_counts))
         self._count_spared("vectors_spared", [requests.sizes for requests in batch.served], sent_counts)
@@ -349,7 +349,7 @@ class RowExchange:
 
     def for_owners(self, batch: ExchangedBatch, sums: Sequence[Tensor] | None) -> list[Bytes]:
         """Return the message for each owner with the gradients `sums`; see `gradients`."""
-        _, counts = _crossing(batch.groups, "skipped")
+        _, counts = _select_sent(batch.groups, "skipped")
         self._count_spared("gradients_spared", [group.sizes for group in batch.groups], counts)
         return [NOTHING] * self._ranks.size if sums is None else self._payload.pack(self._payload.unload(sums), counts)
 
@@ -361,7 +361,7 @@ class RowExchange:
         """
         if not any(header.samples for header in exchanged.headers):
             return None
-        expected, counts = _crossing(batch.served, "skipped")
+        expected, counts = _select_sent(batch.served, "skipped")
         received = self._payload.unpack(exchanged, Kind.GRADIENTS, counts)
         return self._payload.load(list(map(self._payload.scatter, received, expected)))
 
@@ -374,7 +374,9 @@ class RowExchange:
         self._ranks.rows.tally.add(**{name: num_bytes})
 
 
-def _crossing(requests: Sequence[RequestedRows | OwnerRequests], plane: str) -> tuple[list[Bools | None], list[Int64s]]:
+def _select_sent(
+    requests: Sequence[RequestedRows | OwnerRequests], plane: str
+) -> tuple[list[Bools | None], list[Int64s]]:
     """Return, for each group, the requests (n,) outside of a plane (None: all), and counts."""
     chosen = []
     for of_group in requests:

@@ -55,7 +55,7 @@ class Requests(NamedTuple):
 
 def pack_requests(group: Group, requests: Requests) -> Bytes:
     """Return the message for requests; `group` is undivided."""
-    index = (requests.rows - group.table_starts[requests.tables]).astype(index_type(group))
+    index = (requests.rows - group.table_starts[requests.tables]).astype(choose_index_type(group))
     few = np.minimum(requests.lookups, MANY).astype(np.uint8)
     many = requests.lookups[requests.lookups >= MANY].astype(np.uint32)
     return np.concatenate([as_bytes(requests.counts.astype(np.int32)), as_bytes(index), as_bytes(few), as_bytes(many)])
@@ -87,7 +87,7 @@ def unpack_requests(group: Group, message: Bytes, num_blocks: int, sender: str) 
     if (counts < 0).any():
         raise invalid("counts of at least 0", str(counts.min()))
     number = int(counts.sum())
-    index = take(index_type(group), number).astype(np.int64)
+    index = take(choose_index_type(group), number).astype(np.int64)
     lookups = take(np.uint8, number).astype(np.int64)
     many = np.flatnonzero(lookups == MANY)
     lookups[many] = take(np.uint32, len(many))
@@ -99,7 +99,7 @@ def unpack_requests(group: Group, message: Bytes, num_blocks: int, sender: str) 
     return Requests(counts.reshape(num_blocks, -1), tables, index + group.table_starts[tables], lookups), rest
 
 
-def index_type(group: Group) -> np.dtype[Any]:
+def choose_index_type(group: Group) -> np.dtype[Any]:
     """Return the dtype for the index of a row in its table."""
     return np.dtype(np.uint32 if int(group.table_sizes.max()) <= WIDE else np.uint64)
 
@@ -245,7 +245,11 @@ class RequestMerger:
             )
         order = np.argsort(tables.astype(self._small), kind="stable")  # radix sort, if there are few tables
         ids = rows[order] - group.table_starts[tables[order]]
-        distinct = self._distinct(ids, tables)
+        table_counts = np.bincount(tables, minlength=len(self._tables))
+        ends = np.cumsum(table_counts)
+        spans = np.stack([ends - table_counts, ends], axis=1)
+        distinct, bad = self._finder.find_in_spans(ids, spans, self._tables)  # counts are of requests
+        assert bad is None
         num_requests, num_rows = len(rows), len(distinct.rows)
         vectors = order.astype(np.int32)
         bags = Bags(
@@ -260,11 +264,3 @@ class RequestMerger:
         accesses = np.bincount(distinct.inverse, weights=times[order], minlength=num_rows).astype(np.int32)
         accessed = Distinct(distinct.rows, accesses, distinct.inverse, distinct.table_ends)
         return OwnerRequests(Lookups(accessed, bags, segments, grouped, bags.scales), sizes)
-
-    def _distinct(self, ids: Int64s, tables: Int64s) -> Distinct:
-        """Return the distinct rows of requests (n,), ordered by table; counts are of requests."""
-        sizes = np.bincount(tables, minlength=len(self._tables))
-        ends = np.cumsum(sizes)
-        distinct, bad = self._finder.find_in_spans(ids, np.stack([ends - sizes, ends], axis=1), self._tables)
-        assert bad is None
-        return distinct

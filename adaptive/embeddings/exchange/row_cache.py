@@ -115,7 +115,7 @@ class CacheDirectory:
         """Return the masks of all requests (n,), `sizes` (W,) of each rank; record what is cached."""
         row_of = np.empty(len(lookups.bags.vectors), np.int64)
         row_of[lookups.bags.vectors] = lookups.distinct.inverse
-        fates = fates_of(plan, row_of, len(lookups.distinct.rows))
+        fates = read_fates(plan, row_of, len(lookups.distinct.rows))
         skipped = (fates == SKIPPED)[row_of]
         if self._size == 1:
             return SkipMasks.nothing(len(row_of))._replace(skipped=skipped)
@@ -133,7 +133,7 @@ class CacheDirectory:
         return SkipMasks(skipped, cached, to_cache)
 
 
-def fates_of(plan: GroupPlan, row_of: Int64s, num_rows: int) -> NDArray[np.uint8]:
+def read_fates(plan: GroupPlan, row_of: Int64s, num_rows: int) -> NDArray[np.uint8]:
     """Return the fate (U,) of each distinct row's gradient; `row_of` (n,): of each request."""
     fates = np.full(num_rows, SKIPPED, np.uint8)
     now = plan.row_updates

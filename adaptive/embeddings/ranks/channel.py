@@ -140,12 +140,12 @@ class Channel:
         header = Header(kind, self._sequence, batch, tuple(len(part) for part in sent), samples, self.heard, code)
         if self.over:
             raise RanksError(
-                f"{self._who(rank)}: expected a working channel for {header.text}, got one that failed earlier. Fix "
+                f"{self._name(rank)}: expected a working channel for {header.text}, got one that failed earlier. Fix "
                 "the first error, and resume from the latest checkpoint."
             )
         try:
             room = self._predictor.next_sizes()
-            headers, early = self._first(header, sent, room)
+            headers, early = self._exchange_first(header, sent, room)
             self._sequence += 1
             self.agreed = self.agreed or max(of_rank.signal for of_rank in headers)
             failed = [r for r, of_rank in enumerate(headers) if of_rank.kind is Kind.FAILED]
@@ -154,7 +154,7 @@ class Channel:
             ended = any(of_rank.kind in ENDS for of_rank in headers)
             self._predictor.learn(None if failed or ended else kind, [of_rank.lengths for of_rank in headers])
             senders = failed or ([] if ended else range(size))  # the ranks whose parts are taken
-            received = self._whole(kind, sent, headers, early, room, senders)
+            received = self._exchange_rest(kind, sent, headers, early, room, senders)
             damaged = [r for r in senders if r != rank and part_check(received[r]) != headers[r].check]
             if not ended:
                 for other_kind, num_bytes in counted.items():
@@ -162,7 +162,7 @@ class Channel:
                     self.tally.send(kind, -num_bytes)
         except TransportError as error:
             self.over = True
-            raise self._broken(header, error) from error
+            raise self._broken_channel(header, error) from error
         except RanksError:
             self.over = True
             raise
@@ -170,16 +170,18 @@ class Channel:
             self.over = bool(failed)
             sender = damaged[0]
             raise RanksError(
-                f"{self._who(rank)}: expected {headers[sender].text} as {self._who(sender)} sent it, got damaged "
+                f"{self._name(rank)}: expected {headers[sender].text} as {self._name(sender)} sent it, got damaged "
                 "bytes. Check the network and the memory of both hosts, and resume from the latest checkpoint."
             )
         if failed and rank not in failed:
             self.over = True
             text = received[failed[0]].tobytes().decode(errors="replace")
-            raise error_class(headers[failed[0]].code)(f"{self._who(failed[0])}: {text}")
+            raise error_class(headers[failed[0]].code)(f"{self._name(failed[0])}: {text}")
         return Exchanged(headers, received)
 
-    def _first(self, header: Header, sent: Sequence[Bytes], room: Sizes) -> tuple[tuple[Header, ...], list[Bytes]]:
+    def _exchange_first(
+        self, header: Header, sent: Sequence[Bytes], room: Sizes
+    ) -> tuple[tuple[Header, ...], list[Bytes]]:
         """Exchange first messages; return all headers, and the first `room` bytes of parts."""
         size, rank = self._transport.size, self._transport.rank
         if size == 1:
@@ -197,7 +199,7 @@ class Channel:
         self.tally.send(header.kind, taken)
         self.tally.add(headers=(size - 1) * num_bytes, padding=sum(room[rank]) - taken)
         headers = tuple(
-            unpack(message[:num_bytes].tobytes(), size, self._who(sender), self._seed(sender, rank))
+            unpack(message[:num_bytes].tobytes(), size, self._name(sender), self._seed(sender, rank))
             for sender, message in enumerate(messages)
         )
         return headers, [message[num_bytes:] for message in messages]
@@ -210,7 +212,7 @@ class Channel:
     def _seed(self, sender: int, receiver: int) -> int:
         return seed_of(self._transport.job, sender, receiver)
 
-    def _whole(
+    def _exchange_rest(
         self,
         kind: Kind,
         sent: Sequence[Bytes],
@@ -253,7 +255,7 @@ class Channel:
         except TransportError as error:
             self.over = True
             num_bytes = tuple(size * values.element_size() for size in sizes)
-            raise self._broken(Header(kind, self._sequence, batch, num_bytes), error) from error
+            raise self._broken_channel(Header(kind, self._sequence, batch, num_bytes), error) from error
         self.tally.send(kind, (sum(sizes) - sizes[self._transport.rank]) * values.element_size())
         return received
 
@@ -274,29 +276,29 @@ class Channel:
             if not same and Kind.LEFT in kinds:
                 left, other = (rank, sent) if header.kind is Kind.LEFT else (self._transport.rank, header)
                 raise RanksError(
-                    f"{other.text}: expected all ranks, got {self._who(left)} outside of its loop, while others "
+                    f"{other.text}: expected all ranks, got {self._name(left)} outside of its loop, while others "
                     "continued. Train the same number of batches on all ranks."
                 )
             alike = header.batch == sent.batch or Kind.LEFT in kinds
             if not (same and alike and header.sequence == sent.sequence):
                 raise RanksError(
-                    f"ranks are out of step: expected {sent.text} as on {self._who(self._transport.rank)}, got "
-                    f"{header.text} on {self._who(rank)}. Make the same calls in the same order on all ranks."
+                    f"ranks are out of step: expected {sent.text} as on {self._name(self._transport.rank)}, got "
+                    f"{header.text} on {self._name(rank)}. Make the same calls in the same order on all ranks."
                 )
 
-    def _broken(self, header: Header, error: TransportError) -> RanksError:
+    def _broken_channel(self, header: Header, error: TransportError) -> RanksError:
         if silent := self._transport.silent():
-            advice = f"No response from {', '.join(map(self._who, silent))}. Look for its own error first"
+            advice = f"No response from {', '.join(map(self._name, silent))}. Look for its own error first"
         else:
             advice = (
                 "All ranks respond now: the network is slow, or a rank was late. Raise the timeout if that is normal"
             )
         return RanksError(
-            f"{self._who(self._transport.rank)}: channel {CHANNELS[self._number]}: expected {header.text} from all "
+            f"{self._name(self._transport.rank)}: channel {CHANNELS[self._number]}: expected {header.text} from all "
             f"ranks, got an error: {error}. {advice}, then resume from the latest checkpoint."
         )
 
-    def _who(self, rank: int) -> str:
+    def _name(self, rank: int) -> str:
         return f"rank {rank} of {self._transport.size} ({self._transport.name_of(rank)})"
 
 

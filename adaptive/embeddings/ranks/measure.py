@@ -55,16 +55,16 @@ class RankLinks:
 
 def measure(ranks: Ranks, transport: Transport) -> RankLinks:
     """Measure the exchanges of these ranks; all ranks call it together."""
-    small_ms = _median_ms(_swap_of(transport, SMALL), ROUNDS_SMALL)
-    bytes_at_start = bytes_by_interface()
-    large_ms = _median_ms(_swap_of(transport, LARGE), ROUNDS_LARGE)
-    interface = busiest(bytes_at_start, bytes_by_interface())
+    small_ms = _measure_ms(_make_exchange(transport, SMALL), ROUNDS_SMALL)
+    bytes_at_start = read_interface_bytes()
+    large_ms = _measure_ms(_make_exchange(transport, LARGE), ROUNDS_LARGE)
+    interface = busiest(bytes_at_start, read_interface_bytes())
     link = RankLink(
         host=socket.gethostname(),
         address=_own_address(),
         set_interface=os.environ.get("GLOO_SOCKET_IFNAME"),
         interface=interface,
-        interface_bytes_per_s=interface_speed(interface),
+        interface_bytes_per_s=read_interface_speed(interface),
         exchange_ms=small_ms,
         bytes_per_s=1e3 * LARGE * (transport.size - 1) / large_ms,
     )
@@ -113,13 +113,13 @@ def verdicts(links: RankLinks) -> tuple[str, list[str]]:
     return text, problems
 
 
-def _swap_of(transport: Transport, size: int) -> Callable[[], Any]:
+def _make_exchange(transport: Transport, size: int) -> Callable[[], Any]:
     """Return a function that exchanges `size` bytes with each rank."""
     parts = [[np.zeros(size, np.uint8)]] * transport.size
     return lambda: transport.swap(ROWS, parts, [size] * transport.size, size)
 
 
-def _median_ms(exchange: Callable[[], Any], rounds: int) -> float:
+def _measure_ms(exchange: Callable[[], Any], rounds: int) -> float:
     exchange()  # warm-up: opens connections and touches memory
     times_ms = []
     for _ in range(rounds):
@@ -129,7 +129,7 @@ def _median_ms(exchange: Callable[[], Any], rounds: int) -> float:
     return statistics.median(times_ms)
 
 
-def bytes_by_interface(file: Path = Path("/proc/net/dev")) -> dict[str, int]:
+def read_interface_bytes(file: Path = Path("/proc/net/dev")) -> dict[str, int]:
     """Return the bytes sent so far by each interface; empty if that is unknown."""
     if not file.is_file():
         return {}
@@ -138,12 +138,12 @@ def bytes_by_interface(file: Path = Path("/proc/net/dev")) -> dict[str, int]:
 
 
 def busiest(start: Mapping[str, int], end: Mapping[str, int]) -> str:
-    """Return the interface that sent the most bytes between two calls of `bytes_by_interface`."""
+    """Return the interface that sent the most bytes between two calls of `read_interface_bytes`."""
     sent = {name: size - start.get(name, 0) for name, size in end.items()}
     return max(sent, key=lambda name: sent[name], default="unknown")
 
 
-def interface_speed(name: str, folder: Path = Path("/sys/class/net")) -> float | None:
+def read_interface_speed(name: str, folder: Path = Path("/sys/class/net")) -> float | None:
     """Return the speed of an interface in bytes per second; None if it does not report any."""
     try:
         megabits = int((folder / name / "speed").read_text())

@@ -47,7 +47,7 @@ class Owners:
     def __init__(self, names: Sequence[str], table_starts: Int64s, rank: int, size: int) -> None:
         self.size = size
         self._starts = table_starts
-        self._keys = np.array([_key(name) for name in names], np.uint64)
+        self._keys = np.array([_hash_name(name) for name in names], np.uint64)
         self._first = -(-rank * SIZE // size)  # of the rank's run of buckets
         self._run = -(-(rank + 1) * SIZE // size) - self._first
         sizes = np.diff(table_starts)
@@ -124,5 +124,5 @@ class Owners:
         return low
 
 
-def _key(name: str) -> int:
+def _hash_name(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")

@@ -56,14 +56,14 @@ class Gpus:
         return None if self.local_rank is None or not self.count else self.local_rank % self.count
 
 
-def gpus_here() -> Gpus:
+def find_gpus() -> Gpus:
     """Return the GPUs that this process sees."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     local = os.environ.get("LOCAL_RANK")
     return Gpus(count, dist.is_nccl_available(), None if local is None else int(local))
 
 
-def wants_nccl(backend: Backend, gpus: Gpus) -> bool:
+def is_nccl_wanted(backend: Backend, gpus: Gpus) -> bool:
     """True if the process group shall start with NCCL for tensors on GPUs.
 
     Raises:
@@ -80,7 +80,7 @@ def wants_nccl(backend: Backend, gpus: Gpus) -> bool:
     return backend != "gloo" and gpus.count > 0 and gpus.has_nccl
 
 
-def name_of_gpu(host: str, gpus: Gpus) -> str:
+def name_gpu(host: str, gpus: Gpus) -> str:
     """Return a name that differs for any two GPUs; empty if there is no GPU."""
     if not gpus.count:
         return ""
@@ -95,7 +95,7 @@ class Agreement:
 
     Attributes:
         backend: `ranks.backend`.
-        names: name of each rank's GPU, from `name_of_gpu`.
+        names: name of each rank's GPU, from `name_gpu`.
         groups: for each rank, True if its process group has NCCL.
     """
 
@@ -169,19 +169,21 @@ class TorchTransport(Transport):
     """The transport of `TorchRanks`; see the module."""
 
     def __init__(self, timeout_s: float, backend: Backend = "auto") -> None:
-        timeout, gpus = timedelta(seconds=timeout_s), gpus_here()
-        nccl = wants_nccl(backend, gpus)
+        timeout, gpus = timedelta(seconds=timeout_s), find_gpus()
+        nccl = is_nccl_wanted(backend, gpus)
         self._own_group = not dist.is_initialized()
         if self._own_group:
-            _start(timeout, "cpu:gloo,cuda:nccl" if nccl else "gloo")
+            _start_process_group(timeout, "cpu:gloo,cuda:nccl" if nccl else "gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._names = [f"process {os.getpid()}"] * self.size
-        self._groups: list[Any] = [_met(lambda: dist.new_group(backend="gloo", timeout=timeout)) for _ in CHANNELS]
+        self._groups: list[Any] = [
+            _rendezvous(lambda: dist.new_group(backend="gloo", timeout=timeout)) for _ in CHANNELS
+        ]
         self._alone = self.size == 1
         self._names = self._gather_texts(f"{socket.gethostname()}, process {os.getpid()}")
         self.job = int(self._gather_texts(secrets.token_hex(4))[0], 16)
         self.gpu = gpus.number
-        names = self._gather_texts(name_of_gpu(socket.gethostname(), gpus))
+        names = self._gather_texts(name_gpu(socket.gethostname(), gpus))
         has_nccl = self._gather_texts("nccl" if "cuda:nccl" in dist.get_backend_config() else "")
         self._gpus = Agreement(backend, names, list(map(bool, has_nccl)))
         self.values_on = "cuda" if self._gpus.is_nccl else None
@@ -270,16 +272,16 @@ class TorchTransport(Transport):
                 dist.destroy_process_group()
 
 
-def _start(timeout: timedelta, backends: str) -> None:
+def _start_process_group(timeout: timedelta, backends: str) -> None:
     if missing := [name for name in NEEDED if name not in os.environ]:
         raise ConfigError(
             f"environment: expected {', '.join(NEEDED)}, got no {', '.join(missing)}. Start the program with torchrun, "
             "or with adaptive-train run --ranks N."
         )
-    _met(lambda: _meet(timeout, backends))
+    _rendezvous(lambda: _init_process_group(timeout, backends))
 
 
-def _meet(timeout: timedelta, backends: str) -> None:
+def _init_process_group(timeout: timedelta, backends: str) -> None:
     """Start the process group, with separate keys in the store for each attempt of torchrun.
 
     torchrun restarts with the store of the previous attempt, which still contains addresses of processes that have
@@ -293,7 +295,7 @@ def _meet(timeout: timedelta, backends: str) -> None:
     dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
-def _met(meet: Callable[[], T]) -> T:
+def _rendezvous(meet: Callable[[], T]) -> T:
     try:
         return meet()
     except (RuntimeError, ValueError) as error:  # dist.DistError is a RuntimeError

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, cut
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.embeddings.dense_step import goes_whole
-from adaptive.embeddings.exchange.requests import MANY, index_type
+from adaptive.embeddings.dense_step import is_sent_whole
+from adaptive.embeddings.exchange.requests import MANY, choose_index_type
 from adaptive.embeddings.planning.layout import Group, OwnedGroup, make_groups, own_share
 from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch
 from adaptive.embeddings.ranks.owners import BITS, SIZE, Owners
@@ -205,7 +205,7 @@ class _Counted:
         load = requests.sum(axis=0)
         self.load += float(load.max() / load.mean())
         others, blocks = self.size - 1, int(filled.sum())
-        if goes_whole(self.size, self.blocks, self.weights):
+        if is_sent_whole(self.size, self.blocks, self.weights):
             exchanges, dense = EXCHANGES, blocks * self.weights * others
         else:
             slices = np.diff([rank * self.weights // self.size for rank in range(self.size + 1)])
@@ -227,7 +227,7 @@ class _Counted:
                 many += int(((rows.lookups >= MANY) & (whose != rank)).sum())
         crossing = int(requests.sum() - np.trace(requests))
         counts = 4 * len(group.tables) * self.blocks * (self.size - 1)
-        self.sent.requests += counts + crossing * (index_type(group).itemsize + 1) + 4 * many
+        self.sent.requests += counts + crossing * (choose_index_type(group).itemsize + 1) + 4 * many
         self.sent.vectors += self.row_value * group.embedding_dim * crossing
         self.sent.gradients += self.row_value * group.embedding_dim * crossing
         return requests

@@ -16,7 +16,7 @@ from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.ranks.launch import is_rank
-from adaptive.embeddings.ranks.torch_transport import TorchRanks, gpus_here, wants_nccl
+from adaptive.embeddings.ranks.torch_transport import TorchRanks, find_gpus, is_nccl_wanted
 from adaptive.errors import ConfigError, OutputError
 from adaptive.storage.checkpoint import Checkpoint, save_checkpoint
 from adaptive.storage.durable import DISK, Disk
@@ -76,7 +76,7 @@ def refuse_by_settings(config: TrainConfig) -> None:
     Raises:
         ConfigError: for a guard, or NCCL where it cannot be.
     """
-    wants_nccl(config.ranks.backend, gpus_here())
+    is_nccl_wanted(config.ranks.backend, find_gpus())
     if config.guard is not None:
         raise ConfigError(
             "guard: several ranks cannot be guarded yet, since the guard's copy of the run would be one process's; set "

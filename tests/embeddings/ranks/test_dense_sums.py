@@ -9,7 +9,7 @@ from support.toy import ToyData, toy_config
 
 from adaptive.data.dataset import by_table
 from adaptive.embeddings import dense_step
-from adaptive.embeddings.dense_step import goes_whole, slices_of, sum_blocks
+from adaptive.embeddings.dense_step import is_sent_whole, slice_blocks, sum_blocks
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.transport import Kind
 from adaptive.training.components import build
@@ -24,7 +24,7 @@ def drawn_blocks(blocks: int, size: int) -> list[np.ndarray]:
 
 def folded(ranks: Ranks, blocks: list[np.ndarray | None], size: int) -> np.ndarray | None:
     own = [blocks[number] for number in ranks.own_blocks]
-    slices = slices_of(ranks, [block for block in own if block is not None], size)
+    slices = slice_blocks(ranks, [block for block in own if block is not None], size)
     parts = [np.concatenate([np.zeros(0, np.float32), *part]).view(np.uint8) for part in slices]
     return sum_blocks(ranks, ranks.rows.exchange(Kind.DENSE, parts=parts).parts, size)
 
@@ -34,7 +34,7 @@ def folded(ranks: Ranks, blocks: list[np.ndarray | None], size: int) -> np.ndarr
 def test_sums_are_taken_block_after_block_on_every_rank(
     whole: bool, ranks: int, blocks: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense_step, "goes_whole", lambda *numbers: whole)
+    monkeypatch.setattr(dense_step, "is_sent_whole", lambda *numbers: whole)
     drawn: list[np.ndarray | None] = list(drawn_blocks(blocks, size))
     drawn[-1] = None  # a last batch may leave blocks without samples
     expected = reduce(np.add, (block for block in drawn if block is not None))
@@ -44,7 +44,7 @@ def test_sums_are_taken_block_after_block_on_every_rank(
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_without_gradients_there_is_no_sum(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense_step, "goes_whole", lambda *numbers: whole)
+    monkeypatch.setattr(dense_step, "is_sent_whole", lambda *numbers: whole)
     assert on_ranks(2, lambda one: folded(one, [None, None], 5)) == [None, None]
     assert all(
         results is None or not len(results) for results in on_ranks(2, lambda one: folded(one, drawn_blocks(2, 0), 0))
@@ -52,16 +52,16 @@ def test_without_gradients_there_is_no_sum(whole: bool, monkeypatch: pytest.Monk
 
 
 def test_whole_gradients_cross_where_slices_save_little() -> None:
-    assert goes_whole(2, 2, 10**9), "between two ranks as many bytes"
-    assert not goes_whole(2, 8, 10**9) and not goes_whole(8, 8, 10**6)
-    assert goes_whole(8, 8, 1000)
+    assert is_sent_whole(2, 2, 10**9), "between two ranks as many bytes"
+    assert not is_sent_whole(2, 8, 10**9) and not is_sent_whole(8, 8, 10**6)
+    assert is_sent_whole(8, 8, 1000)
 
 
 @pytest.mark.parametrize(("whole", "exchanges"), [(True, 2), (False, 3)])
 def test_a_step_exchanges_rows_and_then_all_the_rest_at_once(
     whole: bool, exchanges: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense_step, "goes_whole", lambda *numbers: whole)
+    monkeypatch.setattr(dense_step, "is_sent_whole", lambda *numbers: whole)
 
     def numbers(ranks: Ranks) -> list[int]:
         data = by_table(ToyData(num_train=64 * 8))

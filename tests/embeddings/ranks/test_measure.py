@@ -11,9 +11,9 @@ from adaptive.embeddings.ranks.measure import (
     RankLink,
     RankLinks,
     busiest,
-    bytes_by_interface,
-    interface_speed,
     measure,
+    read_interface_bytes,
+    read_interface_speed,
     verdicts,
 )
 
@@ -66,15 +66,15 @@ def test_the_interface_is_the_one_that_sent(tmp_path: Path) -> None:
     head = "Inter-|   Receive  |  Transmit\n face |bytes    packets|bytes    packets\n"
     file = tmp_path / "dev"
     file.write_text(head + "    lo: 5 0 0 0 0 0 0 0 700 1\n  eth0: 6 0 0 0 0 0 0 0 80 1\n")
-    assert bytes_by_interface(file) == {"lo": 700, "eth0": 80}
-    assert busiest({"lo": 700, "eth0": 10}, bytes_by_interface(file)) == "eth0"
-    assert bytes_by_interface(tmp_path / "none") == {} and busiest({}, {}) == "unknown"
+    assert read_interface_bytes(file) == {"lo": 700, "eth0": 80}
+    assert busiest({"lo": 700, "eth0": 10}, read_interface_bytes(file)) == "eth0"
+    assert read_interface_bytes(tmp_path / "none") == {} and busiest({}, {}) == "unknown"
 
 
 def test_the_speed_of_an_interface(tmp_path: Path) -> None:
     for name, text in (("eth0", "10000\n"), ("lo", ""), ("wlan0", "-1\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "speed").write_text(text)
-    assert interface_speed("eth0", tmp_path) == 1.25e9
-    assert interface_speed("lo", tmp_path) is None and interface_speed("wlan0", tmp_path) is None
-    assert interface_speed("none", tmp_path) is None
+    assert read_interface_speed("eth0", tmp_path) == 1.25e9
+    assert read_interface_speed("lo", tmp_path) is None and read_interface_speed("wlan0", tmp_path) is None
+    assert read_interface_speed("none", tmp_path) is None

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from adaptive.cli.app import main
 from adaptive.embeddings.ranks import torch_transport
-from adaptive.embeddings.ranks.torch_transport import Agreement, Gpus, TorchTransport, gpus_here, wants_nccl
+from adaptive.embeddings.ranks.torch_transport import Agreement, Gpus, TorchTransport, find_gpus, is_nccl_wanted
 from adaptive.errors import ConfigError
 
 SERVER = """
@@ -35,14 +35,14 @@ def test_what_this_process_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    assert (gpus_here().count, gpus_here().number) == (8, 3)
+    assert (find_gpus().count, find_gpus().number) == (8, 3)
 
 
 @pytest.mark.parametrize(("backend", "wanted"), [("auto", True), ("nccl", True), ("gloo", False)])
 def test_the_process_group_gets_nccl_where_it_may_be_used(backend: Any, wanted: bool) -> None:
-    assert wants_nccl(backend, Gpus(2, True, 0)) is wanted
+    assert is_nccl_wanted(backend, Gpus(2, True, 0)) is wanted
     if backend == "auto":
-        assert not wants_nccl(backend, Gpus(0, True, 0)) and not wants_nccl(backend, Gpus(2, False, 0))
+        assert not is_nccl_wanted(backend, Gpus(0, True, 0)) and not is_nccl_wanted(backend, Gpus(2, False, 0))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_process_group_gets_nccl_where_it_may_be_used(backend: Any, wanted: 
 )
 def test_nccl_that_cannot_be_is_told(backend: Any, gpus: Gpus, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        wants_nccl(backend, gpus)
+        is_nccl_wanted(backend, gpus)
 
 
 def agreed(backend: Any = "auto", names: str = "a0 a1", groups: str = "11") -> Agreement:

@@ -73,7 +73,7 @@ class Gatherer:
         return self.joined(column)[order]
 
 
-def gatherer_of(pipeline: Pipeline) -> Gatherer | None:
+def make_gatherer(pipeline: Pipeline) -> Gatherer | None:
     """Return the gatherer of several ranks; None if this rank owns all rows."""
     ranks = pipeline.exchange.ranks
     return None if ranks.size == 1 else Gatherer(ranks)

@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 
 from adaptive.embeddings.engine.lane import RECORDS, Lane
 from adaptive.embeddings.engine.pipeline import Pipeline
-from adaptive.embeddings.engine.saving.gathering import RowOrder, gatherer_of, in_memory, select_owned
+from adaptive.embeddings.engine.saving.gathering import RowOrder, in_memory, make_gatherer, select_owned
 from adaptive.embeddings.engine.saving.saved_arrays import (
     EXPECTED_PROGRESS,
     check_arrays,
     check_tables,
+    copy_table_arrays,
     expected_rows,
     expected_tables,
-    table_arrays,
 )
-from adaptive.embeddings.engine.saving.watched import load_watched, own_watched, save_watched, watched_part
+from adaptive.embeddings.engine.saving.watched import check_watched, load_watched, save_watched, select_watched
 from adaptive.embeddings.planning.layout import Group
 from adaptive.kernels.rows.cpu import initial
 from adaptive.storage.arrays import Blocks, Stored, whole
@@ -47,7 +47,7 @@ def save_rows(pipeline: Pipeline) -> Arrays:
     Call it between two batches of a look-ahead, or without one. During a look-ahead, the arrays do not contain the
     watched rows, because their records are ahead of training.
     """
-    return in_memory(save_parts(pipeline), gatherer_of(pipeline))
+    return in_memory(save_parts(pipeline), make_gatherer(pipeline))
 
 
 def save_parts(pipeline: Pipeline) -> dict[str, NDArray[Any] | Part]:
@@ -72,34 +72,34 @@ def _save_lane(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArray
     group, changed = lane.group, lane.changed_rows()
     seen, records = lane.records()
     order = RowOrder(group, group.group_rows(changed))
-    values = _in_blocks(pipeline, lane, changed[order.order])
+    values = _make_blocks(pipeline, lane, changed[order.order])
     return {
-        **{prefix + name: value for name, value in table_arrays(lane).items()},
+        **{prefix + name: value for name, value in copy_table_arrays(lane).items()},
         **order.parts(prefix, "changed", {}),
         **{prefix + name: order.part(blocks, prefix + "changed") for name, blocks in values.items()},
         **RowOrder(group, group.group_rows(seen)).parts(prefix, "seen", records),
     }
 
 
-def _in_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s) -> dict[str, Blocks]:
+def _make_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s) -> dict[str, Blocks]:
     """Return values and state of owned rows (n,), to be read later."""
     widths = {"weights": lane.host.weights.shape[1], "state": lane.host.state.shape[1]}
     return {
-        name: Blocks(np.dtype(np.float32), (len(rows), width), partial(_blocks, pipeline, lane, rows, column))
+        name: Blocks(np.dtype(np.float32), (len(rows), width), partial(_read_blocks, pipeline, lane, rows, column))
         for column, (name, width) in enumerate(widths.items())
     }
 
 
-def _blocks(pipeline: Pipeline, lane: Lane, rows: Int64s, column: int) -> Iterator[Floats]:
+def _read_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s, column: int) -> Iterator[Floats]:
     """Yield the weights (column 0) or the state (column 1) of rows (n,) in blocks."""
-    length = _block_rows(lane)
+    length = _count_block_rows(lane)
     for first in range(0, len(rows), length):
         with pipeline.lock:
             block = pipeline.values(lane, rows[first : first + length])[column]
         yield block
 
 
-def _block_rows(lane: Lane) -> int:
+def _count_block_rows(lane: Lane) -> int:
     """Return the number of rows in a block."""
     width: int = lane.host.weights.shape[1] + lane.host.state.shape[1]
     return max(1, BLOCK_BYTES // (4 * width))
@@ -114,13 +114,13 @@ def load_rows(
 ) -> None:
     """Load the result of `save_rows` or `save_parts`; see `RowStore.load_state_arrays`."""
     pipeline.refuse_while_running("load_state_arrays()")
-    parts = _checked_parts(pipeline, arrays, grow=grow)
-    watched = [watched_part(lane, arrays, f"rows{n}.") for n, lane in enumerate(pipeline.lanes)]
+    parts = _check_parts(pipeline, arrays, grow=grow)
+    watched = [check_watched(lane, arrays, f"rows{n}.") for n, lane in enumerate(pipeline.lanes)]
     if grow:
         for lane, part, of_lane in zip(pipeline.lanes, parts, watched, strict=True):
             part["has_changed"] = _has_changed(lane, part)
             _renumber(lane.group.undivided, part, of_lane, last or {})
-    watched = [own_watched(lane.group, of_lane) for lane, of_lane in zip(pipeline.lanes, watched, strict=True)]
+    watched = [select_watched(lane.group, of_lane) for lane, of_lane in zip(pipeline.lanes, watched, strict=True)]
     with pipeline.lock:  # all checks are above: nothing has changed so far, and nothing below can be refused
         pipeline.notifier.restart()
         for lane, part, of_lane in zip(pipeline.lanes, parts, watched, strict=True):
@@ -137,7 +137,7 @@ def _has_changed(lane: Lane, part: GroupArrays) -> NDArray[np.bool_]:
     The others were saved because they were on the device or in flight, which depends on placement and look-ahead.
     """
     differs = [np.zeros(0, np.bool_)]
-    for rows, weights, state in _saved_blocks(lane, part):
+    for rows, weights, state in _read_saved_blocks(lane, part):
         first, first_state, places = np.empty_like(weights), np.empty_like(state), np.arange(len(rows))
         tables = (part["table_starts"], part["table_keys"], part["table_bounds"])
         initial.initial_rows(first, first_state, places, rows, *tables, lane.host.first_state)
@@ -158,7 +158,7 @@ def _renumber(group: Group, part: GroupArrays, watched: Arrays, last: Mapping[st
 
 def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Stored]) -> None:
     """Overwrite rows; see `RowStore.overwrite`. For the training thread, between two steps."""
-    parts = _checked_parts(pipeline, arrays)
+    parts = _check_parts(pipeline, arrays)
     with pipeline.lock:
         pipeline.mover.catch_up()  # finish the steps that are submitted to the device
         pipeline.finish_copies()
@@ -169,12 +169,12 @@ def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Store
 
 
 def _overwrite_lane(lane: Lane, part: GroupArrays) -> None:
-    for rows, weights, state in _saved_blocks(lane, part):
+    for rows, weights, state in _read_saved_blocks(lane, part):
         lane.put(*select_owned(lane.group, rows, weights, state))
     lane.device.forget_watched()  # the new values include accumulated updates; snapshots are of the old values
 
 
-def _checked_parts(
+def _check_parts(
     pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Stored], *, grow: bool = False
 ) -> list[GroupArrays]:
     """Check all arrays but those of watched rows; return them by group.
@@ -194,18 +194,18 @@ def _checked_parts(
         rows = expected_rows(lane, part)
         check_arrays(part, rows, prefix)
         check_tables(lane.group.undivided, part, lane.host.first_state, grow=grow)
-        parts.append({n: _for_kernels(part[n], in_file=n in ("weights", "state")) for n in (*tables, *rows)})
+        parts.append({n: _make_contiguous(part[n], in_file=n in ("weights", "state")) for n in (*tables, *rows)})
     return parts
 
 
-def _for_kernels(array: NDArray[Any] | Stored, *, in_file: bool = False) -> NDArray[Any] | Stored:
+def _make_contiguous(array: NDArray[Any] | Stored, *, in_file: bool = False) -> NDArray[Any] | Stored:
     """Return the array in memory, contiguous; with `in_file`, leave it in its file."""
     return array if in_file and isinstance(array, Stored) else np.ascontiguousarray(whole(array))
 
 
-def _saved_blocks(lane: Lane, part: GroupArrays) -> Iterator[tuple[Int64s, Floats, Floats]]:
+def _read_saved_blocks(lane: Lane, part: GroupArrays) -> Iterator[tuple[Int64s, Floats, Floats]]:
     """Yield saved rows with values and state, in blocks."""
-    length, changed = _block_rows(lane), part["changed"]
+    length, changed = _count_block_rows(lane), part["changed"]
     for first in range(0, len(changed), length):
         last = min(first + length, len(changed))
         weights, state = (
@@ -219,7 +219,7 @@ def _saved_blocks(lane: Lane, part: GroupArrays) -> Iterator[tuple[Int64s, Float
 
 def _load_lane(lane: Lane, part: GroupArrays) -> None:
     lane.clear()
-    for rows, weights, state in _saved_blocks(lane, part):
+    for rows, weights, state in _read_saved_blocks(lane, part):
         rows, weights, state = select_owned(lane.group, rows, weights, state)
         lane.put_on_host(rows, weights, state)
     seen, *records = select_owned(lane.group, part["seen"], *(part[name] for name in RECORDS))

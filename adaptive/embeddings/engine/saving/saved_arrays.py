@@ -65,7 +65,7 @@ def expected_tables(group: Group) -> dict[str, Expected]:
     }
 
 
-def table_arrays(lane: Lane) -> dict[str, Array]:
+def copy_table_arrays(lane: Lane) -> dict[str, Array]:
     """Return the saved form of `expected_tables`, as copies."""
     group = lane.group.undivided
     return {
@@ -84,7 +84,7 @@ def expected_rows(lane: Lane, part: Mapping[str, Any]) -> dict[str, Expected]:
     return {
         "changed": rows,
         "weights": Expected(floats, (n, width)),
-        "state": _state(lane, n),
+        "state": _expected_state(lane, n),
         "seen": Expected(np.dtype(np.int64), (m,), 0, last, order="ascending"),
         "accesses": Expected(np.dtype(np.uint32), (m,), 1),
         "last_access": Expected(np.dtype(np.int32), (m,), 0),
@@ -109,19 +109,19 @@ def expected_watched(lane: Lane, part: Mapping[str, Any], last_row: int) -> dict
         expected |= {name: Expected(np.dtype(np.uint32), (w,)) for name in ("visits", "waiting")}
         expected["summed"] = Expected(np.dtype(np.int64), (s,), 0, last_row, order="ascending")
         expected["sums"] = expected["raw_values"] = Expected(floats, (s, width))
-        expected["squares"] = _squares(lane, s)
-        expected["raw_states"] = _state(lane, s)
+        expected["squares"] = _expected_squares(lane, s)
+        expected["raw_states"] = _expected_state(lane, s)
     return {name: array for name, array in expected.items() if name in part}
 
 
-def _state(lane: Lane, rows: int) -> Expected:
+def _expected_state(lane: Lane, rows: int) -> Expected:
     hint = "Use the row optimizer that trained these tables."
     optimizer = lane.host.optimizer
     least = optimizer.least_state(lane.group.embedding_dim)
     return Expected(np.dtype(np.float32), (rows, len(least)), least, whole=optimizer.counts, hint=hint)
 
 
-def _squares(lane: Lane, sums: int) -> Expected:
+def _expected_squares(lane: Lane, sums: int) -> Expected:
     """Return the squares of sums; with counting optimizers, the last column counts them."""
     width, counts = lane.device.squares_width, lane.host.optimizer.counts
     least, most = np.zeros(width, np.float32), np.full(width, np.inf, np.float32)
@@ -188,18 +188,18 @@ def _check(name: str, array: Any, expected: Expected) -> None:
             "state_arrays() returned."
         )
     if array.dtype != expected.dtype or tuple(array.shape) != expected.shape:
-        raise _unexpected(name, expected, f"{array.dtype} {tuple(array.shape)}")
+        raise _wrong_array_error(name, expected, f"{array.dtype} {tuple(array.shape)}")
     last_value = None
-    for block in _blocks(array):
-        if (wrong := _wrong(block, expected)) is not None:
-            raise _unexpected(name, expected, wrong)
+    for block in _read_blocks(array):
+        if (wrong := _find_wrong_value(block, expected)) is not None:
+            raise _wrong_array_error(name, expected, wrong)
         if expected.order == "ascending" and len(block):
             if not (np.diff(block) > 0).all() or (last_value is not None and block[0] <= last_value):
-                raise _unexpected(name, expected, "values that are not in ascending order")
+                raise _wrong_array_error(name, expected, "values that are not in ascending order")
             last_value = block[-1]
 
 
-def _blocks(array: Array | Stored) -> Iterator[Array]:
+def _read_blocks(array: Array | Stored) -> Iterator[Array]:
     """Yield the array in blocks of at most 8 MiB."""
     if not array.shape:
         yield whole(array).reshape(1)
@@ -211,7 +211,7 @@ def _blocks(array: Array | Stored) -> Iterator[Array]:
         yield array.read(first, last) if isinstance(array, Stored) else array[first:last]
 
 
-def _wrong(block: Array, expected: Expected) -> str | None:
+def _find_wrong_value(block: Array, expected: Expected) -> str | None:
     """Return the first invalid value as text; None if there is none."""
     if block.dtype == np.bool_:
         bad = np.ascontiguousarray(block).view(np.uint8) > 1  # a damaged file may contain any byte
@@ -229,7 +229,7 @@ def _wrong(block: Array, expected: Expected) -> str | None:
     return str(block[outside][0]) if outside.any() else None
 
 
-def _unexpected(name: str, expected: Expected, got: str) -> CheckpointError:
+def _wrong_array_error(name: str, expected: Expected, got: str) -> CheckpointError:
     limits = "" if expected.order == "any" else f", {expected.order}"
     bounds = [("from", expected.least), ("to", expected.most)]
     if texts := [f"{word} {bound:,}" for word, bound in bounds if isinstance(bound, int | float)]:

@@ -61,7 +61,7 @@ def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArr
     return {prefix + "interval": interval, **RowOrder(lane.group, rows).parts(prefix, "row", columns), **sums}
 
 
-def watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Arrays:
+def check_watched(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Arrays:
     """Return a lane's arrays of watched rows; empty if they have other `skip` settings.
 
     Raises:
@@ -71,7 +71,7 @@ def watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix
     if skipper is None:
         return {}
     part = {name.removeprefix(prefix): whole(value) for name, value in arrays.items() if name.startswith(prefix)}
-    if set(part) != _names(skipper):
+    if set(part) != _expected_names(skipper):
         return {}
     last_row = int(whole(arrays[prefix.removesuffix(WATCHED) + "table_starts"])[-1]) - 1
     check_arrays(part, expected_watched(lane, part, last_row), prefix)
@@ -81,7 +81,7 @@ def watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix
     return part
 
 
-def _names(skipper: Skipper) -> set[str]:
+def _expected_names(skipper: Skipper) -> set[str]:
     names = {"interval", "entry", *COLUMNS}
     if skipper.watches_movement:
         names |= {"snapshots"}
@@ -108,7 +108,7 @@ def _check_together(lane: Lane, part: Arrays, prefix: str) -> None:
         )
 
 
-def own_watched(group: Group, part: Arrays) -> Arrays:
+def select_watched(group: Group, part: Arrays) -> Arrays:
     """Select this rank's watched rows in the order of the hot set, `summed` by its entries."""
     if not part:
         return part
