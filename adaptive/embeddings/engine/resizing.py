@@ -43,7 +43,7 @@ def release_slots(pipeline: Pipeline, share: float, held_rows: int) -> NDArray[n
         chosen = [_choose_victims(pipeline, lane, share, held_rows) for lane in pipeline.lanes]
         new_slots = [num_slots for num_slots, _ in chosen]
         if new_slots == old_slots:
-            raise _no_slots_to_release(pipeline, pipeline.lanes[0], sum(old_slots), 0)
+            raise _no_slots_to_release(pipeline, sum(old_slots), "in all, the least that a batch needs")
         with running_out("while the device tier got smaller"):
             pipeline.write_all_back()
             in_flight = pipeline.in_flight()
@@ -63,16 +63,19 @@ def _choose_victims(pipeline: Pipeline, lane: Lane, share: float, held_rows: int
     have, taken = lane.device.num_slots, len(lane.taken_slots())
     num_slots = max(int((1 - share) * have), min(have, least_slots(lane.group, held_rows)))
     shortage, idle = max(0, taken - num_slots), lane.taken_slots(pipeline.trained)
-    if len(idle) < shortage or pipeline.policy_caller.policy.device_rows is not None:
-        raise _no_slots_to_release(pipeline, lane, have, taken - len(idle))
+    policy, width = pipeline.policy_caller.policy, f"of width {lane.group.embedding_dim}"
+    if policy.device_rows is not None:
+        raise _no_slots_to_release(pipeline, have, f"{width}, all of which policy {type(policy).__name__} needs")
+    if len(idle) < shortage:
+        held = f"{width}, of which the batches in flight hold {taken - len(idle):,}"
+        raise _no_slots_to_release(pipeline, have, held)
     return num_slots, lane.oldest(idle, shortage)
 
 
-def _no_slots_to_release(pipeline: Pipeline, lane: Lane, have: int, needed: int) -> DeviceMemoryError:
+def _no_slots_to_release(pipeline: Pipeline, have: int, reason: str) -> DeviceMemoryError:
     return DeviceMemoryError(
-        f"batch {pipeline.trained + 1}: out of device memory: expected device rows to release, got {have:,} of width "
-        f"{lane.group.embedding_dim}, of which the batches in flight hold {needed:,}. Lower batch_size or depth, or "
-        "use another policy or a larger GPU."
+        f"batch {pipeline.trained + 1}: out of device memory: expected device rows to release, got {have:,} {reason}. "
+        "Lower batch_size or depth, or use another policy or a larger GPU."
     )
 
 

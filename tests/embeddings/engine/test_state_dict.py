@@ -106,7 +106,9 @@ def test_a_checkpoint_without_rows_or_of_other_tables_is_refused() -> None:
         net.load_state_dict({name: value for name, value in state.items() if name.startswith("head")})
     other = Net(Adagrad())
     train(other, BATCHES[:1], torch.optim.SGD(other.head.parameters()))
-    with pytest.raises(RuntimeError, match=r"tables\.: checkpoint array rows0\.state: expected .*The row optimizer"):
+    with pytest.raises(
+        RuntimeError, match=r"tables\.: checkpoint array rows0\.state: expected .*Use the row optimizer"
+    ):
         net.load_state_dict(other.state_dict())
     for planned in net.tables.look_ahead(BATCHES[:2]):
         with pytest.raises(RuntimeError, match=r"load_state_arrays\(\): expected no running look-ahead"):
