@@ -166,23 +166,23 @@ class TableConfig(Config):
     """One embedding table: its name and size, the features that look it up, how they are pooled."""
 
     name: Annotated[str, AfterValidator(_encodable)] = Field(description="name in reports and TensorBoard")
-    num_embeddings: int = Field(ge=1, le=2**40, description="rows; ids lie in [0, num_embeddings)")
-    embedding_dim: int = Field(ge=1, le=4096, description="width of a row, in float32 values")
+    num_embeddings: int = Field(ge=1, le=2**40, description="number of rows; ids are in [0, num_embeddings)")
+    embedding_dim: int = Field(ge=1, le=4096, description="width of a row in float32 values")
     features: tuple[str, ...] = Field(
-        default=(), description="features that look up this table; default: one of the table's name"
+        default=(), description="features that look up this table; default: the feature with the table's name"
     )
     pooling: Literal["sum", "mean", "none"] = Field(
-        default="sum", description="how a bag becomes one vector; none: one vector per position"
+        default="sum", description="how the rows of a bag become one vector; none: one vector per position"
     )
     init_bound: float | None = Field(
         default=None,
         ge=0,
-        description="initial values are uniform in +-init_bound; default 1/sqrt(num_embeddings)",
+        description="initial values are uniform in [-init_bound, init_bound]; default: 1/sqrt(num_embeddings)",
     )
     lr_scale: float = Field(
         default=1.0,
         ge=0,
-        description="the table's learning rate over the optimizer's; 0: its rows stay as they are",
+        description="factor on the optimizer's learning rate for this table; 0 freezes its rows",
     )
 
     @property
@@ -191,139 +191,156 @@ class TableConfig(Config):
 
 
 class TierConfig(Config):
-    """Settings of the two tiers: where rows lie, and on which device."""
+    """Settings of the two tiers: the size of the device tier, the device, and the storage of host rows."""
 
     device_rows: Size = Field(
         default="auto",
-        description="slots of the device tier: rows, per cent of all rows (10%), bytes (512MiB) or auto",
+        description="size of the device tier: a number of rows, percent of all rows (10%), bytes (512MiB) or auto",
     )
     device: Literal["auto", "cpu", "cuda", "cpu-torch"] = Field(
-        default="auto", description="auto: cuda where there is a GPU; cpu-torch: debug, the GPU's code on the CPU"
+        default="auto",
+        description="auto: cuda if there is a GPU, else cpu; cpu-torch runs the GPU's code on the CPU, for debugging",
     )
     host: str = Field(
-        default="memory", pattern=r"^(memory|mmap:.+)$", description="memory, or mmap:DIR for files in DIR"
+        default="memory",
+        pattern=r"^(memory|mmap:.+)$",
+        description="storage of host rows: memory, or mmap:DIR for files in DIR",
     )
     held_rows: int = Field(
-        default=0, ge=0, le=2**41, description="rows the look-ahead must hold, as far as known; auto is at least that"
+        default=0,
+        ge=0,
+        le=2**41,
+        description="rows that the look-ahead needs at once, if known; device_rows=auto is at least that many",
     )
     when_full: Literal["error", "reduce_lookahead"] = Field(
-        default="error", description="if held rows do not fit: stop, or look less far ahead for that batch"
+        default="error",
+        description="if the rows of batches in flight do not fit: stop, or reduce the look-ahead for that batch",
     )
     eviction_share: float = Field(
-        default=0.02, ge=0, le=1, description="share of the device rows evicted at once when slots run short"
+        default=0.02, ge=0, le=1, description="share of the device rows that is evicted at once when free slots run out"
     )
     max_candidates: int = Field(
         default=1 << 14,
         ge=1,
         le=2**40,
-        description="rows handed to the policy at once, at most, or 8 times the slots that are short",
+        description="maximum number of idle rows passed to the policy in a call, or 8 times the missing slots if that "
+        "is more",
     )
     transfer: Literal["auto", "direct", "staged"] = Field(
         default="auto",
-        description="how rows reach a GPU: it reads pinned host memory in place, or through pinned buffers; "
+        description="how rows reach a GPU: direct (it reads pinned host memory) or staged (through pinned buffers); "
         "auto: direct if pinning all rows takes at most half of the free memory",
     )
     reserve: Size = Field(
         default="auto",
-        description="GPU memory that device_rows=auto leaves to model and batches: bytes, or per cent of what is free; "
-        "auto: 20%, at least 1GiB",
+        description="GPU memory that device_rows=auto leaves free for model and batches: bytes, or percent of free "
+        "memory; auto: 20%, at least 1GiB",
     )
     policy_timeout_s: Annotated[float, AfterValidator(_seconds)] = Field(
         default=60.0,
         ge=0,
         le=1e6,
-        description="seconds (from 0.01) after which a policy's method that does not return stops training; 0: never",
+        description="time limit of a policy's method in seconds, 0.01 or more; a slower one stops training; 0: no "
+        "limit",
     )
     plan_threads: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
         default="auto",
-        description="threads that plan batches, with equal results for any number; from the second on they prepare "
-        "batches that are read ahead; auto: 1, for a GPU up to 3, a quarter of the cores",
+        description="threads that plan batches; results do not depend on their number; auto: 1, or for a GPU a "
+        "quarter of the cores, at most 3",
     )
     lookups: Literal["auto", "host", "device"] = Field(
         default="host",
-        description="who finds a batch's distinct rows and look-ups by row, with equal results: the host, or a GPU by "
-        "sorting them; auto: a GPU, for batches of 65,536 look-ups and more, 4 to a bag on average, where no row stays "
-        "on the host and no update waits or is left out",
+        description="where the distinct rows of a batch are found; results are equal; auto: on a GPU for batches of "
+        "65,536 lookups or more with at least 4 per bag on average, if no row stays on the host and no update is "
+        "skipped",
     )
-    poison: bool = Field(default=False, description="debug: fill the invalid copy of every row with NaN")
+    poison: bool = Field(default=False, description="for debugging: fill invalid copies of rows with NaN")
 
 
 class SkipConfig(Config):
-    """Which updates are written less often, and how rows are watched for it. Without this nothing is skipped."""
+    """Skipping of row updates, and how rows are watched for it. Without a skip rule nothing is skipped."""
 
     rule: str | None = Field(
         default=None,
-        description="beside any policy: off, defer, updates, inputs, module:Class or file.py:Class, with parameters as "
-        "in defer+bound=0.1; null: the rule that the policy carries",
+        description="skip rule for any policy: off, defer, updates, inputs, module:Class or file.py:Class, with "
+        "parameters as in defer+bound=0.1; null: the rule of the policy",
     )
 
-    interval: int = Field(default=64, ge=1, le=MOST, description="batches between questions to the skip rule")
+    interval: int = Field(default=64, ge=1, le=MOST, description="batches between calls of the skip rule")
     hot_rows: Size = Field(
         default="auto",
-        description="rows watched for the skip rule: rows, per cent, bytes, or auto (5%, at least 100,000)",
+        description="maximum number of watched rows: rows, percent, bytes, or auto (5%, at least 100,000)",
     )
     min_accesses: int = Field(
-        default=64, ge=1, le=2**31, description="look-ups after which a row is watched, and between two snapshots of it"
+        default=64,
+        ge=1,
+        le=2**31,
+        description="lookups of a row before it is watched, and between two of its snapshots",
     )
     min_visits: int = Field(
-        default=32, ge=1, lt=2**16, description="batches that look a row up between two snapshots of it, at least"
+        default=32,
+        ge=1,
+        lt=2**16,
+        description="minimum number of batches with a lookup of the row between two of its snapshots",
     )
     feedback_delay: int = Field(
         default=8,
         ge=0,
         le=2**20,
-        description="batches after which a measurement counts, at least; equal decisions for any depth up to it",
+        description="batches until a measurement is used; decisions are equal for every depth up to this value",
     )
 
 
 class RanksConfig(Config):
-    """Several processes that train together; how many is told by `--ranks`, or by torchrun."""
+    """Distributed training. `--ranks` or torchrun sets the number of processes."""
 
     blocks: int | None = Field(
         default=None,
         ge=1,
-        description="parts of a batch whose sums are taken in order: any number of ranks up to it gives the same bits; "
-        "null: one for each rank",
+        description="parts of a batch whose gradients are summed in a fixed order: every number of ranks up to this "
+        "one gives the same bits; null: one part per rank",
     )
     wire: Literal["fp32", "bf16"] = Field(
         default="fp32",
-        description="how rows and their gradients cross between ranks: bf16 halves the bytes and rounds, also where a "
-        "rank owns what it asks for",
+        description="format of rows and gradients between ranks: bf16 halves the bytes and rounds all of them, "
+        "also those that a rank owns itself",
     )
     backend: Literal["auto", "gloo", "nccl"] = Field(
         default="auto",
-        description="how rows and gradients on GPUs cross between ranks: nccl from GPU to GPU, one for each rank; gloo "
-        "over the host's memory; auto: nccl where it can be",
+        description="transport of rows and gradients on GPUs: nccl sends from GPU to GPU (one GPU per rank), gloo "
+        "through host memory; auto: nccl if possible",
     )
-    timeout_s: float = Field(default=600.0, gt=0, description="seconds that a rank waits for the others")
+    timeout_s: float = Field(default=600.0, gt=0, description="seconds a rank waits for the others before it fails")
 
 
 class GuardConfig(Config):
-    """The quality guard: keeps skipping within a loss of AUC, judged against a copy of the run that skips nothing.
+    """The quality guard: limits the loss of AUC from skipping by comparing the run with a copy that skips nothing.
 
-    The copy (*fork*) takes as much memory as the rows trained so far, twice that for a moment, and trains every batch
-    as long as it lives.
+    The copy (*fork*) takes as much memory as the rows trained so far, and for a moment twice that. While it exists, it
+    trains every batch.
     """
 
-    budget: float = Field(default=0.0005, gt=0, description="loss of AUC by the end of the run that is accepted")
-    warmup: int = Field(default=400, ge=0, le=MOST, description="batches before anything is skipped, at least")
-    steps: int = Field(default=400, ge=1, le=MOST, description="batches that a fork and the run train side by side")
+    budget: float = Field(default=0.0005, gt=0, description="maximum loss of AUC by the end of the run")
+    warmup: int = Field(default=400, ge=0, le=MOST, description="minimum number of batches before anything is skipped")
+    steps: int = Field(
+        default=400, ge=1, le=MOST, description="batches that fork and run train before they are compared"
+    )
     holdout: int = Field(
         default=100_000,
         ge=100,
         le=MOST,
-        description="coming samples, not trained yet, on which the two are then compared",
+        description="samples of the next, untrained batches on which fork and run are compared",
     )
-    every: int = Field(default=4000, ge=1, le=MOST, description="batches from a check that was passed to the next")
+    every: int = Field(default=4000, ge=1, le=MOST, description="batches from a passed check to the next check")
 
 
 class StopAtConfig(Config):
-    """The quality at which a run has learnt enough: one of the three. The first evaluation that reaches it ends it."""
+    """The target quality: set one of the three. The first evaluation that reaches it ends training."""
 
-    auc: float | None = Field(default=None, gt=0, le=1, description="area under the ROC curve, at least")
-    log_loss: float | None = Field(default=None, gt=0, description="log loss in nats, at most")
+    auc: float | None = Field(default=None, gt=0, le=1, description="minimum area under the ROC curve")
+    log_loss: float | None = Field(default=None, gt=0, description="maximum log loss in nats")
     accuracy: float | None = Field(
-        default=None, gt=0, le=1, description="share of predictions on their label's side of 0.5, at least"
+        default=None, gt=0, le=1, description="minimum share of predictions on the correct side of 0.5"
     )
 
     @model_validator(mode="after")
@@ -354,19 +371,17 @@ class StopAtConfig(Config):
 
 
 class ScheduleConfig(Config):
-    """How a learning rate changes over the steps of a run. By default it does not."""
+    """Schedule of a learning rate over the steps of a run. The default is a constant rate."""
 
-    warmup: int = Field(
-        default=0, ge=0, le=MOST, description="steps over which the rate rises in a line to its full value"
-    )
+    warmup: int = Field(default=0, ge=0, le=MOST, description="steps of a linear increase to the full rate")
     decay: Literal["none", "linear", "cosine", "power"] = Field(
-        default="none", description="how it falls; power: by the square of what is left, as DLRM's does"
+        default="none", description="shape of the decrease; power: the square of the remaining share, as in DLRM"
     )
-    decay_from: int = Field(default=0, ge=0, le=MOST, description="steps before it begins to fall")
+    decay_from: int = Field(default=0, ge=0, le=MOST, description="step at which the decrease starts")
     decay_steps: int | None = Field(
-        default=None, ge=1, le=MOST, description="steps over which it falls; decay needs it"
+        default=None, ge=1, le=MOST, description="length of the decrease in steps; required with decay"
     )
-    final: float = Field(default=0.0, ge=0, le=1, description="share of the rate that is left then")
+    final: float = Field(default=0.0, ge=0, le=1, description="share of the rate after the decrease")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -400,7 +415,9 @@ class OptimizerConfig(Config):
     beta2: float = Field(default=0.999, ge=0, lt=1, description="Adam: decay of the second moment")
     initial_accumulator: float = Field(default=0.0, ge=0, description="Adagrad family: first value of the sum")
     weight_decay: float = Field(
-        default=0.0, ge=0, description="of rows that are updated: first w *= 1 - lr * weight_decay, as in AdamW"
+        default=0.0,
+        ge=0,
+        description="decoupled decay of updated rows as in AdamW: w *= 1 - lr * weight_decay before each update",
     )
     schedule: ScheduleConfig = ScheduleConfig()
 
@@ -418,10 +435,10 @@ class TrainConfig(Config):
 
     preset: str | None = Field(
         default=None,
-        description="shape of a model that a paper names; its settings count where none else is given, and only where "
-        "settings are read (adaptive.training.settings): see adaptive.models.paper_presets",
+        description="name of a published model shape, whose settings are the defaults of the run; only for the "
+        "command line and load_settings: see adaptive.models.paper_presets",
     )
-    policy: str = Field(default="lru", description="name, module:Class or file.py:Class")
+    policy: str = Field(default="lru", description="placement policy: a name, module:Class or file.py:Class")
     policy_options: dict[str, Any] = Field(default_factory=dict, description="parameters of the policy")
     data: str = Field(
         default="synthetic",
@@ -431,94 +448,94 @@ class TrainConfig(Config):
     data_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.data.open.DataOptions")
     model: str = Field(
         default="dlrm",
-        description="dlrm, dcn, deepfm, two-tower, multi-task, tbsm, module:Class or file.py:Class; tbsm needs data of "
-        "sequences, multi-task several labels, and both train on built-in ones by default",
+        description="dlrm, dcn, deepfm, two-tower, multi-task, tbsm, module:Class or file.py:Class; tbsm requires "
+        "sequence data, multi-task several labels; by default both train on suitable built-in data",
     )
     model_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.models.model_settings")
     tier: TierConfig = TierConfig()
     skip: SkipConfig | None = Field(default=SkipConfig(), description="null: nothing is skipped")
-    guard: GuardConfig | None = Field(default=None, description="null: what skipping costs is not checked in the run")
+    guard: GuardConfig | None = Field(
+        default=None, description="null: the cost of skipping is not checked during training"
+    )
     ranks: RanksConfig = RanksConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
     batch_size: int = Field(default=2048, ge=1, le=2**24, description="samples per batch")
     eval_batch_size: int = Field(default=8192, ge=1, le=2**24, description="samples per evaluation batch")
-    depth: int = Field(default=4, ge=0, le=64, description="batches of look-ahead; 0: none, no thread")
+    depth: int = Field(default=4, ge=0, le=64, description="batches of look-ahead; 0: no look-ahead and no thread")
     steps: int | None = Field(default=None, ge=1, le=MOST, description="stop after this many batches")
     epochs: int = Field(default=1, ge=1, le=MOST, description="passes over the training data")
     calibrate: SampleSize | None = Field(
         default=None,
-        description="what a policy that calibrates sees before training: a random share of all inputs of an epoch, "
-        "which is read once for that (5%), or the first batches (16); default 5%, at least 32,768 inputs, and of huge "
-        "data no more than the beginning, until 262,144 are found",
+        description="sample for policies that calibrate before training: a random share of an epoch's inputs (5%), "
+        "which reads the whole epoch, or a number of first batches (16); default: 5%, at least 32,768 inputs, and "
+        "reading stops after 262,144 sampled inputs",
     )
     calibration_batches: int | None = Field(
         default=None,
         ge=0,
         le=MOST,
-        description="first batches a policy sees before training, unless calibrate is given",
+        description="number of first batches that a policy sees before training, if calibrate is null",
     )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="of initial values; data have their own seed")
-    out: str | None = Field(default=None, description="run directory; default runs/<date>-<policy>")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of initial values; data have their own seed")
+    out: str | None = Field(default=None, description="run directory; default: runs/<date>-<policy>")
     init_from: str | None = Field(
         default=None,
-        description="a run directory: begin with its weights, rows with their optimizer state; tables may be larger, "
-        "its vocabularies grow by what these data bring",
+        description="run directory whose weights, with the optimizer state of rows, the run starts from; tables may be "
+        "larger, and its vocabularies grow with new values",
     )
     init_optimizer: bool = Field(
-        default=True, description="with init_from: false begins with new state of both optimizers"
+        default=True, description="with init_from: load the state of both optimizers; false: start with new state"
     )
-    log_every: int = Field(default=20, ge=1, le=MOST, description="batches between records")
+    log_every: int = Field(default=20, ge=1, le=MOST, description="batches per logging interval")
     tensorboard: bool = Field(default=True, description="write TensorBoard files into the run directory")
     log_to: str | None = Field(
         default=None,
-        description="loggers that get the numbers, too: wandb, mlflow or others that are installed, with commas "
-        "between them; both write into the run directory",
+        description="more loggers, separated by commas: wandb, mlflow or other installed ones; wandb and mlflow write "
+        "into the run directory",
     )
     save: bool | Literal["best"] = Field(
         default=True,
-        description="save weights at the end; best: also those of the best evaluation, by stop_at's metric or else by "
-        "AUC, which eval, predict and export then take",
+        description="save weights at the end; best: also those of the best evaluation by stop_at's metric, or AUC; "
+        "eval, predict and export then use them",
     )
     save_every: int | None = Field(
         default=None,
         ge=1,
         le=MOST,
-        description="batches between checkpoints, from which a run can go on; null: at the end only",
+        description="batches between checkpoints, from which a run can resume; null: only at the end",
     )
     keep_checkpoints: int = Field(
         default=1,
         ge=1,
         le=1000,
-        description="checkpoints kept while the run is under way; a damaged one falls back to the one before it",
+        description="checkpoints kept during training; if one is damaged, resuming falls back to the previous one",
     )
     eval_every: int | None = Field(
         default=None,
         ge=1,
         le=MOST,
-        description="batches between evaluations during training; null: at the end of an epoch only",
+        description="batches between evaluations; null: only at the end of an epoch",
     )
     eval_by: str | None = Field(
         default=None,
-        description="feature with one id a sample, such as the user: evaluations also give GAUC, the mean AUC within "
-        "its ids; null: they do not",
+        description="feature with one id per sample, such as the user: evaluations also compute GAUC, the mean AUC "
+        "within its ids; null: no GAUC",
     )
     patience: int | None = Field(
         default=None,
         ge=1,
         le=MOST,
-        description="evaluations that are no better than the best before them, after which training ends; null: never",
+        description="number of evaluations without a new best one after which training ends; null: no limit",
     )
-    stop_at: StopAtConfig | None = Field(
-        default=None, description="null: train to the end; or the quality at which an evaluation ends training"
-    )
+    stop_at: StopAtConfig | None = Field(default=None, description="null: train to the end")
     deterministic: bool = Field(
-        default=False, description="torch's deterministic algorithms; needed for equal bits on a GPU"
+        default=False, description="use torch's deterministic algorithms; required for equal bits on a GPU"
     )
     tf32: bool = Field(
         default=False,
-        description="matrix products of the dense part on a GPU from numbers rounded to 10 bits, by tensor cores, "
-        "several times as fast; rows are updated in float32 all the same",
+        description="TF32 for matrix products of the dense part on a GPU: several times as fast, inputs rounded to 10 "
+        "bits; rows are updated in float32",
     )
 
     @model_validator(mode="after")

@@ -109,24 +109,24 @@ def test_options_of_policy_and_model(mine: str) -> None:
     assert origins["policy_options.decay"] == "--set"
 
 
-def test_text_stays_text_where_text_is_wanted() -> None:
+def test_text_settings_keep_numbers_as_text() -> None:
     config, _ = load_settings(sets=["out=2024", "data='csv:a b.csv'"], environ={"ADAPTIVE_TIER__HOST": "mmap:/x=y"})
     assert (config.out, config.data, config.tier.host) == ("2024", "csv:a b.csv", "mmap:/x=y")
 
 
-def test_options_of_the_data_have_sections_of_their_own() -> None:
+def test_data_options_have_sections() -> None:
     config, _ = load_settings(sets=["data.synthetic.rows=200000", "data.time_split=5", "data.schema_path=5"])
     assert config.data_options == {"synthetic": {"rows": 200000}, "time_split": 5, "schema_path": "5"}
     (line,) = mistakes(environ={"ADAPTIVE_DATA__SYNTHETIC__ROWS": "7"})
-    assert line.startswith("data.synthetic.rows (environment ADAPTIVE_DATA__SYNTHETIC__ROWS): found 7; allowed: ")
+    assert line.startswith("data.synthetic.rows (environment ADAPTIVE_DATA__SYNTHETIC__ROWS): expected a value ")
 
 
-def test_empty_and_foreign_variables_are_left_alone() -> None:
+def test_empty_and_foreign_variables_are_ignored() -> None:
     environ = {"ADAPTIVE_STEPS": "", "ADAPTIVE_VENV": "/x", "ADAPTIVE_DATA": "/y", "ADAPTIVELY": "1"}
     assert load_settings(environ=environ)[0] == TrainConfig()
 
 
-def test_every_mistake_is_reported_with_its_place(tmp_path: Path) -> None:
+def test_every_mistake_is_reported_with_its_origin(tmp_path: Path) -> None:
     file = write(tmp_path / "a.toml", 'batch_sise = 3\nsteps = 0\n[tier]\ndevice_rows = "10 apples"\n')
     lines = mistakes(
         file=file,
@@ -136,19 +136,19 @@ def test_every_mistake_is_reported_with_its_place(tmp_path: Path) -> None:
         flag_names={"batch_size": "--batch-size", "optimizer.lr": "--lr"},
     )
     expected = [
-        ["12 settings cannot be used"],
-        ["--set 'nonsense'", "key=value"],
+        ["12 settings are invalid"],
+        ["--set: expected key=value", "got 'nonsense'"],
         [f"batch_sise ({file}:batch_sise)", "unknown key", "did you mean batch_size?"],
         ["log_evry (environment ADAPTIVE_LOG_EVRY)", "unknown key", "did you mean log_every?"],
         ["policy.decay (--set)", "the policy has no parameter decay; it has: none"],
-        ["epochs (--set)", "found True", "allowed: a number"],
-        ["model.bottom_mlp (--set)", "found '64-a'", "'a' at position 2"],
-        [f"tier.device_rows ({file}:tier.device_rows)", "found '10 apples'", "a per cent (10%) or bytes"],
-        ["tier.device (environment ADAPTIVE_TIER__DEVICE)", "found 'gpu'", "'auto', 'cpu', 'cuda' or 'cpu-torch'"],
-        ["optimizer.name (--set)", "found 'adagrd'", "'sgd', 'adagrad'", "did you mean adagrad?"],
-        ["optimizer.lr (flag --lr)", "found -1", "allowed: greater than 0", "learning rate of rows"],
-        ["batch_size (flag --batch-size)", "found 'abc'", "allowed: a valid integer", "samples per batch"],
-        [f"steps ({file}:steps)", "found 0", "allowed: greater than or equal to 1"],
+        ["epochs (--set)", "expected a number, got True"],
+        ["model.bottom_mlp (--set)", "'a' at position 2", "got '64-a'"],
+        [f"tier.device_rows ({file}:tier.device_rows)", "got '10 apples'", "a per cent (10%) or bytes"],
+        ["tier.device (environment ADAPTIVE_TIER__DEVICE)", "expected 'auto', 'cpu', 'cuda' or 'cpu-torch', got 'gpu'"],
+        ["optimizer.name (--set)", "got 'adagrd'", "expected 'sgd', 'adagrad'", "did you mean adagrad?"],
+        ["optimizer.lr (flag --lr)", "expected a value greater than 0, got -1", "learning rate of rows"],
+        ["batch_size (flag --batch-size)", "expected a valid integer, got 'abc'", "samples per batch"],
+        [f"steps ({file}:steps)", "expected a value greater than or equal to 1, got 0"],
     ]
     assert len(lines) == len(expected)
     for line, parts in zip(lines, expected, strict=True):
@@ -159,8 +159,8 @@ def test_every_mistake_is_reported_with_its_place(tmp_path: Path) -> None:
     ("sets", "flags", "parts"),
     [
         ("device_row=5", {}, ["device_row (--set): unknown key; did you mean tier.device_rows?"]),
-        ("tier=5", {}, ["tier (--set): found 5; it is a section, allowed: "]),
-        ("skip=yes", {}, ["it is a section"]),
+        ("tier=5", {}, ["tier (--set): expected one of its keys (tier.device_rows, "]),
+        ("skip=yes", {}, ["for the section"]),
         ("depth.x=3", {}, ["depth.x (--set): unknown key; depth has no keys below it"]),
         ("optimizer.lr=inf", {}, ["optimizer.lr"]),
         ("optimizer.lr=nan", {}, ["optimizer.lr"]),
@@ -168,7 +168,7 @@ def test_every_mistake_is_reported_with_its_place(tmp_path: Path) -> None:
         (
             "data.qwxz=7",
             {},
-            ["data.qwxz (--set): unknown key; data has ", "which `adaptive-train config` lists"],
+            ["data.qwxz (--set): unknown key; list the ", "keys of data with adaptive-train config data"],
         ),
         (
             "policy.decya=5",
@@ -178,7 +178,7 @@ def test_every_mistake_is_reported_with_its_place(tmp_path: Path) -> None:
                 "did you mean decay?",
             ],
         ),
-        ("policy.decay=much", {"policy": MINE}, ["policy.decay (--set): found 'much'; allowed: a valid number"]),
+        ("policy.decay=much", {"policy": MINE}, ["policy.decay (--set): expected a valid number, got 'much'"]),
         (
             "model.embedding_dim=32",
             {"model.bottom_mlp": "64-8"},
@@ -195,12 +195,12 @@ def test_one_mistake_is_one_line(mine: str, sets: str, flags: dict[str, str], pa
     assert line.endswith(parts[-1]) or len(parts) == 1
 
 
-def test_unknown_policy_is_the_policys_error_with_a_hint() -> None:
+def test_unknown_policy_has_a_hint() -> None:
     with pytest.raises(PolicyError, match=r"no policy 'slipstraem'; known: .*; did you mean slipstream\?"):
         load_settings(flags={"policy": "slipstraem"})
 
 
-def test_unknown_policy_is_reported_beside_other_mistakes() -> None:
+def test_unknown_policy_is_listed_with_other_mistakes() -> None:
     lines = mistakes(flags={"policy": "slipstraem", "depth": "-1"})
     assert len(lines) == 3 and "depth" in lines[1] and "slipstream?" in lines[2]
 
@@ -209,13 +209,13 @@ def test_unknown_policy_is_reported_beside_other_mistakes() -> None:
     ("name", "text", "reason"),
     [
         ("a.toml", None, "not found"),
-        ("a.toml", "a = = 1", r"is not TOML: .*line 1"),
-        ("a.json", "{", r"is not JSON: .*line 1"),
-        ("a.json", "[" * 100_000, "is not JSON"),
-        ("a.json", "[1]", "found a list"),
+        ("a.toml", "a = = 1", r"expected TOML, got .*line 1"),
+        ("a.json", "{", r"expected JSON, got .*line 1"),
+        ("a.json", "[" * 100_000, "expected JSON"),
+        ("a.json", "[1]", "expected an object of keys, got a list"),
     ],
 )
-def test_file_that_cannot_be_used(tmp_path: Path, name: str, text: str | None, reason: str) -> None:
+def test_unusable_files_are_reported(tmp_path: Path, name: str, text: str | None, reason: str) -> None:
     file = tmp_path / name
     if text is not None:
         file.write_text(text)
@@ -267,5 +267,7 @@ def test_keys_below_model_are_those_of_the_model() -> None:
     with pytest.raises(ConfigError, match=r"model.final_mlp \(--set\): final_mlp must end with 1 .*found 8-2"):
         load_settings(flags={"model": "tbsm"}, sets=["model.final_mlp=8-2"])
     for wrong in ("tbms", "[1]"):
-        with pytest.raises(ConfigError, match=r"model \(--set\): found .*; allowed: dlrm, dcn, .*tbsm, module:Class"):
+        with pytest.raises(
+            ConfigError, match=r"model \(--set\): expected one of dlrm, dcn, .*tbsm, module:Class.*got "
+        ):
             load_settings(sets=[f"model={wrong}"])

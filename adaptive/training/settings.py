@@ -1,10 +1,9 @@
-"""Where settings come from: flag > --set > environment > file > preset > default. All mistakes are reported at once.
-Only one default depends on another setting: a model over sequences trains on the built-in stream of sequences.
+"""Read settings from flag > --set > environment > file > preset > default, and report all mistakes at once.
 
-A key is dotted (`tier.device_rows`). `policy.NAME`, `data.NAME` and `model.NAME` mean the options of the policy, the
-data and the model. In the environment a key is `ADAPTIVE_` and capitals, with `__` for the dot
-(`ADAPTIVE_TIER__DEVICE_ROWS`). Text from `--set` and the environment is read as a TOML value, else as it stands;
-`null` is no value, where a setting may have none.
+A key is dotted (`tier.device_rows`). `policy.NAME`, `data.NAME` and `model.NAME` are options of the policy, the data
+and the model. An environment variable is `ADAPTIVE_` and the key in capitals, with `__` for the dot
+(`ADAPTIVE_TIER__DEVICE_ROWS`). Text from `--set` and the environment is parsed as a TOML value if possible; `null` is
+None. One default depends on another setting: a model of sequences trains on the built-in stream of sequences.
 """
 
 import inspect
@@ -27,7 +26,7 @@ from adaptive.plugins import CODE_SETTINGS, load_policy_class, policy_parameters
 from adaptive.storage.untrusted import DIGEST, check_depth, check_signature, read_plain
 
 PREFIX = "ADAPTIVE_"
-NOT_SETTINGS = {"ADAPTIVE_VENV", "ADAPTIVE_DATA", "ADAPTIVE_UPDATE_GOLDEN"}  # of scripts, tests and benchmarks
+NOT_SETTINGS = {"ADAPTIVE_VENV", "ADAPTIVE_DATA", "ADAPTIVE_UPDATE_GOLDEN"}  # for scripts, tests and benchmarks
 OPTIONS = {"policy": "policy_options", "data": "data_options", "model": "model_options"}
 
 Path_ = tuple[str, ...]
@@ -35,24 +34,24 @@ Path_ = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Entry:
-    """A value that somebody gave for a key."""
+    """A value for a key from one source."""
 
-    key: str  # as it was written
+    key: str  # as the user wrote it
     value: Any
     origin: str
-    text: str | None = None  # what `value` was read from, where it came as text
-    file: Path | None = None  # that says it
+    text: str | None = None  # before parsing, from sources of text
+    file: Path | None = None  # the source, if it is a file
 
     @property
     def path(self) -> Path_:
-        """Where the value belongs in `TrainConfig`."""
+        """The path of the value in `TrainConfig`."""
         first, *rest = self.key.split(".")
         return (OPTIONS[first], *rest) if rest and first in OPTIONS else (first, *rest)
 
 
 @dataclass(frozen=True)
 class Key:
-    """What is known of a key: the type of its value and what it means."""
+    """The type and the meaning of a key's value."""
 
     annotation: Any
     description: str = ""
@@ -77,13 +76,13 @@ class Key:
 
     @property
     def section(self) -> type[BaseModel] | None:
-        """The model whose fields are the keys below this one, or None."""
+        """The pydantic model of the keys below this one, or None."""
         models = [kind for kind in self.types if isinstance(kind, type) and issubclass(kind, BaseModel)]
         return models[0] if models else None
 
 
 Keys = dict[Path_, Key]
-MOST_LISTED = 16  # keys of a section that a message about an unknown one names
+MOST_LISTED = 16  # keys of a section that a message lists
 
 
 def load_settings(
@@ -94,19 +93,19 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     flag_names: Mapping[str, str] | None = None,
 ) -> tuple[TrainConfig, dict[str, str]]:
-    """The settings of a run, and for every key where its value came from.
+    """Return the settings of a run, and for every key the origin of its value.
 
     Args:
-        file: TOML, JSON, or the `run.json` of an earlier run (whose run directory is not taken over).
-        sets: `key=value`, later ones win.
+        file: TOML, JSON, or the `run.json` of an earlier run (its `out` is ignored).
+        sets: `key=value`; later ones win.
         flags: key -> value of command-line flags.
-        environ: environment variables; others than `ADAPTIVE_*` are left alone.
-        flag_names: key -> flag as it was typed, for messages.
+        environ: environment variables; only `ADAPTIVE_*` are read.
+        flag_names: key -> flag as the user typed it, for messages.
 
     Raises:
-        ConfigError: names every unknown key and bad value, where it came from, and what is allowed; or code that only
-            `file` names and that is not installed, which is not loaded.
-        PolicyError: if everything else is right and the policy cannot be loaded.
+        ConfigError: lists every unknown key and bad value with its origin and the allowed values. Also for code that
+            only `file` names and that is not installed: it is not loaded.
+        PolicyError: if only the policy cannot be loaded.
     """
     problems: list[str] = []
     entries = [*_from_file(file), *_from_environment(environ or {}), *_from_sets(sets, problems)]
@@ -119,7 +118,7 @@ def load_settings(
     config = _validated(chosen, keys, problems)
     if problems:
         problems += [str(policy_error)] if policy_error else []
-        many = [f"{len(problems)} settings cannot be used:"] if len(problems) > 1 else []
+        many = [f"{len(problems)} settings are invalid:"] if len(problems) > 1 else []
         raise ConfigError("\n  ".join([*many, *problems]))
     if policy_error:
         raise policy_error
@@ -129,7 +128,7 @@ def load_settings(
 
 
 def parse_text(text: str) -> Any:
-    """A TOML value (number, true, quoted text, list ...), None for `null`, else the text itself."""
+    """Return a TOML value (number, true, quoted text, list ...), None for `null`, else the text itself."""
     text = text.strip()
     if text == "null":
         return None
@@ -141,11 +140,11 @@ def parse_text(text: str) -> Any:
     return value if len(table) == 1 and isinstance(value, bool | int | float | str | list | dict) else text
 
 
-# -- sources, each a list of what was given ------------------------------------------------------------------------
+# -- sources: each returns its entries -----------------------------------------------------------------------------
 
 
 def _from_preset(entries: Sequence[Entry], problems: list[str]) -> list[Entry]:
-    """What the preset says that is named last."""
+    """Entries of the preset that was named last."""
     from adaptive.models.paper_presets import PRESETS
 
     named = next((entry for entry in reversed(entries) if entry.path == ("preset",)), None)
@@ -153,14 +152,14 @@ def _from_preset(entries: Sequence[Entry], problems: list[str]) -> list[Entry]:
         return []
     name = str(named.value)
     if name not in PRESETS:
-        allowed = f"{', '.join(PRESETS)}{suggestion(name, PRESETS)}"
-        problems.append(f"preset ({named.origin}): found {name!r}; allowed: {allowed}")
+        hint = suggestion(name, PRESETS)
+        problems.append(f"preset ({named.origin}): expected one of {', '.join(PRESETS)}, got {name!r}{hint}")
         return []
     return [Entry(key, value, f"preset {name}") for key, value in PRESETS[name].settings.items()]
 
 
 def _from_model(entries: Sequence[Entry]) -> list[Entry]:
-    """The data that the model trains on where none are given, if they are not those of the default."""
+    """The default data of the model, if they differ from the default of all models."""
     from adaptive.models.model_settings import BUILT_IN_DATA
 
     name = _last(entries, "model")
@@ -168,7 +167,7 @@ def _from_model(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _refuse_code_of_files(entries: Sequence[Entry]) -> None:
-    """A file's settings name no code but the installed, unless something else names it, too."""
+    """Refuse code that only a file names, unless it is installed: reading a file must not run foreign code."""
     for key in CODE_SETTINGS:
         latest = next(
             (entry for entry in reversed(entries) if ".".join(entry.path) == key and entry.value is not None), None
@@ -178,7 +177,7 @@ def _refuse_code_of_files(entries: Sequence[Entry]) -> None:
 
 
 def _last(entries: Sequence[Entry], key: str) -> str | None:
-    """The text that counts for a key without a dot, or None where nobody gives one."""
+    """The last text for a key without a dot, or None."""
     return next((str(entry.text or entry.value) for entry in reversed(entries) if entry.path == (key,)), None)
 
 
@@ -193,23 +192,23 @@ def _from_file(file: Path | None) -> list[Entry]:
 
 
 def _read(file: Path) -> dict[str, object]:
-    if not os.path.exists(file):  # which takes names that the system refuses, too
-        raise ConfigError(f"configuration file {file} not found; give a .toml or .json file with --config")
-    what, is_json = f"configuration file {file}", file.suffix == ".json"
+    if not os.path.exists(file):  # False also for names that the system refuses
+        raise ConfigError(f"configuration file {file} not found. Pass a .toml or .json file with --config")
+    name, is_json = f"configuration file {file}", file.suffix == ".json"
     raw = read_plain(file, error=ConfigError, follow=True)
     try:
         text = raw.decode("utf-8")
         content = json.loads(text) if is_json else tomllib.loads(text)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{what} cannot be read: {error}") from error
+        raise ConfigError(f"expected UTF-8 text, got {error} ({name})") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{what} is not {'JSON' if is_json else 'TOML'}: {error}") from error
-    check_depth(content, what, error=ConfigError)
+        raise ConfigError(f"expected {'JSON' if is_json else 'TOML'}, got {error} ({name})") from error
+    check_depth(content, name, error=ConfigError)
     if isinstance(content, dict) and isinstance(content.get("config"), dict) and DIGEST in content:
-        where = f"{what} (to use changed settings, give its `config` in a file of its own)"
+        where = f"{name} (to use changed settings, copy its `config` to another file)"
         check_signature(raw, content[DIGEST], where, error=ConfigError)
     if not isinstance(content, dict):
-        raise ConfigError(f"configuration file {file}: found a {type(content).__name__}, needed an object of keys")
+        raise ConfigError(f"expected an object of keys, got a {type(content).__name__} ({name})")
     return content
 
 
@@ -229,7 +228,7 @@ def _from_sets(sets: Sequence[str], problems: list[str]) -> list[Entry]:
         if equals and key.strip():
             entries.append(Entry(key.strip(), parse_text(value), "--set", value))
         else:
-            problems.append(f"--set {text!r}: needed key=value, for example --set tier.device_rows=10%")
+            problems.append(f"--set: expected key=value, such as tier.device_rows=10%, got {text!r}")
     return entries
 
 
@@ -244,7 +243,7 @@ def _from_flags(flags: Mapping[str, object], names: Mapping[str, str]) -> list[E
 
 
 def leaves(content: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
-    """Dotted keys and values of nested settings."""
+    """Yield dotted keys and values of nested settings."""
     for name, value in content.items():
         key = f"{above}{name}"
         if isinstance(value, dict):
@@ -253,11 +252,11 @@ def leaves(content: Mapping[str, object], above: str = "") -> Iterator[tuple[str
             yield key, value
 
 
-# -- what keys there are -------------------------------------------------------------------------------------------
+# -- keys ----------------------------------------------------------------------------------------------------------
 
 
 def _known_keys(entries: Sequence[Entry]) -> tuple[Keys, PolicyError | None]:
-    """All keys, those of the chosen policy's parameters included, or why that policy cannot be loaded."""
+    """Return all keys, with the parameters of the policy, and the error if the policy cannot be loaded."""
     keys = dict(_model_keys(TrainConfig))
     for name, model in _option_models(_last(entries, "model")).items():
         keys.update(_model_keys(model, (name,)))
@@ -277,7 +276,7 @@ def _known_keys(entries: Sequence[Entry]) -> tuple[Keys, PolicyError | None]:
 def _option_models(
     model: object, problems: list[str] | None = None, chosen: Mapping[Path_, Entry] = MappingProxyType({})
 ) -> dict[str, type[BaseModel]]:
-    """Of a model that does not exist the default's: its name is a mistake of its own, and goes to `problems`."""
+    """Return the option models of data and model. An unknown model has the default's options and adds a problem."""
     from adaptive.data.data_options import DataOptions
     from adaptive.models.model_settings import OPTIONS
     from adaptive.plugins import installed_models
@@ -292,8 +291,8 @@ def _option_models(
     elif name not in OPTIONS and problems is not None:
         allowed = ", ".join([*OPTIONS, *installed_models()])
         origin = f" ({chosen[('model',)].origin})" if ("model",) in chosen else ""
-        hint = suggestion(name, OPTIONS)
-        problems.append(f"model{origin}: found {name!r}; allowed: {allowed}, module:Class or file.py:Class{hint}")
+        expected = f"expected one of {allowed}, module:Class or file.py:Class"
+        problems.append(f"model{origin}: {expected}, got {name!r}{suggestion(name, OPTIONS)}")
     return {"data_options": DataOptions, "model_options": options}
 
 
@@ -312,7 +311,7 @@ def _name(path: Path_) -> str:
     return ".".join((short.get(path[0], path[0]), *path[1:]))
 
 
-# -- which of the given values count -------------------------------------------------------------------------------
+# -- resolution ----------------------------------------------------------------------------------------------------
 
 
 def _choose(entries: Sequence[Entry], keys: Keys, problems: list[str]) -> dict[Path_, Entry]:
@@ -330,16 +329,16 @@ def _choose(entries: Sequence[Entry], keys: Keys, problems: list[str]) -> dict[P
             entry = replace(entry, value=text.strip())
         chosen[path] = entry
     for path, entry in list(chosen.items()):
-        if isinstance(entry.value, bool) and path in keys and keys[path].is_number:  # pydantic takes true for 1
-            problems.append(f"{entry.key} ({entry.origin}): found {entry.value!r}; allowed: a number")
+        if isinstance(entry.value, bool) and path in keys and keys[path].is_number:  # pydantic reads true as 1
+            problems.append(f"{entry.key} ({entry.origin}): expected a number, got {entry.value!r}")
             del chosen[path]
     return chosen
 
 
 def _no_key(entry: Entry, keys: Keys) -> str:
-    """Why a key cannot be given a value: there is none of that name, or it is a section."""
+    """Explain why a key cannot have a value: it is unknown, or a section."""
     if entry.path in keys:
-        return f"found {entry.value!r}; it is a section, allowed: {_names_below(entry.path, keys)}"
+        return f"expected one of its keys ({_names_below(entry.path, keys)}), got {entry.value!r} for the section"
     if len(entry.path) == 1:
         return f"unknown key{suggestion(entry.key, map(_name, keys))}"
     below = _names_below(entry.path[:1], keys)
@@ -351,7 +350,7 @@ def _no_key(entry: Entry, keys: Keys) -> str:
     near = suggestion(entry.key, names)
     if len(names) <= MOST_LISTED:
         return f"unknown key{near or ';'} {section} has {below}"
-    return f"unknown key{near or f'; {section} has {len(names)} keys, which `adaptive-train config` lists'}"
+    return f"unknown key{near or f'; list the {len(names)} keys of {section} with adaptive-train config {section}'}"
 
 
 def _names_below(section: Path_, keys: Keys) -> str:
@@ -371,7 +370,7 @@ def _validated(chosen: Mapping[Path_, Entry], keys: Keys, problems: list[str]) -
 
 
 def _check(kind: Any, value: Any, above: Path_, book: tuple[Mapping[Path_, Entry], Keys, list[str]]) -> Any:
-    """The value as `kind`; where it is none, None and a line per mistake in the list."""
+    """Return the value as `kind`, or None, and add a line for each mistake to the problems in `book`."""
     chosen, keys, problems = book
     try:
         return TypeAdapter(kind).validate_python(value)
@@ -391,19 +390,22 @@ def _tree(chosen: Mapping[Path_, Entry]) -> dict[str, Any]:
     return tree
 
 
-# -- what the user reads -------------------------------------------------------------------------------------------
+# -- messages ------------------------------------------------------------------------------------------------------
 
 
 def _problem(error: ErrorDetails, loc: Path_, chosen: Mapping[Path_, Entry], keys: Keys) -> str:
-    reason = re.sub("^(Value error, |Input should be )", "", error["msg"])
-    if error["type"] != "value_error":
-        reason = f"allowed: {re.split(', (?:unable|got) ', reason)[0]}"
+    """A line for a mistake: key and origin, expected and actual value, meaning of the key, a similar word."""
+    reason, is_general = error["msg"].removeprefix("Value error, "), error["msg"].startswith("Input should be ")
+    if is_general:
+        reason = re.split(", (?:unable|got) ", reason.removeprefix("Input should be "))[0]
+        reason = f"expected {'a value ' * reason.startswith(('greater', 'less'))}{reason}"
     path = next((path for path in chosen if loc[: len(path)] == path), None)
-    if path is None:  # values of a section that do not go together
+    if path is None:  # several values that contradict each other
         entries = [f"{entry.key} ({entry.origin})" for path, entry in chosen.items() if path[: len(loc)] == loc]
         return f"{', '.join(entries) or _name(loc)}: {reason}"
     entry, key = chosen[path], keys.get(path, Key(Any))
     about = f" ({key.description})" if key.description else ""
     allowed = error.get("ctx", {}).get("expected", "") if error["type"] == "literal_error" else ""
     hint = suggestion(str(entry.value), re.findall("'([^']*)'", allowed))
-    return f"{entry.key} ({entry.origin}): found {entry.value!r}; {reason}{about}{hint}"
+    got = "" if ", got " in reason else f", got {entry.value!r}"
+    return f"{entry.key} ({entry.origin}): {reason}{got}{about}{hint}"

@@ -131,7 +131,7 @@ def test_mistakes_are_told_before_anything_is_trained(
         (["--set", "policy.nothing=1"], 2, "expected a parameter of hybrid, lru, slipstream"),
         (["--batch-size", "0"], 2, "batch_size"),
         (["--sweep", "batchsize=1,2"], 2, "(flag --sweep, value 1 of 2): unknown key; did you mean batch_size?"),
-        (["--sweep", "batch_size=256,x"], 2, "(flag --sweep, value 2 of 2): found 'x'; allowed: a valid integer"),
+        (["--sweep", "batch_size=256,x"], 2, "(flag --sweep, value 2 of 2): expected a valid integer, got 'x'"),
         (["--sweep", "policy.nothing=1"], 2, "policy.nothing=1: expected a parameter of hybrid, lru, slipstream"),
         (["--sweep", "batch_size=1,2", "--batch-size", "3"], 2, "got batch_size from --batch-size, too"),
         (["--sweep", "depth=1,2", "--set", "depth=3"], 2, "got depth from --set, too"),

@@ -16,11 +16,11 @@ MISTAKES: dict[str, tuple[list[str], int, list[str]]] = {
         ["--config", "typo.toml"], 2, ["batchsize (typo.toml:batchsize)", "did you mean batch_size?"]),
     "file not there": (["--config", "no.toml"], 2, ["no.toml not found", "--config"]),
     "file is not TOML": (["--config", "broken.toml"], 2, ["broken.toml is not TOML", "line 2"]),
-    "word for a number": (["--steps", "many"], 2, ["steps (flag --steps)", "found 'many'", "a valid integer"]),
-    "below the range": (["--lr", "0"], 2, ["optimizer.lr (flag --lr)", "found 0", "greater than 0"]),
+    "word for a number": (["--steps", "many"], 2, ["steps (flag --steps)", "expected a valid integer, got 'many'"]),
+    "below the range": (["--lr", "0"], 2, ["optimizer.lr (flag --lr)", "expected a value greater than 0, got 0"]),
     "size without a unit we know": (
         ["--device-rows", "5 apples"], 2,
-        ["tier.device_rows (flag --device-rows)", "found '5 apples'", "10%", "512MiB"]),
+        ["tier.device_rows (flag --device-rows)", "got '5 apples'", "10%", "512MiB"]),
     "device tier larger than everything": (["--device-rows", "150%"], 2, ["--device-rows", "more than 100%"]),
     "misspelt choice": (["--optimizer", "adagard"], 2, ["flag --optimizer", "'adagrad'", "did you mean adagrad?"]),
     "layer sizes do not fit": (

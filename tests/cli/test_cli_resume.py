@@ -77,7 +77,7 @@ def test_mistakes_end_with_their_code(cli: Cli) -> None:
     result = cli("run", "--set", "save_every=5", "--set", "save=false")
     assert result.code == 2 and "save_every=5 and save=false exclude each other" in result.err
     result = cli("run", "--set", "save_every=0")
-    assert result.code == 2 and "save_every (--set): found 0; allowed: greater than or equal to 1" in result.err
+    assert result.code == 2 and "save_every (--set): expected a value greater than or equal to 1, got 0" in result.err
 
 
 def kill_when(process: subprocess.Popen[str], line: str) -> None:

@@ -79,7 +79,11 @@ def test_mistakes_of_one_policy_are_told_before_anything_is_trained(
     for command, flag in (("compare", "--policies"), ("simulate", "--policies")):
         for policies, code, text in [
             ("lru,slipstream+bound=-1", 9, "policy Slipstream: bound=-1.0: expected more than 0"),
-            ("lru,lfu+half_life=x", 2, f"policy.half_life (flag {flag} lfu+half_life=x): found 'x'"),
+            (
+                "lru,lfu+half_life=x",
+                2,
+                f"policy.half_life (flag {flag} lfu+half_life=x): expected a valid number, got 'x'",
+            ),
             ("lru+x=1,lfu", 2, "policies: lru+x=1: lru has no parameter x; it has: none"),
             ("lru,lfy", 9, "did you mean lfu?"),
         ]:

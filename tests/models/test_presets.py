@@ -84,9 +84,11 @@ def test_a_run_record_repeats_the_shape(tmp_path: Path) -> None:
 
 
 def test_wrong_names_get_the_list() -> None:
-    with pytest.raises(ConfigError, match=r"preset \(--set\): found 'rmc-2'; allowed: rmc1, .*, mlperf; did you mean"):
+    with pytest.raises(
+        ConfigError, match=r"preset \(--set\): expected one of rmc1, .*, mlperf, got 'rmc-2'; did you mean"
+    ):
         load_settings(sets=["preset=rmc-2"])
-    with pytest.raises(ConfigError, match=r"found 'rmc9'; allowed: rmc1, rmc2.*did you mean rmc") as caught:
+    with pytest.raises(ConfigError, match=r"expected one of rmc1, rmc2.*got 'rmc9'; did you mean rmc") as caught:
         load_settings(flags={"preset": "rmc9"}, sets=["batch_size=0"])
     assert "batch_size" in str(caught.value)  # all mistakes at once
 
