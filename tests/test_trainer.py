@@ -52,7 +52,7 @@ def test_a_run_is_written_down(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
         "metrics.jsonl", "run.json", "tensorboard", "weights",
     ]  # fmt: skip
-    assert stream.getvalue().startswith("policy lru: missed rows are fetched ahead; skips nothing\n")
+    assert stream.getvalue().startswith("policy lru: prefetches missed rows; skips no updates\n")
     assert "step 20/20" in stream.getvalue() and "evaluation after step 20" in stream.getvalue()
 
 
@@ -215,7 +215,7 @@ def test_eval_gives_the_numbers_of_the_run_again(tmp_path: Path, policy: str) ->
     config = toy_config(out=str(tmp_path), policy=policy, tier={"device_rows": "auto"}, epochs=2)
     stream = StringIO()
     summary, found = train_run(config), evaluate_run(tmp_path, stream=stream)
-    assert stream.getvalue().startswith(f"evaluation after step 40: auc {summary['auc']:.4f}")
+    assert stream.getvalue().startswith(f"evaluation after step 40: AUC {summary['auc']:.4f}")
     for key in ("auc", "log_loss", "eval_samples", "normalised_entropy", "calibration", "steps", "auc_of"):
         assert found[key] == summary[key], key
 

@@ -209,7 +209,7 @@ def test_a_signal_ends_the_run_after_the_steps_that_are_planned_with_weights_sav
 @pytest.mark.parametrize(
     ("save", "told"),
     [
-        (True, "saved; go on with: adaptive-train run --resume '{path}'\n"),
+        (True, "saved; resume with: adaptive-train run --resume '{path}'\n"),
         (False, "nothing was saved, as save=false says\n"),
     ],
 )

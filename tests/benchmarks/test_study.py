@@ -132,7 +132,7 @@ def test_a_table_has_means_and_intervals(three_seeds: tuple[Block, Runs]) -> Non
     lines = block_table(*three_seeds).splitlines()
     assert lines[2].split(" | ")[:4] == ["| easy", "off", "0.70000", "control"]
     assert "-0.00200 [-0.00448, +0.00048]" in lines[3]
-    assert "50.0 %" in lines[3]
+    assert "50.0%" in lines[3]
 
 
 def test_the_quality_after_an_epoch(three_seeds: tuple[Block, Runs]) -> None:

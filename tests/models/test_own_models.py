@@ -47,7 +47,7 @@ def test_the_example_trains_on_the_command_line(
             main(command)
         assert not exit_.value.code, capsys.readouterr().err
     text = capsys.readouterr().out
-    assert "500 samples held out of training" in text and f"eval run --set model={EXAMPLE}:SumAndDot" in text
+    assert "500 held-out samples" in text and f"eval run --set model={EXAMPLE}:SumAndDot" in text
     assert Path("served/custom_model.py").read_text() == EXAMPLE.read_text()
 
 
@@ -58,7 +58,7 @@ def test_settings_are_the_parameters_that_the_run_does_not_give() -> None:
     assert config.model_options == {"hidden": 9, "widths": {"C1": 4}} and origins["model_options.hidden"] == "--set"
     for given, message in (
         ("model.hiden=9", r"model.hiden \(--set\): unknown key; did you mean model.hidden\? model has .*hidden"),
-        ("model.hidden=a", r"model.hidden \(--set\): found 'a'; allowed: a valid integer"),
+        ("model.hidden=a", r"model.hidden \(--set\): expected a valid integer, got 'a'"),
         ("model.num_dense=9", r"model.num_dense \(--set\): unknown key"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -119,7 +119,7 @@ def test_names_that_are_none() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             load_model_class(spec)
-    with pytest.raises(ConfigError, match=r"model \(--set\): found 'dlmr'; allowed: dlrm, .*; did you mean dlrm"):
+    with pytest.raises(ConfigError, match=r"model \(--set\): expected one of dlrm, .*, got 'dlmr'; did you mean dlrm"):
         load_settings(sets=["model=dlmr"])
 
 

@@ -195,7 +195,7 @@ def test_records_of_later_steps_are_dropped_and_said_to_be(world: pytest.MonkeyP
     assert lines[0] == (
         f"resumed after step 15 from {out}/checkpoint-15; 1 record(s) of later steps dropped from metrics.jsonl"
     )
-    assert lines[1] == "policy lru: missed rows are fetched ahead; skips nothing"
+    assert lines[1] == "policy lru: prefetches missed rows; skips no updates"
     assert lines[2].startswith("step 17/20 | ") and "versions" not in stream.getvalue()
     whole = [r for r in read_metrics(tmp_path / "whole/metrics.jsonl") if isinstance(r, IntervalRecord)]
     for mine, theirs in zip([r for r in records if isinstance(r, IntervalRecord)], whole, strict=True):
@@ -437,15 +437,15 @@ def edit_meta(folder: Path, change: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda meta: meta.pop("progress"), r"meta\.progress: Input should be"),
-        (lambda meta: meta["progress"]["place"].update(taken=-1), r"meta\.progress\.place\.taken: Input should be"),
-        (lambda meta: meta["progress"].update(more=1), r"meta\.progress\.more: Extra"),
+        (lambda meta: meta.pop("progress"), r"Input should be .*meta\.progress\)"),
+        (lambda meta: meta["progress"]["place"].update(taken=-1), r"Input should be .*meta\.progress\.place\.taken\)"),
+        (lambda meta: meta["progress"].update(more=1), r"Extra .*meta\.progress\.more\)"),
         (
             lambda meta: meta["progress"]["recorder"].pop("log_loss"),
-            r"meta\.progress\.recorder\.log_loss: Field required",
+            r"Field required.*meta\.progress\.recorder\.log_loss\)",
         ),
-        (lambda meta: meta["progress"]["recorder"]["so_far"].update(kind="run"), r"meta\.progress\.recorder: "),
-        (lambda meta: meta["tables"].pop(), "saved for other tables"),
+        (lambda meta: meta["progress"]["recorder"]["so_far"].update(kind="run"), r"meta\.progress\.recorder\)"),
+        (lambda meta: meta["tables"].pop(), "expected the tables .*, got .*checkpoint-10"),
     ],
 )
 def test_progress_that_cannot_be(world: pytest.MonkeyPatch, tmp_path: Path, change: Any, message: str) -> None:
@@ -460,7 +460,9 @@ def test_a_model_of_another_optimizer_is_refused(world: pytest.MonkeyPatch, tmp_
     record = json.loads((out / "run.json").read_text())
     record["config"]["model_options"]["top_mlp"] = [9, 1]
     write_record(out, record)
-    with pytest.raises(CheckpointError, match="checkpoint-10: saved for another model or optimizer"):
+    with pytest.raises(
+        CheckpointError, match=r"expected weights of this model and optimizer, got others: .*checkpoint-10"
+    ):
         resume_run(out)
 
 
@@ -486,15 +488,15 @@ GUARD = {"budget": 0.0005, "warmup": 2, "steps": 4, "holdout": 100, "every": 8}
 def test_a_guarded_run_saves_at_its_end_only_and_is_not_resumed(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     guarded = config_of("defer", guard=GUARD, steps=12)
     for call in (plan_run, train_run):
-        with pytest.raises(ConfigError, match=r"save_every=5: the guard's copy .* set guard or save_every to null"):
+        with pytest.raises(ConfigError, match=r"expected save_every=null .*, got 5: .*Set guard or save_every to null"):
             call(guarded.model_copy(update={"save_every": 5, "out": str(tmp_path / "none")}))
-        with pytest.raises(ConfigError, match=r"eval_every=5: .* set guard or eval_every to null"):
+        with pytest.raises(ConfigError, match=r"expected eval_every=null .*, got 5: .*Set guard or eval_every to null"):
             call(guarded.model_copy(update={"eval_every": 5, "out": str(tmp_path / "none")}))
     assert not (tmp_path / "none").exists()
     with interrupted(world, "stop", 5):
         run(tmp_path / "cut", guarded)
     assert evaluate_run(tmp_path / "cut")["steps"] == 5
-    with pytest.raises(ConfigError, match=r"cut: the run is guarded and cannot be resumed: .*guard=null"):
+    with pytest.raises(ConfigError, match=r"got a guarded run \(.*cut\): .*guard=null"):
         resume_run(tmp_path / "cut")
 
 

@@ -256,7 +256,7 @@ def evaluate_run(
         InputError: if the data are not those of the run, or have no evaluation part, or samples without a label.
     """
     with reporting_errors(ranks), load_with(Path(run_directory), settings, ranks) as run:
-        position = group_feature(group_by, [feature.name for feature in run.shape.features], f"{run.path}: --group-by ")
+        position = group_feature(group_by, [feature.name for feature in run.shape.features], "--group-by")
         dataset = data_of(run, data)
         ranks.require_equal(lambda: {"group_by": group_by, "data": dataset.fingerprint()})
         with torch_settings(run.config):

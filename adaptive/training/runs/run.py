@@ -1,4 +1,4 @@
-"""`Run`: what is done in a run directory: train, save, evaluate, report, and say what may be typed next."""
+"""`Run`: train, save, evaluate and report in a run directory, and suggest the next commands."""
 
 import contextlib
 import json
@@ -41,30 +41,31 @@ from adaptive.training.telemetry.report import EvaluationPoint, QualitySummary, 
 from adaptive.training.telemetry.tensorboard import TensorBoardView
 from adaptive.training.trainer import Trainer
 
-FEW_STEPS: Final = 50  # in an epoch
-ENOUGH_STEPS: Final = 100
+FEW_STEPS: Final = 50  # in an epoch: a warning
+ENOUGH_STEPS: Final = 100  # in an epoch: the batch size that the warning suggests
 LEAST_BATCH: Final = 16
 RIVALS = ("lru", "lfu", "slipstream")
-CUSTOM_PAGE = "http://localhost:6006/#custom_scalars"  # TensorBoard begins with a tab of its own, whatever plug-ins say
+CURVES_PAGE = "http://localhost:6006/#custom_scalars"  # TensorBoard opens on another tab, and plug-ins cannot change it
 ROWS_PAGE = "http://localhost:6006/#adaptive_rows"
 
 
 def code_of(config: TrainConfig) -> dict[str, str | None]:
-    """The settings that may name code."""
+    """The settings that may name code: key -> value."""
     return {"policy": config.policy, "skip.rule": config.skip.rule if config.skip else None, "model": config.model}
 
 
 def resume_command(directory: Path, config: TrainConfig) -> str:
-    """What goes on with the run. Code of the user's own is named again, since what a file alone names is not run."""
+    """The command that resumes the run. It names custom code again: code that only a file names is not run."""
     return f"adaptive-train run --resume {shlex.quote(str(directory))}{code_flags(code_of(config))}"
 
 
 def how_to_resume(directory: Path, config: TrainConfig) -> str:
-    """What to do about a run on ranks that has broken off."""
-    there = [path for path in newest_first(directory) if path.exists()] if directory.is_dir() else []
-    if there:
-        return f"{there[0]} is whole: go on, on any number of ranks, with {resume_command(directory, config)} --ranks N"
-    return f"{directory} has no checkpoint yet (save_every={config.save_every}): start the run again"
+    """Advice after a failure of a run on several ranks."""
+    checkpoints = [path for path in newest_first(directory) if path.exists()] if directory.is_dir() else []
+    if checkpoints:
+        resume = resume_command(directory, config)
+        return f"{checkpoints[0]} is complete. Resume from it on any number of ranks: {resume} --ranks N"
+    return f"{directory} has no checkpoint yet (save_every={config.save_every}). Start the run again"
 
 
 def next_commands(
@@ -75,8 +76,9 @@ def next_commands(
     which: Callable[[str], str | None] = shutil.which,
     is_installed: Callable[[str], object] = find_spec,
 ) -> str:
-    """A line for each command that works on the run in `directory`, and where to look in TensorBoard. The first makes
-    the others work, where their programs are not on the path.
+    """Suggested commands for the run in `directory`, each below a line that says what it does.
+
+    Only commands that can work are suggested. If `adaptive-train` is not on the path, the first one puts it there.
 
     Args:
         has_evaluation: the data have an evaluation part.
@@ -85,26 +87,28 @@ def next_commands(
     """
     run = shlex.quote(str(directory))
     policies = ",".join(dict.fromkeys((*RIVALS, config.policy)))
-    lines = [] if which("adaptive-train") else [f"source {shlex.quote(f'{sys.prefix}/bin/activate')}"]
+    commands = {}
+    if not which("adaptive-train"):
+        commands["activate the environment"] = f"source {shlex.quote(f'{sys.prefix}/bin/activate')}"
     if config.tensorboard:
-        lines.append(f"tensorboard --logdir {shlex.quote(str(directory.parent))}")
+        view = f"view curves at {CURVES_PAGE} and the rows of each table at {ROWS_PAGE}"
+        commands[view] = f"tensorboard --logdir {shlex.quote(str(directory.parent))}"
     if config.save and has_evaluation:
         model = f" --set model={shlex.quote(config.model)}" if code_flags({"model": config.model}) else ""
-        lines.append(f"adaptive-train eval {run}{model}")
+        commands["evaluate the saved weights"] = f"adaptive-train eval {run}{model}"
     if is_installed("matplotlib"):
-        lines.append(f"adaptive-train report {run}")
+        commands["write a report with charts"] = f"adaptive-train report {run}"
     rule = code_flags({name: spec for name, spec in code_of(config).items() if name != "policy"})
-    lines.append(f"adaptive-train compare --config {run}/run.json --policies {shlex.quote(policies)}{rule}")
-    where = f"\nin TensorBoard, curves: {CUSTOM_PAGE}\nin TensorBoard, rows by table: {ROWS_PAGE}"
-    page = where if config.tensorboard else ""
-    return "".join(f"\n  {line}" for line in lines) + page
+    compare = f"adaptive-train compare --config {run}/run.json --policies {shlex.quote(policies)}{rule}"
+    commands["train the same model under several policies and compare them"] = compare
+    return "".join(f"\n  {purpose}:\n    {command}" for purpose, command in commands.items())
 
 
 def steps_hint(config: TrainConfig, samples: int) -> str:
-    """A warning, with the batch size to try, if an epoch of files has few steps; or nothing.
+    """A warning with a better batch size if an epoch of file data has few steps; else an empty text.
 
     Args:
-        samples: that were trained, in all epochs.
+        samples: trained in all epochs.
     """
     cut_short = config.steps is not None or config.stop_at is not None or config.patience is not None
     in_epoch = samples // config.epochs
@@ -113,36 +117,36 @@ def steps_hint(config: TrainConfig, samples: int) -> str:
     if config.data in BUILT_IN or cut_short or steps >= FEW_STEPS or not LEAST_BATCH <= wanted < config.batch_size:
         return ""
     return (
-        f"warning: an epoch has {steps} steps ({in_epoch:,} samples, batch size {config.batch_size:,}), so that "
-        f"another --seed may move the AUC by several hundredths. Try --batch-size {wanted}, or more --epochs"
+        f"warning: an epoch has only {steps} steps ({in_epoch:,} samples, batch size {config.batch_size:,}), so the "
+        f"AUC depends strongly on --seed. Try --batch-size {wanted} or more --epochs"
     )
 
 
 def model_hint(config: TrainConfig, features: Sequence[str], num_dense: int) -> str:
-    """A warning if all that DLRM's top MLP sees is one dot product; or nothing."""
+    """A warning if one dot product is the only input of DLRM's top MLP; else an empty text."""
     options = config.model_options
     is_dot = options.get("interaction", "dot") == "dot" and not options.get("interaction_self", False)
     if config.model != "dlrm" or not is_dot or num_dense or len(features) != 2:
         return ""
     return (
-        f"warning: the model dlrm sees {' and '.join(features)} as one number, the dot product of their vectors, as "
-        "there are no dense inputs. Try --model deepfm or --model dcn"
+        f"warning: without dense inputs, the model dlrm reduces {' and '.join(features)} to one number: the dot "
+        "product of their vectors. Try --model deepfm or --model dcn"
     )
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The checkpoint from which a run is resumed, and how far the run had come."""
+    """The checkpoint that a run resumes from, and the progress it holds."""
 
     where: Path  # the checkpoint
     checkpoint: Checkpoint
     reached: SavedProgress
-    dropped: int  # records of batches that are trained again
-    damaged: Mapping[Path, str]  # newer checkpoints that could not be read, and why
+    dropped: int  # records removed from metrics.jsonl: their batches are trained again
+    damaged: Mapping[Path, str]  # newer checkpoints that could not be read -> reason
 
 
 class Run:
-    """One training run in its directory. `components` are new, or restored from the checkpoint in `left`."""
+    """A training run in its directory. `components` are new, or restored from the checkpoint in `left`."""
 
     def __init__(
         self,
@@ -165,8 +169,8 @@ class Run:
         tasks = tasks_of(components.model)
         self.recorder = Recorder(components.embeddings, log_every=config.log_every, tasks=tasks)
         if left:
-            again = left.reached.place.is_evaluated_next(config.steps)
-            restore_recorder(self.recorder, left.reached, left.checkpoint, left.where, again=again)
+            repeats = left.reached.place.is_evaluated_next(config.steps)
+            restore_recorder(self.recorder, left.reached, left.checkpoint, left.where, repeats_evaluation=repeats)
         self.recorder.sinks = self._sinks()
         self.trainer = Trainer(
             components.embeddings,
@@ -179,7 +183,7 @@ class Run:
         self.checkpoints = checkpoints_of(directory.path, self.ranks, keep=config.keep_checkpoints, damaged=damaged)
 
     def train(self, *, keep_scores: bool = False) -> RunSummary:
-        """Train, save, evaluate; the summary. `keep_scores`: of the latest evaluation, in the directory."""
+        """Train, save, evaluate, and return the summary. `keep_scores`: save the scores of the latest evaluation."""
         self._keep_scores = keep_scores
         features, path = [feature.name for feature in self.dataset.features], self.directory.path
         self._by = group_feature(self.config.eval_by, features)
@@ -191,7 +195,7 @@ class Run:
             self._print_stopped()
             raise
         except RanksError as error:
-            raise RanksError(f"{error}; {how_to_resume(self._where, self.config)}") from error
+            raise RanksError(f"{error}. {how_to_resume(self._where, self.config)}") from error
         summary = self._summary(evaluation)
         self.directory.finish(cast(dict[str, object], summary))
         text = summary_text(summary, self.recorder.totals, table_rows=self._table_rows)
@@ -222,7 +226,9 @@ class Run:
                 if self.guard:
                     self.guard.finish()
             if not (stop or self.recorder.steps):
-                raise InputError(f"data {self.config.data}: no training samples")
+                raise InputError(
+                    f"expected training samples, got none (data {self.config.data}). Check the files and data.holdout."
+                )
             if self.config.save:
                 self.checkpoints.finish(self.loop.place.total, self._content())
             stop.raise_exit()
@@ -241,14 +247,14 @@ class Run:
                 self._stream.write(text + "\n")
 
     def _print_stopped(self) -> None:
-        """Say what is left of a stopped run and how to resume it, once the progress line is gone."""
+        """Print how to resume a stopped run, below the progress line."""
         path = self.directory.path
-        kept = f"saved; go on with: {resume_command(path, self.config)}"
+        advice = f"saved; resume with: {resume_command(path, self.config)}"
         if not self.config.save:
-            kept = "nothing was saved, as save=false says"
+            advice = "nothing was saved because save=false"
         elif is_guarded(self.config, self.components):
-            kept = f"weights are saved in {path}; a guarded run cannot be resumed"
-        self._print(f"stopped after step {self.recorder.steps}: {kept}")
+            advice = f"the weights are saved in {path}; a guarded run cannot be resumed"
+        self._print(f"stopped after step {self.recorder.steps}: {advice}")
 
     def _save(self) -> None:
         self.checkpoints.add(self.loop.place.total, self._content())
@@ -257,7 +263,7 @@ class Run:
         return content(self.components, self.recorder, self.loop, self.guard)
 
     def _reaches_target(self, stop: StopRequest) -> bool | None:
-        """None if a signal has cut the evaluation short."""
+        """True if the evaluation ends training. None: a signal interrupted the evaluation."""
         evaluation = self._evaluate(stop)
         if evaluation is None:
             return None if stop else self._reached is not None
@@ -267,7 +273,7 @@ class Run:
         return self._reached is not None
 
     def _evaluate(self, stop: StopRequest) -> Evaluation | None:
-        """None if there is no evaluation part, or the run is to stop."""
+        """Return None if there is no evaluation part, or a signal stops the run."""
         batches = takewhile(lambda _: not stop, self.dataset.evaluation(self.config.eval_batch_size))
         keep = partial(write_scores, self.directory.path) if self._keep_scores else None
         evaluation = evaluate(self.components.embeddings, self.components.model, batches, by=self._by, keep=keep)
@@ -282,7 +288,7 @@ class Run:
     def _summary(self, evaluation: Evaluation | None) -> RunSummary:
         recorder, embeddings = self.recorder, self.components.embeddings
         seen, dropped = inputs_of(embeddings.policy)
-        # Ids that calibration saw are read again in training.
+        # Calibration reads ids that training reads again: they count once.
         out_of_range = {
             name: count - self._seen_before.get(name, 0) for name, count in self.dataset.out_of_range().items()
         }
@@ -302,7 +308,7 @@ class Run:
             summary["stop_at"] = target
         if best := best_summary(self.config, recorder.evaluations):
             summary["best"] = best
-        # What the system reads of files that are used in place is not known.
+        # Files that a policy uses in place (misses=host) are read by the system: the bytes are unknown.
         if self.config.tier.host != "memory" and embeddings.policy.misses != "host":
             summary["host_bytes_read"] = self.loop.file_bytes["bytes_read"]
             summary["host_bytes_written"] = self.loop.file_bytes["bytes_written"]
@@ -329,7 +335,7 @@ class Run:
 
 
 def total_steps(config: TrainConfig, dataset: Dataset) -> int | None:
-    """Steps of the whole run, or None if they are not known before the data are read."""
+    """Steps of the whole run, or None if the data must be read to know them."""
     samples = dataset.num_train_samples()
     if samples is None:
         return config.steps
@@ -337,20 +343,20 @@ def total_steps(config: TrainConfig, dataset: Dataset) -> int | None:
 
 
 def quality_numbers(evaluation: Evaluation) -> QualitySummary:
-    """For a summary, without what was not asked for."""
+    """The evaluation as a part of the summary; GAUC and labels only if they were evaluated."""
     numbers = asdict(evaluation)
     samples = numbers.pop("samples")
-    kept = {name: value for name, value in numbers.items() if name not in _OPTIONAL or value not in (None, {})}
+    quality = {name: value for name, value in numbers.items() if name not in _OPTIONAL or value not in (None, {})}
     if evaluation.gauc_groups is not None:
-        kept["gauc"] = evaluation.gauc
-    return cast(QualitySummary, {"auc_of": "evaluation", "eval_samples": samples, **kept})
+        quality["gauc"] = evaluation.gauc
+    return cast(QualitySummary, {"auc_of": "evaluation", "eval_samples": samples, **quality})
 
 
 _OPTIONAL = ("gauc", "gauc_groups", "labels")
 
 
 def quality_of_training(recorder: Recorder) -> QualitySummary:
-    """For a summary: of training's own predictions, each made before its batch was learnt."""
+    """Quality on training batches, each predicted before it was trained, as a part of the summary."""
     quality: QualitySummary = {
         "auc_of": "training",
         "auc": recorder.auc.value(),
@@ -364,14 +370,14 @@ def quality_of_training(recorder: Recorder) -> QualitySummary:
     return quality
 
 
-def group_feature(name: str | None, features: Sequence[str], setting: str = "eval_by=") -> int | None:
-    """Position of the feature by which samples are grouped for GAUC.
+def group_feature(name: str | None, features: Sequence[str], setting: str = "eval_by") -> int | None:
+    """Position of the feature that groups samples for GAUC.
 
     Raises:
-        ConfigError: if there is none of that name.
+        ConfigError: if the data have no feature of that name.
     """
     if name is not None and name not in features:
-        raise ConfigError(f"{setting}{name}: the data have no such feature; there are: {', '.join(features)}")
+        raise ConfigError(f"expected one of the features {', '.join(features)}, got {name} ({setting})")
     return None if name is None else features.index(name)
 
 

@@ -1,8 +1,10 @@
-"""All that a run needs to go on, as the content of a checkpoint, and back.
+"""The state of a run as the content of a checkpoint, and its restoration.
 
-A resumed run trains what it would have trained, bit for bit. For that a checkpoint holds rows, with waiting gradients
-and what is known of watched rows, the dense part, the policy's state, torch's random numbers, and the position in the
-data. Totals, AUC and file traffic are for the report. torch's optimizers are kept as named arrays: no pickle."""
+A resumed run trains exactly what it would have trained without the interruption, bit for bit. So a checkpoint holds
+the rows with accumulated updates and the facts of watched rows, the dense part, the policy's state, torch's random
+state, and the position in the data. Totals, AUC and file traffic are for the report. The state of torch's optimizers
+is stored as named arrays: no pickle.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,15 +32,15 @@ from adaptive.training.telemetry.record import EvalRecord
 from adaptive.training.telemetry.recorder import Recorder, RecorderState
 
 Arrays = dict[str, NDArray[Any]]
-OF_RULE: Final = "rule."  # before the names of a skip rule's arrays, and of its methods
+OF_RULE: Final = "rule."  # prefix of the names of a skip rule's arrays and methods
 _LONGEST_NAME: Final = 200
 
 
 def policy_state(embeddings: TieredEmbeddingBag) -> Arrays:
-    """The policy's arrays, and those of its skip rule under names of their own.
+    """The policy's arrays by name, and those of its skip rule with the prefix `rule.`.
 
     Raises:
-        PolicyError: if one fails to give them, or gives something else.
+        PolicyError: if a `state_dict` fails or returns something else.
     """
     policy = embeddings.policy
     state = _checked(policy, embeddings.runtime.ask_policy("state_dict", policy.state_dict))
@@ -49,31 +51,33 @@ def policy_state(embeddings: TieredEmbeddingBag) -> Arrays:
 
 
 def load_policy_state(embeddings: TieredEmbeddingBag, state: Mapping[str, NDArray[Any]], where: Path) -> None:
-    """Give policy and rule back what `policy_state` gave; `where`: the checkpoint.
+    """Restore policy and skip rule from the result of `policy_state`; `where`: path of the checkpoint, for messages.
 
     Raises:
-        CheckpointError: if one of them does not take it.
+        CheckpointError: if one of them rejects or changes its state.
     """
     policy = embeddings.policy
     of_rule = {name.removeprefix(OF_RULE): array for name, array in state.items() if name.startswith(OF_RULE)}
     of_policy = {name: array for name, array in state.items() if not name.startswith(OF_RULE)}
-    for name, new in policy_state(embeddings).items():  # as it is at the beginning: of its dtypes and columns
+    for name, new in policy_state(embeddings).items():  # a new policy has the right dtypes and columns
         saved = state.get(name, new)
         if (saved.dtype, saved.ndim, saved.shape[1:]) != (new.dtype, new.ndim, new.shape[1:]):
-            raise CheckpointError(f"{where}: policy array {name}: expected {new.dtype} {new.shape}, got {_text(saved)}")
+            raise CheckpointError(
+                f"expected {new.dtype} {new.shape}, got {_text(saved)} ({where}: policy array {name})"
+            )
     try:
         embeddings.runtime.ask_policy("load_state_dict", lambda: policy.load_state_dict(of_policy))
         if (rule := policy.rule) is not None:
             embeddings.runtime.ask_policy(f"{OF_RULE}load_state_dict", lambda: rule.load_state_dict(of_rule))
         taken = policy_state(embeddings)
     except PolicyError as error:
-        raise CheckpointError(f"{where}: saved by another version of the policy? {error}") from error
+        raise CheckpointError(f"{error} ({where}). Use the version of the policy that saved this checkpoint") from error
     for name in sorted(taken.keys() | state.keys()):
         if not _is_same(taken.get(name), state.get(name)):
             raise CheckpointError(
-                f"{where}: policy array {name}: expected what the policy gives back as it took it, got "
-                f"{_text(state.get(name))}, which became {_text(taken.get(name))}. It was changed, or saved by another "
-                "version of the policy"
+                f"expected an array that the policy returns unchanged, got {_text(state.get(name))}, which became "
+                f"{_text(taken.get(name))} ({where}: policy array {name}). The file was changed, or another version of "
+                "the policy saved it"
             )
 
 
@@ -88,28 +92,28 @@ def _text(array: NDArray[Any] | None) -> str:
 
 
 def _checked(owner: Policy | SkipRule, state: object) -> Arrays:
-    """A copy of the state, if it is one that a checkpoint takes."""
+    """Return a copy of the state; raise PolicyError if a checkpoint cannot hold it."""
     kind = "policy" if isinstance(owner, Policy) else "skip rule"
-    what = f"{kind} {type(owner).__name__}.state_dict must return"
+    where = f"{kind} {type(owner).__name__}.state_dict"
     if not isinstance(state, dict):
-        raise PolicyError(f"{what} a dict of arrays, found {type(state).__name__}")
+        raise PolicyError(f"expected a dict of arrays, got {type(state).__name__} ({where})")
     arrays: Arrays = {}
     for name, array in state.items():
         is_name = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable()
         if not is_name or set(name) & set("/\\") or (kind == "policy" and name.startswith(OF_RULE)):
             raise PolicyError(
-                f"{what} arrays by names of up to {_LONGEST_NAME} letters, digits and signs but slashes, found "
-                f"{printable(repr(name))[:80]}"
+                f"expected array names of up to {_LONGEST_NAME} printable characters without slashes, got "
+                f"{printable(repr(name))[:80]} ({where})"
             )
         if not isinstance(array, np.ndarray) or array.dtype.str not in DTYPES:
-            has = f"dtype {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise PolicyError(f"{what} numpy arrays of {', '.join(DTYPES)}, found {has} under {name!r}")
+            got = f"dtype {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise PolicyError(f"expected numpy arrays of {', '.join(DTYPES)}, got {got} ({where}, {name!r})")
         arrays[name] = np.array(array)
     return arrays
 
 
 def optimizer_arrays(optimizer: torch.optim.Optimizer) -> Arrays:
-    """`<number of the parameter>.<name>` -> copy of what the optimizer keeps of it, of the parameter's shape or ()."""
+    """The optimizer's state: `<number of the parameter>.<name>` -> copy, of the parameter's shape or ()."""
     states = optimizer.state_dict()["state"]
     return {
         f"{number}.{name}": np.array(torch.as_tensor(value).detach().cpu().numpy())
@@ -120,62 +124,59 @@ def optimizer_arrays(optimizer: torch.optim.Optimizer) -> Arrays:
 
 
 def load_optimizer_arrays(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Restore what `optimizer_arrays` gave, into an optimizer of parameters of the same shapes; settings stay.
+    """Restore the result of `optimizer_arrays` into an optimizer whose parameters have the same shapes.
 
     Raises:
-        CheckpointError: if the arrays are of other parameters or another optimizer; nothing is changed then.
+        CheckpointError: if the arrays belong to other parameters or another optimizer; the optimizer is unchanged.
     """
     check_optimizer_arrays(optimizer, arrays)
     states: dict[int, dict[str, torch.Tensor]] = {}
     for name, value in arrays.items():
-        number, _, what = name.partition(".")
-        states.setdefault(int(number), {})[what] = torch.from_numpy(value.copy())
+        number, _, key = name.partition(".")
+        states.setdefault(int(number), {})[key] = torch.from_numpy(value.copy())
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
 
 
 def check_optimizer_arrays(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Compare arrays with what the optimizer keeps of its parameters, each of which has a step count at most and
-    arrays of its own shape.
+    """Check that arrays can be the optimizer's state: a step count or an array of the parameter's shape each.
 
     Raises:
-        CheckpointError: if one is of no parameter, or something else.
+        CheckpointError: if an array has no parameter, or another dtype or shape.
     """
     shapes = [tuple(parameter.shape) for group in optimizer.param_groups for parameter in group["params"]]
     expected = {}
     for name in arrays:
-        number, _, what = name.partition(".")
-        if not (number.isdecimal() and what and int(number) < len(shapes)):
-            raise CheckpointError(
-                f"optimizer {name!r}: expected a name of parameters 0 to {len(shapes) - 1}, got another"
-            )
-        least = 0 if what in _NOT_NEGATIVE else None
-        expected[name] = Expected(np.dtype(np.float32), () if what == "step" else shapes[int(number)], least)
+        number, _, key = name.partition(".")
+        if not (number.isdecimal() and key and int(number) < len(shapes)):
+            raise CheckpointError(f"expected an array of parameters 0 to {len(shapes) - 1}, got {name!r} (optimizer)")
+        least = 0 if key in _NOT_NEGATIVE else None
+        expected[name] = Expected(np.dtype(np.float32), () if key == "step" else shapes[int(number)], least)
     check_arrays(arrays, expected, "optimizer ")
 
 
-_NOT_NEGATIVE: Final = ("step", "sum", "exp_avg_sq", "max_exp_avg_sq", "square_avg")  # of torch's optimizers
+_NOT_NEGATIVE: Final = ("step", "sum", "exp_avg_sq", "max_exp_avg_sq", "square_avg")  # keys of torch's optimizers
 
 
 def check_dense(model: torch.nn.Module, dense: Mapping[str, torch.Tensor]) -> None:
-    """Compare tensors with those of a model.
+    """Compare saved tensors with those of a model.
 
     Raises:
         CheckpointError: if one has another dtype or shape, or is not finite.
     """
-    needed, arrays = model.state_dict(), {name: tensor.numpy() for name, tensor in dense.items()}
+    current, arrays = model.state_dict(), {name: tensor.numpy() for name, tensor in dense.items()}
     expected = {}
-    for name in needed.keys() & arrays.keys():  # torch tells of others
-        dtype = np.dtype(str(needed[name].dtype).removeprefix("torch."))
-        expected[name] = Expected(dtype, tuple(needed[name].shape), hint="The model must be the one that was saved")
+    for name in current.keys() & arrays.keys():  # load_state_dict reports missing and unexpected names
+        dtype = np.dtype(str(current[name].dtype).removeprefix("torch."))
+        expected[name] = Expected(dtype, tuple(current[name].shape), hint="The model must be the one that was saved")
     check_arrays(arrays, expected, "dense ")
 
 
 RANDOM, CUDA = "torch_random", "cuda_random_"
-_GUARDED: Final = "the guard's copy of the run, and what it has judged, are in no checkpoint"
+_GUARDED: Final = "a checkpoint does not hold the guard's copy of the run"
 
 
 class SavedProgress(BaseModel):
-    """How far a run had come; `progress` in a checkpoint's `meta`."""
+    """Progress of a run; `progress` in the `meta` of a checkpoint."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -184,11 +185,11 @@ class SavedProgress(BaseModel):
     file_bytes: dict[str, int]
     device_rows: int = Field(ge=0)
     evaluations: list[dict[str, Any]]
-    metrics: Written | None  # None: this rank writes none
+    metrics: Written | None  # None: this rank writes no metrics.jsonl
 
 
 def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard | None) -> Checkpoint:
-    """What `save_checkpoint` is given. Call it between two stretches of the loop."""
+    """The content of a checkpoint. Call it between two stretches of the loop, when no batch is in flight."""
     reached = SavedProgress(
         place=loop.place,
         recorder=recorder.state(),
@@ -216,24 +217,23 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
 
 
 def reached_by(checkpoint: Checkpoint, where: Path) -> SavedProgress:
-    """How far the run in a checkpoint had come.
+    """The progress of the run in a checkpoint.
 
     Raises:
-        CheckpointError: if no run can go on from the checkpoint.
+        CheckpointError: if no run can resume from the checkpoint.
     """
     try:
         reached = SavedProgress.model_validate(checkpoint.meta.get("progress"))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, ("meta", "progress", *first["loc"])))
-        raise CheckpointError(f"{where}: {place}: {first['msg']}, found {str(first['input'])[:200]!r}") from error
+        raise CheckpointError(f"{first['msg']}, got {str(first['input'])[:200]!r} ({where}: {place})") from error
     _check_counts(reached, checkpoint.meta, where)
     return reached
 
 
 def _check_counts(reached: SavedProgress, meta: Mapping[str, object], where: Path) -> None:
-    """Check that what is counted in several places is the same everywhere: records of later steps are dropped, and
-    batches passed over, by it."""
+    """Check that counts stored in several places agree: resuming drops records and passes over batches by them."""
     place, so_far = reached.place, reached.recorder.so_far
     pairs = {
         "steps": (meta.get("steps"), so_far.step),
@@ -244,15 +244,14 @@ def _check_counts(reached: SavedProgress, meta: Mapping[str, object], where: Pat
         pairs |= {"batches of the first epoch": (place.taken, place.total), "steps before it": (place.before, 0)}
     for name, (stated, counted) in pairs.items():
         if stated != counted or isinstance(stated, bool):
-            got = f"{str(stated)[:80]} in one place, {counted} in another"
-            raise CheckpointError(f"{where}: {name}: {got}; it is damaged")
+            raise CheckpointError(f"expected {counted} {name}, got {str(stated)[:80]} ({where}). The file is damaged")
 
 
 def restore(components: Components, checkpoint: Checkpoint, where: Path) -> None:
-    """Restore rows, dense part, policy and torch's random numbers.
+    """Restore rows, dense part, optimizers, policy and torch's random state.
 
     Raises:
-        CheckpointError: if the checkpoint is of another run.
+        CheckpointError: if the checkpoint does not fit the run.
     """
     with _naming(where):
         check_optimizer_arrays(components.optimizer, checkpoint.optimizer)
@@ -262,15 +261,18 @@ def restore(components: Components, checkpoint: Checkpoint, where: Path) -> None
         load_optimizer_arrays(components.optimizer, checkpoint.optimizer)
         torch.set_rng_state(torch.from_numpy(checkpoint.run[RANDOM]))
         for number in range(torch.cuda.device_count()):
-            if (name := f"{CUDA}{number}") in checkpoint.run:  # or else the run is moved to another machine
+            if (name := f"{CUDA}{number}") in checkpoint.run:  # missing if the run comes from a machine with fewer GPUs
                 torch.cuda.set_rng_state(torch.from_numpy(checkpoint.run[name]), number)
     load_policy_state(components.embeddings, checkpoint.policy, where)
 
 
 def restore_recorder(
-    recorder: Recorder, reached: SavedProgress, checkpoint: Checkpoint, where: Path, *, again: bool
+    recorder: Recorder, reached: SavedProgress, checkpoint: Checkpoint, where: Path, *, repeats_evaluation: bool
 ) -> None:
-    """Restore the recorder's totals, AUC and evaluations; `again`: but for that of this very step, which is made again.
+    """Restore the recorder's totals, AUC and evaluations.
+
+    Args:
+        repeats_evaluation: leave out an evaluation of the current step: the run repeats it.
 
     Raises:
         CheckpointError: if the checkpoint does not hold them.
@@ -280,25 +282,31 @@ def restore_recorder(
         records = [from_json(values) for values in reached.evaluations]
         evaluations = [record for record in records if isinstance(record, EvalRecord)]
         if len(evaluations) < len(records):
-            raise ValueError("an evaluation is needed")
-        recorder.evaluations = [record for record in evaluations if not (again and record.step == recorder.steps)]
+            raise ValueError("expected records of evaluations only")
+        if repeats_evaluation:
+            evaluations = [record for record in evaluations if record.step != recorder.steps]
+        recorder.evaluations = evaluations
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CheckpointError(f"{where}: meta.progress.recorder: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"{type(error).__name__}: {error} ({where}: meta.progress.recorder)") from error
 
 
 def refuse_guarded_saves(config: TrainConfig, components: Components | ComponentsOutline) -> None:
-    """Refuse to save checkpoints of a guarded run, from which it could not be resumed.
+    """Refuse settings that a guarded run cannot keep: checkpoints, and evaluations within an epoch.
 
     Raises:
-        ConfigError: if checkpoints are to be made of a run that a guard could not go on guarding, or its look-ahead is
-            to end within a pass, which the guard's copy would not do.
+        ConfigError: for `save_every` or `eval_every` in a guarded run.
     """
-    if config.save_every is not None and is_guarded(config, components):
-        raise ConfigError(f"save_every={config.save_every}: {_GUARDED}; set guard or save_every to null")
-    if config.eval_every is not None and is_guarded(config, components):
+    if not is_guarded(config, components):
+        return
+    if config.save_every is not None:
         raise ConfigError(
-            f"eval_every={config.eval_every}: ends the look-ahead within an epoch, which no guarded run does; "
-            "set guard or eval_every to null"
+            f"expected save_every=null in a guarded run, got {config.save_every}: {_GUARDED}. Set guard or save_every "
+            "to null"
+        )
+    if config.eval_every is not None:
+        raise ConfigError(
+            f"expected eval_every=null in a guarded run, got {config.eval_every}: the guard's copy trains epochs "
+            "without a break. Set guard or eval_every to null"
         )
 
 
@@ -310,20 +318,20 @@ def refuse_guarded_resume(config: TrainConfig, components: Components, where: Pa
     """
     if is_guarded(config, components):
         raise ConfigError(
-            f"{where}: the run is guarded and cannot be resumed: {_GUARDED}; evaluate it, or train anew, without "
-            "a guard (guard=null) if it is to be resumed one day"
+            f"expected a run without a guard, got a guarded run ({where}): {_GUARDED}, so it cannot be resumed. "
+            "Evaluate it, or train again with guard=null"
         )
 
 
 def is_guarded(config: TrainConfig, components: Components | ComponentsOutline) -> bool:
-    """Whether a guard is set and has something to guard; one that has not would lose nothing in a checkpoint."""
+    """True if a guard is set and the policy skips something; otherwise the guard has no state to lose."""
     embeddings = components.embeddings
     skips = embeddings.drops_updates or embeddings.defers or drops_inputs(embeddings.policy)
     return config.guard is not None and skips
 
 
 def table_facts(components: Components) -> list[dict[str, object]]:
-    """Facts of each table that must be equal for saved rows to fit."""
+    """For each table the facts that must match saved rows."""
     names = ("name", "num_embeddings", "embedding_dim")
     return [{name: getattr(table, name) for name in names} for table in components.tables]
 
@@ -332,18 +340,18 @@ def restore_weights(components: Components, checkpoint: Checkpoint, *, where: Pa
     """Restore rows and dense weights.
 
     Raises:
-        CheckpointError: if they are of other tables or another model.
+        CheckpointError: if they belong to other tables or another model.
     """
-    if not isinstance(checkpoint.meta.get("steps"), int):
-        raise CheckpointError(f"{where}: expected the number of steps trained, found {checkpoint.meta.get('steps')!r}")
-    needed, saved = table_facts(components), checkpoint.meta.get("tables")
-    if saved != needed:
-        raise CheckpointError(f"{where}: saved for other tables: expected {needed}, found {saved}")
+    if not isinstance(steps := checkpoint.meta.get("steps"), int):
+        raise CheckpointError(f"expected a number of steps, got {steps!r} ({where}: meta.steps)")
+    expected, saved = table_facts(components), checkpoint.meta.get("tables")
+    if saved != expected:
+        raise CheckpointError(f"expected the tables {expected}, got {saved} ({where})")
     dealt = checkpoint.meta.get("dealt", FORMULA)
     if components.embeddings.ranks.size > 1 and dealt != FORMULA:
         raise CheckpointError(
-            f"{where}: its rows are dealt out to ranks by {str(dealt)[:200]!r}, here by {FORMULA!r}; one process can "
-            "read it"
+            f"expected rows assigned to ranks by {FORMULA!r}, got {str(dealt)[:200]!r} ({where}). Read it in one "
+            "process"
         )
     with _naming(where):
         check_dense(components.model, checkpoint.dense)
@@ -353,8 +361,8 @@ def restore_weights(components: Components, checkpoint: Checkpoint, *, where: Pa
 
 @contextmanager
 def _naming(where: Path) -> Iterator[None]:
-    """Inside, whatever does not fit is told with the checkpoint's path; torch raises RuntimeError for shapes."""
+    """Turn errors inside into a CheckpointError with the checkpoint's path; torch raises RuntimeError for shapes."""
     try:
         yield
     except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{where}: saved for another model or optimizer: {error}") from error
+        raise CheckpointError(f"expected weights of this model and optimizer, got others: {error} ({where})") from error

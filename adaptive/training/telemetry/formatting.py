@@ -1,4 +1,4 @@
-"""Numbers as people read them, for the progress line and the end of a run. A number that is None is a dash."""
+"""Numbers as text for progress lines and reports. None is shown as a dash."""
 
 import math
 
@@ -17,24 +17,23 @@ def score_text(number: float | None) -> str:
 
 
 def accuracy_text(share: float | None) -> str:
-    """`78.86 %`, with the two decimals that papers give."""
-    return "-" if share is None else f"{100 * share:.2f} %"
+    """`78.86%`, with the two decimals that papers give."""
+    return "-" if share is None else f"{100 * share:.2f}%"
 
 
 def percent_text(share: float | None) -> str:
-    """A share between 0 and 1: `91.2 %`. What is not nothing (or not all) never reads as if it were."""
+    """A share between 0 and 1: `91.2%`. Only exactly 0 and 1 read as `0.0%` and `100.0%`."""
     if share is None:
         return "-"
     if 0 < share < 0.0005:
-        return "<0.1 %"
+        return "<0.1%"
     if 0.9995 <= share < 1:
-        return ">99.9 %"
-    return f"{100 * share:.1f} %"
+        return ">99.9%"
+    return f"{100 * share:.1f}%"
 
 
 def number_text(name: str, number: float | None) -> str:
-    """A number that a policy reports: a `..._share` in per cent, `..._bytes` in units, others with up to four digits
-    behind the point."""
+    """A number that a policy reports: `..._share` in percent, `..._bytes` in units, else up to four decimals."""
     if number is None or not math.isfinite(number):
         return "-"
     if name.endswith("_share"):
@@ -45,7 +44,7 @@ def number_text(name: str, number: float | None) -> str:
 
 
 def short_text(number: float) -> str:
-    """Four digits that count, and all of those before the point: `0.07213`, `17,790`; never 1.779e+04."""
+    """Four significant digits, and all digits before the point: `0.07213`, `17,790`; never 1.779e+04."""
     return f"{number:,.0f}" if 1000 <= abs(number) < 1e15 else f"{number:.4g}"
 
 
@@ -54,7 +53,7 @@ def bytes_text(size: float | None) -> str:
     if size is None:
         return "-"
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1023.95:  # what would read as 1024.0 is the next unit's 1.0
+        if size < 1023.95:  # rounded, more would read as 1024.0
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
@@ -69,9 +68,9 @@ def duration_text(seconds: float | None) -> str:
 
 
 def guard_text(record: GuardRecord) -> str:
-    """`reduce skipping to 25.0 % from batch 850 on: ...`"""
+    """`reduce skipping to 25.0% from batch 850 on: ...`"""
     what = {
-        "keep": f"keep skipping at {percent_text(record.allowance)} of what the policy asks for",
+        "keep": f"keep skipping at {percent_text(record.allowance)} of what the policy requests",
         "reduce": f"reduce skipping to {percent_text(record.allowance)} from batch {record.from_step} on",
         "stop": f"stop skipping from batch {record.from_step} on",
     }
@@ -79,20 +78,23 @@ def guard_text(record: GuardRecord) -> str:
 
 
 def policy_text(spec: str, policy: Policy) -> str:
-    """What a run begins with: `policy lru: missed rows are fetched ahead; skips nothing`.
+    """The first line of a run: `policy lru: prefetches missed rows; skips no updates`.
 
     Args:
-        spec: the policy as it was asked for.
-        policy: as it was made, with the skip rule that the run lets it carry.
+        spec: the policy as the user named it.
+        policy: the instance, with the skip rule that it carries in this run.
     """
-    misses = "are fetched ahead" if policy.misses == "prefetch" else "stay on the host"
-    return f"policy {spec}: missed rows {misses}; {skip_text(policy.rule)}"
+    misses = "prefetches missed rows" if policy.misses == "prefetch" else "leaves missed rows on the host"
+    return f"policy {spec}: {misses}; {skip_text(policy.rule)}"
 
 
 def skip_text(rule: SkipRule | None) -> str:
-    """The skip rule with its mode: `skip rule defer by least: gradients wait for up to 16 visits`."""
+    """The skip rule with its mode: `skip rule defer by least accumulates updates for up to 16 visits of a row`."""
     if rule is None or not (rule.leaves_out or rule.drops_inputs or rule.at_most > 1):
-        return "skips nothing"
-    waits = f"gradients wait for up to {rule.at_most} visits"
-    done = "leaves updates out" if rule.leaves_out else "leaves inputs out" if rule.drops_inputs else waits
-    return f"skip rule {' '.join(filter(None, (type(rule).__name__.lower(), rule.mode)))}: {done}"
+        return "skips no updates"
+    effect = f"accumulates updates for up to {rule.at_most} visits of a row"
+    if rule.leaves_out:
+        effect = "drops updates"
+    elif rule.drops_inputs:
+        effect = "drops inputs"
+    return f"skip rule {' '.join(filter(None, (type(rule).__name__.lower(), rule.mode)))} {effect}"

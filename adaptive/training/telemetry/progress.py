@@ -1,4 +1,4 @@
-"""How far a run is: one line that is kept up to date on a terminal, one plain line per interval elsewhere."""
+"""Progress of a run: a line that is updated in place on a terminal, a plain line per interval elsewhere."""
 
 import io
 import os
@@ -21,14 +21,14 @@ EVERY = 5.0  # seconds between two lines
 
 
 class Countdown:
-    """Tells now and then how much is done: `120,000 of 400,000 samples counted, about 0:00:07 left`.
+    """Prints every few seconds how much is done: `120,000 of 400,000 samples counted, about 0:00:07 left`.
 
     Args:
         write: called with each line.
-        what: what is counted, such as `samples counted`.
-        total: of it; None: unknown, unless it is given later. Then nothing is said of the time left.
-        text: of a number of what is counted.
-        now: seconds; tests give their own clock.
+        what: unit of the count, such as `samples counted`.
+        total: the count at the end. None: not known yet, and no remaining time is shown.
+        text: formats a count.
+        now: clock in seconds; tests pass their own.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Countdown:
         self._started = self._latest = now()
 
     def __call__(self, done: int, total: int | None = None) -> None:
-        """So much is done, of so much; says so if the latest line is old enough."""
+        """Print a line for `done` of `total` if the latest line is old enough."""
         now = self._now()
         self._total = self._total if total is None else total
         if now - self._latest < EVERY:
@@ -58,17 +58,17 @@ class Countdown:
 
 
 class Progress:
-    """Shows the intervals of a run on a stream, usually stderr. A stream that fails (closed pipe) ends the showing.
+    """Prints the intervals of a run to a stream, usually stderr, until the stream fails (closed pipe).
 
-    The environment is obeyed: `TERM=dumb` gives plain lines on a terminal too, `NO_COLOR` a line without colours.
+    `TERM=dumb` gives plain lines on a terminal too, `NO_COLOR` a line without colors.
     """
 
     def __init__(self, stream: TextIO, total_steps: int | None, *, first_step: int = 0, first_samples: int = 0) -> None:
         """
         Args:
             stream: where to write.
-            total_steps: of the whole run, or None if not known yet; then there is no ETA.
-            first_step, first_samples: where a continued run begins.
+            total_steps: of the whole run; None: not known, so no ETA is shown.
+            first_step, first_samples: counts at which a resumed run starts.
         """
         self._stream = _Guarded(stream)
         self._total_steps = total_steps
@@ -83,7 +83,7 @@ class Progress:
             self._interval(record)
         elif isinstance(record, EvalRecord):
             self._line(
-                f"evaluation after step {record.step}: auc {score_text(record.auc)}, "
+                f"evaluation after step {record.step}: AUC {score_text(record.auc)}, "
                 f"log loss {score_text(record.log_loss)}, accuracy {accuracy_text(record.accuracy)}, "
                 f"{count_text(record.samples)} samples"
             )
@@ -91,7 +91,7 @@ class Progress:
             self._line(f"guard after step {record.step}: {guard_text(record)}")
 
     def close(self) -> None:
-        """Leave the terminal as it was found."""
+        """Restore the terminal."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -115,20 +115,20 @@ class Progress:
         moved = bytes_text(counts.moved_bytes / seconds) if seconds else "-"
         return (
             f"{count_text(record.samples_per_s)} samples/s | loss {score_text(record.loss)} | "
-            f"auc so far {score_text(record.auc)} | hit {percent_text(record.hit_rate)} | moved {moved}/s | "
-            f"not written {percent_text(counts.skipped_update_share)} | "
-            f"eta {duration_text(self._remaining(record.step))}"
+            f"running AUC {score_text(record.auc)} | hit rate {percent_text(record.hit_rate)} | moved {moved}/s | "
+            f"skipped {percent_text(counts.skipped_update_share)} | "
+            f"ETA {duration_text(self._remaining(record.step))}"
         )
 
     def _remaining(self, step: int) -> float | None:
-        """Seconds to go, if the mean speed so far stays."""
+        """Seconds left at the mean speed so far."""
         if self._total_steps is None or not self._totals.steps:
             return None
         return max(self._total_steps - step, 0) * self._totals.seconds / self._totals.steps
 
 
 class _Guarded(io.TextIOBase):
-    """A stream that falls silent at its first error. rich would end the process on a closed pipe."""
+    """A stream that ignores writes after its first error. rich would end the process on a closed pipe."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream: TextIO | None = stream
@@ -136,7 +136,7 @@ class _Guarded(io.TextIOBase):
         self._isatty = stream.isatty()
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]  # which characters the bar may use
+    def encoding(self) -> str:  # type: ignore[override]  # rich picks the characters of the bar by it
         return self._encoding
 
     def isatty(self) -> bool:
@@ -153,7 +153,7 @@ class _Guarded(io.TextIOBase):
 
 
 class _Bar:
-    """One line at the bottom of a terminal. It is drawn when there is something new, by no thread of its own."""
+    """A progress bar at the bottom of a terminal. The calling thread draws it; rich starts no thread."""
 
     def __init__(self, stream: _Guarded, total_steps: int | None) -> None:
         import rich.console  # 50 ms that only a terminal pays for

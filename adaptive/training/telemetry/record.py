@@ -19,9 +19,11 @@ STAGES: Final = (
 )  # fmt: skip
 """The stages of a step, in order; keys of `time_ms`.
 
-The first five run beside training. The others are the training thread's and add up to the step: `update` is the
-optimizer of the dense part, `row_update` that of the rows, `other` what is left of the step's wall time.
+Stages after the look-ahead's are the training thread's and add up to the step: `update` is the optimizer of the dense
+part, `row_update` that of the rows, `other` the rest of the step's wall time.
 """
+LOOK_AHEAD_STAGES: Final = (*STAGES[:5], "policy")
+"""Keys of `time_ms` for work in parallel to training; `policy` is the part of `learn` and `plan` inside the policy."""
 
 
 def share(part: int, whole: int) -> float | None:

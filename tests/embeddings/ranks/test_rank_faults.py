@@ -60,7 +60,10 @@ def test_a_bug_ends_the_others_with_10(pool: RankPool, tmp_path: Path) -> None:
     assert codes(outcomes) == [10, 1]
     assert "bug: KeyError" in outcomes[1].err
     assert "rank 1 of 2" in outcomes[0].err and "KeyError: 'a bug'" in outcomes[0].err
-    assert "checkpoint-2 is whole: go on, on any number of ranks, with adaptive-train run --resume" in outcomes[0].err
+    assert (
+        "checkpoint-2 is complete. Resume from it on any number of ranks: adaptive-train run --resume"
+        in outcomes[0].err
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -78,7 +81,7 @@ def test_a_full_disk_ends_all_and_leaves_a_whole_checkpoint(pool: RankPool, tmp_
 @pytest.mark.parametrize(
     ("stage", "how", "code", "told"),
     [
-        ("update", "term", 143, r"stopped after step [34]: saved; go on with"),
+        ("update", "term", 143, r"stopped after step [34]: saved; resume with"),
         ("update", "drift", 10, "step 4: expected the same dense weights on all ranks, .* on rank 0 of 2"),
         ("backward", "out-of-step", 10, "out of step: .* as on rank 0 of 2.* gradients of batch 77"),
     ],

@@ -98,11 +98,11 @@ def test_a_page_says_what_the_run_recorded(tmp_path: Path) -> None:
     assert rows(found["Stages of a step"])["backward"] == ["3.00"]
     assert rows(found["Traffic"])["rows to the device"] == [str(2 * 7 * 10)]
     user = rows(found["Traffic"])["user"]
-    assert user[:3] == ["1,000", "40", "1,000"] and user[-3:] == ["20", "4", "2.0 %"]
+    assert user[:3] == ["1,000", "40", "1,000"] and user[-3:] == ["20", "4", "2.0%"]
     assert pictures(found["Tier movement"])[0] == "mine: rows on the device by table"
     assert rows(found["What the policy reports"])["rate"] == ["4"]
     assert pictures(found["What the policy reports"]) == ["rate"]  # what never changes has no curve
-    assert rows(found["The guard's decisions"])["30"][1] == "100.0 % to 25.0 %"
+    assert rows(found["The guard's decisions"])["30"][1] == "100.0% to 25.0%"
     assert GUARDED.trigger in rows(found["The guard's decisions"])["30"]
     assert rows(found["Settings"])["tier.host"] == ["memory"]
     assert rows(found["Data, versions and machine"])["version of torch"] == ["2.0"]

@@ -82,8 +82,8 @@ def test_tensorboard_shows_what_there_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("verdict", "allowance", "expected"),
     [
-        ("keep", 0.5, "keep skipping at 50.0 % of what the policy asks for: why"),
-        ("reduce", 0.25, "reduce skipping to 25.0 % from batch 810 on: why"),
+        ("keep", 0.5, "keep skipping at 50.0% of what the policy requests: why"),
+        ("reduce", 0.25, "reduce skipping to 25.0% from batch 810 on: why"),
         ("stop", 0.0, "stop skipping from batch 810 on: why"),
         ("idle", 1.0, "idle: why"),
     ],
@@ -106,7 +106,7 @@ def test_every_decision_is_in_every_view(tmp_path: Path) -> None:
     found = run(tmp_path, Freeze, {"budget": 0.05}, tensorboard=True, stream=stream)
     lines = [line for line in stream.getvalue().splitlines() if line.startswith("guard")]
     assert len(lines) == len(found.decisions) == 2
-    about = "reduce skipping to 21.9 % from batch 56 on: expected change of AUC by the end -0.13"
+    about = "reduce skipping to 21.9% from batch 56 on: expected change of AUC by the end -0.13"
     assert lines[0].startswith(f"guard after step 50: {about}")
     assert [json.loads(json.dumps(asdict(r))) for r in found.decisions] == found.summary["guard_decisions"]
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -116,7 +116,7 @@ def test_every_decision_is_in_every_view(tmp_path: Path) -> None:
     low = [event.value for event in events.Scalars("7_guard/auc_difference_low")]
     assert low == [pytest.approx(r.auc_difference_ci[0]) for r in found.decisions if r.auc_difference_ci]
     texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("7_guard/decision")]
-    assert texts[0].startswith(about) and texts[1].startswith("keep skipping at 21.9 % of what the policy asks for")
+    assert texts[0].startswith(about) and texts[1].startswith("keep skipping at 21.9% of what the policy requests")
 
 
 def test_the_account_of_what_a_guard_costs(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_the_account_of_what_a_guard_costs(tmp_path: Path) -> None:
     assert reduced.fork_bytes > 4 * 4 * 250  # most of 347 rows of width 4
     assert found.summary["time_ms"]["guard"] > 0
     assert (
-        "guard: decisions reduce, keep; skipping is allowed at 21.9 % of what the policy asks for; forks trained 66 "
-        "batches more (36.7 %), 38 were judged; what was skipped in 36 batches has been undone\n"
+        "guard: decisions: reduce, keep; the policy may do 21.9% of its skipping; forks trained 66 extra batches "
+        "(36.7%) and 38 were judged; skipping was undone in 36 batches\n"
     ) in found.summary["table"]
 
 

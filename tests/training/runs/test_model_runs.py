@@ -235,7 +235,7 @@ def test_code_that_only_a_run_names_is_not_run(tmp_path: Path, data: Callable[..
 
 def test_the_feature_of_gauc_must_be_there(tmp_path: Path, data: Callable[..., ToyData]) -> None:
     data()
-    with pytest.raises(ConfigError, match="eval_by=you: the data have no such feature; there are: site, user, hour"):
+    with pytest.raises(ConfigError, match=r"one of the features site, user, hour, got you \(eval_by\)"):
         train_run(toy_config(out=str(tmp_path), eval_by="you"))
 
 

@@ -1,4 +1,4 @@
-"""The commands that a run's report ends with, and warnings of runs that can hardly learn."""
+"""The commands at the end of a run's report, and warnings about runs that can hardly learn."""
 
 import shlex
 import subprocess
@@ -17,30 +17,33 @@ from adaptive.training.runs.run import model_hint, next_commands, steps_hint
 ALL: dict[str, Any] = {"has_evaluation": True, "which": lambda name: f"/bin/{name}", "is_installed": lambda name: True}
 
 
-def test_each_names_the_run_as_a_shell_takes_it() -> None:
+def test_commands_quote_the_run_directory() -> None:
     text = next_commands(Path("runs/my run"), TrainConfig(policy="lfu"), **ALL)
-    assert [shlex.split(line) for line in text.splitlines()[1:-2]] == [
+    assert [shlex.split(line) for line in text.splitlines()[2::2]] == [
         ["tensorboard", "--logdir", "runs"],
         ["adaptive-train", "eval", "runs/my run"],
         ["adaptive-train", "report", "runs/my run"],
         ["adaptive-train", "compare", "--config", "runs/my run/run.json", "--policies", "lru,lfu,slipstream"],
     ]
-    assert text.splitlines()[-2:] == [
-        "in TensorBoard, curves: http://localhost:6006/#custom_scalars",
-        "in TensorBoard, rows by table: http://localhost:6006/#adaptive_rows",
+    assert text.splitlines()[1::2] == [
+        "  view curves at http://localhost:6006/#custom_scalars and the rows of each table at "
+        "http://localhost:6006/#adaptive_rows:",
+        "  evaluate the saved weights:",
+        "  write a report with charts:",
+        "  train the same model under several policies and compare them:",
     ]
 
 
-def test_what_the_run_did_not_write_is_not_named_and_its_policy_is_compared() -> None:
+def test_only_existing_outputs_are_suggested() -> None:
     config = TrainConfig(policy="fae", save=False, tensorboard=False)
     text = next_commands(Path("runs/a"), config, **ALL)
-    assert text.splitlines()[1:] == [
-        "  adaptive-train report runs/a",
-        "  adaptive-train compare --config runs/a/run.json --policies lru,lfu,slipstream,fae",
+    assert text.splitlines()[2::2] == [
+        "    adaptive-train report runs/a",
+        "    adaptive-train compare --config runs/a/run.json --policies lru,lfu,slipstream,fae",
     ]
 
 
-def test_only_commands_that_work_are_named() -> None:
+def test_only_commands_that_can_work_are_suggested() -> None:
     """No `eval` of data without an evaluation part, no `report` without matplotlib."""
     text = next_commands(Path("runs/a"), TrainConfig(), **{**ALL, "has_evaluation": False})
     assert "report" in text and "eval" not in text
@@ -48,9 +51,9 @@ def test_only_commands_that_work_are_named() -> None:
     assert "eval" in text and "report" not in text
 
 
-def test_where_programs_are_not_on_the_path_it_says_how_they_get_there() -> None:
+def test_the_environment_is_activated_first_if_needed() -> None:
     text = next_commands(Path("a"), TrainConfig(), has_evaluation=True, which=lambda name: None)
-    assert text.splitlines()[1] == f"  source {shlex.quote(sys.prefix)}/bin/activate"
+    assert text.splitlines()[2] == f"    source {shlex.quote(sys.prefix)}/bin/activate"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"]])
@@ -61,7 +64,7 @@ def test_the_package_can_be_run_as_a_module(words: list[str]) -> None:
 
 def test_few_steps_propose_a_batch_size() -> None:
     config = TrainConfig(data="csv:small.csv", batch_size=2048)
-    assert "an epoch has 17 steps (33,000 samples, batch size 2,048)" in steps_hint(config, 33_000)
+    assert "an epoch has only 17 steps (33,000 samples, batch size 2,048)" in steps_hint(config, 33_000)
     assert "--batch-size 256" in steps_hint(config, 33_000)
     epochs = config.model_copy(update={"epochs": 3})
     assert steps_hint(epochs, 3 * 33_000) == steps_hint(config, 33_000)
@@ -78,7 +81,7 @@ def test_one_dot_product_proposes_other_models() -> None:
     assert model_hint(config.model_copy(update={"model_options": {"interaction": "cat"}}), names, 0) == ""
 
 
-def test_a_run_says_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_prints_both_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_csv(Path("a.csv"), [f"{n % 2},{n % 7},{n % 5}" for n in range(3200)], header="click,user,item")
     Path("s.toml").write_text(
@@ -87,5 +90,5 @@ def test_a_run_says_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     stream = StringIO()
     config = TrainConfig(data="csv:a.csv", data_options={"schema_path": "s.toml"}, out="run", tensorboard=False)
     summary = train_run(config, stream=stream)
-    assert "warning: the model dlrm sees user and item as one number" in stream.getvalue()
-    assert "warning: an epoch has 2 steps" in summary["table"] and "--batch-size 32" in summary["table"]
+    assert "the model dlrm reduces user and item to one number" in stream.getvalue()
+    assert "warning: an epoch has only 2 steps" in summary["table"] and "--batch-size 32" in summary["table"]

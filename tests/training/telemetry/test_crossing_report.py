@@ -1,4 +1,4 @@
-"""What ranks sent each other, in records, reports, TensorBoard and pages; nothing of it where one process trains."""
+"""Traffic between ranks in records, reports, TensorBoard and pages; none of it in a single process."""
 
 import copy
 from dataclasses import asdict, replace
@@ -67,13 +67,12 @@ def test_the_report_names_the_slowest_and_what_was_spared() -> None:
     one, other = on_ranks(2, work)
     assert one == other
     assert rank_lines({"ranks": one}) == [
-        "ranks: 2 on 2 hosts, 2 blocks; slowest was rank 1: 4.0 % of the others' time was waiting for it "
-        "(4.00 ms a step)",
-        "sent by each rank a step: 3.2 KiB: headers 10 B, requests 100 B, vectors 800 B, gradients 400 B, dense 2.0 KiB"
-        "; 33.3 % of gradients needed not cross",
-        "owners: the most asked one was asked for 1.50 of the mean",
-        "watched rows: the set of some rank is full, so verdicts may differ on another number of ranks: "
-        "raise skip.hot_rows",
+        "ranks: 2 on 2 hosts, 2 blocks; the others waited for rank 1 (4.00 ms per step, 4.0% of their time)",
+        "sent by each rank per step: 3.2 KiB (headers 10 B, requests 100 B, vectors 800 B, gradients 400 B, "
+        "dense 2.0 KiB); 33.3% of gradients were not sent again",
+        "load of row owners: the busiest rank served 1.50 times the mean",
+        "watched rows: the hot set of a rank is full, so another number of ranks may skip other rows. Raise "
+        "skip.hot_rows",
     ]
     assert rank_lines({}) == []
 

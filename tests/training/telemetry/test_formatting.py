@@ -1,4 +1,4 @@
-"""Numbers as people read them, and the first line of a run: placement policy, skip rule and mode."""
+"""Numbers as text, and the first line of a run: placement policy, skip rule and mode."""
 
 from typing import Any
 
@@ -18,29 +18,34 @@ from adaptive.training.telemetry.formatting import (
     short_text,
 )
 
-STAGED, ON_HOST = "missed rows are fetched ahead; ", "missed rows stay on the host; "
+PREFETCHES, ON_HOST = "prefetches missed rows; ", "leaves missed rows on the host; "
 
 
 @pytest.mark.parametrize(
     ("policy", "options", "skip", "expected"),
     [
-        ("lru", {}, {}, STAGED + "skips nothing"),
-        ("hybrid", {}, {}, ON_HOST + "skips nothing"),
-        ("random_drop", {"share": 0.2}, {}, STAGED + "skip rule drop: leaves inputs out"),
-        ("slipstream", {}, {}, STAGED + "skip rule defer by least: gradients wait for up to 16 visits"),
+        ("lru", {}, {}, PREFETCHES + "skips no updates"),
+        ("hybrid", {}, {}, ON_HOST + "skips no updates"),
+        ("random_drop", {"share": 0.2}, {}, PREFETCHES + "skip rule drop drops inputs"),
+        (
+            "slipstream",
+            {},
+            {},
+            PREFETCHES + "skip rule defer by least accumulates updates for up to 16 visits of a row",
+        ),
         (
             "slipstream",
             {"by": "visits", "at_most": 3},
             {},
-            STAGED + "skip rule defer by visits: gradients wait for up to 3 visits",
+            PREFETCHES + "skip rule defer by visits accumulates updates for up to 3 visits of a row",
         ),
-        ("slipstream", {"skip": "updates"}, {}, STAGED + "skip rule updates: leaves updates out"),
-        ("slipstream", {"skip": "inputs"}, {}, STAGED + "skip rule inputs: leaves inputs out"),
-        ("slipstream", {"skip": "off"}, {}, STAGED + "skips nothing"),
-        ("slipstream", {}, None, STAGED + "skips nothing"),
+        ("slipstream", {"skip": "updates"}, {}, PREFETCHES + "skip rule updates drops updates"),
+        ("slipstream", {"skip": "inputs"}, {}, PREFETCHES + "skip rule inputs drops inputs"),
+        ("slipstream", {"skip": "off"}, {}, PREFETCHES + "skips no updates"),
+        ("slipstream", {}, None, PREFETCHES + "skips no updates"),
     ],
 )
-def test_what_a_run_trains_under(policy: str, options: dict[str, Any], skip: Any, expected: str) -> None:
+def test_policy_text_names_policy_and_skip_rule(policy: str, options: dict[str, Any], skip: Any, expected: str) -> None:
     tier = {"device_rows": "auto"}
     data = ToyData()
     config = toy_config(policy=policy, policy_options=options, skip=skip, tier=tier)
@@ -58,17 +63,17 @@ def test_what_a_run_trains_under(policy: str, options: dict[str, Any], skip: Any
         (count_text(None), "-"),
         (score_text(0.73126), "0.7313"),
         (score_text(None), "-"),
-        (percent_text(0.9116), "91.2 %"),
-        (percent_text(0.0), "0.0 %"),
-        (percent_text(1.0), "100.0 %"),
-        (percent_text(1e-6), "<0.1 %"),
-        (percent_text(0.99999), ">99.9 %"),
+        (percent_text(0.9116), "91.2%"),
+        (percent_text(0.0), "0.0%"),
+        (percent_text(1.0), "100.0%"),
+        (percent_text(1e-6), "<0.1%"),
+        (percent_text(0.99999), ">99.9%"),
         (percent_text(None), "-"),
-        (accuracy_text(0.78864), "78.86 %"),
+        (accuracy_text(0.78864), "78.86%"),
         (accuracy_text(None), "-"),
         (number_text("swaps", 1234.0), "1,234"),
         (number_text("rate", 0.12345678), "0.1235"),
-        (number_text("waited_share", 0.5), "50.0 %"),
+        (number_text("waited_share", 0.5), "50.0%"),
         (number_text("two_home_bytes", 1536.0), "1.5 KiB"),
         (number_text("rate", float("nan")), "-"),
         (bytes_text(0), "0 B"),
@@ -91,5 +96,5 @@ def test_what_a_run_trains_under(policy: str, options: dict[str, Any], skip: Any
         (short_text(1e-6), "1e-06"),
     ],
 )
-def test_numbers_as_people_read_them(text, expected):
+def test_numbers_as_text(text, expected):
     assert text == expected

@@ -1,4 +1,4 @@
-"""What a run says while it goes: exact lines without a terminal, one kept line on one."""
+"""Progress of a run: exact lines without a terminal, one updated line on a terminal."""
 
 import io
 import re
@@ -60,19 +60,19 @@ def test_plain_lines_without_a_terminal():
     progress.write(EVAL)
     progress.close()
     assert stream.getvalue() == (
-        "step 20/1000 | 20,480 samples/s | loss 0.4521 | auc so far 0.7312 | hit 91.2 % | moved 2.0 MiB/s | "
-        "not written 20.0 % | eta 0:01:38\n"
-        "step 30/1000 | 20,480 samples/s | loss 0.4521 | auc so far - | hit - | moved 0 B/s | "
-        "not written - | eta 0:01:37\n"
-        "evaluation after step 30: auc 0.7124, log loss 0.4000, accuracy 78.86 %, 4,096 samples\n"
+        "step 20/1000 | 20,480 samples/s | loss 0.4521 | running AUC 0.7312 | hit rate 91.2% | moved 2.0 MiB/s | "
+        "skipped 20.0% | ETA 0:01:38\n"
+        "step 30/1000 | 20,480 samples/s | loss 0.4521 | running AUC - | hit rate - | moved 0 B/s | "
+        "skipped - | ETA 0:01:37\n"
+        "evaluation after step 30: AUC 0.7124, log loss 0.4000, accuracy 78.86%, 4,096 samples\n"
     )
 
 
 @pytest.mark.parametrize(
     ("total", "start", "record", "shown"),
     [
-        (1000, {"first_step": 500, "first_samples": 500 * 2048}, interval(520), ["step 520/1000", "eta 0:00:48\n"]),
-        (None, {}, interval(20), ["step 20 | ", "| eta -\n"]),
+        (1000, {"first_step": 500, "first_samples": 500 * 2048}, interval(520), ["step 520/1000", "ETA 0:00:48\n"]),
+        (None, {}, interval(20), ["step 20 | ", "| ETA -\n"]),
         (1000, {}, interval(20, samples_per_s=float("nan")), ["- samples/s", "moved -/s"]),
     ],
     ids=["continued", "no known end", "no known speed"],
@@ -91,10 +91,10 @@ def test_a_terminal_shows_one_line_with_the_same_fields(terminal):
     progress.write(EVAL)
     progress.close()
     text = terminal.getvalue()
-    assert "20,480 samples/s | loss 0.4521 | auc so far 0.7312 | hit 91.2 % | moved 2.0 MiB/s | not written" in text
+    assert "20,480 samples/s | loss 0.4521 | running AUC 0.7312 | hit rate 91.2% | moved 2.0 MiB/s | skipped" in text
     assert "20/1000" in re.sub(r"\x1b\[[0-9;]*m| ", "", text)
-    assert "evaluation after step 30: auc 0.7124, log loss 0.4000, accuracy 78.86 %, 4,096 samples" in text
-    assert re.search(r"\x1b\[[0-9;]*3[0-9]", text)  # colours
+    assert "evaluation after step 30: AUC 0.7124, log loss 0.4000, accuracy 78.86%, 4,096 samples" in text
+    assert re.search(r"\x1b\[[0-9;]*3[0-9]", text)  # colors
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
 
 

@@ -90,7 +90,7 @@ def test_a_continued_run_counts_its_own_steps():
     assert (totals.steps, totals.samples, totals.seconds) == (20, 2000, 2.0)
 
 
-def test_what_is_now_is_of_the_latest_interval():
+def test_current_counts_are_of_the_latest_interval():
     totals = totals_of(interval(10), interval(20, tables={"site": replace(SITE, resident_rows=3)}))
     assert (totals.tables["site"].resident_rows, totals.tables["user"].resident_rows) == (3, 70)
     assert totals.tables["site"].lookups == 2000
@@ -107,35 +107,38 @@ def test_a_run_without_a_step_has_a_summary():
 def test_text_written_out():
     assert text_of(interval(10), accuracy=0.78864) == (
         "policy lru: 10 steps, 1,000 samples, 1,000 samples/s\n"
-        "auc 0.7500, log loss 0.4000, accuracy 78.86 %\n"
-        "hit rate: 70.0 % of look-ups, 40.0 % of each batch's rows\n"
+        "AUC 0.7500, log loss 0.4000, accuracy 78.86%\n"
+        "hit rate: 70.0% of lookups, 40.0% of distinct rows per batch\n"
         "moved: 20 rows (2.0 KiB) to the device, 8 rows (1.0 KiB) to the host\n"
-        "ms per step: plan 1.00, wait 0.50\n"
+        "ms per step: wait 0.50\n"
+        "ms per step of look-ahead, in parallel: plan 1.00\n"
         "\n"
-        "table  look-ups  hit rate  resident  to device  to host\n"
-        "site      1,000    90.0 %        50    2.0 KiB  1.0 KiB\n"
-        "user      1,000    50.0 %        70        0 B      0 B\n"
+        "table  lookups  hit rate  rows on device  to device  to host\n"
+        "site     1,000     90.0%              50    2.0 KiB  1.0 KiB\n"
+        "user     1,000     50.0%              70        0 B      0 B\n"
     )
 
 
-def test_the_speed_without_the_first_interval_which_compiles():
+def test_speed_and_times_exclude_the_first_interval():
     """Times, too: means over the 20 later steps."""
     compiling = interval(10, samples_per_s=100.0, time_ms={"plan": 35.0, "wait": 47.0})
     text = text_of(compiling, interval(20), interval(30, time_ms={"plan": 2.0, "wait": 0.5}))
-    assert "3,000 samples, 250 samples/s (1,000 after the first interval, which compiles)\n" in text
-    assert "\nms per step after the first interval: plan 1.50, wait 0.50\n" in text
+    assert "3,000 samples, 250 samples/s (1,000 after the first interval, which includes compilation)\n" in text
+    assert (
+        "\nms per step after the first interval: wait 0.50\nms per step of look-ahead, in parallel: plan 1.50\n" in text
+    )
 
 
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ({"auc_of": "evaluation", "eval_samples": 4096}, ", on 4,096 samples held out of training\n"),
-        ({"auc_of": "training"}, ", of training's own predictions, each made before its batch was learnt\n"),
-        ({"host_bytes_read": 2048, "host_bytes_written": 0}, "files: 2.0 KiB read, 0 B written while training\n"),
-        ({"skipped_input_share": 0.125}, "dropped: 12.5 % of the inputs; compare"),
+        ({"auc_of": "evaluation", "eval_samples": 4096}, ", on 4,096 held-out samples\n"),
+        ({"auc_of": "training"}, ", on training batches, each predicted before it was trained\n"),
+        ({"host_bytes_read": 2048, "host_bytes_written": 0}, "host files: 2.0 KiB read, 0 B written during training\n"),
+        ({"skipped_input_share": 0.125}, "dropped: 12.5% of inputs. The tables differ"),
     ],
 )
-def test_what_more_a_summary_has_is_said(more, expected):
+def test_optional_values_of_a_summary_have_lines(more, expected):
     plain = text_of(interval(10))
     assert expected in text_of(interval(10), **more) and expected not in plain
     assert "files:" not in plain and "dropped:" not in plain
@@ -144,29 +147,29 @@ def test_what_more_a_summary_has_is_said(more, expected):
 SKIPPING = replace(SITE, skipped_updates=100, skipped_lookups=500, saturated_rows=7)
 
 
-def test_skipping_is_said_when_it_happened():
+def test_skipping_is_reported_if_it_happened():
     text = text_of(interval(10, tables={"site": SKIPPING, "user": USER}))
     assert (
-        "not written: 10.0 % of row updates (25.0 % of look-ups): 10.0 % dropped, because their rows were saturated. "
-        "The trained tables differ from a run that skips nothing\n"
+        "skipped: 10.0% of row updates (25.0% of lookups): 10.0% dropped because their rows were saturated. "
+        "The tables differ from those of a run that skips nothing\n"
     ) in text
     assert (
-        "table  look-ups  hit rate  resident  to device  to host  saturated  not written\n"
-        "site      1,000    90.0 %        50    2.0 KiB  1.0 KiB          7       25.0 %\n"
-        "user      1,000    50.0 %        70        0 B      0 B          0        0.0 %\n"
+        "table  lookups  hit rate  rows on device  to device  to host  saturated  skipped\n"
+        "site     1,000     90.0%              50    2.0 KiB  1.0 KiB          7    25.0%\n"
+        "user     1,000     50.0%              70        0 B      0 B          0     0.0%\n"
     ) in text
     assert "last interval" not in text, "there is one"
 
 
-def test_late_skipping_is_said_of_the_last_interval_and_deferral_apart():
+def test_late_skipping_and_deferral_are_reported():
     text = text_of(interval(10), interval(20, tables={"site": SKIPPING, "user": USER}))
-    assert "not written: 5.0 % of row updates" in text and "not written in the last interval: 10.0 %;" in text
+    assert "skipped: 5.0% of row updates" in text and "skipped in the last interval: 10.0%;" in text
     both = replace(SKIPPING, deferred_updates=60)
     text = text_of(interval(10, tables={"site": both, "user": USER}))
-    assert "6.0 % deferred, their gradients applied with a later one; 4.0 % dropped, because" in text
+    assert "6.0% deferred (accumulated and applied later); 4.0% dropped because" in text
 
 
-def test_what_a_policy_reports_stands_at_the_end():
+def test_numbers_of_a_policy_are_reported():
     """Its own numbers as it said them last; batches in parts over the whole run: (0.5 * 10 + 1 * 30) / 40."""
     first = interval(10, policy={"hot_rows": 3.0, "in_parts_share": 0.5, "waited_share": 1.0})
     later = interval(40, policy={"hot_rows": 12345.0, "rate": 12.5, "in_parts_share": 1.0, "waited_share": 0.0})
@@ -175,17 +178,17 @@ def test_what_a_policy_reports_stands_at_the_end():
     assert summary["policy_numbers"] == {
         "hot_rows": 12345.0, "rate": 12.5, "in_parts_share": 0.875, "waited_share": 5 / 35,
     }  # fmt: skip
-    expected = "policy reports: hot_rows 12,345, rate 12.5, in_parts_share 87.5 %, waited_share 14.3 %\n"
+    expected = "policy reports: hot_rows 12,345, rate 12.5, in_parts_share 87.5%, waited_share 14.3%\n"
     assert expected in summary_text(summary, totals)
     assert "policy reports" not in text_of(interval(10))
 
 
-def test_ten_largest_tables_and_the_rest_in_one_line():
+def test_the_ten_largest_tables_have_lines():
     tables = {f"t{i}": replace(USER, lookups=i, lookup_hits=0, resident_rows=1) for i in range(1, 15)}
     totals = totals_of(interval(10, tables=tables))
     summary = run_summary("lru", totals, auc=None, log_loss=None)
     lines = summary_text(summary, totals).splitlines()
     assert [line.split()[0] for line in lines[-11:-1]] == [f"t{i}" for i in range(14, 4, -1)]
-    assert lines[-1].split() == ["4", "other", "tables", "10", "0.0", "%", "4", "0", "B", "0", "B"]
+    assert lines[-1].split() == ["4", "other", "tables", "10", "0.0%", "4", "0", "B", "0", "B"]
     by_size = summary_text(summary, totals, table_rows={f"t{i}": -i for i in range(1, 15)}).splitlines()
     assert [line.split()[0] for line in by_size[-11:-1]] == [f"t{i}" for i in range(1, 11)]
