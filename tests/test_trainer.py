@@ -125,7 +125,7 @@ def test_without_evaluation_data_the_quality_is_that_of_training(tmp_path: Path,
 
 def test_without_training_data_a_run_is_an_error(tmp_path: Path, data: Any) -> None:
     data(num_train=0)
-    with pytest.raises(InputError, match="no training samples"):
+    with pytest.raises(InputError, match="expected training samples, got none"):
         train_run(toy_config(out=str(tmp_path)))
 
 
@@ -290,7 +290,10 @@ def test_eval_refuses_damaged_or_missing_weights(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("data")
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"top_mlp": (16, 1)}, "another model"), ({"embedding_dim": 8, "bottom_mlp": (8,)}, "other tables")],
+    [
+        ({"top_mlp": (16, 1)}, "expected weights of this model"),
+        ({"embedding_dim": 8, "bottom_mlp": (8,)}, "expected the tables"),
+    ],
 )
 def test_eval_refuses_weights_of_another_model(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     train_run(toy_config(out=str(tmp_path)))

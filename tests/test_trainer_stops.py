@@ -210,10 +210,10 @@ def test_a_signal_ends_the_run_after_the_steps_that_are_planned_with_weights_sav
     ("save", "told"),
     [
         (True, "saved; resume with: adaptive-train run --resume '{path}'\n"),
-        (False, "nothing was saved, as save=false says\n"),
+        (False, "nothing was saved because save=false\n"),
     ],
 )
-def test_a_stopped_run_tells_how_it_goes_on(
+def test_a_stopped_run_prints_how_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: bool, told: str
 ) -> None:
     in_model(monkeypatch, signal_in_step_6(signal.SIGTERM))

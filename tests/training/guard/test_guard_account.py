@@ -17,7 +17,7 @@ from adaptive.training.guard.fork import Fork
 from adaptive.training.telemetry.record import IntervalRecord
 
 SAME = "skipped: nothing in the end. The tables equal those of a run that skips nothing\n"
-OTHER = "The trained tables differ from a run that skips nothing\n"
+OTHER = "The tables differ from those of a run that skips nothing\n"
 
 
 @pytest.mark.parametrize(

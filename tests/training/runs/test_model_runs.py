@@ -121,14 +121,14 @@ def test_it_is_evaluated_scored_and_exported(tmp_path: Path, data: Callable[...,
 # --- several labels ----------------------------------------------------------------------------
 
 
-def test_each_label_is_learnt_and_told(tmp_path: Path, data: Callable[..., ToyData]) -> None:
+def test_each_label_is_learned_and_reported(tmp_path: Path, data: Callable[..., ToyData]) -> None:
     data(num_train=3200, labels=LABELS)
     optimizers = {"dense_optimizer": {"name": "adam", "lr": 0.02}}
     summary = train_run(toy_config(out=str(tmp_path), tensorboard=True, **optimizers, **settings("multi-task")))
     assert summary["labels"]["high"]["auc"] > 0.95 and summary["labels"]["click"]["auc"] == pytest.approx(
         summary["auc"], abs=1e-3
     )
-    assert "  label high: auc 0.9" in summary["table"]
+    assert "  label high: AUC 0.9" in summary["table"]
     records = read_metrics(tmp_path / "metrics.jsonl")
     (evaluation,) = (record for record in records if isinstance(record, EvalRecord))
     *_, interval = (record for record in records if isinstance(record, IntervalRecord))
