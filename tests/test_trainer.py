@@ -119,7 +119,7 @@ def test_without_evaluation_data_the_quality_is_that_of_training(tmp_path: Path,
     summary = train_run(toy_config(out=str(tmp_path)))
     assert summary["auc_of"] == "training" and summary["eval_samples"] == 0
     assert 0.5 < summary["auc"] < 1 and summary["log_loss"] > 0
-    with pytest.raises(InputError, match="no evaluation part"):
+    with pytest.raises(InputError, match="expected data with an evaluation part"):
         evaluate_run(tmp_path)
 
 
@@ -268,7 +268,7 @@ def test_files_with_a_shared_table_and_a_fitted_vocabulary(tmp_path: Path) -> No
 def test_eval_refuses_other_data(tmp_path: Path, data: Any) -> None:
     train_run(toy_config(out=str(tmp_path)))
     data(seed=1)
-    with pytest.raises(InputError, match=r"the data are not those of .*: seed: expected 0, found 1"):
+    with pytest.raises(InputError, match=r"expected the data of .*: seed: expected 0, got 1"):
         evaluate_run(tmp_path)
 
 

@@ -136,7 +136,7 @@ def test_a_fault_at_operation_n(tmp_path: Path, fault: str, host: str) -> None:
                 shutil.rmtree(out, ignore_errors=True)
                 run(out, config)
             else:
-                assert error is None or "is finished" in str(error), (at, error)
+                assert error is None or "finished run" in str(error), (at, error)
             assert_equal(numbers(out), expected)
             assert not [path for path in out.rglob("*") if ".tmp-" in path.name], at
             assert not (out / "lock").exists()
@@ -254,7 +254,7 @@ def goes_on(nursery: Nursery, out: Path, *, is_whole: bool, settings: dict[str, 
         if not saved:
             shutil.rmtree(out, ignore_errors=True)
         code = nursery.start(trained, str(out), settings, bool(saved), str(log)).ended()
-        assert code == 0 or (code == 2 and "is finished" in log.read_text()), log.read_text()[-2000:]
+        assert code == 0 or (code == 2 and "finished run" in log.read_text()), log.read_text()[-2000:]
     assert_equal(numbers(out), expected)
     assert not [path for path in out.rglob("*") if ".tmp-" in path.name]
     assert not (out / "lock").exists()

@@ -151,7 +151,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_older_one(runs: tuple[Path, Path
     file.write_bytes(content)
     stream = io.StringIO()
     resume_run(copied(run, tmp_path / "told"), stream=stream)
-    assert "checkpoint-8 is damaged, an older checkpoint is taken: " in stream.getvalue()
+    assert "checkpoint-8 is damaged, using an older checkpoint: " in stream.getvalue()
     assert f"{file.name}: expected sha256" in stream.getvalue() and "resumed after step 4" in stream.getvalue()
     assert resumed(run) == expected
     assert not list(run.glob("checkpoint-*"))

@@ -82,7 +82,7 @@ def test_a_resumed_run_loads_only_code_that_is_named_again(tmp_path: Path, trap:
             with pytest.raises(ConfigError) as caught:
                 resume_run(out, code=code)
             assert not trap[1].exists()
-        assert "a run goes on with its own settings" in str(caught.value)
+        assert "A run resumes with its own settings" in str(caught.value)
         assert {path: path.read_bytes() for path in before} == before
         with pytest.raises(ConfigError, match="is not run") as caught:
             resume_run(out)

@@ -165,7 +165,7 @@ def test_a_run_without_its_vocabulary_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "run/vocabulary").iterdir():
         path.unlink()
     (tmp_path / "run/vocabulary").rmdir()
-    with pytest.raises(CheckpointError, match=r"trained with vocabularies of c, which .*vocabulary does not hold"):
+    with pytest.raises(CheckpointError, match=r"expected the vocabularies of c in .*vocabulary, got"):
         resume_run(tmp_path / "run", epochs=2)
     assert told(lambda: evaluate_run(tmp_path / "run"), codes=(3, 4), names="vocabulary")
     assert not (tmp_path / "run/vocabulary").exists()

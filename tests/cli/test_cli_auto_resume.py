@@ -50,13 +50,11 @@ def test_it_begins_goes_on_and_is_done(cli: Cli, monkeypatch: pytest.MonkeyPatch
     assert begun.code == 3 and "--auto-resume: r holds no run yet" in begun.err
     found = auto_resume(cli)
     assert found.code == 0
-    expected = "resumed after step 2" if steps_before == 3 else "r holds a run without a checkpoint, which begins anew"
+    expected = "resumed after step 2" if steps_before == 3 else "r holds a run without a checkpoint; starting again"
     assert expected in found.err
     assert json.loads(found.out)["auc"] == json.loads(whole.out)["auc"]
     again = auto_resume(cli)
-    assert (
-        again.code == 0 and "--auto-resume: the run in r is finished after 6 steps; nothing is left to do" in again.err
-    )
+    assert again.code == 0 and "--auto-resume: the run in r is finished after 6 steps; nothing to do" in again.err
     assert json.loads(again.out)["auc"] == json.loads(whole.out)["auc"]
     longer = auto_resume(cli, steps="8")
     assert longer.code == 0 and "resumed after step 6" in longer.err and json.loads(longer.out)["steps"] == 8
@@ -65,7 +63,7 @@ def test_it_begins_goes_on_and_is_done(cli: Cli, monkeypatch: pytest.MonkeyPatch
 def test_a_run_with_other_settings_is_refused(cli: Cli) -> None:
     assert auto_resume(cli, steps="2").code == 0
     found = auto_resume(cli, "--set", "optimizer.lr=0.5")
-    assert found.code == 2 and "--auto-resume: the run in r has optimizer.lr=0.05, given is 0.5" in found.err
+    assert found.code == 2 and "--auto-resume: expected optimizer.lr=0.05 as in the run in r, got 0.5" in found.err
 
 
 def test_what_cannot_be_given_with_it(cli: Cli) -> None:

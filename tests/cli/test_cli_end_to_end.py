@@ -52,7 +52,9 @@ def test_a_dry_run_tells_that_the_device_tier_is_too_small_as_the_run_does(cli: 
     words = ("run", *SMALL, "--policy", "lru", "--out", "first", "--overwrite", "--device-rows")
     dry = cli(*words, str(needed - 1), "--dry-run")
     assert dry.code == cli(*words, str(needed - 1)).code == 7
-    assert f"{needed:,} device rows are needed" in dry.err and f"raise device_rows to at least {needed}" in dry.err
+    assert (
+        f"expected at least {needed:,} device rows" in dry.err and f"Raise device_rows to {needed} or more" in dry.err
+    )
     assert cli(*words, str(needed), "--dry-run").code == cli(*words, str(needed)).code == 0
     assert cli(*words, str(needed - 1), "--dry-run", "--set", "tier.when_full=reduce_lookahead").code == 0
 

@@ -296,7 +296,7 @@ def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(OutputError, match="served: exists already"):
         export_run(run, "served")
     (run / "vocabulary").rename("kept")
-    with pytest.raises(InputError, match=r"vocabularies of genre, which .* does not hold"):
+    with pytest.raises(InputError, match=r"vocabularies of genre in .*, got"):
         export_run(run, "elsewhere")
     export_run(run, "elsewhere", settings={"data.vocabulary_path": "kept"})
 

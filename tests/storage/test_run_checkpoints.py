@@ -193,7 +193,7 @@ def test_records_of_later_steps_are_dropped_and_said_to_be(world: pytest.MonkeyP
     assert (said.step, said.dropped) == (15, 1)
     lines = stream.getvalue().splitlines()
     assert lines[0] == (
-        f"resumed after step 15 from {out}/checkpoint-15; 1 record(s) of later steps dropped from metrics.jsonl"
+        f"resumed after step 15 from {out}/checkpoint-15; dropped 1 record(s) of later steps from metrics.jsonl"
     )
     assert lines[1] == "policy lru: prefetches missed rows; skips no updates"
     assert lines[2].startswith("step 17/20 | ") and "versions" not in stream.getvalue()
@@ -270,7 +270,7 @@ def test_other_versions_are_told(world: pytest.MonkeyPatch, tmp_path: Path) -> N
     out, stream = killed(world, tmp_path / "run"), io.StringIO()
     world.setattr(resuming, "versions", lambda: {"torch": "9.9"})
     resume_run(out, stream=stream)
-    assert "other versions or threads than before, which may round differently: torch 2" in stream.getvalue()
+    assert "changed versions or threads, which may round differently: torch 2" in stream.getvalue()
 
 
 def test_metrics_that_are_missing_begin_anew(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -373,13 +373,16 @@ def test_a_finished_run_that_is_made_longer_and_killed_before_it_saves_keeps_its
 
 def test_lengths_that_cannot_be(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = killed(world, tmp_path / "run")
-    with pytest.raises(ConfigError, match="steps=9, but 10 are trained already; give as many or more"):
+    with pytest.raises(ConfigError, match="expected steps of at least 10, which are trained, got 9"):
         resume_run(out, steps=9)
     assert resume_run(out, steps=10)["steps"] == 10
-    with pytest.raises(ConfigError, match="the run is finished after 10 steps; to train on, raise --steps or --epochs"):
+    with pytest.raises(
+        ConfigError,
+        match=r"expected more than 10 steps, which are trained, got a finished run .*Raise --steps or --epochs",
+    ):
         resume_run(out)
     resume_run(out, steps=50, epochs=3)
-    with pytest.raises(ConfigError, match="epochs=2, but 3 have begun"):
+    with pytest.raises(ConfigError, match="expected epochs of at least 3, which have begun, got 2"):
         resume_run(out, steps=60, epochs=2)
 
 
@@ -407,7 +410,7 @@ def test_damage_is_named(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     content[-1] ^= 1
     file.write_bytes(content)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    message = rf"{file.name}: expected sha256 .* put back a copy of it, or train anew with --config .*run\.json"
+    message = rf"{file.name}: expected sha256 .* restore a copy of it, or train from scratch with --config .*run\.json"
     with pytest.raises(CheckpointError, match=message) as caught:
         resume_run(out)
     assert caught.value.exit_code == 4
@@ -471,7 +474,7 @@ def test_other_data_are_refused(world: pytest.MonkeyPatch, tmp_path: Path) -> No
     (out / "rejects.jsonl").write_text("bad line 7\n")
     before = read_record(out)
     world.setattr(resuming, "open_data", lambda config, run_directory=None: ToyData(seed=1))
-    with pytest.raises(InputError, match=r"the data are not those of .*seed: expected 0, found 1"):
+    with pytest.raises(InputError, match=r"expected the data of .*seed: expected 0, got 1"):
         resume_run(out)
     assert (out / "rejects.jsonl").read_text() == "bad line 7\n" and read_record(out) == before
 

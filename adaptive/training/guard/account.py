@@ -1,4 +1,4 @@
-"""What a guard knows, and its report: how much was left out of a run, and how much of that was undone."""
+"""State and report of a guard: the work that a run skipped, and how much of that was undone."""
 
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -12,11 +12,11 @@ from adaptive.training.telemetry.report import GuardSummary, SkipShares
 
 
 class LoopRecorder(Protocol):
-    """What a guard hears of training, and where it records decisions: a `Recorder`."""
+    """The guard's view of a `Recorder`: progress and loss of training, and the sink for decisions."""
 
     steps: int  # trained so far
     samples: int
-    loss: float  # mean of the latest batch, predicted before it was learnt
+    loss: float  # mean of the latest batch, predicted before it was trained
 
     def timed(self, stage: str) -> AbstractContextManager[None]: ...
 
@@ -25,13 +25,13 @@ class LoopRecorder(Protocol):
 
 @dataclass(frozen=True)
 class SkipCounts:
-    """How many updates, look-ups and inputs there were and were skipped, in a run so far or in a stretch of it."""
+    """Numbers of all and of skipped updates, lookups and inputs, in a run so far or in a part of it."""
 
     updates: int = 0  # one per distinct row and batch
-    skipped: int = 0  # of the updates: dropped, or deferred
-    deferred: int = 0  # of the skipped
+    skipped: int = 0  # updates that were dropped or deferred
+    deferred: int = 0  # skipped updates that were deferred
     lookups: int = 0
-    skipped_lookups: int = 0  # of rows whose update was skipped
+    skipped_lookups: int = 0  # lookups of rows whose update was skipped
     inputs: int = 0
     dropped: int = 0
 
@@ -41,13 +41,13 @@ class SkipCounts:
     def __sub__(self, other: "SkipCounts") -> "SkipCounts":
         return SkipCounts(**{name: count - getattr(other, name) for name, count in asdict(self).items()})
 
-    def share_since(self, before: "SkipCounts") -> float:
-        """The larger of the shares of updates skipped and of inputs dropped since `before`."""
-        since = self - before
+    def share_since(self, start: "SkipCounts") -> float:
+        """The larger of the shares of skipped updates and of dropped inputs since `start`."""
+        since = self - start
         return max(_share(since.skipped, since.updates), _share(since.dropped, since.inputs))
 
     def shares_of(self, whole: "SkipCounts") -> SkipShares:
-        """What was skipped here, as shares of what there was in `whole`; keys as in the run's summary."""
+        """The skipped work as shares of all work in `whole`; keys as in the run's summary."""
         return {
             "skipped_update_share": _share(self.skipped, whole.updates),
             "deferred_update_share": _share(self.deferred, whole.updates),
@@ -56,8 +56,8 @@ class SkipCounts:
         }
 
 
-def left_out(embeddings: TieredEmbeddingBag, inputs: int, kept: int) -> SkipCounts:
-    """The counts as of now; `kept` of the `inputs` were not dropped."""
+def left_out(embeddings: TieredEmbeddingBag, inputs: int, trained_inputs: int) -> SkipCounts:
+    """The current counts; `trained_inputs` of the `inputs` were not dropped."""
     counts = embeddings.statistics.counts()
     return SkipCounts(
         updates=int(counts[Counter.UNIQUE_ROWS]),
@@ -66,7 +66,7 @@ def left_out(embeddings: TieredEmbeddingBag, inputs: int, kept: int) -> SkipCoun
         lookups=int(counts[Counter.LOOKUPS]),
         skipped_lookups=int(counts[Counter.SKIPPED_LOOKUPS]),
         inputs=inputs,
-        dropped=inputs - kept,
+        dropped=inputs - trained_inputs,
     )
 
 
@@ -76,56 +76,58 @@ def _share(part: int, whole: int) -> float:
 
 @dataclass
 class GuardState:
-    """What a guard knows between two steps. Batches are those of the data, numbered from 0 over all passes."""
+    """State of a guard between two steps. Batches are those of the data, numbered from 0 over all passes."""
 
-    active: bool = True  # there is something to skip, and it has not been stopped
+    active: bool = True  # the policy skips something, and skipping was not stopped
     place: int = 0  # batches trained
     due: int = 0  # batch of the next check
     begun: bool = False  # the warm-up is over
     allowance: float = 1.0
-    passed: float | None = None  # share skipped when this allowance was judged to be within the budget
+    passed: float | None = None  # skipped share when this allowance passed a check
     passed_at: int = 0
-    rate: float = 0.0  # AUC that each batch is taken to cost
-    spent: float = 0.0  # AUC that all batches up to `passed_at` are taken to have cost
+    rate: float = 0.0  # estimated cost of a batch in AUC
+    spent: float = 0.0  # estimated cost of all batches up to `passed_at` in AUC
     fork_batches: int = 0  # trained by forks
     judged_batches: int = 0  # predicted by run and fork
     undone_batches: int = 0  # whose skipping was undone
-    left_out: SkipCounts = SkipCounts()  # all, also what was undone
+    left_out: SkipCounts = SkipCounts()  # everything skipped, including undone work
     undone: SkipCounts = SkipCounts()
 
     def keep(self, share: float, *, since: int, cost: float) -> None:
-        """Note a passed check that began at batch `since`: since then a `share` was skipped, which cost `cost` AUC."""
+        """Record a passed check that began at batch `since`: since then a `share` was skipped for a `cost` in AUC."""
         self.spent = self.cost_until(since) + cost
         self.rate = cost / (self.place - since)
         self.passed, self.passed_at = share, self.place
 
     def cost_until(self, place: int) -> float:
-        """AUC that all batches up to `place` are taken to cost."""
+        """Estimated cost of all batches up to `place` in AUC."""
         return self.spent + (self.rate * (place - self.passed_at) if self.passed is not None else 0.0)
 
 
 class Account:
-    """Counts for a `GuardState` what was left out of the run, and what of that was undone.
+    """Counts skipped and undone work for a `GuardState`.
 
-    A batch's row counts arrive one step late, when the next batch is asked for. So `begin` and `undo` leave marks, and
-    the counts up to there are read at the next step.
+    Row counts of a batch arrive one step late, when the loop asks for the next batch. So `begin` and `undo` leave
+    marks, and the next `read` counts up to them.
     """
 
     def __init__(self) -> None:
-        self._latest: SkipCounts | None = None  # what has been added to the books
+        self._latest: SkipCounts | None = None  # already added to the state
         self._start = SkipCounts()  # counts up to here can no longer be undone
-        self._marks: list[tuple[bool, SkipCounts]] = []  # not read yet: (whether it is an undo, inputs then)
+        self._marks: list[
+            tuple[bool, SkipCounts]
+        ] = []  # not read yet: (True for an undo, counts of inputs at the mark)
 
     def begin(self, left_out: SkipCounts) -> None:
-        """Mark the point from which on skipping may be undone."""
+        """Mark the point up to which skipping can no longer be undone."""
         self._marks.append((False, left_out))
 
     def undo(self, left_out: SkipCounts) -> None:
-        """Mark as undone all that was left out since the latest `begin` or `undo`."""
+        """Mark all work that was skipped since the latest `begin` or `undo` as undone."""
         self._marks.append((True, left_out))
 
     def read(self, now: GuardState, left_out: SkipCounts) -> None:
-        """Bring the books up to date. Called at the beginning of a pass, after each step, and at the end of the run."""
+        """Update the state. Call it at the start of a pass, after each step, and at the end of the run."""
         for undoing, marked in self._marks:
             here = replace(left_out, inputs=marked.inputs, dropped=marked.dropped)
             if undoing:
@@ -138,18 +140,18 @@ class Account:
 
 
 def shares(now: GuardState, policy: Policy) -> GuardSummary:
-    """For the run's summary: the shares skipped in the trained run, the shares skipped and then undone, and whether
-    the result is, bit for bit, that of a run that skips nothing.
+    """Shares of skipped and of undone work for the run's summary.
 
-    It is not if inputs were dropped, even if that was undone: later batches then hold other samples.
+    `guard_exact` is True if the weights equal those of a run that skips nothing, bit for bit. They do not if inputs
+    were dropped, even if that was undone: later batches then hold other samples.
     """
     all_, undone = now.left_out, now.undone
-    if drops_inputs(policy):  # its own counts include inputs that filled no batch at the end of a pass
+    if drops_inputs(policy):  # these counts include inputs that filled no batch at the end of a pass
         seen, dropped = inputs_of(policy)
         all_ = replace(all_, inputs=seen, dropped=dropped)
-    kept = all_ - undone
+    remaining = all_ - undone
     return {
-        "guard_kept": kept.shares_of(all_),
+        "guard_kept": remaining.shares_of(all_),
         "guard_undone": undone.shares_of(all_),
-        "guard_exact": kept.skipped == 0 == all_.dropped,
+        "guard_exact": remaining.skipped == 0 == all_.dropped,
     }

@@ -1,8 +1,8 @@
-"""`TrainingLoop`: tables, what is trained beside them, how to do a step. `Fork`: a copy of it that skips nothing.
+"""`TrainingLoop`: tables, the modules trained with them, and a step. `Fork`: a copy of a loop that skips nothing.
 
-A run is a loop (`RunLoop`); a custom loop is another (`adaptive.Guard`). A
-fork's rows lie on the host, whatever the run's tiers are: placement does not change the numbers, and the device keeps
-its memory. Gradients that wait in the run are applied to the fork's rows.
+`RunLoop` is the loop of a run; `adaptive.Guard` has one for custom loops. The rows of a fork are always on the host:
+placement does not change the numbers, and the fork takes no device memory. Accumulated updates of the run are applied
+to the fork's rows.
 """
 
 import copy
@@ -36,7 +36,7 @@ class TrainingLoop(ABC):
 
     Attributes:
         embeddings: the tables.
-        parts: what else has values that training changes: torch modules, optimizers, and whatever has `state_dict` and
+        parts: objects that training changes: torch modules, optimizers, and others with `state_dict` and
             `load_state_dict`. They may refer to each other and to the tables.
     """
 
@@ -45,24 +45,30 @@ class TrainingLoop(ABC):
 
     @abstractmethod
     def train(self, batch: Batch, step: int) -> None:
-        """Train a batch, outside of any look-ahead; `step`: how many were trained before it."""
+        """Train a batch without look-ahead; `step`: number of batches trained before it."""
 
     @abstractmethod
     def logits(self, planned: Planned) -> Tensor:
-        """(B,) of a batch that is read: evaluated, not trained."""
+        """Logits (B,) of a batch for evaluation."""
 
     def copied(self, policy: Policy, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """A copy in memory, its rows on the host, under another policy; it is trained independently. `arrays`: the
-        tables' `state_arrays`."""
+        """Return an independent copy under another policy, with its rows in host memory.
+
+        Args:
+            arrays: `state_arrays` of the tables.
+        """
         embeddings = _on_host(self.embeddings, policy)
         embeddings.rows.load_state_arrays(arrays)
         rows: dict[int, Any] = {id(self.embeddings): embeddings, id(self.embeddings.optimizer): embeddings.optimizer}
         loop = copy.copy(self)
-        loop.embeddings, loop.parts = embeddings, copy.deepcopy(self.parts, rows)  # references to tables follow
+        loop.embeddings, loop.parts = (
+            embeddings,
+            copy.deepcopy(self.parts, rows),
+        )  # with references to the copied tables
         return loop
 
     def take_over(self, source: "TrainingLoop") -> None:
-        """Take the values of a copy, between two steps; the copy can go on."""
+        """Take the values of a copy between two steps; the copy remains usable."""
         self.embeddings.rows.overwrite(source.embeddings.rows.state_arrays())
         for part, copied in zip(self.parts, source.parts, strict=True):
             if part is self.embeddings or part is self.embeddings.optimizer:
@@ -74,18 +80,18 @@ class TrainingLoop(ABC):
 
     @property
     def modules(self) -> list[nn.Module]:
-        """Those among the parts that are modules."""
+        """The parts that are modules."""
         return [part for part in self.parts if isinstance(part, nn.Module)]
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the dense weights."""
+        """Bytes of the dense weights."""
         weights = {id(weight): weight for module in self.modules for weight in module.parameters()}
         return sum(weight.nbytes for weight in weights.values())
 
 
 def _on_host(embeddings: TieredEmbeddingBag, policy: Policy) -> TieredEmbeddingBag:
-    """New tables of the same shapes, initial values, optimizer and rate, wholly on the host; nothing skips."""
+    """New tables with the same shapes, initial values, optimizer and rate, on the host only and without skipping."""
     outline = embeddings.runtime.outline
     tier = TierConfig(device=outline.tier.device, device_rows="0", policy_timeout_s=0)
     on_host = TieredEmbeddingBag(outline.tables, tier, policy=policy, optimizer=outline.optimizer, seed=outline.seed)
@@ -94,7 +100,7 @@ def _on_host(embeddings: TieredEmbeddingBag, policy: Policy) -> TieredEmbeddingB
 
 
 def _take_values(part: nn.Module, copied: nn.Module) -> None:
-    """Weights and buffers, in place. Not by `state_dict`, which has the rows of tables inside."""
+    """Copy weights and buffers in place. `state_dict` would include the rows of tables inside."""
     with torch.no_grad():
         for value, source in zip(_values(part), _values(copied), strict=True):
             value.copy_(source)
@@ -106,7 +112,7 @@ def _values(module: nn.Module) -> Iterator[Tensor]:
 
 
 class RunLoop(TrainingLoop):
-    """A run: its model is trained as `Trainer` does."""
+    """The loop of a run, trained by `Trainer`."""
 
     def __init__(self, components: Components) -> None:
         super().__init__(components.embeddings, (components.model, components.optimizer))
@@ -125,7 +131,7 @@ class RunLoop(TrainingLoop):
 
     def train(self, batch: Batch, step: int) -> None:
         assert self._trainer is not None, "only copies are trained here"
-        self._trainer.recorder.steps = step  # from which dropout follows
+        self._trainer.recorder.steps = step  # dropout masks follow from the step
         self._trainer.train([batch], depth=0)
 
     def logits(self, planned: Planned) -> Tensor:
@@ -133,14 +139,14 @@ class RunLoop(TrainingLoop):
 
 
 class _Silent(Recorder):
-    """Counts steps and remembers nothing of them."""
+    """Counts steps and records nothing."""
 
     def step(self, loss: float | None, logits: Tensor, labels: NDArray[np.float32]) -> None:
         self.steps += 1
 
 
 def concatenated(logits: Sequence[Tensor]) -> NDArray[np.float32]:
-    """(n,) of all batches."""
+    """Logits (n,) of all batches on the host."""
     return np.concatenate([np.zeros(0, np.float32), *(tensor.float().cpu().numpy() for tensor in logits)])
 
 
@@ -148,19 +154,19 @@ class Fork:
     """A copy of a run that skips nothing. Made between two steps of the run, and trained in the same thread.
 
     Attributes:
-        trained: what is trained.
-        num_bytes: memory of its rows, their state and the dense weights.
+        trained: the copied loop.
+        num_bytes: bytes of its rows, their state and the dense weights.
     """
 
     def __init__(self, run: TrainingLoop, start: int) -> None:
-        """`start`: the step that comes next, from which dropout follows."""
+        """`start`: number of the next step; dropout masks follow from it."""
         arrays = run.embeddings.rows.state_arrays()
         self.trained = run.copied(_OnHost(), arrays)
         self._step = start
         self.num_bytes = self.trained.num_bytes + sum(array.nbytes for array in arrays.values())
 
     def train(self, batch: Batch) -> None:
-        """One step, nothing left out.
+        """Train one batch without skipping.
 
         Raises:
             NonFiniteError: for a loss or gradient that is not finite.
@@ -170,7 +176,7 @@ class Fork:
         self._step += 1
 
     def overwrite(self, run: TrainingLoop) -> None:
-        """Give the run the fork's values; the fork can go on."""
+        """Give the run the fork's values; the fork remains usable."""
         run.take_over(self.trained)
 
     def close(self) -> None:
@@ -178,7 +184,7 @@ class Fork:
 
 
 def predict(trained: TrainingLoop, batches: Sequence[Batch]) -> NDArray[np.float32]:
-    """(n,) logits of all samples, of several labels the first one's; nothing is moved, counted or trained."""
+    """Logits (n,) of the first label for all samples; nothing is moved, counted or trained."""
     with _own_random_numbers(), torch.no_grad(), ExitStack() as stack:
         for module in trained.modules:
             stack.enter_context(evaluating(module))
@@ -186,7 +192,7 @@ def predict(trained: TrainingLoop, batches: Sequence[Batch]) -> NDArray[np.float
 
 
 def _own_random_numbers() -> AbstractContextManager[None]:
-    """Inside, random numbers are the fork's: the run draws the numbers that it would draw without it."""
+    """Restore torch's random state afterwards, so the run draws the same numbers as without a fork."""
     return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
 
 
@@ -199,12 +205,12 @@ class _OnHost(Policy):
 
 
 class Pair:
-    """A run and its fork, trained on the same batches and then compared. To be closed.
+    """A run and its fork, trained on the same batches and then compared. Close it.
 
     Attributes:
         start: batch at which both were equal.
-        left_out: what the run had left out until then.
-        trained, judged: batches that the fork has trained, and that both have predicted.
+        left_out: counts of the run's skipped work at `start`.
+        trained, judged: numbers of batches that the fork has trained, and that both have predicted.
     """
 
     def __init__(self, run: TrainingLoop, start: int, left_out: SkipCounts) -> None:
@@ -215,14 +221,14 @@ class Pair:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the fork."""
+        """Bytes of the fork."""
         return self._fork.num_bytes
 
     def train_until(self, place: int, stream: NumberedBatches) -> None:
         """Train the fork on all batches before `place`.
 
         Raises:
-            NonFiniteError: if the fork cannot go on.
+            NonFiniteError: for a loss or gradient of the fork that is not finite.
         """
         while self._place < place:
             batch = stream.get(self._place)
@@ -232,7 +238,7 @@ class Pair:
             self.trained += 1
 
     def compare(self, stream: NumberedBatches, num_samples: int) -> Evidence | None:
-        """Compare the two on the next samples, which neither has trained on."""
+        """Compare both on the next samples, which neither has trained on; None if there are too few."""
         batches = stream.coming(self._place, num_samples)
         self.judged += len(batches)
         if not batches:
@@ -241,7 +247,7 @@ class Pair:
         return compare(predict(self._run, batches), predict(self._fork.trained, batches), labels)
 
     def undo(self, left_out: SkipCounts) -> None:
-        """The run takes over the fork's values; both start again from there."""
+        """Give the run the fork's values; both continue from there."""
         self._fork.overwrite(self._run)
         self.start, self.left_out = self._place, left_out
 

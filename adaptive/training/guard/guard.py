@@ -1,14 +1,13 @@
-"""`Guard`: what to do after each batch of a run; see the package.
+"""`Guard`: decisions after each batch of a run; see the package.
 
     batches  warm-up        steps                  margin
-    run      skips nothing  skips                  skips       kept:   goes on; the next check comes after `every`
-    fork     -              skips nothing  judged  (broken)            batches, or when `Triggers` ask for it
-                                                               broken: takes over the fork's values; what may be
-                                                                       skipped from then on is judged at once
+    run      skips nothing  skips                  skips       passed: continues; the next check comes after `every`
+    fork     -              skips nothing  judged  (failed)            batches, or when `Triggers` requests it
+                                                               failed: takes over the fork's values; the lower level
+                                                                       of skipping is checked at once
 
-Decisions follow from batch numbers, not from clocks: a guarded run gives the same numbers each time. While a guard
-finds nothing to change, batches and numbers are those of a run without one. All methods are called by the training
-thread."""
+Decisions depend on batch numbers, not on clocks, so a guarded run gives the same numbers each time. While a guard
+changes nothing, batches and numbers equal those of a run without one. The training thread calls all methods."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -27,18 +26,18 @@ from adaptive.training.telemetry.report import GuardSummary
 
 
 class CheckFindings(NamedTuple):
-    """What a check measured. What could not be measured is None."""
+    """Measurements of a check; None for those that were not possible."""
 
     evidence: Evidence | None = None
     outlook: Outlook | None = None
-    share: float | None = None  # skipped meanwhile
+    share: float | None = None  # skipped during the check
 
 
 NOTHING: Final = CheckFindings()
 
 
 class Guard:
-    """Checks what skipping costs one run, undoes what costs too much, and limits it. To be closed."""
+    """Checks the cost of skipping in a run, undoes skipping that costs too much, and limits it. Close it."""
 
     def __init__(
         self, settings: GuardConfig, config: TrainConfig, run: TrainingLoop, recorder: LoopRecorder, total: int | None
@@ -46,12 +45,12 @@ class Guard:
         """
         Args:
             settings: of the guard.
-            config: of the run; policy, depth, feedback delay and batch size are read.
-            recorder: told of every step before `after_step`.
-            total: batches of the whole run, or None if not known.
+            config: of the run, for policy, depth, feedback delay and batch size.
+            recorder: records every step before `after_step`.
+            total: number of batches of the whole run, or None if unknown.
 
         Raises:
-            ConfigError: if the policy drops something and the length of the run is not known.
+            ConfigError: if the policy drops updates or inputs and the length of the run is unknown.
         """
         self._settings, self._config, self._run, self._recorder = settings, config, run, recorder
         self._policy = run.embeddings.policy
@@ -63,16 +62,16 @@ class Guard:
         self._decisions: list[GuardRecord] = []
         self._pair: Pair | None = None
         self._trigger = ""  # of the check under way
-        self._leave: int | None = None  # batch at which the run takes over the fork's values
+        self._takeover: int | None = None  # batch at which the run takes over the fork's values
         self._now = GuardState(due=self._timing.warmup)
         if self._allowed.least is None:
             self._now.active = False
-            self._write("idle", f"policy {config.policy} skips nothing: there is nothing to guard")
+            self._write("idle", f"policy {config.policy} skips nothing, so there is nothing to guard")
 
     # --- for the run -----------------------------------------------------------------------------------------
 
     def guarded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches of the next pass over the data, to be trained in place of `batches`; no look-ahead is running."""
+        """Wrap the batches of the next pass, for training instead of `batches`. No look-ahead may be running."""
         now = self._now
         if self._passes.stream is not None:
             now.place = self._passes.stream.taken
@@ -90,25 +89,25 @@ class Guard:
         return stream
 
     def after_step(self) -> None:
-        """A batch of the run has been trained."""
+        """Check and decide after a trained batch."""
         now, stream = self._now, self._passes.stream
         if stream is None:
             return
         with self._recorder.timed("guard"):
-            before, now.place = now.place, self._passes.place()
+            previous, now.place = now.place, self._passes.place()
             self._read()
-            if now.active and now.place > before:  # what is kept of a batch may fill more than one
+            if now.active and now.place > previous:  # the samples of a batch may be trained in several steps
                 self._triggers.hear(self._recorder.loss, float(stream.labels(now.place - 1).mean()))
             self._act(stream)
 
     def finish(self) -> None:
-        """End after training, with no look-ahead running. What was skipped during an unfinished check is undone."""
+        """Finish after training; undo the skipping of an unfinished check. No look-ahead may be running."""
         now = self._now
         self._read()
         if self._pair is not None:
-            if self._leave is None:
-                before, now.allowance = now.allowance, 0.0
-                self._write("stop", "training ended before this check did: its skipping is undone", before=before)
+            if self._takeover is None:
+                previous, now.allowance = now.allowance, 0.0
+                self._write("stop", "training ended during this check, so its skipping is undone", previous=previous)
             self._undo(self._pair)
             self._read()
         self._allow(now.allowance)
@@ -116,7 +115,7 @@ class Guard:
         self.close()
 
     def close(self) -> None:
-        """Give the fork's memory back."""
+        """Free the fork."""
         if self._pair is not None:
             self._now.fork_batches += self._pair.trained
             self._now.judged_batches += self._pair.judged
@@ -124,11 +123,11 @@ class Guard:
             self._pair = None
 
     def state(self) -> dict[str, object]:
-        """JSON values of what the guard knows; a fork is not saved."""
+        """The guard's state as JSON values, without the fork."""
         return asdict(self._now)
 
     def summary(self) -> GuardSummary:
-        """For the run's summary: decisions, extra batches, and what was left out or undone."""
+        """Decisions, extra batches, and shares of skipped and undone work, for the run's summary."""
         now = self._now
         return {
             "guard_allowance": now.allowance,
@@ -146,11 +145,11 @@ class Guard:
     # --- what to do next -------------------------------------------------------------------------------------
 
     def _prepare(self, stream: NumberedBatches) -> None:
-        """Let skipping begin after the warm-up; or not at all, if the run is too short for a check after it."""
+        """Schedule skipping after the warm-up, or stop it if the run is too short for a check."""
         now = self._now
         if self._timing.too_late(now.due):
-            before, now.allowance, now.active = now.allowance, 0.0, False
-            self._write("stop", too_short(now.due + self._timing.check, self._timing.total), before=before)
+            previous, now.allowance, now.active = now.allowance, 0.0, False
+            self._write("stop", too_short(now.due + self._timing.check, self._timing.total), previous=previous)
         else:
             stream.switch(now.due + self._timing.window, now.allowance)
 
@@ -166,7 +165,7 @@ class Guard:
         stream.forget(now.place)
 
     def _open(self, trigger: str, stream: NumberedBatches) -> None:
-        """Begin a check: make a fork, if enough batches are left to judge it."""
+        """Begin a check with a new fork, if enough batches are left."""
         now, left_out = self._now, self._passes.left_out(self._now.place)
         if not now.begun and left_out.dropped:
             raise not_obeyed(self._config.policy, left_out.dropped, now.place)
@@ -176,22 +175,22 @@ class Guard:
             self._account.begin(left_out)
             self._triggers.opened()
         elif now.passed is None or now.place < now.due:
-            self._give_up(stream, f"{trigger}, and fewer batches are left than a check takes")
-        else:  # what passed the last check is taken to hold for the few batches left
+            self._give_up(stream, f"{trigger}, but too few batches are left for a check")
+        else:  # the last check counts for the few remaining batches
             now.due = now.place + self._settings.every
 
     def _continue_check(self, pair: Pair, stream: NumberedBatches) -> None:
         place = self._now.place
         if not self._catch_up(pair, stream):
             return
-        if self._leave is not None:
-            if place >= self._leave:
+        if self._takeover is not None:
+            if place >= self._takeover:
                 self._undo(pair)
         elif place >= pair.start + self._settings.steps and not self._better_later(place):
             self._judge(pair, stream)
 
     def _catch_up(self, pair: Pair, stream: NumberedBatches) -> bool:
-        """Train the fork on what the run has trained; False if it fails."""
+        """Train the fork on the batches that the run has trained; return False if it fails."""
         try:
             pair.train_until(self._now.place, stream)
         except NonFiniteError as error:
@@ -200,7 +199,7 @@ class Guard:
         return True
 
     def _better_later(self, place: int) -> bool:
-        """Whether this pass has less than half of the samples wanted left, and another pass follows."""
+        """True if this pass has less than half of the holdout samples left, and another pass follows."""
         return self._passes.ends_within(place, self._settings.holdout // 2, self._timing.left(place))
 
     # --- decisions -------------------------------------------------------------------------------------------
@@ -210,7 +209,9 @@ class Guard:
         share = self._passes.left_out(now.place).share_since(pair.left_out)
         evidence = pair.compare(stream, self._settings.holdout)
         if evidence is None:
-            self._break_off(stream, 0.0, "too few held-back samples of a class to compare", CheckFindings(share=share))
+            self._break_off(
+                stream, 0.0, "too few held-back samples of one class for a comparison", CheckFindings(share=share)
+            )
             return
         left = self._timing.left(now.place) if self._allowed.drops else None
         outlook = look_out(evidence, steps=now.place - pair.start, left=left, spent=now.cost_until(pair.start))
@@ -222,7 +223,7 @@ class Guard:
             self._break_off(stream, allowance, about + addition, findings)
 
     def _keep(self, pair: Pair, evidence: Evidence, about: str, findings: CheckFindings) -> None:
-        now, nothing = self._now, f"nothing was left out in {self._now.place - pair.start} batches"
+        now, nothing = self._now, f"nothing was skipped in {self._now.place - pair.start} batches"
         self._write("keep", nothing if evidence.equal else about, findings=findings)
         assert findings.share is not None
         now.keep(findings.share, since=pair.start, cost=max(-evidence.auc, 0.0) if self._allowed.drops else 0.0)
@@ -233,16 +234,17 @@ class Guard:
     def _break_off(
         self, stream: NumberedBatches, allowance: float, reason: str, findings: CheckFindings = NOTHING
     ) -> None:
-        """Skip less from a coming batch on, at which the run takes over the fork's values."""
+        """Skip less from a later batch on, at which the run takes over the fork's values."""
         now, timing = self._now, self._timing
-        self._leave = stream.switch(now.place + timing.margin + timing.window, allowance) - timing.window
-        before, now.allowance = now.allowance, allowance
-        self._write("reduce" if allowance else "stop", reason, before=before, from_step=self._leave, findings=findings)
+        self._takeover = stream.switch(now.place + timing.margin + timing.window, allowance) - timing.window
+        previous, now.allowance = now.allowance, allowance
+        verdict = "reduce" if allowance else "stop"
+        self._write(verdict, reason, previous=previous, from_step=self._takeover, findings=findings)
 
     def _give_up(self, stream: NumberedBatches, reason: str) -> None:
-        """Stop skipping for good, without a judgement."""
+        """Stop skipping for the rest of the run without a comparison."""
         self._break_off(stream, 0.0, reason)
-        self._leave, self._now.active = None, False
+        self._takeover, self._now.active = None, False
         self.close()
 
     def _undo(self, pair: Pair) -> None:
@@ -251,8 +253,8 @@ class Guard:
         left_out = self._passes.left_out(now.place)
         pair.undo(left_out)
         self._account.undo(left_out)
-        self._leave = now.passed = None
-        self._trigger = "less may be skipped"
+        self._takeover = now.passed = None
+        self._trigger = "skipping was reduced"
         if not now.allowance:
             now.active = False
             self.close()
@@ -265,11 +267,11 @@ class Guard:
         verdict: str,
         reason: str,
         *,
-        before: float | None = None,
+        previous: float | None = None,
         from_step: int | None = None,
         findings: CheckFindings = NOTHING,
     ) -> None:
-        """Record a decision, after which the state is `self._now`; see `GuardRecord`."""
+        """Record a decision; `self._now` is the state after it, `previous` the allowance before it."""
         now, pair, (evidence, outlook, share) = self._now, self._pair, findings
         record = GuardRecord(
             step=self._recorder.steps,
@@ -277,7 +279,7 @@ class Guard:
             reason=reason,
             trigger=self._trigger,
             budget=self._settings.budget,
-            allowance_before=now.allowance if before is None else before,
+            allowance_before=now.allowance if previous is None else previous,
             allowance=now.allowance,
             from_step=now.place if from_step is None else from_step,
             fork_steps=now.place - pair.start if pair else 0,
@@ -300,25 +302,24 @@ class Guard:
 
 
 def length_unknown(policy: str) -> ConfigError:
-    """The error for a run of unknown length: what dropping costs grows with it."""
+    """The error for a run of unknown length: the cost of dropping grows with the length."""
     return ConfigError(
-        f"guard: policy {policy} drops updates or inputs, and what that costs depends on the length of the run, which "
-        f"nobody knows before the data are read: set steps (total of adaptive.Guard); an "
-        f"upper bound will do"
+        f"guard: expected a known number of steps because policy {policy} drops updates or inputs, got data of unknown "
+        "size. Set steps (total of adaptive.Guard); an upper bound is enough"
     )
 
 
 def not_obeyed(policy: str, dropped: int, place: int) -> PolicyError:
-    """The error for a skip rule that dropped inputs which a guard does not allow it to drop."""
+    """The error for a skip rule that dropped inputs against the allowance of a guard."""
     return PolicyError(
-        f"skip rule of policy {policy} dropped {dropped} inputs before batch {place} although a guard allows none in "
-        f"the warm-up: arrange() must keep every input that SkipRule.allows() is False for"
+        f"expected no dropped inputs in the guard's warm-up, got {dropped} before batch {place} (skip rule of policy "
+        f"{policy}). Keep every input in arrange() for which SkipRule.allows() returns False"
     )
 
 
 def too_short(needed: int, total: int | None) -> str:
-    """The reason to skip nothing in a run that ends before a check could."""
+    """The reason to skip nothing in a run that is shorter than warm-up and check."""
     return (
-        f"the run is too short: it has {total} batches, its warm-up and a check take {needed} (guard.warmup, "
-        f"guard.steps, guard.holdout): nothing is skipped"
+        f"the run has {total} batches, but the guard's warm-up and check need {needed} (guard.warmup, guard.steps, "
+        f"guard.holdout), so nothing is skipped"
     )

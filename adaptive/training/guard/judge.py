@@ -1,13 +1,14 @@
-"""From two models' predictions of the same samples to what the policy may skip from then on.
+"""Judge skipping from two models' predictions of the same samples, and decide when to check.
 
-Letters: n samples, P of them positive, N negative. How the harm grows is a model that errs on the high side:
+Letters: n samples, P of them positive, N negative. The cost of skipping is extrapolated conservatively:
 
-dropping   Leaving a row alone, or an input out, does more harm the longer it goes on. Each later stretch of `steps`
-           batches is taken to cost as much again: factor (steps + left) / steps. What skipping that passed earlier
-           checks cost (`spent`) is added.
-deferral   Nothing is lost, only late; the difference does not grow. Factor 1.
+dropping   The harm of dropped updates or inputs grows with their number. Each later stretch of `steps` batches is
+           assumed to cost as much again: factor (steps + left) / steps, plus the cost of skipping that passed earlier
+           checks (`spent`).
+deferral   Updates come late but are not lost, so the difference does not grow: factor 1.
 
-Harm is taken to be proportional to the allowance, which chooses among rows and inputs by a hash."""
+The harm is assumed to be proportional to the allowance, which chooses among rows and inputs by a hash.
+"""
 
 import math
 from collections import deque
@@ -24,19 +25,19 @@ from adaptive.policy import Policy, drops_inputs
 from adaptive.training.guard.account import GuardState, SkipCounts
 from adaptive.training.quality import paired_difference
 
-READ_PER_TRAINED: Final = 10  # batches that a policy which drops inputs reads for each one trained, at most as a rule
+READ_PER_TRAINED: Final = 10  # batches that a policy which drops inputs reads per trained one, usually at most
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Lengths of a guard's stages, in batches. They follow from the settings alone, not from the timing of threads."""
+    """Lengths of a guard's stages in batches. They depend on settings only, not on the timing of threads."""
 
     warmup: int  # before anything is skipped
     steps: int  # of a check
-    held_back: int  # judged at the end of a check
-    margin: int  # until what is decided can count: the look-ahead may have planned so many
-    window: int  # read before the batch that is planned
-    total: int | None  # of the run, or None if not known
+    held_back: int  # predicted at the end of a check
+    margin: int  # until a decision takes effect: the look-ahead may have planned this many
+    window: int  # read ahead of the batch that is planned
+    total: int | None  # of the run, or None if unknown
 
     @classmethod
     def of(cls, settings: GuardConfig, config: TrainConfig, policy: Policy, total: int | None) -> "Timing":
@@ -57,38 +58,38 @@ class Timing:
 
     @property
     def check(self) -> int:
-        """The fewest batches a check can do with: it holds back half of what it wants to."""
+        """Minimum number of batches of a check, with half of the holdout."""
         return self.steps + self.held_back // 2
 
     def too_late(self, place: int) -> bool:
-        """Whether the run ends before a check that begins at batch `place` would."""
+        """True if the run ends before a check that begins at batch `place`."""
         left = self.left(place)
         return left is not None and left < self.check
 
 
-BEFORE: Final = 400  # batches with which the latest are compared, at most
-LEAST_BEFORE: Final = 100
+EARLIER: Final = 400  # maximum number of batches that the latest ones are compared with
+LEAST_EARLIER: Final = 100
 LATEST: Final = 25
-ERRORS: Final = 5.0  # by which the loss must rise; a false alarm in some 10^6 batches, were they independent
+ERRORS: Final = 5.0  # standard errors of a rise; one false alarm per 10^6 batches if they were independent
 
 
 class Alarm:
-    """Compares the latest 25 batches with the 400 before them."""
+    """Detects a rise of the loss in the latest 25 batches against the 400 before them."""
 
     def __init__(self) -> None:
-        self._heard: deque[tuple[float, float]] = deque(maxlen=BEFORE + LATEST)
+        self._heard: deque[tuple[float, float]] = deque(maxlen=EARLIER + LATEST)
 
     def hear(self, loss: float, positive: float) -> None:
-        """Take in a batch: its mean log loss, predicted before it was learnt, and its share of positive labels."""
+        """Add a batch: its mean log loss, predicted before it was trained, and its share of positive labels."""
         self._heard.append((loss, positive))
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Start again without batches."""
         self._heard.clear()
 
     def rings(self) -> bool:
-        """Whether the loss has risen by more than the share of positives and chance explain."""
-        if len(self._heard) < LEAST_BEFORE + LATEST:
+        """True if the loss has risen by more than chance and the share of positives explain."""
+        if len(self._heard) < LEAST_EARLIER + LATEST:
             return False
         losses, positives = np.array(self._heard).T
         share, latest_share = positives[:-LATEST].mean(), positives[-LATEST:].mean()
@@ -101,50 +102,50 @@ class Alarm:
 
 
 def _uninformed(positives: Any, share: float) -> NDArray[np.float64]:
-    """Mean log loss of always predicting `share`, of batches with such shares of positive labels."""
+    """Mean log loss of predicting `share` for every sample, for batches with these shares of positives."""
     losses: NDArray[np.float64] = -(positives * np.log(share) + (1 - positives) * np.log1p(-share))
     return losses
 
 
-LOOK: Final = 50  # batches between two looks at how much is skipped
-MORE: Final = 1.5  # what was judged at a share s stands for shares up to MORE * s + SOME
+LOOK: Final = 50  # batches between two looks at the skipped share
+MORE: Final = 1.5  # a check at a share s counts for shares up to MORE * s + SOME
 SOME: Final = 0.01
 
 
 class Triggers:
-    """Decides when the next check is due. Hears of every batch; is asked while no check is under way."""
+    """Decides when the next check is due. Call `hear` for every batch, `due` while no check is running."""
 
     def __init__(self) -> None:
         self._alarm = Alarm()
         self._at = 0  # batch of the latest look
-        self._before = SkipCounts()
+        self._counts = SkipCounts()  # at that batch
 
     def hear(self, loss: float, positive: float) -> None:
-        """Take in a batch; see `Alarm.hear`."""
+        """Add a batch; see `Alarm.hear`."""
         self._alarm.hear(loss, positive)
 
     def opened(self) -> None:
-        """A check has begun that judges what has happened so far; later changes may come too late for it."""
+        """Forget the losses up to the start of a check, which judges them; it may miss later changes."""
         self._alarm.forget()
 
     def passed(self, place: int, left_out: SkipCounts) -> None:
-        """A check was passed at batch `place`."""
-        self._at, self._before = place, left_out
+        """Record a passed check at batch `place`."""
+        self._at, self._counts = place, left_out
 
     def due(self, standing: GuardState, left_out: SkipCounts) -> str:
-        """Why a check is due, or nothing if none is."""
+        """Return the reason for a check, or an empty text if none is due."""
         if standing.passed is None:
             return "the warm-up is over" if standing.place >= standing.due else ""
         if standing.place >= standing.due:
-            return "the time has come"
+            return "the scheduled check is due"
         if self._alarm.rings():
-            return "predictions have become worse"
+            return "predictions became worse"
         if standing.place < self._at + LOOK:
             return ""
-        share = left_out.share_since(self._before)
-        self._at, self._before = standing.place, left_out
+        share = left_out.share_since(self._counts)
+        self._at, self._counts = standing.place, left_out
         more = share > MORE * standing.passed + SOME
-        return f"{share:.1%} is skipped, {standing.passed:.1%} was when it was judged" if more else ""
+        return f"{share:.1%} is skipped, more than the {standing.passed:.1%} of the last check" if more else ""
 
 
 CONFIDENCE: Final = 0.95
@@ -156,7 +157,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Evidence:
-    """Differences of AUC and log loss, run minus fork, with their standard errors."""
+    """Differences of AUC and log loss (run minus fork) with their standard errors."""
 
     samples: int
     auc: float
@@ -174,19 +175,19 @@ class Evidence:
 
     @property
     def equal(self) -> bool:
-        """Whether both predict the same, that is, nothing was left out."""
+        """True if both predict the same, so nothing was skipped."""
         return self.auc == self.auc_error == self.log_loss == self.log_loss_error == 0
 
 
 def interval(value: float, error: float) -> Interval:
-    """(low, high) at `CONFIDENCE`."""
+    """Return (low, high) at `CONFIDENCE`."""
     return value - REACH * error, value + REACH * error
 
 
 def compare(run: Floats, fork: Floats, labels: Floats) -> Evidence | None:
-    """The paired differences (`paired_difference`) of two models' logits (n,), labels (n,) 0 or 1.
+    """Compare two models by `paired_difference`; logits (n,), labels (n,) 0 or 1.
 
-    None where there is nothing to compare: fewer than two samples of a class, or logits that are not finite.
+    Returns None for fewer than two samples of a class, or logits that are not finite.
     """
     if not (np.isfinite(run).all() and np.isfinite(fork).all()):
         return None
@@ -194,12 +195,12 @@ def compare(run: Floats, fork: Floats, labels: Floats) -> Evidence | None:
     return None if difference is None else Evidence(len(labels), *difference)
 
 
-LEAST: Final = 1 / 16  # an allowance below this is not worth its forks
+LEAST: Final = 1 / 16  # a lower allowance saves less than its forks cost
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """The change of AUC expected by the end of the run."""
+    """Expected change of AUC by the end of the run."""
 
     change: float
     interval: Interval
@@ -209,11 +210,11 @@ class Outlook:
 
 
 def look_out(evidence: Evidence, *, steps: int, left: int | None, spent: float) -> Outlook:
-    """Carry the evidence of a fork of `steps` batches to the end of the run.
+    """Extrapolate the evidence of a fork of `steps` batches to the end of the run.
 
     Args:
-        left: batches still to come, or None if the harm does not grow.
-        spent: AUC that skipping which passed earlier checks is taken to have cost.
+        left: number of remaining batches, or None if the harm does not grow.
+        spent: estimated cost in AUC of skipping that passed earlier checks.
     """
     factor = 1.0 if left is None else (steps + left) / steps
     low, high = evidence.auc_interval
@@ -221,27 +222,27 @@ def look_out(evidence: Evidence, *, steps: int, left: int | None, spent: float) 
 
 
 def lower(allowance: float, outlook: Outlook, budget: float) -> float:
-    """The allowance after one that broke the budget: at most half of it and at most what would have kept it, or 0."""
+    """The next allowance after one over budget: at most half of it, and low enough for the budget; or 0."""
     remaining = allowance * min(0.5, budget / -outlook.interval[0])
     return remaining if remaining >= LEAST else 0.0
 
 
 def explain(outlook: Outlook, budget: float) -> str:
-    """The outlook against the budget, in one sentence."""
+    """Compare the outlook with the budget in one sentence."""
     low, high = outlook.interval
-    about = f"expected change of AUC by the end {outlook.change:+.5f} ({low:+.5f} to {high:+.5f} with {CONFIDENCE:.0%})"
+    about = f"expected change of AUC by the end: {outlook.change:+.5f} ({CONFIDENCE:.0%}: {low:+.5f} to {high:+.5f})"
     if outlook.within(budget):
-        return f"{about}: within the budget of {budget:g}"
+        return f"{about}, within the budget of {budget:g}"
     if high < -budget:
-        return f"{about}: breaks the budget of {budget:g}"
-    return f"{about}: not shown to be within the budget of {budget:g}"
+        return f"{about}, over the budget of {budget:g}"
+    return f"{about}, not shown to be within the budget of {budget:g}"
 
 
 def least_allowance(embeddings: TieredEmbeddingBag) -> float | None:
-    """The smallest allowance that skips something: 0 if any does, None if none does.
+    """The smallest allowance that skips something: 0 if every positive one does, None if none does.
 
-    A share of rows or inputs may be arbitrarily small. Where gradients wait an allowance scales k - 1, in whole
-    numbers: below 1 / (at_most - 1) every update is the plain one.
+    A share of dropped rows or inputs may be arbitrarily small. For deferral an allowance scales k - 1 in whole numbers:
+    below 1 / (at_most - 1) no update is deferred.
     """
     rule = embeddings.policy.rule
     if rule is None:
@@ -252,7 +253,7 @@ def least_allowance(embeddings: TieredEmbeddingBag) -> float | None:
 
 
 class Allowance:
-    """Lowers how much a skip rule may skip; `least` is its `least_allowance`."""
+    """Lowers the allowance of a skip rule; `least` is its `least_allowance`."""
 
     def __init__(self, embeddings: TieredEmbeddingBag, timing: Timing, budget: float) -> None:
         self.least = least_allowance(embeddings)
@@ -260,15 +261,15 @@ class Allowance:
         self._timing, self._budget = timing, budget
 
     def after(self, now: GuardState, outlook: Outlook) -> tuple[float, str]:
-        """The allowance after a check found the budget broken, and an addition to the reason, or nothing."""
+        """Return the allowance after a check over budget, and an addition to the reason or an empty text."""
         if self.drops and now.passed is not None:
-            return 0.0, ""  # harmless before, so the data have changed: what was dropped is needed now
+            return 0.0, ""  # it passed before, so the data have changed and need the dropped updates now
         if self._timing.too_late(now.place + self._timing.margin):
             return 0.0, ""
         allowance = lower(now.allowance, outlook, self._budget)
         if 0 < allowance < (self.least or 0.0):
             return (
                 0.0,
-                f"; at {allowance:.1%} of what it asks for the policy defers nothing: nothing is skipped any more",
+                f"; at {allowance:.1%} of its skipping the policy would defer nothing, so skipping stops",
             )
         return allowance, ""

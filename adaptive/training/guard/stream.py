@@ -1,7 +1,7 @@
-"""`NumberedBatches`: numbers training batches on their way to the look-ahead, so that a guard can read them too.
+"""`NumberedBatches`: number training batches before the look-ahead takes them, so a guard can read them too.
 
-The look-ahead thread takes batches, the training thread asks about them and does not wait while one is being read.
-The source alone decides which batches are handed out, and in which order.
+The look-ahead thread takes batches. The training thread looks at them and does not wait while one is read. The source
+alone decides which batches come, and in which order.
 """
 
 import threading
@@ -19,37 +19,37 @@ from adaptive.training.guard.account import LoopRecorder, SkipCounts, left_out
 
 
 class Inputs(NamedTuple):
-    """Samples that came to the policy, and those of them that it did not drop."""
+    """Numbers of samples that the policy received, and that it did not drop."""
 
     seen: int
-    kept: int
+    trained: int
 
 
 class NumberedBatches(Iterator[Batch]):
-    """The batches of one pass over the data, numbered, and kept for the guard until it has no use for them.
+    """The numbered batches of one pass over the data, stored for the guard until it calls `forget`.
 
     Attributes:
-        first: number of the first batch; numbers go on from pass to pass.
-        taken: number of the batch that will be handed out next.
+        first: number of the first batch; numbers continue from pass to pass.
+        taken: number of the next batch for the look-ahead.
     """
 
     def __init__(self, batches: Iterator[Batch], policy: Policy, first: int = 0) -> None:
         self.first = self.taken = first
         self._source, self._policy = batches, policy
-        self._before = _inputs(policy)
-        self._oldest = first  # number of the first batch that is remembered
+        self._inputs_at_start = _inputs(policy)
+        self._oldest = first  # number of the first stored batch
         self._batches: deque[Batch] = deque()
-        self._inputs: deque[Inputs] = deque()  # in this pass, after each batch from the oldest on; lacks the latest
+        self._inputs: deque[Inputs] = deque()  # of this pass, after each batch from the oldest to the second latest
         self._forgotten = Inputs(0, 0)  # up to the oldest
         self._num_read = 0
         self._ended = False
         self._error: Exception | None = None
         self._switch: tuple[int, float] | None = None
-        self._lock = threading.Lock()  # for the books
-        self._reading = threading.Lock()  # for the source
+        self._lock = threading.Lock()  # guards all counts and queues
+        self._reading = threading.Lock()  # serializes reads of the source
 
     def __next__(self) -> Batch:
-        """For the look-ahead: the next batch. The policy has seen all before it."""
+        """Return the next batch to the look-ahead thread. The policy has seen all batches before it."""
         with self._lock:
             if len(self._inputs) < self.taken - self._oldest:
                 self._inputs.append(self._latest())
@@ -64,7 +64,7 @@ class NumberedBatches(Iterator[Batch]):
         return batch
 
     def switch(self, number: int, allowance: float) -> int:
-        """Set the skip rule's allowance from batch `number` on, or from the next one not taken yet; returns which."""
+        """Set the allowance from batch `number` on, or from the next untaken one; return its number."""
         with self._lock:
             number = max(number, self.taken)
             self._switch = number, allowance
@@ -73,18 +73,20 @@ class NumberedBatches(Iterator[Batch]):
     # --- for the training thread -----------------------------------------------------------------------------
 
     def get(self, number: int) -> Batch | None:
-        """Batch `number`, read ahead if need be; None after the last one. An error of the source is kept for the
-        look-ahead, which raises it when the batch's turn comes."""
+        """Return batch `number`, reading it if necessary; None after the last one.
+
+        An error of the source is stored; the look-ahead raises it when it takes this batch.
+        """
         return self._find(number)
 
     def labels(self, number: int) -> NDArray[np.float32]:
-        """Labels (B,) of batch `number`, which has been taken."""
+        """Labels (B,) of batch `number`, which the look-ahead has taken."""
         batch = self._find(number)
         assert batch is not None, number
         return batch.labels
 
     def coming(self, number: int, num_samples: int) -> list[Batch]:
-        """Batches from `number` on that hold so many samples, or as many as there are."""
+        """Return batches from `number` on that hold `num_samples`, or all that remain."""
         batches: list[Batch] = []
         while num_samples > 0 and (batch := self.get(number + len(batches))) is not None:
             batches.append(batch)
@@ -92,15 +94,15 @@ class NumberedBatches(Iterator[Batch]):
         return batches
 
     def place(self, trained: int) -> int:
-        """Number of the first batch not needed for the first `trained` samples of this pass.
+        """Return the number of the batch after the first `trained` samples of this pass.
 
-        If the policy drops inputs, part of the batch before it may still wait to be trained.
+        If the policy drops inputs, part of the batch before it may be untrained.
         """
         with self._lock:
-            if self._forgotten.kept >= trained:
+            if self._forgotten.trained >= trained:
                 return self._oldest
             for number, inputs in enumerate(self._inputs, self._oldest + 1):
-                if inputs.kept >= trained:
+                if inputs.trained >= trained:
                     return number
             return self.taken
 
@@ -110,11 +112,11 @@ class NumberedBatches(Iterator[Batch]):
             at = number - self._oldest - 1
             if at < 0:
                 return self._forgotten
-            # The latest has not been counted; as it was needed, the policy is done with it.
+            # The latest batch is not counted yet; it was trained, so the policy has processed it.
             return self._inputs[at] if at < len(self._inputs) else self._latest()
 
     def forget(self, number: int) -> None:
-        """Batches before `number` will not be asked for any more."""
+        """Drop the batches before `number`."""
         with self._lock:
             while self._oldest < min(number, self.taken - 1):
                 self._batches.popleft()
@@ -130,7 +132,7 @@ class NumberedBatches(Iterator[Batch]):
                     return self._batches[at] if at < len(self._batches) else None
                 num_seen = self._num_read
             with self._reading:
-                if num_seen == self._num_read and not self._ended:  # else the other thread has read on
+                if num_seen == self._num_read and not self._ended:  # else the other thread has read a batch
                     self._read()
 
     def _read(self) -> None:
@@ -146,10 +148,11 @@ class NumberedBatches(Iterator[Batch]):
                 self._num_read += 1
 
     def _latest(self) -> Inputs:
-        """Counts of inputs up to the latest batch handed out. The caller holds the lock."""
+        """Counts of inputs up to the latest taken batch. The caller holds the lock."""
         if drops_inputs(self._policy):
             now = _inputs(self._policy)
-            return Inputs(now.seen - self._before.seen, now.kept - self._before.kept)
+            start = self._inputs_at_start
+            return Inputs(now.seen - start.seen, now.trained - start.trained)
         last = self._inputs[-1] if self._inputs else self._forgotten
         samples = last.seen + self._batches[self.taken - 1 - self._oldest].num_samples
         return Inputs(samples, samples)
@@ -161,13 +164,13 @@ def _inputs(policy: Policy) -> Inputs:
 
 
 class Passes:
-    """The passes of a run over the data, one after the other; batches are numbered through all of them."""
+    """The passes of a run over the data; batches are numbered through all of them."""
 
     def __init__(self, embeddings: TieredEmbeddingBag, recorder: LoopRecorder) -> None:
         self.stream: NumberedBatches | None = None
         self._embeddings, self._recorder = embeddings, recorder
-        self._earlier = Inputs(0, 0)  # of the passes that are over
-        self._samples = 0  # trained in them
+        self._earlier = Inputs(0, 0)  # of finished passes
+        self._samples = 0  # trained in finished passes
 
     def begin(self, batches: Iterator[Batch], place: int) -> NumberedBatches:
         """Begin a pass at batch `place`."""
@@ -176,20 +179,22 @@ class Passes:
         return self.stream
 
     def end(self) -> None:
-        """End the pass, if there is one; no look-ahead is running."""
+        """End the current pass, if there is one. No look-ahead may be running."""
         if self.stream is not None:
             inputs = self.stream.inputs(self.stream.taken)
-            self._earlier = Inputs(self._earlier.seen + inputs.seen, self._earlier.kept + inputs.kept)
+            self._earlier = Inputs(self._earlier.seen + inputs.seen, self._earlier.trained + inputs.trained)
             self.stream = None
 
     def place(self) -> int:
-        """Number of the first batch that has not been needed yet."""
+        """Number of the first batch that is not trained yet."""
         assert self.stream is not None
         return self.stream.place(self._recorder.samples - self._samples)
 
     def ends_within(self, place: int, num_samples: int, left: int | None) -> bool:
-        """Whether this pass has fewer than `num_samples` samples from batch `place` on and another one follows, with
-        `left` batches left of the run. False at a pass's beginning: waiting for the next one would gain nothing."""
+        """Return True if this pass has fewer than `num_samples` samples from `place` on and another pass follows.
+
+        `left`: remaining batches of the run. False at the start of a pass, where waiting for the next would not help.
+        """
         assert self.stream is not None
         if left is None or place <= self.stream.first + 1:
             return False
@@ -197,9 +202,9 @@ class Passes:
         return sum(batch.num_samples for batch in ahead) < num_samples and left > len(ahead)
 
     def left_out(self, place: int) -> SkipCounts:
-        """What was left out of the batches before `place`, which is what `place()` gives now."""
-        seen, kept = self._earlier
+        """Counts of skipped work in the batches before `place`, the current result of `place()`."""
+        seen, trained = self._earlier
         if self.stream is not None:
             inputs = self.stream.inputs(place)
-            seen, kept = seen + inputs.seen, kept + inputs.kept
-        return left_out(self._embeddings, seen, kept)
+            seen, trained = seen + inputs.seen, trained + inputs.trained
+        return left_out(self._embeddings, seen, trained)

@@ -1,6 +1,6 @@
-"""A run and its directory: train it, resume it, say what it would take, evaluate it again.
+"""Runs and their directories: train, resume, plan, and evaluate again.
 
-The training step is in `adaptive.training.trainer`, the files are in `adaptive.storage`.
+The training step is in `adaptive.training.trainer`; the files are in `adaptive.storage`.
 """
 
 from adaptive.training.runs.loading import evaluate_run

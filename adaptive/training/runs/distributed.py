@@ -1,4 +1,4 @@
-"""A run of several ranks: who writes, what must be equal, and when all of them stop."""
+"""Runs of several ranks: shared checkpoints, checks that ranks agree, and stopping together."""
 
 import contextlib
 import re
@@ -27,12 +27,12 @@ from adaptive.system import StopRequest
 from adaptive.training.telemetry.record import RunTotals
 from adaptive.training.telemetry.report import crossed_numbers
 
-LATE_S: Final = 5.0  # seconds after which a file that another machine has written is there
+LATE_S: Final = 5.0  # seconds until a file that another machine wrote is visible on a shared file system
 
 
 @contextlib.contextmanager
 def these_ranks(config: TrainConfig) -> Iterator[Ranks]:
-    """This process among those that torchrun, or `--ranks`, has started, or alone."""
+    """The ranks that torchrun or `--ranks` started, with this process as one of them; else a single process."""
     if not is_rank():
         yield ALONE
         return
@@ -52,52 +52,52 @@ def these_ranks(config: TrainConfig) -> Iterator[Ranks]:
 
 @contextlib.contextmanager
 def reading_ranks(config: TrainConfig) -> Iterator[Ranks]:
-    """`these_ranks` of a process that is one, to read a run: whole batches in turn, so a block for each rank."""
+    """`these_ranks` for reading a run: ranks take whole batches in turn, so there is one block per rank."""
     meeting = config.ranks.model_copy(update={"blocks": None, "wire": "fp32"})
     with these_ranks(config.model_copy(update={"ranks": meeting})) as ranks:
         yield ranks
 
 
 def refuse_alone(config: TrainConfig, ranks: Ranks) -> None:
-    """Refuse what ranks cannot do, and blocks without ranks.
+    """Refuse settings that several ranks do not support, and blocks in a single process.
 
     Raises:
-        ConfigError: as `refuse_by_settings`, or for blocks that nobody would cut.
+        ConfigError: as `refuse_by_settings`, or for `ranks.blocks` without ranks.
     """
     if not ranks.is_local:
         refuse_by_settings(config)
     elif config.ranks.blocks is not None:
-        raise ConfigError(f"ranks.blocks={config.ranks.blocks} is for runs of ranks; add --ranks 1, or more")
+        raise ConfigError(f"expected ranks.blocks=null without ranks, got {config.ranks.blocks}. Add --ranks 1 or more")
 
 
 def refuse_by_settings(config: TrainConfig) -> None:
-    """Refuse what several ranks cannot do, by the settings alone.
+    """Refuse settings that several ranks do not support.
 
     Raises:
-        ConfigError: for a guard, or NCCL where it cannot be.
+        ConfigError: for a guard, or NCCL on a machine without it.
     """
     is_nccl_wanted(config.ranks.backend, find_gpus())
     if config.guard is not None:
         raise ConfigError(
-            "guard: several ranks cannot be guarded yet, since the guard's copy of the run would be one process's; set "
+            "expected guard=null with several ranks, got a guard: its copy of the run needs a single process. Set "
             "guard=null, or train in one process"
         )
 
 
 def facts_of(config: TrainConfig, dataset: Dataset) -> dict[str, object]:
-    """What must be equal on all ranks."""
-    settings = config.model_dump(mode="json", exclude={"out"})  # rank 0's counts
+    """Facts that must be equal on all ranks."""
+    settings = config.model_dump(mode="json", exclude={"out"})  # only rank 0 uses it
     return {"settings": settings, "data": dataset.fingerprint(), "versions": versions()}
 
 
 def versions() -> dict[str, str]:
-    """Of what computes."""
+    """Versions of the packages that affect numbers."""
     return {"adaptive-train": version("adaptive-train"), "torch": torch.__version__}
 
 
 @contextlib.contextmanager
 def reporting_errors(ranks: Ranks) -> Iterator[None]:
-    """Report an error inside to the other ranks, in the place of their next exchange."""
+    """Report an error inside to the other ranks, which raise at their next exchange."""
     try:
         yield
     except Exception as error:
@@ -106,7 +106,7 @@ def reporting_errors(ranks: Ranks) -> Iterator[None]:
 
 
 def directory_of(ranks: Ranks, run_directory: Callable[[], RunDirectory]) -> AbstractContextManager[RunDirectory]:
-    """The run's own on rank 0, of others one that is gone with the process. Call it where errors are told."""
+    """The run directory on rank 0, a temporary one on other ranks. Call it inside `reporting_errors`."""
     return run_directory() if ranks.is_first else _scratch_directory()
 
 
@@ -120,7 +120,7 @@ def _scratch_directory() -> Iterator[RunDirectory]:
 
 
 def ranks_summary(ranks: Ranks, totals: RunTotals, *, full: bool) -> dict[str, float | None]:
-    """What a report says of several ranks, which call it together. `full`: the set of watched rows is, on this rank."""
+    """The summary of several ranks; all call it together. `full`: the hot set of this rank is full."""
     is_full = any(ranks.gather_facts(full))
     hosts = {place.partition(",")[0] for place in ranks.places}
     numbers = crossed_numbers(totals.ranks, totals.ranks_steps)
@@ -131,7 +131,7 @@ def ranks_summary(ranks: Ranks, totals: RunTotals, *, full: bool) -> dict[str, f
 
 
 class AgreedStop(StopRequest):
-    """A signal that one rank hears, known to all of them at the same exchange: so all stop after the same step."""
+    """A signal to one rank that all learn of at the same exchange, so all stop after the same step."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -150,8 +150,9 @@ def agreed_stop(ranks: Ranks) -> StopRequest | None:
 
 
 class CheckpointsOfRanks(Checkpoints):
-    """Each rank writes a shard of the rows that it owns; rank 0 writes all else, and gives the folder its name once all
-    is there. All ranks call the same methods together, and all go on, or none.
+    """Checkpoints of several ranks: each writes a shard of its rows, rank 0 the rest and the name of the folder.
+
+    All ranks call the same methods together. A method succeeds on all ranks or fails on all.
 
     Args:
         directory: of the run, as all ranks see it.
@@ -181,27 +182,27 @@ class CheckpointsOfRanks(Checkpoints):
         return path
 
     def _write_shard(self, folder: Path, path: Path, parts: Mapping[str, Part]) -> list[list[dict[str, Any]]]:
-        """Write this rank's; returns what the manifest must say of those of all ranks.
+        """Write the shard of this rank; return the manifest's entries for the shards of all ranks.
 
         Raises:
             OutputError: on all ranks, if one of them could not write its shard.
         """
-        written, wrong = [], None
+        written, failure = [], None
         try:
             written = write_parts(folder, self._ranks.rank, parts, self._disk)
         except OSError as error:
-            wrong = f"checkpoint {path} could not be written: {error}"
-        everyones = self._ranks.gather_facts([wrong, written])
-        if wrong is not None:
-            raise OutputError(wrong)
-        for rank, (wrong_there, _) in enumerate(everyones):
-            if wrong_there is not None:
-                raise OutputError(f"{self._ranks.name_of(rank)}: {wrong_there}")
-        return [shard for _, shard in everyones]
+            failure = f"checkpoint {path} could not be written: {error}"
+        results = self._ranks.gather_facts([failure, written])
+        if failure is not None:
+            raise OutputError(failure)
+        for rank, (failure_of_rank, _) in enumerate(results):
+            if failure_of_rank is not None:
+                raise OutputError(f"{self._ranks.name_of(rank)}: {failure_of_rank}")
+        return [shard for _, shard in results]
 
-    def _remove_others(self, kept: Sequence[Path], kind: re.Pattern[str]) -> None:
+    def _remove_others(self, latest: Sequence[Path], kind: re.Pattern[str]) -> None:
         if self._ranks.is_first:
-            super()._remove_others(kept, kind)
+            super()._remove_others(latest, kind)
 
     def finish(self, number: int, content: Checkpoint) -> None:
         if self._ranks.is_first:
@@ -212,7 +213,7 @@ class CheckpointsOfRanks(Checkpoints):
 
 
 def checkpoints_of(directory: Path, ranks: Ranks, *, keep: int, damaged: Collection[Path] = ()) -> Checkpoints:
-    """Of the run in `directory`, which counts on rank 0."""
+    """Checkpoints of the run in rank 0's `directory`."""
     if ranks.size == 1:
         return Checkpoints(directory, keep=keep, damaged=damaged)
     return CheckpointsOfRanks(_of_first(directory, ranks), ranks, keep=keep, damaged=damaged)
@@ -223,10 +224,10 @@ def _of_first(directory: Path, ranks: Ranks) -> Path:
 
 
 def refuse_unseen(directory: Path, ranks: Ranks) -> None:
-    """Check that all ranks see the directory that rank 0 holds: by its lock, which says who that is.
+    """Check that all ranks see the directory of rank 0, by the content of its lock.
 
     Raises:
-        OutputError: on all ranks, naming those that do not.
+        OutputError: on all ranks, with the names of those that do not see it.
     """
     if ranks.size == 1:
         return
@@ -236,13 +237,13 @@ def refuse_unseen(directory: Path, ranks: Ranks) -> None:
     if not all(seen):
         blind = ", ".join(ranks.name_of(rank) for rank, sees in enumerate(seen) if not sees)
         raise OutputError(
-            f"run directory {path} of {ranks.name_of(0)} is not seen by {blind}: every rank writes its rows into a "
-            "checkpoint there. Give --out on a file system that all machines share, or save nothing: --set save=false"
+            f"expected run directory {path} of {ranks.name_of(0)} on all ranks, got none on {blind}: every rank writes "
+            "its rows there. Use --out on a shared file system, or --set save=false"
         )
 
 
 def _sees(file: Path, text: str) -> bool:
-    """True if the file says this, perhaps after a while: other machines may see it late."""
+    """Return True if the file has this text within `LATE_S` seconds: shared file systems show it late."""
     until = time.monotonic() + LATE_S
     while True:
         with contextlib.suppress(OSError, ValueError):
@@ -254,7 +255,7 @@ def _sees(file: Path, text: str) -> bool:
 
 
 class ReadersOfRanks(Readers):
-    """Ranks that read a checkpoint together: of its shards, each the pieces in which its own rows lie."""
+    """Ranks that read a checkpoint together, each only the pieces of shards with its rows."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks

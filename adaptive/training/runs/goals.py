@@ -1,4 +1,4 @@
-"""The quality that a run is after: the best evaluation (`save=best`), patience, and the target (`stop_at`)."""
+"""Goals of a run: the best evaluation (`save=best`), patience, and the target (`stop_at`)."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,13 @@ from adaptive.training.telemetry.record import EvalRecord
 from adaptive.training.telemetry.recorder import Recorder
 from adaptive.training.telemetry.report import BestSummary, TargetSummary
 
-_HOW_TO_EVALUATE = "set data.holdout, data.eval_data or data.time_split, of the built-in stream data.synthetic.num_eval"
+_HOW_TO_EVALUATE = (
+    "Set data.holdout, data.eval_data or data.time_split, or data.synthetic.num_eval for the built-in stream"
+)
 
 
 def best_evaluation(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> EvalRecord | None:
-    """The best by the metric of `stop_at`, or else by AUC, of equal ones the first; None: none has a value."""
+    """The first best evaluation by the metric of `stop_at`, default AUC; None if none has a value."""
     metric = _metric(config)
     order = min if config.stop_at and config.stop_at.lower_is_better else max
     scored = [record for record in evaluations if getattr(record, metric) is not None]
@@ -28,7 +30,7 @@ def _metric(config: TrainConfig) -> str:
 
 
 def is_out_of_patience(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> bool:
-    """Whether as many evaluations as `patience` says have come since the best one."""
+    """True if at least `patience` evaluations came after the best one."""
     best = best_evaluation(config, evaluations)
     if config.patience is None or best is None:
         return False
@@ -36,7 +38,7 @@ def is_out_of_patience(config: TrainConfig, evaluations: Sequence[EvalRecord]) -
 
 
 def best_summary(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> BestSummary | None:
-    """For the run's summary; None, unless the settings ask for the best evaluation."""
+    """The best evaluation for the run's summary; None without `save=best` or `patience`."""
     best = best_evaluation(config, evaluations)
     if (config.save != "best" and config.patience is None) or best is None:
         return None
@@ -50,13 +52,13 @@ def best_summary(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> Best
 
 
 def is_reached(wanted: StopAtConfig | None, quality: Evaluation | EvalRecord) -> bool:
-    """Whether an evaluation reaches the target; without a target, or a value (labels of one class), none does."""
+    """True if the evaluation reaches the target; False without a target, or if the metric is undefined."""
     value = None if wanted is None else getattr(quality, wanted.metric)
     return wanted is not None and value is not None and wanted.is_reached_by(value)
 
 
 def target_summary(config: TrainConfig, recorder: Recorder) -> TargetSummary | None:
-    """For the run's summary; None without a target."""
+    """The target for the run's summary; None without `stop_at`."""
     wanted = config.stop_at
     if wanted is None:
         return None
@@ -75,7 +77,7 @@ def target_summary(config: TrainConfig, recorder: Recorder) -> TargetSummary | N
 
 
 def refuse_unreachable(config: TrainConfig, components: Components | ComponentsOutline, dataset: Dataset) -> None:
-    """Refuse goals that no evaluation could reach, or that a guard would move.
+    """Refuse goals without evaluation data, and a target in a guarded run.
 
     Raises:
         ConfigError: if the data have no evaluation part, or a run with a target is guarded.
@@ -83,14 +85,13 @@ def refuse_unreachable(config: TrainConfig, components: Components | ComponentsO
     target = config.stop_at
     if target is not None and is_guarded(config, components):
         raise ConfigError(
-            f"stop_at.{target.metric}={target.target:g}: a guard judges by what skipping costs until the end of the "
-            "run, and may take weights back after the evaluation that reached the target; set guard or stop_at to null"
+            f"expected no guard with stop_at, got stop_at.{target.metric}={target.target:g} in a guarded run: a guard "
+            "may undo updates after the evaluation that reached the target. Set guard or stop_at to null"
         )
     goals = [f"save={config.save}"] if config.save == "best" else []
     goals += [f"patience={config.patience}"] if config.patience is not None else []
     goals = [f"stop_at.{target.metric}={target.target:g}"] if target is not None else goals
     if goals and next(dataset.evaluation(config.eval_batch_size), None) is None:
-        lacking = "so no evaluation would ever reach it" if target is not None else "so none is the best"
         raise ConfigError(
-            f"{' and '.join(goals)}: the data ({config.data}) have no evaluation part, {lacking}; {_HOW_TO_EVALUATE}"
+            f"expected data with an evaluation part, got {config.data} ({' and '.join(goals)}). {_HOW_TO_EVALUATE}"
         )

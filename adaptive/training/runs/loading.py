@@ -1,4 +1,4 @@
-"""A trained run from Python: its model with its rows (`load_run`), evaluated again (`evaluate_run`)."""
+"""Trained runs in Python: load the model with its rows (`load_run`), evaluate it again (`evaluate_run`)."""
 
 import contextlib
 import shlex
@@ -34,20 +34,20 @@ from adaptive.training.telemetry.report import SCHEMA, QualitySummary
 
 Settings = Mapping[str, Any]  # values by dotted keys, as after --set
 NO_SETTINGS: Final[Settings] = MappingProxyType({})
-READABLE = ("tier.", "data.", "eval_batch_size", "model")  # settings that reading a run may change
+READABLE = ("tier.", "data.", "eval_batch_size", "model")  # settings that may change for reading a run
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A trained run, loaded. Close it, or use it in a `with` statement: the host tier's files are then given back.
+    """A loaded run. Close it or use it in a `with` statement, which removes the files of its host tier.
 
     Attributes:
         path: the run directory.
-        config: its settings, with absolute paths; the tiers are those of reading, and no policy is loaded.
-        record: what `run.json` says; `record["data"]` identifies the data and holds their schema.
+        config: settings with absolute paths; the tiers are for reading, and the policy is not loaded.
+        record: content of `run.json`; `record["data"]` identifies the data and holds their schema.
         shape: features with their tables and rows, dense inputs, steps.
         components: model, embeddings, tables, and a new optimizer of the model.
-        steps: batches it was trained on.
+        steps: number of batches in training.
     """
 
     path: Path
@@ -59,23 +59,22 @@ class LoadedRun:
 
     @property
     def model(self) -> nn.Module:
-        """The dense part: `model(dense, pooled)` gives logits (B,)."""
+        """The dense part: `model(dense, pooled)` returns logits (B,)."""
         return self.components.model
 
     @property
     def embeddings(self) -> TieredEmbeddingBag:
-        """All rows; `read(batch)` looks them up, `table_blocks(name)` gives a table block by block."""
+        """All rows: `read(batch)` looks them up, `rows.table_blocks(name)` yields a table in blocks."""
         return self.components.embeddings
 
     @property
     def schema(self) -> Json | None:
-        """The schema of the run's files, as JSON values; None for data that have none."""
+        """The schema of the run's files as JSON values; None for data without one."""
         data = self.record.get("data")
         return data.get("schema") if isinstance(data, dict) else None
 
     def predict(self, batches: Iterable[Batch]) -> Iterator[NDArray[np.float32]]:
-        """Of each batch (B,) the probabilities that labels are 1, of a model of several labels (B, T), in the order of
-        the samples.
+        """Yield for each batch the probabilities (B,) that labels are 1; (B, T) for a model with several labels.
 
         Raises:
             InputError: for batches that do not fit the tables.
@@ -86,21 +85,20 @@ class LoadedRun:
 
     @property
     def vocabulary_folder(self) -> Path:
-        """Where the vocabularies are that the run was trained with, if it fitted some."""
+        """Folder of the vocabularies of the run, if it fitted some."""
         return Path(self.config.data_options.get("vocabulary_path") or self.path / "vocabulary")
 
     @property
     def vocabularies(self) -> Mapping[str, str]:
-        """Table -> checksum of the vocabularies that the run was trained with."""
+        """Table -> checksum of the run's vocabulary."""
         recorded = self.record.get("data")
         return (recorded.get("vocabularies") or {}) if isinstance(recorded, dict) else {}
 
     def lacks_vocabulary(self) -> InputError:
-        """What to raise if they are not there."""
+        """The error for missing vocabularies."""
         return InputError(
-            f"{self.path} was trained with vocabularies of {', '.join(self.vocabularies)}, which "
-            f"{self.vocabulary_folder} does not hold; put that folder back, or give its place: --set "
-            "data.vocabulary_path=DIR"
+            f"expected the vocabularies of {', '.join(self.vocabularies)} in {self.vocabulary_folder}, got none or "
+            f"others ({self.path}). Restore that folder, or set its path: --set data.vocabulary_path=DIR"
         )
 
     def close(self) -> None:
@@ -114,38 +112,36 @@ class LoadedRun:
 
 
 def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Of logits, without overflow; of their shape, computed in float64."""
+    """Return the probabilities of logits of any shape, computed in float64 without overflow."""
     return (0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64)))).astype(np.float32)
 
 
 def load_run(path: Path | str, *, tier: TierConfig | None = None, model: str | None = None) -> LoadedRun:
-    """The model of a trained run with its rows: the last weights, of a run that keeps those of its best evaluation
-    (`save=best`) these. Of a run that was cut short, or is under way, the newest checkpoint.
+    """Load the model of a trained run with its rows.
 
-    The data of the run need not be there, nor its policy. Weights are verified; no code is run but a model that is
-    named here.
+    The weights are those of the best evaluation if the run saved them (`save=best`), else the last ones. For an
+    unfinished run they are those of the newest checkpoint. Neither the data nor the policy of the run are needed.
+    Weights are verified, and no code runs but a model that you name here.
 
     Args:
         path: the run directory.
-        tier: where rows are to lie. Default: a host tier as the run had it, in memory or in files, and the smallest
-            device tier, which is enough for reading.
-        model: `file.py:Class` or `module:Class` of a run that trained a model of the user's own: what a run directory
-            alone names is not run.
+        tier: the tiers. Default: the host tier of the run, in memory or in files, and the smallest device tier, which
+            is enough for reading.
+        model: `file.py:Class` or `module:Class` of a custom model: code that only a run directory names is not run.
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
-        ConfigError: if the rows' files cannot be made; give another `tier`.
+        ConfigError: if the rows' files cannot be created; pass another `tier`.
     """
     changed = {name: value for name, value in (("tier", tier), ("model", model)) if value is not None}
     return _load(Path(path), lambda config: config.model_copy(update=changed), model)
 
 
 def load_with(path: Path, settings: Settings, ranks: Ranks = ALONE) -> LoadedRun:
-    """`load_run` with some settings changed: dotted keys of `READABLE`; with `ranks`, which call it together, each has
-    its own rows.
+    """`load_run` with changed settings, by dotted keys of `READABLE`. Ranks call it together; each has its own rows.
 
     Raises:
-        ConfigError: for other keys, and as `load_run` does.
+        ConfigError: for other keys, and as `load_run`.
     """
     return _load(path, lambda config: _changed(config, settings), settings.get("model"), ranks)
 
@@ -153,11 +149,11 @@ def load_with(path: Path, settings: Settings, ranks: Ranks = ALONE) -> LoadedRun
 def _load(
     path: Path, change: Callable[[TrainConfig], TrainConfig], model: str | None, ranks: Ranks = ALONE
 ) -> LoadedRun:
-    """`model`: what the caller has named."""
+    """`model`: the code that the caller named, or None."""
     record = read_record(path)
     config = change(_for_reading(with_vocabulary(at_home(config_of(record, path), record), path)))
-    way = f"--set model={shlex.quote(config.model)}, from Python load_run(RUN, model=...)"
-    refuse_unnamed("model", config.model, where=str(path / RECORD), named=model, how=way)
+    option = f"--set model={shlex.quote(config.model)}, or load_run(RUN, model=...) in Python"
+    refuse_unnamed("model", config.model, where=str(path / RECORD), named=model, how=option)
     where, checkpoint = load_best(path, readers_of(ranks))
     shape = recorded_shape(record, path)
     ranks.require_equal(
@@ -178,7 +174,7 @@ def _load(
 
 
 def with_vocabulary(config: TrainConfig, path: Path) -> TrainConfig:
-    """The settings with the run's own vocabulary, if it fitted one, so that categories are mapped as in the run."""
+    """The settings with the vocabulary of the run, if it fitted one, so categories map to the same rows."""
     folder = (path / "vocabulary").absolute()
     if not folder.is_dir():
         return config
@@ -186,8 +182,10 @@ def with_vocabulary(config: TrainConfig, path: Path) -> TrainConfig:
 
 
 def _for_reading(config: TrainConfig) -> TrainConfig:
-    """The settings for reading rows where they lie: no slots to speak of, and the code of the run's policy is not
-    loaded. `lru` copies rows, so a host tier in files is not mapped into memory."""
+    """The settings for reading rows in place: one device row, and not the run's policy.
+
+    The policy `lru` copies rows, so a host tier in files is not mapped into memory.
+    """
     tier = config.tier.model_copy(update={"device_rows": "1"})
     changed: dict[str, object] = {"policy": "lru", "policy_options": {}, "skip": None, "guard": None, "tier": tier}
     return config.model_copy(update=changed)
@@ -199,8 +197,8 @@ def _changed(config: TrainConfig, settings: Settings) -> TrainConfig:
         section, _, name = key.partition(".")
         if not key.startswith(READABLE) or key.startswith("model."):
             raise ConfigError(
-                f"--set {key}: a run is read as it was trained; only tier.*, data.* and eval_batch_size can be changed"
-                ", and where a model of one's own lies (model)"
+                f"expected one of tier.*, data.*, eval_batch_size and model, got {key} (--set). Other settings of a "
+                "trained run cannot change"
             )
         if name:
             tree["data_options" if section == "data" else section][name] = value
@@ -211,10 +209,10 @@ def _changed(config: TrainConfig, settings: Settings) -> TrainConfig:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"--set {where}: {first['msg']}, found {first['input']!r}") from error
+        raise ConfigError(f"{first['msg']}, got {first['input']!r} (--set {where})") from error
 
 
-ROWS_BY_TRAINING_FILES: Final = ("taobao",)  # kinds whose ids become rows by what the training files hold
+ROWS_BY_TRAINING_FILES: Final = ("taobao",)  # formats whose mapping of ids to rows depends on the training files
 
 
 class EvaluationSummary(QualitySummary, total=False):
@@ -222,7 +220,7 @@ class EvaluationSummary(QualitySummary, total=False):
 
     schema: int
     run_dir: str
-    data: str  # where they are not those of the run
+    data: str  # only if they are not those of the run
     policy: str
     steps: int
 
@@ -236,24 +234,23 @@ def evaluate_run(
     stream: TextIO | None = None,
     ranks: Ranks = ALONE,
 ) -> EvaluationSummary:
-    """Evaluate the saved weights of a run on its evaluation data: the numbers its summary has, to the last digit. Of a
-    run that was cut short, or is under way, the newest checkpoint is evaluated. Rows lie as in the run: those of a host
-    tier in files are never all in memory.
+    """Evaluate the weights of a run (as `load_run` chooses them) on its evaluation data.
+
+    The numbers equal those of the run's summary to the last digit. Rows stay in the host tier of the run: those in
+    files are never all in memory.
 
     Args:
-        data: evaluate on all samples of these data, mapped to rows as the run's were; see `data_of`.
-        group_by: a feature with one value a sample, such as the user: adds GAUC over its values (`gauc`,
-        `gauc_groups`).
-        settings: dotted keys of `adaptive.training.runs.loading.READABLE` and their values, which count before the
-        run's. stream: where the result is shown, usually stderr.
-        ranks: that evaluate together, each in a call of its own, with a part of the rows and some of the batches;
-            all see directory and data, and all have the result, to the last digit that of one process with as many
-            threads as one of them.
+        data: evaluate on all samples of these data, mapped to rows as in the run; see `data_of`.
+        group_by: a feature with one value per sample, such as the user: adds GAUC over its values.
+        settings: dotted keys of `READABLE` -> values that replace those of the run.
+        stream: for the result, usually stderr.
+        ranks: evaluate together, each with its own call, a part of the rows and some of the batches. All see the
+            directory and the data, and return the result of a single process with as many threads as one of them.
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
-        ConfigError: for other settings, or a feature that is not there.
-        InputError: if the data are not those of the run, or have no evaluation part, or samples without a label.
+        ConfigError: for other settings, or an unknown feature.
+        InputError: if the data are not those of the run, have no evaluation part, or have samples without a label.
     """
     with reporting_errors(ranks), load_with(Path(run_directory), settings, ranks) as run:
         position = group_feature(group_by, [feature.name for feature in run.shape.features], "--group-by")
@@ -264,7 +261,8 @@ def evaluate_run(
             evaluation = evaluate(run.embeddings, run.model, batches, by=position, in_turn=not ranks.is_local)
     if not evaluation.samples:
         raise InputError(
-            f"the data of {run.path} ({data or run.config.data}) have no evaluation part; give others: --data SPEC"
+            f"expected data with an evaluation part, got {data or run.config.data} ({run.path}). Pass other data with "
+            "--data SPEC"
         )
     if stream is not None:
         with contextlib.closing(Progress(stream, run.steps)) as progress:
@@ -280,19 +278,21 @@ def evaluation_batches(run: LoadedRun, dataset: Dataset) -> Iterator[Batch]:
 
 
 def data_of(run: LoadedRun, spec: str | None, *, may_lack_labels: bool = False) -> Dataset:
-    """The data to read a run with; what counts is their evaluation part.
+    """The data for reading a run; their evaluation part is used.
 
     Args:
-        spec: None: the data of the run. Others: `KIND:PATH[,PATH...]`, or a path alone, of the run's kind, all samples
-            of which are the evaluation part, in their order. Relative paths are meant from the current folder.
-        may_lack_labels: files may lack the schema's label column.
+        spec: None: the data of the run. Else `KIND:PATH[,PATH...]`, or only a path for the run's kind: all their
+            samples are the evaluation part, in order. Relative paths start from the current folder.
+        may_lack_labels: accept files without the label column of the schema.
 
     Raises:
-        ConfigError: for settings that cannot work; or if the run's vocabulary, which others need, is not there.
-        InputError: if files are missing; if these are not the data of the run, or do not fit its tables.
+        ConfigError: for invalid settings.
+        InputError: if files or the run's vocabulary are missing, or the data are not those of the run or do not fit.
     """
     folder = run.vocabulary_folder
-    if run.vocabularies and not (folder.is_dir() and any(folder.iterdir())):  # another one would be fitted to the data
+    if run.vocabularies and not (
+        folder.is_dir() and any(folder.iterdir())
+    ):  # else a new one would be fitted to the data
         raise run.lacks_vocabulary()
     config = run.config if spec is None else _all_for_evaluation(run.config, spec, may_lack_labels)
     try:
@@ -302,21 +302,23 @@ def data_of(run: LoadedRun, spec: str | None, *, may_lack_labels: bool = False) 
         if not home or str(home) not in str(error):
             raise
         raise type(error)(
-            f"{error}\n{run.path} was trained in {home}, from where its relative paths are looked for; if they have "
-            "moved, give --data SPEC, and the schema by --set data.schema_path=FILE"
+            f"{error}\nRelative paths of {run.path} start from {home}, where it was trained. If files have moved, pass "
+            "--data SPEC and --set data.schema_path=FILE"
         ) from error
     if spec is None:
         check_same_data(run.path, run.record, dataset)
         return dataset
     _check_shape(run, shape_of(dataset))
     if run.vocabularies and dataset.fingerprint().get("vocabularies") != run.vocabularies:
-        raise run.lacks_vocabulary()  # categories would not mean the rows that they meant in training
+        raise run.lacks_vocabulary()  # categories would map to other rows than in training
     return dataset
 
 
 def _all_for_evaluation(config: TrainConfig, spec: str, may_lack_labels: bool) -> TrainConfig:
-    """Settings under which all samples of `spec` are the evaluation part: files are given twice, as training files,
-    which are not read, and as `eval_data`."""
+    """Settings that make all samples of `spec` the evaluation part.
+
+    The files appear twice: as training files, which are not read, and as `eval_data`.
+    """
     kind, colon, paths = spec.partition(":")
     if not colon and spec not in ("synthetic", "sequences"):
         kind, colon, paths = config.data.partition(":")[0], ":", spec
@@ -332,23 +334,22 @@ def _all_for_evaluation(config: TrainConfig, spec: str, may_lack_labels: bool) -
 
 
 def _check_shape(run: LoadedRun, shape: DataShape) -> None:
-    needed = run.shape
-    shape = replace(shape, labels=needed.labels, widths=needed.widths)  # samples can be scored without them
-    if not (shape.dense_names and needed.dense_names):  # not every format names its dense inputs
-        shape = replace(shape, dense_names=needed.dense_names)
-    if shape != needed:
-        expected, got = _shape_texts(needed, shape)
-        raise InputError(f"the data do not fit the tables of {run.path}: expected {expected}, found {got}")
+    trained = run.shape
+    shape = replace(shape, labels=trained.labels, widths=trained.widths)  # samples can be scored without them
+    if not (shape.dense_names and trained.dense_names):  # not every format names its dense inputs
+        shape = replace(shape, dense_names=trained.dense_names)
+    if shape != trained:
+        expected, got = _shape_texts(trained, shape)
+        raise InputError(f"expected data that fit the tables of {run.path} ({expected}), got {got}")
 
 
-def _shape_texts(needed: DataShape, other: DataShape) -> list[str]:
-    """What differs, of both."""
-    for features in zip(needed.features, other.features, strict=False):
+def _shape_texts(trained: DataShape, other: DataShape) -> list[str]:
+    """The first difference, as a text for each of both."""
+    for features in zip(trained.features, other.features, strict=False):
         if features[0] != features[1]:
-            texts = [f"{feature.name} of {feature.num_embeddings}" for feature in features]
-            return [f"feature {texts[0]} rows", texts[1]]
-    shapes = needed, other
-    if needed.dense_names != other.dense_names:
+            return [f"feature {feature.name} of {feature.num_embeddings} rows" for feature in features]
+    shapes = trained, other
+    if trained.dense_names != other.dense_names:
         return [f"dense inputs in the order {', '.join(shape.dense_names)}" for shape in shapes]
     return [
         f"{len(shape.features)} features, {shape.num_dense} dense inputs, {shape.steps} step(s) and tables "

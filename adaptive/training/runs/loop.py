@@ -1,10 +1,9 @@
-"""`Loop`: the epochs of a run, in stretches. Between two stretches nothing is on its way, and the run can be saved and
-evaluated.
+"""`Loop`: the epochs of a run in stretches. Between two of them no batch is in flight: the run can save and evaluate.
 
-The look-ahead is given the batches of one stretch only, so every batch that is planned is trained. A signal ends
-planning, since the books are ahead of training: the batches that are planned, as many as are looked ahead, are still
-trained. Others that were read are read again when the run is resumed; if the policy arranges batches, it has seen them
-and may hold some back, so no more are handed out, and those that were are trained, too.
+The look-ahead gets the batches of one stretch only, so every planned batch is trained. Planning is ahead of training:
+after a signal no more batches are planned, and the planned ones are still trained. A resumed run reads batches again
+that were read but not planned. A policy that arranges batches has already seen these and may hold some back, so then
+all batches that it has received are trained.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,26 +22,27 @@ from adaptive.training.trainer import Trainer
 
 
 class DataPosition(BaseModel):
-    """Where a run is in its data, between two stretches. Numbers count batches of the data, which a policy may regroup
-    or drop; checkpoints hold them."""
+    """Position of a run in its data between two stretches, as checkpoints hold it.
+
+    Counts are batches of the data, before a policy regroups or drops them.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, validate_assignment=False)
 
     epoch: int = Field(default=0, ge=0)
-    taken: int = Field(default=0, ge=0)  # batches of this epoch that are done
-    total: int = Field(default=0, ge=0)  # batches of all epochs that are done
+    taken: int = Field(default=0, ge=0)  # trained batches of this epoch
+    total: int = Field(default=0, ge=0)  # trained batches of all epochs
     before: int = Field(default=0, ge=0)  # steps trained in earlier epochs
-    over: bool = False  # this epoch has no more
-    evaluated: int = Field(default=0, ge=0)  # `total` at the latest evaluation that came to its end
-    reached: bool = False  # that evaluation reached the run's target: nothing is left to train
+    over: bool = False  # this epoch has no more batches
+    evaluated: int = Field(default=0, ge=0)  # `total` at the latest complete evaluation
+    reached: bool = False  # that evaluation ended training: target or patience
 
     def left(self, steps: int | None) -> int | None:
-        """Batches that this epoch may still take if the run is to train `steps`; None: as many as there are."""
+        """Batches that this epoch may still train if the run has `steps`; None: all of them."""
         return None if steps is None else max(steps - self.before - self.taken, 0)
 
     def is_evaluated_next(self, steps: int | None) -> bool:
-        """Whether an evaluation of the very step reached so far comes next, where the epoch or the run ends, and is not
-        one in the middle of an epoch, which has been made."""
+        """True if the run evaluates at the current step next, because the epoch or the run ends here."""
         return self.reached or self.over or self.left(steps) == 0
 
     def advance(self, number: int) -> None:
@@ -50,51 +50,51 @@ class DataPosition(BaseModel):
         self.total += number
 
     def next_epoch(self, steps: int) -> None:
-        """The next epoch begins after so many steps."""
+        """Enter the next epoch, which starts after `steps`."""
         self.epoch, self.taken, self.before, self.over = self.epoch + 1, 0, steps, False
 
 
 class Source:
-    """The batches of an epoch, handed out in stretches.
+    """The batches of an epoch in stretches. The look-ahead thread iterates a stretch; other calls come between two.
 
     Attributes:
-        taken: handed out so far.
+        taken: batches taken so far.
     """
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self.taken = 0
         self._batches = batches
-        self._coming: Batch | None = None
+        self._next: Batch | None = None
         self._ended = False
 
     def more(self) -> bool:
-        """Whether there is another batch; reads it to find out. Call it while no stretch is being read."""
-        if self._coming is None and not self._ended:
-            self._coming = next(self._batches, None)
-        return self._coming is not None
+        """Return True if there is another batch, which is read for this. Call it between two stretches."""
+        if self._next is None and not self._ended:
+            self._next = next(self._batches, None)
+        return self._next is not None
 
     def end(self) -> None:
-        """Hand out no more, from now on."""
+        """Yield no more batches."""
         self._ended = True
 
     def stretch(self, length: int | None) -> Iterator[Batch]:
-        """The next `length` batches, or all there are."""
+        """Yield the next `length` batches, or all of them."""
         for _ in count() if length is None else range(length):
             if self._ended or not self.more():
                 return
-            batch, self._coming = self._coming, None
+            batch, self._next = self._next, None
             assert batch is not None
             self.taken += 1
             yield batch
 
 
 class Loop:
-    """Trains what is left of a run, stretch by stretch; calls for saves and evaluations in between.
+    """Trains the rest of a run in stretches, with saves and evaluations in between.
 
     Attributes:
         place: the run's position in the data.
-        file_bytes: bytes read from and written to the rows' files by training. Saving and evaluating read every row,
-            whatever the policy, and are left out.
+        file_bytes: bytes that training has read from and written to the rows' files, without saves and evaluations,
+            which read every row under every policy.
     """
 
     def __init__(
@@ -106,19 +106,19 @@ class Loop:
         *,
         guard: Guard | None,
     ) -> None:
-        """`place`: the position in the data to go on from."""
+        """`place`: the position in the data to start from."""
         self.place = place
         self.file_bytes = dict.fromkeys(("bytes_read", "bytes_written"), 0)
         self._config, self._dataset, self._trainer, self._guard = config, dataset, trainer, guard
-        self._seed = 0  # of torch's generator while the run trains
+        self._seed = 0  # of torch's generator; set by `run`
 
     def run(self, stop: StopRequest, *, save: Callable[[], None], evaluate: Callable[[], bool | None]) -> None:
         """Train to the end of the run, or until stopped.
 
         Args:
-            save: called every `config.save_every` batches of the data, unless nothing follows.
-            evaluate: called between two epochs, and every `config.eval_every` batches of the data within them; returns
-                whether the run has reached its target, which ends it; None: a signal has cut it short.
+            save: called every `config.save_every` batches of the data, but not at the end.
+            evaluate: called between two epochs, and every `config.eval_every` batches of the data within them. It
+                returns True to end training, and None if a signal interrupted it.
         """
         self._save, self._evaluate = save, evaluate
         self._seed = torch.initial_seed()
@@ -126,18 +126,18 @@ class Loop:
             self._train_epoch(stop)
 
     def is_done(self) -> bool:
-        """Whether there is nothing left to train."""
+        """Return True if nothing is left to train."""
         if self.place.reached:
             return True
-        here = not self.place.over and self.place.left(self._config.steps) != 0
-        return not (here or self._has_another_epoch())
+        epoch_goes_on = not self.place.over and self.place.left(self._config.steps) != 0
+        return not (epoch_goes_on or self._has_another_epoch())
 
     def _has_another_epoch(self) -> bool:
         steps = self._config.steps
         return self.place.epoch + 1 < self._config.epochs and (steps is None or self._trainer.recorder.steps < steps)
 
     def _enter_epoch(self, stop: StopRequest) -> bool:
-        """Whether this epoch has more to train, or else the next one, which is then entered."""
+        """Enter the next epoch if this one is trained; return False if training ends here."""
         if self.is_done():
             return False
         if self.place.over or self.place.left(self._config.steps) == 0:
@@ -147,14 +147,16 @@ class Loop:
         return not (stop or self.place.reached)
 
     def _evaluate_here(self) -> None:
-        """One that a signal cuts short is made again when the run goes on; not one behind which it comes."""
+        """Evaluate. A resumed run repeats an evaluation that a signal interrupted."""
         reached = self._evaluate()
         if reached is not None:
             self.place.evaluated, self.place.reached = self.place.total, reached
 
     def _evaluate_if_due(self, source: Source, stop: StopRequest) -> None:
-        """Within an epoch. Behind its last batch the end of the epoch evaluates: a run that was stopped there does not
-        know yet that it was the last."""
+        """Evaluate within an epoch. At its last batch the end of the epoch evaluates instead.
+
+        A run that was stopped at the last batch does not know that it was the last, so it reads on to see.
+        """
         is_due = self._until(self._config.eval_every) == 0 and self.place.evaluated != self.place.total
         if is_due and not stop and source.more():
             self._evaluate_here()
@@ -173,16 +175,16 @@ class Loop:
     def _batches(self) -> Iterator[Batch]:
         left = self.place.left(self._config.steps)
         epoch = self._dataset.train(self._config.batch_size, epoch=self.place.epoch)
-        batches = islice(self._behind(epoch), left)
+        batches = islice(self._untrained(epoch), left)
         return self._guard.guarded(batches) if self._guard else batches
 
-    def _behind(self, epoch: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches behind those that are trained."""
-        for passed in range(self.place.taken):
+    def _untrained(self, epoch: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches after the trained ones, which are read and dropped."""
+        for number in range(self.place.taken):
             if next(epoch, None) is None:
                 raise CheckpointError(
-                    f"the checkpoint says that {self.place.taken} batches of epoch {self.place.epoch} are trained, but "
-                    f"the data have {passed}: it is damaged, or the data are others now"
+                    f"expected {self.place.taken} batches or more in epoch {self.place.epoch}, as the checkpoint says, "
+                    f"got {number} from the data. The checkpoint is damaged, or the data have changed"
                 )
         yield from epoch
 
@@ -190,11 +192,11 @@ class Loop:
         return self._until(self._config.save_every)
 
     def _until(self, every: int | None) -> int | None:
-        """Batches of the data to the next save or evaluation within an epoch, 0: it is due; None: there is none."""
+        """Batches to the next save or evaluation within an epoch. 0: it is due now; None: there is none."""
         return None if every is None else -self.place.total % every
 
     def _train_stretch(self, source: Source, stop: StopRequest) -> None:
-        embeddings, before = self._trainer.embeddings, source.taken
+        embeddings, first = self._trainer.embeddings, source.taken
         to_save = self._until_save() or self._config.save_every
         to_evaluation = self._until(self._config.eval_every) or self._config.eval_every
         files = embeddings.statistics.host_io()
@@ -203,21 +205,21 @@ class Loop:
             depth=self._config.depth,
             stopped=lambda: self._is_over(source, stop),
         )
-        # What ranks have asked each other for is trained; one may have read further than others.
+        # Ranks train what they have requested from each other, but may have read different numbers of batches.
         one_each = embeddings.runtime.may_end_early or not embeddings.ranks.is_local
-        self.place.advance(steps if one_each else source.taken - before)
+        self.place.advance(steps if one_each else source.taken - first)
         crossed = embeddings.statistics.host_io()
         self.file_bytes = {name: so_far + crossed[name] - files[name] for name, so_far in self.file_bytes.items()}
 
     def _is_over(self, source: Source, stop: StopRequest) -> bool:
-        """After a step: whether training is to stop at once."""
+        """Called after each step; return True to stop training at once."""
         if self._guard:
             self._guard.after_step()
         if torch.initial_seed() != self._seed:
             raise PolicyError(
-                f"torch's random numbers were seeded anew before step {self._trainer.recorder.steps + 1} was over, by "
-                f"policy {self._config.policy} or other code that runs beside training; nothing of this step is saved. "
-                "Give it a generator of its own: torch.Generator().manual_seed(...)"
+                f"expected no change of torch's seed during training, got a new seed before the end of step "
+                f"{self._trainer.recorder.steps + 1}, set by policy {self._config.policy} or other code in this "
+                "process. This step is not saved. Use a separate generator: torch.Generator().manual_seed(...)"
             )
         if not stop:
             return False

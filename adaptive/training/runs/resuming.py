@@ -1,4 +1,4 @@
-"""Resume a run in its directory from its newest checkpoint; `auto_resume_run` begins it if there is none."""
+"""Resume a run from its newest checkpoint; `auto_resume_run` starts it if there is none."""
 
 import contextlib
 import os
@@ -50,23 +50,23 @@ def resume_run(
     stream: TextIO | None = None,
     ranks: Ranks = ALONE,
 ) -> RunSummary:
-    """Resume a run and train it to its end; returns what `train_run` would have returned without the interruption.
+    """Resume a run and train it to its end; return what `train_run` would have returned.
 
-    All numbers are those of a run that was not interrupted, bit for bit: see docs/explanation/design.md for the
-    exceptions. Batches of the data that were trained are read again and passed over. Settings are those of the run.
+    All numbers equal those of an uninterrupted run, bit for bit (exceptions: docs/explanation/design.md). Trained
+    batches of the current epoch are read again and passed over. Settings are those of the run.
 
     Args:
-        run_directory: of a run that was stopped, killed, or finished and is to train longer.
-        steps, epochs: new totals, if the run is to be longer or shorter than it was to be.
-        code: the run's policy (`"policy"`), skip rule (`"skip.rule"`) and model (`"model"`), which must be named here
-            if they are files or modules and not installed: what `run.json` alone names is not run.
-        force_unlock: also if a process of another machine or container, which is gone, seems to hold the directory.
-        stream: where progress is shown, usually stderr.
-        ranks: that go on with it together, as many as one likes; all of them see the directory, rank 0 writes it.
+        run_directory: of a run that was stopped or killed, or is finished and will train longer.
+        steps, epochs: new totals, to make the run longer or shorter.
+        code: the run's policy (`"policy"`), skip rule (`"skip.rule"`) and model (`"model"`) if they are files or
+            modules that are not installed: code that only `run.json` names is not run.
+        force_unlock: ignore the lock of a process of another machine or container, which no longer exists.
+        stream: for progress, usually stderr.
+        ranks: any number of ranks that resume together; all see the directory, rank 0 writes it.
 
     Raises:
-        CheckpointError: if there is no run, or no checkpoint of it, or one that is damaged.
-        ConfigError: if there is nothing left to train, or the run is guarded, or its code is not named.
+        CheckpointError: if there is no run, or no checkpoint, or only damaged ones.
+        ConfigError: if nothing is left to train, the run is guarded, or its code is not named.
         InputError: if the data are not those of the run.
         OutputError: if another process holds the directory, or it cannot be written.
     """
@@ -87,7 +87,7 @@ def resume_run(
         _check_length(config, path, reached.place, record)
         with torch_settings(config):
             _check_vocabulary(config, record, path)
-            with _rejects_anew(directory.rejects):
+            with _new_reject_log(directory.rejects):
                 dataset = open_data(config, directory.path)
                 check_same_data(path, record, dataset)
             resumed_from = {"checkpoint": where.name, "reached": reached.place.total}
@@ -97,7 +97,7 @@ def resume_run(
                 refuse_guarded_resume(config, components, path)
                 restore(components, checkpoint, where)
                 dropped = _drop_records(directory, config, checkpoint, reached, record) if is_first else 0
-                ranks.gather_facts("records dropped")  # the others read them behind this
+                ranks.gather_facts("records dropped")  # other ranks may read metrics.jsonl from here on
                 left = ResumePoint(where, checkpoint, reached, dropped, damaged)
                 run = Run(config, directory, dataset, components, stream, left)
                 directory.record = record
@@ -109,12 +109,13 @@ def resume_run(
 
 
 def _check_code(config: TrainConfig, code: Mapping[str, str], path: Path) -> None:
-    """Check that code that is not installed is named, and nothing is named that is not the run's."""
+    """Check that code that is not installed is named, and that named code is the run's."""
     specs = code_of(config)
     for key, spec in specs.items():
         if code.get(key, spec) != spec:
             raise ConfigError(
-                f"{path}: the run's {key} is {spec}, named is {code[key]}; a run goes on with its own settings"
+                f"expected {key} {spec}, the setting of the run, got {code[key]} ({path}). A run resumes with its own "
+                "settings"
             )
     for key, spec in specs.items():
         refuse_unnamed(key, spec, where=str(path / RECORD), named=code.get(key), how=resume_command(path, config))
@@ -125,52 +126,61 @@ def _load(path: Path, ranks: Ranks) -> tuple[Path, Checkpoint, dict[Path, str]]:
         return load_whole(path, readers_of(ranks))
     except CheckpointError as error:
         raise CheckpointError(
-            f"{error}. Only from a whole checkpoint can a run go on: put back a copy of it, or train anew with "
-            f"--config {path / RECORD}"
+            f"{error}. A run resumes from a complete checkpoint only: restore a copy of it, or train from scratch "
+            f"with --config {path / RECORD}"
         ) from error
 
 
 def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: Json) -> None:
-    """Check that the settings leave the run something to train. One that was killed between its last checkpoint and its
-    end is not recorded as finished, and may end.
+    """Check that the settings leave the run something to train.
+
+    A run that was killed between its last checkpoint and its end is not recorded as finished, and may end.
 
     Raises:
-        ConfigError: if it is longer already than it is to be, was finished and is to be no longer, or has reached its
-            target.
+        ConfigError: if the run has already trained more, is finished and not extended, or has reached its target.
     """
-    finished, anew = record.get("status") == "finished", f"to train on, train anew with --config {path / RECORD}"
+    finished = record.get("status") == "finished"
+    from_scratch = f"To train longer, start from scratch with --config {path / RECORD}"
     summary = (record.get("summary") or {}) if finished else {}
     target, best = summary.get("stop_at") or {}, summary.get("best") or {}
     if target.get("reached"):
         raise ConfigError(
-            f"{path}: the run is finished: it reached {target.get('metric')} {target.get('target')} after "
-            f"{target.get('step')} steps; {anew} --set stop_at=null"
+            f"expected a run that can train longer, got a finished run ({path}): it reached {target.get('metric')} "
+            f"{target.get('target')} after {target.get('step')} steps. {from_scratch} --set stop_at=null"
         )
     if best.get("ended_by_patience"):
-        raise ConfigError(f"{path}: the run is finished: its patience ended; {anew} --set patience=null")
+        raise ConfigError(
+            f"expected a run that can train longer, got a finished run ({path}): its patience ended. {from_scratch} "
+            "--set patience=null"
+        )
     trained = place.before + place.taken
     if config.steps is not None and config.steps < trained:
-        raise ConfigError(f"{path}: steps={config.steps}, but {trained} are trained already; give as many or more")
+        raise ConfigError(f"expected steps of at least {trained}, which are trained, got {config.steps} ({path})")
     if config.epochs <= place.epoch:
-        raise ConfigError(f"{path}: epochs={config.epochs}, but {place.epoch + 1} have begun; give as many or more")
+        raise ConfigError(
+            f"expected epochs of at least {place.epoch + 1}, which have begun, got {config.epochs} ({path})"
+        )
     is_last = place.epoch + 1 == config.epochs or trained == config.steps
     if finished and is_last and (place.over or place.left(config.steps) == 0):
-        raise ConfigError(f"{path}: the run is finished after {trained} steps; to train on, raise --steps or --epochs")
+        raise ConfigError(
+            f"expected more than {trained} steps, which are trained, got a finished run ({path}). Raise --steps or "
+            "--epochs"
+        )
 
 
 def _check_vocabulary(config: TrainConfig, record: Json, path: Path) -> None:
-    """Or else one would be fitted anew, and written, where the settings say."""
+    """Check that the run's vocabulary exists: opening the data would fit and write a new one."""
     stored = (record.get("data") or {}).get("vocabularies")
     folder = Path(config.data_options.get("vocabulary_path") or path / "vocabulary")
     if stored and not config.data.startswith("prepared:") and not (folder / INDEX).is_file():
         raise CheckpointError(
-            f"{path}: the run was trained with vocabularies of {', '.join(stored)}, which {folder} does not hold; put "
-            "that folder back"
+            f"expected the vocabularies of {', '.join(stored)} in {folder}, got no {INDEX} ({path}). Restore that "
+            "folder"
         )
 
 
 def _as_large(config: TrainConfig, reached: SavedProgress) -> TrainConfig:
-    """A device tier of automatic size is as large as it was, where nothing but memory that is there bounds it."""
+    """Return settings that keep the number of device rows of `device_rows=auto`, unless a GPU or the policy sets it."""
     tier = config.tier
     is_kept = tier.device_rows == "auto" and reached.device_rows and choose_device(tier.device).type == "cpu"
     if not is_kept or make_policy(config.policy, config.policy_options).device_rows is not None:
@@ -179,7 +189,7 @@ def _as_large(config: TrainConfig, reached: SavedProgress) -> TrainConfig:
 
 
 def _build(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> Components:
-    """Calibrated anew: a checkpoint holds only those results of calibration that the policy's `state_dict` gives."""
+    """Build and calibrate again: a checkpoint holds only the results of calibration in the policy's `state_dict`."""
     sample = first_batches(config, dataset)
     components = build(config, dataset, sample, ranks)
     try:
@@ -191,9 +201,8 @@ def _build(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> Components:
 
 
 @contextlib.contextmanager
-def _rejects_anew(path: Path) -> Iterator[None]:
-    """Inside, the log of bad lines is written anew, since lines that were read are read again. An error leaves the old
-    file."""
+def _new_reject_log(path: Path) -> Iterator[None]:
+    """Start a new log of bad lines inside, since lines are read again. An error restores the old file."""
     aside = temporary_name(path)
     with contextlib.suppress(FileNotFoundError):
         path.rename(aside)
@@ -213,32 +222,35 @@ def _drop_records(
     reached: SavedProgress,
     record: Json,
 ) -> int:
-    """Of the evaluations of the step reached those go that are made again: one that comes next, and one that was made
-    behind the checkpoint by a run that was killed. That of a run that was finished stays."""
+    """Drop the records that the resumed run repeats; return their number.
+
+    An evaluation of the current step is dropped if it comes next, or if a killed run made it after the checkpoint. The
+    final evaluation of a finished run stays.
+    """
     place = reached.place
-    cut = place.evaluated != place.total and not was_finished(record, checkpoint.meta["steps"])
-    again = place.is_evaluated_next(config.steps) or cut
+    was_interrupted = place.evaluated != place.total and not was_finished(record, checkpoint.meta["steps"])
+    repeats = place.is_evaluated_next(config.steps) or was_interrupted
     written = reached.metrics
     try:
         if written is not None and written.bytes and os.path.lexists(directory.metrics):
             check_beginning(directory.metrics, written)
-        return drop_after(directory.metrics, checkpoint.meta["steps"], evaluation=again)
+        return drop_after(directory.metrics, checkpoint.meta["steps"], evaluation=repeats)
     except InputError as error:
-        raise CheckpointError(f"{error}; to go on without this record of the run so far, move the file away") from error
+        raise CheckpointError(f"{error}. To resume without these records, move the file away") from error
     except OSError as error:
-        raise OutputError(f"{directory.metrics} cannot be written: {error}") from error
+        raise OutputError(f"cannot write {directory.metrics}: {error}") from error
 
 
 def _print_resume(stream: TextIO | None, left: ResumePoint, record: Json) -> None:
-    text = "".join(f"{where} is damaged, an older checkpoint is taken: {why}\n" for where, why in left.damaged.items())
+    text = "".join(f"{where} is damaged, using an older checkpoint: {why}\n" for where, why in left.damaged.items())
     text += f"resumed after step {left.checkpoint.meta['steps']} from {left.where}"
     if left.dropped:
-        text += f"; {left.dropped} record(s) of later steps dropped from metrics.jsonl"
-    before = (record.get("resumed") or [record])[-1].get("versions")
-    before = before if isinstance(before, dict) else {}
-    other = [f"{name} {before.get(name)} -> {now}" for name, now in versions().items() if before.get(name) != now]
-    if other:
-        text += f"\nother versions or threads than before, which may round differently: {', '.join(other)}"
+        text += f"; dropped {left.dropped} record(s) of later steps from metrics.jsonl"
+    old = (record.get("resumed") or [record])[-1].get("versions")
+    old = old if isinstance(old, dict) else {}
+    changes = [f"{name} {old.get(name)} -> {now}" for name, now in versions().items() if old.get(name) != now]
+    if changes:
+        text += f"\nchanged versions or threads, which may round differently: {', '.join(changes)}"
     _print(stream, text)
 
 
@@ -253,15 +265,15 @@ def auto_resume_run(
     stream: TextIO | None = None,
     ranks: Ranks = ALONE,
 ) -> RunSummary:
-    """Begin the run in `config.out`, or go on with it; returns what `train_run` returns.
+    """Start the run in `config.out`, or resume it; return what `train_run` returns.
 
     Args:
-        config: of the run. One that is there must have the same settings, but may become longer. Code that it names
-            is named by the caller, so it is run.
-        force_unlock, stream, ranks: as in `resume_run`. Rank 0 looks what there is, and tells the others.
+        config: settings of the run. An existing run must have the same settings, but may become longer. Code that it
+            names counts as named by the caller and is run.
+        force_unlock, stream, ranks: as in `resume_run`. Rank 0 checks the directory and informs the others.
 
     Raises:
-        ConfigError: if there is a run with other settings.
+        ConfigError: if the existing run has other settings.
         AdaptiveError: as `train_run` and `resume_run`.
     """
     assert config.out is not None
@@ -274,13 +286,13 @@ def auto_resume_run(
         lengths = {name: getattr(config, name) for name in LENGTHS}
         code = {key: spec for key, spec in code_of(config).items() if spec is not None}
         return resume_run(path, **lengths, code=code, force_unlock=force_unlock, stream=stream, ranks=ranks)
-    what = "holds a run without a checkpoint, which begins anew" if (path / RECORD).exists() else "holds no run yet"
-    _print(stream, f"--auto-resume: {path} {what}")
+    state = "holds a run without a checkpoint; starting again" if (path / RECORD).exists() else "holds no run yet"
+    _print(stream, f"--auto-resume: {path} {state}")
     return train_run(config, overwrite=True, force_unlock=force_unlock, stream=stream, ranks=ranks)
 
 
 def what_to_do(path: Path, config: TrainConfig) -> str:
-    """`BEGIN`, `RESUME` or `DONE`.
+    """Return `BEGIN`, `RESUME` or `DONE`.
 
     Raises:
         ConfigError: as `auto_resume_run`.
@@ -295,8 +307,8 @@ def what_to_do(path: Path, config: TrainConfig) -> str:
     for key in {**old, **new}:
         if key != "out" and key not in lengthened and new.get(key) != old.get(key):
             raise ConfigError(
-                f"--auto-resume: the run in {path} has {key}={old.get(key)!r}, given is {new.get(key)!r}; "
-                "resume with the run's own settings, or choose another --out"
+                f"--auto-resume: expected {key}={old.get(key)!r} as in the run in {path}, got {new.get(key)!r}. Use "
+                "the settings of the run, or another --out"
             )
     if record.get("status") == "finished" and all(new[name] == old.get(name) for name in lengthened):
         return DONE
@@ -305,9 +317,9 @@ def what_to_do(path: Path, config: TrainConfig) -> str:
 
 def _finished(path: Path, stream: TextIO | None) -> RunSummary:
     summary = cast(RunSummary, dict(read_record(path).get("summary") or {}))
-    text = f"--auto-resume: the run in {path} is finished after {summary.get('steps')} steps; nothing is left to do"
+    text = f"--auto-resume: the run in {path} is finished after {summary.get('steps')} steps; nothing to do"
     _print(stream, text)
-    return {**summary, "table": f"{text}\nsee it with: adaptive-train report {path}"}
+    return {**summary, "table": f"{text}\nview it with: adaptive-train report {path}"}
 
 
 def _print(stream: TextIO | None, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What the record of a run (`run.json`) says of its settings and data, for resuming, evaluating and serving it."""
+"""Settings and data in the record of a run (`run.json`), for resuming, evaluating and serving it."""
 
 import os
 import shlex
@@ -15,48 +15,48 @@ from adaptive.errors import CheckpointError, InputError
 from adaptive.training.telemetry.jsonl import plain
 
 Json = Mapping[str, Any]
-"""`run.json`, or a part of it, as it was read: values are checked where they are used."""
+"""`run.json` or a part of it, unchecked: users check the values."""
 
 FOLDER, SHAPE = "folder", "shape"
 
 
 def where_and_what(dataset: Dataset) -> Json:
-    """Entries of `run.json`: the folder from which the run's relative paths are meant, and the shape of its data."""
+    """Entries of `run.json`: the folder that relative paths start from, and the shape of the data."""
     return {FOLDER: os.getcwd(), SHAPE: TypeAdapter(DataShape).dump_python(shape_of(dataset), mode="json")}
 
 
-MOST_DENSE = 1 << 24  # inputs of a sample: far more than anyone has, and a layer of them still fits in memory
+MOST_DENSE = 1 << 24  # dense inputs of a sample: more would be a damaged record, whose layers fill the memory
 
 
 def recorded_shape(record: Json, path: Path) -> DataShape:
     """The shape of the data of the run in directory `path`.
 
     Raises:
-        CheckpointError: if it is missing, or there is something else in its place.
+        CheckpointError: if it is missing or invalid.
     """
     try:
         shape = TypeAdapter(DataShape).validate_python(record.get(SHAPE))
     except ValidationError as error:
-        raise CheckpointError(f"{path / 'run.json'}: {SHAPE}: {error.errors()[0]['msg']}") from error
+        raise CheckpointError(f"{error.errors()[0]['msg']} ({path / 'run.json'}: {SHAPE})") from error
     sizes = len(shape.features), shape.num_dense
     possible = 1 <= sizes[0] == len(shape.tables) and 0 <= sizes[1] < MOST_DENSE and shape.steps >= 1
     if not possible or any(size % shape.steps for size in sizes):
         raise CheckpointError(
-            f"{path / 'run.json'}: {SHAPE}: expected as many tables as features, at least one, fewer than "
-            f"{MOST_DENSE:,} dense inputs, and steps that divide both, got {len(shape.tables)} tables, "
-            f"{sizes[0]} features, {sizes[1]:,} dense inputs and {shape.steps} steps. Use a copy of the run directory."
+            f"expected one table per feature, at least one, fewer than {MOST_DENSE:,} dense inputs, and steps that "
+            f"divide both numbers, got {len(shape.tables)} tables, {sizes[0]} features, {sizes[1]:,} dense inputs and "
+            f"{shape.steps} steps ({path / 'run.json'}: {SHAPE}). Use a copy of the run directory."
         )
     return shape
 
 
 def at_home(config: TrainConfig, record: Json) -> TrainConfig:
-    """The settings with their paths as they were meant: relative ones from the folder in which the run was made."""
+    """The settings with relative paths resolved from the folder in which the run was started."""
     home = Path(str(record.get(FOLDER, "")))
 
     def path_of(text: object) -> Path:
         return Path(str(text).strip()).expanduser()
 
-    def meant(text: object) -> str:
+    def resolved(text: object) -> str:
         return str(home / path_of(text))
 
     kind, colon, paths = config.data.partition(":")
@@ -64,15 +64,15 @@ def at_home(config: TrainConfig, record: Json) -> TrainConfig:
     if options.get("schema_path") is not None:
         options["schema_path"] = str(schema_file(path_of(options["schema_path"]), home))
     if options.get("vocabulary_path") is not None:
-        options["vocabulary_path"] = meant(options["vocabulary_path"])
+        options["vocabulary_path"] = resolved(options["vocabulary_path"])
     if options.get("eval_data") is not None:
-        options["eval_data"] = ",".join(map(meant, str(options["eval_data"]).split(",")))
+        options["eval_data"] = ",".join(map(resolved, str(options["eval_data"]).split(",")))
     host = config.tier.host
     if host.startswith("mmap:"):
-        host = f"mmap:{meant(host.removeprefix('mmap:'))}"
+        host = f"mmap:{resolved(host.removeprefix('mmap:'))}"
     return config.model_copy(
         update={
-            "data": f"{kind}:{','.join(map(meant, paths.split(',')))}" if colon else config.data,
+            "data": f"{kind}:{','.join(map(resolved, paths.split(',')))}" if colon else config.data,
             "data_options": options,
             "tier": config.tier.model_copy(update={"host": host}),
         }
@@ -83,24 +83,24 @@ def config_of(record: Json, path: Path) -> TrainConfig:
     """The settings in the record of the run in directory `path`.
 
     Raises:
-        CheckpointError: if they are none.
+        CheckpointError: if they are missing or invalid.
     """
     if record.get("own_loop"):
         raise CheckpointError(
-            f"{path}: expected a run of adaptive-train, got the recording of a training loop in Python, which holds no "
-            f"settings and no weights. See it with adaptive-train report {shlex.quote(str(path))}"
+            f"expected a run of adaptive-train, got a recording of a Python training loop without settings and weights "
+            f"({path}). View it with adaptive-train report {shlex.quote(str(path))}"
         )
     try:
         return TrainConfig.model_validate(record.get("config"))
     except ValidationError as error:
-        raise CheckpointError(f"{path / 'run.json'}: config: {error.errors()[0]['msg']}") from error
+        raise CheckpointError(f"{error.errors()[0]['msg']} ({path / 'run.json'}: config)") from error
 
 
 def check_same_data(path: Path, record: Json, dataset: Dataset) -> None:
-    """Check that the data are those of the run in directory `path`, wherever their files lie by now.
+    """Check that the data are those of the run in directory `path`; their files may have moved.
 
     Raises:
-        InputError: if they are not; says what differs.
+        InputError: lists the differences.
     """
     recorded, data = record.get("data"), plain(dataset.fingerprint())
     if _without_paths(recorded) == _without_paths(data):
@@ -108,11 +108,11 @@ def check_same_data(path: Path, record: Json, dataset: Dataset) -> None:
     recorded = recorded if isinstance(recorded, dict) else {}
     names = sorted(name for name in recorded.keys() | data.keys() if recorded.get(name) != data.get(name))
     differences = "; ".join(text for name in names for text in _differences(name, recorded.get(name), data.get(name)))
-    raise InputError(f"the data are not those of {path}: {differences}")
+    raise InputError(f"expected the data of {path}, got other data: {differences}")
 
 
 def _without_paths(data: object) -> object:
-    """The same files in another folder are the same data."""
+    """The data without paths of files: the same files in another folder are the same data."""
     if not isinstance(data, dict) or not isinstance(data.get("files"), list):
         return data
     files = [{**file, "path": None} if isinstance(file, dict) else file for file in data["files"]]
@@ -120,15 +120,15 @@ def _without_paths(data: object) -> object:
 
 
 def _differences(name: str, recorded: object, data: object) -> list[str]:
-    """What differs in an entry; of files each that does."""
+    """Differences in an entry, one for each file that differs."""
     if name != "files" or not isinstance(recorded, list) or not isinstance(data, list):
-        return [f"{name}: expected {recorded}, found {data}"]
+        return [f"{name}: expected {recorded}, got {data}"]
     if len(recorded) != len(data):
-        return [f"expected {len(recorded)} files, found {len(data)}"]
+        return [f"expected {len(recorded)} files, got {len(data)}"]
     return [
-        f"file {number}: expected {_file_text(before)}, found {_file_text(now)}"
-        for number, (before, now) in enumerate(zip(recorded, data, strict=True), start=1)
-        if {**before, "path": None} != {**now, "path": None}
+        f"file {number}: expected {_file_text(old)}, got {_file_text(new)}"
+        for number, (old, new) in enumerate(zip(recorded, data, strict=True), start=1)
+        if {**old, "path": None} != {**new, "path": None}
     ]
 
 

@@ -1,4 +1,4 @@
-"""Train a run in its directory, from scratch or from another run's weights, or say what it would take."""
+"""Train a run in its directory, from scratch or from another run's weights, or plan it without training."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -44,12 +44,14 @@ from adaptive.training.telemetry.report import SCHEMA, RunSummary
 
 
 def rows_in_flight(config: TrainConfig, components: ComponentsOutline, batches: Sequence[Batch]) -> int:
-    """Device rows that hold what these batches ask for, each beside the `depth` before it."""
+    """Device rows that these batches need at once, each together with the `depth` batches before it."""
     most = 0
     for group in make_groups(components.tables, config.seed):
         finder = DistinctFinder(group)
         rows = [finder.find(batch).rows.copy() for batch in batches]
-        seen = np.unique(np.concatenate([np.empty(0, np.int64), *rows]))  # memory by rows seen, not by rows there are
+        seen = np.unique(
+            np.concatenate([np.empty(0, np.int64), *rows])
+        )  # so memory follows from the rows in these batches, not from all rows
         trace = Trace(len(seen))
         for rows_of_batch in rows:
             trace.add(np.searchsorted(seen, rows_of_batch))
@@ -58,21 +60,21 @@ def rows_in_flight(config: TrainConfig, components: ComponentsOutline, batches: 
 
 
 def refuse_too_few(config: TrainConfig, components: ComponentsOutline, batches: Sequence[Batch], needed: int) -> None:
-    """Say what a run would say within its first batches. A policy that arranges its inputs has batches of its own.
+    """Raise the error that a run would raise in its first batches. Policies that arrange inputs are not checked.
 
     Raises:
-        DeviceMemoryError: if rows are fetched ahead and more are needed than the device tier has room for.
+        DeviceMemoryError: if rows are prefetched and the device tier is too small for the batches in flight.
     """
     embeddings = components.embeddings
     room, policy = embeddings.device_rows, embeddings.policy
-    may_do = arranges(policy) or policy.misses == "host" or config.tier.when_full == "reduce_lookahead"
-    if may_do or needed <= room:
+    is_possible = arranges(policy) or policy.misses == "host" or config.tier.when_full == "reduce_lookahead"
+    if is_possible or needed <= room:
         return
     raise DeviceMemoryError(
-        f"{needed:,} device rows are needed to hold the rows of {config.depth + 1} of the first {len(batches)} "
-        f"batches, {room:,} are there: raise device_rows to at least {needed}, or lower the batch size, or lower "
-        f"depth (now {config.depth}), or set tier.when_full=reduce_lookahead; adaptive-train simulate tells what all "
-        "batches need"
+        f"expected at least {needed:,} device rows for {config.depth + 1} of the first {len(batches)} batches, got "
+        f"{room:,} (tier.device_rows). Raise device_rows to {needed} or more, lower batch_size or depth (now "
+        f"{config.depth}), or set tier.when_full=reduce_lookahead; adaptive-train simulate computes the need of all "
+        "batches"
     )
 
 
@@ -80,10 +82,10 @@ VOCABULARY = "vocabulary"
 
 
 def with_known_ids(config: TrainConfig) -> TrainConfig:
-    """The settings by which data are opened: the vocabulary of the run to begin with, if it fitted one, grows."""
+    """The settings for opening the data: with `init_from`, the vocabulary of that run grows with new values."""
     if config.init_from is None:
         return config
-    read_record(Path(config.init_from))  # or else there is no run
+    read_record(Path(config.init_from))  # raises if there is no run
     folder = Path(config.init_from) / VOCABULARY
     if not folder.is_dir() or config.data_options.get("vocabulary_path") is not None:
         return config
@@ -91,26 +93,27 @@ def with_known_ids(config: TrainConfig) -> TrainConfig:
 
 
 def begin_with(components: Components, config: TrainConfig) -> None:
-    """Give new components the weights that `config.init_from` says: its best ones where it kept these. What it knew of
-    look-ups is known; watched rows and the policy begin anew.
+    """Load the weights of the run `config.init_from` into new components: its best ones if it saved them.
+
+    Counts of lookups are loaded too; watched rows and the policy start from scratch.
 
     Raises:
-        CheckpointError: if there is no such run, or it is of other tables, another model or another optimizer.
-        ConfigError: if its seed is another.
+        CheckpointError: if there is no such run, or it has other tables, another model or another optimizer.
+        ConfigError: if it has another seed.
     """
     if config.init_from is None:
         return
     path = Path(config.init_from)
-    before = config_of(read_record(path), path)
-    if before.seed != config.seed:
+    source = config_of(read_record(path), path)
+    if source.seed != config.seed:
         raise ConfigError(
-            f"init_from={path}: rows that were never trained follow from the seed, which was {before.seed} there and "
-            f"is {config.seed} here: set --seed {before.seed}"
+            f"expected seed {source.seed} as in {path}, got {config.seed} (init_from): rows that were never trained "
+            f"follow from the seed. Set --seed {source.seed}"
         )
-    if before.model != config.model and not {before.model, config.model}.isdisjoint(OPTIONS):
+    if source.model != config.model and not {source.model, config.model}.isdisjoint(OPTIONS):
         raise CheckpointError(
-            f"init_from: {path} has model {before.model}, this run has {config.model}. Set --model {before.model}, or "
-            "leave out --init-from"
+            f"expected model {source.model} as in {path}, got {config.model} (init_from). Set --model {source.model}, "
+            "or omit --init-from"
         )
     where, checkpoint = load_best(path)
     last = _check_tables(components, checkpoint, path)
@@ -122,49 +125,45 @@ def begin_with(components: Components, config: TrainConfig) -> None:
         if config.init_optimizer:
             load_optimizer_arrays(components.optimizer, checkpoint.optimizer)
     except (CheckpointError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        what = _difference(before, config) or f"saved for another model or optimizer: {error}"
-        raise CheckpointError(f"init_from: {where}: {what}") from error
+        difference = _difference(source, config) or f"expected weights of this model and optimizer, got others: {error}"
+        raise CheckpointError(f"{difference} (init_from: {where})") from error
 
 
 _OPTIMIZERS: Final = ("optimizer", "dense_optimizer")
 
 
-def _difference(before: TrainConfig, config: TrainConfig) -> str:
-    """The settings that keep weights of `before` from fitting `config`, and what to change; or nothing."""
-    old, new = before.model_options, config.model_options
+def _difference(source: TrainConfig, config: TrainConfig) -> str:
+    """The settings because of which weights of `source` do not fit, with a fix; or an empty text."""
+    old, new = source.model_options, config.model_options
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     if names:
-        texts = [f"model.{name} is {old.get(name, 'not set')} there, {new.get(name, 'not set')} here" for name in names]
-        return f"{'; '.join(texts)}. Set them as they are there, or leave out --init-from"
-    optimizers = [(name, getattr(before, name).name, getattr(config, name).name) for name in _OPTIMIZERS]
-    texts = [
-        f"{name} is {old_name} there, {new_name} here"
-        for name, old_name, new_name in optimizers
-        if old_name != new_name
-    ]
+        texts = [f"expected model.{n} {old.get(n, 'not set')}, got {new.get(n, 'not set')}" for n in names]
+        return f"{'; '.join(texts)}. Use the model settings of that run, or omit --init-from"
+    optimizers = [(name, getattr(source, name).name, getattr(config, name).name) for name in _OPTIMIZERS]
+    texts = [f"expected {name} {expected}, got {got}" for name, expected, got in optimizers if expected != got]
     if texts and config.init_optimizer:
-        return f"{'; '.join(texts)}. With --set init_optimizer=false optimizers begin again"
+        return f"{'; '.join(texts)}. Set init_optimizer=false to start with new optimizer state"
     return ""
 
 
 def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) -> dict[str, int]:
-    """Table -> its last rows, for ids that no vocabulary has, where the run fitted one; tables are the same, or larger.
+    """Return table -> number of rows behind its vocabulary (unknown and missing values), for fitted vocabularies.
 
     Raises:
-        CheckpointError: if they are not.
+        CheckpointError: if tables are not the same, or larger.
     """
     tables = {table.name: table for table in components.tables}
     saved = {str(table["name"]): table for table in checkpoint.meta.get("tables", [])}
     if list(saved) != list(tables):
-        raise CheckpointError(f"init_from={path}: its tables are {', '.join(saved)}, those here {', '.join(tables)}")
+        raise CheckpointError(f"expected tables {', '.join(saved)} as in {path}, got {', '.join(tables)} (init_from)")
     vocabularies = stored_tables(path / VOCABULARY) if (path / VOCABULARY).is_dir() else {}
     last = {}
     for name, facts in saved.items():
         table, rows, width = tables[name], int(facts["num_embeddings"]), facts["embedding_dim"]
         if table.embedding_dim != width or table.num_embeddings < rows:
             raise CheckpointError(
-                f"init_from={path}: table {name} has {rows:,} rows of width {width} there, {table.num_embeddings:,} of "
-                f"width {table.embedding_dim} here: needed are the same width and as many rows or more"
+                f"expected at least {rows:,} rows of width {width} as in {path}, got {table.num_embeddings:,} of width "
+                f"{table.embedding_dim} (init_from, table {name!r})"
             )
         if name in vocabularies:
             last[name] = rows - vocabularies[name]
@@ -172,7 +171,7 @@ def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) ->
 
 
 def _rows(components: Components, checkpoint: Checkpoint, *, keep_state: bool) -> dict[str, NDArray[Any] | Stored]:
-    """The saved rows without what belongs to the other run alone: its rate, and rows that it watched."""
+    """The saved rows without the state of the other run alone: its learning rate and watched rows."""
     rows: Mapping[str, NDArray[Any] | Stored] = checkpoint.rows
     arrays = {name: value for name, value in rows.items() if name != "rate" and ".watched." not in name}
     if keep_state:
@@ -193,25 +192,25 @@ def train_run(
     keep_scores: bool = False,
     ranks: Ranks = ALONE,
 ) -> RunSummary:
-    """Train as `config` says, in a run directory; returns the summary, and as `table` its text for people.
+    """Train a run in a run directory; return the summary, with its text as `table`.
 
-    On SIGTERM, SIGINT or SIGHUP the step is finished (under a policy that skips, defers or arranges: the batches on
-    their way), weights are saved, and `SystemExit` with 143, 130 or 129 is raised; `resume_run` goes on from there.
+    After SIGTERM, SIGINT or SIGHUP the current step is finished (under a policy that skips, defers or arranges: all
+    batches in flight), weights are saved, and `SystemExit` with 143, 130 or 129 is raised. `resume_run` continues.
 
     Args:
-        config: the whole of it goes into `run.json`.
+        config: all settings; stored in `run.json`.
         overwrite: replace the run in a directory that is not empty.
-        force_unlock: also if a process of another machine or container, which is gone, seems to hold the directory.
-        stream: where progress is shown, usually stderr.
-        ranks: that train this run together, each in a call of its own; rank 0 writes the directory.
-        keep_scores: keep logits and labels of the latest evaluation in the directory (`write_scores`).
+        force_unlock: ignore the lock of a process of another machine or container, which no longer exists.
+        stream: for progress, usually stderr.
+        ranks: processes that train this run, each with its own call; rank 0 writes the directory.
+        keep_scores: save logits and labels of the latest evaluation in the directory (`write_scores`).
 
     Raises:
         AdaptiveError: see the classes in `adaptive.errors`.
     """
     opened = partial(_run_directory, config, overwrite, force_unlock)
     with reporting_errors(ranks), torch_settings(config):
-        load_loggers(config.log_to)  # what is missing is told before there is a directory
+        load_loggers(config.log_to)  # raises for a missing logger before a directory is made
         refuse_alone(config, ranks)
         with directory_of(ranks, opened) as directory:
             if config.save:
@@ -243,7 +242,7 @@ def _train_in(
 
 
 class PresetSource(TypedDict):
-    """Where the shape of a preset comes from."""
+    """Source of the shape of a preset."""
 
     name: str
     source: str
@@ -252,7 +251,7 @@ class PresetSource(TypedDict):
 
 
 class RunPlan(TypedDict):
-    """What a run would take."""
+    """Requirements of a run."""
 
     schema: int
     dry_run: bool
@@ -271,7 +270,7 @@ class RunPlan(TypedDict):
 
 
 def plan_run(config: TrainConfig) -> RunPlan:
-    """What `train_run` would take: memory, device rows, steps. Writes nothing, and takes no memory for rows."""
+    """Compute the requirements of `train_run`: memory, device rows, steps. Writes nothing and allocates no rows."""
     dataset = open_data(with_known_ids(config))
     sample = first_batches(config, dataset)
     components = outline(config, dataset, sample)

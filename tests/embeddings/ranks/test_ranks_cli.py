@@ -92,7 +92,7 @@ def test_a_guard_is_refused_once() -> None:
     ]
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     results = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, cwd=ROOT, timeout=200)
-    assert results.returncode == 2 and results.stderr.count("several ranks cannot be guarded yet") == 1
+    assert results.returncode == 2 and results.stderr.count("expected guard=null with several ranks") == 1
 
 
 @pytest.mark.nightly

@@ -293,7 +293,7 @@ def test_a_directory_that_some_rank_does_not_see_is_told_by_all(
         monkeypatch.setattr(distributed, "_sees", lambda *one: seen_by.pop() and sees(*one))
         seen_by = [True, True, False]
         for one in outcomes(3, lambda ranks: look(ranks, directory.path)):
-            assert isinstance(one, OutputError) and "is not seen by rank" in str(one) and "save=false" in str(one)
+            assert isinstance(one, OutputError) and "got none on rank" in str(one) and "save=false" in str(one)
 
 
 # --- arrays of somebody else, signed again -------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_runs_of_other_versions_are_refused(tmp_path: Path, monkeypatch: pytest.
 def test_data_that_have_changed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_all(rivals("lru"), 1, tmp_path)
     monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "open_data", lambda config: ToyData(num_train=64))
-    with pytest.raises(InputError, match=r"the data are not those of .*0-lru"):
+    with pytest.raises(InputError, match=r"expected the data of .*0-lru"):
         train_all(rivals("lru"), 1, tmp_path, auto_resume=True)
 
 

@@ -192,7 +192,7 @@ def test_wrong_arguments_are_told(made: Made) -> None:
     for options, message in (
         ({"buget": 1}, r"guard: buget: unknown key \(did you mean budget\?\)"),
         ({"budget": -1}, "guard: budget: Input should be greater than 0, got -1"),
-        ({"total": None}, r"set steps \(total of adaptive.Guard\); an upper bound will do"),
+        ({"total": None}, r"Set steps \(total of adaptive.Guard\); an upper bound is enough"),
     ):
         with pytest.raises(ConfigError, match=message):
             guard_of(parts, **options)

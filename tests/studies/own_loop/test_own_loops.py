@@ -84,7 +84,9 @@ def test_a_recording_is_the_record_of_a_run(tmp_path: Path) -> None:
     assert kept["own_loop"] and kept["status"] == "finished" and kept["summary"]["steps"] == 10
     assert list((tmp_path / "run/tensorboard").iterdir())
     assert write_report([tmp_path / "run"], tmp_path / "page.html")["kind"] == "run"
-    with pytest.raises(CheckpointError, match=r"got the recording of a training loop .*adaptive-train report .*run"):
+    with pytest.raises(
+        CheckpointError, match=r"got a recording of a Python training loop .*adaptive-train report .*run"
+    ):
         evaluate_run(tmp_path / "run")
     with pytest.raises(OutputError, match="not empty"):
         Recording(embeddings, tmp_path / "run")

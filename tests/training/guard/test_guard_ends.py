@@ -20,8 +20,8 @@ def test_a_run_that_is_too_short_skips_nothing(tmp_path: Path, plain: Outcome) -
     found = run(tmp_path, Freeze, {"budget": LAX, "warmup": 150})
     assert found.verdicts == ["stop"] and found.decisions[0].step == 0
     assert found.decisions[0].reason == (
-        "the run is too short: it has 180 batches, its warm-up and a check take 189 (guard.warmup, guard.steps, "
-        "guard.holdout): nothing is skipped"
+        "the run has 180 batches, but the guard's warm-up and check need 189 (guard.warmup, guard.steps, "
+        "guard.holdout), so nothing is skipped"
     )
     assert found.summary["skipped_update_share"] == 0
     assert_same_numbers(found, plain)
@@ -60,7 +60,7 @@ def test_what_a_stop_leaves_unjudged_is_undone(tmp_path: Path, monkeypatch: pyte
     stopped = stopped_after(40, tmp_path / "a", monkeypatch)
     assert stopped.skipped_between(20, 40) > 0
     assert [record.reason for record in stopped.decisions] == [
-        "training ended before this check did: its skipping is undone"
+        "training ended during this check, so its skipping is undone"
     ]
     assert stopped.saved.meta["steps"] == 40
     plain = run(tmp_path / "b", Plain, steps=40)

@@ -83,9 +83,9 @@ def test_it_always_falls_and_ends(allowance: float, budget: float, harm: float) 
 
 def test_the_reason_says_what_is_known() -> None:
     assert explain(Outlook(-0.0002, (-0.0004, 0.0)), 0.0005) == (
-        "expected change of AUC by the end -0.00020 (-0.00040 to +0.00000 with 95%): within the budget of 0.0005"
+        "expected change of AUC by the end: -0.00020 (95%: -0.00040 to +0.00000), within the budget of 0.0005"
     )
-    assert explain(Outlook(-0.02, (-0.03, -0.01)), 0.0005).endswith("breaks the budget of 0.0005")
+    assert explain(Outlook(-0.02, (-0.03, -0.01)), 0.0005).endswith("over the budget of 0.0005")
     assert explain(Outlook(-0.0002, (-0.003, 0.002)), 0.0005).endswith("not shown to be within the budget of 0.0005")
 
 
@@ -239,8 +239,8 @@ def test_deferral_that_would_defer_nothing_is_not_checked(tmp_path: Path) -> Non
     assert (stop.verdict, stop.allowance, stop.allowance_before) == ("stop", 0.0, 1.0)
     # The share depends on how this processor rounds the dense part: 30.4% and 30.6% have been seen.
     ending = (
-        r"not shown to be within the budget of 0\.0005; at 30\.\d% of what it asks for the policy defers nothing: "
-        r"nothing is skipped any more$"
+        r"not shown to be within the budget of 0\.0005; at 30\.\d% of its skipping the policy would defer nothing, so "
+        r"skipping stops$"
     )
     assert re.search(ending, stop.reason)
     assert found.summary["guard_fork_batches"] == stop.from_step - 20 and found.summary["guard_judged_batches"] == 19

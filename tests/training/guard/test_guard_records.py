@@ -106,7 +106,7 @@ def test_every_decision_is_in_every_view(tmp_path: Path) -> None:
     found = run(tmp_path, Freeze, {"budget": 0.05}, tensorboard=True, stream=stream)
     lines = [line for line in stream.getvalue().splitlines() if line.startswith("guard")]
     assert len(lines) == len(found.decisions) == 2
-    about = "reduce skipping to 21.9% from batch 56 on: expected change of AUC by the end -0.13"
+    about = "reduce skipping to 21.9% from batch 56 on: expected change of AUC by the end: -0.13"
     assert lines[0].startswith(f"guard after step 50: {about}")
     assert [json.loads(json.dumps(asdict(r))) for r in found.decisions] == found.summary["guard_decisions"]
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()

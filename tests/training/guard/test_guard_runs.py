@@ -50,7 +50,7 @@ def test_what_is_reduced_is_judged_again(tmp_path: Path, policy: type[Policy]) -
     assert first.auc_change_ci is not None and first.auc_change_ci[0] < -0.05
     assert first.allowance_before == 1 and first.allowance == second.allowance == found.summary["guard_allowance"]
     assert first.allowance == pytest.approx(min(0.5, 0.05 / -first.auc_change_ci[0]))  # halved at least
-    assert second.step >= first.from_step + GUARD["steps"] and second.trigger == "less may be skipped"
+    assert second.step >= first.from_step + GUARD["steps"] and second.trigger == "skipping was reduced"
     assert first.skipped_share is not None and second.skipped_share is not None
     assert second.skipped_share < 1.5 * first.allowance * first.skipped_share
     assert found.summary["guard_undone_batches"] >= first.from_step - GUARD["warmup"]
@@ -88,7 +88,7 @@ def test_dropping_that_was_harmless_and_is_so_no_longer_is_stopped(tmp_path: Pat
     guard = {"budget": 0.02, "steps": 20, "holdout": 320, "every": 20}
     found = run(tmp_path, FreezeLate, guard, log_every=1)
     assert found.verdicts == ["keep", "keep", "stop"]
-    assert found.decisions[0].reason == "nothing was left out in 20 batches"
+    assert found.decisions[0].reason == "nothing was skipped in 20 batches"
     assert found.decisions[0].auc_difference == 0 == found.decisions[0].skipped_share
     bounds = found.decisions[2].auc_change_ci
     assert bounds is not None and -0.1 < bounds[0] < -0.02
@@ -114,7 +114,7 @@ def test_what_is_deferred_costs_no_more_the_longer_it_goes_on(tmp_path: Path) ->
 def test_more_skipping_than_was_judged_asks_for_a_check(tmp_path: Path) -> None:
     found = run(tmp_path, FreezeLate, {"budget": LAX, "every": 1000, "warmup": 10, "steps": 20})
     assert [record.step for record in found.decisions] == [30, 150]  # looked at after 80 and 130 batches
-    assert found.decisions[1].trigger.endswith("is skipped, 0.0% was when it was judged")
+    assert found.decisions[1].trigger.endswith("is skipped, more than the 0.0% of the last check")
 
 
 # -- several passes over the data ---------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_a_change_of_the_data_asks_for_a_check(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(training, "open_data", lambda *_: Turned(400 * 32, 250 * 32))
     found = run(tmp_path, Defer, {"budget": LAX, "warmup": 120, "every": 1000})
     assert [record.step for record in found.decisions] == [150, 282]
-    assert found.decisions[1].trigger == "predictions have become worse"
+    assert found.decisions[1].trigger == "predictions became worse"
 
 
 @pytest.mark.parametrize("policy", [Freeze, Defer])
@@ -198,6 +198,6 @@ def test_a_change_too_late_for_a_check_ends_skipping(
     found = run(tmp_path, policy, {"budget": LAX, "warmup": 200, "every": 1000}, log_every=1)
     assert found.verdicts == ["keep", "stop"]
     stop = found.decisions[1]
-    assert stop.reason == "predictions have become worse, and fewer batches are left than a check takes"
+    assert stop.reason == "predictions became worse, but too few batches are left for a check"
     assert 366 <= stop.step <= 375 and found.skipped_between(stop.from_step, 400) == 0
     assert found.skipped_between(stop.step, stop.from_step) > 0 == found.summary["guard_undone_batches"]

@@ -136,11 +136,11 @@ def test_after_it_time_counts_and_the_share() -> None:
     standing.place = 500 + LOOK - 1
     assert triggers.due(standing, SkipCounts(2000, 1100)) == ""  # not looked at yet
     standing.place = 500 + LOOK
-    assert triggers.due(standing, SkipCounts(2000, 259)) == ""  # 15.9 %: up to 1.5 * 10 % + 1 %
+    assert triggers.due(standing, SkipCounts(2000, 259)) == ""  # 15.9%: up to 1.5 * 10% + 1%
     standing.place = 500 + 2 * LOOK
-    assert triggers.due(standing, SkipCounts(3000, 420)).startswith("16.1% is skipped, 10.0%")
+    assert triggers.due(standing, SkipCounts(3000, 420)).startswith("16.1% is skipped, more than the 10.0%")
     standing.place = 1000
-    assert triggers.due(standing, SkipCounts(3000, 420)) == "the time has come"
+    assert triggers.due(standing, SkipCounts(3000, 420)) == "the scheduled check is due"
 
 
 def test_inputs_count_as_updates_do() -> None:
@@ -156,7 +156,7 @@ def test_worse_predictions_ask_for_a_check() -> None:
         triggers.hear(loss, 0.25)
         standing.place += 1
     triggers.passed(standing.place, SkipCounts())
-    assert triggers.due(standing, SkipCounts()) == "predictions have become worse"
+    assert triggers.due(standing, SkipCounts()) == "predictions became worse"
     triggers.opened()
     standing.place += LOOK
     assert triggers.due(standing, SkipCounts()) == ""

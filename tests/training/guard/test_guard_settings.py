@@ -31,14 +31,17 @@ def test_off_by_default_and_on_with_any_of_its_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("guard.budget=0", r"guard.budget \(--set\): found 0; allowed: greater than 0 \(loss of AUC by the end"),
-        ("guard.budget=nan", r"guard.budget .* allowed: a finite number"),
-        ("guard.steps=0", "guard.steps .* allowed: greater than or equal to 1"),
-        ("guard.holdout=99", "guard.holdout .* allowed: greater than or equal to 100"),
-        ("guard.every=soon", "guard.every .* allowed: a valid integer"),
-        ("guard.warmup=-1", "guard.warmup .* allowed: greater than or equal to 0"),
+        (
+            "guard.budget=0",
+            r"guard.budget \(--set\): expected a value greater than 0, got 0 \(maximum loss of AUC by the end",
+        ),
+        ("guard.budget=nan", r"guard.budget .* expected a finite number"),
+        ("guard.steps=0", "guard.steps .* expected a value greater than or equal to 1"),
+        ("guard.holdout=99", "guard.holdout .* expected a value greater than or equal to 100"),
+        ("guard.every=soon", "guard.every .* expected a valid integer"),
+        ("guard.warmup=-1", "guard.warmup .* expected a value greater than or equal to 0"),
         ("guard.bugdet=0.1", "guard.bugdet .*unknown key.*; did you mean guard.budget?"),
-        ("guard=true", "guard .* it is a section, allowed: guard.budget, guard.warmup, guard.steps"),
+        ("guard=true", r"guard .* expected one of its keys .guard.budget, guard.warmup, guard.steps"),
     ],
 )
 def test_mistakes_are_named(given: str, message: str) -> None:
@@ -58,7 +61,10 @@ def test_dropping_needs_the_length_of_the_run(
     tmp_path: Path, policy: type[Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_unknown_length(monkeypatch)
-    with pytest.raises(ConfigError, match=f"guard: policy .*{policy.__name__} drops .*: set steps .*an upper bound"):
+    with pytest.raises(
+        ConfigError,
+        match=f"guard: expected a known number of steps because policy .*{policy.__name__} drops .*Set steps .*an upper bound",
+    ):
         run(tmp_path / "a", policy, {"budget": 1})
     found = run(tmp_path / "b", policy, {"budget": 1e6}, steps=180)
     assert set(found.verdicts) == {"keep"} and found.decisions[0].steps_left == 130
@@ -70,12 +76,14 @@ def test_deferral_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert found.verdicts == ["keep", "keep"] and found.decisions[0].steps_left is None
 
 
-def test_a_policy_that_does_not_listen_is_told_so(tmp_path: Path, data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_ignores_the_allowance_is_an_error(
+    tmp_path: Path, data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data(SAMPLES)
 
     deaf = DropHalf()
     deaf.rule.allows = lambda numbers: numbers >= 0  # type: ignore[method-assign]
     monkeypatch.setattr("adaptive.training.components.make_policy", lambda *_: deaf)
     before = GUARD["warmup"]
-    with pytest.raises(PolicyError, match=f"dropped {16 * before} inputs before batch {before} although a guard"):
+    with pytest.raises(PolicyError, match=f"got {16 * before} before batch {before}"):
         run(tmp_path, DropHalf, {"budget": 1})

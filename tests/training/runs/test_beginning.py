@@ -102,27 +102,31 @@ def test_a_vocabulary_grows_by_what_it_has_not() -> None:
 @pytest.mark.parametrize(
     ("changed", "kind", "words"),
     [
-        ({"seed": 5}, ConfigError, "set --seed 0"),
+        ({"seed": 5}, ConfigError, "Set --seed 0"),
         ({"init_from": "nowhere"}, CheckpointError, "nowhere"),
-        ({"model_options": {"embedding_dim": 8}}, CheckpointError, "rows of width 4 there.*width 8 here"),
+        (
+            {"model_options": {"embedding_dim": 8}},
+            CheckpointError,
+            "rows of width 4 as in .*, got .* of width 8 .init_from, table",
+        ),
         (
             {"model_options": {"embedding_dim": 4, "top_mlp": [9, 1]}},
             CheckpointError,
-            r"model.top_mlp is \[8, 1\] there, \[9, 1\] here. Set them as they are there, or leave out --init-from$",
+            r"expected model.top_mlp \[8, 1\], got \[9, 1\]. Use the model settings of that run, or omit --init-from",
         ),
         (
             {"model": "dcn", "model_options": {"embedding_dim": 4}},
             CheckpointError,
-            "^init_from: .*first has model dlrm, this run has dcn. Set --model dlrm, or leave out --init-from$",
+            r"^expected model dlrm as in .*first, got dcn \(init_from\). Set --model dlrm, or omit --init-from$",
         ),
         (
             {"optimizer": {"name": "adam"}},
             CheckpointError,
-            "optimizer is rowwise_adagrad there, adam here.*init_optimizer",
+            "^expected optimizer rowwise_adagrad, got adam. Set init_optimizer=false",
         ),
     ],
 )
-def test_what_does_not_fit_is_told(
+def test_weights_that_do_not_fit_are_refused(
     tmp_path: Path, days: tuple[str, str], changed: dict[str, Any], kind: type[AdaptiveError], words: str
 ) -> None:
     train_run(config(tmp_path, f"csv:{days[0]}", "first", HASHED, steps=1))

@@ -51,8 +51,8 @@ def test_the_weights_of_the_best_evaluation_are_kept(tmp_path: Path, aucs: Scrip
     summary = train_run(toy_config(out=str(tmp_path / "run"), save="best", eval_every=5))
     assert summary["best"] == {"metric": "auc", "value": 0.8, "step": 10, "kept": True, "ended_by_patience": False}
     second, third = summary["table"].splitlines()[1:3]
-    assert second.startswith("auc ") and third == (
-        "best auc 0.8000 after step 10; eval, predict, export and load_run use the weights of that step, not the last "
+    assert second.startswith("AUC ") and third == (
+        "best AUC 0.8000 after step 10; eval, predict, export and load_run use the weights of that step, not the last "
         "ones"
     )
     assert folders(tmp_path / "run") == ["best-10", "weights"]
@@ -98,7 +98,7 @@ def test_patience_ends_training(tmp_path: Path, aucs: Scripted) -> None:
     summary = train_run(toy_config(out=str(tmp_path), save="best", patience=2, eval_every=4))
     assert summary["steps"] == 16 and summary["auc"] == 0.8
     assert summary["best"] == {"metric": "auc", "value": 0.8, "step": 8, "kept": True, "ended_by_patience": True}
-    assert "; training ended, as the evaluations after it were no better\n" in summary["table"]
+    assert "; training stopped because later evaluations were no better (patience)\n" in summary["table"]
     with pytest.raises(ConfigError, match="its patience ended"):
         resume_run(tmp_path, epochs=3)
 
@@ -133,7 +133,7 @@ def test_the_best_needs_evaluations(tmp_path: Path, data: Callable[..., ToyData]
     for asked in ({"save": "best"}, {"patience": 3}):
         config = toy_config(out=str(tmp_path / "run"), **asked)
         for train in (train_run, plan_run):
-            with pytest.raises(ConfigError, match="have no evaluation part, so none is the best"):
+            with pytest.raises(ConfigError, match="expected data with an evaluation part, got "):
                 train(config)
 
 

@@ -228,7 +228,7 @@ def test_code_that_only_a_run_names_is_not_run(tmp_path: Path, data: Callable[..
     for read in (load_run, evaluate_run):
         with pytest.raises(ConfigError, match=r"model=.*:SumAndDot is code .* name it yourself: --set model="):
             read(tmp_path / "run")
-    with pytest.raises(ConfigError, match="a run is read as it was trained"):
+    with pytest.raises(ConfigError, match="Other settings of a trained run cannot change"):
         evaluate_run(tmp_path / "run", settings={"model.hidden": 3})
     assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["model"] == OWN
 

@@ -74,7 +74,7 @@ def test_arrays_are_copies() -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"4.step": np.float32(1)}, r"optimizer '4\.step': expected a name of parameters 0 to 3"),
+        ({"4.step": np.float32(1)}, r"expected an array of parameters 0 to 3, got '4\.step'"),
         ({"-1.step": np.float32(1)}, "parameters 0 to 3"),
         ({"sum": np.float32(1)}, "parameters 0 to 3"),
         (

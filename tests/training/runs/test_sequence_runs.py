@@ -89,7 +89,7 @@ def test_a_run_goes_on_and_is_evaluated_again(tmp_path: Path) -> None:
         whole[name] for name in ("auc", "log_loss", "accuracy")
     ]
     events.write_text(events.read_text().replace("pv", "fav"))
-    with pytest.raises(InputError, match=r"the data are not those of .*sha256"):
+    with pytest.raises(InputError, match=r"expected the data of .*sha256"):
         evaluate_run(tmp_path / "whole")
 
 
