@@ -126,12 +126,12 @@ def test_a_stream_continues_from_its_counts():
 @pytest.mark.parametrize(
     ("shape", "value", "message"),
     [
-        ((2, 100), 0, r"int64 \(2, 4096\), found int64 \(2, 100\)"),
-        ((2, NUM_BINS), -1, "AUC counts must be from 0 to"),
-        ((2, NUM_BINS), 2**62, "AUC counts must be from 0 to"),
+        ((2, 100), 0, r"int64 \(2, 4096\), got int64 \(2, 100\)"),
+        ((2, NUM_BINS), -1, "expected AUC counts from 0 to"),
+        ((2, NUM_BINS), 2**62, "expected AUC counts from 0 to"),
     ],
 )
-def test_counts_that_no_stream_has_are_refused(shape, value, message):
+def test_invalid_counts_are_refused(shape, value, message):
     with pytest.raises(ValueError, match=message):
         StreamingAUC(np.full(shape, value, np.int64))
 
@@ -140,13 +140,13 @@ def test_counts_that_no_stream_has_are_refused(shape, value, message):
 @pytest.mark.parametrize(
     ("scores", "labels", "message"),
     [
-        ([0.0, np.nan, np.nan], [0, 1, 1], "2 of 3 scores are NaN, the first at position 1"),
-        ([0.0, 1.0], [0, 2], "labels must be 0 or 1, found 2 at position 1"),
-        ([0.0, 1.0], [0, -1], "labels must be 0 or 1, found -1 at position 1"),
-        ([0.0, 1.0], [0.0, np.nan], "labels must be 0 or 1, found nan at position 1"),
-        ([0.0], [0, 1], r"one length, found \(1,\) and \(2,\)"),
-        ([[0.0]], [[1]], r"one length, found \(1, 1\) and \(1, 1\)"),
-        ([0, 1], [0, 1], "scores must be floats, found int64"),
+        ([0.0, np.nan, np.nan], [0, 1, 1], "got NaN for 2 of 3, first at position 1"),
+        ([0.0, 1.0], [0, 2], r"labels 0 or 1, got 2 \(position 1\)"),
+        ([0.0, 1.0], [0, -1], r"labels 0 or 1, got -1 \(position 1\)"),
+        ([0.0, 1.0], [0.0, np.nan], r"labels 0 or 1, got nan \(position 1\)"),
+        ([0.0], [0, 1], r"one length, got \(1,\) and \(2,\)"),
+        ([[0.0]], [[1]], r"one length, got \(1, 1\) and \(1, 1\)"),
+        ([0, 1], [0, 1], "expected floats, got int64"),
     ],
 )
 def test_bad_input_is_refused(metric, scores, labels, message):
@@ -157,7 +157,7 @@ def test_bad_input_is_refused(metric, scores, labels, message):
 
 
 def test_logits_are_not_taken_for_probabilities():
-    with pytest.raises(ValueError, match=r"probabilities must lie in \[0, 1\], found -0.5 at position 1"):
+    with pytest.raises(ValueError, match=r"probabilities in \[0, 1\], got -0.5 \(position 1\)"):
         StreamingAUC().update(np.array([0.5, -0.5]), np.array([0, 1]), probabilities=True)
 
 
@@ -247,5 +247,5 @@ def test_gauc_is_that_of_each_group_alone(samples: list[tuple[int, bool, int]]) 
 
 
 def test_gauc_needs_a_group_for_each_sample() -> None:
-    with pytest.raises(ValueError, match=r"scores and groups must be \(n,\) of one length"):
+    with pytest.raises(ValueError, match=r"expected groups \(n,\) for scores"):
         grouped_auc(np.zeros(3), np.zeros(3), np.zeros(2, int))

@@ -1,4 +1,4 @@
-"""From a trained run to serving: scores of samples, and exports that plain torch scores with."""
+"""Serve a trained run: score data files, and export models for plain torch and ONNX."""
 
 from adaptive.serving.exporting import export_run
 from adaptive.serving.predicting import predict_run

@@ -1,7 +1,7 @@
-"""What an export says of itself: `model.json`, which a server can follow, and the page `README.md`.
+"""Description of an export: `model.json` for servers, and the page `README.md`.
 
-Real categories own the first rows of a table; behind them is the row for unknown values, then the one for missing ones,
-as far as there are such (`adaptive.data.rows.batcher`).
+Known categories have the first rows of a table. The row for unknown values follows, then the one for missing values, if
+the table has them (`adaptive.data.rows.batcher`).
 """
 
 import json
@@ -18,16 +18,16 @@ from adaptive.data.text.schema import NULLS
 from adaptive.serving.sample_values import DenseFacts, ExportFacts, FeatureFacts
 from adaptive.training.runs.loading import LoadedRun
 
-DataRecord = Mapping[str, Any]  # what the record of a run says of its data, or a part of it
+DataRecord = Mapping[str, Any]  # `data` in the record of a run, or a part of it
 _RULES = {"direct": "row", "hashed": "hash", "fitted": "vocabulary"}
 _KEYS = {"int": "int", "hex": "hex", "string": "text"}
 
 
 def vocabularies(run: LoadedRun) -> dict[str, NDArray[np.int64]]:
-    """Table -> (rows,) the keys of its rows, of tables whose vocabulary was fitted.
+    """Return table -> keys (rows,) for tables with a fitted vocabulary.
 
     Raises:
-        InputError: if they are not where the run has them.
+        InputError: if the run's vocabulary is missing or was changed.
     """
     data = _data(run)
     if not data.get("vocabularies"):
@@ -46,10 +46,10 @@ def vocabularies(run: LoadedRun) -> dict[str, NDArray[np.int64]]:
 def feature_facts(
     run: LoadedRun, keys: Mapping[str, NDArray[np.int64]], numbers: Mapping[str, int]
 ) -> list[FeatureFacts]:
-    """The rule of each feature, in order.
+    """Return the rule of each feature, in order.
 
     Args:
-        keys: what `vocabularies` gave.
+        keys: result of `vocabularies`.
         numbers: table -> its number; keys of table N are in the file `ids/N.npy`.
     """
     features, data = [], _data(run)
@@ -81,7 +81,7 @@ def feature_facts(
 
 
 def dense_facts(run: LoadedRun) -> list[DenseFacts]:
-    """Each dense input, in order."""
+    """Return the facts of each dense input, in order."""
     data = _data(run)
     names = run.shape.dense_names or tuple(f"dense_{number}" for number in range(run.shape.num_dense))
     groups = (data.get("schema") or {}).get("dense", [])
@@ -95,13 +95,13 @@ def dense_facts(run: LoadedRun) -> list[DenseFacts]:
 
 
 def _nulls(data: DataRecord) -> list[str]:
-    """Texts of missing values, the empty one among them."""
+    """Texts of missing values, including the empty text."""
     schema = data.get("schema")
     return sorted({"", *schema.get("null", NULLS)}) if schema else [""]
 
 
 def ignored_names(run: LoadedRun) -> list[str]:
-    """Columns of the data that are no inputs: labels and the time. Samples may have them all the same."""
+    """Columns of the data that are no inputs (labels, time). Samples may contain them."""
     schema = _data(run).get("schema") or {}
     columns = [schema.get("label"), *schema.get("more_labels", ()), schema.get("time")]
     names = [str(column["column"]) for column in columns if column]
@@ -114,8 +114,10 @@ def _data(run: LoadedRun) -> DataRecord:
 
 
 def _described(feature: Feature, data: DataRecord) -> tuple[str, int, DataRecord]:
-    """The kind of a feature's rule, its size, and the schema's settings of its column. Where nothing is said of how
-    values become rows, they are rows."""
+    """Return the kind of a feature's rule, its size, and the schema's settings of its column.
+
+    Without a rule in the data's record, values are rows ("direct").
+    """
     schema, rows = data.get("schema") or {}, data.get("rows")
     if "categorical" in schema and isinstance(rows, dict):
         kind, size = str(rows[feature.name]).split()
@@ -135,13 +137,13 @@ def _matches(name: str, patterns: list[str]) -> bool:
 _RULE_TEXTS = {
     "row": "the value is the row",
     "hash": "upper 64 bits of rows * hash(key)",
-    "vocabulary": "place of the key in `{vocabulary}`",
+    "vocabulary": "position of the key in `{vocabulary}`",
 }
 _KEY_TEXTS = {"int": "the number", "hex": "hex digits as a number", "text": "FNV-1a of its UTF-8"}
 
 
 def page_text(facts: ExportFacts) -> str:
-    """The page of an export."""
+    """Return the page `README.md` of an export."""
     run, is_onnx = facts.run, facts.tensors.endswith(".onnx")
     needs = "onnxruntime and numpy" if is_onnx else "torch and numpy"
     load = "" if is_onnx else "            # tables are mapped into memory, not read"
@@ -153,21 +155,21 @@ def page_text(facts: ExportFacts) -> str:
     dense = ", ".join(f"`{dense.name}`" + _transform(dense) for dense in facts.dense) or "none"
     return f"""# A model for scoring
 
-Exported from the run `{run["folder"]}` after {run["steps"]:,} batches of `{run["data"]}`. It needs {needs}, not
-the package that trained it.
+Exported from the run `{run["folder"]}` after {run["steps"]:,} batches of `{run["data"]}`. It requires {needs}, but
+not the package that trained it.
 
     import scoring                       # this folder's scoring.py
     model = scoring.load("."){load}
     print(model.score([{_example(facts)}]))
 
-`score` takes values as they stand in the data, and gives {_score_text(facts)}. From the command line:
-`python scoring.py < samples.jsonl`, a JSON object a line; it stops at the first line that it cannot score.
-`model(dense, bags)` takes rows and gives logits.
+`score` takes values as they are in the data, and returns {_score_text(facts)}.
+`model(dense, bags)` takes rows and returns logits. On the command line, `python scoring.py < samples.jsonl` scores one
+JSON object per line and stops at the first line that it cannot score.
 
-| file | holds |
+| file | content |
 |---|---|
 {_tensors(facts.tensors)}
-| `model.json` | shapes, features, how values become rows |
+| `model.json` | shapes, features, rules that map values to rows |
 | `ids/` | keys of fitted vocabularies, by row: `.npy`, int64 |
 {_code(facts)}
 ## Tables
@@ -177,8 +179,9 @@ the package that trained it.
 {tables}
 ## Features
 
-A value is turned into a 64-bit key, and the key into a row; `hash` is the finaliser of SplitMix64. Values that are
-missing, or unknown, have a row of their own where one is named. `sample_values.IdMap` does all this.
+A value is converted to a 64-bit key, and the key to a row; `hash` is the finalizer of SplitMix64. The last two columns
+are the rows of unknown and of missing values; `none` means that such a value is an error. `sample_values.IdMap`
+implements these rules.
 
 | feature | table | key | row | unknown | missing |
 |---|---|---|---|---|---|
@@ -188,34 +191,36 @@ Dense inputs, in order: {dense}. Missing ones are 0.
 
 
 def _tensors(name: str) -> str:
-    """Lines of the files of tensors."""
+    """Table lines of the files of tensors."""
     if name.endswith(".onnx"):
         return (
-            "| `model.onnx` | the model. Inputs: `dense` (batch, dense inputs) float32; of feature n, as below, "
-            "`rows.n`, the rows of all its lookups, and `offsets.n` (batch), where those of each sample begin, int64, "
-            "the first 0. Outputs: `logits` and `scores`, their probabilities |\n"
-            "| `model.onnx.data` | the tables, which `model.onnx` refers to |"
+            "| `model.onnx` | the model. Inputs: `dense` (batch, dense inputs) float32; for feature n, as below, "
+            "`rows.n`, the rows of all its lookups, and `offsets.n` (batch), the first lookup of each sample, both "
+            "int64. Outputs: `logits`, and their probabilities `scores` |\n"
+            "| `model.onnx.data` | the tables, referenced by `model.onnx` |"
         )
     read = 'torch.load("model.pt", weights_only=True, mmap=True)'
     return f"| `{name}` | all tensors: `{read if name.endswith('.pt') else 'safetensors.torch.load_file'}` |"
 
 
 def _code(facts: ExportFacts) -> str:
-    """Lines of the files of code."""
-    values = "| `sample_values.py` | how values become rows and dense inputs, by numpy alone |\n"
+    """Table lines of the files of code."""
+    values = "| `sample_values.py` | maps values to rows and dense inputs, with numpy only |\n"
     if facts.tensors.endswith(".onnx"):
-        return "| `scoring.py` | a session of onnxruntime, and values to its inputs |\n" + values
-    torch = 'the model in plain torch: an `nn.EmbeddingBag(mode="sum")` a table, and the dense part'
+        return "| `scoring.py` | scores samples with an onnxruntime session |\n" + values
+    torch = 'the model in plain torch: an `nn.EmbeddingBag(mode="sum")` per table, and the dense part'
     lines = f"| `scoring.py` | {torch} |\n{values}| `dense/` | the code of dense parts, as in training |\n"
     is_custom = facts.model["name"] == "custom"
-    return lines + ("| `custom_model.py` | the model's own file, which `scoring.py` runs |\n" if is_custom else "")
+    return lines + (
+        "| `custom_model.py` | the file of the custom model, which `scoring.py` runs |\n" if is_custom else ""
+    )
 
 
 def _score_text(facts: ExportFacts) -> str:
-    """What `score` gives of a sample."""
+    """Description of a score."""
     labels = facts.labels if facts.model["name"] in ("multi-task", "custom") else []
     names = ", ".join(labels)
-    return f"of each label the probability that it is 1: {names}" if labels else "the probability that the label is 1"
+    return f"the probability of each label being 1: {names}" if labels else "the probability that the label is 1"
 
 
 def _feature(feature: FeatureFacts, facts: ExportFacts) -> str:
@@ -230,7 +235,7 @@ def _transform(dense: DenseFacts) -> str:
 
 
 def _example(facts: ExportFacts) -> str:
-    """A sample of the first dense input and the first two features."""
+    """An example sample with the first dense input and the first two features."""
     values: dict[str, object] = {dense.name: 1.5 for dense in facts.dense[:1]}
     for feature in facts.features[:2]:
         value = {"int": 1, "hex": "1f", "text": "a"}[feature.key]

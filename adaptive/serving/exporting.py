@@ -1,4 +1,4 @@
-"""A trained run as files that plain torch scores with: tables, dense part, id maps, and the code to use them."""
+"""Export a trained run as files for plain torch or ONNX: tables, dense part, id maps, and code to score."""
 
 import copy
 import json
@@ -36,7 +36,7 @@ from adaptive.training.telemetry.report import SCHEMA
 CUSTOM_FILE: Final = "custom_model.py"
 FORMAT: Final = "adaptive-export"
 VERSION: Final = 1
-BLOCK_BYTES: Final = 4 << 20  # of a table that are in memory at once, next to the state of its rows
+BLOCK_BYTES: Final = 4 << 20  # of a table in memory at once, plus the optimizer state of its rows
 FORMATS: Final[Mapping[str, str]] = {
     "torch": "model.pt",
     "safetensors": "model.safetensors",
@@ -48,7 +48,7 @@ _SAFETENSORS: Final = {"<f4": "F32", "<i8": "I64"}
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was exported. `peak_memory_bytes`: the most that this process has held in memory so far."""
+    """Result of an export. `peak_memory_bytes`: the maximum memory of this process so far."""
 
     schema: int
     run_dir: str
@@ -63,32 +63,32 @@ class ExportResult:
 def export_run(
     run_directory: Path | str, out: Path | str, *, to: str = "torch", settings: Settings = NO_SETTINGS
 ) -> ExportResult:
-    """Export a trained run into the new folder `out`, which is there whole afterwards, or not at all.
+    """Export a trained run into the new folder `out`, completely or not at all.
 
-    The folder holds the tensors of plain `nn.EmbeddingBag`s and of the dense part in one file, `model.json` (features,
+    The folder has one file with the tensors of plain `nn.EmbeddingBag`s and of the dense part, `model.json` (features,
     id maps, shapes), `ids/` (keys of fitted vocabularies), a `README.md`, and code (`scoring.py`, `sample_values.py`,
-    `dense/`) that needs torch and numpy only, of an ONNX file onnxruntime and numpy. Tables
-    are written 8 MiB at a time, and no value is read through pickle: rows lie as in the run.
+    `dense/`) that requires only numpy and torch, or onnxruntime for ONNX. Tables are written in blocks, so they need
+    not fit into memory, and no value is read through pickle.
 
     Args:
-        to: "torch" (`model.pt`, for `torch.load(..., weights_only=True)`), "safetensors" (needs no package), or "onnx"
-            (`model.onnx` and, for tables, `model.onnx.data`; needs the extra `onnx`; any batch size).
+        to: "torch" (`model.pt`, for `torch.load(..., weights_only=True)`), "safetensors", or "onnx" (`model.onnx` with
+            tables in `model.onnx.data`, for any batch size; requires the extra `onnx`).
         settings: as in `evaluate_run`.
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
-        ConfigError: for a format that is none of these, a model of a module, which has no file to go along, or settings
-            that cannot work; of ONNX, if its packages are not there, or torch cannot trace the model.
-        InputError: if the run's vocabulary is not there.
+        ConfigError: for another format, a custom model from a module (it has no file to copy), or invalid settings;
+            for ONNX, if packages are missing or torch cannot trace the model.
+        InputError: if the run's vocabulary is missing.
         OutputError: if `out` exists or cannot be written.
     """
     if to not in FORMATS:
-        raise ConfigError(f"--to {to}: needed one of {', '.join(FORMATS)}")
+        raise ConfigError(f"expected one of {', '.join(FORMATS)}, got {to!r} (--to)")
     if to == "onnx":
         onnx_or_error()
     path = Path(out)
     if os.path.lexists(path):
-        raise OutputError(f"--out {path}: exists already; an export makes a folder of its own")
+        raise OutputError(f"expected a new folder, got {path}, which exists (--out). Choose another name")
     with load_with(Path(run_directory), settings) as run:
         _custom_file(run)
         try:
@@ -110,7 +110,7 @@ def export_run(
 
 
 def _fill(run: LoadedRun, to: str, folder: Path) -> None:
-    """Write all files into a folder."""
+    """Write all files of the export into a folder."""
     keys = vocabularies(run)
     facts = _facts(run, FORMATS[to], keys)
     _write_tensors(run, to, folder, facts)
@@ -125,7 +125,7 @@ def _fill(run: LoadedRun, to: str, folder: Path) -> None:
 
 
 def _write_tensors(run: LoadedRun, to: str, folder: Path, facts: ExportFacts) -> None:
-    """Tables, named as `scoring.Model` names its own, and the dense part."""
+    """Write tables, with the names of `scoring.Model`, and the dense part."""
     tables = {
         f"tables.{number}.weight": Blocks(
             np.dtype(np.float32), (table.num_embeddings, table.embedding_dim), partial(_table, run, table.name)
@@ -135,8 +135,8 @@ def _write_tensors(run: LoadedRun, to: str, folder: Path, facts: ExportFacts) ->
     if to == "onnx":
         if facts.model.get("bf16"):
             raise ConfigError(
-                f"{run.path}: the model computes in bfloat16 (model.bf16), which onnxruntime cannot on a CPU; export "
-                "it --to torch"
+                f"expected model.bf16=false for --to onnx, got true ({run.path}): onnxruntime has no bfloat16 on CPUs. "
+                "Use --to torch"
             )
         write_onnx(folder / FORMATS[to], facts, list(tables.values()), copy.deepcopy(run.model).cpu().eval())
         return
@@ -150,7 +150,7 @@ def _table(run: LoadedRun, name: str) -> Iterator[NDArray[np.float32]]:
 
 
 def _write_code(run: LoadedRun, to: str, folder: Path) -> None:
-    """Copies of the code that scores; of the dense part those that made the model, less the fused kernels."""
+    """Copy the scoring code and the code of the dense part, without its fused kernels."""
     _copy(Path(sample_values.__file__), folder / "sample_values.py")
     if to == "onnx":
         _copy(Path(onnx_scoring.__file__), folder / "scoring.py")
@@ -172,24 +172,24 @@ def _copy(path: Path, target: Path) -> None:
 
 
 def _custom_file(run: LoadedRun) -> Path | None:
-    """The file of a user-defined model; None: it is a built-in one.
+    """Return the file of a custom model; None for a built-in model.
 
     Raises:
-        ConfigError: if it is of a module.
+        ConfigError: if the model comes from a module.
     """
     if run.config.model in OPTIONS:
         return None
     place, _, _ = run.config.model.rpartition(":")
     if not place.endswith(".py"):
         raise ConfigError(
-            f"{run.path}: the model {run.config.model} is code of a module, which an export cannot take along; name "
-            "its file instead: --set model=PATH.py:CLASS"
+            f"expected a custom model from a file, got {run.config.model} from a module ({run.path}). Name its file: "
+            "--set model=PATH.py:CLASS"
         )
     return Path(place)
 
 
 def _model_facts(run: LoadedRun) -> Mapping[str, Any]:
-    """Name and settings of the model, as `scoring` takes them."""
+    """Name and settings of the model for `scoring`."""
     config = model_config(run.config.model, run.config.model_options, inputs_of(run.shape))
     settings = config.model_dump(mode="json")
     if not isinstance(config, CustomConfig):
@@ -221,14 +221,14 @@ def _write_text(path: Path, text: str) -> None:
     write_new(path, lambda file: DISK.write(file, text.encode()))
 
 
-# -- files of named tensors, written block by block: neither needs a tensor in memory ----------------------------------
+# -- files of named tensors, written block by block, so no tensor need fit into memory --------------------------------
 
 
 def write_torch(path: Path, tensors: Mapping[str, Blocks]) -> None:
     """Write name -> tensor as `torch.save` writes an `OrderedDict` of tensors.
 
-    `torch.save` wants whole tensors, so the values go to an unnamed file next to `path` first, which is memory-mapped:
-    the export takes twice its size on the disk for a while, and none of it in memory.
+    `torch.save` takes whole tensors, so the values first go to an unnamed file next to `path`, which is memory-mapped.
+    The export temporarily takes twice its size on disk, but no memory.
 
     Raises:
         OSError: if it cannot be written.
@@ -270,7 +270,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Blocks]) -> None:
 
 
 def blocks_of(tensor: torch.Tensor) -> Blocks:
-    """A tensor that is in memory, as one block."""
+    """Return a tensor in memory as one block."""
     array = np.ascontiguousarray(tensor.detach().cpu().numpy())
 
     def make() -> Iterator[np.ndarray[Any, Any]]:
@@ -288,7 +288,7 @@ def _bytes(block: np.ndarray[Any, Any]) -> memoryview:
 
 
 def _append(blocks: Blocks, file: BinaryIO) -> int:
-    """Write the values at the end of the file and return where they begin."""
+    """Append the values to the file; return their offset in bytes."""
     start = file.tell()
     for block in blocks.make():
         file.write(_bytes(block))
@@ -297,8 +297,8 @@ def _append(blocks: Blocks, file: BinaryIO) -> int:
 
 
 def _mapped(file: BinaryIO, start: int, blocks: Blocks) -> torch.Tensor:
-    """The values at `start` as a tensor whose memory is the file's."""
-    if _size(blocks) == 0:  # nothing cannot be mapped
+    """Map the values at `start` as a tensor."""
+    if _size(blocks) == 0:  # an empty range cannot be mapped
         return torch.from_numpy(np.empty(blocks.shape, blocks.dtype))
-    # Shared and writable: private pages would count as memory, and torch warns of arrays it must not write to.
+    # Shared and writable: private pages would count as memory, and torch warns about read-only arrays.
     return torch.from_numpy(np.memmap(file, blocks.dtype, "r+", start, blocks.shape))

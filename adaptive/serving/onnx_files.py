@@ -1,13 +1,13 @@
-"""An exported model as an ONNX file, and its tables in a file beside it, since one ONNX file holds 2 GB at most.
+"""Write a model as an ONNX file, with its tables in a second file, since an ONNX file holds at most 2 GB.
 
-torch traces the dense part alone. Lookups and sums are written here: they are a few operators, tables need not be in
-memory for them, and the batch size stays free. A bag is summed in lookup order, as `nn.EmbeddingBag` does: by
-ScatterElements, whose sums onnxruntime takes one after another (those of ScatterND, side by side, it has got wrong).
-Where all bags hold one id, rows are only gathered.
+torch traces the dense part only. Lookups and sums are built here: they are a few operators, need no tables in memory,
+and leave the batch size free. ScatterElements sums a bag in lookup order, as `nn.EmbeddingBag` does: onnxruntime adds
+its values one after another, whereas it sums those of ScatterND in parallel, with wrong results. If all bags hold one
+id, rows are only gathered.
 
 Inputs: `dense` (B, dense inputs) float32, if there are any; for feature n `rows.n` (N,), the rows of all its lookups,
-and `offsets.n` (B,), where those of each sample begin, both int64. Outputs: `logits` (B,), of several labels
-(B, T), and `scores`, their probabilities.
+and `offsets.n` (B,), the first lookup of each sample, both int64. Outputs: `logits` (B,), or (B, T) for several
+labels, and their probabilities `scores`.
 
 Letters: B samples, F features, D width of an embedding vector, N lookups of one feature, T labels.
 """
@@ -31,36 +31,36 @@ from adaptive.storage.durable import DISK, write_new
 
 TABLES_FILE: Final = "model.onnx.data"
 OPSET: Final = 20
-_ALIGNMENT: Final = 4096  # of a table in its file, so that readers can map it
-_FILE_BYTES: Final = 2**31 - 1  # what protobuf can hold
+_ALIGNMENT: Final = 4096  # bytes; aligned tables can be memory-mapped
+_FILE_BYTES: Final = 2**31 - 1  # limit of protobuf
 
 
 def onnx_or_error() -> Any:
-    """The package onnx, if all that writing takes is there.
+    """Import and return the package onnx.
 
     Raises:
-        ConfigError: if it is not.
+        ConfigError: if onnx or onnxscript is not installed.
     """
     try:
         import onnx
         import onnxscript  # noqa: F401 (torch traces with it)
     except ImportError as error:
         raise ConfigError(
-            f"--to onnx needs onnx and onnxscript: pip install 'adaptive-train[onnx]' ({error})"
+            f"--to onnx requires onnx and onnxscript. Run pip install 'adaptive-train[onnx]' ({error})"
         ) from error
     return onnx
 
 
 def write_onnx(path: Path, facts: ExportFacts, tables: Sequence[Blocks], dense: nn.Module) -> None:
-    """Write a model and, beside it, its tables, 4096 bytes aligned.
+    """Write a model, and next to it its tables, aligned to 4,096 bytes.
 
     Args:
-        tables: (rows, width) float32 of each table, in the order of `facts`.
-        dense: the dense part, on the CPU, in evaluation: of dense (B, dense inputs) and of vectors stacked (B, F, D),
-            or where tables differ in width side by side.
+        tables: each table (rows, width) float32, in the order of `facts`.
+        dense: the dense part on the CPU in evaluation mode. It takes dense inputs (B, dense inputs) and vectors
+            (B, F, D), or (B, sum of widths) if tables differ in width.
 
     Raises:
-        ConfigError: if the dense part cannot be traced, or works for the batch size only that it was traced with.
+        ConfigError: if the dense part cannot be traced for a free batch size.
         OSError: if a file cannot be written.
     """
     onnx = onnx_or_error()
@@ -71,7 +71,8 @@ def write_onnx(path: Path, facts: ExportFacts, tables: Sequence[Blocks], dense: 
         model.graph.initializer.append(_outside(onnx, number, blocks, start))
     if model.ByteSize() > _FILE_BYTES:
         raise ConfigError(
-            f"--to onnx: the dense part takes {model.ByteSize():,} bytes, and an ONNX file holds {_FILE_BYTES:,}"
+            f"--to onnx: expected a dense part of at most {_FILE_BYTES:,} bytes, got {model.ByteSize():,}. "
+            "Use --to torch"
         )
     data = model.SerializeToString(deterministic=True)
 
@@ -87,7 +88,7 @@ def write_onnx(path: Path, facts: ExportFacts, tables: Sequence[Blocks], dense: 
 
 
 class _Whole(nn.Module):
-    """Logits and scores of what is pooled already."""
+    """Logits and scores from pooled vectors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -101,14 +102,14 @@ class _Whole(nn.Module):
 
 
 def _traced(dense: nn.Module, facts: ExportFacts) -> Any:
-    """The graph of the dense part: inputs `pooled` and, if there are dense inputs, `dense`."""
+    """Trace the dense part: inputs `pooled` and, if there are dense inputs, `dense`."""
     widths = [facts.tables[feature.table].width for feature in facts.features]
     shape = (sum(widths),) if facts.is_widened else (len(widths), widths[0])
     arguments = [torch.zeros(3, *shape)] + ([torch.zeros(3, len(facts.dense))] if facts.dense else [])
     batch = torch.export.Dim("B", min=1)
     try:
         with _quiet(), torch.no_grad():
-            # Not by `torch.onnx.export` alone: that takes a batch size that the model has fixed without a word.
+            # `torch.onnx.export` alone would silently accept a model that fixes the batch size.
             exported = torch.export.export(
                 _Whole(dense).eval(), tuple(arguments), dynamic_shapes=tuple({0: batch} for _ in arguments)
             )
@@ -118,20 +119,20 @@ def _traced(dense: nn.Module, facts: ExportFacts) -> Any:
             )  # fmt: skip
     except Exception as error:
         raise ConfigError(
-            f"--to onnx: torch could not trace the model {facts.model['name']} for any batch size (x.shape[0] stays "
-            f"free, len(x) does not); --to torch exports it as it is: {error}"
+            f"--to onnx: torch cannot trace the model {facts.model['name']} for a free batch size: {error}. Use "
+            "x.shape[0] instead of len(x) in the model, or export with --to torch"
         ) from error
     assert program is not None
     model = program.model_proto
     for part in (model, model.graph, *model.graph.node, *model.graph.value_info):
-        part.ClearField("metadata_props")  # places in code, on the machine where it was traced
+        part.ClearField("metadata_props")  # paths of code on this machine
         part.ClearField("doc_string")
     return model
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the remarks of torch's exporter, which are for its developers."""
+    """Silence the messages of torch's exporter, which are for its developers."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -144,7 +145,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _add_pooling(onnx: Any, graph: Any, facts: ExportFacts) -> None:
-    """Put lookups and sums before the graph of a dense part, in place of its input `pooled`."""
+    """Insert lookups and sums before the dense part, instead of its input `pooled`."""
     pooling = PoolingNodes(onnx, facts)
     nodes, inputs = list(graph.node), [value for value in graph.input if value.name == "dense"]
     for field, content in ((graph.node, pooling.nodes + nodes), (graph.input, inputs + pooling.inputs)):
@@ -154,7 +155,7 @@ def _add_pooling(onnx: Any, graph: Any, facts: ExportFacts) -> None:
 
 
 def _outside(onnx: Any, number: int, blocks: Blocks, start: int) -> Any:
-    """A table, as a tensor whose values lie in the other file."""
+    """Return the tensor of a table whose values are in the second file."""
     tensor = onnx.TensorProto(
         name=f"tables.{number}.weight", data_type=onnx.TensorProto.FLOAT, dims=blocks.shape,
         data_location=onnx.TensorProto.EXTERNAL,
@@ -165,7 +166,7 @@ def _outside(onnx: Any, number: int, blocks: Blocks, start: int) -> Any:
 
 
 def _starts(tables: Sequence[Blocks]) -> list[int]:
-    """Where each table begins in the file."""
+    """Return the offset of each table in the file, in bytes."""
     starts, end = [], 0
     for blocks in tables:
         starts.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
@@ -178,14 +179,14 @@ def _size(blocks: Blocks) -> int:
 
 
 class PoolingNodes:
-    """The nodes of all features, which give the tensor `pooled`: (B, F, D), or of several widths (B, their sum).
+    """Builds the nodes that compute `pooled`: (B, F, D), or (B, sum of widths) if tables differ in width.
 
     Args:
         onnx: the package.
         facts: content of an export's `model.json`; table n is the tensor `tables.n.weight`.
 
     Attributes:
-        nodes, initializers, inputs: to be added to the graph, nodes before all others.
+        nodes, initializers, inputs: parts of the graph; these nodes come before all others.
     """
 
     def __init__(self, onnx: Any, facts: ExportFacts) -> None:
@@ -201,7 +202,7 @@ class PoolingNodes:
         self._node("Concat", parts, "pooled", axis=1)
 
     def _feature(self, number: int, feature: FeatureFacts, facts: ExportFacts) -> str:
-        """(B, D) pooled vectors of a feature."""
+        """Add the nodes of a feature; return the name of its pooled vectors (B, D)."""
         make, onnx, name = self._onnx.helper, self._onnx, f"features.{number}"
         rows, offsets = f"rows.{number}", f"offsets.{number}"
         self.inputs += [
@@ -223,11 +224,11 @@ class PoolingNodes:
         other = make.make_graph(self.nodes, f"{name}.bags", [], [output])
         self.nodes = outer
         chosen = self._node("If", [single], f"{name}.chosen", then_branch=then, else_branch=other)
-        self._constant(f"{name}.shape", [-1, width])  # so that every reader knows the width
+        self._constant(f"{name}.shape", [-1, width])  # declares the width for readers
         return self._node("Reshape", [chosen, f"{name}.shape"], f"{name}.pooled", allowzero=1)
 
     def _all_single(self, name: str, offsets: str, samples: str, count: str) -> str:
-        """Whether each sample has one lookup."""
+        """Add the nodes for "each sample has one lookup"; return the name of their result."""
         number = self._node("Squeeze", [samples], f"{name}.number")
         expected = self._node("Range", ["pooling.zero", number, "pooling.one"], f"{name}.expected")
         equal = self._node("Equal", [offsets, expected], f"{name}.equal")
@@ -238,7 +239,10 @@ class PoolingNodes:
         return self._node("And", [none, as_many], f"{name}.all_single")
 
     def _sums(self, name: str, offsets: str, samples: str, count: str, width: int) -> None:
-        """`NAME.summed` (B, D): the number of lookup n's sample is how many samples begin at or before n, less one."""
+        """Add the nodes of `NAME.summed` (B, D).
+
+        The sample of lookup n is the number of samples that begin at or before n, minus one.
+        """
         make, types = self._onnx.helper, self._onnx.TensorProto
         int_zero, float_zero = make.make_tensor("", types.INT64, [1], [0]), make.make_tensor("", types.FLOAT, [1], [0])
         int_one = make.make_tensor("", types.INT64, [1], [1])

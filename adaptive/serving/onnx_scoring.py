@@ -1,12 +1,11 @@
-"""Score samples with a model exported to ONNX: numpy and onnxruntime are all it takes. A copy of this file lies in each
-such export, as `scoring.py`.
+"""Score samples with a model exported to ONNX, with numpy and onnxruntime only. Its copy in an export is `scoring.py`.
 
     import scoring
     model = scoring.load("DIR")                                    # the folder of the export
     model.score([{"user": "4711", "price": 3.5, "tags": ["a"]}])   # probabilities that labels are 1
-    model(dense, bags)                                             # logits of rows that are known already
+    model(dense, bags)                                             # logits from rows
 
-As a program: `python DIR/scoring.py < samples.jsonl` prints a score a line.
+As a program: `python DIR/scoring.py < samples.jsonl` prints a score per line.
 
 Letters: B samples, T labels, N lookups of one feature.
 """
@@ -27,16 +26,16 @@ Bag = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def load(folder: str | Path) -> "Model":
-    """The model in the folder of an export.
+    """Load the model in the folder of an export.
 
     Raises:
-        ValueError: for an array of `ids` that is not what `model.json` says, or a file that onnxruntime cannot load.
+        ValueError: for an array of `ids` that does not fit `model.json`, or a file that onnxruntime cannot load.
     """
     return Model(Path(folder))
 
 
 class Model:
-    """A session of onnxruntime on the CPU, and what turns values into its inputs. `load` makes one."""
+    """A session of onnxruntime on the CPU, with the conversion of samples; created by `load`."""
 
     def __init__(self, folder: Path) -> None:
         import onnxruntime
@@ -54,18 +53,22 @@ class Model:
             raise ValueError(f"expected a model that onnxruntime loads, got: {error} ({path})") from error
 
     def __call__(self, dense: NDArray[np.float32], bags: Sequence[Bag]) -> NDArray[np.float32]:
-        """Logits (B,), of several labels (B, T), of dense inputs (B, dense) as they are after their transformation; and
-        for each feature in order the rows of all its lookups (N,) and where those of each sample begin (B,)."""
+        """Return logits (B,), or (B, T) for several labels.
+
+        Args:
+            dense: transformed dense inputs (B, dense inputs) float32.
+            bags: for each feature the rows of all lookups (N,) and the first lookup of each sample (B,), both int64.
+        """
         return self._run("logits", dense, bags)
 
     def score(self, samples: "Sequence[Sample]") -> list[Any]:
-        """The probability that its label is 1, of each sample; where there are several labels, a list of theirs in the
-        order of `facts.labels`. A sample: name of a feature or dense input -> its value, as it
-        stands in the data; of a bag a list of values, or one text with the data's separator between them. What is not
-        given, or empty, is missing.
+        """Return for each sample the probability that its label is 1, or a list in the order of `facts.labels`.
+
+        A sample maps names of features and dense inputs to values as in the data; a bag is a list of values, or a text
+        with the data's separator between them. Absent and empty values are missing.
 
         Raises:
-            ValueError: for a name that the model does not have, or a value that its column cannot hold; names both.
+            ValueError: for an unknown name, or a value of the wrong kind.
         """
         if not samples:
             return []

@@ -1,4 +1,4 @@
-"""Scores of all samples of some data, under the model of a trained run, in files: csv, npy, parquet."""
+"""Score all samples of some data with a trained run; write the scores to csv, npy or parquet."""
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,11 +15,11 @@ from adaptive.training.components import torch_settings
 from adaptive.training.runs.loading import NO_SETTINGS, LoadedRun, Settings, data_of, evaluation_batches, load_with
 from adaptive.training.telemetry.report import SCHEMA
 
-DRAWN: Final = ("user_items", "taobao")  # formats whose samples are drawn, not read
+DRAWN: Final = ("user_items", "taobao")  # formats with sampled negatives: a sample is no line of the data
 Scores = Iterable[NDArray[np.float32]]
 COLUMN: Final = "score"
 COLUMNS: Final = (COLUMN,)
-_NPY_HEADER: Final = 128  # bytes, enough for any length
+_NPY_HEADER: Final = 128  # bytes, enough for every number of samples
 
 
 def predict_run(
@@ -29,25 +29,24 @@ def predict_run(
     data: str | None = None,
     settings: Settings = NO_SETTINGS,
 ) -> dict[str, Any]:
-    """Write a score for each sample, in the order of the data: the probability that its label is 1. Rows lie as in the
-    run: those of a host tier in files are never all in memory.
+    """Write a score for each sample in the order of the data: the probability that its label is 1.
+
+    Rows stay in the host tier of the run: those in files are never all in memory.
 
     Args:
-        out: a file that ends in .csv (column `score`), .parquet (the same; needs pyarrow) or .npy (float32). It is
-            there whole afterwards, or as it was before. A model of several labels gives a column each, `score_<label>`.
+        out: a file that ends in .csv (column `score`), .parquet (the same; requires pyarrow) or .npy (float32). It is
+            replaced atomically. A model with several labels gives a column for each, `score_<label>`.
         data: None: the evaluation part of the run's data; or others, see `adaptive.training.runs.loading.data_of`.
-        They may
-            lack the schema's label column. No line may be bad, unless `settings` say otherwise.
+            They need no label column. No line may be bad unless `settings` allow it.
         settings: as in `evaluate_run`.
 
     Returns:
-        `run_dir`, `data`, `out`, `samples` and `mean_score`, of several labels that of the first, with all in
-        `mean_scores`.
+        `run_dir`, `data`, `out`, `samples` and `mean_score` (of the first label; all are in `mean_scores`).
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
-        ConfigError: for an `out` or settings that cannot work, or data whose samples are drawn.
-        InputError: if the data do not fit the run, or there is no sample.
+        ConfigError: for an invalid `out` or settings, or a data format with sampled negatives.
+        InputError: if the data do not fit the run, or have no sample.
         OutputError: if `out` cannot be written.
     """
     path = Path(out)
@@ -74,10 +73,10 @@ def predict_run(
 
 
 class _Mean:
-    """Adds up what passes."""
+    """Sums scores as they pass."""
 
     def __init__(self) -> None:
-        self.totals = np.zeros(1)  # by column
+        self.totals = np.zeros(1)  # one per column
 
     def of(self, parts: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
         for part in parts:
@@ -86,11 +85,12 @@ class _Mean:
 
 
 def _some(parts: Iterator[NDArray[np.float32]], run: LoadedRun, data: str | None) -> Iterator[NDArray[np.float32]]:
-    """The parts, of which there must be one."""
+    """Yield the parts; raise InputError if there are none."""
     first = next(parts, None)
     if first is None:
         raise InputError(
-            f"no sample to score: {data or f'the data of {run.path} have no evaluation part'}; give others: --data SPEC"
+            f"expected at least one sample, got none ({data or f'the evaluation part of the data of {run.path}'}). "
+            "Pass other data with --data SPEC"
         )
     yield first
     yield from parts
@@ -101,42 +101,41 @@ def _refuse_drawn(run: LoadedRun, data: str | None) -> None:
     kind = description.get("format") if isinstance(description, dict) else None
     if data is not None and kind in DRAWN:
         raise ConfigError(
-            f"{run.path} was trained on {kind}, whose samples are drawn: a score for each line means nothing. "
-            "Without --data its evaluation part is scored; other samples are scored from Python: "
-            "adaptive.load_run(RUN).predict(batches)"
+            f"expected a data format with one sample per line, got {kind} with sampled negatives ({run.path}). Omit "
+            "--data to score the evaluation part, or score batches in Python: adaptive.load_run(RUN).predict(batches)"
         )
 
 
-# -- files of scores, one for each sample in order, of several labels one each; written in pieces ---------------------
+# -- files of scores, written batch by batch -------------------------------------------------------------------------
 
 
 def check_scores_file(path: Path) -> None:
-    """Check that scores can be written to a file of this name, before anything is computed.
+    """Check the name of a file of scores before anything is computed.
 
     Raises:
-        ConfigError: if its ending is none of the three, or pyarrow is wanted and not there.
+        ConfigError: for another ending, a missing folder, or Parquet without pyarrow.
     """
     if path.suffix not in _WRITERS:
-        raise ConfigError(f"--out {path}: needed a file that ends in {', '.join(_WRITERS)}, found {path.suffix!r}")
+        raise ConfigError(f"expected a file that ends in {', '.join(_WRITERS)}, got {str(path)!r} (--out)")
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError(f"--out {path}: Parquet needs pyarrow: pip install pyarrow, or write .csv or .npy")
+        raise ConfigError(f"--out {path}: Parquet requires pyarrow. Run pip install pyarrow, or write .csv or .npy")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--out {path}: there is no folder {path.parent}; make it, or write elsewhere")
+        raise ConfigError(f"expected an existing folder, got {path.parent} (--out). Create it, or choose another file")
 
 
 def columns_of(labels: Sequence[str]) -> tuple[str, ...]:
-    """Names of the columns of scores, of no labels the one of a model that has one."""
+    """Names of the columns of scores; without labels the one column `score`."""
     return tuple(f"{COLUMN}_{label}" for label in labels) or COLUMNS
 
 
 def write_scores(path: Path, scores: Scores, columns: Sequence[str] = COLUMNS) -> int:
-    """Write scores; the file is there whole afterwards, or as it was before. Returns of how many samples.
+    """Write scores, replacing the file atomically; return the number of samples.
 
     Args:
-        scores: (B,) or, of several columns, (B, T) each; npy keeps these shapes.
+        scores: (B,), or (B, T) for several columns; npy keeps these shapes.
 
     Raises:
-        OutputError: if it cannot be written.
+        OutputError: if the file cannot be written.
     """
     counts: list[int] = []
     try:
@@ -147,7 +146,7 @@ def write_scores(path: Path, scores: Scores, columns: Sequence[str] = COLUMNS) -
 
 
 def _write_csv(file: BinaryIO, scores: Scores, columns: Sequence[str]) -> int:
-    """A header, then a sample a line; nine digits give each float32 back."""
+    """Write a header and a line per sample; nine digits restore each float32 exactly."""
     count = 0
     file.write(f"{','.join(columns)}\n".encode())
     for part in scores:
@@ -158,7 +157,7 @@ def _write_csv(file: BinaryIO, scores: Scores, columns: Sequence[str]) -> int:
 
 
 def _write_npy(file: BinaryIO, scores: Scores, columns: Sequence[str]) -> int:
-    """The header is written last: it says how many there are."""
+    """Write the values, then the header in front of them: it holds the number of samples."""
     count = 0
     file.write(bytes(_NPY_HEADER))
     for part in scores:
@@ -174,7 +173,7 @@ def _write_npy(file: BinaryIO, scores: Scores, columns: Sequence[str]) -> int:
 
 
 def _write_parquet(file: BinaryIO, scores: Scores, columns: Sequence[str]) -> int:
-    """Columns of float32; a row group for each batch."""
+    """Write columns of float32, a row group per batch."""
     import pyarrow
     import pyarrow.parquet
 

@@ -1,5 +1,4 @@
-"""From values as they stand in the data to rows and dense inputs, by numpy alone. A copy of this file lies
-in each export.
+"""Map values of the data to rows and dense inputs, with numpy only. Each export has a copy of this file.
 
 Letters: B samples, N lookups of one feature.
 """
@@ -21,11 +20,11 @@ from numpy.typing import NDArray
 WORD = 2**64 - 1
 LARGEST = float(np.finfo(np.float32).max)
 Bag = tuple[NDArray[np.int64], NDArray[np.int64]]
-Sample = Mapping[str, Any]  # name of a feature or dense input -> its value, as it stands in the data
+Sample = Mapping[str, Any]  # name of a feature or dense input -> its value as in the data
 
 
 class SampleError(ValueError):
-    """A sample that cannot be scored. `reason` says why, without the number of the sample."""
+    """A sample that cannot be scored. `reason` is the message without the number of the sample."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(f"sample {number}, {reason}")
@@ -34,7 +33,7 @@ class SampleError(ValueError):
 
 @dataclass(frozen=True)
 class TableFacts:
-    """A table: its name, rows and values in a row."""
+    """A table: its name, number of rows, and width of a row."""
 
     name: str
     rows: int
@@ -43,15 +42,15 @@ class TableFacts:
 
 @dataclass(frozen=True)
 class FeatureFacts:
-    """A feature, and how its values become rows.
+    """A feature with the rule that maps its values to rows.
 
     Attributes:
         table: number of its table.
         rule: "row" (the key is the row, below `rows`), "hash" (the upper 64 bits of `rows` times the hash of the key)
-            or "vocabulary" (the place of the key among those in the file `vocabulary`).
-        key: how a value becomes a 64-bit number: "int", "hex" or "text".
-        bag: several values, in a text with `separator` between them.
-        unknown, missing: rows of such values; None: there is no such row.
+            or "vocabulary" (the position of the key in the file `vocabulary`).
+        key: conversion of a value to a 64-bit number: "int", "hex" or "text".
+        bag: True for several values, in a text separated by `separator`.
+        unknown, missing: rows of such values; None: such values are errors.
         null: texts of missing values.
     """
 
@@ -83,9 +82,9 @@ class ExportFacts:
 
     Attributes:
         run: `folder`, `steps` and `data` of the run.
-        tensors: file of the weights.
+        tensors: name of the file of weights.
         ignored: columns of the data that are no inputs.
-        steps: of a sample that is a sequence.
+        steps: length of a sample that is a sequence, else 1.
         model: `name` and settings of the model.
     """
 
@@ -103,19 +102,19 @@ class ExportFacts:
 
     @property
     def is_widened(self) -> bool:
-        """True if tables have other widths than the model wants: it takes their vectors side by side."""
+        """True if a table is not as wide as the model's embeddings: the model then takes concatenated vectors."""
         return any(table.width != self.model["embedding_dim"] for table in self.tables)
 
 
 def read_facts(folder: Path) -> ExportFacts:
-    """What the `model.json` of an export holds."""
+    """Read the `model.json` of an export."""
     facts = json.loads((folder / "model.json").read_text("utf-8"))
     kinds = {"tables": TableFacts, "features": FeatureFacts, "dense": DenseFacts}
     return ExportFacts(**facts | {key: [kind(**entry) for entry in facts[key]] for key, kind in kinds.items()})
 
 
 class Values:
-    """Turn samples into the inputs of a model, by the `facts` of the export in `folder`."""
+    """Converts samples to inputs of the model, by the `facts` of the export in `folder`."""
 
     def __init__(self, facts: ExportFacts, folder: Path) -> None:
         self.facts = facts
@@ -123,11 +122,12 @@ class Values:
         self.names = [*(dense.name for dense in facts.dense), *(ids.name for ids in self.ids)]
 
     def inputs(self, samples: Sequence[Sample]) -> tuple[NDArray[np.float32], list[Bag]]:
-        """Return dense inputs (B, dense inputs) after their transformation, and for each feature in order the rows of
-        all its lookups (N,) and where those of each sample begin (B,).
+        """Return transformed dense inputs (B, dense inputs) float32, and a bag for each feature in order.
+
+        A bag is the rows of all lookups (N,) and the first lookup of each sample (B,), both int64.
 
         Raises:
-            SampleError: for a name that the model does not have, or a value that its column cannot hold.
+            SampleError: for an unknown name, or a value of the wrong kind.
         """
         dense: list[list[float]] = []
         rows: list[list[list[int]]] = [[] for _ in self.ids]
@@ -151,8 +151,10 @@ class Values:
 
     @staticmethod
     def score_lines(score: Callable[[Sequence[Sample]], list[Any]], lines: Iterable[bytes]) -> None:
-        """Print the score of each line, a JSON object. The first line that cannot be scored ends the program: a message
-        on stderr names it, the exit code is 3. The scores of the lines before it are printed."""
+        """Print the score of each line, a JSON object.
+
+        The first line that cannot be scored ends the program with exit code 3 and a message on stderr.
+        """
         for number, line in enumerate(lines, start=1):
             try:
                 print(score([object_of(line)])[0], flush=True)
@@ -165,16 +167,16 @@ class Values:
 
 
 def bag_of(rows: Sequence[Sequence[int]]) -> Bag:
-    """The rows of all lookups (N,) and where those of each sample begin (B,), from the rows of each sample."""
+    """Return the rows of all lookups (N,) and the first lookup of each sample (B,)."""
     starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)[:-1]
     return np.array([row for sample in rows for row in sample], np.int64), starts
 
 
 def dense_input(sample: Sample, facts: DenseFacts) -> float:
-    """The dense input of a sample after its transformation; a missing one is 0.
+    """Return the transformed dense input of a sample; a missing one is 0.
 
     Raises:
-        ValueError: for a value that is no finite float32.
+        ValueError: for a value that is not a finite float32.
     """
     value = sample.get(facts.name)
     if is_missing(value, facts.null):
@@ -183,18 +185,18 @@ def dense_input(sample: Sample, facts: DenseFacts) -> float:
         number = float(value) if isinstance(value, str | Real) else math.nan
     except (ValueError, OverflowError):
         number = math.nan
-    if not abs(number) <= LARGEST:  # of NaN, too
+    if not abs(number) <= LARGEST:  # also true for NaN
         raise ValueError(f"{facts.name}: expected a number, got {value!r}")
     return math.log1p(max(number, 0.0)) if facts.transform == "log" else number
 
 
 def is_missing(value: Any, nulls: Sequence[str]) -> bool:
-    """True for None, the texts `nulls` and, as in Parquet files, NaN."""
+    """True for None, the texts in `nulls`, and NaN (as in Parquet files)."""
     return value is None or (isinstance(value, str) and value in nulls) or (isinstance(value, float) and value != value)
 
 
 class IdMap:
-    """The rows of its table that values of a feature look up. ValueError for keys that are not what `facts` say."""
+    """Maps values of a feature to rows of its table. Raises ValueError if its keys do not fit `facts`."""
 
     def __init__(self, facts: FeatureFacts, folder: Path) -> None:
         self.facts, self.name = facts, facts.name
@@ -210,8 +212,10 @@ class IdMap:
                 raise ValueError(f"expected each key once, got one twice ({where}). Export the run again.")
 
     def rows(self, value: Any) -> list[int]:
-        """The rows of one sample: one, or of a bag any number. A bag is a list of values, or one text that holds them
-        with the data's separator between them."""
+        """Return the rows of one sample: one, or any number for a bag.
+
+        A bag is a list of values, or one text with the data's separator between them.
+        """
         if not self.facts.bag:
             return [self.row(value)]
         if isinstance(value, str):
@@ -222,7 +226,7 @@ class IdMap:
         return [self.row(item) for item in (() if value is None else value) if not is_missing(item, nulls)]
 
     def row(self, value: Any) -> int:
-        """The row of one value; None or one of the texts `null`: it is missing.
+        """Return the row of one value; None and the texts in `null` are missing values.
 
         Raises:
             ValueError: for a value that has no row.
@@ -245,20 +249,23 @@ class IdMap:
     def _special(self, name: str, value: Any) -> int:
         row = self.facts.missing if name == "missing" else self.facts.unknown
         if row is None:
-            raise ValueError(f"{self.name}: {value!r} has no row, and the table has none for {name} values")
+            expected = "a known value" if name == "unknown" else "a value"
+            raise ValueError(f"{self.name}: expected {expected}, got {value!r}; the table has no row for {name} values")
         return row
 
 
 EXPECTED = {
-    "int": "a whole number of 64 bits",
+    "int": "a 64-bit integer",
     "hex": "a text of at most 16 hexadecimal digits",
-    "text": "a text or a whole number",
+    "text": "a text or an integer",
 }
 
 
 def key_of(value: Any, kind: str) -> int | None:
-    """The 64-bit key of a value: a whole number itself, hex digits as a number, of a text its FNV-1a hash. None: the
-    value is not of its kind, by the rules of the readers of training data."""
+    """Return the 64-bit key of a value: an integer, hex digits as a number, or the FNV-1a hash of a text.
+
+    None: the value is of another kind, by the rules of the readers of training data.
+    """
     if kind == "int":
         return whole_number(value)
     if kind == "hex":
@@ -275,7 +282,7 @@ def key_of(value: Any, kind: str) -> int | None:
 
 
 def whole_number(value: Any) -> int | None:
-    """A number, or the text of one, as an integer of 64 bits. None: it is none."""
+    """Return a number or a text of digits as a 64-bit integer; None for other values."""
     is_text = isinstance(value, str) and re.fullmatch("-?[0-9]{1,19}", value)
     is_whole_float = isinstance(value, Real) and abs(float(value)) < 2**53 and float(value).is_integer()
     if not (is_text or is_whole_float or isinstance(value, Integral)):
@@ -284,7 +291,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def mixed(key: int) -> int:
-    """The hash of a key: the finaliser of SplitMix64."""
+    """Return the hash of a key: the finalizer of SplitMix64."""
     x = key & WORD
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & WORD
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & WORD
@@ -292,10 +299,10 @@ def mixed(key: int) -> int:
 
 
 def object_of(line: bytes) -> Sample:
-    """The sample in a line.
+    """Parse the sample in a line.
 
     Raises:
-        ValueError: if it is not a JSON object.
+        ValueError: if the line is not a JSON object.
     """
     try:
         sample = json.loads(line)

@@ -1,11 +1,11 @@
-"""Score samples with an exported model: torch and numpy are all it takes. A copy of this file lies in each export.
+"""Score samples with an exported model, with torch and numpy only. Each export has a copy of this file.
 
     import scoring
     model = scoring.load("DIR")                                    # the folder of the export
     model.score([{"user": "4711", "price": 3.5, "tags": ["a"]}])   # probabilities that labels are 1
-    model(dense, bags)                                             # logits of rows that are known already
+    model(dense, bags)                                             # logits from rows
 
-As a program: `python DIR/scoring.py < samples.jsonl` prints a score a line.
+As a program: `python DIR/scoring.py < samples.jsonl` prints a score per line.
 
 Letters: B samples, F features, D width of an embedding vector, N lookups of one feature, T labels.
 """
@@ -28,14 +28,14 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from adaptive.serving.sample_values import ExportFacts, Sample, Values
 
-REMEDY = "The file is damaged or of another model. Export the run again."
+REMEDY = "The file is damaged or belongs to another model. Export the run again."
 
 
 def load(folder: str | Path) -> "Model":
-    """The model in the folder of an export. Its tables are mapped into memory: they are read as they are looked up.
+    """Load the model in the folder of an export. Its tables are memory-mapped, so only looked-up rows are read.
 
     Raises:
-        ValueError: for an array that is not what `model.json` says; names it.
+        ValueError: for an array that does not fit `model.json`.
     """
     folder = Path(folder)
     sample_values = code_of(folder, "sample_values.py")
@@ -51,7 +51,7 @@ def load(folder: str | Path) -> "Model":
 
 
 def code_of(folder: Path, file: str) -> ModuleType:
-    """A file of code of an export, or `PACKAGE/__init__.py`, as a module: each export has its own copy of both."""
+    """Import a code file of an export, or `PACKAGE/__init__.py`; each export has its own copies."""
     path = folder / file
     spec = importlib.util.spec_from_file_location(f"export_{uuid.uuid4().hex}", path)
     assert spec is not None and spec.loader is not None
@@ -62,13 +62,15 @@ def code_of(folder: Path, file: str) -> ModuleType:
 
 
 def check_arrays(path: Path, state: Mapping[str, Tensor], model: "Model") -> None:
-    """Raise ValueError unless names, dtypes and shapes are those of the model, and values of the dense part finite.
-    Rows of tables are checked as they are looked up; buffers of a user-defined model may hold anything."""
+    """Raise ValueError unless names, dtypes and shapes fit the model and values of the dense part are finite.
+
+    Rows of tables are checked when they are looked up; buffers of a custom model may hold any values.
+    """
     expected = model.state_dict()
     for name in sorted(expected.keys() | state.keys()):
-        wanted, got = (_form(arrays.get(name)) for arrays in (expected, state))
-        if wanted != got:
-            raise ValueError(f"expected {wanted}, got {got} ({path}: {name}). {REMEDY}")
+        form, got = (_form(arrays.get(name)) for arrays in (expected, state))
+        if form != got:
+            raise ValueError(f"expected {form}, got {got} ({path}: {name}). {REMEDY}")
     names = dict(model.named_parameters()) if model.facts.model["name"] == "custom" else expected
     for name in names:
         if name.startswith("dense.") and not state[name].isfinite().all():
@@ -80,10 +82,10 @@ def _form(array: Tensor | None) -> str:
 
 
 class Model(nn.Module):
-    """Plain tables and the dense part. `load` makes one."""
+    """Plain tables and the dense part; created by `load`."""
 
     values: "Values"
-    """How values become rows."""
+    """Converts samples to inputs; set by `load`."""
 
     def __init__(self, facts: "ExportFacts", folder: Path) -> None:
         super().__init__()
@@ -93,12 +95,14 @@ class Model(nn.Module):
         self.dense = dense_part(facts, folder)
 
     def forward(self, dense: Tensor, bags: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Logits (B,), of several labels (B, T), of dense inputs (B, dense), float32, as they are after their
-        transformation; and for each feature in order the rows of all its lookups (N,) and where the lookups of each
-        sample begin (B,), both int64.
+        """Return logits (B,), or (B, T) for several labels.
+
+        Args:
+            dense: transformed dense inputs (B, dense inputs) float32.
+            bags: for each feature the rows of all lookups (N,) and the first lookup of each sample (B,), both int64.
 
         Raises:
-            ValueError: for another number of features, or a row with NaN or infinity; names its table.
+            ValueError: for another number of features, or a row with NaN or infinity.
         """
         features = self.facts.features
         if len(bags) != len(features):
@@ -116,13 +120,13 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def score(self, samples: "Sequence[Sample]") -> list[Any]:
-        """The probability that its label is 1, of each sample; where there are several labels, a list of theirs in the
-        order of `facts.labels`. A sample: name of a feature or dense input -> its value, as it stands in the data; of a
-        bag a list of values, or one text with the data's separator between them. What is not given, or empty, is
-        missing.
+        """Return for each sample the probability that its label is 1, or a list in the order of `facts.labels`.
+
+        A sample maps names of features and dense inputs to values as in the data; a bag is a list of values, or a text
+        with the data's separator between them. Absent and empty values are missing.
 
         Raises:
-            ValueError: for a name that the model does not have, or a value that its column cannot hold; names both.
+            ValueError: for an unknown name, or a value of the wrong kind.
         """
         if not samples:
             return []
@@ -133,7 +137,7 @@ class Model(nn.Module):
 
 
 def dense_part(facts: "ExportFacts", folder: Path) -> nn.Module:
-    """The dense part of a model, from the export's copies of the files that made it in training; weights as drawn."""
+    """Build the dense part, with random weights, from the export's copies of the model code."""
     assembly = importlib.import_module(f"{code_of(folder, 'dense/__init__.py').__name__}.assembly")
     config = SimpleNamespace(**facts.model)
     inputs = assembly.Inputs(
@@ -154,7 +158,7 @@ def dense_part(facts: "ExportFacts", folder: Path) -> nn.Module:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Name -> tensor, mapped into memory. ValueError for a dtype that no export has."""
+    """Read name -> tensor, memory-mapped. Raises ValueError for other dtypes than those of exports."""
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))

@@ -1,4 +1,4 @@
-"""From a `TrainConfig` and a data set to the components of a run: tables, embeddings, model, optimizer."""
+"""Build the components of a run from a `TrainConfig` and a dataset: tables, embeddings, model, optimizer."""
 
 import contextlib
 import math
@@ -35,27 +35,31 @@ from adaptive.policy import Policy, arranges, calibrates
 
 NO_WIDTHS: Final[Mapping[str, int]] = MappingProxyType({})
 
-FIRST_BATCHES = 16  # from which the device tier is sized
-CALIBRATION_SHARE = 0.05  # of the inputs, as FAE's paper has it
-LEAST_SAMPLE, DEFAULT_SAMPLE, LARGEST_SAMPLE = 1 << 15, 1 << 18, 1 << 22  # inputs; of 26 ids: 14 MB, 110 MB, 1.8 GB
+FIRST_BATCHES = 16  # that determine the size of the device tier
+CALIBRATION_SHARE = 0.05  # of all inputs, as in the paper of FAE
+LEAST_SAMPLE, DEFAULT_SAMPLE, LARGEST_SAMPLE = (
+    1 << 15,
+    1 << 18,
+    1 << 22,
+)  # inputs; with 26 ids each: 14 MB, 110 MB, 1.8 GB
 
-# Deterministic products ask for it. Torch looks once, at the first product of any kind.
+# Deterministic products require it. Torch reads it once, at the first product of any kind.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 @dataclass(frozen=True)
 class Components:
-    """What a run trains: tables, their embeddings, the model and its optimizer."""
+    """The trained objects of a run: tables, their embeddings, the model and its optimizer."""
 
     tables: tuple[TableConfig, ...]
-    embeddings: TieredEmbeddingBag  # to be closed
+    embeddings: TieredEmbeddingBag  # close it
     model: nn.Module
     optimizer: torch.optim.Optimizer
 
 
 @dataclass(frozen=True)
 class ComponentsOutline:
-    """What a run would train."""
+    """Outline of the components of a run, without rows."""
 
     tables: tuple[TableConfig, ...]
     embeddings: Outline
@@ -63,20 +67,22 @@ class ComponentsOutline:
 
 
 def open_data(config: TrainConfig, run_directory: Path | None = None) -> Dataset:
-    """The data set of a run; what reading it leaves behind (rejected lines, vocabulary) goes to `run_directory`."""
+    """Open the dataset of a run; its log of rejected lines and its vocabulary go to `run_directory`."""
     options = checked(DataOptions, "data", config.data_options)
     return by_table(open_dataset(config.data, options, run_dir=run_directory))
 
 
 def first_batches(config: TrainConfig, dataset: Dataset) -> list[Batch]:
-    """The batches from which the device tier is sized: at least one, if there is one."""
+    """Read the batches that determine the size of the device tier: at least one, if there is one."""
     number = FIRST_BATCHES if config.calibration_batches is None else config.calibration_batches
     return list(islice(dataset.train(config.batch_size), max(number, 1)))
 
 
 def prepare(policies: Sequence[Policy], config: TrainConfig, dataset: Dataset) -> list[Batch]:
-    """What policies are to know before they train: the sample they are calibrated from, if any of them calibrates, and,
-    if they arrange inputs, how many batches an epoch has."""
+    """Return the sample for calibration, empty if no policy calibrates.
+
+    Sets `epoch_batches` of policies that arrange inputs.
+    """
     sample = _calibration_sample(config, dataset) if any(map(calibrates, policies)) else Sample([])
     for policy in filter(arranges, policies):
         counted = dataset.num_train_samples()
@@ -85,12 +91,12 @@ def prepare(policies: Sequence[Policy], config: TrainConfig, dataset: Dataset) -
 
 
 def _calibration_sample(config: TrainConfig, dataset: Dataset) -> Sample:
-    """See `TrainConfig.calibrate`, which wins over `calibration_batches`.
+    """Read the sample of `TrainConfig.calibrate`, which takes precedence over `calibration_batches`.
 
-    A share is of the inputs of the first epoch, all of which are read, whatever `steps`: so runs of different lengths
-    calibrate alike. More than 4 million inputs are thinned out evenly. The default, 5 %, is more of little data, which
-    would teach nothing, and must cost little before huge data: it reads until it has 262,144 inputs (5 % of 5 million),
-    so of larger data it sees the beginning.
+    A share is of the inputs of the first epoch, which is read completely for every value of `steps`, so runs of
+    different lengths calibrate alike. A sample of more than 4 million inputs is thinned out evenly. The default is 5%,
+    but at least 32,768 inputs, since less would teach little. To start fast on huge data it stops reading at 262,144
+    inputs (5% of 5 million), so it then sees the beginning only.
     """
     wanted = parse_sample(config.calibrate) if config.calibrate is not None else config.calibration_batches
     if isinstance(wanted, int):
@@ -113,16 +119,16 @@ def _epoch_batches(config: TrainConfig, samples: int | None) -> int | None:
 def build(
     config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Batch] = (), ranks: Ranks = ALONE
 ) -> Components:
-    """Make the components; initial values follow from `config.seed`.
+    """Build the components; initial values follow from `config.seed`.
+
+    The device tier shrinks if the model does not fit next to it.
 
     Args:
-        sample: batches of the training data, from which `device_rows = "auto"` learns what look-ahead must hold.
-        ranks: that train together.
-
-    The device tier gives rows back if the model finds no room beside it.
+        sample: batches of the training data; `device_rows = "auto"` derives the rows in flight from them.
+        ranks: processes that train together.
 
     Raises:
-        AdaptiveError: for settings that do not fit each other or the data, or the device.
+        AdaptiveError: for settings that do not fit each other, the data, or the device.
     """
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
@@ -140,9 +146,8 @@ def build(
         model = embeddings.runtime.with_room(
             lambda: make_model(config.model, shape, inputs, seed=config.seed).to(embeddings.device)
         )
-        optimizer = embeddings.runtime.with_room(
-            lambda: dense_optimizer(config.dense_optimizer, model)
-        )  # may make its state
+        # An optimizer may allocate its state at once.
+        optimizer = embeddings.runtime.with_room(lambda: dense_optimizer(config.dense_optimizer, model))
         return Components(tables, embeddings, model, optimizer)
     except BaseException:
         embeddings.close()
@@ -150,10 +155,10 @@ def build(
 
 
 def outline(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Batch]) -> ComponentsOutline:
-    """What `build` would make, of tables of any size: no memory is taken for their rows.
+    """Outline the result of `build` without memory for rows, for tables of any size.
 
     Raises:
-        AdaptiveError: as `build` does, but for memory of the host and of the model that is lacking.
+        AdaptiveError: as `build`, except for missing memory of the host or for the model.
     """
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
@@ -168,33 +173,32 @@ def outline(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[
 
 
 def _sized_tier(config: TrainConfig, sample: Sequence[Batch]) -> TierConfig:
-    """The settings of the tiers, with the number of rows that the look-ahead must hold."""
+    """The settings of the tiers, with the number of rows that the look-ahead needs at once."""
     return config.tier.model_copy(update={"held_rows": config.tier.held_rows or held_rows(sample, config.depth)})
 
 
 def inputs_of(dataset: Dataset | DataShape) -> Inputs:
-    """What a model is told of the data."""
+    """Facts of the data for building a model."""
     shape = shape_of(dataset) if isinstance(dataset, Dataset) else dataset
     return Inputs(shape.tables, shape.num_dense, shape.dense_names, shape.steps, shape.labels, shape.widths)
 
 
 def dense_flops(config: TrainConfig, dataset: Dataset | DataShape) -> float:
-    """Operations of the dense part in a training step, of one sample: two for each weight of a matrix forward, four
-    backward."""
+    """Operations of the dense part per trained sample: two per matrix weight forward, four backward."""
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
     return model_flops(make_model(config.model, shape, inputs, seed=config.seed), inputs.steps)
 
 
 def dense_weights(config: TrainConfig, dataset: Dataset | DataShape) -> int:
-    """How many weights of the dense part are trained."""
+    """Number of trained weights of the dense part."""
     inputs = inputs_of(dataset)
     model = make_model(config.model, model_config(config.model, config.model_options, inputs), inputs, seed=config.seed)
     return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 
 
 def model_flops(model: nn.Module, steps: int) -> float:
-    """The same of a model that is there; `steps` of a sample, all of which a model of sequences computes."""
+    """`dense_flops` of a built model; a model of sequences computes all `steps` of a sample."""
     repeats = steps if isinstance(model, TBSM) else 1
     return 6.0 * repeats * sum(weight.numel() for weight in model.parameters() if weight.ndim == 2)
 
@@ -202,15 +206,18 @@ def model_flops(model: nn.Module, steps: int) -> float:
 def build_tables(
     dataset: Dataset | DataShape, embedding_dim: int, widths: Mapping[str, int] = NO_WIDTHS
 ) -> tuple[TableConfig, ...]:
-    """One table per feature, named after it, or one for all features that share it; `widths`: of tables that have
-    another one."""
+    """Return one table per feature, with its name, or one for all features that share it.
+
+    Args:
+        widths: table -> width, for tables with another width than `embedding_dim`.
+    """
     try:
         return _tables(dataset, embedding_dim, widths)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         got = str(first["input"])[:80]
-        raise ConfigError(f"a table of the data: {where}: {first['msg']}, found {got!r}") from error
+        raise ConfigError(f"{first['msg']}, got {got!r} (a table of the data: {where})") from error
 
 
 def _tables(dataset: Dataset | DataShape, embedding_dim: int, widths: Mapping[str, int]) -> tuple[TableConfig, ...]:
@@ -228,14 +235,14 @@ def _tables(dataset: Dataset | DataShape, embedding_dim: int, widths: Mapping[st
 
 
 def dense_optimizer(config: DenseOptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """torch's optimizer of the model's own parameters."""
+    """Return torch's optimizer for the parameters of the dense part."""
     kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
     optimizer: torch.optim.Optimizer = kinds[config.name](model.parameters(), lr=config.lr)
     return optimizer
 
 
 def set_rates(config: TrainConfig, components: Components, step: int) -> None:
-    """Give rows and dense weights the learning rates of a step, counted from 0; nothing where schedules have none."""
+    """Set the learning rates of rows and dense weights for a step (from 0), unless they are constant."""
     if not config.optimizer.schedule.is_constant:
         components.embeddings.optimizer.lr = config.optimizer.lr * config.optimizer.schedule.factor(step)
     if not config.dense_optimizer.schedule.is_constant:
@@ -245,8 +252,9 @@ def set_rates(config: TrainConfig, components: Components, step: int) -> None:
 
 @contextlib.contextmanager
 def torch_settings(config: TrainConfig) -> Iterator[None]:
-    """Seed and switches of torch's for the time of a run; the caller's are back afterwards."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    """Set torch's seed and switches for a run, and restore the caller's afterwards."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     filling: Any = torch.utils.deterministic
     products: Any = torch.backends.cuda.matmul
     tf32 = products.allow_tf32
@@ -255,13 +263,13 @@ def torch_settings(config: TrainConfig) -> Iterator[None]:
         torch.manual_seed(config.seed)
         try:
             if config.tf32:
-                products.allow_tf32 = True  # by `fp32_precision`, torch's older getters would raise from then on
+                products.allow_tf32 = True  # after `fp32_precision` torch's older getters would raise
             if config.deterministic:
                 torch.use_deterministic_algorithms(True)
-                # Else every `torch.empty` is filled first: some 150 MB a step of 16,384, all of it written again.
+                # Filling every `torch.empty` would write 150 MB more per step of 16,384 samples.
                 filling.fill_uninitialized_memory = False
             yield
         finally:
             filling.fill_uninitialized_memory = fills
             products.allow_tf32 = tf32
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)

@@ -1,4 +1,4 @@
-"""How good a model is on data it does not train on. Evaluating changes nothing that training depends on.
+"""Evaluate a model on data. Evaluation changes nothing that training depends on.
 
 Letters: B samples of a batch.
 """
@@ -24,12 +24,12 @@ from adaptive.models.tasks import Tasks, labels_of, tasks_of
 from adaptive.training.finite import where_not_finite
 from adaptive.training.quality import StreamingAUC, StreamingLogLoss, exact_auc, grouped_auc
 
-MAX_EXACT: Final = 2**24  # samples whose scores are kept for the exact AUC and GAUC: 0.5 GB while it is computed
+MAX_EXACT: Final = 2**24  # samples stored for the exact AUC and GAUC: 0.5 GB during the computation
 
 
 @dataclass(frozen=True)
 class LabelQuality:
-    """Quality of the predictions of one of several labels; see `Evaluation`, AUC from bins."""
+    """Quality of one label of a multi-task model; as in `Evaluation`, with the AUC from bins."""
 
     auc: float | None
     log_loss: float | None
@@ -39,19 +39,18 @@ class LabelQuality:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Quality on a data set, of several labels that of the first. What the labels leave undefined (one class only, no
-    sample) is None."""
+    """Quality on a dataset, for multi-task models of the first label; None: undefined (one class, no sample)."""
 
     samples: int
     auc: float | None
-    auc_exact: bool  # or from bins, within 1e-4, where there are too many samples to keep
-    accuracy: float | None  # share of predictions on their label's side of 0.5
+    auc_exact: bool  # False: from bins, within 1e-4, because of more than `MAX_EXACT` samples
+    accuracy: float | None  # share of predictions on the correct side of 0.5
     log_loss: float | None  # nats
-    normalised_entropy: float | None  # log loss over that of always saying the mean label
+    normalised_entropy: float | None  # log loss divided by that of predicting the mean label
     calibration: float | None  # predicted over observed positives
-    gauc: float | None = None  # mean AUC within groups of samples, by their number; where groups were asked for
-    gauc_groups: int | None = None  # groups with labels of both classes
-    labels: dict[str, LabelQuality] = field(default_factory=dict)  # by name, where the model has several
+    gauc: float | None = None  # with `by`: mean AUC within groups, weighted by their samples
+    gauc_groups: int | None = None  # with `by`: number of groups with both classes
+    labels: dict[str, LabelQuality] = field(default_factory=dict)  # of a multi-task model, by name
 
 
 def evaluate(
@@ -63,22 +62,21 @@ def evaluate(
     keep: Callable[[NDArray[np.float32], NDArray[np.float32]], None] | None = None,
     in_turn: bool = False,
 ) -> Evaluation:
-    """Evaluate `model(dense, pooled)`, which gives logits (B,), of several labels (B, T), on batches.
+    """Evaluate `model(dense, pooled)`, which returns logits (B,), or (B, T) for several labels.
 
-    Rows are read where they lie: none is moved, counted or trained, and dropout and the like are off. Where a GPU's
-    memory runs out, device rows are given back and the batch is run again; between two steps this changes no number.
+    Rows are read in place: none is moved, counted or trained, and dropout is off. If a GPU runs out of memory, the
+    device tier shrinks and the batch runs again, which changes no number.
 
     Args:
-        by: position of a feature with one id a sample, whose ids group the samples for GAUC.
-        keep: called at the end with logits and labels (n,), unless there are more than `MAX_EXACT` samples.
-        in_turn: ranks, of one block each, compute whole batches in turn, which gives the bits of a process alone; else
+        by: position of a feature with one id per sample, which groups the samples for GAUC.
+        keep: called at the end with logits and labels (n,) of the first label, for at most `MAX_EXACT` samples.
+        in_turn: ranks with one block each compute whole batches in turn, for the bits of a single process. Otherwise
             each computes its blocks of every batch, as in training.
 
     Raises:
-        DeviceMemoryError: if no more rows can be given back.
-        InputError: for a sample without a label; with `by`, for one without exactly one id, or more samples than are
-            kept.
-        NonFiniteError: for a logit that is not finite; names batch and data lines.
+        DeviceMemoryError: if the device tier cannot shrink further.
+        InputError: for a sample without a label; with `by`, for a sample without exactly one id, or too many samples.
+        NonFiniteError: for a logit that is not finite, with its batch and data lines.
     """
     tasks, streams = tasks_of(model), PerLabel(tasks_of(model))
     auc, losses = StreamingAUC(), StreamingLogLoss()
@@ -115,7 +113,7 @@ def evaluate(
 
 
 class PerLabel:
-    """Counts the predictions of each of several labels; of one label nothing."""
+    """Counts the predictions of each label of a multi-task model; nothing for other models."""
 
     def __init__(self, tasks: Tasks | None) -> None:
         self.streams = {name: (StreamingAUC(), StreamingLogLoss()) for name in (tasks.names if tasks else ())}
@@ -127,7 +125,7 @@ class PerLabel:
             losses.update(logits[:, column], labels[:, column])
 
     def quality(self) -> dict[str, LabelQuality]:
-        """Label -> quality so far."""
+        """Return label -> quality so far."""
         return {
             name: LabelQuality(auc.value(), losses.value(), auc.accuracy(), losses.calibration())
             for name, (auc, losses) in self.streams.items()
@@ -135,32 +133,31 @@ class PerLabel:
 
 
 def _group_ids(batch: Batch, feature: int, *, within: bool) -> NDArray[np.int64]:
-    """(B,) the id of a feature of each sample."""
+    """Return the id (B,) of a feature for each sample."""
     span = batch.feature_span(feature)
     offsets = batch.offsets[feature * batch.num_samples : (feature + 1) * batch.num_samples + 1]
     if not within:
-        raise InputError("more samples than are kept for GAUC; evaluate on fewer, or without it")
+        raise InputError(f"expected at most {MAX_EXACT:,} samples for GAUC, got more. Evaluate fewer, or without GAUC")
     if not np.array_equal(offsets, np.arange(span.start, span.stop + 1)) or len(offsets) != batch.num_samples + 1:
-        raise InputError(f"GAUC needs a feature with one id a sample; feature {feature} has none or several")
+        raise InputError(f"expected one id per sample for GAUC, got none or several (feature {feature})")
     return batch.ids[span]
 
 
 def _labelled(batches: Iterable[Batch]) -> Iterator[Batch]:
     for number, batch in enumerate(batches):
         if np.isnan(batch.labels).any():
-            raise InputError(f"evaluation batch {number} has samples without a label; evaluate on labelled data")
+            raise InputError(f"expected labeled samples, got some without a label (evaluation batch {number})")
         yield batch
 
 
 def predict(
     embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch]
 ) -> Iterator[NDArray[np.float32]]:
-    """Of each batch the logits (B,) of `model(dense, pooled)`, of several labels (B, T), in the order of its samples.
-    Labels are not read. Otherwise as `evaluate`.
+    """Yield the logits of each batch: (B,), or (B, T) for several labels. Labels are not read; else as `evaluate`.
 
     Raises:
-        DeviceMemoryError: if no more rows can be given back.
-        NonFiniteError: for a logit that is not finite; names batch and data lines.
+        DeviceMemoryError: if the device tier cannot shrink further.
+        NonFiniteError: for a logit that is not finite, with its batch and data lines.
     """
     return (logits for _, logits in _predictions(embeddings, model, batches))
 
@@ -169,7 +166,7 @@ def _predictions(
     embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch]
 ) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
     for number, batch in enumerate(batches):
-        with evaluating(model), torch.no_grad():  # for this batch: whoever iterates may do something else in between
+        with evaluating(model), torch.no_grad():  # per batch: the caller may train in between
             logits = embeddings.runtime.with_room(partial(_logits, embeddings, model, batch))
         _check_finite(logits, number, batch)
         yield batch, logits
@@ -178,13 +175,13 @@ def _predictions(
 def _in_turn(
     embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch]
 ) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-    """`_predictions`, rank r computing batches r, r + W, r + 2 W and so on; all ranks get those of all."""
+    """`_predictions`, where rank r of W computes batches r, r + W, r + 2 W ...; all ranks get all logits."""
     assert embeddings.ranks.blocks == embeddings.ranks.size
-    number, coming = 0, iter(batches)
-    while several := list(islice(coming, embeddings.ranks.size)):
+    number, remaining = 0, iter(batches)
+    while several := list(islice(remaining, embeddings.ranks.size)):
         with evaluating(model), torch.no_grad():
-            everyones = _logits_of_several(embeddings, embeddings.ranks, model, several)
-        for batch, logits in zip(several, everyones, strict=False):  # ranks behind the last batch have none
+            logits_of_ranks = _logits_of_several(embeddings, embeddings.ranks, model, several)
+        for batch, logits in zip(several, logits_of_ranks, strict=False):  # at the end some ranks have no batch
             _check_finite(logits, number, batch)
             yield batch, logits
             number += 1
@@ -196,7 +193,7 @@ def _check_finite(logits: NDArray[np.float32], number: int, batch: Batch) -> Non
 
 
 def _logits(embeddings: TieredEmbeddingBag, model: nn.Module, batch: Batch) -> NDArray[np.float32]:
-    """Each rank computes those of its blocks; all ranks get those of all."""
+    """Compute the logits of this rank's blocks; return those of all ranks."""
     planned = embeddings.read(embeddings.ranks.own_part(batch))
     parts = [logits_of(embeddings, model, part).float().cpu().numpy() for part in planned.parts()]
     of_rank = (
@@ -204,41 +201,41 @@ def _logits(embeddings: TieredEmbeddingBag, model: nn.Module, batch: Batch) -> N
         if len(parts) == 1
         else np.concatenate([np.zeros(0, np.float32), *(part.reshape(-1) for part in parts)])
     )
-    everyones = _of_every_rank(embeddings, model, of_rank)
-    return everyones[0] if len(everyones) == 1 else np.concatenate(everyones)
+    gathered = _gathered(embeddings, model, of_rank)
+    return gathered[0] if len(gathered) == 1 else np.concatenate(gathered)
 
 
 def logits_of(embeddings: TieredEmbeddingBag, model: nn.Module, planned: Planned) -> Tensor:
-    """What a model gives of a batch, or of a part of one."""
+    """Return the model's logits of a batch, or of a part of one."""
     logits: Tensor = model(planned.dense, vectors_of(embeddings, model, planned))
     return logits
 
 
 def vectors_of(embeddings: TieredEmbeddingBag, model: nn.Module, planned: Planned) -> Tensor:
-    """The vectors as a model takes them: (B, F, D), or (B, sum of widths) side by side if it says so."""
+    """Return the vectors for a model: (B, F, D), or (B, sum of widths) if it sets `takes_widths`."""
     return embeddings.side_by_side(planned) if getattr(model, "takes_widths", False) else embeddings.stack(planned)
 
 
 def _logits_of_several(
     embeddings: TieredEmbeddingBag, ranks: Ranks, model: nn.Module, batches: Sequence[Batch]
 ) -> list[NDArray[np.float32]]:
-    """Of each rank those of its batch, none of a rank without one; all ranks get those of all."""
-    has_one = ranks.rank < len(batches)
-    planned = embeddings.read(batches[ranks.rank] if has_one else OwnPart.of_batch(batches[0], [0, 0]))
-    of_rank = logits_of(embeddings, model, planned).float().cpu().numpy() if has_one else np.zeros(0, np.float32)
-    return _of_every_rank(embeddings, model, of_rank)
+    """Compute the logits of this rank's batch, if it has one; return those of all ranks."""
+    has_batch = ranks.rank < len(batches)
+    planned = embeddings.read(batches[ranks.rank] if has_batch else OwnPart.of_batch(batches[0], [0, 0]))
+    of_rank = logits_of(embeddings, model, planned).float().cpu().numpy() if has_batch else np.zeros(0, np.float32)
+    return _gathered(embeddings, model, of_rank)
 
 
-def _of_every_rank(
+def _gathered(
     embeddings: TieredEmbeddingBag, model: nn.Module, of_rank: NDArray[np.float32]
 ) -> list[NDArray[np.float32]]:
-    tasks, everyones = tasks_of(model), embeddings.ranks.gather_arrays(of_rank)
-    return everyones if tasks is None else [logits.reshape(-1, len(tasks.names)) for logits in everyones]
+    tasks, gathered = tasks_of(model), embeddings.ranks.gather_arrays(of_rank)
+    return gathered if tasks is None else [logits.reshape(-1, len(tasks.names)) for logits in gathered]
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """`model.eval()`, and afterwards each module as it was: some may be in evaluation mode during training too."""
+    """Set `model.eval()`, and restore the mode of each module: some may be frozen during training."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

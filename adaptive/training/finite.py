@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: noticed, and explained with the data lines.
+"""Find losses and gradients that are not finite, and explain them with data lines.
 
 Letters: B samples, F features, D width of a row.
 """
@@ -19,14 +19,14 @@ NOTHING_UPDATED: Final = "nothing was updated. Check these lines, or lower the l
 
 
 def explain_loss(what: str, batch: Batch, *, logits: Tensor, pooled: Tensor, model: nn.Module) -> NonFiniteError:
-    """The error for a loss that is not finite.
+    """Return the error for a loss that is not finite.
 
     Args:
-        what: of which step, such as `step 7: the loss is nan`.
-        batch: the batch it is of.
-        logits: (B,), of several labels (B, T).
-        pooled: (B, F, D) embedding vectors; side by side, (B, sum of widths), they are not told apart.
-        model: may itself hold weights that are not finite.
+        what: step and value, such as `step 7: the loss is nan`.
+        batch: batch with this loss.
+        logits: (B,), or (B, T) for several labels.
+        pooled: embedding vectors (B, F, D), or (B, sum of widths), whose features are not named.
+        model: its weights are checked too.
     """
     bad_dense = np.flatnonzero(~np.isfinite(batch.dense).all(0)).tolist()
     causes = [f"dense input {column}" for column in bad_dense]
@@ -46,7 +46,7 @@ def _bad_vectors(pooled: Tensor) -> list[str]:
 
 
 def explain_gradients(what: str, batch: Batch, *, parameters: list[str], features: list[str]) -> NonFiniteError:
-    """The error for gradients that are not finite, of dense weights and of features' embedding vectors."""
+    """Return the error for gradients of dense weights or embedding vectors that are not finite."""
     names = [f"weight {name}" for name in parameters] + [f"embedding vectors of feature {name}" for name in features]
     return NonFiniteError(
         f"{what}: the gradient of {_few(names)} is not finite; the batch is {_span(batch)}; {NOTHING_UPDATED}"
@@ -54,7 +54,7 @@ def explain_gradients(what: str, batch: Batch, *, parameters: list[str], feature
 
 
 def where_not_finite(what: str, logits: NDArray[np.float32], batch: Batch) -> NonFiniteError:
-    """The error for logits (B,) or (B, T) that are not finite, or for a finite sum that overflowed."""
+    """Return the error for logits (B,) or (B, T) that are not finite, or whose sum overflowed."""
     samples = np.flatnonzero(~np.isfinite(logits).reshape(len(logits), -1).all(axis=1)).tolist()
     if samples:
         places = _few([_place(batch, sample) for sample in samples])
@@ -65,10 +65,10 @@ def where_not_finite(what: str, logits: NDArray[np.float32], batch: Batch) -> No
 
 
 def sums_of_gradients(model: nn.Module, rows: Sequence[Tensor]) -> list[Tensor]:
-    """Numbers () on the device, all of them finite only if every gradient is: of the model's parameters, of `rows`.
+    """Return sums of gradients () on the device: all are finite only if every gradient of the model and `rows` is.
 
-    A value that is not finite makes the sum so too, and sums alone take 64 us where a look at each value takes 527
-    (0.4 million weights, one core). Finite values may overflow in a sum: then `bad_parameters` looks at each.
+    Sums take 64 us, checks of every value 527 us (0.4 million weights, one core). Sums of finite values may overflow:
+    then `bad_parameters` checks each value.
     """
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     sums = [gradient.sum() for gradient in rows]
@@ -78,7 +78,7 @@ def sums_of_gradients(model: nn.Module, rows: Sequence[Tensor]) -> list[Tensor]:
 
 
 def bad_parameters(model: nn.Module) -> list[str]:
-    """Names of the model's parameters whose gradient is not finite. Looks at each value."""
+    """Return the names of parameters whose gradient is not finite. Checks each value."""
     gradients = [(name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None]
     return [name for name, gradient in gradients if not torch.isfinite(gradient).all()]
 

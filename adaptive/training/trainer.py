@@ -6,21 +6,19 @@ for planned in embeddings.look_ahead(batches, depth=depth):       read, plan, wr
     optimizer.step()                                                                       update
     embeddings.step()                                                                      row_update
 
-A batch in parts goes forward and backward part by part, and is updated once. The loss of a part is its samples' share
-of the batch's mean, so every sample has the gradient that it has without parts, as far as its model's own rounding
-does not depend on how many samples run together; dense gradients are sums of the parts' sums. Layers whose samples
-influence each other (batch normalisation) would see each part as a batch. For a model with a layer that says so
-(`mixes_samples = True`, as `BatchFeatureNorm` does), batches are trained whole, whatever parts they have.
+A batch in parts goes forward and backward part by part, followed by one update. The loss of a part is its samples'
+share of the batch's mean, so each sample has the same gradient as without parts, except for rounding that depends on
+the number of samples in a matrix product. Layers whose samples influence each other (batch normalization) would treat
+each part as a batch. If a layer sets `mixes_samples = True`, as `BatchFeatureNorm` does, batches are trained whole.
 
-What a forward pass changes by itself (buffers, such as running statistics) is put back where its batch is not trained
-or is run again.
+Changes of buffers in a forward pass (running statistics) are undone if the batch is not trained or runs again.
 
-On a GPU a step waits for the device once, between the backward pass and the update: whether loss and gradients are
-finite must be known before anything is updated. Everything before that is asked for without a wait.
+On a GPU a step waits for the device once, between the backward pass and the update: loss and gradients must be known to
+be finite before anything changes. All work before is launched without a wait.
 
-The update of the dense weights is done wholly or not at all: a step of torch's optimizers cannot be taken back, and if
-memory ran out in the middle, some weights would have moved. So the memory that it may take is asked for before, where a
-batch can still be run again with fewer device rows.
+The update of dense weights must not fail halfway: torch's optimizers cannot undo a step, so running out of memory in
+the middle would leave some weights changed. Its memory is therefore allocated before, while the batch can still run
+again with fewer device rows.
 """
 
 import contextlib
@@ -43,26 +41,26 @@ from adaptive.training.evaluation import evaluate, vectors_of
 from adaptive.training.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
 from adaptive.training.telemetry.recorder import Recorder
 
-# Most that one step takes anew, over the gradients' bytes: Adam its state (2, in its first step) and the square root of
-# the second moment (1), Adagrad a root and a numerator (2), and one more for the rounding of the allocator.
+# Maximum new memory of a step, as a multiple of the gradients' bytes: Adam its state (2, in its first step) and the
+# square root of the second moment (1), Adagrad a root and a numerator (2), and 1 for the rounding of the allocator.
 UPDATE_ROOM: Final = 4
 
 
 @dataclass(frozen=True)
 class _Passed:
-    """What forward and backward gave."""
+    """Results of the forward and backward passes."""
 
-    losses: list[float]  # of each part: its share of the batch's
+    losses: list[float]  # per part: its share of the batch's loss
     parts: list[Planned]
-    logits: list[Tensor]  # of each part
-    finite: bool = True  # all gradients are, for sure
+    logits: list[Tensor]  # per part
+    finite: bool = True  # all gradients are finite; False: perhaps not
 
 
 class Trainer:
     """Trains `model(dense, pooled) -> logits (B,)` and its embeddings on click labels, by mean log loss.
 
-    A model of T labels (`adaptive.models.tasks`) gives logits (B, T); its loss is the weighted sum of theirs. A model
-    behind matrices for tables of several widths (`adaptive.models.dense.assembly`) is given vectors side by side.
+    A model of T labels (`adaptive.models.tasks`) returns logits (B, T), and its loss is their weighted sum. A model for
+    tables of several widths (`adaptive.models.dense.assembly`) takes concatenated vectors.
     """
 
     def __init__(
@@ -78,9 +76,9 @@ class Trainer:
         Args:
             embeddings: all features pooled and, unless the model takes widths, of one width.
             model: on `embeddings.device`.
-            optimizer: of the model's parameters; rows have their own.
-            recorder: told of each step; default: one that writes nowhere.
-            set_rates: called before each update with the number of steps trained so far.
+            optimizer: for the model's parameters; rows have a separate one.
+            recorder: records each step; default: one without sinks.
+            set_rates: called before each update with the number of trained steps.
         """
         self.embeddings, self.model, self.optimizer = embeddings, model, optimizer
         self.recorder = Recorder(embeddings) if recorder is None else recorder
@@ -90,31 +88,31 @@ class Trainer:
         self._dense = dense_step(embeddings, model)
 
     def train(self, batches: Iterable[Batch], *, depth: int = 4, stopped: Callable[[], bool] = lambda: False) -> int:
-        """Train on the batches, or until `stopped()` after a step; returns the number of steps.
+        """Train on the batches until they end or `stopped()` returns True after a step; return the number of steps.
+
+        All ranks pass the same batches; each trains its part of them.
 
         Raises:
-            NonFiniteError: for a loss or gradient that is not finite; nothing of its batch was updated.
-
-        With ranks, all of them are given the same batches, and each trains its own part.
+            NonFiniteError: for a loss or gradient that is not finite; its batch changes nothing.
         """
         self.model.train()
-        before = self.recorder.steps
+        first_step = self.recorder.steps
         self.recorder.start()
         look_ahead = contextlib.closing(self.embeddings.look_ahead(self._dense.own_parts(batches), depth=depth))
-        with look_ahead as coming, self.embeddings.reporting_errors():
-            while (planned := self._next(coming)) is not None:
+        with look_ahead as planned_batches, self.embeddings.reporting_errors():
+            while (planned := self._next(planned_batches)) is not None:
                 self.step(planned)
                 self.measure(planned)
                 if stopped():
                     break
         self._dense.check_alike(self.recorder.steps)
         self.recorder.write_interval()
-        return self.recorder.steps - before
+        return self.recorder.steps - first_step
 
     def step(self, planned: Planned) -> None:
-        """Train one batch. Whether the numbers are finite is known before anything is updated.
+        """Train one batch. Nothing changes unless loss and gradients are finite.
 
-        A device that runs out of memory in the passes gives rows back, and they are run again.
+        If the device runs out of memory in the passes, its tier shrinks and the passes run again.
         """
         name = f"step {self.recorder.steps + 1}"
         passed = self.embeddings.runtime.with_room(lambda: self._checked_passes(planned, name))
@@ -135,28 +133,28 @@ class Trainer:
         return passed
 
     def _passes(self, planned: Planned) -> _Passed:
-        """Forward and backward of all parts, and the one wait for the device."""
+        """Run forward and backward of all parts, and wait for the device once."""
         self.optimizer.zero_grad()
-        learnt, losses, logits, sums_of_blocks = [], [], [], []
+        passed, losses, logits, sums_of_blocks = [], [], [], []
         self._dense.begin()
         parts = self._in_one(planned) if self._mixes_samples and not planned.is_share else planned.parts()
         while (part := self._next_part(parts)) is not None:
-            loss, logits_of_part = self._learn(part)
-            learnt.append(part)
+            loss, logits_of_part = self._forward_backward(part)
+            passed.append(part)
             losses.append(loss)
             logits.append(logits_of_part)
             sums_of_blocks += self._dense.take_gradients()
-        if not learnt:  # this rank has no samples of the batch
+        if not passed:  # this rank has no samples of the batch
             return _Passed([], [], [])
         with self.recorder.timed("backward"):
-            rows = [one for work in planned.works if (one := work.gradients) is not None]
+            rows = [work.gradients for work in planned.works if work.gradients is not None]
             numbers = torch.stack([*losses, *sums_of_blocks, *sums_of_gradients(self.model, rows)])
             require_room(self.optimizer, self.embeddings.device)
             values = numbers.tolist()
-        return _Passed(values[: len(losses)], learnt, logits, all(map(math.isfinite, values[len(losses) :])))
+        return _Passed(values[: len(losses)], passed, logits, all(map(math.isfinite, values[len(losses) :])))
 
-    def _learn(self, part: Planned) -> tuple[Tensor, Tensor]:
-        """Forward and backward; returns the part's share of the batch's loss, and its logits."""
+    def _forward_backward(self, part: Planned) -> tuple[Tensor, Tensor]:
+        """Return the part's share of the batch's loss, and its logits, after forward and backward."""
         timed = self.recorder.timed
         with timed("forward"):
             vectors, labels = vectors_of(self.embeddings, self.model, part), self._labels(part)
@@ -174,7 +172,7 @@ class Trainer:
         return loss.detach(), logits.detach()
 
     def _labels(self, part: Planned) -> Tensor:
-        """(n,), or of a model of T labels (n, T)."""
+        """Return labels (n,), or (n, T) for a model of T labels."""
         if self._tasks is None:
             return part.labels
         return label_tensor(part.labels, part.extras, self._tasks)
@@ -182,7 +180,7 @@ class Trainer:
     def _check(self, passed: _Passed, planned: Planned, name: str) -> None:
         for part, loss, logits in zip(passed.parts, passed.losses, passed.logits, strict=True):
             if not math.isfinite(loss):
-                with torch.no_grad():  # again, rather than keeping every batch's vectors until the wait
+                with torch.no_grad():  # pooled again, to avoid keeping the vectors of every batch until the wait
                     pooled = vectors_of(self.embeddings, self.model, part)
                 what = f"{name}: the loss is {loss}"
                 raise explain_loss(what, part.batch, logits=logits, pooled=pooled, model=self.model)
@@ -198,7 +196,7 @@ class Trainer:
         return list(bad)
 
     def _in_one(self, planned: Planned) -> Iterator[Planned]:
-        """The whole batch as its own only part, once all of its rows are in place."""
+        """Yield the whole batch as one part, after waiting for all of its rows."""
         planned.wait()
         yield planned
 
@@ -207,40 +205,40 @@ class Trainer:
             return next(parts, None)
 
     def measure(self, planned: Planned) -> None:
-        """The loss on samples of a trained batch that the policy has held back, if there are any."""
+        """Report the loss on samples of the batch that the policy held back, if there are any."""
         if planned.batch.held_back is not None:
             quality = evaluate(self.embeddings, self.model, [planned.batch.held_back])
             assert quality.log_loss is not None
             self.embeddings.report_loss(planned, quality.log_loss)
 
-    def _next(self, coming: Iterator[Planned]) -> Planned | None:
+    def _next(self, planned_batches: Iterator[Planned]) -> Planned | None:
         with self.recorder.timed("wait"):
-            planned = next(coming, None)
-        if self.recorder.is_due:  # only now does the last batch count as trained
+            planned = next(planned_batches, None)
+        if self.recorder.is_due:  # fetching the next batch makes the last one count as trained
             self._dense.check_alike(self.recorder.steps)
             self.recorder.write_interval()
         return planned
 
 
 def require_room(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Make sure, without a wait, that a GPU has the memory which `update` takes; ordinary memory is not asked.
+    """Reserve the memory of `update` on a GPU without a wait; does nothing on a CPU.
 
     Raises:
-        torch.OutOfMemoryError: if it has not. Nothing was updated.
+        torch.OutOfMemoryError: if it is not available. Nothing was updated.
     """
     if device.type == "cpu":
         return
     groups = optimizer.param_groups
     gradients = [weight.grad for group in groups for weight in group["params"] if weight.grad is not None]
-    # torch keeps what is freed here for the next to ask: the optimizer.
+    # torch's allocator keeps the freed memory for the optimizer, which allocates next.
     torch.empty(UPDATE_ROOM * sum(gradient.nbytes for gradient in gradients), dtype=torch.uint8, device=device)
 
 
 def update(optimizer: torch.optim.Optimizer) -> None:
-    """One step of the optimizer.
+    """Run one step of the optimizer.
 
     Raises:
-        DeviceMemoryError: if it runs out of memory all the same, as one that takes more than torch's usual ones may.
+        DeviceMemoryError: if an optimizer takes more memory than `UPDATE_ROOM` reserves.
     """
     with running_out("in the update of dense weights"):
         optimizer.step()
@@ -248,11 +246,11 @@ def update(optimizer: torch.optim.Optimizer) -> None:
 
 @contextlib.contextmanager
 def buffers_back_on_error(model: nn.Module) -> Iterator[None]:
-    """Give the model's buffers (running statistics) the values back that they had, if what is inside fails."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    """Restore the model's buffers (running statistics) if the block fails."""
+    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield
     except BaseException:
-        for buffer, value in before:
+        for buffer, value in saved:
             buffer.copy_(value)
         raise

@@ -166,7 +166,9 @@ def test_a_value_without_a_row_is_told(tmp_path: Path) -> None:
     export_run(trained(tmp_path), "served")
     ids = {one.name: one for one in scoring.load("served").values.ids}
     assert ids["user"].row(49) == 49 and ids["user"].row(None) == 50
-    with pytest.raises(ValueError, match="user: 50 has no row, and the table has none for unknown values"):
+    with pytest.raises(
+        ValueError, match="user: expected a known value, got 50; the table has no row for unknown values"
+    ):
         ids["user"].row(50)
 
 
@@ -175,10 +177,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "prise": (1.5, "prise: expected a feature or dense input of the model; did you mean price?"),
     "zzz": (1, "zzz: expected a feature or dense input of the model; the model has price, first, second, user"),
     "price": ("abc", "price: expected a number, got 'abc'"),
-    "user": ("7.5", "user: expected a whole number of 64 bits, got '7.5'"),
+    "user": ("7.5", "user: expected a 64-bit integer, got '7.5'"),
     "site": (17, "site: expected a text of at most 16 hexadecimal digits, got 17"),
-    "first": (["a"], r"first: expected a text or a whole number, got \['a'\]"),
-    "tags": ([["t1"]], r"tags: expected a text or a whole number, got \['t1'\]"),
+    "first": (["a"], r"first: expected a text or an integer, got \['a'\]"),
+    "tags": ([["t1"]], r"tags: expected a text or an integer, got \['t1'\]"),
 }
 
 
@@ -237,8 +239,8 @@ def test_criteo(tmp_path: Path) -> None:
 
 
 PAGES = {
-    "torch": ("| `tables.0.weight` | genre | 11 | 4 |", "place of the key in `ids/0.npy`, 9 rows", "`price` as log"),
-    "onnx": ("| `model.onnx.data` | the tables", "It needs onnxruntime and numpy, not", "`rows.n`"),
+    "torch": ("| `tables.0.weight` | genre | 11 | 4 |", "position of the key in `ids/0.npy`, 9 rows", "`price` as log"),
+    "onnx": ("| `model.onnx.data` | the tables", "It requires onnxruntime and numpy, but", "`rows.n`"),
 }
 
 
@@ -290,10 +292,10 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(tmp_path)
-    with pytest.raises(ConfigError, match="--to tf: needed one of torch, safetensors, onnx"):
+    with pytest.raises(ConfigError, match="expected one of torch, safetensors, onnx, got 'tf'"):
         export_run(run, "served", to="tf")
     Path("served").mkdir()
-    with pytest.raises(OutputError, match="served: exists already"):
+    with pytest.raises(OutputError, match="got served, which exists"):
         export_run(run, "served")
     (run / "vocabulary").rename("kept")
     with pytest.raises(InputError, match=r"vocabularies of genre in .*, got"):

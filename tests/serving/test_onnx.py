@@ -120,7 +120,7 @@ def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run = trained(tmp_path)
     with monkeypatch.context() as changed:
         changed.setattr(onnx_files, "_FILE_BYTES", 100)
-        with pytest.raises(ConfigError, match=r"the dense part takes .* bytes, and an ONNX file holds 100"):
+        with pytest.raises(ConfigError, match=r"expected a dense part of at most 100 bytes, got"):
             export_run(run, "served", to="onnx")
     with monkeypatch.context() as changed:
         changed.setitem(sys.modules, "onnxscript", None)
@@ -129,7 +129,7 @@ def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not list(tmp_path.glob("served*"))
     train_run(toy_config(out="half", data="synthetic", data_options={"synthetic": SYNTHETIC},
                          model_options={"embedding_dim": 4, **DLRM, "bf16": True}))  # fmt: skip
-    with pytest.raises(ConfigError, match="half: the model computes in bfloat16"):
+    with pytest.raises(ConfigError, match=r"expected model.bf16=false for --to onnx"):
         export_run("half", "served", to="onnx")
 
 
@@ -141,8 +141,6 @@ def test_a_model_that_fixes_the_batch_size_is_told(data: Callable[..., ToyData])
         "    def forward(self, dense, pooled):\n        return self.last(pooled.reshape(len(pooled), -1)).squeeze(1)\n"
     )
     train_run(toy_config(out="run", model="mine.py:Mine", model_options={"embedding_dim": 4}))
-    with pytest.raises(
-        ConfigError, match=r"could not trace the model custom for any batch size \(x.shape\[0\] stays free"
-    ):
+    with pytest.raises(ConfigError, match=r"cannot trace the model custom for a free batch size: .*Use x.shape\[0\]"):
         export_run("run", "served", to="onnx", settings={"model": "mine.py:Mine"})
     assert not list(Path.cwd().glob("served*"))

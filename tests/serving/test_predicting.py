@@ -93,7 +93,11 @@ def test_parquet_without_pyarrow_says_what_to_install(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("out", "message"), [("scores", "ends in .csv, .parquet, .npy, found ''"), ("no/scores.csv", "no folder no")]
+    ("out", "message"),
+    [
+        ("scores", "ends in .csv, .parquet, .npy, got 'scores'"),
+        ("no/scores.csv", "expected an existing folder, got no"),
+    ],
 )
 def test_where_scores_cannot_go_is_told_first(out: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
@@ -153,7 +157,7 @@ def test_samples_that_are_drawn_are_not_lines(tmp_path: Path, monkeypatch: pytes
     Path("pairs.txt").write_text("".join(f"{user} {user} {(user + 3) % 9}\n" for user in range(9)))
     options = {"schema_path": "schema.toml", "holdout": 0.3}
     train_run(toy_config(data="csv:pairs.txt", data_options=options, out="run", tier={"device_rows": "100%"}))
-    with pytest.raises(ConfigError, match="trained on user_items, whose samples are drawn"):
+    with pytest.raises(ConfigError, match="got user_items with sampled negatives"):
         predict_run("run", "scores.npy", data="pairs.txt")
     assert predict_run("run", "scores.npy")["samples"] > 0
 

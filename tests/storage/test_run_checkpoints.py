@@ -294,7 +294,7 @@ def test_dropping_records(tmp_path: Path) -> None:
     path.write_text(lines[0] + "\n" + lines[1])
     assert drop_after(path, 3, evaluation=False) == 0 and path.read_text() == lines[0] + "\n"
     path.write_text("{}\n")
-    with pytest.raises(InputError, match=r"metrics\.jsonl:1: not a record"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl:1\)"):
         drop_after(path, 3, evaluation=False)
 
 

@@ -189,7 +189,7 @@ class _Stages(Recorder):
 class _StagedTrainer(Trainer):
     """The trainer that runs have, with the embeddings' part of the passes timed apart."""
 
-    def _learn(self, part: Planned) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward_backward(self, part: Planned) -> tuple[torch.Tensor, torch.Tensor]:
         timed, samples = self.recorder.timed, part.num_samples_of_all
         with timed("embedding"):
             pooled = vectors_of(self.embeddings, self.model, part)

@@ -82,7 +82,7 @@ def _best(summary: JsonObject) -> str:
     best = summary.get("best")
     if not isinstance(best, dict):
         return "-"
-    kept = ", whose weights eval, predict and export use" if best.get("kept") else ""
+    kept = ", whose weights eval, predict and export use" if best.get("saved") else ""
     return f"{best.get('metric')} {score_text(best.get('value'))} at step {count_text(best.get('step'))}{kept}"
 
 

@@ -114,9 +114,7 @@ class Account:
     def __init__(self) -> None:
         self._latest: SkipCounts | None = None  # already added to the state
         self._start = SkipCounts()  # counts up to here can no longer be undone
-        self._marks: list[
-            tuple[bool, SkipCounts]
-        ] = []  # not read yet: (True for an undo, counts of inputs at the mark)
+        self._marks: list[tuple[bool, SkipCounts]] = []  # unread: (True for an undo, inputs at the mark)
 
     def begin(self, left_out: SkipCounts) -> None:
         """Mark the point up to which skipping can no longer be undone."""

@@ -64,7 +64,7 @@ class TrainingLoop(ABC):
         loop.embeddings, loop.parts = (
             embeddings,
             copy.deepcopy(self.parts, rows),
-        )  # with references to the copied tables
+        )  # refers to the copied tables
         return loop
 
     def take_over(self, source: "TrainingLoop") -> None:

@@ -46,7 +46,7 @@ def best_summary(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> Best
         "metric": _metric(config),
         "value": getattr(best, _metric(config)),
         "step": best.step,
-        "kept": config.save == "best",
+        "saved": config.save == "best",
         "ended_by_patience": is_out_of_patience(config, evaluations),
     }
 

@@ -32,14 +32,14 @@ class DataPosition(BaseModel):
     epoch: int = Field(default=0, ge=0)
     taken: int = Field(default=0, ge=0)  # trained batches of this epoch
     total: int = Field(default=0, ge=0)  # trained batches of all epochs
-    before: int = Field(default=0, ge=0)  # steps trained in earlier epochs
+    epoch_start: int = Field(default=0, ge=0)  # steps trained in earlier epochs
     over: bool = False  # this epoch has no more batches
     evaluated: int = Field(default=0, ge=0)  # `total` at the latest complete evaluation
     reached: bool = False  # that evaluation ended training: target or patience
 
     def left(self, steps: int | None) -> int | None:
         """Batches that this epoch may still train if the run has `steps`; None: all of them."""
-        return None if steps is None else max(steps - self.before - self.taken, 0)
+        return None if steps is None else max(steps - self.epoch_start - self.taken, 0)
 
     def is_evaluated_next(self, steps: int | None) -> bool:
         """True if the run evaluates at the current step next, because the epoch or the run ends here."""
@@ -51,7 +51,7 @@ class DataPosition(BaseModel):
 
     def next_epoch(self, steps: int) -> None:
         """Enter the next epoch, which starts after `steps`."""
-        self.epoch, self.taken, self.before, self.over = self.epoch + 1, 0, steps, False
+        self.epoch, self.taken, self.epoch_start, self.over = self.epoch + 1, 0, steps, False
 
 
 class Source:

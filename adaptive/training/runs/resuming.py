@@ -153,7 +153,7 @@ def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: 
             f"expected a run that can train longer, got a finished run ({path}): its patience ended. {from_scratch} "
             "--set patience=null"
         )
-    trained = place.before + place.taken
+    trained = place.epoch_start + place.taken
     if config.steps is not None and config.steps < trained:
         raise ConfigError(f"expected steps of at least {trained}, which are trained, got {config.steps} ({path})")
     if config.epochs <= place.epoch:

@@ -241,7 +241,10 @@ def _check_counts(reached: SavedProgress, meta: Mapping[str, object], where: Pat
         "samples of the log loss": (reached.recorder.log_loss.num_samples, so_far.samples),
     }
     if place.epoch == 0:
-        pairs |= {"batches of the first epoch": (place.taken, place.total), "steps before it": (place.before, 0)}
+        pairs |= {
+            "batches of the first epoch": (place.taken, place.total),
+            "steps of earlier epochs": (place.epoch_start, 0),
+        }
     for name, (stated, counted) in pairs.items():
         if stated != counted or isinstance(stated, bool):
             raise CheckpointError(f"expected {counted} {name}, got {str(stated)[:80]} ({where}). The file is damaged")

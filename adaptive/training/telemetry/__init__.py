@@ -1,4 +1,4 @@
-"""What a run reports: its record, written to `metrics.jsonl`, and views of it: TensorBoard, progress line, summary.
+"""The record of a run (`metrics.jsonl`) and its views: TensorBoard, progress line, summary, loggers.
 
-Nothing here changes what is trained; what is counted comes from `engine.statistics`.
+Nothing here changes what is trained. Counts come from `engine.statistics`.
 """

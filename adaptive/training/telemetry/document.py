@@ -1,8 +1,8 @@
-"""The result of a study as a document: the same blocks as text, Markdown, CSV files or one HTML page.
+"""Documents of studies: the same blocks as text, Markdown, CSV files or one HTML page.
 
-Text and Markdown leave pictures out. The HTML page loads nothing and runs no script, which its content security policy
-also says to the browser. Every text is escaped here, and nothing else makes HTML; characters that are not seen but
-change what is (control characters, marks of writing direction) are shown by their numbers.
+Text and Markdown omit figures. The HTML page loads nothing and runs no script, and its content security policy enforces
+that. All HTML is made here, with every text escaped; invisible characters (control characters, marks of writing
+direction) are shown as escape sequences.
 """
 
 import csv
@@ -17,21 +17,21 @@ from typing import Any, Final
 from adaptive.errors import printable
 
 COLORS: Final = 8  # of curves and bars, in page.css
-WIDTH: Final = 100  # columns of a terminal that a document as text keeps to, where words and cells let it
+WIDTH: Final = 100  # columns of text output, unless words or cells are wider
 
 Rows = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Heading:
-    """The title of the blocks that follow, up to the next heading. A page has it in its table of contents."""
+    """The title of the blocks up to the next heading. An HTML page lists it in its table of contents."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Note:
-    """A paragraph; `is_lead`: the one that says what came out, which a page sets apart from others."""
+    """A paragraph. `is_lead`: it states the result; an HTML page emphasizes it."""
 
     text: str
     is_lead: bool = False
@@ -39,21 +39,21 @@ class Note:
 
 @dataclass(frozen=True)
 class Items:
-    """A list, one line each: verdicts, problems. Lines are never broken, so that they can be searched."""
+    """A list with one line per item. Lines are never wrapped, so they can be searched."""
 
     lines: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells; the first row is the head.
+    """Rows of cells; the first row is the header.
 
     Attributes:
-        rows: of equally many cells each.
+        rows: each with the same number of cells.
         caption: a line above the table.
-        numbers: cells after the first column are aligned to the right.
-        keys: leading columns that say what a row is; text repeats them where a table is split at `WIDTH`.
-        name: of its CSV file, without the ending.
+        numbers: align cells after the first column to the right.
+        keys: number of leading columns that identify a row; text repeats them if a table is split at `WIDTH`.
+        name: name of its CSV file without the extension.
     """
 
     rows: Rows
@@ -68,7 +68,7 @@ class Figure:
     """A drawing with its title above it.
 
     Attributes:
-        svg: an `svg` element as `adaptive.studies.charts` draws it: the one thing that a page takes as it is.
+        svg: an `svg` element from `adaptive.studies.charts`, the only content that is not escaped.
         legend: labels of its colors, as in `Legend`.
     """
 
@@ -79,22 +79,22 @@ class Figure:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Figures side by side, as many as the page is wide."""
+    """Figures next to each other, as many as fit the width of the page."""
 
     figures: Sequence[Figure]
-    wide: bool = False  # two next to each other instead of three
+    wide: bool = False  # two in a row instead of three
 
 
 @dataclass(frozen=True)
 class Legend:
-    """Labels of the colors of the figures below, by color number; an empty label is left out."""
+    """Labels of the colors of the figures below, by color number; empty labels are omitted."""
 
     labels: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Two groups of blocks next to each other where the page is wide enough; the right one takes the room left."""
+    """Two groups of blocks next to each other if the page is wide enough; the right one takes the remaining width."""
 
     left: "Sequence[DocumentBlock]"
     right: "Sequence[DocumentBlock]"
@@ -102,7 +102,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Folded:
-    """Blocks that a page shows after a click on their title."""
+    """Blocks that an HTML page shows after a click on their title."""
 
     title: str
     blocks: "Sequence[DocumentBlock]"
@@ -116,24 +116,24 @@ Blocks = list[DocumentBlock]
 
 @dataclass(frozen=True)
 class Document:
-    """Blocks in the order in which they are read."""
+    """Blocks in reading order."""
 
     blocks: Sequence[DocumentBlock]
 
     def to_text(self) -> str:
-        """For a terminal: paragraphs wrapped at `WIDTH`, wider tables split into blocks of columns."""
+        """Return text for a terminal: paragraphs wrapped at `WIDTH`, wider tables split into blocks of columns."""
         return "\n\n".join(filter(None, map(_text, self.blocks)))
 
     def to_markdown(self) -> str:
-        """As Markdown, with a line end at the end."""
+        """Return Markdown that ends with a newline."""
         return "\n\n".join(filter(None, map(_markdown, self.blocks))) + "\n"
 
     def to_csv(self) -> dict[str, str]:
-        """Name -> content of a CSV file, for each table that has a name."""
+        """Return name -> content of a CSV file for each table with a name."""
         return {table.name: csv_text(table.rows) for table in self.blocks if isinstance(table, Table) and table.name}
 
     def to_html(self, title: str, about: str) -> str:
-        """One HTML page: `title` and a line `about` it, contents, a section for each heading that has blocks."""
+        """Return an HTML page: `title`, a line `about` it, contents, and a section per heading with blocks."""
         sections = sections_of(self.blocks)
         contents = "".join(f'<a href="#part-{n}">{escaped(name)}</a>' for n, (name, _) in enumerate(sections))
         parts = "".join(
@@ -152,12 +152,12 @@ class Document:
 
 
 def prefixed(blocks: Iterable[DocumentBlock], prefix: str) -> Blocks:
-    """The blocks with `prefix` before every heading."""
+    """Return the blocks with `prefix` before every heading."""
     return [replace(block, text=f"{prefix}{block.text}") if isinstance(block, Heading) else block for block in blocks]
 
 
 def csv_text(rows: Sequence[Sequence[Any]]) -> str:
-    """Rows as CSV; None is an empty cell."""
+    """Return rows as CSV; None is an empty cell."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -201,7 +201,7 @@ def _markdown(block: DocumentBlock) -> str:
 
 
 def _column_blocks(table: Table) -> list[list[list[str]]]:
-    """The table, or several with its leading columns in each, none wider than `WIDTH` unless two columns are."""
+    """Split a table at `WIDTH` into tables that repeat its leading columns."""
     widths = [max(map(len, column)) for column in zip(*table.rows, strict=True)]
     start = sum(widths[: table.keys]) + 2 * table.keys
     blocks: list[list[int]] = [[]]
@@ -216,7 +216,7 @@ def _column_blocks(table: Table) -> list[list[list[str]]]:
 
 
 def aligned(rows: Rows, *, numbers: bool = True) -> list[str]:
-    """Columns as wide as their widest cell: the first to the left, numbers to the right."""
+    """Return lines with columns as wide as their widest cell: the first to the left, numbers to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -228,24 +228,24 @@ def aligned(rows: Rows, *, numbers: bool = True) -> list[str]:
 
 
 def markdown_table(rows: Rows) -> str:
-    """The same as a table of Markdown; the first row is its head."""
+    """Return a Markdown table; the first row is its header."""
     head, *rest = rows
     line = ["---", *("---:" for _ in head[1:])]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, line, *rest))
 
 
 def visible(text: str) -> str:
-    """The text with every character that is not seen written as `\\u202e`; line ends and tabs stay."""
+    """Return the text with invisible characters as escapes such as `\\u202e`; newlines and tabs stay."""
     return text if text.isprintable() else "".join(c if c in "\n\t" else printable(c) for c in text)
 
 
 def escaped(text: str) -> str:
-    """The text for HTML, in element or attribute."""
+    """Escape the text for an HTML element or attribute."""
     return html.escape(visible(text), quote=True)
 
 
 def sections_of(blocks: Sequence[DocumentBlock]) -> list[tuple[str, Blocks]]:
-    """(heading, its blocks) of each heading that has blocks."""
+    """Return (heading, its blocks) for each heading with blocks."""
     sections: list[tuple[str, Blocks]] = []
     for block in blocks:
         if isinstance(block, Heading):

@@ -1,8 +1,8 @@
-"""TensorBoard's event files: values in, one file out, written in the calling thread.
+"""Write TensorBoard's event files in the calling thread.
 
-torch's `SummaryWriter` hands events to a thread of its own, whose errors surface in the training thread some steps
-later, and wraps each number in an event of its own. Here an interval is one event and one `write` call (1.8 ms for 26
-tables, of which 1 is TensorBoard's checksum), errors surface where they happen, and a file that fails is replaced.
+torch's `SummaryWriter` writes in another thread, whose errors appear in the training thread some steps later, and makes
+an event of each number. Here an interval is one event and one `write` call (1.8 ms for 26 tables, 1 ms of it for
+TensorBoard's checksum), errors appear where they happen, and a failing file is replaced.
 """
 
 import contextlib
@@ -18,68 +18,63 @@ from typing import Any, BinaryIO, Final
 
 from adaptive.training.telemetry.record import Histogram
 
-MAX_PAUSE: Final = 64  # events left out between two tries, at most
-
 _NAME: Final = "events.out.tfevents"
 _TIME: Final = re.compile(r"events\.out\.tfevents\.([0-9]{1,12})\..*\.([0-9]{1,12})\.[0-9]+$")
 
 logger = logging.getLogger(__name__)
-_file_numbers = itertools.count()  # two files of one second sort in the order of their making
+_file_numbers = itertools.count()  # orders the files of one second
 
 
 class EventFile:
-    """Appends events to a file in a directory. A disk that fails never stops training.
+    """Appends events to a file in a directory. A failing disk never stops training.
 
-    After a failed write one warning is logged and the event is lost; a new file is tried with the next event, then
-    after 2, 4, ... and at most 64 events. Each file begins with the `preamble`, so that one is enough to look at.
+    A failed write loses its event; the first one logs a warning. The next event goes to a new file. Each file begins
+    with the `preamble`, so every file is complete on its own.
 
     Attributes:
-        failures: writes that failed.
-        lost: events that are in no file.
-        preamble: of files that are yet to be begun.
+        lost: number of events that are in no file.
+        preamble: first values of later files.
     """
 
     def __init__(self, directory: Path, preamble: Sequence[Any] = (), *, purge_from: int | None = None) -> None:
-        """Nothing is written yet. `preamble`: `Summary.Value`s without a step, such as the layout; `purge_from`: what
-        earlier files of the directory have from that step on is not shown."""
-        # Imported late because it takes 0.2 s, which only runs that write events should pay.
+        """
+        Args:
+            directory: created with the first event.
+            preamble: `Summary.Value`s without a step, such as the layout.
+            purge_from: TensorBoard hides events of earlier files from this step on.
+        """
+        # Imported here: it takes 0.2 s, which only runs with events need.
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self.directory = directory
-        self.failures = 0
         self.lost = 0
         self._event, self._summary, self._record_writer = event_pb2.Event, summary_pb2.Summary, RecordWriter
         self.preamble = list(preamble)
-        self._purge_from = purge_from  # until it has been said
+        self._purge_from = purge_from  # None once it is written
         self._file: BinaryIO | None = None
-        self._tries = 0  # failures since the last event that was written
-        self._pause = 0  # events still to leave out before the next try
 
     def add(self, values: Sequence[Any], *, step: int, wall_time: float) -> None:
         """Write one event of `Summary.Value`s.
 
         Args:
-            values: what `scalars`, `histogram` and so on make.
+            values: results of `scalars`, `histogram` and so on.
             step: batches trained.
             wall_time: seconds since 1970.
         """
-        if self._pause:
-            self._pause -= 1
-            self.lost += 1
-            return
         try:
             self._write(self._event(step=step, wall_time=wall_time, summary=self._summary(value=values)), wall_time)
         except OSError as error:
-            self._fail(error)
-        else:
-            self._tries = 0
+            self._drop_file()
+            if not self.lost:
+                logger.warning("%s: %s; training continues, the next event goes to a new file", self.directory, error)
+            self.lost += 1
 
     def close(self) -> None:
-        """Close the file. A warning says how many events it lacks."""
+        """Close the file; log the number of lost events as a warning."""
         self._drop_file()
         if self.lost:
-            logger.warning("%s lacks %d event(s); metrics.jsonl is the record", self.directory, self.lost)
+            logger.warning("%s: lost %d event(s); metrics.jsonl has all records", self.directory, self.lost)
 
     def _write(self, event: Any, wall_time: float) -> None:
         if self._file is None:
@@ -91,7 +86,7 @@ class EventFile:
                 self._purge_from = None
             if self.preamble:
                 self._put(self._event(wall_time=wall_time, summary=self._summary(value=self.preamble)))
-        elif not os.path.exists(self._file.name):  # a removed file takes writes without an error
+        elif not os.path.exists(self._file.name):  # writes to a removed file succeed
             raise FileNotFoundError(f"{self._file.name} was removed")
         self._put(event)
         self._file.flush()
@@ -102,8 +97,10 @@ class EventFile:
         return open(self.directory / f"{_NAME}.{self._second():010d}.{socket.gethostname()}.{number}", "xb")
 
     def _second(self) -> int:
-        """The time in a new file's name: TensorBoard reads files in the order of their names, so it is later than that
-        of an earlier process's files, also where the clock was put back."""
+        """Return the time for a new file's name, later than that of other processes' files.
+
+        TensorBoard reads files in the order of their names, and the clock may have been set back.
+        """
         matches = (_TIME.match(path.name) for path in self.directory.iterdir())
         latest = max((int(match[1]) for match in matches if match and int(match[2]) != os.getpid()), default=0)
         return max(int(time.time()), latest + 1)
@@ -111,24 +108,15 @@ class EventFile:
     def _put(self, event: Any) -> None:
         self._record_writer(self._file).write(event.SerializeToString())
 
-    def _fail(self, error: OSError) -> None:
-        self._drop_file()
-        self._pause = min(2**self._tries, MAX_PAUSE) - 1
-        self._tries += 1
-        self.failures += 1
-        self.lost += 1
-        if self.failures == 1:
-            logger.warning("%s: %s; training goes on, a new event file will be tried", self.directory, error)
-
     def _drop_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            with contextlib.suppress(OSError):  # each event was flushed before, or counted as lost
+            with contextlib.suppress(OSError):  # each event is already flushed or counted as lost
                 file.close()
 
 
 def scalars(numbers: Mapping[str, float | None]) -> list[Any]:
-    """`Summary.Value`s of the numbers by tag; those that are None are left out. TensorBoard keeps float32."""
+    """Return `Summary.Value`s of tag -> number without those that are None. TensorBoard stores float32."""
     from tensorboard.compat.proto import summary_pb2
 
     value = summary_pb2.Summary.Value
@@ -136,7 +124,7 @@ def scalars(numbers: Mapping[str, float | None]) -> list[Any]:
 
 
 def histogram(tag: str, values: Histogram) -> list[Any]:
-    """A histogram made of bins, cut to those that hold something; nothing if none does."""
+    """Return a histogram without empty bins at both ends; an empty list if all bins are empty."""
     from tensorboard.compat.proto import histogram_pb2, summary_pb2
 
     filled = values.counts.nonzero()[0]
@@ -156,12 +144,12 @@ def histogram(tag: str, values: Histogram) -> list[Any]:
 
 
 def text(tag: str, content: str) -> list[Any]:
-    """A text, shown as Markdown; indent by four spaces what should stay as it is."""
+    """Return a text, which TensorBoard shows as Markdown."""
     return [_string_value(tag, content.encode(), "text", shape=(1,))]
 
 
 def layout(categories: Mapping[str, Sequence[Any]]) -> list[Any]:
-    """The page layout of the custom scalars dashboard: charts by category."""
+    """Return the layout of the custom scalars dashboard from charts by category."""
     from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 
     pages = [layout_pb2.Category(title=title, chart=charts) for title, charts in categories.items()]
@@ -170,15 +158,15 @@ def layout(categories: Mapping[str, Sequence[Any]]) -> list[Any]:
 
 
 def line_chart(title: str, tag: str) -> Any:
-    """A chart of one line."""
+    """Return a chart of one line."""
     from tensorboard.plugins.custom_scalar import layout_pb2
 
-    # The dashboard takes the tag for a regular expression that must match the beginning.
+    # The dashboard matches the tag as a regular expression at the beginning.
     return layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=[f"^{tag}$"]))
 
 
 def margin_chart(title: str, *, value: str, lower: str, upper: str) -> Any:
-    """A chart of one line between two bounds."""
+    """Return a chart of one line between two bounds."""
     from tensorboard.plugins.custom_scalar import layout_pb2
 
     series = layout_pb2.MarginChartContent.Series(value=value, lower=lower, upper=upper)

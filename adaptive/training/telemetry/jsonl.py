@@ -1,7 +1,7 @@
-"""`metrics.jsonl`: the record of a run on disk, one JSON object per line, and its reader.
+"""Write and read `metrics.jsonl`: the record of a run, one JSON object per line.
 
-Numbers that are not finite are written as null. Each line has a `kind`: "run" (the first line), "interval", "eval",
-"guard", "resume".
+Each line has a `kind`: "run" (the first line), "interval", "eval", "guard", "resume". Numbers that are not finite are
+written as null.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from adaptive.training.telemetry.record import (
 )
 
 SCHEMA: Final = 1
-MAX_WAITING: Final = 1000  # lines kept while the disk fails; some 10 MB with 26 tables
+MAX_WAITING: Final = 1000  # lines in memory while the disk fails; about 10 MB with 26 tables
 _MOST_LINE: Final = 2**26  # bytes
 _BLOCK: Final = 2**20
 
@@ -50,14 +50,14 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsFile:
-    """Appends records to a file. A disk that fails never stops training.
+    """Appends records to a file. A failing disk never stops training.
 
-    After a failed write one warning is logged, and the lines wait in memory (the latest 1,000) and are tried again
-    with the next record. A line that was written in part is cut off first, so the file holds whole lines only.
+    After a failed write one warning is logged. The latest 1,000 lines stay in memory, and each record tries again to
+    write them. A partly written line is removed first, so the file has complete lines only.
 
     Attributes:
-        failures: writes that failed.
-        lost: lines given up because too many were waiting.
+        failures: number of failed writes.
+        lost: number of lines dropped because too many were waiting.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,11 +65,11 @@ class MetricsFile:
         self.failures = 0
         self.lost = 0
         self._waiting: deque[bytes] = deque()
-        self._whole: int | None = None  # bytes of whole lines in the file; unknown before the first write
-        self._digest = hashlib.sha256()  # of these
+        self._whole: int | None = None  # bytes of complete lines in the file; unknown before the first write
+        self._digest = hashlib.sha256()  # of these bytes
 
     def write(self, record: Record) -> None:
-        """Append a record (and those still waiting) and flush."""
+        """Append a record and those that wait."""
         if len(self._waiting) == MAX_WAITING:
             self._waiting.popleft()
             self.lost += 1
@@ -77,13 +77,13 @@ class MetricsFile:
         self._flush()
 
     def close(self) -> None:
-        """Try once more to write what is waiting; a warning says how many records did not make it."""
+        """Try again to write waiting records; log the number of lost ones as a warning."""
         if self._waiting:
             self._flush()
         self.lost += len(self._waiting)
         self._waiting.clear()
         if self.lost:
-            logger.warning("%s: %d record(s) could not be written and are lost", self.path, self.lost)
+            logger.warning("%s: lost %d record(s) that could not be written", self.path, self.lost)
 
     def _flush(self) -> None:
         try:
@@ -91,7 +91,7 @@ class MetricsFile:
         except OSError as error:
             self.failures += 1
             if self.failures == 1:
-                logger.warning("%s: %s; training goes on, records wait in memory for the next try", self.path, error)
+                logger.warning("%s: %s; training continues, records wait in memory for the next try", self.path, error)
         else:
             self._waiting.clear()
 
@@ -99,29 +99,29 @@ class MetricsFile:
         whole = self._look() if self._whole is None else self._whole
         with open(self.path, "ab") as file:
             size = file.seek(0, os.SEEK_END)
-            if size > whole:  # part of a line, from a write that failed
+            if size > whole:  # a partial line of a failed write
                 file.truncate(whole)
             file.write(data)
-        if size < whole:  # the file was removed in between
+        if size < whole:  # the file was removed or cut in between
             self._look()
             return
         self._whole = whole + len(data)
         self._digest.update(data)
 
     def _look(self) -> int:
-        """Find out what an earlier writer left whole; returns its bytes."""
+        """Count and hash the complete lines in the file; return their bytes."""
         content = self.path.read_bytes() if self.path.exists() else b""
         content = content[: content.rfind(b"\n") + 1]
         self._whole, self._digest = len(content), hashlib.sha256(content)
         return len(content)
 
     def written(self) -> "Written":
-        """What is in the file so far."""
+        """Return length and digest of the file so far."""
         return Written(bytes=self._whole or 0, sha256=self._digest.hexdigest())
 
 
 class Written(BaseModel):
-    """How a `metrics.jsonl` begins, from which `check_beginning` knows whether it changed."""
+    """Length and digest of the beginning of a `metrics.jsonl`, for `check_beginning`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -156,7 +156,7 @@ def plain(value: Any) -> Any:
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """The records of a `metrics.jsonl`, in order. A last line without its newline (still being written) is left out.
+    """Return the records of a `metrics.jsonl`. A last line without newline (still being written) is ignored.
 
     Raises:
         InputError: if the file cannot be read, or a line is not a record; names file and line.
@@ -165,7 +165,7 @@ def read_metrics(path: Path) -> list[Record]:
 
 
 def _read(path: Path) -> Iterator[tuple[Record, bytes]]:
-    """The records, each with its line."""
+    """Yield the records, each with its line."""
     with open_plain(path, error=InputError, follow=True) as file:
         for number in itertools.count(1):
             line = file.readline(_MOST_LINE)
@@ -177,36 +177,36 @@ def _read(path: Path) -> Iterator[tuple[Record, bytes]]:
 def _record(line: bytes, where: str) -> Record:
     try:
         if not line.endswith(b"\n"):
-            raise ValueError(f"it is longer than {_MOST_LINE:,} bytes")
+            raise ValueError(f"longer than {_MOST_LINE:,} bytes")
         content = parse_json(line, where, error=InputError)
         record = from_json(content)
         _check_numbers(record)
         return record
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(
-            f"{where}: not a record of a run ({type(error).__name__}: {error}); "
-            "needed one JSON object per line, as written by adaptive-train"
+            f"expected a JSON object per line as written by adaptive-train, got another line ({where}): "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 
 def _check_numbers(record: Record) -> None:
-    """Check what readers calculate with."""
+    """Check the numbers that readers calculate with."""
     if isinstance(record, RunRecord):
         return
     if isinstance(record.step, bool) or not isinstance(record.step, int):
-        raise ValueError(f"step must be a whole number, found {str(record.step)[:80]!r}")
+        raise ValueError(f"expected a whole number, got {str(record.step)[:80]!r} (step)")
     for name in ("samples", "auc", "log_loss", "accuracy") if isinstance(record, EvalRecord) else ():
         value = getattr(record, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ValueError(f"{name} must be a number, found {str(value)[:80]!r}")
+            raise ValueError(f"expected a number, got {str(value)[:80]!r} ({name})")
 
 
 def drop_after(path: Path, step: int, *, evaluation: bool) -> int:
-    """Take the records behind a step out of a `metrics.jsonl`; returns how many. A line without its end goes, too.
+    """Remove the records after a step, and an incomplete last line, from a `metrics.jsonl`; return their number.
 
     Args:
-        step: batches trained; records of more go.
-        evaluation: that at this very step goes, too: it will be made again.
+        step: records of later steps are removed.
+        evaluation: also remove the evaluation of this step, which the run repeats.
 
     Raises:
         InputError: if the file cannot be read, or a line is not a record; names file and line.
@@ -214,15 +214,15 @@ def drop_after(path: Path, step: int, *, evaluation: bool) -> int:
     """
     if not os.path.lexists(path):
         return 0
-    kept, gone, size = list[bytes](), 0, 0
+    remaining, dropped = list[bytes](), 0
     for record, line in _read(path):
-        size += len(line)
-        gone += (goes := _is_after(record, step, evaluation))
-        if not goes:
-            kept.append(line)
-    if gone or size != path.stat().st_size:
-        write_atomic(path, b"".join(kept))
-    return gone
+        if _is_after(record, step, evaluation):
+            dropped += 1
+        else:
+            remaining.append(line)
+    if sum(map(len, remaining)) != path.stat().st_size:
+        write_atomic(path, b"".join(remaining))
+    return dropped
 
 
 def _is_after(record: Record, step: int, evaluation: bool) -> bool:
@@ -232,17 +232,17 @@ def _is_after(record: Record, step: int, evaluation: bool) -> bool:
 
 
 def from_json(data: Mapping[str, Any]) -> Record:
-    """The record that `to_json` gave.
+    """Return the record of a result of `to_json`.
 
     Raises:
-        KeyError, TypeError, ValueError: if it is none.
+        KeyError, TypeError, ValueError: if it is invalid.
     """
     values = dict(data)
     kind = values.pop("kind")
     if kind not in _KINDS:
-        raise ValueError(f"unknown kind {kind!r}")
+        raise ValueError(f"expected one of {', '.join(_KINDS)}, got {kind!r} (kind)")
     if kind == "run" and values.pop("schema") != SCHEMA:
-        raise ValueError(f"schema must be {SCHEMA}")
+        raise ValueError(f"expected {SCHEMA}, got another value (schema)")
     if kind == "guard":
         values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     if kind == "interval":
@@ -270,20 +270,20 @@ def _number(value: float | None) -> float:
 
 
 def check_beginning(path: Path, written: Written) -> None:
-    """Check that a `metrics.jsonl` begins with what had been written.
+    """Check that a `metrics.jsonl` begins with the lines that the run wrote.
 
     Raises:
-        CheckpointError: if it is shorter, or other bytes stand there; names the file.
+        CheckpointError: if the file is shorter or begins with other bytes.
     """
-    needed, digest = written.bytes, hashlib.sha256()
+    missing, digest = written.bytes, hashlib.sha256()
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
-        while needed and (part := file.read(min(needed, _BLOCK))):
+        while missing and (part := file.read(min(missing, _BLOCK))):
             digest.update(part)
-            needed -= len(part)
-    if needed or digest.hexdigest() != written.sha256:
-        what = f"{written.bytes} bytes or more, found {size}" if needed else "the lines that the run has written"
+            missing -= len(part)
+    if missing or digest.hexdigest() != written.sha256:
+        difference = f"{written.bytes} bytes or more, got {size}" if missing else "the lines of this run, got others"
         raise CheckpointError(
-            f"{path}: expected {what}; the file is cut or damaged. The weights are not: to go on without this record "
-            "of the run so far, move it away"
+            f"expected {difference} ({path}). The file is cut or damaged; the weights are not. To resume without these "
+            "records, move the file away"
         )

@@ -1,6 +1,7 @@
-"""Numbers for trackers of experiments: loggers are entry points of the group `adaptive.loggers`; `log_to` names some.
+"""Loggers for experiment trackers, named by `log_to`: entry points of the group `adaptive.loggers`.
 
-Nothing is logged unless it is asked for, and what is here writes into the run directory, not to a server."""
+Nothing is logged by default. The loggers here write into the run directory, not to a server.
+"""
 
 import importlib
 import json
@@ -27,33 +28,33 @@ from adaptive.training.telemetry.record import (
 )
 
 GROUP: Final = "adaptive.loggers"
-MAX_FAILURES: Final = 3  # in a row, after which a logger is left alone
+MAX_FAILURES: Final = 3  # in a row; then the logger is not called any more
 
 log = logging.getLogger(__name__)
 
 
-Settings = Mapping[str, object]  # of a run, as in run.json
+Settings = Mapping[str, object]  # settings of a run, as in run.json
 
 
 class Logger(Protocol):
-    """Takes the numbers of a run. What it raises is logged as a warning and never stops training."""
+    """Takes the numbers of a run. Its errors are logged as warnings and never stop training."""
 
     def numbers(self, values: Mapping[str, float], step: int) -> None:
-        """Numbers by name, after so many batches; steps never fall."""
+        """Log name -> number after `step` batches; steps never decrease."""
 
     def close(self) -> None:
-        """The run is over."""
+        """Finish: the run is over."""
 
 
 LoggerMaker = Callable[[Path, Settings], Logger]
-"""Makes a logger of a run directory and the settings, as in run.json. `PACKAGE`, if it has one, must be installed."""
+"""Creates a logger for a run directory and settings (as in run.json). Its `PACKAGE`, if any, must be installed."""
 
 
 def make_loggers(names: str | None, directory: Path, config: Settings) -> list["LoggerSink"]:
-    """The sinks for `log_to`: names with commas between them; None: none.
+    """Return the sinks for `log_to`, names separated by commas or None.
 
     Raises:
-        ConfigError: see `load_loggers`; and for a logger that cannot be started.
+        ConfigError: as `load_loggers`, and for a logger that cannot start.
     """
     return [LoggerSink(name, _made(name, maker, directory, config)) for name, maker in load_loggers(names).items()]
 
@@ -61,13 +62,13 @@ def make_loggers(names: str | None, directory: Path, config: Settings) -> list["
 def _made(name: str, maker: LoggerMaker, directory: Path, config: Settings) -> Logger:
     try:
         return maker(directory, config)
-    except Exception as error:  # of a package of others, at the start of a run: nothing is lost
-        advice = getattr(maker, "ADVICE", "leave it out of log_to, or mend what it says")
-        raise ConfigError(f"log_to: {name} cannot be started: {type(error).__name__}: {error}; {advice}") from error
+    except Exception as error:  # third-party code may raise anything; nothing is lost at the start of a run
+        advice = getattr(maker, "ADVICE", "Fix the cause, or remove it from log_to")
+        raise ConfigError(f"log_to: {name} cannot start: {type(error).__name__}: {error}. {advice}") from error
 
 
 def load_loggers(names: str | None) -> dict[str, LoggerMaker]:
-    """What makes the loggers of these names; nothing is made yet.
+    """Return name -> class or function that creates the logger, without creating it.
 
     Raises:
         ConfigError: for a name that is not installed, or a logger whose package is missing.
@@ -77,7 +78,7 @@ def load_loggers(names: str | None) -> dict[str, LoggerMaker]:
     for name in (name.strip() for name in (names or "").split(",") if name.strip()):
         if name not in points:
             installed = ", ".join(sorted(points)) or "none"
-            raise ConfigError(f"log_to: no logger {name!r} is installed; known: {installed}")
+            raise ConfigError(f"expected installed loggers ({installed}), got {name!r} (log_to)")
         try:
             makers[name] = points[name].load()
         except (ImportError, AttributeError) as error:
@@ -87,12 +88,12 @@ def load_loggers(names: str | None) -> dict[str, LoggerMaker]:
             if package is not None:
                 importlib.import_module(package)
         except ImportError as error:
-            raise ConfigError(f"log_to: {name} needs its package: pip install {package} ({error})") from error
+            raise ConfigError(f"log_to: {name} requires {package}. Run pip install {package} ({error})") from error
     return makers
 
 
 class LoggerSink:
-    """Gives a logger the numbers of records, under the names they have in TensorBoard; not those of single tables."""
+    """Passes the numbers of records to a logger, with TensorBoard's tags, without those of single tables."""
 
     def __init__(self, name: str, logger: Logger) -> None:
         self._name, self._logger = name, logger
@@ -126,12 +127,12 @@ class LoggerSink:
             self._failures = 0
         except Exception as error:
             self._failures += 1
-            end = "; it is left alone from now on" if self._failures == MAX_FAILURES else ""
+            end = "; it is not called any more" if self._failures == MAX_FAILURES else ""
             log.warning("logger %s failed: %s: %s%s", self._name, type(error).__name__, error, end)
 
 
 def flat(config: Settings) -> dict[str, str]:
-    """Settings by their whole names, as texts: {"tier.device_rows": "5%"}."""
+    """Return dotted key -> text of each setting: {"tier.device_rows": "5%"}."""
     return {
         key: value if isinstance(value, str) else json.dumps(value)
         for key, value in leaves(config)
@@ -140,11 +141,11 @@ def flat(config: Settings) -> dict[str, str]:
 
 
 EXPERIMENT = "adaptive-train"
-PARAMETER_BYTES = 500  # of a value, as MLflow takes them everywhere
+PARAMETER_BYTES = 500  # limit of a value in every version of MLflow
 
 
 class WandbLogger:
-    """A run of Weights & Biases in `RUN/wandb`, offline unless WANDB_MODE says otherwise."""
+    """Logs to Weights & Biases in `RUN/wandb`, offline unless WANDB_MODE is set."""
 
     PACKAGE: ClassVar[str] = "wandb"
 
@@ -167,12 +168,12 @@ class WandbLogger:
 
 
 class MlflowLogger:
-    """A run of MLflow in `RUN/mlflow.db`, unless MLFLOW_TRACKING_URI says otherwise."""
+    """Logs to MLflow in `RUN/mlflow.db`, unless MLFLOW_TRACKING_URI is set."""
 
     PACKAGE: ClassVar[str] = "mlflow"
     ADVICE: ClassVar[str] = (
-        "the package mlflow-skinny alone has no database: pip install mlflow, or name a server or a folder by "
-        "MLFLOW_TRACKING_URI"
+        "The package mlflow-skinny has no database. Run pip install mlflow, or set MLFLOW_TRACKING_URI to a server or "
+        "a folder"
     )
 
     def __init__(self, directory: Path, config: Settings) -> None:
@@ -186,7 +187,7 @@ class MlflowLogger:
         place = experiment.experiment_id if experiment else self._client.create_experiment(EXPERIMENT)
         self._run = self._client.create_run(place, run_name=directory.name).info.run_id
         parameters = [Param(name, text[:PARAMETER_BYTES]) for name, text in flat(config).items()]
-        for first in range(0, len(parameters), 100):  # more at once are refused
+        for first in range(0, len(parameters), 100):  # MLflow refuses more at once
             self._client.log_batch(self._run, params=parameters[first : first + 100])
 
     def numbers(self, values: Mapping[str, float], step: int) -> None:

@@ -1,6 +1,6 @@
-"""The record of a run: plain values, one `IntervalRecord` per logging interval. Files and views are made from it.
+"""The record of a run: plain values, one `IntervalRecord` per logging interval. All files and views derive from it.
 
-Numbers of an interval belong to the batches trained in it, unless they say "so far" or "now".
+Numbers of an interval belong to the batches trained in it, unless a comment says "so far" or "now".
 """
 
 import time
@@ -27,13 +27,13 @@ LOOK_AHEAD_STAGES: Final = (*STAGES[:5], "policy")
 
 
 def share(part: int, whole: int) -> float | None:
-    """part / whole, or None if there was nothing."""
+    """Return part / whole, or None if whole is 0."""
     return part / whole if whole else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableCounts:
-    """What happened to the rows of one table (or of several) in an interval; `counters.Counter` says what each is."""
+    """Counts of one table (or several) in an interval; `counters.Counter` explains each."""
 
     lookups: int = 0
     unique_rows: int = 0
@@ -46,41 +46,41 @@ class TableCounts:
     written_back: int = 0
     bytes_h2d: int = 0
     bytes_d2h: int = 0
-    watched_rows: int = 0  # now, by a policy or rule that skips; by the latest question, as the next two
-    judged_rows: int = 0  # of the watched, those with a verdict
-    saturated_rows: int = 0  # of the watched, those whose updates are left out or wait
+    watched_rows: int = 0  # now, for the skip rule; as of its latest call, like the next two
+    judged_rows: int = 0  # watched rows with a verdict
+    saturated_rows: int = 0  # watched rows whose updates are dropped or deferred
     skipped_updates: int = 0
     skipped_lookups: int = 0
     deferred_updates: int = 0
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of look-ups whose row was on the device when its batch was planned; None without look-ups."""
+        """Share of lookups whose row was on the device when its batch was planned; None without lookups."""
         return share(self.lookup_hits, self.lookups)
 
     @property
     def row_hit_rate(self) -> float | None:
-        """Share of the batches' unique rows that were on the device when planned; None without look-ups."""
+        """Share of the batches' distinct rows that were on the device when planned; None without lookups."""
         return share(self.row_hits, self.unique_rows)
 
     @property
     def judged_row_share(self) -> float | None:
-        """Share of the watched rows about which there is a verdict; None where none is watched."""
+        """Share of watched rows with a verdict; None without watched rows."""
         return share(self.judged_rows, self.watched_rows)
 
     @property
     def skipped_update_share(self) -> float | None:
-        """Share of row updates (one per unique row and batch) not written when they came: dropped, or deferred."""
+        """Share of row updates (one per distinct row and batch) that were skipped: dropped or deferred."""
         return share(self.skipped_updates, self.unique_rows)
 
     @property
     def deferred_update_share(self) -> float | None:
-        """Share of row updates not written because their gradient waits to be applied with a later one."""
+        """Share of row updates that were deferred: accumulated and applied later."""
         return share(self.deferred_updates, self.unique_rows)
 
     @property
     def skipped_lookup_share(self) -> float | None:
-        """Share of look-ups of rows whose update was not written."""
+        """Share of lookups of rows whose update was skipped."""
         return share(self.skipped_lookups, self.lookups)
 
     @property
@@ -91,10 +91,10 @@ class TableCounts:
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Counted values: `counts[i]` lie in [edges[i], edges[i + 1]); outer bins also hold what lies outside.
+    """Counted values: `counts[i]` are in [edges[i], edges[i + 1]); the outer bins also count values outside.
 
     Raises:
-        ValueError: if lengths disagree, or edges are not finite and rising.
+        ValueError: if lengths disagree, or edges are not finite and increasing.
     """
 
     edges: NDArray[np.float64]  # (n + 1,)
@@ -105,19 +105,19 @@ class Histogram:
     def __post_init__(self) -> None:
         if len(self.counts) < 1 or len(self.edges) != len(self.counts) + 1:
             raise ValueError(
-                f"histogram: {len(self.edges)} edges do not bound {len(self.counts)} bins; one more is needed"
+                f"histogram: expected {len(self.counts) + 1} edges for {len(self.counts)} bins, got {len(self.edges)}"
             )
         if not np.isfinite(self.edges).all() or not (np.diff(self.edges) > 0).all():
-            raise ValueError("histogram: edges must be finite and rise")
+            raise ValueError("histogram: expected finite, increasing edges, got others")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What a run is: the first line of `metrics.jsonl`."""
+    """Facts of a run: the first line of `metrics.jsonl`."""
 
     policy: str
     table_rows: dict[str, int]  # rows of each table, in the model's order
-    config: str = ""  # the resolved configuration, as text
+    config: str = ""  # all settings as JSON text
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
 
@@ -132,15 +132,17 @@ class IntervalRecord:
     log_loss: float | None  # running, nats
     samples_per_s: float
     time_ms: dict[str, float]  # mean per step of each of STAGES
-    hit_rate: float | None  # of look-ups, all tables
-    row_hit_rate: float | None  # of unique rows, all tables
+    hit_rate: float | None  # of lookups, all tables
+    row_hit_rate: float | None  # of distinct rows, all tables
     tables: dict[str, TableCounts]
-    update_norms: Histogram | None = field(default=None, compare=False)  # size of each row's update
+    update_norms: Histogram | None = field(default=None, compare=False)  # sizes of row updates
     policy: dict[str, float] = field(default_factory=dict)  # numbers that a policy or tier reports
-    device_rows: int | None = None  # that the device tier has room for now; None: of several intervals
+    device_rows: int | None = None  # size of the device tier now; None: several intervals
     accuracy: float | None = None  # running, of training's predictions
-    labels: dict[str, dict[str, float | None]] = field(default_factory=dict)  # of several labels each: running quality
-    ranks: list[dict[str, float]] = field(default_factory=list)  # of each rank what it sent, sums (`RankTraffic`)
+    labels: dict[str, dict[str, float | None]] = field(
+        default_factory=dict
+    )  # running quality of each label of a multi-task model
+    ranks: list[dict[str, float]] = field(default_factory=list)  # per rank: sums of `RankTraffic`
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
 
@@ -152,51 +154,53 @@ class EvalRecord:
     samples: int  # evaluated
     auc: float | None
     log_loss: float | None
-    accuracy: float | None = None  # share of predictions on their label's side of 0.5
+    accuracy: float | None = None  # share of predictions on the correct side of 0.5
     calibration: float | None = None  # predicted over observed positives
-    gauc: float | None = None  # where a feature is named by which samples are grouped
-    labels: dict[str, dict[str, float | None]] = field(default_factory=dict)  # of several labels each: the quality
+    gauc: float | None = None  # if `eval_by` names a feature
+    labels: dict[str, dict[str, float | None]] = field(
+        default_factory=dict
+    )  # quality of each label of a multi-task model
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuardRecord:
-    """One decision of the guard, with its evidence. Differences are run minus fork: below 0, skipping cost quality.
+    """One decision of the guard with its evidence. Differences are run minus fork: below 0, skipping cost quality.
 
-    Intervals are (low, high) at 95 %. What was not measured is None.
+    Intervals are (low, high) at 95%. Values that were not measured are None.
     """
 
-    step: int  # batches trained when it was decided
-    verdict: str  # keep, reduce, stop, or idle: there is nothing to guard
+    step: int  # batches trained before the decision
+    verdict: str  # keep, reduce, stop, or idle (the policy skips nothing)
     reason: str
-    trigger: str  # why it was looked at
-    budget: float  # loss of AUC that is accepted
+    trigger: str  # reason of the check
+    budget: float  # accepted loss of AUC
     allowance_before: float
-    allowance: float  # the share of its skipping that the policy may do from now on
-    from_step: int  # the batch from which that holds; up to there a run that was not within the budget is undone
-    fork_steps: int = 0  # batches trained side by side
+    allowance: float  # share of its skipping that the policy may do from now on
+    from_step: int  # batch from which the allowance applies; skipping before it is undone unless it passed
+    fork_steps: int = 0  # batches trained by both run and fork
     steps_left: int | None = None  # of the run
-    samples: int = 0  # held back, on which the two were compared
-    skipped_share: float | None = None  # of row updates, or of inputs, left out of the run meanwhile
+    samples: int = 0  # held-back samples on which both were compared
+    skipped_share: float | None = None  # of row updates, or of inputs, during the check
     auc_difference: float | None = None
     auc_difference_ci: tuple[float, float] | None = None
     log_loss_difference: float | None = None
     log_loss_difference_ci: tuple[float, float] | None = None
-    spent: float = 0.0  # AUC that skipping which passed earlier checks is taken to have cost
-    auc_change: float | None = None  # expected by the end of the run, all in all
+    spent: float = 0.0  # estimated cost in AUC of skipping that passed earlier checks
+    auc_change: float | None = None  # expected by the end of the run, in total
     auc_change_ci: tuple[float, float] | None = None
     fork_bytes: int = field(default=0, compare=False)  # memory of the fork's rows and dense weights
-    fork_batches: int = 0  # trained by forks so far, on top of the run's own
+    fork_batches: int = 0  # extra batches trained by forks so far
     judged_batches: int = 0  # predicted by run and fork so far
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeRecord:
-    """The run was resumed; records after this one continue those before it."""
+    """The run was resumed here."""
 
     step: int  # batches trained before it
-    dropped: int  # records of batches that are trained again
+    dropped: int  # removed records, whose batches are trained again
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
 
@@ -206,26 +210,26 @@ ROWS_NOW: Final = ("resident_rows", "watched_rows", "judged_rows", "saturated_ro
 
 
 def sum_tables(tables: list[TableCounts]) -> TableCounts:
-    """All tables as one."""
+    """Return the counts of all tables together."""
     return TableCounts(**{f.name: sum(getattr(table, f.name) for table in tables) for f in fields(TableCounts)})
 
 
-def add_counts(before: TableCounts, after: TableCounts) -> TableCounts:
-    """One table over two intervals that follow each other: flows add up, what counts "now" is that of `after`."""
+def add_counts(first: TableCounts, second: TableCounts) -> TableCounts:
+    """Return the counts of a table over two consecutive intervals; counts of rows "now" are those of the second."""
     names = [f.name for f in fields(TableCounts) if f.name not in ROWS_NOW]
-    flows = {name: getattr(before, name) + getattr(after, name) for name in names}
-    return TableCounts(**flows, **{name: getattr(after, name) for name in ROWS_NOW})
+    flows = {name: getattr(first, name) + getattr(second, name) for name in names}
+    return TableCounts(**flows, **{name: getattr(second, name) for name in ROWS_NOW})
 
 
 def table_counts(
     names: Sequence[str], counts: NDArray[np.int64], **rows_now: NDArray[np.int64]
 ) -> dict[str, TableCounts]:
-    """The counts of an interval by table name.
+    """Return the counts of an interval by table name.
 
     Args:
         names: the tables, T of them.
         counts: (T, len(Counter)) of the interval.
-        rows_now: (T,) each: resident_rows, watched_rows, judged_rows, saturated_rows; those that are missing are 0.
+        rows_now: (T,) each: resident_rows, watched_rows, judged_rows, saturated_rows; missing ones count as 0.
     """
     assert counts.shape == (len(names), len(Counter)), (counts.shape, len(names))
     assert set(rows_now) <= set(ROWS_NOW) and all(len(rows) == len(names) for rows in rows_now.values())
@@ -239,8 +243,8 @@ def table_counts(
     }
 
 
-IN_PARTS: Final = "in_parts_share"  # of the batches
-WAITED: Final = "waited_share"  # of those in parts: training had to wait for rows between two parts
+IN_PARTS: Final = "in_parts_share"  # share of batches trained in parts
+WAITED: Final = "waited_share"  # share of these in which training waited for rows between two parts
 
 
 class RunTotals:
@@ -248,16 +252,16 @@ class RunTotals:
 
     Attributes:
         steps, samples: trained in these intervals.
-        seconds: they took, from each interval's samples per second.
-        latest_skipped_share: row updates of the latest interval that were not written.
-        first: samples and seconds of the first interval, in which kernels are compiled.
-        tables: counts by table; "now" fields are those of the latest interval.
-        policy: the numbers of the policy as it last reported them; of batches in parts, those of all intervals.
-        ranks: what each rank sent in the latest `ranks_steps` steps, in which there were as many ranks.
+        seconds: duration, from each interval's samples per second.
+        latest_skipped_share: skipped share of row updates in the latest interval.
+        first: samples and seconds of the first interval, which includes compilation.
+        tables: counts by table; counts of rows "now" are those of the latest interval.
+        policy: the policy's latest numbers; the shares of batches in parts are over all intervals.
+        ranks: traffic of each rank in the latest `ranks_steps` steps, all with the same number of ranks.
     """
 
     def __init__(self, *, first_step: int = 0, first_samples: int = 0) -> None:
-        """A run that was continued begins at `first_step` steps and `first_samples` samples."""
+        """`first_step`, `first_samples`: counts at which a resumed run starts."""
         self.steps = 0
         self.samples = 0
         self.seconds = 0.0
@@ -273,7 +277,7 @@ class RunTotals:
         self._first_stage_ms: tuple[int, dict[str, float]] | None = None
 
     def add(self, record: IntervalRecord) -> float:
-        """Add the next interval; returns the seconds it took (0 if its speed is not known)."""
+        """Add the next interval; return its duration in seconds (0 if its speed is unknown)."""
         steps = record.step - self._first_step - self.steps
         samples = record.samples - self._first_samples - self.samples
         seconds = samples / record.samples_per_s if record.samples_per_s > 0 else 0.0
@@ -290,9 +294,9 @@ class RunTotals:
         self._add_policy(record.policy, steps)
         if len(record.ranks) == len(self.ranks):
             pairs = zip(self.ranks, record.ranks, strict=True)
-            self.ranks = [{name: before[name] + after[name] for name in after} for before, after in pairs]
+            self.ranks = [{name: total[name] + added[name] for name in added} for total, added in pairs]
             self.ranks_steps += steps
-        else:  # the run goes on with others
+        else:  # resumed with another number of ranks
             self.ranks, self.ranks_steps = list(record.ranks), steps
         return seconds
 
@@ -310,7 +314,7 @@ class RunTotals:
 
     @property
     def samples_per_s_later(self) -> float | None:
-        """Of all intervals but the first; None if there is no other, or the first is not known."""
+        """Speed without the first interval; None without other intervals or the first."""
         samples, seconds = self.first or (0, 0.0)
         return (self.samples - samples) / (self.seconds - seconds) if 0 < seconds < self.seconds else None
 
@@ -321,7 +325,7 @@ class RunTotals:
 
     @property
     def time_ms_later(self) -> dict[str, float]:
-        """The same without the first interval, if there are others."""
+        """`time_ms` without the first interval, if there are others."""
         steps, first = self._first_stage_ms or (0, {})
         if not 0 < steps < self.steps:
             return self.time_ms
@@ -329,9 +333,9 @@ class RunTotals:
         return {stage: (total - first.get(stage, 0.0)) / later for stage, total in self._stage_ms.items()}
 
 
-# -- one table of what is counted, and the names of all numbers in views, loggers and summaries ------------------------
+# -- names of all numbers in views, loggers and summaries -------------------------------------------------------------
 
-# TensorBoard sorts groups by name, so they carry numbers: what a newcomer looks for comes first, single tables last.
+# TensorBoard sorts groups by name; the numbers put the important ones first and single tables last.
 TRAINING, EVALUATION, TIERS, SKIPPING = "1_training", "2_evaluation", "3_tiers", "4_skipping"
 TIME, POLICY, GUARD, TABLES, RANKS = "5_time", "6_policy", "7_guard", "8_tables", "9_ranks"
 QUALITY: Final = ("auc", "log_loss", "accuracy")
@@ -340,13 +344,13 @@ Numbers = dict[str, float | None]
 
 
 class CountField(NamedTuple):
-    """Where a number of `TableCounts` is shown."""
+    """Names of a number of `TableCounts` in views and summaries."""
 
     name: str
-    tag: str | None  # of all tables together
+    tag: str | None  # TensorBoard tag for all tables together
     summary: str | None  # key in the run's summary
-    per_step: float = 0.0  # of a flow, which is shown per step: unit in which; 0: as it is now
-    by_table: bool = False  # each table has it, too, under the end of the tag
+    per_step: float = 0.0  # for flows, shown per step: the unit; 0: a current value
+    by_table: bool = False  # each table has a tag too
 
 
 COUNT_FIELDS: Final = (
@@ -369,7 +373,7 @@ COUNT_FIELDS: Final = (
 
 
 def count_numbers(counts: TableCounts, steps: int, table: str | None = None, *, skips: bool = True) -> Numbers:
-    """The numbers of all tables, or of one, in an interval of so many steps, by tag. `skips`: of skipping, too."""
+    """Return tag -> number for all tables, or for one, in an interval of `steps`. `skips`: include skipping."""
     numbers: Numbers = {}
     for shown in COUNT_FIELDS:
         if shown.tag is None or (table is not None and not shown.by_table):
@@ -382,8 +386,10 @@ def count_numbers(counts: TableCounts, steps: int, table: str | None = None, *, 
 
 
 def interval_numbers(record: IntervalRecord, steps: int, *, skips: bool = True) -> Numbers:
-    """Those of an interval of so many steps, all tables together: `so_far` since the run began, each prediction made
-    before its batch was learnt."""
+    """Return tag -> number for an interval of `steps`, all tables together.
+
+    Tags with `so_far` are since the start of the run, with each batch predicted before it was trained.
+    """
     each = {f"_{label}": quality for label, quality in record.labels.items()}
     return {
         f"{TRAINING}/loss": record.loss,
@@ -398,13 +404,13 @@ def interval_numbers(record: IntervalRecord, steps: int, *, skips: bool = True) 
 
 
 def evaluation_numbers(record: EvalRecord) -> Numbers:
-    """Quality on held-out data, of several labels also that of each."""
+    """Return tag -> quality on held-out data, also for each label of a multi-task model."""
     each = {f"{EVALUATION}/{name}_{label}": q.get(name) for label, q in record.labels.items() for name in QUALITY}
     return {f"{EVALUATION}/{name}": getattr(record, name) for name in (*QUALITY, "calibration", "gauc")} | each
 
 
 def guard_numbers(record: GuardRecord) -> Numbers:
-    """What the guard measured and decided."""
+    """Return tag -> measurement or decision of the guard."""
     names = ("allowance", "auc_difference", "auc_change", "skipped_share")
     numbers: Numbers = {f"{GUARD}/{name}": getattr(record, name) for name in names}
     for name in ("auc_difference", "auc_change"):

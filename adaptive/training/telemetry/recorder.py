@@ -1,4 +1,4 @@
-"""Steps become records: every `log_every` steps one `IntervalRecord`, handed to the file, TensorBoard, the terminal."""
+"""Collect steps into records: one `IntervalRecord` per `log_every` steps, for file, TensorBoard and terminal."""
 
 import math
 import time
@@ -39,7 +39,7 @@ AUC_COUNTS: Final = "auc_counts"
 
 
 class Sink(Protocol):
-    """Where records go: a file, TensorBoard, the terminal."""
+    """A destination of records: a file, TensorBoard, the terminal."""
 
     def write(self, record: Record) -> None: ...
 
@@ -47,7 +47,7 @@ class Sink(Protocol):
 
 
 class LossSums(BaseModel):
-    """Of a `StreamingLogLoss`."""
+    """State of a `StreamingLogLoss`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -63,7 +63,7 @@ class LossSums(BaseModel):
 
 
 class SoFar(BaseModel):
-    """Of the record of all steps so far, what is relied on; the rest is for reports."""
+    """The record of all steps so far: the fields that resuming depends on; others are for reports."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -72,7 +72,7 @@ class SoFar(BaseModel):
 
 
 class RecorderState(BaseModel):
-    """What a `Recorder` knows between two intervals, in a checkpoint."""
+    """State of a `Recorder` between two intervals, in a checkpoint."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -84,16 +84,16 @@ class RecorderState(BaseModel):
 
 
 class Recorder:
-    """Turns what a training loop tells it into records for its sinks, which it closes.
+    """Collects the steps of a training loop into records for its sinks, and closes the sinks. For one thread.
 
     Attributes:
         steps, samples: trained so far.
-        loss: mean of the latest batch, predicted before it was learnt.
-        totals: of all intervals written.
-        each: of several labels each, as the next two of the first.
-        auc (and accuracy), log_loss: of the predictions made in training, each before its batch was learnt.
-        evaluations: their records so far.
-        sinks: where records go.
+        loss: mean of the latest batch, predicted before it was trained.
+        totals: sums over all written intervals.
+        auc (and accuracy), log_loss: quality on training batches, each predicted before it was trained; first label.
+        each: the same for each label of a multi-task model.
+        evaluations: records of evaluations so far.
+        sinks: destinations of records.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class Recorder:
     ) -> None:
         """
         Args:
-            embeddings: whose statistics are taken at the end of each interval.
+            embeddings: its statistics are read at the end of each interval.
             sinks: closed by `close`.
-            log_every: steps of an interval.
-            tasks: labels of the model, if it has several.
-            now: seconds; tests give their own clock.
+            log_every: steps per interval.
+            tasks: labels of a multi-task model.
+            now: clock in seconds; tests pass their own.
         """
         self.steps = 0
         self.samples = 0
@@ -121,11 +121,11 @@ class Recorder:
         self.evaluations: list[EvalRecord] = []
         self.sinks = sinks
         self._embeddings, self._log_every, self._now = embeddings, log_every, now
-        embeddings.statistics.policy_numbers()  # a wrong name is told now, not at the end of the first interval
+        embeddings.statistics.policy_numbers()  # raises for a wrong name now, not after the first interval
         self.start()
 
     def start(self, at: float | None = None) -> None:
-        """Begin an interval, now or at the given second. Time before that counts for no step."""
+        """Start an interval, now or at the given second. Earlier time counts for no step."""
         self._losses: list[float] = []
         self._logits: list[Tensor] = []
         self._labels: list[NDArray[np.float32]] = []
@@ -133,11 +133,11 @@ class Recorder:
         self._started = self._now() if at is None else at
 
     def timed(self, stage: str) -> AbstractContextManager[None]:
-        """Add the time spent inside to a stage of the training thread. On a GPU: the time to launch the work."""
+        """Add the time inside to a stage of the training thread; on a GPU the time to launch the work."""
         return self._stopwatch.stage(stage)
 
     def step(self, loss: float, logits: Tensor, labels: NDArray[np.float32]) -> None:
-        """Record a trained batch: mean loss, logits (B,) and labels (B,), of several labels (B, T)."""
+        """Record a trained batch: mean loss, logits (B,) and labels (B,), or (B, T) for several labels."""
         self.steps += 1
         self.samples += len(labels)
         self.loss = loss
@@ -147,7 +147,7 @@ class Recorder:
 
     @property
     def is_due(self) -> bool:
-        """The interval is full. Write it when the next batch has come: then the last one counts."""
+        """True if the interval is full. Write it after fetching the next batch: then the last one counts as trained."""
         return len(self._losses) >= self._log_every
 
     def write_if_due(self) -> None:
@@ -156,11 +156,11 @@ class Recorder:
             self.write_interval()
 
     def write_interval(self) -> None:
-        """Write a record of the steps since the last one; nothing if there were none."""
+        """Write a record of the steps since the last one, if there are any."""
         if not self._losses:
             return
         if self._embeddings.device.type == "cuda":
-            torch.cuda.synchronize(self._embeddings.device)  # work launched is not work done
+            torch.cuda.synchronize(self._embeddings.device)  # wait for launched work, so the time includes it
         ended = self._now()
         logits, labels = torch.cat(self._logits).float().cpu().numpy(), np.concatenate(self._labels)
         if logits.ndim > 1:
@@ -171,16 +171,16 @@ class Recorder:
         record = self._interval(self._embeddings.statistics.take(), ended - self._started, len(labels))
         self.totals.add(record)
         self.write(record)
-        self.start(ended)  # recording is part of the next interval
+        self.start(ended)  # the time of recording belongs to the next interval
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
-        """Record an evaluation. Its time is no interval's."""
+        """Record an evaluation. Its time belongs to no interval."""
         self.evaluations.append(evaluation_record(evaluation, self.steps))
         self.write(self.evaluations[-1])
         self.start()
 
     def state(self) -> RecorderState:
-        """From which, with `auc_counts`, `restore` goes on. Call it between two intervals."""
+        """Return the state that `restore` takes, with `auc_counts`. Call it between two intervals."""
         assert not self._losses
         totals = self.totals
         so_far = self._record(
@@ -196,19 +196,19 @@ class Recorder:
         )
 
     def auc_counts(self) -> dict[str, NDArray[np.int64]]:
-        """Arrays by name, which go with `state`."""
+        """Return the arrays that belong to `state`, by name."""
         each = {f"{AUC_COUNTS}.{name}": auc.counts for name, (auc, _) in self.each.streams.items()}
         return {AUC_COUNTS: self.auc.counts, **each}
 
     def restore(self, state: RecorderState, auc_counts: Mapping[str, NDArray[np.int64]]) -> None:
-        """Go on from what `state` and `auc_counts` gave.
+        """Restore the results of `state` and `auc_counts`.
 
         Raises:
-            AttributeError, KeyError, TypeError, ValueError: if it is none.
+            AttributeError, KeyError, TypeError, ValueError: if they are invalid.
         """
         so_far = from_json(state.so_far.model_dump())
         if not isinstance(so_far, IntervalRecord):
-            raise ValueError("the record of all steps so far must be an interval")
+            raise ValueError("expected an interval as the record of all steps so far, got another record")
         for name in self.each.streams:
             self.each.streams[name] = StreamingAUC(auc_counts[f"{AUC_COUNTS}.{name}"]), state.each[name].restored()
         self.auc, self.log_loss = StreamingAUC(auc_counts[AUC_COUNTS]), state.log_loss.restored()
@@ -219,7 +219,7 @@ class Recorder:
         self.totals.first, self.totals.ranks_steps = (int(samples), float(seconds)), state.ranks_steps
 
     def close(self) -> None:
-        """Close every sink, whatever one of them raises."""
+        """Close every sink, even if one of them raises."""
         with ExitStack() as stack:
             for sink in self.sinks:
                 stack.callback(sink.close)
@@ -257,19 +257,19 @@ class Recorder:
         )
 
     def _time_ms(self, taken: Statistics, seconds: float) -> dict[str, float]:
-        """Mean per step. The training thread's stages and `other` add up to the step; the rest runs beside it."""
+        """Mean ms per step. Stages of the training thread and `other` add up to the step; others run in parallel."""
         training = self._stopwatch.total_ms()
         total = {**taken.times_ms, **training, "other": max(1000 * seconds - sum(training.values()), 0.0)}
         return {stage: total[stage] / len(self._losses) for stage in (*STAGES, "policy") if stage in total}
 
     def write(self, record: Record) -> None:
-        """Hand a record to every sink."""
+        """Write a record to every sink."""
         for sink in self.sinks:
             sink.write(record)
 
 
 def evaluation_record(evaluation: Evaluation, step: int) -> EvalRecord:
-    """An evaluation after so many batches."""
+    """Return the record of an evaluation after `step` batches."""
     names = ("samples", "auc", "log_loss", "accuracy", "calibration", "gauc")
     labels = {name: asdict(quality) for name, quality in evaluation.labels.items()}
     return EvalRecord(step=step, labels=labels, **{name: getattr(evaluation, name) for name in names})
@@ -280,4 +280,6 @@ def _update_norms(taken: Statistics) -> Histogram | None:
     if not counts.any():
         return None
     middles = (edges[1:] + edges[:-1]) / 2
-    return Histogram(edges, counts, taken.update_norm_sum, float(counts @ middles**2))  # as exact as bins allow
+    return Histogram(
+        edges, counts, taken.update_norm_sum, float(counts @ middles**2)
+    )  # approximated by the middle of each bin

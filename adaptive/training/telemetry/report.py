@@ -52,7 +52,7 @@ class BestSummary(TypedDict):
     metric: str
     value: float
     step: int
-    kept: bool  # the weights of this evaluation are saved
+    saved: bool  # the weights of this evaluation are saved
     ended_by_patience: bool
 
 
@@ -239,7 +239,7 @@ def _goal_lines(summary: RunSummary) -> list[str]:
     if best := summary.get("best"):
         lines.append(
             f"best {_metric_text(best['metric'])} {score_text(best['value'])} after step {count_text(best['step'])}"
-            + ("; eval, predict, export and load_run use the weights of that step, not the last ones" * best["kept"])
+            + ("; eval, predict, export and load_run use the weights of that step, not the last ones" * best["saved"])
             + ("; training stopped because later evaluations were no better (patience)" * best["ended_by_patience"])
         )
     if target := summary.get("stop_at"):

@@ -1,4 +1,4 @@
-"""TensorBoard as a view of the record, which is `metrics.jsonl`: events, and a page of charts side by side."""
+"""TensorBoard view of a run: events, and a page of charts. The record is `metrics.jsonl`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,18 +32,18 @@ from adaptive.training.telemetry.record import (
 )
 from adaptive.training.telemetry.report import crossed_numbers
 
-MAX_TABLES: Final = 32  # with tags of their own
-OTHER: Final = "other"  # the rest of the tables, together
+MAX_TABLES: Final = 32  # with separate tags
+OTHER: Final = "other"  # tag of the remaining tables together
 UPDATE_NORM: Final = "update_norm"
-PERCENTILES: Final = (5, 50, 95)  # of a hit rate over tables
+PERCENTILES: Final = (5, 50, 95)  # of the tables' hit rates
 
 
 class TensorBoardView:
-    """Writes records as TensorBoard events. A failure to write never stops training (see `events.EventFile`).
+    """Writes records as TensorBoard events. A failed write never stops training (see `events.EventFile`).
 
-    `telemetry.record` has the tags. Of more than 32 tables the smaller ones are added up as "other". Counts of
-    an interval are shown per step, as its last interval may be shorter; numbers of skipping from the first interval on
-    that has any, so a run that skips nothing has no flat zeros.
+    `telemetry.record` defines the tags. Of more than 32 tables the smallest are shown together as "other". Counts of an
+    interval are shown per step, since the last interval may be shorter. Numbers of skipping start with the first
+    interval that has any, so runs that skip nothing have no flat lines.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class TensorBoardView:
     ) -> None:
         """
         Args:
-            directory: where the event file goes; made with the first record.
+            directory: of the event file; created with the first record.
             table_names: all tables of the model, in order.
-            table_rows: their sizes in rows, which say what the largest 32 are; without them the first 32 count so.
-            purge_from: of a resumed run: hides what earlier files have from this step on.
+            table_rows: their numbers of rows, to choose the largest 32; default: the first 32 tables.
+            purge_from: for a resumed run: hide events of earlier files from this step on.
         """
         sizes = np.zeros(len(table_names)) if table_rows is None else np.asarray(table_rows)
         assert len(sizes) == len(table_names), (len(sizes), len(table_names))
@@ -68,36 +68,34 @@ class TensorBoardView:
         self._file = events.EventFile(directory, preamble=page(skips=False), purge_from=purge_from)
         self._step = 0  # of the latest interval
         self._skips = False
-        self._before = list[Record]()  # shown before the next record, with which the file is made
+        self._pending = list[Record]()  # shown with the next record
 
     @classmethod
     def resumed(cls, directory: Path, table_rows: Mapping[str, int], metrics: Path, step: int) -> "TensorBoardView":
-        """The view of a run that goes on after this step, which is shown anew from its metrics: earlier files may lack
-        it, or have an evaluation that is made again. What they have of later steps is hidden."""
-        before, last, skipped = 0, list[Record](), False
+        """Return the view of a run that resumes after this step.
+
+        Events of later steps in earlier files are hidden. The records of this step are shown again from the metrics:
+        earlier files may not have them, or have an evaluation that the run repeats.
+        """
+        previous, last, skipped = 0, list[Record](), False
         for record in read_metrics(metrics) if metrics.exists() else ():
             if isinstance(record, IntervalRecord) and record.step < step:
-                before = record.step
+                previous = record.step
                 skipped = skipped or _has_skipping(sum_tables(list(record.tables.values())))
             if isinstance(record, IntervalRecord | EvalRecord) and record.step == step:
                 last.append(record)
         purge_from = step if last else step + 1
         view = cls(directory, list(table_rows), list(table_rows.values()), purge_from=purge_from)
-        view._step, view._before, view._skips = before, last, skipped
+        view._step, view._pending, view._skips = previous, last, skipped
         if skipped:
             view._page_of_skipping()
         return view
 
-    @property
-    def failures(self) -> int:
-        """Writes that failed so far."""
-        return self._file.failures
-
     def write(self, record: Record) -> None:
         """Show a record."""
-        shown, self._before = [*self._before, record], []
-        for waiting in shown:
-            self._show(waiting)
+        shown, self._pending = [*self._pending, record], []
+        for pending in shown:
+            self._show(pending)
 
     def _show(self, record: Record) -> None:
         match record:
@@ -135,7 +133,7 @@ class TensorBoardView:
         return values + self._page_of_skipping() if begins else values
 
     def _page_of_skipping(self) -> list[Any]:
-        """The page with the charts of skipping, for this event and later files: TensorBoard takes the last one."""
+        """Return the layout with charts of skipping, and use it for later files: TensorBoard shows the last one."""
         self._file.preamble = page(skips=True)
         return self._file.preamble
 
@@ -146,7 +144,7 @@ class TensorBoardView:
 
 
 def _has_skipping(counts: TableCounts) -> bool:
-    """Rows are watched, or updates were skipped."""
+    """True if rows are watched or updates were skipped."""
     return counts.watched_rows > 0 or counts.skipped_updates > 0
 
 
@@ -159,7 +157,7 @@ def _tag_of_table(name: str) -> str:
 
 
 def _spread(tables: Sequence[TableCounts]) -> Numbers:
-    """Hit rates over tables: how far the worst ones lie behind."""
+    """Percentiles of the tables' hit rates."""
     numbers: Numbers = {}
     for rate in ("hit_rate", "row_hit_rate"):
         values = [value for value in (getattr(table, rate) for table in tables) if value is not None]
@@ -169,29 +167,31 @@ def _spread(tables: Sequence[TableCounts]) -> Numbers:
 
 
 def page(*, skips: bool) -> list[Any]:
-    """The page "Tier movement". One line a chart: TensorBoard gives both lines of a run the same colour. What may stay
-    the same for long is drawn as a band, which is not smoothed: smoothing would draw its rounding errors.
+    """Return the layout of the page "Tier movement".
 
-    Titles say what bands are, since TensorBoard has no legend for them. `skips`: with the charts of skipping, which are
-    empty in runs that skip nothing.
+    Each chart has one line: TensorBoard gives all lines of a run the same color. Values that may stay constant are
+    bands, which TensorBoard does not smooth: smoothing would show rounding errors. Titles explain bands, since
+    TensorBoard has no legend for them. `skips`: add charts of skipping, which would be empty without skipping.
     """
     low, middle, high = _spread_tags("hit_rate")
     charts = [
-        events.line_chart("loss (equal runs share one line)", f"{TRAINING}/loss"),
-        events.line_chart("hit rate: look-ups whose row was on the device", f"{TIERS}/hit_rate"),
-        events.line_chart("hit rate of distinct rows", f"{TIERS}/row_hit_rate"),
-        events.line_chart("rows promoted to the device, per step", f"{TIERS}/promoted_rows_per_step"),
-        events.line_chart("rows demoted to the host, per step", f"{TIERS}/demoted_rows_per_step"),
-        events.line_chart("KiB to the device, per step", f"{TIERS}/kib_to_device_per_step"),
-        events.line_chart("KiB to the host, per step", f"{TIERS}/kib_to_host_per_step"),
-        events.line_chart("waiting for rows, ms per step", f"{TIME}/wait_ms"),
-        _up_to("rows on the device; band: free room", f"{TIERS}/resident_rows", f"{TIERS}/device_rows"),
-        events.margin_chart("hit rate: median table; band: 5% to 95%", lower=low, value=middle, upper=high),
+        events.line_chart("training loss (equal runs share one line)", f"{TRAINING}/loss"),
+        events.line_chart("hit rate: share of lookups with their row on the device", f"{TIERS}/hit_rate"),
+        events.line_chart("row hit rate: share of distinct rows on the device", f"{TIERS}/row_hit_rate"),
+        events.line_chart("rows promoted to the device per step", f"{TIERS}/promoted_rows_per_step"),
+        events.line_chart("rows demoted to the host per step", f"{TIERS}/demoted_rows_per_step"),
+        events.line_chart("KiB moved to the device per step", f"{TIERS}/kib_to_device_per_step"),
+        events.line_chart("KiB moved to the host per step", f"{TIERS}/kib_to_host_per_step"),
+        events.line_chart("wait for rows (ms per step)", f"{TIME}/wait_ms"),
+        _up_to("rows on the device (band: free slots)", f"{TIERS}/resident_rows", f"{TIERS}/device_rows"),
+        events.margin_chart(
+            "hit rate of the median table (band: 5% to 95% of tables)", lower=low, value=middle, upper=high
+        ),
     ]
     if skips:
-        title = "saturated rows; band: other watched rows"
+        title = "saturated rows (band: other watched rows)"
         charts += [
-            events.line_chart("share of row updates not written", f"{SKIPPING}/skipped_update_share"),
+            events.line_chart("share of row updates skipped", f"{SKIPPING}/skipped_update_share"),
             _up_to(title, f"{SKIPPING}/saturated_rows", f"{SKIPPING}/watched_rows"),
         ]
     return events.layout({"Tier movement": charts})

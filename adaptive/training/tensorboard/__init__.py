@@ -1,8 +1,8 @@
-"""TensorBoard's tab "Rows": which rows of each table lie where over time, come and go, and are saturated.
+"""TensorBoard's tab "Rows": for each table, rows on the device and host, promoted, demoted and saturated over time.
 
-TensorBoard finds the plug-in by its entry point (group `tensorboard_plugins`) and imports it when it starts, so nothing
-heavy is imported here. The plug-in reads `metrics.jsonl` of the runs below the log directory, which is the record;
-TensorBoard's own summaries keep ten tensors of a tag.
+TensorBoard finds the plug-in by its entry point (group `tensorboard_plugins`) and imports it at its start, so nothing
+heavy is imported here. The plug-in reads the `metrics.jsonl` of all runs below the log directory, since TensorBoard's
+summaries keep only ten tensors per tag.
 """
 
 from adaptive.training.tensorboard.plugin import RowsPlugin

@@ -1,4 +1,4 @@
-"""The plug-in as TensorBoard sees it: a tab, its page and two routes for data."""
+"""The plug-in: a tab, its page, and two routes for data."""
 
 import json
 import os
@@ -17,16 +17,16 @@ from adaptive.training.telemetry.record import IntervalRecord, RunRecord, TableC
 
 METRICS: Final = "metrics.jsonl"
 SCHEMA: Final = 1
-MOST_POINTS: Final = 240  # over time; more, and neighbours are one
+MOST_POINTS: Final = 240  # over time; more intervals are merged
 MOST_DEPTH: Final = 8  # folders below the log directory
 _SKIPPED: Final = ("tensorboard", "weights", "checkpoint-", "best-", "vocabulary", ".")  # folders without runs
-_KEPT_RUNS: Final = 16  # whose rows stay in memory until their file changes
+_KEPT_RUNS: Final = 16  # cached until their file changes
 
 
 class TableRows(TypedDict):
-    """The rows of a table at the ends of stretches of time; flows per step since the end before."""
+    """Rows of a table at the end of each stretch of intervals; flows are per step within the stretch."""
 
-    name: str  # as it is shown: what nobody sees in it (marks of writing direction) escaped
+    name: str  # with invisible characters escaped
     is_whole: bool  # all tables together
     rows: int | None
     resident: list[int]
@@ -37,18 +37,18 @@ class TableRows(TypedDict):
 
 
 class RunRows(TypedDict):
-    """The rows of a run by table, first of several those of all together."""
+    """Rows of a run by table; if there are several, first those of all together."""
 
     schema: int
     policy: str
     host: str
-    steps: list[int]  # the ends of stretches
+    steps: list[int]  # ends of stretches
     device_rows: list[int | None]
     tables: list[TableRows]
 
 
 def find_runs(logdir: Path) -> dict[str, Path]:
-    """Names of runs, as TensorBoard has them less its own last folder, and their metrics. Links are not followed."""
+    """Return run name (its folder below `logdir`) -> metrics file. Links are not followed."""
     runs: dict[str, Path] = {}
     for folder, names, files in os.walk(logdir):
         place = Path(folder).relative_to(logdir)
@@ -60,19 +60,19 @@ def find_runs(logdir: Path) -> dict[str, Path]:
 
 
 def newest(runs: Mapping[str, Path]) -> str | None:
-    """The run that was written to last; None without runs."""
+    """Return the most recently written run; None without runs."""
     return max(runs, key=lambda name: _changed(runs[name]), default=None)
 
 
 def _changed(file: Path) -> int:
     try:
         return file.stat().st_mtime_ns
-    except OSError:  # removed since it was found
+    except OSError:  # removed in the meantime
         return 0
 
 
 def rows_of(metrics: Path) -> RunRows:
-    """The rows of a run; read again only when the file has changed.
+    """Return the rows of a run; the file is read again only if it has changed.
 
     Raises:
         InputError: if the file cannot be read, or a line is not a record.
@@ -105,7 +105,7 @@ def _read(metrics: Path, changed: int, size: int) -> RunRows:
 
 
 def _thinned(intervals: Sequence[IntervalRecord]) -> list[tuple[IntervalRecord, Mapping[str, TableCounts]]]:
-    """Last interval and counts of each of at most `MOST_POINTS` stretches of as many intervals."""
+    """Merge intervals into at most `MOST_POINTS` stretches; return last interval and counts of each."""
     size = -(-len(intervals) // MOST_POINTS) or 1
     stretches = []
     for start in range(0, len(intervals), size):
@@ -132,7 +132,7 @@ def _table(name: str, rows: int | None, steps: Sequence[int], counts: Sequence[T
 
 
 def _host(config: str) -> str:
-    """`file` or `memory`, from the settings as the record has them: JSON text."""
+    """Return `file` or `memory`, from the settings as JSON text."""
     try:
         host = json.loads(config)["tier"]["host"]
     except (ValueError, KeyError, TypeError):
@@ -150,20 +150,20 @@ class RowsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     plugin_name = "adaptive_rows"
 
     def __init__(self, context: base_plugin.TBContext) -> None:
-        """`context`: whose log directory counts; with --logdir_spec there is none, and the tab stays away."""
+        """`context`: has the log directory; with --logdir_spec there is none, and the tab does not appear."""
         self._logdir = Path(context.logdir).expanduser() if context.logdir else None
 
     def get_plugin_apps(self) -> Mapping[str, Callable[..., Any]]:
-        """Route -> WSGI application."""
+        """Return route -> WSGI application."""
         routes = {route: _route(partial(_file, route.removeprefix("/"), kind)) for route, kind in FILES.items()}
         return routes | {"/runs": _route(self._runs), "/rows": _route(self._rows)}
 
     def is_active(self) -> bool:
-        """There is a run to show."""
+        """Return True if there is a run to show."""
         return bool(self._find_runs())
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
-        """The page is an ES module, which TensorBoard loads as it is."""
+        """Return the facts of the page: an ES module that TensorBoard loads unchanged."""
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Rows", disable_reload=False)
 
     def _find_runs(self) -> dict[str, Path]:
@@ -174,11 +174,11 @@ class RowsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         return _json(request, {"runs": list(runs), "shown": list(map(printable, runs)), "newest": newest(runs)})
 
     def _rows(self, request: Request) -> Response:
-        """Of a run that is there by name: a name never becomes a path."""
+        """Serve the rows of a run by name; a name never becomes a path."""
         name = request.args.get("run", "")
         metrics = self._find_runs().get(name)
         if metrics is None:
-            return _json(request, {"error": f"there is no run {name!r} below the log directory"}, 404)
+            return _json(request, {"error": f"expected a run below the log directory, got {name!r}"}, 404)
         try:
             return _json(request, rows_of(metrics))
         except (InputError, OSError) as error:

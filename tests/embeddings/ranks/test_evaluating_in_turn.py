@@ -60,7 +60,7 @@ def test_a_sample_without_a_label_ends_all_ranks_alike() -> None:
         evaluate(*model_and_rows(ranks), batches(spoilt=3), in_turn=True)
 
     for one in outcomes(2, work):
-        assert isinstance(one, InputError) and "evaluation batch 3 has samples without a label" in str(one)
+        assert isinstance(one, InputError) and "some without a label (evaluation batch 3)" in str(one)
 
 
 def test_a_logit_that_is_not_finite_is_named_on_all_ranks() -> None:

@@ -106,7 +106,7 @@ def test_damaged_runs_are_told_by_file_and_line(tmp_path: Path) -> None:
     assert f"{run}/rejects.jsonl:1: expected a bad line as JSON" in refused(InputError, run)
     with open(run / "metrics.jsonl", "a") as file:
         file.write("{broken\n")
-    assert f"{run}/metrics.jsonl:10: not a record" in refused(InputError, run)
+    assert f"{run}/metrics.jsonl:10)" in refused(InputError, run)
     write_record(run, {})
     assert "expected the settings of a run as config" in refused(CheckpointError, run)
     (run / "run.json").write_text('{"schema": 1')

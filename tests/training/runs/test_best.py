@@ -49,7 +49,7 @@ def assert_same_weights(found: Path, expected: Path) -> None:
 def test_the_weights_of_the_best_evaluation_are_kept(tmp_path: Path, aucs: Scripted) -> None:
     aucs(s5=0.6, s10=0.8, s15=0.7, s20=0.8)
     summary = train_run(toy_config(out=str(tmp_path / "run"), save="best", eval_every=5))
-    assert summary["best"] == {"metric": "auc", "value": 0.8, "step": 10, "kept": True, "ended_by_patience": False}
+    assert summary["best"] == {"metric": "auc", "value": 0.8, "step": 10, "saved": True, "ended_by_patience": False}
     second, third = summary["table"].splitlines()[1:3]
     assert second.startswith("AUC ") and third == (
         "best AUC 0.8000 after step 10; eval, predict, export and load_run use the weights of that step, not the last "
@@ -97,7 +97,7 @@ def test_patience_ends_training(tmp_path: Path, aucs: Scripted) -> None:
     aucs(s4=0.6, s8=0.8, s12=0.7, s16=0.8, s20=0.9)
     summary = train_run(toy_config(out=str(tmp_path), save="best", patience=2, eval_every=4))
     assert summary["steps"] == 16 and summary["auc"] == 0.8
-    assert summary["best"] == {"metric": "auc", "value": 0.8, "step": 8, "kept": True, "ended_by_patience": True}
+    assert summary["best"] == {"metric": "auc", "value": 0.8, "step": 8, "saved": True, "ended_by_patience": True}
     assert "; training stopped because later evaluations were no better (patience)\n" in summary["table"]
     with pytest.raises(ConfigError, match="its patience ended"):
         resume_run(tmp_path, epochs=3)

@@ -175,7 +175,7 @@ def test_other_data_are_evaluated_whole_and_mapped_as_in_the_run(
 def test_data_that_do_not_fit_are_told(elsewhere: Path) -> None:
     path = trained(Path.cwd())
     write_csv(Path("new.csv"), lines(20))
-    with pytest.raises(InputError, match="feature user of 51 rows\), got feature user of 52 rows"):
+    with pytest.raises(InputError, match=r"feature user of 51 rows\), got feature user of 52 rows"):
         evaluate_run(path, data="new.csv", settings={"data.out_of_range": "oov"})
     write_criteo(Path("criteo.txt"))
     with pytest.raises(InputError, match=r"expected feature first of \d+ rows, found C1 of 101"):
@@ -248,5 +248,5 @@ def test_gauc_by_a_feature(elsewhere: Path) -> None:
     assert "gauc" not in evaluate_run(path) and found["auc"] == summary(path)["auc"]
     with pytest.raises(ConfigError, match=r"features first, second, user, site, tags, got you \(--group-by\)"):
         evaluate_run(path, group_by="you")
-    with pytest.raises(InputError, match="GAUC needs a feature with one id a sample"):
+    with pytest.raises(InputError, match="expected one id per sample for GAUC"):
         evaluate_run(path, group_by="tags")

@@ -89,17 +89,17 @@ def test_a_logger_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> 
         sink.close()
     assert calls == [20, 20, 20]
     assert [record.getMessage() for record in caplog.records][-1] == (
-        "logger far failed: OSError: no route to host; it is left alone from now on"
+        "logger far failed: OSError: no route to host; it is not called any more"
     )
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ("nothing", "log_to: no logger 'nothing' is installed; known: gone, kept, mlflow, wandb"),
+        ("nothing", "expected installed loggers (gone, kept, mlflow, wandb), got 'nothing' (log_to)"),
         ("kept,gone", "logger 'gone' .no.such.package:Logger. cannot be loaded"),
-        ("wandb", "log_to: wandb needs its package: pip install wandb"),
-        ("mlflow", "log_to: mlflow needs its package: pip install mlflow"),
+        ("wandb", "log_to: wandb requires wandb. Run pip install wandb"),
+        ("mlflow", "log_to: mlflow requires mlflow. Run pip install mlflow"),
     ],
 )
 def test_what_is_missing_is_told(names: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_one_that_cannot_be_started_is_told(tmp_path: Path, monkeypatch: pytest.
         raise RuntimeError("unsupported sqlite")
 
     monkeypatch.setattr(Kept, "__init__", refuses)
-    with pytest.raises(ConfigError, match="kept cannot be started: RuntimeError: unsupported sqlite; leave it out"):
+    with pytest.raises(ConfigError, match="kept cannot start: RuntimeError: unsupported sqlite. Fix the cause"):
         make_loggers("kept", tmp_path, {})
     assert make_loggers(None, Path(), {}) == [] and make_loggers(" ", Path(), {}) == []
 

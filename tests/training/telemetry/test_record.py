@@ -57,7 +57,7 @@ def test_sums_over_tables_and_over_time():
 
 @pytest.mark.parametrize(
     ("edges", "message"),
-    [([0.0, 1.0], "2 edges do not bound 2 bins"), ([0, 1, np.inf], "finite"), ([0.0, 2.0, 1.0], "rise")],
+    [([0.0, 1.0], "expected 3 edges for 2 bins, got 2"), ([0, 1, np.inf], "finite"), ([0.0, 2.0, 1.0], "increasing")],
 )
 def test_histograms_are_checked(edges, message):
     with pytest.raises(ValueError, match=message):

@@ -133,7 +133,7 @@ def test_answers(tmp_path: Path) -> None:
     with open(tmp_path / "a/metrics.jsonl", "a") as file:
         file.write("broken\n")
     code, said = answer(found, "/rows", run="a")
-    assert code == 500 and "metrics.jsonl:4: not a record" in said["error"]
+    assert code == 500 and "metrics.jsonl:4)" in said["error"]
     with pytest.raises(InputError, match=r"metrics\.jsonl:4"):
         rows_of(tmp_path / "a/metrics.jsonl")
 
@@ -191,7 +191,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     assert ">\\u202ea</option>" in dom and dom.count("\u202e") == dom.count('value="\u202ea"') <= 1
     assert "all tables, step 40" in dom  # the tip: the last stretch of the first lane
     for told in (
-        "on the device    120 (4.0 %)",
+        "on the device    120 (4.0%)",
         "in host memory    2,880",
         "promoted per step    8.4",
         "saturated    12",
