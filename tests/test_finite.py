@@ -40,7 +40,7 @@ def test_lines_of_the_first_bad_predictions_are_named() -> None:
     )
 
 
-def test_samples_are_named_without_lines_and_overflowed_sums_as_such() -> None:
+def test_samples_without_lines_and_overflows_are_named() -> None:
     message = str(where_not_finite("step 3", logits(4, 2), batch(4, with_origin=False)))
     assert "at sample 2 of the batch; the batch is 4 samples; nothing" in message
     assert "step 3; every prediction is finite; the batch" in str(where_not_finite("step 3", logits(4), batch(4)))

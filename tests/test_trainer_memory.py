@@ -91,9 +91,7 @@ class Fails:
 
 
 @pytest.mark.parametrize("calls", [[0], [4, 5], [19]])
-def test_without_room_for_the_dense_update_the_batch_is_run_again(
-    calls: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_memory_for_the_update_the_batch_runs_again(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = train([], "")
     monkeypatch.setattr(adaptive.training.trainer, "require_room", asked := Fails(require_room, calls))
     found, steps = train([], "")

@@ -185,7 +185,7 @@ def signal_in_step_6(number: int) -> Callable[[Hooked, Tensor, Tensor], None]:
 
 @pytest.mark.usefixtures("data", "hangup_heard")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
-def test_a_signal_ends_the_run_after_the_steps_that_are_planned_with_weights_saved(
+def test_a_signal_ends_the_run_after_planned_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
 ) -> None:
     in_model(monkeypatch, signal_in_step_6(number))
@@ -225,9 +225,7 @@ def test_a_stopped_run_prints_how_to_resume(
 
 
 @pytest.mark.usefixtures("data")
-def test_a_signal_in_the_evaluation_ends_the_run_with_weights_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_in_the_evaluation_saves_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
         if not model.training:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -241,7 +239,7 @@ def test_a_signal_in_the_evaluation_ends_the_run_with_weights_saved(
 
 
 @pytest.mark.usefixtures("data")
-def test_a_second_signal_ends_the_run_at_once_as_the_first_one_says(
+def test_a_second_signal_ends_the_run_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(model: Hooked, dense: Tensor, pooled: Tensor) -> None:

@@ -64,7 +64,7 @@ def test_batches_in_parts_are_among_them() -> None:
     assert any(batch.part_sizes for batch in InParts().arrange(ToyData().train(32), None))  # type: ignore[arg-type]
 
 
-def test_a_loss_that_is_not_finite_leaves_no_gradients_for_the_next_step() -> None:
+def test_a_non_finite_loss_leaves_no_gradients() -> None:
     parts, _ = parts_on("cpu-torch")
     trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
     expected, _ = parts_on("cpu-torch")

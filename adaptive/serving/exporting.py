@@ -1,4 +1,4 @@
-"""Export a trained run as files for plain torch or ONNX: tables, dense part, id maps, and code to score."""
+"""Export a trained run for plain torch or ONNX: weights, id maps, scoring code."""
 
 import copy
 import json
@@ -245,7 +245,7 @@ def write_torch(path: Path, tensors: Mapping[str, Blocks]) -> None:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Blocks]) -> None:
-    """Write name -> tensor in the format of safetensors: the length of a JSON header, the header, the values.
+    """Write name -> tensor as safetensors: header length, JSON header, values.
 
     Raises:
         OSError: if it cannot be written.

@@ -1,4 +1,6 @@
-"""Write a model as an ONNX file, with its tables in a second file, since an ONNX file holds at most 2 GB.
+"""Write a model as an ONNX file, with its tables in a second file.
+
+An ONNX file holds at most 2 GB.
 
 torch traces the dense part only. Lookups and sums are built here: they are a few operators, need no tables in memory,
 and leave the batch size free. ScatterElements sums a bag in lookup order, as `nn.EmbeddingBag` does: onnxruntime adds
@@ -179,7 +181,7 @@ def _size(blocks: Blocks) -> int:
 
 
 class PoolingNodes:
-    """Builds the nodes that compute `pooled`: (B, F, D), or (B, sum of widths) if tables differ in width.
+    """Builds the nodes that compute `pooled`: (B, F, D) or (B, sum of widths).
 
     Args:
         onnx: the package.

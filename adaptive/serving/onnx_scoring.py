@@ -1,4 +1,6 @@
-"""Score samples with a model exported to ONNX, with numpy and onnxruntime only. Its copy in an export is `scoring.py`.
+"""Score samples with an ONNX export, with numpy and onnxruntime only.
+
+Its copy in an export is `scoring.py`.
 
     import scoring
     model = scoring.load("DIR")                                    # the folder of the export
@@ -62,7 +64,7 @@ class Model:
         return self._run("logits", dense, bags)
 
     def score(self, samples: "Sequence[Sample]") -> list[Any]:
-        """Return for each sample the probability that its label is 1, or a list in the order of `facts.labels`.
+        """Return the probability of label 1, or a list of all labels', for each sample.
 
         A sample maps names of features and dense inputs to values as in the data; a bag is a list of values, or a text
         with the data's separator between them. Absent and empty values are missing.

@@ -1,4 +1,4 @@
-"""Score all samples of some data with a trained run; write the scores to csv, npy or parquet."""
+"""Score all samples of some data; write the scores to csv, npy or parquet."""
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ def predict_run(
     data: str | None = None,
     settings: Settings = NO_SETTINGS,
 ) -> dict[str, Any]:
-    """Write a score for each sample in the order of the data: the probability that its label is 1.
+    """Write the probability of label 1 for each sample, in the order of the data.
 
     Rows stay in the host tier of the run: those in files are never all in memory.
 

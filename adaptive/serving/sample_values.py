@@ -1,4 +1,6 @@
-"""Map values of the data to rows and dense inputs, with numpy only. Each export has a copy of this file.
+"""Map values of the data to rows and dense inputs, with numpy only.
+
+Each export has a copy of this file.
 
 Letters: B samples, N lookups of one feature.
 """
@@ -24,7 +26,7 @@ Sample = Mapping[str, Any]  # name of a feature or dense input -> its value as i
 
 
 class SampleError(ValueError):
-    """A sample that cannot be scored. `reason` is the message without the number of the sample."""
+    """A sample that cannot be scored; `reason` does not include its number."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(f"sample {number}, {reason}")
@@ -69,7 +71,7 @@ class FeatureFacts:
 
 @dataclass(frozen=True)
 class DenseFacts:
-    """A dense input, its `transform` ("none" or "log") and the texts `null` of missing values, which are 0."""
+    """A dense input: `transform` "none" or "log", `null` texts of missing values (0)."""
 
     name: str
     transform: str
@@ -102,7 +104,7 @@ class ExportFacts:
 
     @property
     def is_widened(self) -> bool:
-        """True if a table is not as wide as the model's embeddings: the model then takes concatenated vectors."""
+        """True if the model takes concatenated vectors: tables differ in width."""
         return any(table.width != self.model["embedding_dim"] for table in self.tables)
 
 
@@ -122,7 +124,7 @@ class Values:
         self.names = [*(dense.name for dense in facts.dense), *(ids.name for ids in self.ids)]
 
     def inputs(self, samples: Sequence[Sample]) -> tuple[NDArray[np.float32], list[Bag]]:
-        """Return transformed dense inputs (B, dense inputs) float32, and a bag for each feature in order.
+        """Return dense inputs (B, dense inputs) float32, and a bag for each feature.
 
         A bag is the rows of all lookups (N,) and the first lookup of each sample (B,), both int64.
 
@@ -196,7 +198,7 @@ def is_missing(value: Any, nulls: Sequence[str]) -> bool:
 
 
 class IdMap:
-    """Maps values of a feature to rows of its table. Raises ValueError if its keys do not fit `facts`."""
+    """Maps values of a feature to rows of its table."""
 
     def __init__(self, facts: FeatureFacts, folder: Path) -> None:
         self.facts, self.name = facts, facts.name
@@ -262,7 +264,7 @@ EXPECTED = {
 
 
 def key_of(value: Any, kind: str) -> int | None:
-    """Return the 64-bit key of a value: an integer, hex digits as a number, or the FNV-1a hash of a text.
+    """Return the 64-bit key of a value: integer, hex digits, or FNV-1a of a text.
 
     None: the value is of another kind, by the rules of the readers of training data.
     """

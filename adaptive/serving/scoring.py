@@ -1,4 +1,6 @@
-"""Score samples with an exported model, with torch and numpy only. Each export has a copy of this file.
+"""Score samples with an exported model, with torch and numpy only.
+
+Each export has a copy of this file.
 
     import scoring
     model = scoring.load("DIR")                                    # the folder of the export
@@ -32,7 +34,7 @@ REMEDY = "The file is damaged or belongs to another model. Export the run again.
 
 
 def load(folder: str | Path) -> "Model":
-    """Load the model in the folder of an export. Its tables are memory-mapped, so only looked-up rows are read.
+    """Load the model in the folder of an export; its tables are memory-mapped.
 
     Raises:
         ValueError: for an array that does not fit `model.json`.
@@ -51,7 +53,7 @@ def load(folder: str | Path) -> "Model":
 
 
 def code_of(folder: Path, file: str) -> ModuleType:
-    """Import a code file of an export, or `PACKAGE/__init__.py`; each export has its own copies."""
+    """Import the export's own copy of a file, or of `PACKAGE/__init__.py`."""
     path = folder / file
     spec = importlib.util.spec_from_file_location(f"export_{uuid.uuid4().hex}", path)
     assert spec is not None and spec.loader is not None
@@ -62,7 +64,7 @@ def code_of(folder: Path, file: str) -> ModuleType:
 
 
 def check_arrays(path: Path, state: Mapping[str, Tensor], model: "Model") -> None:
-    """Raise ValueError unless names, dtypes and shapes fit the model and values of the dense part are finite.
+    """Raise ValueError unless arrays fit the model and dense values are finite.
 
     Rows of tables are checked when they are looked up; buffers of a custom model may hold any values.
     """
@@ -120,7 +122,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def score(self, samples: "Sequence[Sample]") -> list[Any]:
-        """Return for each sample the probability that its label is 1, or a list in the order of `facts.labels`.
+        """Return the probability of label 1, or a list of all labels', for each sample.
 
         A sample maps names of features and dense inputs to values as in the data; a bag is a list of values, or a text
         with the data's separator between them. Absent and empty values are missing.
@@ -158,7 +160,7 @@ def dense_part(facts: "ExportFacts", folder: Path) -> nn.Module:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Read name -> tensor, memory-mapped. Raises ValueError for other dtypes than those of exports."""
+    """Read name -> tensor, memory-mapped."""
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))

@@ -1,1 +1,1 @@
-"""Train a model on tiered tables, and everything a run needs: loop, evaluation, records, guard, checkpoints."""
+"""Train a model on tiered tables: loop, evaluation, records, guard, runs."""

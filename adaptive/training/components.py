@@ -1,4 +1,4 @@
-"""Build the components of a run from a `TrainConfig` and a dataset: tables, embeddings, model, optimizer."""
+"""Build tables, embeddings, model and optimizer of a run from its settings and data."""
 
 import contextlib
 import math
@@ -67,13 +67,13 @@ class ComponentsOutline:
 
 
 def open_data(config: TrainConfig, run_directory: Path | None = None) -> Dataset:
-    """Open the dataset of a run; its log of rejected lines and its vocabulary go to `run_directory`."""
+    """Open the dataset of a run; rejects and vocabulary go to `run_directory`."""
     options = checked(DataOptions, "data", config.data_options)
     return by_table(open_dataset(config.data, options, run_dir=run_directory))
 
 
 def first_batches(config: TrainConfig, dataset: Dataset) -> list[Batch]:
-    """Read the batches that determine the size of the device tier: at least one, if there is one."""
+    """Read the first batches, which determine the size of the device tier."""
     number = FIRST_BATCHES if config.calibration_batches is None else config.calibration_batches
     return list(islice(dataset.train(config.batch_size), max(number, 1)))
 
@@ -91,7 +91,7 @@ def prepare(policies: Sequence[Policy], config: TrainConfig, dataset: Dataset) -
 
 
 def _calibration_sample(config: TrainConfig, dataset: Dataset) -> Sample:
-    """Read the sample of `TrainConfig.calibrate`, which takes precedence over `calibration_batches`.
+    """Read the sample of `calibrate`, or else of `calibration_batches`.
 
     A share is of the inputs of the first epoch, which is read completely for every value of `steps`, so runs of
     different lengths calibrate alike. A sample of more than 4 million inputs is thinned out evenly. The default is 5%,
@@ -184,7 +184,7 @@ def inputs_of(dataset: Dataset | DataShape) -> Inputs:
 
 
 def dense_flops(config: TrainConfig, dataset: Dataset | DataShape) -> float:
-    """Operations of the dense part per trained sample: two per matrix weight forward, four backward."""
+    """Operations of the dense part per trained sample: 6 per matrix weight."""
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
     return model_flops(make_model(config.model, shape, inputs, seed=config.seed), inputs.steps)
@@ -242,7 +242,7 @@ def dense_optimizer(config: DenseOptimizerConfig, model: nn.Module) -> torch.opt
 
 
 def set_rates(config: TrainConfig, components: Components, step: int) -> None:
-    """Set the learning rates of rows and dense weights for a step (from 0), unless they are constant."""
+    """Set the learning rates of a step (from 0), unless they are constant."""
     if not config.optimizer.schedule.is_constant:
         components.embeddings.optimizer.lr = config.optimizer.lr * config.optimizer.schedule.factor(step)
     if not config.dense_optimizer.schedule.is_constant:

@@ -39,7 +39,7 @@ class LabelQuality:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Quality on a dataset, for multi-task models of the first label; None: undefined (one class, no sample)."""
+    """Quality on a dataset; for multi-task models of the first label. None: undefined."""
 
     samples: int
     auc: float | None
@@ -62,7 +62,7 @@ def evaluate(
     keep: Callable[[NDArray[np.float32], NDArray[np.float32]], None] | None = None,
     in_turn: bool = False,
 ) -> Evaluation:
-    """Evaluate `model(dense, pooled)`, which returns logits (B,), or (B, T) for several labels.
+    """Evaluate `model(dense, pooled)`, which returns logits (B,) or (B, T).
 
     Rows are read in place: none is moved, counted or trained, and dropout is off. If a GPU runs out of memory, the
     device tier shrinks and the batch runs again, which changes no number.
@@ -153,7 +153,7 @@ def _labelled(batches: Iterable[Batch]) -> Iterator[Batch]:
 def predict(
     embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch]
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield the logits of each batch: (B,), or (B, T) for several labels. Labels are not read; else as `evaluate`.
+    """Yield the logits of each batch, (B,) or (B, T), without reading labels.
 
     Raises:
         DeviceMemoryError: if the device tier cannot shrink further.
@@ -175,7 +175,7 @@ def _predictions(
 def _in_turn(
     embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch]
 ) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-    """`_predictions`, where rank r of W computes batches r, r + W, r + 2 W ...; all ranks get all logits."""
+    """`_predictions`, where rank r of W computes batches r, r + W, r + 2 W ..."""
     assert embeddings.ranks.blocks == embeddings.ranks.size
     number, remaining = 0, iter(batches)
     while several := list(islice(remaining, embeddings.ranks.size)):
@@ -212,7 +212,7 @@ def logits_of(embeddings: TieredEmbeddingBag, model: nn.Module, planned: Planned
 
 
 def vectors_of(embeddings: TieredEmbeddingBag, model: nn.Module, planned: Planned) -> Tensor:
-    """Return the vectors for a model: (B, F, D), or (B, sum of widths) if it sets `takes_widths`."""
+    """Return vectors (B, F, D), or (B, sum of widths) if the model sets `takes_widths`."""
     return embeddings.side_by_side(planned) if getattr(model, "takes_widths", False) else embeddings.stack(planned)
 
 
@@ -235,7 +235,7 @@ def _gathered(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Set `model.eval()`, and restore the mode of each module: some may be frozen during training."""
+    """Set `model.eval()` inside, and restore the mode of each module."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Quality of predictions: AUC (also by groups), accuracy, log loss, normalized entropy, calibration.
+"""Quality of predictions: AUC, GAUC, accuracy, log loss, calibration.
 
 The streaming classes use constant memory, do not depend on the order of samples, and merge: the sum of two workers'
 counts equals the counts of one. Letters: B samples of a batch, n samples in total.
@@ -20,7 +20,7 @@ MAX_LOGIT: Final = 52 * float(np.log(2.0))
 
 
 class StreamingAUC:
-    """Area under the ROC curve and accuracy of a stream, from counts in 4,096 bins of equal width in logits.
+    """AUC and accuracy of a stream, from counts in 4,096 bins of logits.
 
     Click-through rates are near 0, where bins of equal width in probabilities would put nearly all samples into one.
     Samples in the same bin count as tied (one half), so the AUC is within 1e-4 of the exact one for typical models (bin
@@ -67,14 +67,14 @@ class StreamingAUC:
         return _area(negatives=self.counts[0], positives=self.counts[1])
 
     def accuracy(self) -> float | None:
-        """Return the share of predictions on the correct side of 0.5 (0.5 predicts 1); None without samples."""
+        """Return the share of predictions on the correct side of 0.5; None without samples."""
         num_samples, half = int(self.counts.sum()), NUM_BINS // 2
         right = int(self.counts[0, :half].sum()) + int(self.counts[1, half:].sum())
         return right / num_samples if num_samples else None
 
 
 class StreamingLogLoss:
-    """Mean binary cross-entropy in nats, normalized entropy and calibration of a stream, summed in float64.
+    """Log loss (nats), normalized entropy and calibration of a stream, in float64.
 
     Logits are clipped to +-36.04 (probabilities to [2^-52, 1 - 2^-52], as in scikit-learn for float64), so a certain
     and wrong prediction costs 36.04 instead of infinity.
@@ -108,7 +108,7 @@ class StreamingLogLoss:
         return self.loss_sum / self.num_samples if self.num_samples else None
 
     def normalised_entropy(self) -> float | None:
-        """Return the log loss divided by that of predicting the mean label, or None while one class is missing.
+        """Return log loss over that of predicting the mean label; None for one class.
 
         Below 1 is better than the mean (He et al., https://doi.org/10.1145/2648584.2648589).
         """
@@ -119,12 +119,12 @@ class StreamingLogLoss:
         return float(self.loss_sum / self.num_samples / entropy)
 
     def calibration(self) -> float | None:
-        """Return the sum of predicted probabilities over the number of positives (1 is calibrated); None without."""
+        """Return the sum of predictions over the number of positives; None without any."""
         return self.probability_sum / self.num_positives if self.num_positives else None
 
 
 def exact_auc(scores: ArrayLike, labels: ArrayLike) -> float | None:
-    """Return the area under the ROC curve by sorting; tied scores count one half. None for one class only.
+    """Return the AUC by sorting, ties one half; None for one class only.
 
     Args:
         scores: (n,) floats; logits have fewer ties than float32 probabilities.
@@ -145,7 +145,7 @@ def exact_auc(scores: ArrayLike, labels: ArrayLike) -> float | None:
 
 
 def grouped_auc(scores: ArrayLike, labels: ArrayLike, groups: ArrayLike) -> tuple[float | None, int]:
-    """Return GAUC, the mean AUC within groups weighted by their samples, and the number of groups.
+    """Return GAUC (mean AUC within groups, weighted by size) and the number of groups.
 
     Groups are usually users (Zhou et al. 2018, arXiv 1706.06978). Ties count one half. Groups with one class are left
     out; GAUC is None if all are.
@@ -184,7 +184,7 @@ def grouped_auc(scores: ArrayLike, labels: ArrayLike, groups: ArrayLike) -> tupl
 
 
 class PairedDifference(NamedTuple):
-    """Differences of two models on the same samples (first minus second), with standard errors."""
+    """Differences of two models on the same samples, with standard errors."""
 
     auc: float
     auc_error: float
@@ -193,7 +193,7 @@ class PairedDifference(NamedTuple):
 
 
 def paired_difference(models: Sequence[tuple[ArrayLike, ArrayLike]], labels: ArrayLike) -> PairedDifference | None:
-    """Return the mean difference of pairs of models, with standard errors over other samples of the same kind.
+    """Return the mean difference of pairs of models, with standard errors.
 
     The errors do not include the variation between training runs. The error of the AUC is that of DeLong, DeLong and
     Clarke-Pearson (Biometrics 44, 1988) for correlated curves, from ranks as in Sun and Xu (IEEE Signal Processing
@@ -235,7 +235,7 @@ def paired_difference(models: Sequence[tuple[ArrayLike, ArrayLike]], labels: Arr
 def _placements(
     scores: NDArray[np.floating], positive: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """For each positive (P,) the share of negatives below it, for each negative (N,) of positives above; ties half."""
+    """Shares of negatives below each positive (P,), of positives above each negative (N,)."""
     from scipy.stats import rankdata  # imported here: it takes 0.3 s, which only comparisons need
 
     _checked(scores, positive)
@@ -253,7 +253,7 @@ def _sample_losses(logits: NDArray[np.floating], positive: NDArray[np.bool_]) ->
 
 
 def _area(*, negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> float | None:
-    """Share of (positive, negative) pairs in order, ties half, from counts per group of increasing score."""
+    """Share of ordered (positive, negative) pairs, ties half, from counts by score."""
     num_negatives, num_positives = int(negatives.sum()), int(positives.sum())
     if not num_negatives or not num_positives:
         return None

@@ -1,4 +1,6 @@
-"""Read settings from flag > --set > environment > file > preset > default, and report all mistakes at once.
+"""Read settings from all sources, and report all mistakes at once.
+
+Precedence: flag > --set > environment > file > preset > default.
 
 A key is dotted (`tier.device_rows`). `policy.NAME`, `data.NAME` and `model.NAME` are options of the policy, the data
 and the model. An environment variable is `ADAPTIVE_` and the key in capitals, with `__` for the dot
@@ -128,7 +130,7 @@ def load_settings(
 
 
 def parse_text(text: str) -> Any:
-    """Return a TOML value (number, true, quoted text, list ...), None for `null`, else the text itself."""
+    """Parse a TOML value; return None for `null`, and other text unchanged."""
     text = text.strip()
     if text == "null":
         return None
@@ -167,7 +169,7 @@ def _from_model(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _refuse_code_of_files(entries: Sequence[Entry]) -> None:
-    """Refuse code that only a file names, unless it is installed: reading a file must not run foreign code."""
+    """Refuse code that only a file names, unless it is installed."""
     for key in CODE_SETTINGS:
         latest = next(
             (entry for entry in reversed(entries) if ".".join(entry.path) == key and entry.value is not None), None
@@ -256,7 +258,7 @@ def leaves(content: Mapping[str, object], above: str = "") -> Iterator[tuple[str
 
 
 def _known_keys(entries: Sequence[Entry]) -> tuple[Keys, PolicyError | None]:
-    """Return all keys, with the parameters of the policy, and the error if the policy cannot be loaded."""
+    """Return all keys, and the error if the policy cannot be loaded."""
     keys = dict(_model_keys(TrainConfig))
     for name, model in _option_models(_last(entries, "model")).items():
         keys.update(_model_keys(model, (name,)))
@@ -276,7 +278,7 @@ def _known_keys(entries: Sequence[Entry]) -> tuple[Keys, PolicyError | None]:
 def _option_models(
     model: object, problems: list[str] | None = None, chosen: Mapping[Path_, Entry] = MappingProxyType({})
 ) -> dict[str, type[BaseModel]]:
-    """Return the option models of data and model. An unknown model has the default's options and adds a problem."""
+    """Return the option models of data and model; an unknown model adds a problem."""
     from adaptive.data.data_options import DataOptions
     from adaptive.models.model_settings import OPTIONS
     from adaptive.plugins import installed_models
@@ -370,7 +372,7 @@ def _validated(chosen: Mapping[Path_, Entry], keys: Keys, problems: list[str]) -
 
 
 def _check(kind: Any, value: Any, above: Path_, book: tuple[Mapping[Path_, Entry], Keys, list[str]]) -> Any:
-    """Return the value as `kind`, or None, and add a line for each mistake to the problems in `book`."""
+    """Return the value as `kind`; for mistakes return None and add lines to `book`."""
     chosen, keys, problems = book
     try:
         return TypeAdapter(kind).validate_python(value)
@@ -394,7 +396,7 @@ def _tree(chosen: Mapping[Path_, Entry]) -> dict[str, Any]:
 
 
 def _problem(error: ErrorDetails, loc: Path_, chosen: Mapping[Path_, Entry], keys: Keys) -> str:
-    """A line for a mistake: key and origin, expected and actual value, meaning of the key, a similar word."""
+    """Return a line for a mistake: key, origin, expected and actual value, hint."""
     reason, is_general = error["msg"].removeprefix("Value error, "), error["msg"].startswith("Input should be ")
     if is_general:
         reason = re.split(", (?:unable|got) ", reason.removeprefix("Input should be "))[0]

@@ -57,7 +57,7 @@ class _Passed:
 
 
 class Trainer:
-    """Trains `model(dense, pooled) -> logits (B,)` and its embeddings on click labels, by mean log loss.
+    """Trains `model(dense, pooled)` and its embeddings on click labels, by mean log loss.
 
     A model of T labels (`adaptive.models.tasks`) returns logits (B, T), and its loss is their weighted sum. A model for
     tables of several widths (`adaptive.models.dense.assembly`) takes concatenated vectors.
@@ -88,7 +88,7 @@ class Trainer:
         self._dense = dense_step(embeddings, model)
 
     def train(self, batches: Iterable[Batch], *, depth: int = 4, stopped: Callable[[], bool] = lambda: False) -> int:
-        """Train on the batches until they end or `stopped()` returns True after a step; return the number of steps.
+        """Train until the batches end or `stopped()` is True; return the number of steps.
 
         All ranks pass the same batches; each trains its part of them.
 

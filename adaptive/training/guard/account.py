@@ -1,4 +1,4 @@
-"""State and report of a guard: the work that a run skipped, and how much of that was undone."""
+"""State and report of a guard: skipped work, and how much of it was undone."""
 
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +12,7 @@ from adaptive.training.telemetry.report import GuardSummary, SkipShares
 
 
 class LoopRecorder(Protocol):
-    """The guard's view of a `Recorder`: progress and loss of training, and the sink for decisions."""
+    """The guard's view of a `Recorder`, which also takes its decisions."""
 
     steps: int  # trained so far
     samples: int
@@ -25,7 +25,7 @@ class LoopRecorder(Protocol):
 
 @dataclass(frozen=True)
 class SkipCounts:
-    """Numbers of all and of skipped updates, lookups and inputs, in a run so far or in a part of it."""
+    """Numbers of all and of skipped updates, lookups and inputs."""
 
     updates: int = 0  # one per distinct row and batch
     skipped: int = 0  # updates that were dropped or deferred
@@ -76,7 +76,7 @@ def _share(part: int, whole: int) -> float:
 
 @dataclass
 class GuardState:
-    """State of a guard between two steps. Batches are those of the data, numbered from 0 over all passes."""
+    """State of a guard between two steps; batches are numbered over all passes."""
 
     active: bool = True  # the policy skips something, and skipping was not stopped
     place: int = 0  # batches trained
@@ -94,7 +94,7 @@ class GuardState:
     undone: SkipCounts = SkipCounts()
 
     def keep(self, share: float, *, since: int, cost: float) -> None:
-        """Record a passed check that began at batch `since`: since then a `share` was skipped for a `cost` in AUC."""
+        """Record a check passed from batch `since` on: skipped `share`, `cost` in AUC."""
         self.spent = self.cost_until(since) + cost
         self.rate = cost / (self.place - since)
         self.passed, self.passed_at = share, self.place
@@ -125,7 +125,7 @@ class Account:
         self._marks.append((True, left_out))
 
     def read(self, now: GuardState, left_out: SkipCounts) -> None:
-        """Update the state. Call it at the start of a pass, after each step, and at the end of the run."""
+        """Update the state at the start of a pass, after each step, and at the end."""
         for undoing, marked in self._marks:
             here = replace(left_out, inputs=marked.inputs, dropped=marked.dropped)
             if undoing:

@@ -1,4 +1,4 @@
-"""`TrainingLoop`: tables, the modules trained with them, and a step. `Fork`: a copy of a loop that skips nothing.
+"""`TrainingLoop`: a loop that a guard can copy. `Fork`: a copy that skips nothing.
 
 `RunLoop` is the loop of a run; `adaptive.Guard` has one for custom loops. The rows of a fork are always on the host:
 placement does not change the numbers, and the fork takes no device memory. Accumulated updates of the run are applied
@@ -91,7 +91,7 @@ class TrainingLoop(ABC):
 
 
 def _on_host(embeddings: TieredEmbeddingBag, policy: Policy) -> TieredEmbeddingBag:
-    """New tables with the same shapes, initial values, optimizer and rate, on the host only and without skipping."""
+    """New tables on the host with equal initial values and optimizer, without skipping."""
     outline = embeddings.runtime.outline
     tier = TierConfig(device=outline.tier.device, device_rows="0", policy_timeout_s=0)
     on_host = TieredEmbeddingBag(outline.tables, tier, policy=policy, optimizer=outline.optimizer, seed=outline.seed)
@@ -151,7 +151,7 @@ def concatenated(logits: Sequence[Tensor]) -> NDArray[np.float32]:
 
 
 class Fork:
-    """A copy of a run that skips nothing. Made between two steps of the run, and trained in the same thread.
+    """A copy of a run that skips nothing, trained in the same thread.
 
     Attributes:
         trained: the copied loop.
@@ -192,7 +192,7 @@ def predict(trained: TrainingLoop, batches: Sequence[Batch]) -> NDArray[np.float
 
 
 def _own_random_numbers() -> AbstractContextManager[None]:
-    """Restore torch's random state afterwards, so the run draws the same numbers as without a fork."""
+    """Restore torch's random state afterwards: forks do not change the run's numbers."""
     return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
 
 
@@ -238,7 +238,7 @@ class Pair:
             self.trained += 1
 
     def compare(self, stream: NumberedBatches, num_samples: int) -> Evidence | None:
-        """Compare both on the next samples, which neither has trained on; None if there are too few."""
+        """Compare both on the next samples; None if there are too few."""
         batches = stream.coming(self._place, num_samples)
         self.judged += len(batches)
         if not batches:

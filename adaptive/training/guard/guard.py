@@ -37,7 +37,7 @@ NOTHING: Final = CheckFindings()
 
 
 class Guard:
-    """Checks the cost of skipping in a run, undoes skipping that costs too much, and limits it. Close it."""
+    """Checks the cost of skipping in a run, undoes and limits it. Close it."""
 
     def __init__(
         self, settings: GuardConfig, config: TrainConfig, run: TrainingLoop, recorder: LoopRecorder, total: int | None
@@ -71,7 +71,7 @@ class Guard:
     # --- for the run -----------------------------------------------------------------------------------------
 
     def guarded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Wrap the batches of the next pass, for training instead of `batches`. No look-ahead may be running."""
+        """Wrap the batches of the next pass. No look-ahead may be running."""
         now = self._now
         if self._passes.stream is not None:
             now.place = self._passes.stream.taken
@@ -101,7 +101,7 @@ class Guard:
             self._act(stream)
 
     def finish(self) -> None:
-        """Finish after training; undo the skipping of an unfinished check. No look-ahead may be running."""
+        """Finish, undoing the skipping of an open check. No look-ahead may be running."""
         now = self._now
         self._read()
         if self._pair is not None:
@@ -199,7 +199,7 @@ class Guard:
         return True
 
     def _better_later(self, place: int) -> bool:
-        """True if this pass has less than half of the holdout samples left, and another pass follows."""
+        """True if less than half of the holdout is left, and another pass follows."""
         return self._passes.ends_within(place, self._settings.holdout // 2, self._timing.left(place))
 
     # --- decisions -------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class Guard:
         from_step: int | None = None,
         findings: CheckFindings = NOTHING,
     ) -> None:
-        """Record a decision; `self._now` is the state after it, `previous` the allowance before it."""
+        """Record a decision; `previous` is the allowance before it."""
         now, pair, (evidence, outlook, share) = self._now, self._pair, findings
         record = GuardRecord(
             step=self._recorder.steps,

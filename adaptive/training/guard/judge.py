@@ -1,4 +1,4 @@
-"""Judge skipping from two models' predictions of the same samples, and decide when to check.
+"""Judge skipping from two models' predictions, and decide when to check.
 
 Letters: n samples, P of them positive, N negative. The cost of skipping is extrapolated conservatively:
 
@@ -30,7 +30,7 @@ READ_PER_TRAINED: Final = 10  # batches that a policy which drops inputs reads p
 
 @dataclass(frozen=True)
 class Timing:
-    """Lengths of a guard's stages in batches. They depend on settings only, not on the timing of threads."""
+    """Lengths of a guard's stages in batches, from settings only."""
 
     warmup: int  # before anything is skipped
     steps: int  # of a check
@@ -80,7 +80,7 @@ class Alarm:
         self._heard: deque[tuple[float, float]] = deque(maxlen=EARLIER + LATEST)
 
     def hear(self, loss: float, positive: float) -> None:
-        """Add a batch: its mean log loss, predicted before it was trained, and its share of positive labels."""
+        """Add a batch: mean log loss before its training, share of positive labels."""
         self._heard.append((loss, positive))
 
     def forget(self) -> None:
@@ -102,7 +102,7 @@ class Alarm:
 
 
 def _uninformed(positives: Any, share: float) -> NDArray[np.float64]:
-    """Mean log loss of predicting `share` for every sample, for batches with these shares of positives."""
+    """Mean log loss of predicting `share` for all samples of each batch."""
     losses: NDArray[np.float64] = -(positives * np.log(share) + (1 - positives) * np.log1p(-share))
     return losses
 
@@ -113,7 +113,7 @@ SOME: Final = 0.01
 
 
 class Triggers:
-    """Decides when the next check is due. Call `hear` for every batch, `due` while no check is running."""
+    """Decides when the next check is due."""
 
     def __init__(self) -> None:
         self._alarm = Alarm()
@@ -125,7 +125,7 @@ class Triggers:
         self._alarm.hear(loss, positive)
 
     def opened(self) -> None:
-        """Forget the losses up to the start of a check, which judges them; it may miss later changes."""
+        """Forget earlier losses at the start of a check, which judges them."""
         self._alarm.forget()
 
     def passed(self, place: int, left_out: SkipCounts) -> None:
@@ -222,7 +222,7 @@ def look_out(evidence: Evidence, *, steps: int, left: int | None, spent: float) 
 
 
 def lower(allowance: float, outlook: Outlook, budget: float) -> float:
-    """The next allowance after one over budget: at most half of it, and low enough for the budget; or 0."""
+    """The next allowance after one over budget: at most half of it, or 0."""
     remaining = allowance * min(0.5, budget / -outlook.interval[0])
     return remaining if remaining >= LEAST else 0.0
 
@@ -239,7 +239,7 @@ def explain(outlook: Outlook, budget: float) -> str:
 
 
 def least_allowance(embeddings: TieredEmbeddingBag) -> float | None:
-    """The smallest allowance that skips something: 0 if every positive one does, None if none does.
+    """The smallest allowance that skips something: 0: any positive one, None: none.
 
     A share of dropped rows or inputs may be arbitrarily small. For deferral an allowance scales k - 1 in whole numbers:
     below 1 / (at_most - 1) no update is deferred.
@@ -261,7 +261,7 @@ class Allowance:
         self._timing, self._budget = timing, budget
 
     def after(self, now: GuardState, outlook: Outlook) -> tuple[float, str]:
-        """Return the allowance after a check over budget, and an addition to the reason or an empty text."""
+        """Return the allowance after a check over budget, and a note for the reason."""
         if self.drops and now.passed is not None:
             return 0.0, ""  # it passed before, so the data have changed and need the dropped updates now
         if self._timing.too_late(now.place + self._timing.margin):

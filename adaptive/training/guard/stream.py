@@ -1,4 +1,4 @@
-"""`NumberedBatches`: number training batches before the look-ahead takes them, so a guard can read them too.
+"""`NumberedBatches`: batches on the way to the look-ahead, which a guard reads too.
 
 The look-ahead thread takes batches. The training thread looks at them and does not wait while one is read. The source
 alone decides which batches come, and in which order.
@@ -26,7 +26,7 @@ class Inputs(NamedTuple):
 
 
 class NumberedBatches(Iterator[Batch]):
-    """The numbered batches of one pass over the data, stored for the guard until it calls `forget`.
+    """The numbered batches of a pass, stored until the guard calls `forget`.
 
     Attributes:
         first: number of the first batch; numbers continue from pass to pass.
@@ -49,7 +49,7 @@ class NumberedBatches(Iterator[Batch]):
         self._reading = threading.Lock()  # serializes reads of the source
 
     def __next__(self) -> Batch:
-        """Return the next batch to the look-ahead thread. The policy has seen all batches before it."""
+        """Return the next batch to the look-ahead thread."""
         with self._lock:
             if len(self._inputs) < self.taken - self._oldest:
                 self._inputs.append(self._latest())
@@ -64,7 +64,7 @@ class NumberedBatches(Iterator[Batch]):
         return batch
 
     def switch(self, number: int, allowance: float) -> int:
-        """Set the allowance from batch `number` on, or from the next untaken one; return its number."""
+        """Set the allowance from the first untaken batch >= `number` on; return its number."""
         with self._lock:
             number = max(number, self.taken)
             self._switch = number, allowance
@@ -191,7 +191,7 @@ class Passes:
         return self.stream.place(self._recorder.samples - self._samples)
 
     def ends_within(self, place: int, num_samples: int, left: int | None) -> bool:
-        """Return True if this pass has fewer than `num_samples` samples from `place` on and another pass follows.
+        """True if this pass has fewer samples from `place` on, and another pass follows.
 
         `left`: remaining batches of the run. False at the start of a pass, where waiting for the next would not help.
         """

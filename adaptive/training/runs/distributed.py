@@ -1,4 +1,4 @@
-"""Runs of several ranks: shared checkpoints, checks that ranks agree, and stopping together."""
+"""Runs of several ranks: checkpoints, agreement of ranks, and stopping together."""
 
 import contextlib
 import re
@@ -32,7 +32,7 @@ LATE_S: Final = 5.0  # seconds until a file that another machine wrote is visibl
 
 @contextlib.contextmanager
 def these_ranks(config: TrainConfig) -> Iterator[Ranks]:
-    """The ranks that torchrun or `--ranks` started, with this process as one of them; else a single process."""
+    """The ranks that torchrun or `--ranks` started; else a single process."""
     if not is_rank():
         yield ALONE
         return
@@ -52,7 +52,7 @@ def these_ranks(config: TrainConfig) -> Iterator[Ranks]:
 
 @contextlib.contextmanager
 def reading_ranks(config: TrainConfig) -> Iterator[Ranks]:
-    """`these_ranks` for reading a run: ranks take whole batches in turn, so there is one block per rank."""
+    """`these_ranks` for reading a run: one block per rank."""
     meeting = config.ranks.model_copy(update={"blocks": None, "wire": "fp32"})
     with these_ranks(config.model_copy(update={"ranks": meeting})) as ranks:
         yield ranks
@@ -106,7 +106,7 @@ def reporting_errors(ranks: Ranks) -> Iterator[None]:
 
 
 def directory_of(ranks: Ranks, run_directory: Callable[[], RunDirectory]) -> AbstractContextManager[RunDirectory]:
-    """The run directory on rank 0, a temporary one on other ranks. Call it inside `reporting_errors`."""
+    """The run directory on rank 0, a temporary one on other ranks."""
     return run_directory() if ranks.is_first else _scratch_directory()
 
 
@@ -120,7 +120,7 @@ def _scratch_directory() -> Iterator[RunDirectory]:
 
 
 def ranks_summary(ranks: Ranks, totals: RunTotals, *, full: bool) -> dict[str, float | None]:
-    """The summary of several ranks; all call it together. `full`: the hot set of this rank is full."""
+    """The summary of all ranks. `full`: the hot set of this rank is full."""
     is_full = any(ranks.gather_facts(full))
     hosts = {place.partition(",")[0] for place in ranks.places}
     numbers = crossed_numbers(totals.ranks, totals.ranks_steps)
@@ -131,7 +131,7 @@ def ranks_summary(ranks: Ranks, totals: RunTotals, *, full: bool) -> dict[str, f
 
 
 class AgreedStop(StopRequest):
-    """A signal to one rank that all learn of at the same exchange, so all stop after the same step."""
+    """A signal to one rank that stops all ranks after the same step."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -150,7 +150,7 @@ def agreed_stop(ranks: Ranks) -> StopRequest | None:
 
 
 class CheckpointsOfRanks(Checkpoints):
-    """Checkpoints of several ranks: each writes a shard of its rows, rank 0 the rest and the name of the folder.
+    """Checkpoints of several ranks: each writes a shard, rank 0 also the rest.
 
     All ranks call the same methods together. A method succeeds on all ranks or fails on all.
 
@@ -243,7 +243,7 @@ def refuse_unseen(directory: Path, ranks: Ranks) -> None:
 
 
 def _sees(file: Path, text: str) -> bool:
-    """Return True if the file has this text within `LATE_S` seconds: shared file systems show it late."""
+    """Return True if the file has this text within `LATE_S` seconds."""
     until = time.monotonic() + LATE_S
     while True:
         with contextlib.suppress(OSError, ValueError):

@@ -18,7 +18,7 @@ _HOW_TO_EVALUATE = (
 
 
 def best_evaluation(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> EvalRecord | None:
-    """The first best evaluation by the metric of `stop_at`, default AUC; None if none has a value."""
+    """The first best evaluation by the metric of `stop_at`, or AUC; None without one."""
     metric = _metric(config)
     order = min if config.stop_at and config.stop_at.lower_is_better else max
     scored = [record for record in evaluations if getattr(record, metric) is not None]
@@ -52,7 +52,7 @@ def best_summary(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> Best
 
 
 def is_reached(wanted: StopAtConfig | None, quality: Evaluation | EvalRecord) -> bool:
-    """True if the evaluation reaches the target; False without a target, or if the metric is undefined."""
+    """True if there is a target and the evaluation reaches it."""
     value = None if wanted is None else getattr(quality, wanted.metric)
     return wanted is not None and value is not None and wanted.is_reached_by(value)
 

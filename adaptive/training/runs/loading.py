@@ -1,4 +1,4 @@
-"""Trained runs in Python: load the model with its rows (`load_run`), evaluate it again (`evaluate_run`)."""
+"""Load a trained run in Python (`load_run`), or evaluate it again (`evaluate_run`)."""
 
 import contextlib
 import shlex
@@ -39,7 +39,7 @@ READABLE = ("tier.", "data.", "eval_batch_size", "model")  # settings that may c
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A loaded run. Close it or use it in a `with` statement, which removes the files of its host tier.
+    """A loaded run. Close it or use it in a `with` statement.
 
     Attributes:
         path: the run directory.
@@ -64,7 +64,7 @@ class LoadedRun:
 
     @property
     def embeddings(self) -> TieredEmbeddingBag:
-        """All rows: `read(batch)` looks them up, `rows.table_blocks(name)` yields a table in blocks."""
+        """All rows: `read(batch)` looks them up, `rows.table_blocks(name)` yields a table."""
         return self.components.embeddings
 
     @property
@@ -74,7 +74,7 @@ class LoadedRun:
         return data.get("schema") if isinstance(data, dict) else None
 
     def predict(self, batches: Iterable[Batch]) -> Iterator[NDArray[np.float32]]:
-        """Yield for each batch the probabilities (B,) that labels are 1; (B, T) for a model with several labels.
+        """Yield the probabilities of each batch: (B,), or (B, T) for several labels.
 
         Raises:
             InputError: for batches that do not fit the tables.
@@ -138,7 +138,7 @@ def load_run(path: Path | str, *, tier: TierConfig | None = None, model: str | N
 
 
 def load_with(path: Path, settings: Settings, ranks: Ranks = ALONE) -> LoadedRun:
-    """`load_run` with changed settings, by dotted keys of `READABLE`. Ranks call it together; each has its own rows.
+    """`load_run` with changed settings, on all ranks together.
 
     Raises:
         ConfigError: for other keys, and as `load_run`.
@@ -174,7 +174,7 @@ def _load(
 
 
 def with_vocabulary(config: TrainConfig, path: Path) -> TrainConfig:
-    """The settings with the vocabulary of the run, if it fitted one, so categories map to the same rows."""
+    """The settings with the run's vocabulary: categories map to the same rows."""
     folder = (path / "vocabulary").absolute()
     if not folder.is_dir():
         return config

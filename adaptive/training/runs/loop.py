@@ -1,4 +1,4 @@
-"""`Loop`: the epochs of a run in stretches. Between two of them no batch is in flight: the run can save and evaluate.
+"""`Loop`: the epochs of a run in stretches, with saves and evaluations in between.
 
 The look-ahead gets the batches of one stretch only, so every planned batch is trained. Planning is ahead of training:
 after a signal no more batches are planned, and the planned ones are still trained. A resumed run reads batches again
@@ -42,7 +42,7 @@ class DataPosition(BaseModel):
         return None if steps is None else max(steps - self.epoch_start - self.taken, 0)
 
     def is_evaluated_next(self, steps: int | None) -> bool:
-        """True if the run evaluates at the current step next, because the epoch or the run ends here."""
+        """True if the run evaluates next: the epoch or the run ends at this step."""
         return self.reached or self.over or self.left(steps) == 0
 
     def advance(self, number: int) -> None:
@@ -55,7 +55,7 @@ class DataPosition(BaseModel):
 
 
 class Source:
-    """The batches of an epoch in stretches. The look-ahead thread iterates a stretch; other calls come between two.
+    """The batches of an epoch in stretches, which the look-ahead thread iterates.
 
     Attributes:
         taken: batches taken so far.
@@ -68,7 +68,7 @@ class Source:
         self._ended = False
 
     def more(self) -> bool:
-        """Return True if there is another batch, which is read for this. Call it between two stretches."""
+        """Read the next batch, between two stretches; return True if there is one."""
         if self._next is None and not self._ended:
             self._next = next(self._batches, None)
         return self._next is not None
@@ -192,7 +192,7 @@ class Loop:
         return self._until(self._config.save_every)
 
     def _until(self, every: int | None) -> int | None:
-        """Batches to the next save or evaluation within an epoch. 0: it is due now; None: there is none."""
+        """Batches to the next save or evaluation; 0: due now, None: none in this epoch."""
         return None if every is None else -self.place.total % every
 
     def _train_stretch(self, source: Source, stop: StopRequest) -> None:

@@ -180,7 +180,7 @@ def _check_vocabulary(config: TrainConfig, record: Json, path: Path) -> None:
 
 
 def _as_large(config: TrainConfig, reached: SavedProgress) -> TrainConfig:
-    """Return settings that keep the number of device rows of `device_rows=auto`, unless a GPU or the policy sets it."""
+    """Return settings that keep the current device rows of `device_rows=auto`."""
     tier = config.tier
     is_kept = tier.device_rows == "auto" and reached.device_rows and choose_device(tier.device).type == "cpu"
     if not is_kept or make_policy(config.policy, config.policy_options).device_rows is not None:
@@ -189,7 +189,7 @@ def _as_large(config: TrainConfig, reached: SavedProgress) -> TrainConfig:
 
 
 def _build(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> Components:
-    """Build and calibrate again: a checkpoint holds only the results of calibration in the policy's `state_dict`."""
+    """Build and calibrate: checkpoints hold calibration only in the policy's state."""
     sample = first_batches(config, dataset)
     components = build(config, dataset, sample, ranks)
     try:
@@ -202,7 +202,7 @@ def _build(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> Components:
 
 @contextlib.contextmanager
 def _new_reject_log(path: Path) -> Iterator[None]:
-    """Start a new log of bad lines inside, since lines are read again. An error restores the old file."""
+    """Start a new log of bad lines inside; an error restores the old one."""
     aside = temporary_name(path)
     with contextlib.suppress(FileNotFoundError):
         path.rename(aside)

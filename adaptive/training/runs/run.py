@@ -1,4 +1,4 @@
-"""`Run`: train, save, evaluate and report in a run directory, and suggest the next commands."""
+"""`Run`: train, save, evaluate and report in a run directory."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ def code_of(config: TrainConfig) -> dict[str, str | None]:
 
 
 def resume_command(directory: Path, config: TrainConfig) -> str:
-    """The command that resumes the run. It names custom code again: code that only a file names is not run."""
+    """The command that resumes the run, with its custom code named again."""
     return f"adaptive-train run --resume {shlex.quote(str(directory))}{code_flags(code_of(config))}"
 
 
@@ -105,7 +105,7 @@ def next_commands(
 
 
 def steps_hint(config: TrainConfig, samples: int) -> str:
-    """A warning with a better batch size if an epoch of file data has few steps; else an empty text.
+    """A warning if an epoch of file data has few steps; else an empty text.
 
     Args:
         samples: trained in all epochs.
@@ -146,7 +146,7 @@ class ResumePoint:
 
 
 class Run:
-    """A training run in its directory. `components` are new, or restored from the checkpoint in `left`."""
+    """A training run in its directory; `left` is the checkpoint of a resumed run."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Run:
         self.checkpoints = checkpoints_of(directory.path, self.ranks, keep=config.keep_checkpoints, damaged=damaged)
 
     def train(self, *, keep_scores: bool = False) -> RunSummary:
-        """Train, save, evaluate, and return the summary. `keep_scores`: save the scores of the latest evaluation."""
+        """Train, save and evaluate; return the summary. `keep_scores`: of the evaluation."""
         self._keep_scores = keep_scores
         features, path = [feature.name for feature in self.dataset.features], self.directory.path
         self._by = group_feature(self.config.eval_by, features)
@@ -356,7 +356,7 @@ _OPTIONAL = ("gauc", "gauc_groups", "labels")
 
 
 def quality_of_training(recorder: Recorder) -> QualitySummary:
-    """Quality on training batches, each predicted before it was trained, as a part of the summary."""
+    """Quality on training batches, predicted before they were trained."""
     quality: QualitySummary = {
         "auc_of": "training",
         "auc": recorder.auc.value(),

@@ -1,4 +1,4 @@
-"""Settings and data in the record of a run (`run.json`), for resuming, evaluating and serving it."""
+"""Settings and data in the record of a run (`run.json`)."""
 
 import os
 import shlex
@@ -21,7 +21,7 @@ FOLDER, SHAPE = "folder", "shape"
 
 
 def where_and_what(dataset: Dataset) -> Json:
-    """Entries of `run.json`: the folder that relative paths start from, and the shape of the data."""
+    """Entries of `run.json`: folder of relative paths, and shape of the data."""
     return {FOLDER: os.getcwd(), SHAPE: TypeAdapter(DataShape).dump_python(shape_of(dataset), mode="json")}
 
 
@@ -97,7 +97,7 @@ def config_of(record: Json, path: Path) -> TrainConfig:
 
 
 def check_same_data(path: Path, record: Json, dataset: Dataset) -> None:
-    """Check that the data are those of the run in directory `path`; their files may have moved.
+    """Check that the data are those of a run; their files may have moved.
 
     Raises:
         InputError: lists the differences.

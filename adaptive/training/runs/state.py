@@ -51,7 +51,7 @@ def policy_state(embeddings: TieredEmbeddingBag) -> Arrays:
 
 
 def load_policy_state(embeddings: TieredEmbeddingBag, state: Mapping[str, NDArray[Any]], where: Path) -> None:
-    """Restore policy and skip rule from the result of `policy_state`; `where`: path of the checkpoint, for messages.
+    """Restore policy and skip rule from the result of `policy_state`.
 
     Raises:
         CheckpointError: if one of them rejects or changes its state.
@@ -113,7 +113,7 @@ def _checked(owner: Policy | SkipRule, state: object) -> Arrays:
 
 
 def optimizer_arrays(optimizer: torch.optim.Optimizer) -> Arrays:
-    """The optimizer's state: `<number of the parameter>.<name>` -> copy, of the parameter's shape or ()."""
+    """State of an optimizer: `<number of the parameter>.<name>` -> copy."""
     states = optimizer.state_dict()["state"]
     return {
         f"{number}.{name}": np.array(torch.as_tensor(value).detach().cpu().numpy())
@@ -124,7 +124,7 @@ def optimizer_arrays(optimizer: torch.optim.Optimizer) -> Arrays:
 
 
 def load_optimizer_arrays(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Restore the result of `optimizer_arrays` into an optimizer whose parameters have the same shapes.
+    """Restore the result of `optimizer_arrays`; parameters must have the same shapes.
 
     Raises:
         CheckpointError: if the arrays belong to other parameters or another optimizer; the optimizer is unchanged.
@@ -138,7 +138,7 @@ def load_optimizer_arrays(optimizer: torch.optim.Optimizer, arrays: Mapping[str,
 
 
 def check_optimizer_arrays(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Check that arrays can be the optimizer's state: a step count or an array of the parameter's shape each.
+    """Check that arrays have the shapes of an optimizer's state.
 
     Raises:
         CheckpointError: if an array has no parameter, or another dtype or shape.
@@ -189,7 +189,7 @@ class SavedProgress(BaseModel):
 
 
 def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard | None) -> Checkpoint:
-    """The content of a checkpoint. Call it between two stretches of the loop, when no batch is in flight."""
+    """The content of a checkpoint, between two stretches of the loop."""
     reached = SavedProgress(
         place=loop.place,
         recorder=recorder.state(),
@@ -233,7 +233,7 @@ def reached_by(checkpoint: Checkpoint, where: Path) -> SavedProgress:
 
 
 def _check_counts(reached: SavedProgress, meta: Mapping[str, object], where: Path) -> None:
-    """Check that counts stored in several places agree: resuming drops records and passes over batches by them."""
+    """Check that counts stored in several places agree."""
     place, so_far = reached.place, reached.recorder.so_far
     pairs = {
         "steps": (meta.get("steps"), so_far.step),
@@ -294,7 +294,7 @@ def restore_recorder(
 
 
 def refuse_guarded_saves(config: TrainConfig, components: Components | ComponentsOutline) -> None:
-    """Refuse settings that a guarded run cannot keep: checkpoints, and evaluations within an epoch.
+    """Refuse settings that a guarded run cannot keep.
 
     Raises:
         ConfigError: for `save_every` or `eval_every` in a guarded run.
@@ -327,7 +327,7 @@ def refuse_guarded_resume(config: TrainConfig, components: Components, where: Pa
 
 
 def is_guarded(config: TrainConfig, components: Components | ComponentsOutline) -> bool:
-    """True if a guard is set and the policy skips something; otherwise the guard has no state to lose."""
+    """True if a guard is set and the policy skips something."""
     embeddings = components.embeddings
     skips = embeddings.drops_updates or embeddings.defers or drops_inputs(embeddings.policy)
     return config.guard is not None and skips
@@ -364,7 +364,7 @@ def restore_weights(components: Components, checkpoint: Checkpoint, *, where: Pa
 
 @contextmanager
 def _naming(where: Path) -> Iterator[None]:
-    """Turn errors inside into a CheckpointError with the checkpoint's path; torch raises RuntimeError for shapes."""
+    """Turn errors inside into a CheckpointError with the path of the checkpoint."""
     try:
         yield
     except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:

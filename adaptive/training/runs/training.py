@@ -1,4 +1,4 @@
-"""Train a run in its directory, from scratch or from another run's weights, or plan it without training."""
+"""Train a run from scratch or from another run's weights, or plan it."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -44,7 +44,7 @@ from adaptive.training.telemetry.report import SCHEMA, RunSummary
 
 
 def rows_in_flight(config: TrainConfig, components: ComponentsOutline, batches: Sequence[Batch]) -> int:
-    """Device rows that these batches need at once, each together with the `depth` batches before it."""
+    """Device rows that a batch and the `depth` batches before it need at once, at most."""
     most = 0
     for group in make_groups(components.tables, config.seed):
         finder = DistinctFinder(group)
@@ -60,7 +60,7 @@ def rows_in_flight(config: TrainConfig, components: ComponentsOutline, batches: 
 
 
 def refuse_too_few(config: TrainConfig, components: ComponentsOutline, batches: Sequence[Batch], needed: int) -> None:
-    """Raise the error that a run would raise in its first batches. Policies that arrange inputs are not checked.
+    """Raise the error that a run would raise in its first batches.
 
     Raises:
         DeviceMemoryError: if rows are prefetched and the device tier is too small for the batches in flight.
@@ -82,7 +82,7 @@ VOCABULARY = "vocabulary"
 
 
 def with_known_ids(config: TrainConfig) -> TrainConfig:
-    """The settings for opening the data: with `init_from`, the vocabulary of that run grows with new values."""
+    """The settings for opening the data; with `init_from` its vocabulary grows."""
     if config.init_from is None:
         return config
     read_record(Path(config.init_from))  # raises if there is no run
@@ -93,7 +93,7 @@ def with_known_ids(config: TrainConfig) -> TrainConfig:
 
 
 def begin_with(components: Components, config: TrainConfig) -> None:
-    """Load the weights of the run `config.init_from` into new components: its best ones if it saved them.
+    """Load the weights of the run `init_from`, its best ones if it saved them.
 
     Counts of lookups are loaded too; watched rows and the policy start from scratch.
 
@@ -133,7 +133,7 @@ _OPTIMIZERS: Final = ("optimizer", "dense_optimizer")
 
 
 def _difference(source: TrainConfig, config: TrainConfig) -> str:
-    """The settings because of which weights of `source` do not fit, with a fix; or an empty text."""
+    """Explain which settings keep the weights of `source` from fitting, or return ""."""
     old, new = source.model_options, config.model_options
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     if names:
@@ -147,7 +147,7 @@ def _difference(source: TrainConfig, config: TrainConfig) -> str:
 
 
 def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) -> dict[str, int]:
-    """Return table -> number of rows behind its vocabulary (unknown and missing values), for fitted vocabularies.
+    """Return table -> number of rows behind its fitted vocabulary.
 
     Raises:
         CheckpointError: if tables are not the same, or larger.
@@ -171,7 +171,7 @@ def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) ->
 
 
 def _rows(components: Components, checkpoint: Checkpoint, *, keep_state: bool) -> dict[str, NDArray[Any] | Stored]:
-    """The saved rows without the state of the other run alone: its learning rate and watched rows."""
+    """The saved rows without learning rate and watched rows of the other run."""
     rows: Mapping[str, NDArray[Any] | Stored] = checkpoint.rows
     arrays = {name: value for name, value in rows.items() if name != "rate" and ".watched." not in name}
     if keep_state:
@@ -270,7 +270,7 @@ class RunPlan(TypedDict):
 
 
 def plan_run(config: TrainConfig) -> RunPlan:
-    """Compute the requirements of `train_run`: memory, device rows, steps. Writes nothing and allocates no rows."""
+    """Compute memory, device rows and steps of a run; writes and allocates nothing."""
     dataset = open_data(with_known_ids(config))
     sample = first_batches(config, dataset)
     components = outline(config, dataset, sample)

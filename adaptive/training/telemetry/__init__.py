@@ -1,4 +1,4 @@
-"""The record of a run (`metrics.jsonl`) and its views: TensorBoard, progress line, summary, loggers.
+"""The record of a run, `metrics.jsonl`, and its views.
 
 Nothing here changes what is trained. Counts come from `engine.statistics`.
 """

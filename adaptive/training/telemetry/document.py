@@ -24,7 +24,7 @@ Rows = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Heading:
-    """The title of the blocks up to the next heading. An HTML page lists it in its table of contents."""
+    """The title of the blocks up to the next heading, and an entry in the contents."""
 
     text: str
 
@@ -94,7 +94,7 @@ class Legend:
 
 @dataclass(frozen=True)
 class Columns:
-    """Two groups of blocks next to each other if the page is wide enough; the right one takes the remaining width."""
+    """Two groups of blocks next to each other, if the page is wide enough."""
 
     left: "Sequence[DocumentBlock]"
     right: "Sequence[DocumentBlock]"
@@ -121,7 +121,7 @@ class Document:
     blocks: Sequence[DocumentBlock]
 
     def to_text(self) -> str:
-        """Return text for a terminal: paragraphs wrapped at `WIDTH`, wider tables split into blocks of columns."""
+        """Return text for a terminal, wrapped and split at `WIDTH`."""
         return "\n\n".join(filter(None, map(_text, self.blocks)))
 
     def to_markdown(self) -> str:
@@ -133,7 +133,7 @@ class Document:
         return {table.name: csv_text(table.rows) for table in self.blocks if isinstance(table, Table) and table.name}
 
     def to_html(self, title: str, about: str) -> str:
-        """Return an HTML page: `title`, a line `about` it, contents, and a section per heading with blocks."""
+        """Return an HTML page with contents, and a section per heading with blocks."""
         sections = sections_of(self.blocks)
         contents = "".join(f'<a href="#part-{n}">{escaped(name)}</a>' for n, (name, _) in enumerate(sections))
         parts = "".join(
@@ -216,7 +216,7 @@ def _column_blocks(table: Table) -> list[list[list[str]]]:
 
 
 def aligned(rows: Rows, *, numbers: bool = True) -> list[str]:
-    """Return lines with columns as wide as their widest cell: the first to the left, numbers to the right."""
+    """Return lines with aligned columns: the first to the left, numbers to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -235,7 +235,7 @@ def markdown_table(rows: Rows) -> str:
 
 
 def visible(text: str) -> str:
-    """Return the text with invisible characters as escapes such as `\\u202e`; newlines and tabs stay."""
+    """Return the text with invisible characters as escapes such as `\u202e`."""
     return text if text.isprintable() else "".join(c if c in "\n\t" else printable(c) for c in text)
 
 

@@ -116,7 +116,7 @@ class EventFile:
 
 
 def scalars(numbers: Mapping[str, float | None]) -> list[Any]:
-    """Return `Summary.Value`s of tag -> number without those that are None. TensorBoard stores float32."""
+    """Return `Summary.Value`s (float32) of tag -> number, without None."""
     from tensorboard.compat.proto import summary_pb2
 
     value = summary_pb2.Summary.Value

@@ -33,7 +33,7 @@ def percent_text(share: float | None) -> str:
 
 
 def number_text(name: str, number: float | None) -> str:
-    """A number that a policy reports: `..._share` in percent, `..._bytes` in units, else up to four decimals."""
+    """A policy's number: `..._share` in percent, `..._bytes` in units, else 4 decimals."""
     if number is None or not math.isfinite(number):
         return "-"
     if name.endswith("_share"):
@@ -44,7 +44,7 @@ def number_text(name: str, number: float | None) -> str:
 
 
 def short_text(number: float) -> str:
-    """Four significant digits, and all digits before the point: `0.07213`, `17,790`; never 1.779e+04."""
+    """Four significant digits and all before the point: `0.07213`, `17,790`."""
     return f"{number:,.0f}" if 1000 <= abs(number) < 1e15 else f"{number:.4g}"
 
 
@@ -89,7 +89,7 @@ def policy_text(spec: str, policy: Policy) -> str:
 
 
 def skip_text(rule: SkipRule | None) -> str:
-    """The skip rule with its mode: `skip rule defer by least accumulates updates for up to 16 visits of a row`."""
+    """`skip rule defer by least accumulates updates for up to 16 visits of a row`"""
     if rule is None or not (rule.leaves_out or rule.drops_inputs or rule.at_most > 1):
         return "skips no updates"
     effect = f"accumulates updates for up to {rule.at_most} visits of a row"

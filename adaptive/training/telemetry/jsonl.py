@@ -143,7 +143,7 @@ def to_json(record: Record) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """The same value in JSON's types: numpy's become Python's, numbers that are not finite become None."""
+    """Return the value in JSON's types; numbers that are not finite become None."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -156,7 +156,7 @@ def plain(value: Any) -> Any:
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """Return the records of a `metrics.jsonl`. A last line without newline (still being written) is ignored.
+    """Return the records of a `metrics.jsonl` without an incomplete last line.
 
     Raises:
         InputError: if the file cannot be read, or a line is not a record; names file and line.
@@ -202,7 +202,7 @@ def _check_numbers(record: Record) -> None:
 
 
 def drop_after(path: Path, step: int, *, evaluation: bool) -> int:
-    """Remove the records after a step, and an incomplete last line, from a `metrics.jsonl`; return their number.
+    """Remove records after a step from a `metrics.jsonl`; return their number.
 
     Args:
         step: records of later steps are removed.

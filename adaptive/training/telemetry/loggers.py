@@ -1,4 +1,4 @@
-"""Loggers for experiment trackers, named by `log_to`: entry points of the group `adaptive.loggers`.
+"""Loggers for experiment trackers: entry points that `log_to` names.
 
 Nothing is logged by default. The loggers here write into the run directory, not to a server.
 """
@@ -93,7 +93,7 @@ def load_loggers(names: str | None) -> dict[str, LoggerMaker]:
 
 
 class LoggerSink:
-    """Passes the numbers of records to a logger, with TensorBoard's tags, without those of single tables."""
+    """Passes the numbers of records to a logger, with TensorBoard's tags."""
 
     def __init__(self, name: str, logger: Logger) -> None:
         self._name, self._logger = name, logger

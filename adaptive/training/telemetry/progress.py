@@ -1,4 +1,4 @@
-"""Progress of a run: a line that is updated in place on a terminal, a plain line per interval elsewhere."""
+"""Progress of a run: a line updated in place on a terminal, plain lines elsewhere."""
 
 import io
 import os
@@ -21,7 +21,7 @@ EVERY = 5.0  # seconds between two lines
 
 
 class Countdown:
-    """Prints every few seconds how much is done: `120,000 of 400,000 samples counted, about 0:00:07 left`.
+    """Prints every few seconds `120,000 of 400,000 samples counted, about 0:00:07 left`.
 
     Args:
         write: called with each line.
@@ -58,7 +58,7 @@ class Countdown:
 
 
 class Progress:
-    """Prints the intervals of a run to a stream, usually stderr, until the stream fails (closed pipe).
+    """Prints the intervals of a run to a stream, until the stream fails.
 
     `TERM=dumb` gives plain lines on a terminal too, `NO_COLOR` a line without colors.
     """
@@ -128,7 +128,7 @@ class Progress:
 
 
 class _Guarded(io.TextIOBase):
-    """A stream that ignores writes after its first error. rich would end the process on a closed pipe."""
+    """A stream that ignores writes after its first error, where rich would exit."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream: TextIO | None = stream
@@ -153,7 +153,7 @@ class _Guarded(io.TextIOBase):
 
 
 class _Bar:
-    """A progress bar at the bottom of a terminal. The calling thread draws it; rich starts no thread."""
+    """A progress bar at the bottom of a terminal, drawn by the calling thread."""
 
     def __init__(self, stream: _Guarded, total_steps: int | None) -> None:
         import rich.console  # 50 ms that only a terminal pays for

@@ -1,4 +1,4 @@
-"""The record of a run: plain values, one `IntervalRecord` per logging interval. All files and views derive from it.
+"""The record of a run: plain values, from which all files and views derive.
 
 Numbers of an interval belong to the batches trained in it, unless a comment says "so far" or "now".
 """
@@ -55,12 +55,12 @@ class TableCounts:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of lookups whose row was on the device when its batch was planned; None without lookups."""
+        """Share of lookups with their row on the device at planning; None without any."""
         return share(self.lookup_hits, self.lookups)
 
     @property
     def row_hit_rate(self) -> float | None:
-        """Share of the batches' distinct rows that were on the device when planned; None without lookups."""
+        """Share of distinct rows on the device at planning; None without lookups."""
         return share(self.row_hits, self.unique_rows)
 
     @property
@@ -70,7 +70,7 @@ class TableCounts:
 
     @property
     def skipped_update_share(self) -> float | None:
-        """Share of row updates (one per distinct row and batch) that were skipped: dropped or deferred."""
+        """Share of row updates (distinct row and batch) that were dropped or deferred."""
         return share(self.skipped_updates, self.unique_rows)
 
     @property
@@ -91,7 +91,7 @@ class TableCounts:
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Counted values: `counts[i]` are in [edges[i], edges[i + 1]); the outer bins also count values outside.
+    """Counts of values in [edges[i], edges[i + 1]); outer bins include values outside.
 
     Raises:
         ValueError: if lengths disagree, or edges are not finite and increasing.
@@ -165,7 +165,7 @@ class EvalRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class GuardRecord:
-    """One decision of the guard with its evidence. Differences are run minus fork: below 0, skipping cost quality.
+    """One decision of the guard; differences are run minus fork, < 0: skipping costs.
 
     Intervals are (low, high) at 95%. Values that were not measured are None.
     """
@@ -215,7 +215,7 @@ def sum_tables(tables: list[TableCounts]) -> TableCounts:
 
 
 def add_counts(first: TableCounts, second: TableCounts) -> TableCounts:
-    """Return the counts of a table over two consecutive intervals; counts of rows "now" are those of the second."""
+    """Add the counts of two consecutive intervals; rows "now" are of the second."""
     names = [f.name for f in fields(TableCounts) if f.name not in ROWS_NOW]
     flows = {name: getattr(first, name) + getattr(second, name) for name in names}
     return TableCounts(**flows, **{name: getattr(second, name) for name in ROWS_NOW})
@@ -373,7 +373,7 @@ COUNT_FIELDS: Final = (
 
 
 def count_numbers(counts: TableCounts, steps: int, table: str | None = None, *, skips: bool = True) -> Numbers:
-    """Return tag -> number for all tables, or for one, in an interval of `steps`. `skips`: include skipping."""
+    """Return tag -> number for all tables or one, in an interval of `steps`."""
     numbers: Numbers = {}
     for shown in COUNT_FIELDS:
         if shown.tag is None or (table is not None and not shown.by_table):

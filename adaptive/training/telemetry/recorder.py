@@ -1,4 +1,4 @@
-"""Collect steps into records: one `IntervalRecord` per `log_every` steps, for file, TensorBoard and terminal."""
+"""Collect steps into records: an `IntervalRecord` per `log_every` steps."""
 
 import math
 import time
@@ -63,7 +63,7 @@ class LossSums(BaseModel):
 
 
 class SoFar(BaseModel):
-    """The record of all steps so far: the fields that resuming depends on; others are for reports."""
+    """The record of all steps so far: the fields that resuming depends on."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -84,7 +84,7 @@ class RecorderState(BaseModel):
 
 
 class Recorder:
-    """Collects the steps of a training loop into records for its sinks, and closes the sinks. For one thread.
+    """Collects the steps of a training loop into records for its sinks. For one thread.
 
     Attributes:
         steps, samples: trained so far.
@@ -133,11 +133,11 @@ class Recorder:
         self._started = self._now() if at is None else at
 
     def timed(self, stage: str) -> AbstractContextManager[None]:
-        """Add the time inside to a stage of the training thread; on a GPU the time to launch the work."""
+        """Add the time inside to a stage; on a GPU the time to launch the work."""
         return self._stopwatch.stage(stage)
 
     def step(self, loss: float, logits: Tensor, labels: NDArray[np.float32]) -> None:
-        """Record a trained batch: mean loss, logits (B,) and labels (B,), or (B, T) for several labels."""
+        """Record a trained batch: mean loss, logits and labels, both (B,) or (B, T)."""
         self.steps += 1
         self.samples += len(labels)
         self.loss = loss
@@ -147,7 +147,7 @@ class Recorder:
 
     @property
     def is_due(self) -> bool:
-        """True if the interval is full. Write it after fetching the next batch: then the last one counts as trained."""
+        """True if the interval is full. Write it once the next batch is there."""
         return len(self._losses) >= self._log_every
 
     def write_if_due(self) -> None:
@@ -257,7 +257,7 @@ class Recorder:
         )
 
     def _time_ms(self, taken: Statistics, seconds: float) -> dict[str, float]:
-        """Mean ms per step. Stages of the training thread and `other` add up to the step; others run in parallel."""
+        """Mean ms per step; stages of the training thread and `other` add up to the step."""
         training = self._stopwatch.total_ms()
         total = {**taken.times_ms, **training, "other": max(1000 * seconds - sum(training.values()), 0.0)}
         return {stage: total[stage] / len(self._losses) for stage in (*STAGES, "policy") if stage in total}

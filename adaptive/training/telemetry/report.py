@@ -34,7 +34,7 @@ class EvaluationPoint(TypedDict):
 
 
 class TargetSummary(TypedDict):
-    """Result of a run with `stop_at`. `step`, `samples` and `seconds` are None if no evaluation reached the target."""
+    """Result of a run with `stop_at`; None where no evaluation reached the target."""
 
     metric: str
     target: float
@@ -66,7 +66,7 @@ class SkipShares(TypedDict, total=False):
 
 
 class QualitySummary(TypedDict, total=False):
-    """Quality of the final evaluation, or of training's predictions if there is none; see `Evaluation`."""
+    """Quality of the final evaluation, else of training's predictions."""
 
     auc_of: str  # "evaluation" or "training"
     eval_samples: int
@@ -134,7 +134,7 @@ class RunSummary(QualitySummary, SkipShares, GuardSummary, total=False):
 
 
 def crossed_numbers(crossed: Crossed, steps: int) -> dict[str, float]:
-    """Means over ranks and steps: bytes by kind, spared shares, waits, load of owners. Empty without ranks."""
+    """Means over ranks and steps of traffic, waits and owner load; empty without ranks."""
     if not crossed or not steps:
         return {}
 
@@ -214,7 +214,7 @@ def summary_text(summary: RunSummary, totals: RunTotals, *, table_rows: Mapping[
 
 
 def _quality_lines(summary: RunSummary) -> list[str]:
-    """Quality and the samples it was measured on, with a line for each label of a multi-task model."""
+    """Lines of quality, one more for each label of a multi-task model."""
     calibration, gauc = summary.get("calibration"), summary.get("gauc")
     more = "" if calibration is None else f", calibration {calibration:.3f}"
     if gauc is not None:
@@ -234,7 +234,7 @@ def _quality_lines(summary: RunSummary) -> list[str]:
 
 
 def _goal_lines(summary: RunSummary) -> list[str]:
-    """The best evaluation with the weights that later commands use, and the target, if the run has them."""
+    """Lines of the best evaluation and of the target, if the run has them."""
     lines = []
     if best := summary.get("best"):
         lines.append(
@@ -292,7 +292,7 @@ def rank_lines(summary: RunSummary) -> list[str]:
 
 
 def skipping_lines(summary: RunSummary) -> list[str]:
-    """Skipped, dropped and undone work. Only skipping changes what is trained; no lines if nothing was skipped."""
+    """Lines of skipped, dropped and undone work; none if nothing was skipped."""
     remaining: SkipShares = summary.get("guard_kept", summary)
     lines = [*_undone(summary.get("guard_undone", {})), *_dropped(remaining, summary.get("guard_undone", {}))]
     lines += _skipped(remaining)
@@ -373,7 +373,7 @@ def _policy_lines(summary: RunSummary) -> list[str]:
 
 
 def _time_lines(summary: RunSummary) -> list[str]:
-    """Mean times of the training thread, which add up to the step, and of the work that runs next to it."""
+    """Lines of mean times: of the training thread, and of parallel work."""
     later = "" if summary["samples_per_s_later"] is None else " after the first interval"
     groups: dict[str, list[str]] = {f"ms per step{later}": [], "ms per step of look-ahead, in parallel": []}
     training, look_ahead = groups.values()

@@ -39,7 +39,7 @@ PERCENTILES: Final = (5, 50, 95)  # of the tables' hit rates
 
 
 class TensorBoardView:
-    """Writes records as TensorBoard events. A failed write never stops training (see `events.EventFile`).
+    """Writes records as TensorBoard events; failed writes never stop training.
 
     `telemetry.record` defines the tags. Of more than 32 tables the smallest are shown together as "other". Counts of an
     interval are shown per step, since the last interval may be shorter. Numbers of skipping start with the first
@@ -133,7 +133,7 @@ class TensorBoardView:
         return values + self._page_of_skipping() if begins else values
 
     def _page_of_skipping(self) -> list[Any]:
-        """Return the layout with charts of skipping, and use it for later files: TensorBoard shows the last one."""
+        """Return the layout with charts of skipping, also for later files."""
         self._file.preamble = page(skips=True)
         return self._file.preamble
 

@@ -24,7 +24,7 @@ _KEPT_RUNS: Final = 16  # cached until their file changes
 
 
 class TableRows(TypedDict):
-    """Rows of a table at the end of each stretch of intervals; flows are per step within the stretch."""
+    """Rows of a table at the end of each stretch; flows per step within the stretch."""
 
     name: str  # with invisible characters escaped
     is_whole: bool  # all tables together
@@ -105,7 +105,7 @@ def _read(metrics: Path, changed: int, size: int) -> RunRows:
 
 
 def _thinned(intervals: Sequence[IntervalRecord]) -> list[tuple[IntervalRecord, Mapping[str, TableCounts]]]:
-    """Merge intervals into at most `MOST_POINTS` stretches; return last interval and counts of each."""
+    """Merge intervals into `MOST_POINTS` stretches: (last interval, counts) each."""
     size = -(-len(intervals) // MOST_POINTS) or 1
     stretches = []
     for start in range(0, len(intervals), size):
@@ -150,7 +150,7 @@ class RowsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     plugin_name = "adaptive_rows"
 
     def __init__(self, context: base_plugin.TBContext) -> None:
-        """`context`: has the log directory; with --logdir_spec there is none, and the tab does not appear."""
+        """`context`: its log directory is used; with --logdir_spec the tab does not appear."""
         self._logdir = Path(context.logdir).expanduser() if context.logdir else None
 
     def get_plugin_apps(self) -> Mapping[str, Callable[..., Any]]:

@@ -41,7 +41,7 @@ numbers = np.concatenate([np.arange(5000), 2**40 + 7 * np.arange(5000)])
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
-def test_a_lower_allowance_chooses_among_the_numbers_of_a_higher_one(one: float, other: float) -> None:
+def test_a_lower_allowance_allows_a_subset(one: float, other: float) -> None:
     low, high = (allowing(allowance).allows(numbers) for allowance in sorted((one, other)))
     assert not (low & ~high).any()
     assert abs(high.mean() - max(one, other)) < 0.03

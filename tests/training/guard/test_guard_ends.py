@@ -71,9 +71,7 @@ def test_what_a_stop_leaves_unjudged_is_undone(tmp_path: Path, monkeypatch: pyte
         np.testing.assert_array_equal(found[trained] if len(found) == len(trained) else found, expected, err_msg=name)
 
 
-def test_a_level_that_has_passed_does_not_vouch_for_a_check_under_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_open_check_is_undone_even_after_a_passed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first check was passed at batch 50, the second began at 110."""
     stopped = stopped_after(120, tmp_path, monkeypatch)
     assert stopped.verdicts == ["keep", "stop"] and stopped.decisions[1].fork_steps == 10

@@ -30,7 +30,6 @@ from adaptive.training.guard.judge import (
     Outlook,
     compare,
     explain,
-    interval,
     least_allowance,
     look_out,
     lower,
@@ -158,7 +157,7 @@ def test_the_interval_covers_what_other_samples_would_have_shown() -> None:
         assert 0.91 < np.mean(inside) < 0.985, name
 
 
-def test_equal_models_are_told_from_models_that_happen_to_be_as_good() -> None:
+def test_equal_models_differ_from_models_of_equal_auc() -> None:
     labels = np.array([1, 0, 1, 0], np.float32)
     run = np.array([2, 1, 0, 3], np.float32)
     same, other = compare(run, run, labels), compare(run, run + 1, labels)
@@ -172,10 +171,6 @@ def test_logits_that_are_not_finite_are_no_evidence(bad: float) -> None:
     logits = np.zeros(4, np.float32)
     assert compare(np.array([0, bad, 0, 0], np.float32), logits, labels) is None
     assert compare(logits, np.array([0, bad, 0, 0], np.float32), labels) is None
-
-
-def test_an_interval_is_symmetric() -> None:
-    assert interval(1.0, 0.5) == (1 - 0.5 * REACH, 1 + 0.5 * REACH)
 
 
 def deferred(rule: SkipRule, allowance: float) -> bool:

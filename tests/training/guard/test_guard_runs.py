@@ -58,7 +58,7 @@ def test_what_is_reduced_is_judged_again(tmp_path: Path, policy: type[Policy]) -
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("policy", [Freeze, Defer])
-def test_decisions_do_not_depend_on_placement_look_ahead_or_records(tmp_path: Path, policy: type[Policy]) -> None:
+def test_decisions_do_not_depend_on_placement(tmp_path: Path, policy: type[Policy]) -> None:
     guard = {"budget": 0.05 if policy is Freeze else 0.003}
     expected = run(tmp_path / "a", policy, guard, depth=2)
     assert len(expected.decisions) >= 2
@@ -83,7 +83,7 @@ def test_a_batch_may_be_trained_in_several_steps(tmp_path: Path) -> None:
     assert found.decisions[0].skipped_share == 0.5
 
 
-def test_dropping_that_was_harmless_and_is_so_no_longer_is_stopped(tmp_path: Path) -> None:
+def test_dropping_that_becomes_harmful_is_stopped(tmp_path: Path) -> None:
     """A lower level might have done, and there is time to find out."""
     guard = {"budget": 0.02, "steps": 20, "holdout": 320, "every": 20}
     found = run(tmp_path, FreezeLate, guard, log_every=1)
@@ -146,13 +146,13 @@ def test_what_is_stopped_in_a_later_pass_was_never_skipped(tmp_path: Path, data:
     assert_same_numbers(found, plain)
 
 
-def test_samples_are_held_back_from_the_next_pass_if_this_one_has_too_few(tmp_path: Path, data: Any) -> None:
+def test_the_holdout_can_come_from_the_next_pass(tmp_path: Path, data: Any) -> None:
     data(45 * 32)
     found = run(tmp_path, Freeze, {"budget": LAX, "warmup": 0, "steps": 40, "holdout": 640}, epochs=3)
     assert found.decisions[0].fork_steps == 45 and found.decisions[0].samples == 640
 
 
-def test_passes_shorter_than_what_is_to_be_held_back_are_held_back_whole(tmp_path: Path, data: Any) -> None:
+def test_short_passes_are_held_back_completely(tmp_path: Path, data: Any) -> None:
     data(20 * 32)
     found = run(tmp_path, Freeze, {"budget": LAX, "warmup": 0, "steps": 10, "holdout": 1400}, epochs=6)
     assert found.decisions[0].fork_steps == 20 and found.decisions[0].samples == 640

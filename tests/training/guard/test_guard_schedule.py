@@ -34,7 +34,7 @@ def test_the_longest_warm_up_counts(policy: Policy, warmup: int) -> None:
     assert timing(policy).warmup == warmup
 
 
-def test_what_is_decided_counts_behind_everything_that_may_be_planned() -> None:
+def test_decisions_apply_after_all_planned_batches() -> None:
     assert (timing(Freeze()).margin, timing(Freeze(), delay=0).margin, timing(Freeze(), depth=9).margin) == (8, 5, 11)
     assert timing(DropHalf()).margin == 80  # ten batches may be read for one that is trained
     assert (timing(Ahead()).window, timing(Freeze()).window) == (5, 0)
@@ -42,7 +42,7 @@ def test_what_is_decided_counts_behind_everything_that_may_be_planned() -> None:
     assert without.margin == 5
 
 
-def test_a_check_needs_its_batches_and_half_of_what_it_holds_back() -> None:
+def test_a_check_needs_its_steps_and_half_of_the_holdout() -> None:
     found = timing(Freeze())
     assert found.held_back == 7
     assert [found.too_late(place) for place in (0, 897, 898, 2000)] == [False, False, True, True]

@@ -37,7 +37,7 @@ def number_of(batch: Batch | None) -> int | None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "get", "coming", "forget"]), st.integers(0, 12)), max_size=40))
-def test_what_is_handed_out_is_the_source_whatever_is_asked_in_between(calls: list[tuple[str, int]]) -> None:
+def test_batches_come_in_order_for_any_calls_in_between(calls: list[tuple[str, int]]) -> None:
     stream, taken, oldest = NumberedBatches(batches([3] * 8), Plain()), [], 0
     for call, number in calls:
         if call == "take":

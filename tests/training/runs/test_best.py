@@ -14,7 +14,6 @@ from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.training.evaluation import Evaluation
 from adaptive.training.runs import evaluate_run, plan_run, resume_run, run, train_run
 from adaptive.training.runs.goals import best_evaluation, is_out_of_patience
-from adaptive.training.settings import load_settings
 from adaptive.training.telemetry.record import EvalRecord
 
 Scripted = Callable[..., None]
@@ -135,10 +134,3 @@ def test_the_best_needs_evaluations(tmp_path: Path, data: Callable[..., ToyData]
         for train in (train_run, plan_run):
             with pytest.raises(ConfigError, match="expected data with an evaluation part, got "):
                 train(config)
-
-
-def test_settings() -> None:
-    assert load_settings(sets=["save=best", "patience=3"])[0].save == "best"
-    assert load_settings(sets=["save=false"])[0].save is False
-    with pytest.raises(ConfigError, match="save"):
-        load_settings(sets=["save=worst"])

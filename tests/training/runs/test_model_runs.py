@@ -40,7 +40,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dcn, widths": ("dcn", {"deep_mlp": [8], "widths": {"user": 2}}),
     "dlrm, dropout": ("dlrm", {"bottom_mlp": [8, 4], "top_mlp": [8, 1], "dropout": 0.3}),
     "multi-task, dropout": ("multi-task", {"shared_mlp": [8], "task_mlp": [4], "dropout": 0.3}),
-    "dcn, norm": ("dcn", {"deep_mlp": [8], "feature_norm": "batch"}),
+    "dcn, batch norm": ("dcn", {"deep_mlp": [8], "feature_norm": "batch"}),
+    "dlrm, layer norm": ("dlrm", {"bottom_mlp": [8, 4], "top_mlp": [8, 1], "feature_norm": "layer"}),
 }
 ONE_EACH = ("dcn", "deepfm", "two-tower", "multi-task", "own", "dlrm, widths", "dlrm, dropout")
 
@@ -192,11 +193,11 @@ def test_dropout_changes_training_and_no_evaluation(tmp_path: Path, data: Callab
 # --- the guard, and comparisons ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["multi-task, dropout", "dlrm, dropout", "dcn, widths"])
+@pytest.mark.parametrize("name", ["multi-task, dropout", "dlrm, dropout", "dcn, widths", "dcn, batch norm"])
 def test_what_a_guard_undoes_leaves_a_run_that_skipped_nothing(
     tmp_path: Path, data: Callable[..., ToyData], name: str
 ) -> None:
-    """Its copy of the run drops the same values, and learns all labels."""
+    """Its copy of the run drops the same values, has the same running statistics, and learns all labels."""
     data(SAMPLES, labels=labels(name))
     plain = guarded_run(tmp_path / "plain", Plain, **settings(name))
     found = guarded_run(tmp_path / "guarded", Freeze, {"budget": STRICT}, depth=2, **settings(name))

@@ -206,7 +206,7 @@ def test_a_stop_counts_no_batch_and_makes_no_evaluation_twice(tmp_path: Path, po
     assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
 
 
-def test_an_evaluation_made_by_a_resumed_run_that_is_killed_counts_once(tmp_path: Path) -> None:
+def test_an_evaluation_of_a_killed_resumed_run_counts_once(tmp_path: Path) -> None:
     """Stopped behind the last batch of an epoch, its evaluation is made when the run goes on."""
     config = config_of("lru", save_every=6, epochs=2)
     with small_world(320) as patch:
@@ -219,7 +219,7 @@ def test_an_evaluation_made_by_a_resumed_run_that_is_killed_counts_once(tmp_path
     assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
 
 
-def test_an_evaluation_that_is_written_when_a_signal_comes_is_made_once(tmp_path: Path) -> None:
+def test_an_evaluation_before_a_signal_is_made_once(tmp_path: Path) -> None:
     config, written = config_of("lru", save_every=6, eval_every=5), Recorder.write_evaluation
     with small_world() as patch:
         run(tmp_path / "whole", config)

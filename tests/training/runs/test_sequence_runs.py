@@ -113,7 +113,7 @@ def test_it_learns_to_hold_a_candidate_against_a_history(tmp_path: Path) -> None
     assert train_run(config)["auc"] > 0.65  # seeds 0 to 2: 0.72 to 0.77; the best possible predictor 0.91
 
 
-def test_a_model_of_sequences_refuses_other_data_and_a_dlrm_takes_them_as_features(tmp_path: Path) -> None:
+def test_which_models_take_data_of_sequences(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model tbsm needs samples that are sequences.*--data sequences"):
         train_run(config_of(data="synthetic", out=str(tmp_path / "a")))
     options = {"embedding_dim": 4, "bottom_mlp": "7-4", "top_mlp": "1"}

@@ -1,6 +1,5 @@
 """`stop_at`: a run ends at the first evaluation that reaches its target, says so, and is finished then."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from support.toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401 
 from adaptive.config import StopAtConfig, TrainConfig
 from adaptive.errors import ConfigError
 from adaptive.storage.checkpoint import load_checkpoint
-from adaptive.storage.run_directory import RunDirectory
 from adaptive.training.runs import plan_run, resume_run, train_run
 from adaptive.training.runs.run import Run
 from adaptive.training.settings import load_settings
@@ -55,13 +53,6 @@ def test_one_of_three() -> None:
     assert config.stop_at == StopAtConfig(accuracy=0.7)
     with pytest.raises(ConfigError, match=r"stop_at\.auc \(--set\): expected a value less than or equal to 1, got 80"):
         load_settings(sets=["stop_at.auc=80"])
-
-
-def test_run_json_repeats_it_and_null_takes_it_away(tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps({"config": toy_config(stop_at={"auc": 0.8}).model_dump(mode="json")}))
-    assert load_settings(file=file)[0].stop_at == StopAtConfig(auc=0.8)
-    assert load_settings(file=file, sets=["stop_at=null"])[0].stop_at is None
 
 
 # --- where it ends ---------------------------------------------------------------------------------------------------
@@ -115,13 +106,6 @@ def test_the_end_of_an_epoch_evaluates_too_and_is_evaluated_once(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("data")
-def test_a_target_that_only_the_last_evaluation_reaches_is_reached(tmp_path: Path) -> None:
-    last = train_run(toy_config(out=str(tmp_path / "whole")))
-    summary = run(tmp_path / "one", "auc", last["auc"], epochs=1, eval_every=None)
-    assert (summary["steps"], summary["stop_at"]["reached"], summary["stop_at"]["step"]) == (20, True, 20)
-
-
-@pytest.mark.usefixtures("data")
 def test_not_reached_is_told_with_the_best_and_is_no_error(tmp_path: Path) -> None:
     points = curve(tmp_path / "whole")
     best = max(points, key=lambda point: point["auc"])
@@ -134,29 +118,7 @@ def test_not_reached_is_told_with_the_best_and_is_no_error(tmp_path: Path) -> No
     assert f"target AUC 0.999: not reached; best {best['auc']:.4f} after {best['step']} steps" in summary["table"]
 
 
-@pytest.mark.usefixtures("data")
-def test_without_a_target_nothing_is_said(tmp_path: Path) -> None:
-    summary = train_run(toy_config(out=str(tmp_path)))
-    assert "stop_at" not in summary and "target AUC" not in summary["table"]
-
-
 # --- placement, stops, resumption ------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("data")
-def test_placement_does_not_change_where_it_ends(tmp_path: Path) -> None:
-    target = curve(tmp_path / "whole")[4]["auc"]
-    ends = []
-    for place, changed in enumerate(
-        ({"policy": "hybrid", "tier": {"device_rows": "auto"}}, {"policy": "lru"}, {"depth": 0})
-    ):
-        out = tmp_path / str(place)
-        ends.append(run(out, "auc", target, **changed)["steps"])
-        found, expected = saved(out), saved(tmp_path / "0")
-        assert all(
-            (found[f"rows0.{name}"] == expected[f"rows0.{name}"]).all() for name in ("changed", "weights", "state")
-        )
-    assert ends[0] == ends[1] == ends[2] < 40
 
 
 def target_config(folder: Path, **changed: Any) -> TrainConfig:
@@ -234,11 +196,3 @@ def test_guarded_runs_refuse_it(tmp_path: Path, data: Any, monkeypatch: pytest.M
                 train_run(config)
         else:  # there is nothing to guard
             assert train_run(config)["steps"] == 20
-
-
-def test_the_directory_of_a_refused_run_can_be_used(tmp_path: Path, data: Any) -> None:
-    data(num_eval=0)
-    with pytest.raises(ConfigError):
-        train_run(toy_config(stop_at={"auc": 0.8}, out=str(tmp_path / "a")))
-    with RunDirectory(tmp_path / "a"):
-        pass

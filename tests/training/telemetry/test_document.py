@@ -18,7 +18,7 @@ DOCUMENT = Document(
 )
 
 
-def test_text_keeps_to_the_width_and_splits_tables_into_blocks_of_columns() -> None:
+def test_text_splits_wide_tables() -> None:
     lines = DOCUMENT.to_text().splitlines()
     assert [line[:6] for line in lines if len(line) > WIDTH] == ["a line"]  # never broken, so that it can be copied
     assert lines[0].startswith("words words") and "--- Part" in lines and "All of it" in lines

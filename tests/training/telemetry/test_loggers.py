@@ -51,7 +51,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Kept.__module__])
 
 
-def test_numbers_have_the_names_of_tensorboard_and_none_is_unknown() -> None:
+def test_numbers_have_tensorboard_tags() -> None:
     kept = Kept(Path(), {})
     sink = LoggerSink("kept", kept)
     sink.write(RunRecord(policy="lru", table_rows={"a": 10}))

@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -311,23 +310,6 @@ def test_a_partial_write_is_followed_by_a_new_file(tmp_path, monkeypatch, size):
     view.close()
     assert len(list(tmp_path.iterdir())) == 2
     assert steps(tmp_path) == [10, 30]
-
-
-def test_a_full_disk_stops_nothing(tmp_path, caplog):
-    """A limit on the size of files stands for the full disk."""
-    view = TensorBoardView(tmp_path, ["site", "user"])
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
-    try:
-        for step in range(10):
-            view.write(interval(step))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    view.write(interval(10))
-    view.close()
-    assert 0 in steps(tmp_path)
-    assert 10 in steps(tmp_path)
-    assert len(caplog.records) == 2  # the first failure, and at the end how many are missing
 
 
 def test_a_directory_that_cannot_be_made_stops_nothing(tmp_path, caplog):

@@ -109,7 +109,7 @@ def test_where_the_host_tier_lies(tmp_path: Path) -> None:
         assert rows_of(metrics)["host"] == host
 
 
-def test_what_is_not_seen_in_names_is_escaped_where_they_are_shown(tmp_path: Path) -> None:
+def test_invisible_characters_in_names_are_escaped(tmp_path: Path) -> None:
     """Of the policy, of tables and of runs; a run is still asked for by its own name."""
     tables = ("\u202eexe.gpj", "a\x00b\x1b[31m", "\u2066 \u200f", "<script>'\"")
     run = write_run(tmp_path / "\u202enur", intervals=1, tables=tables, policy="\u202eufl'\"<b>")

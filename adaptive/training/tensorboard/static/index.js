@@ -1,4 +1,4 @@
-// The tab "Rows". TensorBoard imports this module into a frame of its own and calls render(). No build step, no network.
+// The tab "Rows". TensorBoard imports this module into an iframe and calls render(). No build step, no network.
 
 import {count, draw} from './lanes.js';
 
@@ -39,14 +39,14 @@ export async function render() {
 }
 
 function make(name, properties = {}, ...inner) {
-  const made = Object.assign(document.createElement(name), properties);
-  made.append(...inner);
-  return made;
+  const element = Object.assign(document.createElement(name), properties);
+  element.append(...inner);
+  return element;
 }
 
 function build() {
   const run = make('select', {id: 'run', onchange: rows, ariaLabel: 'run'});
-  const kinds = [['share', 'of the table (square root)'], ['own', 'of the lane\'s most']];
+  const kinds = [['share', 'relative to the table (square root)'], ['own', 'relative to the maximum']];
   const kind = make('select', {id: 'kind', onchange: paint}, ...kinds.map(([value, text]) => new Option(text, value)));
   const legend = [['device', 'on the device'], ['host', 'in host memory'], ['file', 'in files'], ['in', 'promoted per step'],
     ['out', 'demoted per step'], ['saturated', 'saturated']];
@@ -64,7 +64,7 @@ function build() {
     make('ul', {}, ...entries), make('div', {className: 'chart'}, svg), make('div', {id: 'tip'}));
 }
 
-/** TensorBoard's own switch if it can be seen, or else the browser's. */
+/** Follow TensorBoard's dark mode if this frame can read it, else the browser's. */
 function theme() {
   let dark = matchMedia('(prefers-color-scheme: dark)').matches;
   try {
@@ -75,7 +75,7 @@ function theme() {
       dark = outside.classList.contains('dark-mode');
     }
   } catch (error) {
-    if (!(error instanceof DOMException)) throw error;  // another origin: the browser's choice stands
+    if (!(error instanceof DOMException)) throw error;  // another origin: use the browser's choice
   }
   document.documentElement.classList.toggle('dark', dark);
 }
@@ -91,7 +91,7 @@ async function runs() {
   const select = document.getElementById('run');
   try {
     const {runs: names, shown: texts, newest} = await fetched('./runs'), before = select.value;
-    if (names.join('\n') !== [...select.options].map(one => one.value).join('\n')) {
+    if (names.join('\n') !== [...select.options].map(option => option.value).join('\n')) {
       select.replaceChildren(...names.map((name, place) => new Option(texts[place], name)));
       select.value = names.includes(before) ? before : newest;
     }
@@ -103,11 +103,11 @@ async function runs() {
 
 async function rows() {
   const name = document.getElementById('run').value;
-  if (!name) return note('no run below the log directory has a metrics.jsonl');
+  if (!name) return note('no metrics.jsonl below the log directory');
   try {
     shown = await fetched(`./rows?run=${encodeURIComponent(name)}`);
-    // all tables together first, then by size: small tables lie on the device whole
-    shown.tables.sort((one, other) => !!other.is_whole - !!one.is_whole || (other.rows ?? 0) - (one.rows ?? 0));
+    // all tables together first, then by size: small tables are completely on the device
+    shown.tables.sort((a, b) => !!b.is_whole - !!a.is_whole || (b.rows ?? 0) - (a.rows ?? 0));
     paint();
   } catch (error) {
     shown = null;
@@ -122,23 +122,23 @@ function note(text) {
 
 function paint() {
   if (!shown) return;
-  if (!shown.steps.length) return note(`${shown.policy}: no interval yet`);
+  if (!shown.steps.length) return note(`${shown.policy}: no logging interval yet`);
   const svg = document.getElementById('lanes'), last = shown.steps.length - 1;
-  const whole = shown.tables[0].resident[last];  // of all tables together, or of the only one
+  const whole = shown.tables[0].resident[last];  // of all tables together, or of the only table
   const room = shown.device_rows[last];
   note(`policy ${shown.policy}: ${count(whole)} rows on the device${room === null ? '' : `, room for ${count(room)}`}`);
   document.getElementById('legend-file').hidden = shown.host !== 'file';
   document.getElementById('legend-host').hidden = shown.host === 'file';
   document.getElementById('legend-saturated').hidden = !shown.tables.some(table => table.saturated.some(rows => rows > 0));
-  draw(svg, shown, Math.max(svg.parentElement.clientWidth, 420), document.getElementById('kind').value, told);
+  draw(svg, shown, Math.max(svg.parentElement.clientWidth, 420), document.getElementById('kind').value, showTip);
 }
 
-function told(table, place, event) {
+function showTip(table, place, event) {
   const tip = document.getElementById('tip');
   tip.style.display = table ? 'block' : 'none';
   if (!table) return;
-  const resident = table.resident[place], share = table.rows ? ` (${(100 * resident / table.rows).toFixed(1)} %)` : '';
-  const elsewhere = table.rows === null ? 'not known' : count(table.rows - resident);
+  const resident = table.resident[place], share = table.rows ? ` (${(100 * resident / table.rows).toFixed(1)}%)` : '';
+  const elsewhere = table.rows === null ? 'unknown' : count(table.rows - resident);
   const from = place ? shown.steps[place - 1] : 0;
   tip.textContent = [
     `${table.name}, step ${count(shown.steps[place])}`,
@@ -148,7 +148,7 @@ function told(table, place, event) {
     `demoted per step    ${count(table.demoted[place])}`,
     ...(table.watched[place] ? [`watched    ${count(table.watched[place])}`, `saturated    ${count(table.saturated[place])}`] : []),
   ].join('\n');
-  tip.style.left = '0';  // where it is as wide as its text, if the page is
+  tip.style.left = '0';  // so the box is as wide as its text, if the page is
   const box = tip.getBoundingClientRect(), page = document.documentElement;
   tip.style.left = `${Math.max(Math.min(event.clientX + 14, page.clientWidth - box.width - 8), 0)}px`;
   tip.style.top = `${Math.max(Math.min(event.clientY + 14, page.clientHeight - box.height - 8), 0)}px`;

@@ -1,4 +1,4 @@
-// One lane for each table: where its rows lie, over the steps of a run. Texts from data are set as text, never as markup.
+// One lane per table: its rows by tier over the steps of a run. Texts from data are set as text, never as markup.
 
 const SVG = 'http://www.w3.org/2000/svg';
 const NAME = 150, RIGHT = 14, AREA = 44, MOVES = 20, GAP = 14, TOP = 6, AXIS = 24;
@@ -10,22 +10,22 @@ export function element(name, attributes = {}, text = null) {
   return made;
 }
 
-/** A lane's height for a number of rows: of the table on a square root, so that 1 % and 100 % are both seen, or of the
- * most rows of any kind in the lane, in a line. */
+/** The height in a lane for a number of rows: relative to the table with a square root, so 1% and 100% are both
+ * visible, or linear and relative to the maximum in the lane. */
 export function scaleOf(table, kind) {
   const most = Math.max(1, ...table.resident, ...table.saturated);
   const whole = table.rows || most;
   if (kind === 'own') return {height: rows => AREA * Math.min(rows / most, 1), marks: [[most, count(most)]]};
-  const marks = [0.01, 0.1, 0.3, 1].map(share => [share * whole, `${share * 100} %`]);
+  const marks = [0.01, 0.1, 0.3, 1].map(share => [share * whole, `${share * 100}%`]);
   return {height: rows => AREA * Math.sqrt(Math.min(rows / whole, 1)), marks};
 }
 
 export function count(number) {
-  return number === null ? 'not known' : number.toLocaleString('en', {maximumFractionDigits: number < 10 ? 1 : 0});
+  return number === null ? 'unknown' : number.toLocaleString('en', {maximumFractionDigits: number < 10 ? 1 : 0});
 }
 
-/** Draw all lanes into an SVG of the given width; told(table or null, place, event) is called as the pointer moves. */
-export function draw(svg, run, width, kind, told) {
+/** Draw all lanes into an SVG of the given width; showTip(table or null, place, event) is called as the pointer moves. */
+export function draw(svg, run, width, kind, showTip) {
   svg.replaceChildren();
   const height = TOP + run.tables.length * (AREA + MOVES + GAP) + AXIS;
   svg.setAttribute('viewBox', `0 0 ${width} ${height}`);
@@ -46,11 +46,11 @@ export function draw(svg, run, width, kind, told) {
     for (let other = 1; other <= last; other++) if (Math.abs(x(other) - at) < Math.abs(x(place) - at)) place = other;
     for (const end of ['x1', 'x2']) cursor.setAttribute(end, x(place));
     cursor.setAttribute('visibility', 'visible');
-    told(run.tables[number], place, event);
+    showTip(run.tables[number], place, event);
   };
   svg.onpointerleave = event => {
     cursor.setAttribute('visibility', 'hidden');
-    told(null, 0, event);
+    showTip(null, 0, event);
   };
 }
 
@@ -75,7 +75,7 @@ function lane(svg, run, table, top, x, kind, width) {
   svg.append(group);
 }
 
-/** Rows that came (up) and left (down), per step, of the most in this lane. */
+/** Rows promoted (up) and demoted (down) per step, relative to the maximum in this lane. */
 function moves(group, table, x, middle) {
   const most = Math.max(...table.promoted, ...table.demoted), half = MOVES / 2 - 1;
   group.append(element('line', {x1: NAME, x2: x(table.promoted.length - 1), y1: middle, y2: middle, class: 'mark'}));
@@ -87,8 +87,8 @@ function moves(group, table, x, middle) {
 }
 
 function points(heights, x, floor) {
-  const one = heights.map((height, place) => `${x(place).toFixed(1)},${(floor - height).toFixed(1)}`);
-  if (one.length > 1) return one;
+  const all = heights.map((height, place) => `${x(place).toFixed(1)},${(floor - height).toFixed(1)}`);
+  if (all.length > 1) return all;
   return [-3, 3].map(by => `${(x(0) + by).toFixed(1)},${(floor - heights[0]).toFixed(1)}`);  // one interval: a short bar
 }
 
