@@ -24,11 +24,7 @@ _KEYS = {"int": "int", "hex": "hex", "string": "text"}
 
 
 def vocabularies(run: LoadedRun) -> dict[str, NDArray[np.int64]]:
-    """Return table -> keys (rows,) for tables with a fitted vocabulary.
-
-    Raises:
-        InputError: if the run's vocabulary is missing or was changed.
-    """
+    """Return table -> keys (rows,) of fitted vocabularies; InputError if they are missing."""
     data = _data(run)
     if not data.get("vocabularies"):
         return {}

@@ -172,11 +172,7 @@ def _copy(path: Path, target: Path) -> None:
 
 
 def _custom_file(run: LoadedRun) -> Path | None:
-    """Return the file of a custom model; None for a built-in model.
-
-    Raises:
-        ConfigError: if the model comes from a module.
-    """
+    """Return a custom model's file, None for a built-in one; ConfigError for a module."""
     if run.config.model in OPTIONS:
         return None
     place, _, _ = run.config.model.rpartition(":")
@@ -245,11 +241,7 @@ def write_torch(path: Path, tensors: Mapping[str, Blocks]) -> None:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Blocks]) -> None:
-    """Write name -> tensor as safetensors: header length, JSON header, values.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Write name -> tensor as safetensors: header length, JSON header, values."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, blocks in tensors.items():

@@ -38,11 +38,7 @@ _FILE_BYTES: Final = 2**31 - 1  # limit of protobuf
 
 
 def onnx_or_error() -> Any:
-    """Import and return the package onnx.
-
-    Raises:
-        ConfigError: if onnx or onnxscript is not installed.
-    """
+    """Import and return the package onnx; ConfigError if a package is missing."""
     try:
         import onnx
         import onnxscript  # noqa: F401 (torch traces with it)

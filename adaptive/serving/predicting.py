@@ -110,11 +110,7 @@ def _refuse_drawn(run: LoadedRun, data: str | None) -> None:
 
 
 def check_scores_file(path: Path) -> None:
-    """Check the name of a file of scores before anything is computed.
-
-    Raises:
-        ConfigError: for another ending, a missing folder, or Parquet without pyarrow.
-    """
+    """Raise ConfigError unless scores can be written to a file of this name."""
     if path.suffix not in _WRITERS:
         raise ConfigError(f"expected a file that ends in {', '.join(_WRITERS)}, got {str(path)!r} (--out)")
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:

@@ -175,11 +175,7 @@ def bag_of(rows: Sequence[Sequence[int]]) -> Bag:
 
 
 def dense_input(sample: Sample, facts: DenseFacts) -> float:
-    """Return the transformed dense input of a sample; a missing one is 0.
-
-    Raises:
-        ValueError: for a value that is not a finite float32.
-    """
+    """Return a transformed dense input, 0 if missing; ValueError unless finite float32."""
     value = sample.get(facts.name)
     if is_missing(value, facts.null):
         return 0.0
@@ -228,11 +224,7 @@ class IdMap:
         return [self.row(item) for item in (() if value is None else value) if not is_missing(item, nulls)]
 
     def row(self, value: Any) -> int:
-        """Return the row of one value; None and the texts in `null` are missing values.
-
-        Raises:
-            ValueError: for a value that has no row.
-        """
+        """Return the row of a value, which may be missing; ValueError if it has no row."""
         facts = self.facts
         if is_missing(value, facts.null):
             return self._special("missing", value)
@@ -301,11 +293,7 @@ def mixed(key: int) -> int:
 
 
 def object_of(line: bytes) -> Sample:
-    """Parse the sample in a line.
-
-    Raises:
-        ValueError: if the line is not a JSON object.
-    """
+    """Parse the sample in a line; ValueError if it is not a JSON object."""
     try:
         sample = json.loads(line)
     except (ValueError, RecursionError):

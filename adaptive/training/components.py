@@ -155,11 +155,7 @@ def build(
 
 
 def outline(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Batch]) -> ComponentsOutline:
-    """Outline the result of `build` without memory for rows, for tables of any size.
-
-    Raises:
-        AdaptiveError: as `build`, except for missing memory of the host or for the model.
-    """
+    """Outline the result of `build` without memory for rows; raises the same errors."""
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
     tables = build_tables(dataset, shape.embedding_dim, shape.widths)

@@ -166,11 +166,7 @@ class Fork:
         self.num_bytes = self.trained.num_bytes + sum(array.nbytes for array in arrays.values())
 
     def train(self, batch: Batch) -> None:
-        """Train one batch without skipping.
-
-        Raises:
-            NonFiniteError: for a loss or gradient that is not finite.
-        """
+        """Train one batch without skipping; raise NonFiniteError as `Trainer` does."""
         with _own_random_numbers():
             self.trained.train(batch, self._step)
         self._step += 1
@@ -225,11 +221,7 @@ class Pair:
         return self._fork.num_bytes
 
     def train_until(self, place: int, stream: NumberedBatches) -> None:
-        """Train the fork on all batches before `place`.
-
-        Raises:
-            NonFiniteError: for a loss or gradient of the fork that is not finite.
-        """
+        """Train the fork on all batches before `place`; raise NonFiniteError as `Trainer` does."""
         while self._place < place:
             batch = stream.get(self._place)
             assert batch is not None, self._place

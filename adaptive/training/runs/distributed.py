@@ -59,11 +59,7 @@ def reading_ranks(config: TrainConfig) -> Iterator[Ranks]:
 
 
 def refuse_alone(config: TrainConfig, ranks: Ranks) -> None:
-    """Refuse settings that several ranks do not support, and blocks in a single process.
-
-    Raises:
-        ConfigError: as `refuse_by_settings`, or for `ranks.blocks` without ranks.
-    """
+    """Raise ConfigError for settings that ranks do not support, or blocks without ranks."""
     if not ranks.is_local:
         refuse_by_settings(config)
     elif config.ranks.blocks is not None:
@@ -71,11 +67,7 @@ def refuse_alone(config: TrainConfig, ranks: Ranks) -> None:
 
 
 def refuse_by_settings(config: TrainConfig) -> None:
-    """Refuse settings that several ranks do not support.
-
-    Raises:
-        ConfigError: for a guard, or NCCL on a machine without it.
-    """
+    """Raise ConfigError for a guard, or for NCCL on a machine without it."""
     is_nccl_wanted(config.ranks.backend, find_gpus())
     if config.guard is not None:
         raise ConfigError(
@@ -224,11 +216,7 @@ def _of_first(directory: Path, ranks: Ranks) -> Path:
 
 
 def refuse_unseen(directory: Path, ranks: Ranks) -> None:
-    """Check that all ranks see the directory of rank 0, by the content of its lock.
-
-    Raises:
-        OutputError: on all ranks, with the names of those that do not see it.
-    """
+    """Raise OutputError on all ranks unless all see the directory of rank 0, by its lock."""
     if ranks.size == 1:
         return
     path = _of_first(directory, ranks)

@@ -77,11 +77,7 @@ def target_summary(config: TrainConfig, recorder: Recorder) -> TargetSummary | N
 
 
 def refuse_unreachable(config: TrainConfig, components: Components | ComponentsOutline, dataset: Dataset) -> None:
-    """Refuse goals without evaluation data, and a target in a guarded run.
-
-    Raises:
-        ConfigError: if the data have no evaluation part, or a run with a target is guarded.
-    """
+    """Raise ConfigError for goals without evaluation data, or a target in a guarded run."""
     target = config.stop_at
     if target is not None and is_guarded(config, components):
         raise ConfigError(

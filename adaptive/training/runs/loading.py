@@ -138,11 +138,7 @@ def load_run(path: Path | str, *, tier: TierConfig | None = None, model: str | N
 
 
 def load_with(path: Path, settings: Settings, ranks: Ranks = ALONE) -> LoadedRun:
-    """`load_run` with changed settings, on all ranks together.
-
-    Raises:
-        ConfigError: for other keys, and as `load_run`.
-    """
+    """`load_run` with changed settings, on all ranks; ConfigError for other keys."""
     return _load(path, lambda config: _changed(config, settings), settings.get("model"), ranks)
 
 

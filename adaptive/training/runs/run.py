@@ -371,11 +371,7 @@ def quality_of_training(recorder: Recorder) -> QualitySummary:
 
 
 def group_feature(name: str | None, features: Sequence[str], setting: str = "eval_by") -> int | None:
-    """Position of the feature that groups samples for GAUC.
-
-    Raises:
-        ConfigError: if the data have no feature of that name.
-    """
+    """Position of the feature that groups samples for GAUC; ConfigError if unknown."""
     if name is not None and name not in features:
         raise ConfigError(f"expected one of the features {', '.join(features)}, got {name} ({setting})")
     return None if name is None else features.index(name)

@@ -29,11 +29,7 @@ MOST_DENSE = 1 << 24  # dense inputs of a sample: more would be a damaged record
 
 
 def recorded_shape(record: Json, path: Path) -> DataShape:
-    """The shape of the data of the run in directory `path`.
-
-    Raises:
-        CheckpointError: if it is missing or invalid.
-    """
+    """The shape of a run's data; CheckpointError if it is missing or invalid."""
     try:
         shape = TypeAdapter(DataShape).validate_python(record.get(SHAPE))
     except ValidationError as error:
@@ -80,11 +76,7 @@ def at_home(config: TrainConfig, record: Json) -> TrainConfig:
 
 
 def config_of(record: Json, path: Path) -> TrainConfig:
-    """The settings in the record of the run in directory `path`.
-
-    Raises:
-        CheckpointError: if they are missing or invalid.
-    """
+    """The settings of a run; CheckpointError if they are missing or invalid."""
     if record.get("own_loop"):
         raise CheckpointError(
             f"expected a run of adaptive-train, got a recording of a Python training loop without settings and weights "
@@ -97,11 +89,7 @@ def config_of(record: Json, path: Path) -> TrainConfig:
 
 
 def check_same_data(path: Path, record: Json, dataset: Dataset) -> None:
-    """Check that the data are those of a run; their files may have moved.
-
-    Raises:
-        InputError: lists the differences.
-    """
+    """Raise InputError unless the data are those of the run; their files may have moved."""
     recorded, data = record.get("data"), plain(dataset.fingerprint())
     if _without_paths(recorded) == _without_paths(data):
         return

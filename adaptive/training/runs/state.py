@@ -124,11 +124,7 @@ def optimizer_arrays(optimizer: torch.optim.Optimizer) -> Arrays:
 
 
 def load_optimizer_arrays(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Restore the result of `optimizer_arrays`; parameters must have the same shapes.
-
-    Raises:
-        CheckpointError: if the arrays belong to other parameters or another optimizer; the optimizer is unchanged.
-    """
+    """Restore `optimizer_arrays`; for others raise CheckpointError and change nothing."""
     check_optimizer_arrays(optimizer, arrays)
     states: dict[int, dict[str, torch.Tensor]] = {}
     for name, value in arrays.items():
@@ -138,11 +134,7 @@ def load_optimizer_arrays(optimizer: torch.optim.Optimizer, arrays: Mapping[str,
 
 
 def check_optimizer_arrays(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Check that arrays have the shapes of an optimizer's state.
-
-    Raises:
-        CheckpointError: if an array has no parameter, or another dtype or shape.
-    """
+    """Raise CheckpointError unless arrays have the shapes of an optimizer's state."""
     shapes = [tuple(parameter.shape) for group in optimizer.param_groups for parameter in group["params"]]
     expected = {}
     for name in arrays:
@@ -158,11 +150,7 @@ _NOT_NEGATIVE: Final = ("step", "sum", "exp_avg_sq", "max_exp_avg_sq", "square_a
 
 
 def check_dense(model: torch.nn.Module, dense: Mapping[str, torch.Tensor]) -> None:
-    """Compare saved tensors with those of a model.
-
-    Raises:
-        CheckpointError: if one has another dtype or shape, or is not finite.
-    """
+    """Raise CheckpointError unless saved tensors are finite and fit the model."""
     current, arrays = model.state_dict(), {name: tensor.numpy() for name, tensor in dense.items()}
     expected = {}
     for name in current.keys() & arrays.keys():  # load_state_dict reports missing and unexpected names
@@ -217,11 +205,7 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
 
 
 def reached_by(checkpoint: Checkpoint, where: Path) -> SavedProgress:
-    """The progress of the run in a checkpoint.
-
-    Raises:
-        CheckpointError: if no run can resume from the checkpoint.
-    """
+    """The progress of the run in a checkpoint; CheckpointError if it is invalid."""
     try:
         reached = SavedProgress.model_validate(checkpoint.meta.get("progress"))
     except ValidationError as error:
@@ -251,11 +235,7 @@ def _check_counts(reached: SavedProgress, meta: Mapping[str, object], where: Pat
 
 
 def restore(components: Components, checkpoint: Checkpoint, where: Path) -> None:
-    """Restore rows, dense part, optimizers, policy and torch's random state.
-
-    Raises:
-        CheckpointError: if the checkpoint does not fit the run.
-    """
+    """Restore the whole state of a run; CheckpointError if the checkpoint does not fit."""
     with _naming(where):
         check_optimizer_arrays(components.optimizer, checkpoint.optimizer)
         check_arrays(checkpoint.run, {RANDOM: Expected(np.dtype(np.uint8), tuple(torch.get_rng_state().shape))})
@@ -294,11 +274,7 @@ def restore_recorder(
 
 
 def refuse_guarded_saves(config: TrainConfig, components: Components | ComponentsOutline) -> None:
-    """Refuse settings that a guarded run cannot keep.
-
-    Raises:
-        ConfigError: for `save_every` or `eval_every` in a guarded run.
-    """
+    """Raise ConfigError for `save_every` or `eval_every` in a guarded run."""
     if not is_guarded(config, components):
         return
     if config.save_every is not None:
@@ -314,11 +290,7 @@ def refuse_guarded_saves(config: TrainConfig, components: Components | Component
 
 
 def refuse_guarded_resume(config: TrainConfig, components: Components, where: Path) -> None:
-    """Refuse to resume a guarded run.
-
-    Raises:
-        ConfigError: if the run is guarded.
-    """
+    """Raise ConfigError if the run to resume is guarded."""
     if is_guarded(config, components):
         raise ConfigError(
             f"expected a run without a guard, got a guarded run ({where}): {_GUARDED}, so it cannot be resumed. "
@@ -340,11 +312,7 @@ def table_facts(components: Components) -> list[dict[str, object]]:
 
 
 def restore_weights(components: Components, checkpoint: Checkpoint, *, where: Path) -> None:
-    """Restore rows and dense weights.
-
-    Raises:
-        CheckpointError: if they belong to other tables or another model.
-    """
+    """Restore rows and dense weights; CheckpointError if tables or model differ."""
     if not isinstance(steps := checkpoint.meta.get("steps"), int):
         raise CheckpointError(f"expected a number of steps, got {steps!r} ({where}: meta.steps)")
     expected, saved = table_facts(components), checkpoint.meta.get("tables")

@@ -60,11 +60,7 @@ def rows_in_flight(config: TrainConfig, components: ComponentsOutline, batches: 
 
 
 def refuse_too_few(config: TrainConfig, components: ComponentsOutline, batches: Sequence[Batch], needed: int) -> None:
-    """Raise the error that a run would raise in its first batches.
-
-    Raises:
-        DeviceMemoryError: if rows are prefetched and the device tier is too small for the batches in flight.
-    """
+    """Raise DeviceMemoryError if a run would raise it in its first batches."""
     embeddings = components.embeddings
     room, policy = embeddings.device_rows, embeddings.policy
     is_possible = arranges(policy) or policy.misses == "host" or config.tier.when_full == "reduce_lookahead"
@@ -147,11 +143,7 @@ def _difference(source: TrainConfig, config: TrainConfig) -> str:
 
 
 def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) -> dict[str, int]:
-    """Return table -> number of rows behind its fitted vocabulary.
-
-    Raises:
-        CheckpointError: if tables are not the same, or larger.
-    """
+    """Return table -> number of rows behind its vocabulary; CheckpointError if it shrank."""
     tables = {table.name: table for table in components.tables}
     saved = {str(table["name"]): table for table in checkpoint.meta.get("tables", [])}
     if list(saved) != list(tables):

@@ -270,11 +270,7 @@ def _number(value: float | None) -> float:
 
 
 def check_beginning(path: Path, written: Written) -> None:
-    """Check that a `metrics.jsonl` begins with the lines that the run wrote.
-
-    Raises:
-        CheckpointError: if the file is shorter or begins with other bytes.
-    """
+    """Raise CheckpointError unless the file begins with the lines that the run wrote."""
     missing, digest = written.bytes, hashlib.sha256()
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size

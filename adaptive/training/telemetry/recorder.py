@@ -201,11 +201,7 @@ class Recorder:
         return {AUC_COUNTS: self.auc.counts, **each}
 
     def restore(self, state: RecorderState, auc_counts: Mapping[str, NDArray[np.int64]]) -> None:
-        """Restore the results of `state` and `auc_counts`.
-
-        Raises:
-            AttributeError, KeyError, TypeError, ValueError: if they are invalid.
-        """
+        """Restore the results of `state` and `auc_counts`; invalid ones raise any error."""
         so_far = from_json(state.so_far.model_dump())
         if not isinstance(so_far, IntervalRecord):
             raise ValueError("expected an interval as the record of all steps so far, got another record")
