@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 import os
 import resource
 import shutil
@@ -25,7 +24,7 @@ from adaptive.models.factory import CustomConfig, model_config, offered_to
 from adaptive.models.model_settings import OPTIONS
 from adaptive.serving import onnx_scoring, sample_values, scoring
 from adaptive.serving.export_facts import dense_facts, feature_facts, ignored_names, page_text, vocabularies
-from adaptive.serving.onnx_files import onnx_or_error, write_onnx
+from adaptive.serving.onnx_files import num_bytes, onnx_or_error, write_onnx
 from adaptive.serving.sample_values import ExportFacts, TableFacts
 from adaptive.storage.arrays import Blocks, write_array
 from adaptive.storage.durable import DISK, write_directory, write_new
@@ -245,7 +244,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Blocks]) -> None:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, blocks in tensors.items():
-        start, end = end, end + _size(blocks)
+        start, end = end, end + num_bytes(blocks)
         entry = {"dtype": _SAFETENSORS[blocks.dtype.str], "shape": list(blocks.shape), "data_offsets": [start, end]}
         header[name] = entry
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -271,10 +270,6 @@ def blocks_of(tensor: torch.Tensor) -> Blocks:
     return Blocks(array.dtype, tuple(tensor.shape), make)
 
 
-def _size(blocks: Blocks) -> int:
-    return math.prod(blocks.shape) * blocks.dtype.itemsize
-
-
 def _bytes(block: np.ndarray[Any, Any]) -> memoryview:
     return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
 
@@ -284,13 +279,13 @@ def _append(blocks: Blocks, file: BinaryIO) -> int:
     start = file.tell()
     for block in blocks.make():
         file.write(_bytes(block))
-    assert file.tell() - start == _size(blocks), "blocks are not the tensor"
+    assert file.tell() - start == num_bytes(blocks), "blocks are not the tensor"
     return start
 
 
 def _mapped(file: BinaryIO, start: int, blocks: Blocks) -> torch.Tensor:
     """Map the values at `start` as a tensor."""
-    if _size(blocks) == 0:  # an empty range cannot be mapped
+    if num_bytes(blocks) == 0:  # an empty range cannot be mapped
         return torch.from_numpy(np.empty(blocks.shape, blocks.dtype))
     # Shared and writable: private pages would count as memory, and torch warns about read-only arrays.
     return torch.from_numpy(np.memmap(file, blocks.dtype, "r+", start, blocks.shape))

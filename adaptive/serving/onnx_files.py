@@ -79,7 +79,7 @@ def write_onnx(path: Path, facts: ExportFacts, tables: Sequence[Blocks], dense: 
             file.write(bytes(start - file.tell()))
             for block in blocks.make():
                 file.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
-            assert file.tell() == start + _size(blocks), f"{TABLES_FILE}: blocks are not the table"
+            assert file.tell() == start + num_bytes(blocks), f"{TABLES_FILE}: blocks are not the table"
 
     write_new(path.with_name(TABLES_FILE), write_tables)
     write_new(path, lambda file: DISK.write(file, data))
@@ -158,7 +158,7 @@ def _outside(onnx: Any, number: int, blocks: Blocks, start: int) -> Any:
         name=f"tables.{number}.weight", data_type=onnx.TensorProto.FLOAT, dims=blocks.shape,
         data_location=onnx.TensorProto.EXTERNAL,
     )  # fmt: skip
-    for key, value in (("location", TABLES_FILE), ("offset", start), ("length", _size(blocks))):
+    for key, value in (("location", TABLES_FILE), ("offset", start), ("length", num_bytes(blocks))):
         tensor.external_data.add(key=key, value=str(value))
     return tensor
 
@@ -168,11 +168,11 @@ def _starts(tables: Sequence[Blocks]) -> list[int]:
     starts, end = [], 0
     for blocks in tables:
         starts.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
-        end = starts[-1] + _size(blocks)
+        end = starts[-1] + num_bytes(blocks)
     return starts
 
 
-def _size(blocks: Blocks) -> int:
+def num_bytes(blocks: Blocks) -> int:
     return math.prod(blocks.shape) * blocks.dtype.itemsize
 
 

@@ -19,7 +19,6 @@ DRAWN: Final = ("user_items", "taobao")  # formats with sampled negatives: a sam
 Scores = Iterable[NDArray[np.float32]]
 COLUMN: Final = "score"
 COLUMNS: Final = (COLUMN,)
-_NPY_HEADER: Final = 128  # bytes, enough for every number of samples
 
 
 def predict_run(
@@ -154,16 +153,19 @@ def _write_csv(file: BinaryIO, scores: Scores, columns: Sequence[str]) -> int:
 
 def _write_npy(file: BinaryIO, scores: Scores, columns: Sequence[str]) -> int:
     """Write the values, then the header in front of them: it holds the number of samples."""
+
+    def write_header(count: int) -> None:
+        shape = (count, len(columns)) if len(columns) > 1 else (count,)
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)  # padded, so its length does not depend on `count`
+
     count = 0
-    file.write(bytes(_NPY_HEADER))
+    write_header(count)
     for part in scores:
         file.write(np.ascontiguousarray(part, "<f4").tobytes())
         count += len(part)
-    shape = f"({count}, {len(columns)})" if len(columns) > 1 else f"({count},)"
-    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
-    content = text.encode().ljust(_NPY_HEADER - 11) + b"\n"
     file.seek(0)
-    file.write(b"\x93NUMPY\x01\x00" + len(content).to_bytes(2, "little") + content)
+    write_header(count)
     file.seek(0, 2)
     return count
 

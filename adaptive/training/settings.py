@@ -340,24 +340,23 @@ def _choose(entries: Sequence[Entry], keys: Keys, problems: list[str]) -> dict[P
 def _no_key(entry: Entry, keys: Keys) -> str:
     """Explain why a key cannot have a value: it is unknown, or a section."""
     if entry.path in keys:
-        return f"expected one of its keys ({_names_below(entry.path, keys)}), got {entry.value!r} for the section"
+        names = ", ".join(_names_below(entry.path, keys))
+        return f"expected one of its keys ({names}), got {entry.value!r} for the section"
     if len(entry.path) == 1:
         return f"unknown key{suggestion(entry.key, map(_name, keys))}"
     below = _names_below(entry.path[:1], keys)
     if entry.key.startswith("policy."):
-        names = [name.removeprefix("policy.") for name in below.split(", ") if name.startswith("policy.")]
+        names = [name.removeprefix("policy.") for name in below if name.startswith("policy.")]
         name = entry.key.removeprefix("policy.")
         return f"the policy has no parameter {name}; it has: {', '.join(names) or 'none'}{suggestion(name, names)}"
-    names, section = below.split(", "), entry.key.partition(".")[0]
-    near = suggestion(entry.key, names)
-    if len(names) <= MOST_LISTED:
-        return f"unknown key{near or ';'} {section} has {below}"
-    return f"unknown key{near or f'; list the {len(names)} keys of {section} with adaptive-train config {section}'}"
+    section, near = entry.key.partition(".")[0], suggestion(entry.key, below)
+    if len(below) <= MOST_LISTED:
+        return f"unknown key{near or ';'} {section} has {', '.join(below) or 'no keys below it'}"
+    return f"unknown key{near or f'; list the {len(below)} keys of {section} with adaptive-train config {section}'}"
 
 
-def _names_below(section: Path_, keys: Keys) -> str:
-    names = [_name(path) for path in keys if len(path) > len(section) and path[: len(section)] == section]
-    return ", ".join(names) or "no keys below it"
+def _names_below(section: Path_, keys: Keys) -> list[str]:
+    return [_name(path) for path in keys if len(path) > len(section) and path[: len(section)] == section]
 
 
 def _validated(chosen: Mapping[Path_, Entry], keys: Keys, problems: list[str]) -> TrainConfig | None:

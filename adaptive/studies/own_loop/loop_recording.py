@@ -96,7 +96,8 @@ class Recording:
             while True:
                 with self._recorder.timed("wait"):
                     planned = next(iterator, None)
-                self._recorder.write_if_due()
+                if self._recorder.is_due:
+                    self._recorder.write_interval()
                 if planned is None:
                     break
                 yield planned

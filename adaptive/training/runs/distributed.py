@@ -137,10 +137,6 @@ class AgreedStop(StopRequest):
         self._ranks.rows.heard = number or 0
 
 
-def agreed_stop(ranks: Ranks) -> StopRequest | None:
-    return None if ranks.is_local else AgreedStop(ranks)
-
-
 class CheckpointsOfRanks(Checkpoints):
     """Checkpoints of several ranks: each writes a shard, rank 0 also the rest.
 

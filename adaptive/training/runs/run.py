@@ -27,7 +27,7 @@ from adaptive.training.components import Components, set_rates
 from adaptive.training.evaluation import Evaluation, evaluate
 from adaptive.training.guard.fork import RunLoop
 from adaptive.training.guard.guard import Guard
-from adaptive.training.runs.distributed import agreed_stop, checkpoints_of, ranks_summary
+from adaptive.training.runs.distributed import AgreedStop, checkpoints_of, ranks_summary
 from adaptive.training.runs.goals import best_evaluation, best_summary, is_out_of_patience, is_reached, target_summary
 from adaptive.training.runs.loop import DataPosition, Loop
 from adaptive.training.runs.state import SavedProgress, content, is_guarded, restore_recorder
@@ -205,7 +205,8 @@ class Run:
         return {**summary, "table": f"{text}\nrun directory: {path}\nnext:{commands}"}
 
     def _train(self) -> Evaluation | None:
-        with contextlib.closing(self.recorder), stop_request(agreed_stop(self.ranks)) as stop:
+        agreed = None if self.ranks.is_local else AgreedStop(self.ranks)
+        with contextlib.closing(self.recorder), stop_request(agreed) as stop:
             if self.left is None or not self.directory.metrics.exists():
                 text = json.dumps(self.config.model_dump(mode="json"), indent=1)
                 self.recorder.write(RunRecord(policy=self.config.policy, table_rows=self._table_rows, config=text))
@@ -295,7 +296,7 @@ class Run:
         summary: RunSummary = {
             **run_summary(self.config.policy, recorder.totals, auc=None, log_loss=None),
             **(quality_of_training(recorder) if evaluation is None else quality_numbers(evaluation)),
-            "evaluations": [_point(record) for record in recorder.evaluations],
+            "evaluations": list(map(_point, recorder.evaluations)),
             **(self.guard.summary() if self.guard else {}),
             "skipped_input_share": dropped / seen if dropped else 0.0,
             "device_rows": embeddings.runtime.view.device_rows,
@@ -378,10 +379,4 @@ def group_feature(name: str | None, features: Sequence[str], setting: str = "eva
 
 
 def _point(record: EvalRecord) -> EvaluationPoint:
-    return {
-        "step": record.step,
-        "samples": record.samples,
-        "auc": record.auc,
-        "log_loss": record.log_loss,
-        "accuracy": record.accuracy,
-    }
+    return cast(EvaluationPoint, {name: getattr(record, name) for name in EvaluationPoint.__annotations__})

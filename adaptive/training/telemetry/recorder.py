@@ -150,11 +150,6 @@ class Recorder:
         """True if the interval is full. Write it once the next batch is there."""
         return len(self._losses) >= self._log_every
 
-    def write_if_due(self) -> None:
-        """Write a record if the interval is full."""
-        if self.is_due:
-            self.write_interval()
-
     def write_interval(self) -> None:
         """Write a record of the steps since the last one, if there are any."""
         if not self._losses:

@@ -1,5 +1,6 @@
 """TensorBoard view of a run: events, and a page of charts. The record is `metrics.jsonl`."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -64,7 +65,8 @@ class TensorBoardView:
         sizes = np.zeros(len(table_names)) if table_rows is None else np.asarray(table_rows)
         assert len(sizes) == len(table_names), (len(sizes), len(table_names))
         largest = np.argsort(-sizes, kind="stable")[:MAX_TABLES]
-        self._shown = {table_names[table]: _tag_of_table(table_names[table]) for table in largest}
+        names = [table_names[table] for table in largest]
+        self._shown = {name: f"{name}_table" if name == OTHER else name for name in names}  # table -> tag
         self._file = events.EventFile(directory, preamble=page(skips=False), purge_from=purge_from)
         self._step = 0  # of the latest interval
         self._skips = False
@@ -100,7 +102,8 @@ class TensorBoardView:
     def _show(self, record: Record) -> None:
         match record:
             case RunRecord():
-                values, step = events.text("config", _indented(record.config)), 0
+                # Four spaces make it a block of code in Markdown.
+                values, step = events.text("config", textwrap.indent(record.config, "    ")), 0
             case EvalRecord():
                 values, step = events.scalars(evaluation_numbers(record)), record.step
             case ResumeRecord():
@@ -146,14 +149,6 @@ class TensorBoardView:
 def _has_skipping(counts: TableCounts) -> bool:
     """True if rows are watched or updates were skipped."""
     return counts.watched_rows > 0 or counts.skipped_updates > 0
-
-
-def _indented(config: str) -> str:
-    return "".join(f"    {line}\n" for line in config.splitlines())
-
-
-def _tag_of_table(name: str) -> str:
-    return f"{name}_table" if name == OTHER else name
 
 
 def _spread(tables: Sequence[TableCounts]) -> Numbers:
