@@ -340,8 +340,8 @@ def _choose(entries: Sequence[Entry], keys: Keys, problems: list[str]) -> dict[P
 def _no_key(entry: Entry, keys: Keys) -> str:
     """Explain why a key cannot have a value: it is unknown, or a section."""
     if entry.path in keys:
-        names = ", ".join(_names_below(entry.path, keys))
-        return f"expected one of its keys ({names}), got {entry.value!r} for the section"
+        allowed = ", ".join(_names_below(entry.path, keys))
+        return f"expected one of its keys ({allowed}), got {entry.value!r} for the section"
     if len(entry.path) == 1:
         return f"unknown key{suggestion(entry.key, map(_name, keys))}"
     below = _names_below(entry.path[:1], keys)
