@@ -15,7 +15,7 @@ from adaptive.errors import DeviceMemoryError
 from adaptive.models.dense.dlrm import DLRM
 from adaptive.training.components import Components, build
 from adaptive.training.evaluation import evaluate
-from adaptive.training.trainer import UPDATE_ROOM, Trainer, require_room
+from adaptive.training.trainer import UPDATE_ROOM, Trainer, reserve_update_memory
 
 
 class RunsOut(nn.Module):
@@ -93,7 +93,9 @@ class Fails:
 @pytest.mark.parametrize("calls", [[0], [4, 5], [19]])
 def test_without_memory_for_the_update_the_batch_runs_again(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = train([], "")
-    monkeypatch.setattr(adaptive.training.trainer, "require_room", asked := Fails(require_room, calls))
+    monkeypatch.setattr(
+        adaptive.training.trainer, "reserve_update_memory", asked := Fails(reserve_update_memory, calls)
+    )
     found, steps = train([], "")
     assert steps == 20 and asked.calls == 20 + len(calls)
     assert found.embeddings.runtime.view.device_rows < expected.embeddings.runtime.view.device_rows
@@ -106,7 +108,7 @@ def test_the_room_asked_for_is_what_torchs_optimizers_take(monkeypatch: pytest.M
     asked: list[tuple[int, torch.device]] = []
     monkeypatch.setattr(torch, "empty", lambda size, *, dtype, device: asked.append((size * dtype.itemsize, device)))
     for name in ("cpu", "meta"):
-        require_room(torch.optim.Adam(model.parameters()), torch.device(name))
+        reserve_update_memory(torch.optim.Adam(model.parameters()), torch.device(name))
     assert asked == [(UPDATE_ROOM * 4 * 300, torch.device("meta"))]
 
 

@@ -61,14 +61,14 @@ def run(
     if ranks is not None and not dry_run:
         _launch(ranks, settings)
     from adaptive.training.runs import auto_resume_run, plan_run, train_run
-    from adaptive.training.runs.distributed import these_ranks
+    from adaptive.training.runs.distributed import launched_ranks
 
     with own_stdout():
         if dry_run:
             changed = {key: origin for key, origin in origins.items() if origin != "default"}
             result: Mapping[str, Any] = {**plan_run(settings), "settings_from": changed}
         else:
-            with these_ranks(settings) as group:
+            with launched_ranks(settings) as group:
                 stream = sys.stderr if group.is_first else None
                 if auto_resume:
                     result = auto_resume_run(settings, force_unlock=force_unlock, stream=stream, ranks=group)
@@ -104,12 +104,12 @@ def _resume(run: Path, texts: Mapping[str, str], ranks: int | None, *, force_unl
         _launch(ranks, settings)
     from adaptive.embeddings.ranks import ALONE
     from adaptive.training.runs import resume_run
-    from adaptive.training.runs.distributed import these_ranks
+    from adaptive.training.runs.distributed import launched_ranks
 
     changed: dict[str, Any] = {key: int(text) for key, text in texts.items() if key in LENGTHS}
     if code := {key: text for key, text in texts.items() if key in CODE}:
         changed["code"] = code
-    with own_stdout(), nullcontext(ALONE) if settings is None else these_ranks(settings) as group:
+    with own_stdout(), nullcontext(ALONE) if settings is None else launched_ranks(settings) as group:
         stream = sys.stderr if group.is_first else None
         result = resume_run(run, **changed, force_unlock=force_unlock, stream=stream, ranks=group)
     if group.is_first:
@@ -119,7 +119,7 @@ def _resume(run: Path, texts: Mapping[str, str], ranks: int | None, *, force_unl
 def _launch(ranks: int, settings: "TrainConfig") -> NoReturn:
     """Run the same command line in so many processes, and end as they do."""
     refuse_within_ranks()
-    from adaptive.training.runs.distributed import refuse_by_settings
+    from adaptive.training.runs.distributed import refuse_unsupported_by_ranks
 
-    refuse_by_settings(settings)  # once, and not by each rank
+    refuse_unsupported_by_ranks(settings)  # once, and not by each rank
     launch_ranks(ranks, settings.ranks.blocks)

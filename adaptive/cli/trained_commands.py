@@ -30,9 +30,9 @@ def evaluate(
         launch_ranks(ranks, None)
     from adaptive.embeddings.ranks import ALONE
     from adaptive.training.runs import evaluate_run
-    from adaptive.training.runs.distributed import reading_ranks
+    from adaptive.training.runs.distributed import launched_readers
 
-    with own_stdout(), nullcontext(ALONE) if config is None else reading_ranks(config) as group:
+    with own_stdout(), nullcontext(ALONE) if config is None else launched_readers(config) as group:
         stream = sys.stderr if group.is_first else None
         result = evaluate_run(run, data=data, group_by=group_by, settings=settings, stream=stream, ranks=group)
     if group.is_first:

@@ -57,7 +57,7 @@ def predict_run(
         mean, tasks = _Mean(), tasks_of(run.model)
         columns = columns_of(tasks.names if tasks else ())
         with torch_settings(run.config):
-            scores = _some(mean.of(run.predict(evaluation_batches(run, dataset))), run, data)
+            scores = _at_least_one(mean.of(run.predict(evaluation_batches(run, dataset))), run, data)
             samples = write_scores(path, scores, columns)
         means = {column: total / samples for column, total in zip(columns, mean.totals, strict=True)}
         return {
@@ -83,7 +83,9 @@ class _Mean:
             yield part
 
 
-def _some(parts: Iterator[NDArray[np.float32]], run: LoadedRun, data: str | None) -> Iterator[NDArray[np.float32]]:
+def _at_least_one(
+    parts: Iterator[NDArray[np.float32]], run: LoadedRun, data: str | None
+) -> Iterator[NDArray[np.float32]]:
     """Yield the parts; raise InputError if there are none."""
     first = next(parts, None)
     if first is None:

@@ -127,7 +127,7 @@ class Trainer:
         self.recorder.step(loss, logits, labels)
 
     def _checked_passes(self, planned: Planned, name: str) -> _Passed:
-        with buffers_back_on_error(self.model):
+        with restoring_buffers_on_error(self.model):
             passed = self._passes(planned)
             self._check(passed, planned, name)
         return passed
@@ -149,7 +149,7 @@ class Trainer:
         with self.recorder.timed("backward"):
             rows = [work.gradients for work in planned.works if work.gradients is not None]
             numbers = torch.stack([*losses, *sums_of_blocks, *sums_of_gradients(self.model, rows)])
-            require_room(self.optimizer, self.embeddings.device)
+            reserve_update_memory(self.optimizer, self.embeddings.device)
             values = numbers.tolist()
         return _Passed(values[: len(losses)], passed, logits, all(map(math.isfinite, values[len(losses) :])))
 
@@ -220,7 +220,7 @@ class Trainer:
         return planned
 
 
-def require_room(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+def reserve_update_memory(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Reserve the memory of `update` on a GPU without a wait; does nothing on a CPU.
 
     Raises:
@@ -245,7 +245,7 @@ def update(optimizer: torch.optim.Optimizer) -> None:
 
 
 @contextlib.contextmanager
-def buffers_back_on_error(model: nn.Module) -> Iterator[None]:
+def restoring_buffers_on_error(model: nn.Module) -> Iterator[None]:
     """Restore the model's buffers (running statistics) if the block fails."""
     saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:

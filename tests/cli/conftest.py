@@ -85,6 +85,6 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
         setattr(module, name, getattr(fake, name))
     monkeypatch.setitem(sys.modules, "adaptive.training.runs", module)
     distributed: Any = ModuleType("adaptive.training.runs.distributed")
-    distributed.these_ranks = distributed.reading_ranks = lambda config: nullcontext(ALONE)
+    distributed.launched_ranks = distributed.launched_readers = lambda config: nullcontext(ALONE)
     monkeypatch.setitem(sys.modules, "adaptive.training.runs.distributed", distributed)
     return fake

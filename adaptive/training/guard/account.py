@@ -56,7 +56,7 @@ class SkipCounts:
         }
 
 
-def left_out(embeddings: TieredEmbeddingBag, inputs: int, trained_inputs: int) -> SkipCounts:
+def skip_counts(embeddings: TieredEmbeddingBag, inputs: int, trained_inputs: int) -> SkipCounts:
     """The current counts; `trained_inputs` of the `inputs` were not dropped."""
     counts = embeddings.statistics.counts()
     return SkipCounts(
@@ -90,7 +90,7 @@ class GuardState:
     fork_batches: int = 0  # trained by forks
     judged_batches: int = 0  # predicted by run and fork
     undone_batches: int = 0  # whose skipping was undone
-    left_out: SkipCounts = SkipCounts()  # everything skipped, including undone work
+    skip_counts: SkipCounts = SkipCounts()  # everything skipped, including undone work
     undone: SkipCounts = SkipCounts()
 
     def keep(self, share: float, *, since: int, cost: float) -> None:
@@ -116,25 +116,25 @@ class Account:
         self._start = SkipCounts()  # counts up to here can no longer be undone
         self._marks: list[tuple[bool, SkipCounts]] = []  # unread: (True for an undo, inputs at the mark)
 
-    def begin(self, left_out: SkipCounts) -> None:
+    def begin(self, skip_counts: SkipCounts) -> None:
         """Mark the point up to which skipping can no longer be undone."""
-        self._marks.append((False, left_out))
+        self._marks.append((False, skip_counts))
 
-    def undo(self, left_out: SkipCounts) -> None:
+    def undo(self, skip_counts: SkipCounts) -> None:
         """Mark all work that was skipped since the latest `begin` or `undo` as undone."""
-        self._marks.append((True, left_out))
+        self._marks.append((True, skip_counts))
 
-    def read(self, now: GuardState, left_out: SkipCounts) -> None:
+    def read(self, now: GuardState, skip_counts: SkipCounts) -> None:
         """Update the state at the start of a pass, after each step, and at the end."""
         for undoing, marked in self._marks:
-            here = replace(left_out, inputs=marked.inputs, dropped=marked.dropped)
+            here = replace(skip_counts, inputs=marked.inputs, dropped=marked.dropped)
             if undoing:
                 now.undone += here - self._start
             self._start = here
         self._marks.clear()
         if self._latest is not None:
-            now.left_out += left_out - self._latest
-        self._latest = left_out
+            now.skip_counts += skip_counts - self._latest
+        self._latest = skip_counts
 
 
 def shares(now: GuardState, policy: Policy) -> GuardSummary:
@@ -143,7 +143,7 @@ def shares(now: GuardState, policy: Policy) -> GuardSummary:
     `guard_exact` is True if the weights equal those of a run that skips nothing, bit for bit. They do not if inputs
     were dropped, even if that was undone: later batches then hold other samples.
     """
-    all_, undone = now.left_out, now.undone
+    all_, undone = now.skip_counts, now.undone
     if drops_inputs(policy):  # these counts include inputs that filled no batch at the end of a pass
         seen, dropped = inputs_of(policy)
         all_ = replace(all_, inputs=seen, dropped=dropped)

@@ -126,7 +126,7 @@ class RunLoop(TrainingLoop):
 
     def copied(self, policy: Policy, arrays: Mapping[str, NDArray[Any]]) -> Self:
         loop = super().copied(policy, arrays)
-        loop._trainer = Trainer(loop.embeddings, *loop.parts, recorder=_Silent(loop.embeddings))
+        loop._trainer = Trainer(loop.embeddings, *loop.parts, recorder=_StepCounter(loop.embeddings))
         return loop
 
     def train(self, batch: Batch, step: int) -> None:
@@ -138,7 +138,7 @@ class RunLoop(TrainingLoop):
         return first_label(logits_of(self.embeddings, self.parts[0], planned))
 
 
-class _Silent(Recorder):
+class _StepCounter(Recorder):
     """Counts steps and records nothing."""
 
     def step(self, loss: float | None, logits: Tensor, labels: NDArray[np.float32]) -> None:
@@ -205,12 +205,12 @@ class Pair:
 
     Attributes:
         start: batch at which both were equal.
-        left_out: counts of the run's skipped work at `start`.
+        skip_counts: counts of the run's skipped work at `start`.
         trained, judged: numbers of batches that the fork has trained, and that both have predicted.
     """
 
-    def __init__(self, run: TrainingLoop, start: int, left_out: SkipCounts) -> None:
-        self.start, self.left_out = start, left_out
+    def __init__(self, run: TrainingLoop, start: int, skip_counts: SkipCounts) -> None:
+        self.start, self.skip_counts = start, skip_counts
         self.trained = self.judged = 0
         self._run, self._fork = run, Fork(run, start)
         self._place = start
@@ -238,10 +238,10 @@ class Pair:
         labels = np.concatenate([batch.labels for batch in batches])
         return compare(predict(self._run, batches), predict(self._fork.trained, batches), labels)
 
-    def undo(self, left_out: SkipCounts) -> None:
+    def undo(self, skip_counts: SkipCounts) -> None:
         """Give the run the fork's values; both continue from there."""
         self._fork.overwrite(self._run)
-        self.start, self.left_out = self._place, left_out
+        self.start, self.skip_counts = self._place, skip_counts
 
     def close(self) -> None:
         self._fork.close()

@@ -18,7 +18,7 @@ from adaptive.config import GuardConfig, TrainConfig
 from adaptive.errors import ConfigError, NonFiniteError, PolicyError
 from adaptive.training.guard.account import Account, GuardState, LoopRecorder, shares
 from adaptive.training.guard.fork import Pair, TrainingLoop
-from adaptive.training.guard.judge import Allowance, Evidence, Outlook, Timing, Triggers, explain, look_out
+from adaptive.training.guard.judge import Allowance, Evidence, Outlook, Timing, Triggers, explain, extrapolate
 from adaptive.training.guard.stream import NumberedBatches, Passes
 from adaptive.training.telemetry.jsonl import plain
 from adaptive.training.telemetry.record import GuardRecord
@@ -147,7 +147,7 @@ class Guard:
     def _prepare(self, stream: NumberedBatches) -> None:
         """Schedule skipping after the warm-up, or stop it if the run is too short for a check."""
         now = self._now
-        if self._timing.too_late(now.due):
+        if self._timing.is_too_late(now.due):
             previous, now.allowance, now.active = now.allowance, 0.0, False
             self._write("stop", too_short(now.due + self._timing.check, self._timing.total), previous=previous)
         else:
@@ -160,19 +160,19 @@ class Guard:
             return
         if self._pair is not None:
             self._continue_check(self._pair, stream)
-        elif trigger := self._triggers.due(now, self._passes.left_out(now.place)):
+        elif trigger := self._triggers.due(now, self._passes.skip_counts(now.place)):
             self._open(trigger, stream)
         stream.forget(now.place)
 
     def _open(self, trigger: str, stream: NumberedBatches) -> None:
         """Begin a check with a new fork, if enough batches are left."""
-        now, left_out = self._now, self._passes.left_out(self._now.place)
-        if not now.begun and left_out.dropped:
-            raise not_obeyed(self._config.policy, left_out.dropped, now.place)
+        now, skip_counts = self._now, self._passes.skip_counts(self._now.place)
+        if not now.begun and skip_counts.dropped:
+            raise disobeyed_allowance(self._config.policy, skip_counts.dropped, now.place)
         now.begun, self._trigger = True, trigger
-        if not self._timing.too_late(now.place):
-            self._pair = Pair(self._run, now.place, left_out)
-            self._account.begin(left_out)
+        if not self._timing.is_too_late(now.place):
+            self._pair = Pair(self._run, now.place, skip_counts)
+            self._account.begin(skip_counts)
             self._triggers.opened()
         elif now.passed is None or now.place < now.due:
             self._give_up(stream, f"{trigger}, but too few batches are left for a check")
@@ -206,7 +206,7 @@ class Guard:
 
     def _judge(self, pair: Pair, stream: NumberedBatches) -> None:
         now, budget = self._now, self._settings.budget
-        share = self._passes.left_out(now.place).share_since(pair.left_out)
+        share = self._passes.skip_counts(now.place).share_since(pair.skip_counts)
         evidence = pair.compare(stream, self._settings.holdout)
         if evidence is None:
             self._break_off(
@@ -214,7 +214,7 @@ class Guard:
             )
             return
         left = self._timing.left(now.place) if self._allowed.drops else None
-        outlook = look_out(evidence, steps=now.place - pair.start, left=left, spent=now.cost_until(pair.start))
+        outlook = extrapolate(evidence, steps=now.place - pair.start, left=left, spent=now.cost_until(pair.start))
         about, findings = explain(outlook, budget), CheckFindings(evidence, outlook, share)
         if outlook.within(budget):
             self._keep(pair, evidence, about, findings)
@@ -228,7 +228,7 @@ class Guard:
         assert findings.share is not None
         now.keep(findings.share, since=pair.start, cost=max(-evidence.auc, 0.0) if self._allowed.drops else 0.0)
         now.due = now.place + self._settings.every
-        self._triggers.passed(now.place, self._passes.left_out(now.place))
+        self._triggers.passed(now.place, self._passes.skip_counts(now.place))
         self.close()
 
     def _break_off(
@@ -250,9 +250,9 @@ class Guard:
     def _undo(self, pair: Pair) -> None:
         now = self._now
         now.undone_batches += now.place - pair.start
-        left_out = self._passes.left_out(now.place)
-        pair.undo(left_out)
-        self._account.undo(left_out)
+        skip_counts = self._passes.skip_counts(now.place)
+        pair.undo(skip_counts)
+        self._account.undo(skip_counts)
         self._takeover = now.passed = None
         self._trigger = "skipping was reduced"
         if not now.allowance:
@@ -260,7 +260,7 @@ class Guard:
             self.close()
 
     def _read(self) -> None:
-        self._account.read(self._now, self._passes.left_out(self._now.place))
+        self._account.read(self._now, self._passes.skip_counts(self._now.place))
 
     def _write(
         self,
@@ -309,7 +309,7 @@ def length_unknown(policy: str) -> ConfigError:
     )
 
 
-def not_obeyed(policy: str, dropped: int, place: int) -> PolicyError:
+def disobeyed_allowance(policy: str, dropped: int, place: int) -> PolicyError:
     """The error for a skip rule that dropped inputs against the allowance of a guard."""
     return PolicyError(
         f"expected no dropped inputs in the guard's warm-up, got {dropped} before batch {place} (skip rule of policy "

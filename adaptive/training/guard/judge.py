@@ -61,7 +61,7 @@ class Timing:
         """Minimum number of batches of a check, with half of the holdout."""
         return self.steps + self.held_back // 2
 
-    def too_late(self, place: int) -> bool:
+    def is_too_late(self, place: int) -> bool:
         """True if the run ends before a check that begins at batch `place`."""
         left = self.left(place)
         return left is not None and left < self.check
@@ -128,11 +128,11 @@ class Triggers:
         """Forget earlier losses at the start of a check, which judges them."""
         self._alarm.forget()
 
-    def passed(self, place: int, left_out: SkipCounts) -> None:
+    def passed(self, place: int, skip_counts: SkipCounts) -> None:
         """Record a passed check at batch `place`."""
-        self._at, self._counts = place, left_out
+        self._at, self._counts = place, skip_counts
 
-    def due(self, standing: GuardState, left_out: SkipCounts) -> str:
+    def due(self, standing: GuardState, skip_counts: SkipCounts) -> str:
         """Return the reason for a check, or an empty text if none is due."""
         if standing.passed is None:
             return "the warm-up is over" if standing.place >= standing.due else ""
@@ -142,8 +142,8 @@ class Triggers:
             return "predictions became worse"
         if standing.place < self._at + LOOK:
             return ""
-        share = left_out.share_since(self._counts)
-        self._at, self._counts = standing.place, left_out
+        share = skip_counts.share_since(self._counts)
+        self._at, self._counts = standing.place, skip_counts
         more = share > MORE * standing.passed + SOME
         return f"{share:.1%} is skipped, more than the {standing.passed:.1%} of the last check" if more else ""
 
@@ -209,7 +209,7 @@ class Outlook:
         return self.interval[0] >= -budget
 
 
-def look_out(evidence: Evidence, *, steps: int, left: int | None, spent: float) -> Outlook:
+def extrapolate(evidence: Evidence, *, steps: int, left: int | None, spent: float) -> Outlook:
     """Extrapolate the evidence of a fork of `steps` batches to the end of the run.
 
     Args:
@@ -264,7 +264,7 @@ class Allowance:
         """Return the allowance after a check over budget, and a note for the reason."""
         if self.drops and now.passed is not None:
             return 0.0, ""  # it passed before, so the data have changed and need the dropped updates now
-        if self._timing.too_late(now.place + self._timing.margin):
+        if self._timing.is_too_late(now.place + self._timing.margin):
             return 0.0, ""
         allowance = lower(now.allowance, outlook, self._budget)
         if 0 < allowance < (self.least or 0.0):

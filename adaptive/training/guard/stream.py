@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.policy import Policy, drops_inputs, inputs_of
-from adaptive.training.guard.account import LoopRecorder, SkipCounts, left_out
+from adaptive.training.guard.account import LoopRecorder, SkipCounts, skip_counts
 
 
 class Inputs(NamedTuple):
@@ -201,10 +201,10 @@ class Passes:
         ahead = self.stream.coming(place, num_samples)
         return sum(batch.num_samples for batch in ahead) < num_samples and left > len(ahead)
 
-    def left_out(self, place: int) -> SkipCounts:
+    def skip_counts(self, place: int) -> SkipCounts:
         """Counts of skipped work in the batches before `place`, the current result of `place()`."""
         seen, trained = self._earlier
         if self.stream is not None:
             inputs = self.stream.inputs(place)
             seen, trained = seen + inputs.seen, trained + inputs.trained
-        return left_out(self._embeddings, seen, trained)
+        return skip_counts(self._embeddings, seen, trained)

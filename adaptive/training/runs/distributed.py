@@ -31,7 +31,7 @@ LATE_S: Final = 5.0  # seconds until a file that another machine wrote is visibl
 
 
 @contextlib.contextmanager
-def these_ranks(config: TrainConfig) -> Iterator[Ranks]:
+def launched_ranks(config: TrainConfig) -> Iterator[Ranks]:
     """The ranks that torchrun or `--ranks` started; else a single process."""
     if not is_rank():
         yield ALONE
@@ -51,22 +51,22 @@ def these_ranks(config: TrainConfig) -> Iterator[Ranks]:
 
 
 @contextlib.contextmanager
-def reading_ranks(config: TrainConfig) -> Iterator[Ranks]:
-    """`these_ranks` for reading a run: one block per rank."""
+def launched_readers(config: TrainConfig) -> Iterator[Ranks]:
+    """`launched_ranks` for reading a run: one block per rank."""
     meeting = config.ranks.model_copy(update={"blocks": None, "wire": "fp32"})
-    with these_ranks(config.model_copy(update={"ranks": meeting})) as ranks:
+    with launched_ranks(config.model_copy(update={"ranks": meeting})) as ranks:
         yield ranks
 
 
-def refuse_alone(config: TrainConfig, ranks: Ranks) -> None:
+def refuse_unsupported(config: TrainConfig, ranks: Ranks) -> None:
     """Raise ConfigError for settings that ranks do not support, or blocks without ranks."""
     if not ranks.is_local:
-        refuse_by_settings(config)
+        refuse_unsupported_by_ranks(config)
     elif config.ranks.blocks is not None:
         raise ConfigError(f"expected ranks.blocks=null without ranks, got {config.ranks.blocks}. Add --ranks 1 or more")
 
 
-def refuse_by_settings(config: TrainConfig) -> None:
+def refuse_unsupported_by_ranks(config: TrainConfig) -> None:
     """Raise ConfigError for a guard, or for NCCL on a machine without it."""
     is_nccl_wanted(config.ranks.backend, find_gpus())
     if config.guard is not None:
@@ -211,7 +211,7 @@ def _of_first(directory: Path, ranks: Ranks) -> Path:
     return Path(ranks.gather_facts(str(directory.absolute()))[0])
 
 
-def refuse_unseen(directory: Path, ranks: Ranks) -> None:
+def require_shared_directory(directory: Path, ranks: Ranks) -> None:
     """Raise OutputError on all ranks unless all see the directory of rank 0, by its lock."""
     if ranks.size == 1:
         return

@@ -26,7 +26,7 @@ from adaptive.training.components import Components, build, open_data, torch_set
 from adaptive.training.evaluation import evaluate, predict
 from adaptive.training.runs.distributed import readers_of, reporting_errors, versions
 from adaptive.training.runs.run import group_feature, quality_numbers
-from adaptive.training.runs.run_record import FOLDER, Json, at_home, check_same_data, config_of, recorded_shape
+from adaptive.training.runs.run_record import FOLDER, Json, check_same_data, config_of, recorded_shape, resolve_paths
 from adaptive.training.runs.state import restore_weights
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.recorder import evaluation_record
@@ -147,7 +147,7 @@ def _load(
 ) -> LoadedRun:
     """`model`: the code that the caller named, or None."""
     record = read_record(path)
-    config = change(_for_reading(with_vocabulary(at_home(config_of(record, path), record), path)))
+    config = change(_for_reading(with_vocabulary(resolve_paths(config_of(record, path), record), path)))
     option = f"--set model={shlex.quote(config.model)}, or load_run(RUN, model=...) in Python"
     refuse_unnamed("model", config.model, where=str(path / RECORD), named=model, how=option)
     where, checkpoint = load_best(path, readers_of(ranks))

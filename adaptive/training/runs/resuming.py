@@ -24,14 +24,14 @@ from adaptive.training.runs.distributed import (
     directory_of,
     facts_of,
     readers_of,
-    refuse_alone,
-    refuse_unseen,
+    refuse_unsupported,
     reporting_errors,
+    require_shared_directory,
 )
 from adaptive.training.runs.loop import DataPosition
 from adaptive.training.runs.run import ResumePoint, Run, code_of, resume_command
 from adaptive.training.runs.run_record import Json, check_same_data, config_of
-from adaptive.training.runs.state import SavedProgress, reached_by, refuse_guarded_resume, restore
+from adaptive.training.runs.state import SavedProgress, refuse_guarded_resume, restore, saved_progress
 from adaptive.training.runs.training import train_run
 from adaptive.training.settings import leaves
 from adaptive.training.telemetry.jsonl import check_beginning, drop_after
@@ -79,11 +79,11 @@ def resume_run(
         changed = {name: length for name, length in lengths.items() if length is not None}
         config = config_of(record, path).model_copy(update=changed)
         _check_code(config, code, path)
-        refuse_alone(config, ranks)
+        refuse_unsupported(config, ranks)
         if config.save:
-            refuse_unseen(directory.path, ranks)
+            require_shared_directory(directory.path, ranks)
         where, checkpoint, damaged = _load(path, ranks)
-        reached = reached_by(checkpoint, where)
+        reached = saved_progress(checkpoint, where)
         _check_length(config, path, reached.place, record)
         with torch_settings(config):
             _check_vocabulary(config, record, path)
@@ -92,7 +92,7 @@ def resume_run(
                 check_same_data(path, record, dataset)
             resumed_from = {"checkpoint": where.name, "reached": reached.place.total}
             ranks.require_equal(lambda: facts_of(config, dataset) | resumed_from)
-            components = _build(_as_large(config, reached), dataset, ranks)
+            components = _build(_with_same_device_rows(config, reached), dataset, ranks)
             with components.embeddings:
                 refuse_guarded_resume(config, components, path)
                 restore(components, checkpoint, where)
@@ -179,7 +179,7 @@ def _check_vocabulary(config: TrainConfig, record: Json, path: Path) -> None:
         )
 
 
-def _as_large(config: TrainConfig, reached: SavedProgress) -> TrainConfig:
+def _with_same_device_rows(config: TrainConfig, reached: SavedProgress) -> TrainConfig:
     """Return settings that keep the current device rows of `device_rows=auto`."""
     tier = config.tier
     is_kept = tier.device_rows == "auto" and reached.device_rows and choose_device(tier.device).type == "cpu"
@@ -279,7 +279,7 @@ def auto_resume_run(
     assert config.out is not None
     path = Path(config.out)
     with reporting_errors(ranks):
-        action = ranks.gather_facts(what_to_do(path, config) if ranks.is_first else None)[0]
+        action = ranks.gather_facts(choose_action(path, config) if ranks.is_first else None)[0]
     if action == DONE:
         return _finished(path, stream)
     if action == RESUME:
@@ -291,7 +291,7 @@ def auto_resume_run(
     return train_run(config, overwrite=True, force_unlock=force_unlock, stream=stream, ranks=ranks)
 
 
-def what_to_do(path: Path, config: TrainConfig) -> str:
+def choose_action(path: Path, config: TrainConfig) -> str:
     """Return `BEGIN`, `RESUME` or `DONE`.
 
     Raises:

@@ -20,7 +20,7 @@ Json = Mapping[str, Any]
 FOLDER, SHAPE = "folder", "shape"
 
 
-def where_and_what(dataset: Dataset) -> Json:
+def data_entries(dataset: Dataset) -> Json:
     """Entries of `run.json`: folder of relative paths, and shape of the data."""
     return {FOLDER: os.getcwd(), SHAPE: TypeAdapter(DataShape).dump_python(shape_of(dataset), mode="json")}
 
@@ -45,7 +45,7 @@ def recorded_shape(record: Json, path: Path) -> DataShape:
     return shape
 
 
-def at_home(config: TrainConfig, record: Json) -> TrainConfig:
+def resolve_paths(config: TrainConfig, record: Json) -> TrainConfig:
     """The settings with relative paths resolved from the folder in which the run was started."""
     home = Path(str(record.get(FOLDER, "")))
 

@@ -204,7 +204,7 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
     )
 
 
-def reached_by(checkpoint: Checkpoint, where: Path) -> SavedProgress:
+def saved_progress(checkpoint: Checkpoint, where: Path) -> SavedProgress:
     """The progress of the run in a checkpoint; CheckpointError if it is invalid."""
     try:
         reached = SavedProgress.model_validate(checkpoint.meta.get("progress"))
@@ -236,11 +236,11 @@ def _check_counts(reached: SavedProgress, meta: Mapping[str, object], where: Pat
 
 def restore(components: Components, checkpoint: Checkpoint, where: Path) -> None:
     """Restore the whole state of a run; CheckpointError if the checkpoint does not fit."""
-    with _naming(where):
+    with _checkpoint_errors(where):
         check_optimizer_arrays(components.optimizer, checkpoint.optimizer)
         check_arrays(checkpoint.run, {RANDOM: Expected(np.dtype(np.uint8), tuple(torch.get_rng_state().shape))})
     restore_weights(components, checkpoint, where=where)
-    with _naming(where):
+    with _checkpoint_errors(where):
         load_optimizer_arrays(components.optimizer, checkpoint.optimizer)
         torch.set_rng_state(torch.from_numpy(checkpoint.run[RANDOM]))
         for number in range(torch.cuda.device_count()):
@@ -324,14 +324,14 @@ def restore_weights(components: Components, checkpoint: Checkpoint, *, where: Pa
             f"expected rows assigned to ranks by {FORMULA!r}, got {str(dealt)[:200]!r} ({where}). Read it in one "
             "process"
         )
-    with _naming(where):
+    with _checkpoint_errors(where):
         check_dense(components.model, checkpoint.dense)
         components.embeddings.rows.load_state_arrays(checkpoint.rows)
         components.model.load_state_dict(checkpoint.dense)
 
 
 @contextmanager
-def _naming(where: Path) -> Iterator[None]:
+def _checkpoint_errors(where: Path) -> Iterator[None]:
     """Turn errors inside into a CheckpointError with the path of the checkpoint."""
     try:
         yield

@@ -34,10 +34,16 @@ from adaptive.training.components import (
     prepare,
     torch_settings,
 )
-from adaptive.training.runs.distributed import directory_of, facts_of, refuse_alone, refuse_unseen, reporting_errors
+from adaptive.training.runs.distributed import (
+    directory_of,
+    facts_of,
+    refuse_unsupported,
+    reporting_errors,
+    require_shared_directory,
+)
 from adaptive.training.runs.goals import refuse_unreachable
 from adaptive.training.runs.run import Run, total_steps
-from adaptive.training.runs.run_record import config_of, where_and_what
+from adaptive.training.runs.run_record import config_of, data_entries
 from adaptive.training.runs.state import check_dense, load_optimizer_arrays, refuse_guarded_saves
 from adaptive.training.telemetry.loggers import load_loggers
 from adaptive.training.telemetry.report import SCHEMA, RunSummary
@@ -77,7 +83,7 @@ def refuse_too_few(config: TrainConfig, components: ComponentsOutline, batches: 
 VOCABULARY = "vocabulary"
 
 
-def with_known_ids(config: TrainConfig) -> TrainConfig:
+def with_initial_vocabulary(config: TrainConfig) -> TrainConfig:
     """The settings for opening the data; with `init_from` its vocabulary grows."""
     if config.init_from is None:
         return config
@@ -88,7 +94,7 @@ def with_known_ids(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update={"data_options": {"vocabulary_from": str(folder), **config.data_options}})
 
 
-def begin_with(components: Components, config: TrainConfig) -> None:
+def load_initial_weights(components: Components, config: TrainConfig) -> None:
     """Load the weights of the run `init_from`, its best ones if it saved them.
 
     Counts of lookups are loaded too; watched rows and the policy start from scratch.
@@ -203,17 +209,17 @@ def train_run(
     opened = partial(_run_directory, config, overwrite, force_unlock)
     with reporting_errors(ranks), torch_settings(config):
         load_loggers(config.log_to)  # raises for a missing logger before a directory is made
-        refuse_alone(config, ranks)
+        refuse_unsupported(config, ranks)
         with directory_of(ranks, opened) as directory:
             if config.save:
-                refuse_unseen(directory.path, ranks)
+                require_shared_directory(directory.path, ranks)
             return _train_in(directory, config, stream, keep_scores, ranks)
 
 
 def _train_in(
     directory: RunDirectory, config: TrainConfig, stream: TextIO | None, keep_scores: bool, ranks: Ranks
 ) -> RunSummary:
-    dataset = open_data(with_known_ids(config), directory.path)
+    dataset = open_data(with_initial_vocabulary(config), directory.path)
     sample = first_batches(config, dataset)
     ranks.require_equal(lambda: facts_of(config, dataset))
     components = build(config, dataset, sample, ranks)
@@ -221,12 +227,12 @@ def _train_in(
         refuse_guarded_saves(config, components)
         refuse_unreachable(config, components, dataset)
         start_at_base_rate(components.model, dataset.train(config.batch_size))
-        begin_with(components, config)
+        load_initial_weights(components, config)
         components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
         directory.begin(
             config=config.model_dump(mode="json"),
             data=dataset.fingerprint(),
-            **where_and_what(dataset),
+            **data_entries(dataset),
             device=str(components.embeddings.device),
             **({"ranks": places} if (places := ranks.places) else {}),
         )
@@ -263,7 +269,7 @@ class RunPlan(TypedDict):
 
 def plan_run(config: TrainConfig) -> RunPlan:
     """Compute memory, device rows and steps of a run; writes and allocates nothing."""
-    dataset = open_data(with_known_ids(config))
+    dataset = open_data(with_initial_vocabulary(config))
     sample = first_batches(config, dataset)
     components = outline(config, dataset, sample)
     embeddings = components.embeddings

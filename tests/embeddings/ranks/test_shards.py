@@ -34,7 +34,7 @@ from adaptive.storage.durable import DISK, Disk
 from adaptive.storage.run_checkpoints import load_best, load_whole
 from adaptive.storage.run_directory import RunDirectory
 from adaptive.training.runs import distributed
-from adaptive.training.runs.distributed import CheckpointsOfRanks, checkpoints_of, readers_of, refuse_unseen
+from adaptive.training.runs.distributed import CheckpointsOfRanks, checkpoints_of, readers_of, require_shared_directory
 
 SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, feedback_delay=5)
 BATCHES = tuple(random_batches(TABLES, 9, samples=9, max_bag=5))
@@ -285,7 +285,7 @@ def test_a_directory_that_some_rank_does_not_see_is_told_by_all(
     monkeypatch.setattr(distributed, "LATE_S", 0.0)
 
     def look(ranks: Ranks, own: Path) -> None:
-        refuse_unseen(own, ranks)
+        require_shared_directory(own, ranks)
 
     with RunDirectory(tmp_path / "run") as directory:
         on_ranks(3, lambda ranks: look(ranks, directory.path if ranks.is_first else tmp_path / "scratch"))

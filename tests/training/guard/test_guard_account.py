@@ -107,7 +107,7 @@ def test_rows_are_counted_a_step_late_and_inputs_at_once() -> None:
     account.read(now, counted(5, dropped=12))
     account.read(now, counted(7, dropped=12))
     assert now.undone.skipped == 4 and now.undone.dropped == 6
-    assert now.left_out.skipped == 7 and now.left_out.dropped == 12
+    assert now.skip_counts.skipped == 7 and now.skip_counts.dropped == 12
     told = shares(now, Plain())
     assert told["guard_kept"]["skipped_update_share"] == 3 / 70
     assert told["guard_undone"]["skipped_lookup_share"] == 0 and not told["guard_exact"]
@@ -122,16 +122,16 @@ def test_after_an_undoing_what_follows_may_be_undone_too() -> None:
     account.read(now, counted(5))
     account.undo(counted(8))
     account.read(now, counted(9))
-    assert now.undone.skipped == now.left_out.skipped == 9 and shares(now, Plain())["guard_exact"]
+    assert now.undone.skipped == now.skip_counts.skipped == 9 and shares(now, Plain())["guard_exact"]
 
 
 def test_a_run_that_goes_on_counts_on() -> None:
     """Counters begin at 0 or where they were, as the case may be; both are the same run."""
     for start in (0, 50):
-        now = GuardState(left_out=SkipCounts(updates=50, skipped=5), undone=SkipCounts(skipped=5))
+        now = GuardState(skip_counts=SkipCounts(updates=50, skipped=5), undone=SkipCounts(skipped=5))
         account = Account()
         account.read(now, counted(start))
         assert shares(now, Plain())["guard_exact"]
         account.read(now, counted(start + 1))
-        assert now.left_out.skipped == 6 and now.left_out.updates == 60
+        assert now.skip_counts.skipped == 6 and now.skip_counts.updates == 60
         assert not shares(now, Plain())["guard_exact"]

@@ -30,8 +30,8 @@ from adaptive.training.guard.judge import (
     Outlook,
     compare,
     explain,
+    extrapolate,
     least_allowance,
-    look_out,
     lower,
 )
 from adaptive.training.quality import exact_auc
@@ -43,14 +43,14 @@ def evidence(auc: float, error: float = 0.0) -> Evidence:
 
 def test_dropping_is_paid_again_for_every_stretch_that_is_left() -> None:
     """100 batches cost 0.001; with 400 to come the run loses 5 times as much, and what it lost before."""
-    found = look_out(evidence(-0.001, 0.0002), steps=100, left=400, spent=0.0003)
+    found = extrapolate(evidence(-0.001, 0.0002), steps=100, left=400, spent=0.0003)
     assert found.change == pytest.approx(-0.0053)
     assert found.interval == pytest.approx((-0.0053 - REACH * 0.001, -0.0053 + REACH * 0.001))
-    assert look_out(evidence(-0.001), steps=100, left=0, spent=0).change == -0.001
+    assert extrapolate(evidence(-0.001), steps=100, left=0, spent=0).change == -0.001
 
 
 def test_deferral_does_not_grow() -> None:
-    found = look_out(evidence(-0.001, 0.0002), steps=100, left=None, spent=0.0)
+    found = extrapolate(evidence(-0.001, 0.0002), steps=100, left=None, spent=0.0)
     assert found.change == -0.001 and found.interval == evidence(-0.001, 0.0002).auc_interval
 
 

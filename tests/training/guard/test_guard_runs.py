@@ -167,7 +167,7 @@ def test_what_was_reduced_and_not_judged_is_undone(tmp_path: Path, monkeypatch: 
         return outlook.change == seen[0]
 
     monkeypatch.setattr(Outlook, "within", within)
-    monkeypatch.setattr(Timing, "too_late", lambda *_: False)
+    monkeypatch.setattr(Timing, "is_too_late", lambda *_: False)
     found = run(tmp_path, Defer, {"steps": 40})
     assert found.verdicts == ["keep", "reduce", "stop"]
     assert [record.step for record in found.decisions] == [60, 160, 180]

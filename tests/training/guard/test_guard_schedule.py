@@ -45,10 +45,10 @@ def test_decisions_apply_after_all_planned_batches() -> None:
 def test_a_check_needs_its_steps_and_half_of_the_holdout() -> None:
     found = timing(Freeze())
     assert found.held_back == 7
-    assert [found.too_late(place) for place in (0, 897, 898, 2000)] == [False, False, True, True]
+    assert [found.is_too_late(place) for place in (0, 897, 898, 2000)] == [False, False, True, True]
     assert (found.left(0), found.left(999), found.left(1001)) == (1000, 1, 0)
     unknown = timing(Freeze(), total=None)
-    assert unknown.left(10) is None and not unknown.too_late(10**9)
+    assert unknown.left(10) is None and not unknown.is_too_late(10**9)
 
 
 def test_what_was_kept_costs_until_it_is_judged_again() -> None:
