@@ -117,8 +117,8 @@ def _traced(dense: nn.Module, facts: ExportFacts) -> Any:
             )  # fmt: skip
     except Exception as error:
         raise ConfigError(
-            f"--to onnx: torch cannot trace the model {facts.model['name']} for a free batch size: {error}. Use "
-            "x.shape[0] instead of len(x) in the model, or export with --to torch"
+            f"--to onnx: torch cannot trace the model {facts.model['name']} for a free batch size. Use x.shape[0] "
+            f"instead of len(x) in the model, or export with --to torch: {error}"
         ) from error
     assert program is not None
     model = program.model_proto
