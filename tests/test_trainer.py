@@ -271,7 +271,7 @@ def edit_config(path: Path, change: Callable[[Any], None]) -> None:
 
 
 def test_learning_rates_follow_the_schedules() -> None:
-    """Each step with the rates that a schedule gives it, whatever the look-ahead and the device tier."""
+    """Each step has its scheduled rates, for every look-ahead and device tier."""
     schedule = {"warmup": 3, "decay": "linear", "decay_steps": 10}
 
     def trained(depth: int, device_rows: str) -> tuple[list[tuple[float, float]], dict[str, Any]]:

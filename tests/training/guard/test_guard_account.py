@@ -48,7 +48,7 @@ def test_what_was_undone_is_told_apart_from_what_was_kept(
     assert found.summary["guard_undone"]["skipped_update_share"] * updates == pytest.approx(expected)
     skipped = found.skipped_between(0, 180)
     assert found.summary["guard_kept"]["skipped_update_share"] * updates == pytest.approx(skipped - expected)
-    assert found.summary["skipped_update_share"] * updates == pytest.approx(skipped)  # as training went on
+    assert found.summary["skipped_update_share"] * updates == pytest.approx(skipped)  # as counted in training
     assert found.summary["guard_exact"] == same == (skipped == expected)
     text = found.summary["table"]
     assert ((SAME in text), (OTHER in text)) == (same, not same)

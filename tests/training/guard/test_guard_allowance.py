@@ -1,4 +1,4 @@
-"""The allowance: of what a policy would skip only that share is skipped, at once, and whatever the policy does."""
+"""The allowance: only that share of a policy's skipping happens, from the next batch on."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ NUM_ROWS = 400
 SKIP = SkipConfig(interval=16, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=2)
 TABLES = [
     TableConfig(name="a", num_embeddings=NUM_ROWS, embedding_dim=4),
-    TableConfig(name="b", num_embeddings=NUM_ROWS, embedding_dim=2),  # a group of its own, rows from 400 on
+    TableConfig(name="b", num_embeddings=NUM_ROWS, embedding_dim=2),  # a separate group, rows from 400 on
 ]
 
 

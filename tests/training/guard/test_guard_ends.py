@@ -40,7 +40,7 @@ def test_too_few_batches_for_another_check_end_a_reduction(
 
 
 def stopped_after(batches: int, out: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
-    """A run that is told to stop."""
+    """A run that is stopped by a signal."""
 
     def send(model: Hooked, *_: Any) -> None:
         if model.training and model.calls == batches and not sent:

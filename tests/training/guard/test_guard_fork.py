@@ -128,7 +128,7 @@ def test_a_run_goes_on_from_the_values_of_a_fork(
         assert_equal(everything(parts), everything(components_of(forks[0])))
 
 
-AFTER = 9  # batches, whatever is under way
+AFTER = 9  # batches
 
 
 class Overwritten(Run):

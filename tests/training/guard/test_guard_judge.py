@@ -139,7 +139,7 @@ def test_against_all_pairs(models: tuple[Floats, Floats], data: st.DataObject) -
 
 
 def test_the_interval_covers_what_other_samples_would_have_shown() -> None:
-    """Of 400 draws of held-back samples about 95 % have the true difference in their interval."""
+    """About 95% of 400 draws of held-back samples have the true difference in their interval."""
     rng = np.random.default_rng(0)
 
     def draw(n: int) -> Evidence:

@@ -123,7 +123,7 @@ def test_the_account_of_what_a_guard_costs(tmp_path: Path) -> None:
     found = run(tmp_path, Freeze, {"budget": 0.05})
     reduced, kept = found.decisions
     assert (reduced.fork_batches, reduced.judged_batches) == (30, 19)  # 600 samples held back
-    assert (kept.fork_batches, kept.judged_batches) == (66, 38)  # the same fork went on
+    assert (kept.fork_batches, kept.judged_batches) == (66, 38)  # the same fork continued
     assert (found.summary["guard_fork_batches"], found.summary["guard_judged_batches"]) == (66, 38)
     assert found.summary["guard_undone_batches"] == 36
     assert reduced.fork_bytes > 4 * 4 * 250  # most of 347 rows of width 4

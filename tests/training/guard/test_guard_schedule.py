@@ -78,7 +78,7 @@ def test_the_alarm_is_silent_while_the_loss_falls_or_varies() -> None:
 
 @pytest.mark.parametrize(("rise", "latest"), [(0.055, 1015), (0.03, 1030)])
 def test_the_alarm_rings_soon_after_a_change(rise: float, latest: int) -> None:
-    """As when 30 % of the ids of the built-in stream change; the loss varies by 0.022 from batch to batch of 512."""
+    """As if 30% of the ids of the built-in stream change; the loss of batches of 512 varies by 0.022."""
     rng = np.random.default_rng(0)
     losses = 0.477 + rise * (np.arange(1100) >= 1000) + 0.022 * rng.normal(size=1100)
     assert 1000 < heard(losses)[0] <= latest

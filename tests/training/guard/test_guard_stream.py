@@ -1,4 +1,4 @@
-"""Batches on their way, numbered through: read beside training, handed out once, over several passes."""
+"""Numbered batches before the look-ahead: read during training, yielded once, over several passes."""
 
 import statistics
 import threading
@@ -114,7 +114,7 @@ def test_an_allowance_is_set_when_its_batch_is_taken() -> None:
     assert policy.rule.allowance == 1
     next(stream)
     assert policy.rule.allowance == 0.25
-    assert stream.switch(0, 0.0) == 2  # batches 0 and 1 are on their way
+    assert stream.switch(0, 0.0) == 2  # batches 0 and 1 are in flight
     next(stream)
     assert policy.rule.allowance == 0
 

@@ -1,4 +1,4 @@
-"""Runs that begin with the weights of another: day by day is one run, vocabularies grow, mistakes are told."""
+"""Runs with `init_from`: day by day equals one run, vocabularies grow, mistakes are reported."""
 
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,4 @@
-"""Runs with `model.feature_norm`: the same bits, running statistics included, wherever rows lie, however often a batch
-is tried; saved and gone on with, guarded, in parts."""
+"""Runs with `model.feature_norm`: repeated batches, resumed runs and parts give the same bits and statistics."""
 
 import tempfile
 from pathlib import Path

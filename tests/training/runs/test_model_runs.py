@@ -174,7 +174,7 @@ def test_samples_that_lack_a_label_are_told() -> None:
 def test_models_of_one_label_leave_the_others_alone(tmp_path: Path, data: Callable[..., ToyData]) -> None:
     alone = train_run(toy_config(out=str(tmp_path / "alone")))
     data(labels=LABELS)
-    assert train_run(toy_config(out=str(tmp_path / "beside")))["auc"] == alone["auc"]
+    assert train_run(toy_config(out=str(tmp_path / "several")))["auc"] == alone["auc"]
 
 
 # --- dropout ----------------------------------------------------------------------------

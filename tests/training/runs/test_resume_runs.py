@@ -1,4 +1,4 @@
-"""A run that is interrupted and gone on with trains, decides and counts what it would have, bit for bit."""
+"""An interrupted and resumed run trains, decides and counts as one that was not interrupted, bit for bit."""
 
 import os
 import signal
@@ -85,8 +85,7 @@ def check_killed(config: TrainConfig, at: int, again: int) -> None:
 @settings(max_examples=10)
 @given(config=configs(tuple(POLICIES)), at=st.integers(2, 21), again=st.integers(2, 21))
 def test_a_killed_run_goes_on_from_its_newest_checkpoint(config: TrainConfig, at: int, again: int) -> None:
-    """And so if it is killed once more. Whatever the policy skips, drops or rearranges: all is as in the same run that
-    was not killed, records and books of watched rows included."""
+    """Killed twice, it equals a run that was not killed, for policies that skip, drop or rearrange inputs."""
     check_killed(config, at, again)
 
 
@@ -139,7 +138,7 @@ def test_interrupted_runs_at_length(config: TrainConfig, stops: list[tuple[How, 
 )
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_stop_in_the_middle_is_an_end_of_the_look_ahead(tmp_path: Path, policy: str, depth: int) -> None:
-    """Batches on their way are still trained. Then the run is the one that saves at that very place."""
+    """Batches in flight are still trained. The run then equals one that saves at the same batch."""
     with small_world() as patch:
         config = config_of(policy, depth=depth)
         with interrupted(patch, "stop", 7):
@@ -207,7 +206,7 @@ def test_a_stop_counts_no_batch_and_makes_no_evaluation_twice(tmp_path: Path, po
 
 
 def test_an_evaluation_of_a_killed_resumed_run_counts_once(tmp_path: Path) -> None:
-    """Stopped behind the last batch of an epoch, its evaluation is made when the run goes on."""
+    """A run that stops after the last batch of an epoch evaluates when it is resumed."""
     config = config_of("lru", save_every=6, epochs=2)
     with small_world(320) as patch:
         run(tmp_path / "whole", config)

@@ -82,7 +82,7 @@ def test_a_run_goes_on_and_is_evaluated_again(tmp_path: Path) -> None:
     assert whole["steps"] == 10 and whole["eval_samples"] == 36 and whole["auc_of"] == "evaluation"
     assert (resumed["auc"], resumed["accuracy"], resumed["steps"]) == (whole["auc"], whole["accuracy"], 10)
     found, expected = (numbers(tmp_path / name, placement=False) for name in ("cut", "whole"))
-    assert len(found.pop("evaluations")) == 1 + len(expected.pop("evaluations"))  # the shorter run had one of its own
+    assert len(found.pop("evaluations")) == 1 + len(expected.pop("evaluations"))  # the shorter run has evaluated too
     assert_equal(found, expected)
     again = evaluate_run(tmp_path / "whole")
     assert [again[name] for name in ("auc", "log_loss", "accuracy")] == [

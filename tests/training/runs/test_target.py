@@ -146,7 +146,7 @@ def test_a_run_that_goes_on_ends_where_it_would_have(tmp_path: Path, how: Any, a
 def test_a_run_killed_behind_its_last_checkpoint_only_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eval_every: int | None
 ) -> None:
-    """Its weights say that the target is reached, whatever became of its records."""
+    """Its checkpoint knows that the target is reached, even without its records."""
 
     def kill(*_: Any) -> None:
         raise Killed

@@ -162,7 +162,7 @@ def test_counts_are_per_step(tmp_path):
 
 
 def test_numbers_of_skipping_start_with_the_first_skip(tmp_path):
-    """Once something is watched or skipped, its numbers stay, whatever they are."""
+    """After the first watched or skipped row its numbers are always shown."""
     plain = replace(COUNTS, watched_rows=0, judged_rows=0, saturated_rows=0, skipped_updates=0, deferred_updates=0)
     view = TensorBoardView(tmp_path, ["site"])
     view.write(interval(10, tables={"site": plain}))
@@ -196,7 +196,7 @@ def page_of(directory):
 
 
 def test_charts_of_skipping_come_with_the_first_skipping(tmp_path):
-    """They would be empty before; a run that is gone on with has them if it skipped before."""
+    """They would be empty before; a resumed run has them if it has skipped before."""
     plain = replace(COUNTS, watched_rows=0, saturated_rows=0, skipped_updates=0)
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     view = TensorBoardView(tmp_path / "view", ["site"])
@@ -277,7 +277,7 @@ def test_a_table_may_be_called_other(tmp_path):
 
 
 def test_a_removed_directory_is_created_again(tmp_path, caplog):
-    """A removed file goes on taking writes on Linux; nobody would see them."""
+    """On Linux writes to a removed file succeed, but are lost."""
     directory = tmp_path / "tensorboard"
     view = TensorBoardView(directory, ["site"])
     view.write(interval(10))
@@ -295,7 +295,7 @@ def test_a_removed_directory_is_created_again(tmp_path, caplog):
 
 @pytest.mark.parametrize("size", [0, 1, 100])
 def test_a_partial_write_is_followed_by_a_new_file(tmp_path, monkeypatch, size):
-    """What stands in the first file stays readable, also behind a record that was written in part."""
+    """Complete records in the first file stay readable, with a partial record at its end."""
     view = TensorBoardView(tmp_path, ["site"])
     view.write(interval(10))
 

@@ -179,7 +179,7 @@ def served(found: RowsPlugin) -> Iterator[str]:
 
 @pytest.mark.nightly
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
-    """A lane for each table, names as text whatever they are, numbers where the pointer is; an empty console."""
+    """A lane for each table, names as text, numbers at the pointer; an empty console."""
     policy = f"{HOSTILE[0]} {HOSTILE[1]} {HOSTILE[3]}"
     write_run(tmp_path / "logs/\u202ea", tables=HOSTILE[:3], skips=True, policy=policy)
     with served(plugin(tmp_path / "logs")) as url:
