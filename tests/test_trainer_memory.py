@@ -65,7 +65,7 @@ def test_the_result_is_that_of_an_undisturbed_run(where: str, calls: list[int]) 
 
 
 def test_a_batch_that_never_fits_ends_the_run_with_what_to_do() -> None:
-    with pytest.raises(DeviceMemoryError, match="lower batch_size or depth") as caught:
+    with pytest.raises(DeviceMemoryError, match="Lower batch_size or depth") as caught:
         train(range(3, 1000), "forward", depth=1)
     assert caught.value.exit_code == 7
 
@@ -145,7 +145,7 @@ def test_rows_make_room_for_the_model(part: str, late: bool, monkeypatch: pytest
 def test_a_model_that_never_fits_is_exit_code_7(monkeypatch: pytest.MonkeyPatch) -> None:
     moving = Fails(DLRM.to, range(100))
     monkeypatch.setattr(DLRM, "to", lambda model, device: moving(model, device))
-    with pytest.raises(DeviceMemoryError, match="lower batch_size or depth") as caught:
+    with pytest.raises(DeviceMemoryError, match="Lower batch_size or depth") as caught:
         made(held_rows=200)
     assert caught.value.exit_code == 7 and moving.calls > 2
 

@@ -60,7 +60,7 @@ def test_a_stopped_comparison_tells_and_keeps_what_is_done(
     assert result.code == code
     found = json.loads(result.out)
     assert [(one["policy"], one["seeds"]) for one in found["policies"]] == [("lru", [0, 1]), ("lfu", [0])]
-    assert found["problems"] == ["stopped after 3 of 6 runs; the others are missing here"]
+    assert found["problems"] == ["stopped after 3 of 6 runs, so the others are missing here"]
     assert json.loads(Path("out/comparison.json").read_text()) == found
     assert len(Path("a.csv").read_text().splitlines()) == 3
     assert ("terminated" if code == 143 else "interrupted") in result.err
@@ -84,7 +84,7 @@ def test_mistakes_of_one_policy_are_told_before_anything_is_trained(
                 2,
                 f"policy.half_life (flag {flag} lfu+half_life=x): expected a valid number, got 'x'",
             ),
-            ("lru+x=1,lfu", 2, "policies: lru+x=1: lru has no parameter x; it has: none"),
+            ("lru+x=1,lfu", 2, "policies: lru+x=1: lru expected one of its parameters (it has none), got x"),
             ("lru,lfy", 9, "did you mean lfu?"),
         ]:
             result = cli(command, flag, policies, *(("--out", "out") if command == "compare" else ()))

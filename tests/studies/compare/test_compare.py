@@ -471,7 +471,7 @@ def test_a_machine_that_others_use_is_a_warning() -> None:
     quiet = [replace(outcome("lru", 0, 0.7), others_cpu_share=0.04), outcome("lfu", 0, 0.7)]
     assert "warning" not in comparison_document(judge(quiet, auc_budget=BUDGET)).to_text()
     busy = judge([quiet[0], replace(quiet[1], others_cpu_share=0.4)], auc_budget=BUDGET)
-    found = "warning: other processes used up to 40.0 % of the cores during 1 of 2 runs, so samples/s and times"
+    found = "warning: other processes used up to 40.0% of the cores during 1 of 2 runs, so samples/s and times"
     assert found in comparison_document(busy).to_markdown()
     assert [run.others_cpu_share for one in busy.policies for run in one.runs] == [0.04, 0.4]
 

@@ -178,7 +178,7 @@ def test_data_that_do_not_fit_are_told(elsewhere: Path) -> None:
     with pytest.raises(InputError, match=r"feature user of 51 rows\), got feature user of 52 rows"):
         evaluate_run(path, data="new.csv", settings={"data.out_of_range": "oov"})
     write_criteo(Path("criteo.txt"))
-    with pytest.raises(InputError, match=r"expected feature first of \d+ rows, found C1 of 101"):
+    with pytest.raises(InputError, match=r"feature first of \d+ rows\), got feature C1 of 101 rows"):
         evaluate_run(path, data="criteo:criteo.txt", settings={"data.schema_path": None, "data.hash_rows": 100})
 
 
