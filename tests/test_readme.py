@@ -99,7 +99,7 @@ def test_commands_have_the_flags_and_keys_that_are_shown(monkeypatch: pytest.Mon
 
 
 def test_every_exit_code_has_a_line() -> None:
-    text = (ROOT / "docs/how-to/running.md").read_text()
+    text = (ROOT / "docs/reference/exit-codes.md").read_text()
     for code in map(int, re.findall(r"(\d+) [a-z]", EXIT_CODES)):
         assert re.search(rf"^\| (\d+, )*{code}(, \d+)* \|", text, re.M), code
     for cls in AdaptiveError.__subclasses__():
