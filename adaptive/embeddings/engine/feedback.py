@@ -23,11 +23,6 @@ class FeedbackQueue:
     `report` and `report_loss` are called by the training thread. All other methods are called by the owner of the
     planners: the look-ahead thread while it runs, otherwise the training thread.
 
-    Args:
-        planners: one for each group.
-        policy_caller: calls the policy that observes losses.
-        skip: settings of skipping; None if nothing is skipped.
-
     Attributes:
         reported: numbers that the policy reports, as of the batch to be planned.
         update_sizes: histogram of update norms, as of the batch to be planned.

@@ -180,12 +180,7 @@ def table_names(lanes: Sequence[Lane]) -> str:
 
 
 class LateFetches:
-    """Late rows of the batches in flight. The caller holds the pipeline's lock.
-
-    Args:
-        devices: one for each group.
-        stopwatch: measures the time of fetching.
-    """
+    """Late rows of the batches in flight. The caller holds the pipeline's lock."""
 
     def __init__(self, devices: Sequence[DeviceTier], stopwatch: Stopwatch) -> None:
         self._devices = tuple(devices)

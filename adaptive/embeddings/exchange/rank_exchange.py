@@ -70,14 +70,7 @@ class ExchangedBatch:
 class RankExchange(Exchange):
     """Exchanges requests, rows and gradients of batches with other ranks, for all groups.
 
-    Attributes:
-        rows: exchange of rows and gradients, for the training thread.
-
-    Args:
-        ranks: this process and the others.
-        groups: groups of tables as this rank owns them.
-        devices: device tier of each group.
-        device: torch device of these tiers.
+    `groups`, as this rank owns them, have the device tiers `devices` on `device`.
     """
 
     def __init__(
@@ -85,7 +78,7 @@ class RankExchange(Exchange):
     ) -> None:
         self.ranks = ranks
         self._groups = tuple(groups)
-        self.rows = RowExchange(ranks, groups, devices, device)
+        self.rows = RowExchange(ranks, groups, devices, device)  # for the training thread
         self._ahead = _RequestExchange(ranks, groups)  # for the look-ahead thread
         self._reading = _RequestExchange(ranks, groups)  # for the training thread
         self._exact_payload = HostPayload(ranks, groups, rounds=False)

@@ -138,7 +138,7 @@ def read_interface_bytes(file: Path = Path("/proc/net/dev")) -> dict[str, int]:
 
 
 def busiest(start: Mapping[str, int], end: Mapping[str, int]) -> str:
-    """Return the interface that sent the most bytes between two calls of `read_interface_bytes`."""
+    """Return the interface that sent most between two calls of `read_interface_bytes`."""
     sent = {name: size - start.get(name, 0) for name, size in end.items()}
     return max(sent, key=lambda name: sent[name], default="unknown")
 

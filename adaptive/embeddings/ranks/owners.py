@@ -31,13 +31,9 @@ MIX1, MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 class Owners:
-    """Owners of the rows of one group, and the numbers of one rank's rows.
+    """Owners among `size` ranks of the rows of one group, and numbers of the rows of `rank`.
 
-    Args:
-        names: of the tables.
-        table_starts: (T + 1,) first row of each table in the group.
-        rank: the rank whose owned rows are numbered.
-        size: number of ranks.
+    `table_starts` (T + 1,): first row of each table in the group.
 
     Attributes:
         counts: (W, T) rows of each rank and table.

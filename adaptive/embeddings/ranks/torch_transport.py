@@ -142,9 +142,7 @@ class TorchRanks(Ranks):
     """The ranks of `torch.distributed`; starts its process group if there is none.
 
     Args:
-        blocks: number of blocks of a global batch; see `Ranks`.
-        gradients: "mean" or "sum" of the ranks' gradients; see `Ranks`.
-        wire: "fp32" or "bf16"; see `Ranks`.
+        blocks, gradients, wire: see `Ranks`.
         timeout_s: seconds that a rank waits for the others.
         backend: for rows and gradients on GPUs; see `adaptive.embeddings.ranks.torch_transport`.
 

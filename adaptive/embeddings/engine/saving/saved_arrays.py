@@ -136,7 +136,7 @@ def _length(array: Array | Stored) -> int:
 
 
 def check_tables(group: Group, part: Mapping[str, Any], first_state: np.float32, *, grow: bool) -> None:
-    """Compare the tables of an undivided group with saved ones; with `grow`, they may be larger.
+    """Compare a group's tables with saved ones; with `grow`, they may be larger.
 
     Raises:
         CheckpointError: for other tables, or if rows that were never trained would have other initial values.
