@@ -88,9 +88,7 @@ def cases(draw: st.DrawFn, num_batches: int = 8) -> Case:
     poolings = st.sampled_from(["sum", "none"] if weighted else ["sum", "mean", "none"])
     shapes = draw(
         st.lists(
-            st.tuples(st.integers(3, 60), st.sampled_from([4, 16]), poolings, st.integers(1, 2)),
-            min_size=1,
-            max_size=3,
+            st.tuples(st.integers(3, 60), st.sampled_from([4, 16]), poolings, st.integers(1, 2)), min_size=1, max_size=3
         )
     )
     tables = tuple(table(number, *shape) for number, shape in enumerate(shapes))

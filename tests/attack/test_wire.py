@@ -85,12 +85,7 @@ class Spoiling:
             return "without effect"
         assert self.changed and self._where is not None
         sender = f"rank {self._where[0]} of {self._size} (thread {self._where[0]})"
-        for outcome in (
-            "got damaged bytes",
-            "it comes from another job or rank",
-            "out of step",
-            "expected b'ADRK'",
-        ):
+        for outcome in ("got damaged bytes", "it comes from another job or rank", "out of step", "expected b'ADRK'"):
             if outcome in str(found):
                 assert sender in str(found), found
                 return outcome

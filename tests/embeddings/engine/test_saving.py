@@ -161,19 +161,6 @@ def test_what_is_watched_and_waits_is_saved() -> None:
         assert (settled != arrays[group + "raw_values"]).any(axis=1).all()
 
 
-@pytest.mark.parametrize("device", ["cpu", "cpu-torch"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
-def test_rows_that_are_watched_and_never_wait_are_restored(optimizer: RowOptimizer, device: str) -> None:
-    """There is no sum, however wide squares would be."""
-    arrays = trained(policy=Freeze, optimizer=optimizer, device=device)[0].rows.state_arrays()
-    restored = build(Freeze, optimizer, device=device)
-    restored.rows.load_state_arrays(arrays)
-    again = restored.rows.state_arrays()
-    assert again.keys() == arrays.keys() and "rows0.watched.snapshots" in arrays
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(again[name], array, err_msg=name)
-
-
 def test_tables_without_skip_load_values_with_their_sums() -> None:
     embeddings, _ = trained()
     plain = build(Both, skip=None)

@@ -1,6 +1,7 @@
 """Out of memory on the device: slots are given back in the middle of training, and the numbers do not notice."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,10 +120,8 @@ def test_the_least_recently_used_rows_are_evicted() -> None:
     assert planner_of(embeddings).slots.num_free == 0
     assert np.array_equal(embeddings.rows.table_weights("t"), values)
     assert embeddings.statistics.take().resident_rows.tolist() == [18]
-    assert (
-        "18 of 20 rows" in embeddings.statistics.device_rows_text()
-        and "out of GPU memory" in embeddings.statistics.device_rows_text()
-    )
+    text = embeddings.statistics.device_rows_text()
+    assert "18 of 20 rows" in text and "out of GPU memory" in text
     assert embeddings.statistics.memory()["device_weights"] == 18 * 4 * 4
 
 
@@ -156,18 +155,16 @@ def test_what_the_batches_in_flight_hold_cannot_be_given_back() -> None:
     assert trained == [0, 1, 2, 3] and np.array_equal(embeddings.rows.table_weights("t"), expected)
 
 
-def test_a_policy_that_needs_every_row_gives_none_back() -> None:
-    embeddings = one_table(10, "100%", policy=Device, device="cpu-torch")
-    with pytest.raises(DeviceMemoryError, match=r"got 10 of width 4, all of which policy Device needs\."):
-        embeddings.runtime.make_room()
-
-
-def test_one_slot_is_the_least() -> None:
-    embeddings = one_table(5, "1", device="cpu-torch")
-    with pytest.raises(
-        DeviceMemoryError, match=r"expected device rows to release, got 1 in all, the least that a batch needs\."
-    ):
-        embeddings.runtime.make_room()
+@pytest.mark.parametrize(
+    ("device_rows", "policy", "message"),
+    [
+        ("100%", Device, r"expected device rows to release, got 5 of width 4, all of which policy Device needs\."),
+        ("1", LRU, r"expected device rows to release, got 1 in all, the least that a batch needs\."),
+    ],
+)
+def test_rows_that_cannot_be_released(device_rows: str, policy: type[Policy], message: str) -> None:
+    with pytest.raises(DeviceMemoryError, match=message):
+        one_table(5, device_rows, policy=policy, device="cpu-torch").runtime.make_room()
 
 
 # --- when the tiers are made -----------------------------------------------------------------------------------------
@@ -202,17 +199,14 @@ def test_out_of_memory_when_the_tiers_are_made(monkeypatch: pytest.MonkeyPatch) 
     assert np.array_equal(embeddings.rows.table_weights("t"), other.rows.table_weights("t"))
 
 
-def test_out_of_memory_below_what_must_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("least", "options"), [(30, {"held_rows": 30}), (100, {"policy": Device})])
+def test_out_of_memory_below_what_must_be_held(
+    least: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(build, "TorchDevice", FullDevice(20))
-    with pytest.raises(DeviceMemoryError, match="out of GPU memory with 30 device rows") as caught:
-        one_table(100, "100%", device="cpu-torch", held_rows=30)
+    with pytest.raises(DeviceMemoryError, match=f"out of GPU memory with {least} device rows") as caught:
+        one_table(100, "100%", device="cpu-torch", **options)
     assert caught.value.exit_code == 7
-
-
-def test_out_of_memory_with_a_policy_that_needs_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "TorchDevice", FullDevice(20))
-    with pytest.raises(DeviceMemoryError, match="out of GPU memory with 100 device rows"):
-        one_table(100, "100%", policy=Device, device="cpu-torch")
 
 
 def test_out_of_memory_where_nothing_can_be_run_again() -> None:

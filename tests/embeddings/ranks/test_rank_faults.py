@@ -176,12 +176,8 @@ def test_a_rank_killed_while_three_write_their_shards(pool: RankPool, tmp_path: 
 @pytest.mark.nightly
 def test_torchrun_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        *["--nproc-per-node", "2", "--standalone", "--max-restarts", "1"],
-    ]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "--max-restarts", "1"]
+    words = [sys.executable, *torchrun]
     words += [TROUBLE, "1", "update", "4", "kill", "run", *SMALL, "--steps", "8", "--auto-resume", "--out", str(out)]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "GLOO_SOCKET_IFNAME": "lo"}
     outcomes = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400)
