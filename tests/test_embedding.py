@@ -234,7 +234,7 @@ def test_mistakes_are_told(call: Callable[[], Any], error: type[Exception], mess
 
 
 def slow_counts(tables: Sequence[TableConfig], batches: Sequence[Batch]) -> dict[str, tuple[int, int]]:
-    """Table -> (look-ups, distinct rows of each batch, summed)."""
+    """Table -> (lookups, distinct rows of each batch, summed)."""
     counts = {table.name: (0, 0) for table in tables}
     for batch in batches:
         distinct = table_rows(tables, batch)
@@ -349,7 +349,7 @@ def test_unapplied_gradients_are_an_error() -> None:
 
 
 def test_a_module_of_depth_one_with_few_names() -> None:
-    """What is not a loop's business lies behind `rows`, `optimizer`, `statistics` and `runtime`."""
+    """Everything else is behind `rows`, `optimizer`, `statistics` and `runtime`."""
     assert TieredEmbeddingBag.__bases__ == (torch.nn.Module,)
     embeddings, plain = (
         TieredEmbeddingBag([TableConfig(name="t", num_embeddings=3, embedding_dim=4)]),

@@ -1,4 +1,4 @@
-"""What users try with the module that it cannot do: each is told by name, and nothing goes wrong without a word."""
+"""Mistakes of users with the module: each is an error by name, and none is silent."""
 
 import copy
 import gc
@@ -70,7 +70,7 @@ def test_a_batch_that_was_not_looked_ahead() -> None:
 
 
 def sgd_table() -> TieredEmbeddingBag:
-    """Each look-up takes 1 from its row."""
+    """Each lookup takes 1 from its row."""
     return TieredEmbeddingBag([TABLE], TierConfig(device_rows="100%", poison=True), optimizer=SGD(lr=1.0))
 
 
@@ -236,7 +236,7 @@ def _replaced(buffers: _Buffers) -> Batch:
 
 
 def _trained(make: Callable[[_Buffers], Batch], *, reuse: bool, depth: int) -> tuple[list[Any], Any]:
-    """What a loop sees of each batch, and the table it leaves."""
+    """All that a loop sees of each batch, and the table afterwards."""
     reused, embeddings, seen = _Buffers(), sgd_table(), []
 
     def loader() -> Iterator[Batch]:
@@ -299,10 +299,10 @@ def test_a_batch_without_samples(names: tuple[str, ...]) -> None:
 
 
 def _in_child(work: Callable[[], None], seconds: float = 60.0) -> str:
-    """What `work` raises in a forked child, as text; it may hang there."""
+    """The error of `work` in a forked child, as text; it may hang there."""
     out, into = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads, which is what this is about
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork next to threads, on purpose
         child = os.fork()
     if child == 0:
         text = "nothing was raised"

@@ -17,7 +17,7 @@ def sorting_key(name: str) -> tuple[bool, bool, str]:
 
 
 def run(code: str) -> str:
-    """What a fresh interpreter prints."""
+    """Return what a fresh interpreter prints."""
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return result.stdout.strip()
 

@@ -2,7 +2,7 @@
 
 Every drawn training runs three times: by the slow twin that knows no tiers, on a single tier, and in tiers under
 some policy, size and look-ahead. Tables, optimizer state, dense weights and losses agree bit for bit. The copy of
-each row that is not valid is filled with NaN, so a look-up in the wrong place shows.
+each row that is not valid is filled with NaN, so a lookup in the wrong place shows.
 """
 
 from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ import adaptive
 
 ROOT = Path(adaptive.__file__).parent.parent
 
-# A room, or a module at the top, may import itself and what stands in the lines above it; those of one line do not know
+# A room, or a module at the top, may import itself and what is in the lines above it; those of one line do not know
 # each other.
 LAYERS = [
     ["errors", "counters"],
@@ -84,7 +84,7 @@ def test_imports_point_downwards(path: Path) -> None:
         other = room_of(module, name)
         assert other in LEVELS, f"{path}:{line}: {other} has no place in LAYERS"
         allowed = LEVELS[other] < LEVELS[own] or other == own
-        assert allowed, f"{path}:{line}: {own} must not import {other}, which stands above or beside it"
+        assert allowed, f"{path}:{line}: {own} must not import {other}, which is above or next to it"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

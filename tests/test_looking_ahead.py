@@ -1,4 +1,4 @@
-"""What a loop gets from `look_ahead`: passes over the batches and their number, for loops that others have written."""
+"""The iterator of `look_ahead`: passes and lengths, for loops of frameworks."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ def train(embeddings: TieredEmbeddingBag, planned: Planned) -> None:
 
 
 def after(passes: int) -> np.ndarray:
-    """The table after so many passes, each by a look-ahead of its own."""
+    """The table after so many passes, each by a separate look-ahead."""
     embeddings = one_table()
     for _ in range(passes):
         step_all(embeddings, BATCHES)

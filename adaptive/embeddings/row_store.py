@@ -72,10 +72,10 @@ class RowStore:
         pipeline.refuse_while_running("load_table()")
         if vectors.ndim != 2 or vectors.shape[1] != width or len(vectors) > size:
             raise ConfigError(
-                f"table {name}: expected (n, {width}) vectors, n up to {size}, got {vectors.shape}. Give one vector "
-                "for each of the first n rows"
+                f"table {name!r}: expected (n, {width}) vectors, n up to {size}, got {vectors.shape}. Give one vector "
+                "for each of the first n rows."
             )
-        what = f"table {name}: vectors"
+        what = f"table {name!r}: vectors"
         vectors = as_numbers(what, vectors)
         if vectors.dtype.kind == "f" and vectors.dtype.itemsize > 4:
             for start in range(0, len(vectors), AT_ONCE):

@@ -1,4 +1,4 @@
-"""What the attacks on running processes share."""
+"""Fixtures of the attacks on running processes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ pool = pytest.fixture(scope="session")(rank_pool)
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
-    """What makes processes in which libraries and most kernels are loaded."""
+    """Makes processes in which libraries and most kernels are loaded."""
     made = Nursery()
     yield made
     made.close()
@@ -21,7 +21,7 @@ def nursery() -> Iterator[Nursery]:
 
 @pytest.fixture(scope="session")
 def cold_nursery() -> Iterator[Nursery]:
-    """What makes processes that load kernels anew."""
+    """Makes processes that load their kernels themselves."""
     made = Nursery()
     yield made
     made.close()

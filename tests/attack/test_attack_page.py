@@ -1,4 +1,4 @@
-"""What `README.md` here says is there: every test that it names."""
+"""Every test that `README.md` here names exists."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs that are killed and stopped at drawn instants and gone on with: the numbers are those of a run that was not, and
+"""Runs that are killed and stopped at drawn instants and resumed: the numbers are those of a run that was not, and
 nothing is left lying about."""
 
 import shutil
@@ -62,7 +62,7 @@ def curves(out: Path) -> dict[int, tuple[Any, ...]]:
 
 
 def update_sizes(out: Path) -> dict[int, list[int]]:
-    """Of each step at which an interval ends: how many updates by their size were told of since the run began."""
+    """Of each step at which an interval ends: how many updates by their size were reported since the run began."""
     found, so_far = {}, np.zeros(1, np.int64)
     for record in read_metrics(out / "metrics.jsonl"):
         if isinstance(record, IntervalRecord):

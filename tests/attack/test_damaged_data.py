@@ -259,7 +259,7 @@ def stopped(folder: Path, kind: str) -> Path:
 
 
 def kept(folder: Path) -> dict[Path, bytes]:
-    """All files of a run but bad lines, which are written as data are opened, and again when it goes on."""
+    """All files of a run but bad lines, which are written as data are opened, and again when it resumes."""
     return {file: file.read_bytes() for file in stored_files(folder) if file.name != "rejects.jsonl"}
 
 
@@ -278,7 +278,7 @@ def test_data_that_change_between_stop_and_resume(tmp_path: Path, kind: str, cha
     assert (message is None) == (change == "touched")
     if message is not None:
         assert kept(folder) == before
-        path.write_bytes(content)  # put back, it goes on
+        path.write_bytes(content)  # put back, it resumes
         resume_run(folder)
     assert_equal(numbers(folder), numbers(tmp_path / "whole"))
 

@@ -1,5 +1,5 @@
 """Faults of the machine at operation N of a run, for N in turn: disk, files of rows, memory, descriptors, file sizes.
-The run ends with a promised exit code or goes on; what is on disk is whole, and from it the run ends as one without."""
+The run continues or ends with a promised exit code, and what is on disk is whole: resumed, it ends as one without."""
 
 import errno
 import os
@@ -38,7 +38,7 @@ class Counted:
         self.at, self.fault, self.error, self.count = at, fault, error, 0
 
     def passes(self) -> bool:
-        """Whether an operation may be done; False: it is torn."""
+        """Return True if an operation may be done; False: it is torn."""
         self.count += 1
         is_hit = self.count >= self.at if self.fault == "lasting" else self.count == self.at
         if is_hit and self.fault == "kill":
@@ -247,7 +247,7 @@ def warm(nursery: Nursery, folder: Path, settings: dict[str, Any] = SETTINGS) ->
 
 
 def goes_on(nursery: Nursery, out: Path, *, is_whole: bool, settings: dict[str, Any] = SETTINGS) -> None:
-    """From what a run has left it goes on to its end, or, where it has saved nothing, begins anew."""
+    """Resume a run to its end, or, if it has saved nothing, run it from scratch."""
     log, expected = out.with_suffix(".again"), numbers(out.parent / "warm")
     if not is_whole:
         saved = list(out.glob("checkpoint-*")) or (out / "weights").exists()

@@ -1,4 +1,4 @@
-"""Every stored byte is covered: a flipped, cut, missing or swapped file is told by name, or changes no number."""
+"""Every stored byte is covered: a flipped, cut, missing or swapped file is an error by name, or changes no number."""
 
 import io
 import json
@@ -125,7 +125,7 @@ def damage_each(
             assert str(to) in message and told_of(path), f"{what}: {message}"
             campaign.came("told by name")
             continue
-        assert found[0] == expected, f"{what}: the numbers differ, and nobody was told"
+        assert found[0] == expected, f"{what}: the numbers differ without an error"
         is_same = path.exists() and path.read_bytes() == before
         campaign.came("no damage" if is_same else f"harmless in {kind_of(path)}")
     assert campaign.outcomes.get("told by name") or least < 30

@@ -82,7 +82,7 @@ def test_a_resumed_run_writes_through_no_link(cut_run: Path, tmp_path: Path, nam
 
 
 def arrays() -> dict[str, bytes]:
-    """What may stand in the place of a vector of ids, with and without objects."""
+    """Files in place of a vector of ids, with and without objects."""
     ids = np.arange(5)
     found = {
         "objects": ids.astype(object), "matrix": ids.reshape(1, 5), "scalar": np.array(3), "text": ids.astype("U4"),

@@ -1,5 +1,5 @@
 """A machine that gives out: no threads, no address space, small disks, a directory that is gone or read-only, files of
-rows that fail. The run ends with its exit code or goes on; from what it left it goes on to the same numbers."""
+rows that fail. The run ends with its exit code or continues; resumed, it comes to the same numbers."""
 
 import _thread
 import ctypes
@@ -38,7 +38,7 @@ is_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be somebod
 
 
 def others_may_enter(*folders: str) -> bool:
-    """Whether anybody may read in these folders, so that somebody else finds the code in them."""
+    """Return True if another user can read the code in these folders."""
     paths = [path for folder in folders for path in (Path(folder).resolve(), *Path(folder).resolve().parents)]
     return all(path.stat().st_mode & 0o001 for path in paths)
 
@@ -221,7 +221,7 @@ def read_only(behind: int, out: str, log: str) -> None:
 
 
 def rows_in_files(policy: str, folder: Path) -> dict[str, Any]:
-    """Settings of a run whose rows lie in files of this folder; all rows take 180 KB there."""
+    """Settings of a run whose rows are in files of this folder; all rows take 180 KB there."""
     name, options = POLICIES[policy]
     tier = {"device_rows": "auto" if policy == "hybrid" else "40%", "host": f"mmap:{folder}"}
     model = {"embedding_dim": 64, "bottom_mlp": (8, 64), "top_mlp": (8, 1)}

@@ -1,4 +1,4 @@
-"""Policies that follow accesses, and skip rules, that raise or lie in any hook; see `test_misbehaving_policies`."""
+"""Policies that follow accesses, and skip rules, that misbehave in any hook; see `test_misbehaving_policies`."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping

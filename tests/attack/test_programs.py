@@ -22,7 +22,7 @@ TOLERANCE: Final = 2e-5
 
 
 def logs_of(program: Program, folder: Path) -> list[Log]:
-    """What is seen of a program in its two places."""
+    """Logs of a program in its two places."""
     return [Loop(program, Tiered(program, place, folder / place.policy)).run() for place in program.places]
 
 

@@ -97,7 +97,7 @@ def changed(checkpoint: Checkpoint, group: str, name: str, array: Array) -> Chec
 
 
 def held(components: Components) -> dict[str, bytes]:
-    """What was restored."""
+    """All restored arrays."""
     arrays: dict[str, Any] = {**components.embeddings.rows.state_arrays(), **policy_state(components.embeddings)}
     arrays |= {name: tensor.numpy() for name, tensor in components.model.state_dict().items()}
     arrays |= optimizer_arrays(components.optimizer) | {"random": torch.get_rng_state().numpy()}
@@ -150,8 +150,8 @@ def digests(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("policy", list(POLICIES) if SECONDS else SOME[:1])
 def test_an_array_of_a_strangers_checkpoint_signed_again(tmp_path: Path, policy: str) -> None:
-    """From the files: a run that is refused is left as it is; one that goes on ends with the same numbers. A policy
-    may take another state of the same form for its own; whatever it then does is no fault of ours."""
+    """From the files: a run that is refused is left as it is; one that resumes ends with the same numbers. A policy
+    may take another state of the same form for its own; what it then does is no fault of ours."""
     campaign = Campaign(f"arrays of a checkpoint, {policy}", 4)
     with killed_run(tmp_path / "run", policy) as (folder, _):
         resume_run(copied(folder, tmp_path / "whole"))

@@ -1,4 +1,4 @@
-"""Every value that a stranger's run stores, replaced and signed anew: refused by name, or believed where that harms
+"""Every value that a stranger's run stores, replaced and signed again: refused by name, or believed where that harms
 nothing; within seconds, in little memory."""
 
 import json

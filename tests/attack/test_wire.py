@@ -142,7 +142,7 @@ def test_a_damaged_message_is_an_error_or_changes_no_number(rule: str) -> None:
 
 
 def test_made_up_requests_and_answers() -> None:
-    """They come through the checks of what crosses, as those of a rank with a fault of its own would."""
+    """They come through the checks of what crosses, as those of a faulty rank would."""
     (group,) = make_groups(TABLES, 0)
     sizes, campaign = group.table_sizes, Campaign("requests and answers", 200)
     for _, rng in campaign.tries():

@@ -90,7 +90,7 @@ def test_placement_depth_and_device_change_nothing(optimizer: RowOptimizer, skip
 @pytest.mark.parametrize("optimizer", [Adam(), DECAYING[3]], ids=str)
 @every_skip
 def test_a_schedule_goes_on_where_it_was_saved(optimizer: RowOptimizer, skip: SkipConfig | None) -> None:
-    """What waits is applied with the rate of the latest step, before and after."""
+    """Deferred updates are applied with the rate of the latest step, before and after."""
     whole = made(optimizer, skip=skip)
     train(whole, 0, 7)
     file = io.BytesIO()
@@ -320,7 +320,7 @@ def test_unused_gradients_are_an_error_also_after_a_scaler_looked() -> None:
 
 @every_decaying
 def test_rows_that_are_looked_up_decay_as_the_twins_do(optimizer: RowOptimizer) -> None:
-    """A gradient of 1 for each look-up, row by row in plain numpy; rows that no batch looks up stay as they are."""
+    """A gradient of 1 for each lookup, row by row in plain numpy; rows without lookups stay as they are."""
     table = TableConfig(name="t", num_embeddings=9, embedding_dim=3)
     ids = [[1, 2, 2], [2, 5], [1], [5, 5, 2]]
     with TieredEmbeddingBag([table], TierConfig(device_rows="5"), policy=LRU, optimizer=optimizer) as embeddings:

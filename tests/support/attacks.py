@@ -1,4 +1,4 @@
-"""What the attacks share: seeds that are told, a budget in seconds, a run directory to attack, what may come of it."""
+"""Shared by attacks: printed seeds, a budget in seconds, copies of run directories, outcomes."""
 
 import json
 import os
@@ -25,7 +25,7 @@ class Campaign:
     """Tries with seeds from `ATTACK_SEED` on, until the budget is spent; printed, so that one can be made again.
 
     Attributes:
-        least: tries that are made whatever they take, and all that the usual suite makes.
+        least: tries that are made in any case, and all that the usual suite makes.
         outcomes: how often each came.
     """
 

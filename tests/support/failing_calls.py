@@ -1,4 +1,4 @@
-"""System calls of this process that fail from now on, whoever makes them: compiled kernels, libraries or Python."""
+"""System calls of this process that fail from now on, in compiled kernels, libraries or Python."""
 
 import ctypes
 import platform

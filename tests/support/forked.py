@@ -1,4 +1,4 @@
-"""Runs in processes of their own that can be killed by the hundred: forked by a nursery, which has run such runs, so
+"""Runs in separate processes that can be killed by the hundred: forked by a nursery, which has run such runs, so
 that what takes seconds at a start, imports and loading compiled kernels, is done."""
 
 import faulthandler
@@ -23,7 +23,7 @@ NEWBORN, READY, ENDED, DONE = range(4)  # what the nursery and its children say
 
 
 def server() -> ForkServerContext:
-    """What makes processes in which only imports are done."""
+    """Makes processes in which only imports are done."""
     places = [
         str(Path(__file__).parent.parent),
         *os.environ.get("PYTHONPATH", "").split(":"),
@@ -68,7 +68,7 @@ class Nursery:
         return child
 
     def heard(self, tag: int, what: int, seconds: float = PATIENCE) -> Any:
-        """What was said about this child, waited for at most so long; None: nothing."""
+        """Return a message about this child, after waiting for at most so long; None: there is none."""
         until = time.monotonic() + seconds
         while (tag, what) not in self._news:
             if not self._line.poll(max(until - time.monotonic(), 0)):

@@ -1,4 +1,4 @@
-"""What a stranger may have put in the place of a value or a file, and how much time and memory reading it may take."""
+"""Hostile values and files, and the time and memory that reading them may take."""
 
 import os
 import resource
@@ -25,7 +25,7 @@ class Hangs(BaseException):
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """What is inside ends, and takes little memory. Where it does not end `Hangs` is raised: late enough for kernels to
+    """Check that the body ends and takes little memory. If it does not end, raise `Hangs`: late enough for kernels to
     be compiled in it on a machine that others use."""
 
     def ring(number: int, frame: FrameType | None) -> None:
@@ -43,7 +43,7 @@ def at_once() -> Iterator[None]:
 
 
 def paths_in(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where every value of a JSON text lies, those that hold others too."""
+    """Paths to all values of a JSON text, also to those that contain others."""
     if above:
         yield above
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

@@ -1,7 +1,7 @@
 """Executes a random program (`programs`): the training loop, and the tables that are tested.
 
-`Loop` makes every call of a program on two kinds of tables: `Tiered`, which are ours, and `oracle.Dense`. Whatever can
-be seen goes into a log of labels and arrays; logs are then compared.
+`Loop` makes every call of a program on two kinds of tables: `Tiered`, which are ours, and `oracle.Dense`. All results
+go into a log of labels and arrays; logs are then compared.
 """
 
 import io
@@ -85,7 +85,7 @@ class Tables(ABC):
 
     @abstractmethod
     def vectors(self, batch: Any, view: str) -> dict[str, Tensor]:
-        """Feature -> vectors; another view has one entry of its own name."""
+        """Feature -> vectors; another view has one entry of the view's name."""
 
     @abstractmethod
     def parts(self, batch: Any) -> Iterator[tuple[float, Any]]:
@@ -93,7 +93,7 @@ class Tables(ABC):
 
     @abstractmethod
     def samples(self, batch: Any) -> Batch:
-        """What is trained, features in the tables' order."""
+        """All tables and weights, features in the tables' order."""
 
     @abstractmethod
     def apply(self, act: Act, dense: torch.optim.Optimizer) -> float:

@@ -91,7 +91,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Place:
-    """Where rows lie and how far batches are looked ahead: nothing that may change a number."""
+    """Tiers, policy and depth: nothing that may change a number."""
 
     policy: str
     options: dict[str, Any]
@@ -226,7 +226,7 @@ def _pass(
             first = int(rng.integers(1, size))
             batches[number] = replace(batches[number], part_sizes=(first, size - first))
     chance, at = rng.random(), int(rng.integers(0, length + 1))
-    # Whoever skips or arranges has learnt from batches that were planned and then dropped: no stops there.
+    # Policies that skip or arrange have learnt from batches that were planned and then dropped: no stops there.
     stop = at if chance < 0.2 and not how["lossy"] else None
     fault = at if 0.2 <= chance < 0.35 and not how["lossy"] else None
     return Pass(deeds, tuple(batches), acts, stop, fault, reuses=rng.random() < 0.3)
@@ -292,7 +292,7 @@ def _lossy(rng: Rng) -> tuple[SkipConfig, tuple[str, dict[str, Any]]]:
 
 
 def _place(rng: Rng, tables: Sequence[TableConfig], samples: int, policy: tuple[str, dict[str, Any]] | None) -> Place:
-    """`samples`: of the largest batch, whose bags have at most 3 look-ups."""
+    """`samples`: of the largest batch, whose bags have at most 3 lookups."""
     name, options = policy or pick(rng, LOSSLESS)
     rows = [table.num_embeddings for table in tables]
     least = sum(min(n, 6 * samples * len(table.feature_names)) for n, table in zip(rows, tables, strict=True))

@@ -34,7 +34,7 @@ def quality(summary: dict[str, Any]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job on one rank; a killed one has a negative exit code."""
+    """Outcome of a job on one rank; a killed one has a negative exit code."""
 
     code: int
     out: str

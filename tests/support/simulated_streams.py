@@ -1,7 +1,7 @@
 """A simulated device: work is queued by stream and done later, in any order that the events allow.
 
 Who asks for work also turns the clock, at random: after each request some queued work is done, of streams chosen by a
-seed. Whatever is not there yet is not a number: memory is so when it is new, the target of a copy is so until the copy
+seed. Values that have not arrived yet are NaN: memory is so when it is new, the target of a copy is so until the copy
 is done, and a copy takes two turns. A device's memory is ordinary memory here, so what a stream does too early or too
 late shows in the results.
 """

@@ -20,7 +20,7 @@ GLANCE = 0.2  # seconds after which a waiting rank looks how long it is to wait
 
 
 class _Meeting:
-    """Where the ranks of one channel meet, round after round."""
+    """Meeting point of the ranks of one channel, round after round."""
 
     def __init__(self, town: "Town") -> None:
         self._size, self._town = town.size, town
@@ -53,9 +53,9 @@ class _Meeting:
 
 @dataclass
 class Town:
-    """Where threads meet that are ranks. `spoil(rank, channel, message)` may change what a rank sends, which is asked
-    for each receiver in turn, also for the rank itself; `values_on`: devices between which numbers cross as they do by
-    NCCL; `job`: the number of the job."""
+    """Meeting point of threads that are ranks. `spoil(rank, channel, message)` may change what a rank sends, and is
+    called for each receiver in turn, also for the rank itself; `values_on`: devices between which numbers cross as
+    they do by NCCL; `job`: the number of the job."""
 
     size: int
     seconds: float = SECONDS

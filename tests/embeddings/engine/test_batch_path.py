@@ -1,4 +1,4 @@
-"""Following one batch: it enters planning, tiers and engine, few files of them, and in an order that can be told."""
+"""One batch enters few files of planning, tiers and engine, in a fixed order."""
 
 import sys
 from collections.abc import Iterator

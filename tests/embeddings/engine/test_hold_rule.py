@@ -1,4 +1,4 @@
-"""How many batches must hold their rows, by simulation and by the real thing: one less loses updates.
+"""The number of batches that hold their rows, simulated and real: one less loses updates.
 
 The look-ahead thread plans batch k, writes its victims back and fetches its rows; the training thread trains one
 batch after another. With look-ahead d, plan k waits until batch k - d - 1 is trained, so batches k - d ... k - 1

@@ -1,6 +1,6 @@
 """Rows that get a slot while batches in flight update them on the host: they come in, and no bit changes.
 
-Gradients here take 1 from a row for each look-up, so what a table must hold after any batch can be written down.
+Gradients here take 1 from a row for each lookup, so what a table must hold after any batch can be written down.
 """
 
 from collections.abc import Sequence
@@ -140,7 +140,7 @@ def test_late_rows_change_no_bit(
     stop: int,
     looks: dict[int, str],
 ) -> None:
-    """Read and flushed on the way, stopped with batches in flight, and gone on with another depth."""
+    """With reads and flushes, stopped with batches in flight, and resumed with another depth."""
     if tier.get("host") == "mmap":
         tier = {"host": f"mmap:{tmp_path_factory.mktemp('host')}"}
     with one_table(NUM_ROWS, str(device_rows), policy, **tier) as embeddings:

@@ -165,7 +165,7 @@ def test_a_part_that_is_not_finite_updates_nothing(data: Any) -> None:
 
 @pytest.mark.parametrize("policy", ["contract:InParts", "lru"])
 def test_passes_that_run_out_of_memory_are_run_again(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the second pass, after the backward pass of the first: everything begins anew, with fewer device rows."""
+    """In the second pass, after the backward pass of the first: everything is run again, with fewer device rows."""
     tier, toy = {"device_rows": "100%", "held_rows": 9}, ToyData()
 
     def train() -> tuple[dict[str, NDArray[Any]], int]:

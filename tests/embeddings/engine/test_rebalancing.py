@@ -1,4 +1,4 @@
-"""Slots are shared among widths by what batches ask, and sharing them anew changes no number."""
+"""Slots are shared among widths by demand, and rebalancing them changes no number."""
 
 from collections.abc import Sequence
 

@@ -218,7 +218,7 @@ def test_arrays_may_lie_in_memory_in_any_way() -> None:
 
 @pytest.mark.parametrize("depth", [0, 3])
 def test_saving_between_batches_while_others_are_in_flight(depth: int) -> None:
-    """What is saved after a batch's step is the state after that batch, however far ahead rows have moved."""
+    """Saved after a batch's step is the state after that batch, however far ahead rows have moved."""
     embeddings, trainee, other = build(), Trainee(TABLES), Trainee(TABLES)
     for planned in embeddings.look_ahead(BATCHES, depth=depth):
         wait_for_look_ahead(embeddings, planned, min(depth, 1), len(BATCHES))

@@ -102,7 +102,7 @@ CUTS: dict[str, Any] = {
 @settings(max_examples=8)
 @given(**CUTS)
 def test_training_goes_on_bit_for_bit(**cut: Any) -> None:
-    """Whatever the two tiers are, and however far is looked ahead; decisions, counts and all that is saved agree."""
+    """With any two tiers and depths, decisions, counts and all saved arrays agree."""
     check_cut(**cut)
 
 
@@ -401,7 +401,7 @@ def test_rows_that_begin_anew_in_a_larger_table_are_trained(depth: int) -> None:
 
 @pytest.mark.parametrize("rows", ["3", "100%"])
 def test_unchanged_rows_begin_as_a_larger_table_does(rows: str) -> None:
-    """Where they lie, and how many batches were planned when the loop ended, makes no difference."""
+    """Neither their tier nor the number of batches planned when the loop ended matters."""
     tables = [TableConfig(name="t", num_embeddings=n, embedding_dim=4) for n in (10, 30)]
     smaller, larger, new = (
         TieredEmbeddingBag([one], TierConfig(device_rows=rows), optimizer=SGD(lr=1.0))
@@ -456,7 +456,7 @@ def test_larger_tables_load_the_rows_of_smaller_ones(skip: SkipConfig | None) ->
 @pytest.mark.nightly
 @pytest.mark.parametrize("depth", [0, 3])
 def test_one_look_ahead_per_day_trains_the_same(depth: int) -> None:
-    """A loop of one's own, day by day: rows, their state, records and numbers of batches go on."""
+    """A custom loop, day by day: rows, their state, records and numbers of batches continue."""
     tables = [TableConfig(name="t", num_embeddings=40, embedding_dim=4)]
     batches = random_batches(tables, 10, samples=3)
 

@@ -1,4 +1,4 @@
-"""Rows that are saved and loaded by blocks: the arrays of those saved at once, whatever the block, policy and tiers."""
+"""Rows saved and loaded in blocks equal those saved at once, for any block, policy and tier."""
 
 import tracemalloc
 from pathlib import Path
@@ -19,7 +19,7 @@ from adaptive.storage.shards import Part
 
 
 def kept(embeddings: TieredEmbeddingBag, folder: Path) -> dict[str, Any]:
-    """What a checkpoint gives back, its rows in files."""
+    """The rows that a checkpoint loads, in files."""
     save_checkpoint(folder, Checkpoint(embeddings.rows.state_parts(), {}, {}, {}))
     return dict(load_checkpoint(folder, rows_in_files=True).rows)
 

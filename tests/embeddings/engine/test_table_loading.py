@@ -53,7 +53,7 @@ def test_rows_on_the_device_are_replaced_with_fresh_state() -> None:
 def test_vectors_that_do_not_fit() -> None:
     embeddings = one_table(10, skip=SkipConfig())
     for shape in ((11, 4), (10, 5), (4,)):
-        with pytest.raises(ConfigError, match=r"table t: expected \(n, 4\) vectors, n up to 10, got"):
+        with pytest.raises(ConfigError, match=r"table 't': expected \(n, 4\) vectors, n up to 10, got"):
             embeddings.rows.load_table("t", np.zeros(shape, np.float32))
     with pytest.raises(ConfigError, match=r"table: expected one of .*, got 'u'"):
         embeddings.rows.load_table("u", np.zeros((1, 4), np.float32))
@@ -97,9 +97,12 @@ def test_modules_that_tables_cannot_stand_for(module: nn.Module, message: str) -
 @pytest.mark.parametrize(
     ("vectors", "message"),
     [
-        (np.ma.masked_equal(np.zeros((3, 4)), 0), "table t: vectors: expected values without a mask, got 12"),
-        (np.zeros((3, 4), complex), "table t: vectors: expected booleans, integers or floats, got complex128"),
-        (np.array([[0.0] * 4, [0.0, 0.0, 1e300, 0.0]]), r"table t: vectors from row 0: .* got 1e\+300 \(at \[1, 2\]\)"),
+        (np.ma.masked_equal(np.zeros((3, 4)), 0), "table 't': vectors: expected values without a mask, got 12"),
+        (np.zeros((3, 4), complex), "table 't': vectors: expected booleans, integers or floats, got complex128"),
+        (
+            np.array([[0.0] * 4, [0.0, 0.0, 1e300, 0.0]]),
+            r"table 't': vectors from row 0: .* got 1e\+300 \(at \[1, 2\]\)",
+        ),
     ],
 )
 def test_vectors_that_a_cast_would_change_replace_no_row(vectors: np.ndarray, message: str) -> None:

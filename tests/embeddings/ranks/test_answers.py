@@ -1,4 +1,4 @@
-"""What need not cross between ranks, and that it changes no bit: gradients of saturated rows, vectors of kept rows."""
+"""Skipped gradients and cached vectors are not sent between ranks, which changes no bit."""
 
 import contextlib
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def test_what_does_not_cross_changes_no_bit(rule: str) -> None:
 )
 @given(st.data())
 def test_drawn_skipping(data: st.DataObject) -> None:
-    """Whatever is skipped, watched, planned ahead and resident: the bits of one rank."""
+    """For any skipping, watching, look-ahead and residency: the bits of one rank."""
     draw = data.draw
     batches = tuple(random_batches(TABLES, draw(st.integers(5, 40)), seed=draw(st.integers(0, 99)), samples=7))
     hot = draw(st.sampled_from(["100%", "20", "5"]))  # of each rank: only a set that is not full sees the same rows
@@ -150,7 +150,7 @@ def test_rows_loaded_between_two_loops_are_sent_again() -> None:
 
 
 class _Forgetful(RowCache):
-    """Keeps nothing anew of what it has."""
+    """Does not replace cached vectors."""
 
     def put(self, rows: np.ndarray, vectors: np.ndarray) -> None:
         there = set(self._keys.tolist())

@@ -1,4 +1,4 @@
-"""Ranks that disagree stop, all of them, and are told why; nobody waits for a message that does not come."""
+"""Ranks that disagree all stop with an error; none waits for a message that never comes."""
 
 import threading
 from contextlib import closing
@@ -149,8 +149,8 @@ def test_leaving_together_is_fine_and_the_next_loop_begins(depth: int) -> None:
 
 
 def test_a_rank_that_has_read_less_far_leaves_with_the_others() -> None:
-    """The look-ahead of rank 0 waits for requests that rank 1 will not make: it is told on that channel, not only on
-    the one of training, to which rank 0 comes after its look-ahead has ended."""
+    """The look-ahead of rank 0 waits for requests that rank 1 will not make: it is reported on that channel, too, not
+    only on the one of training, to which rank 0 comes after its look-ahead has ended."""
 
     def work(ranks: Ranks) -> int:
         embeddings, leaving = made(ranks), threading.Event()

@@ -67,7 +67,7 @@ def test_batches_smaller_than_the_ranks_cross_devices() -> None:
 
 
 def test_as_many_bytes_cross_either_way() -> None:
-    """Beside them eight for each rank and exchange, which tell how many numbers follow."""
+    """Plus eight for each rank and exchange, with how many numbers follow."""
     case = Case(BATCHES, Adagrad(lr=0.1))
     host = assert_equal_on([2], 2, case, tier=tier())[2]
     device = assert_equal_on([2], 2, case, tier=tier(), values_on="cpu")[2]

@@ -18,7 +18,7 @@ from adaptive.models.model_settings import DLRMConfig
 from adaptive.training.evaluation import Evaluation, evaluate
 
 TABLES = [TableConfig(name=name, num_embeddings=300, embedding_dim=4) for name in ("a", "b")]
-SIZES = (40, 40, 40, 40, 7)  # of the batches: on 2, 3 and 4 ranks the last round lacks some
+SIZES = (40, 40, 40, 40, 7)  # of the batches: on 2, 3 and 4 ranks the last round is incomplete
 
 
 def batches(spoilt: int = -1, value: float = np.nan) -> Iterator[Batch]:

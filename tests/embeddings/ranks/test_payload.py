@@ -1,4 +1,4 @@
-"""Rows on their way, as bytes or from device to device: whole, rounded to bfloat16, refused where they are too few."""
+"""Rows in flight, as bytes or from device to device: whole, rounded to bfloat16, or refused."""
 
 from typing import Literal
 
@@ -89,7 +89,7 @@ def test_rows_that_do_not_cross_leave_gaps() -> None:
     assert payload.scatter(rows, None) is rows and count_chosen(np.array([3]), None).tolist() == [3]
 
 
-# --- what is told before anything crosses between devices ------------------------------------------------------------
+# --- errors before anything is sent between devices ------------------------------------------------------------------
 
 
 def values_of(ranks: Ranks) -> DevicePayload:

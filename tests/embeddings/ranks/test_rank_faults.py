@@ -1,4 +1,4 @@
-"""What goes wrong on one rank ends all of them, with its exit code, its name, and what to do; nobody hangs.
+"""An error on one rank ends all of them, with its exit code, its name, and a fix; none hangs.
 
 Two processes run the command line under what torchrun puts into the environment (`pool`). Trouble comes on one of them
 at a stage of a step (`rank_trouble`).

@@ -1,4 +1,4 @@
-"""How many ranks there are changes no bit: tables, state, records and verdicts, and the losses of every block.
+"""The number of ranks changes no bit of tables, state, records, verdicts and losses.
 
 Threads are ranks here. The model takes no matrix product, so its bits cannot depend on the batch; with the products of
 a real one, processes are compared (`test_rank_processes.py`).
@@ -51,7 +51,7 @@ def test_small_batches_leave_ranks_without_a_sample() -> None:
 )
 @given(st.data())
 def test_drawn_trainings(data: st.DataObject) -> None:
-    """Whatever the tiers, the look-ahead and the batches of either side."""
+    """With any tiers, look-ahead and batches of either side."""
     draw = data.draw
     seed, samples, blocks = draw(st.integers(0, 99)), draw(st.integers(1, 9)), draw(st.integers(1, 5))
     weighted = False

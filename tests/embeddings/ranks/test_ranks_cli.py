@@ -1,4 +1,4 @@
-"""`adaptive-train run --ranks`: the same run on another number of processes, stopped, and gone on with."""
+"""`adaptive-train run --ranks`: the same run on another number of processes, stopped and resumed."""
 
 import json
 import os
@@ -25,7 +25,7 @@ COMMAND = [sys.executable, "-m", "adaptive"]
 
 
 def run(*words: str) -> dict[str, Any]:
-    """What it prints with --json."""
+    """Return what it prints with --json."""
     ended = subprocess.run([*COMMAND, *words, "--json"], capture_output=True, text=True, cwd=ROOT, timeout=200)
     assert ended.returncode == 0, ended.stderr
     result: dict[str, Any] = json.loads(ended.stdout)

@@ -51,7 +51,7 @@ def trained(ranks: Ranks, device: str, policy: Any) -> dict[str, Any]:
 
 @contextmanager
 def simulated(seed: int) -> Iterator[None]:
-    """A device of its own for each rank."""
+    """A separate device for each rank."""
     seeds = count(100 * seed)
     with patched(build_module, streams_of=lambda device: Simulation(next(seeds)).streams):
         yield

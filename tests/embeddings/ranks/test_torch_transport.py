@@ -1,4 +1,4 @@
-"""Which GPU is a rank's, whether NCCL is used, and who is not heard any more. No GPU is needed."""
+"""The GPU of a rank, the choice of NCCL, and ranks that do not respond. Needs no GPU."""
 
 import os
 import signal

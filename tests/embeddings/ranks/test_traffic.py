@@ -1,4 +1,4 @@
-"""What crosses is counted, by kind, to the byte."""
+"""All bytes between ranks are counted, by kind."""
 
 from dataclasses import asdict
 
