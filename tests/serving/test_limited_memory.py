@@ -20,7 +20,7 @@ def test_commands_take_a_third_of_what_the_table_takes(tmp_path: Path) -> None:
     command = [sys.executable, limited.__file__]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "not enough memory" in done.stderr and "--set tier.host=mmap:DIR" in done.stderr  # with rows in memory
+    assert "GiB of memory for" in done.stderr and "--set tier.host=mmap:DIR" in done.stderr  # with rows in memory
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [one["command"] for one in found] == 2 * ["run", "eval", "predict", "export", "export"]
     trained, evaluated, predicted, exported, _ = found[5:]

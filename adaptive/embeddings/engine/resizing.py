@@ -43,7 +43,7 @@ def release_slots(pipeline: Pipeline, share: float, held_rows: int) -> NDArray[n
         chosen = [_choose_victims(pipeline, lane, share, held_rows) for lane in pipeline.lanes]
         new_slots = [num_slots for num_slots, _ in chosen]
         if new_slots == old_slots:
-            raise _no_slots_to_release(pipeline, sum(old_slots), "in all, the least that a batch needs")
+            raise _no_slots_to_release(pipeline, sum(old_slots), "in all, the least that the batches in flight need")
         with running_out("while the device tier got smaller"):
             pipeline.write_all_back()
             in_flight = pipeline.in_flight()

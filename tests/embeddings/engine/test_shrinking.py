@@ -159,7 +159,7 @@ def test_what_the_batches_in_flight_hold_cannot_be_given_back() -> None:
     ("device_rows", "policy", "message"),
     [
         ("100%", Device, r"expected device rows to release, got 5 of width 4, all of which policy Device needs\."),
-        ("1", LRU, r"expected device rows to release, got 1 in all, the least that a batch needs\."),
+        ("1", LRU, r"expected device rows to release, got 1 in all, the least that the batches in flight need\."),
     ],
 )
 def test_rows_that_cannot_be_released(device_rows: str, policy: type[Policy], message: str) -> None:
