@@ -39,11 +39,10 @@ def test_python_blocks_run_as_one_program(name: str, tmp_path: Path) -> None:
 def test_parquet_is_read_from_a_folder_as_from_an_object_store(tmp_path: Path) -> None:
     """docs/how-to/index.md: the loader for S3 reads a local folder by the same lines."""
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")
-    import pyarrow.parquet
-
+    parquet = pytest.importorskip("pyarrow.parquet")
     table = pyarrow.table({"user": [7, 8, 9], "item": [1, 2, 3], "click": [0, 1, 1], "other": ["a", "b", "c"]})
     (tmp_path / "clicks").mkdir()
-    pyarrow.parquet.write_table(table, tmp_path / "clicks/a.parquet")
+    parquet.write_table(table, tmp_path / "clicks/a.parquet")
     (code,) = (code for code, _ in PAGES[ROOT / "docs/how-to/index.md"])
     check = "print([(batch.ids.tolist(), batch.labels.tolist()) for batch in batches('clicks', 2)])"
     assert run(tmp_path, "-c", f"{code}\n{check}") == "[([7, 8, 1, 2], [0.0, 1.0]), ([9, 3], [1.0])]\n"
