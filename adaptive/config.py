@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -97,28 +97,40 @@ def _clean(value: object, depth: int = 0) -> None:
         _clean(item, depth + 1)
 
 
-def explain(model: type[BaseModel], error: ValidationError) -> str:
-    """All that is wrong with the settings of a model, by key, with the key that an unknown one may stand for."""
+def explain(model: type[BaseModel], error: ValidationError, *, table: str = "", separator: str = "; ") -> str:
+    """Return all mistakes in the settings of a model, by key in `table`, with a suggestion for each unknown key."""
     words = {"missing": "is needed", "extra_forbidden": "unknown key"}
     wrong = sorted(error.errors(), key=lambda mistake: mistake["type"])  # a typo before what is missing because of it
-    places = [".".join(map(str, mistake["loc"])) for mistake in wrong]
+    places = [".".join(map(str, (table, *mistake["loc"]))).removeprefix(".") for mistake in wrong]
     texts = []
     for place, mistake in zip(places, wrong, strict=True):
         if mistake["type"] == "too_short" and any(other.startswith(f"{place}.") for other in places):
             continue  # it follows
         text = words.get(mistake["type"], mistake["msg"].removeprefix("Value error, ")) + _meant(model, mistake)
         if mistake["loc"] and mistake["type"] not in words and isinstance(mistake["input"], str | int | float | None):
-            text += f", got {mistake['input']!r}"
+            text += f", got {_shown(mistake['input'])}"
         texts.append(": ".join(filter(None, (place, text))))
-    return "; ".join(texts)
+    return separator.join(texts)
 
 
 def _meant(model: type[BaseModel], error: ErrorDetails) -> str:
-    """Of an unknown key at the top: the one that may have been meant, else those that there are."""
-    if error["type"] != "extra_forbidden" or len(error["loc"]) != 1:
+    """Return a suggestion for an unknown key: the most similar key, else all keys of its table."""
+    if error["type"] != "extra_forbidden":
         return ""
-    near = get_close_matches(str(error["loc"][0]), model.model_fields, 1)
+    for part in error["loc"][:-1]:
+        if isinstance(part, str):
+            annotation = model.model_fields[part].annotation
+            inner = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+            model = next((kind for kind in inner if issubclass(kind, BaseModel)), model)
+    near = get_close_matches(str(error["loc"][-1]), model.model_fields, 1)
     return f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(model.model_fields)})"
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)[:200]
+    except ValueError:  # Python shows no whole number of more than 4300 digits
+        return "a number of thousands of digits"
 
 
 def _encodable(name: str) -> str:

@@ -184,7 +184,7 @@ def test_every_mistake_is_reported_with_its_origin(tmp_path: Path) -> None:
             {"model.bottom_mlp": "64-8"},
             [
                 "model.embedding_dim (--set), model.bottom_mlp (flag): ",
-                "bottom_mlp must end with embedding_dim = 32, found 64-8",
+                "expected bottom_mlp to end with embedding_dim = 32, got 64-8",
             ],
         ),
     ],
@@ -264,7 +264,7 @@ def test_keys_below_model_are_those_of_the_model() -> None:
         ConfigError, match=r"model.final_mlp \(--set\): unknown key; did you mean model.top_mlp.*top_mlp"
     ):
         load_settings(sets=["model.final_mlp=8-1"])
-    with pytest.raises(ConfigError, match=r"model.final_mlp \(--set\): final_mlp must end with 1 .*found 8-2"):
+    with pytest.raises(ConfigError, match=r"model.final_mlp \(--set\): expected final_mlp to end with 1 .*got 8-2"):
         load_settings(flags={"model": "tbsm"}, sets=["model.final_mlp=8-2"])
     for wrong in ("tbms", "[1]"):
         with pytest.raises(

@@ -32,7 +32,7 @@ from adaptive.cli.reproduce_command import reproduce
 from adaptive.cli.run_command import run
 from adaptive.cli.simulate_command import simulate
 from adaptive.cli.trained_commands import evaluate, export, predict, report
-from adaptive.data.reading_progress import Told, told_of_reading
+from adaptive.data.reading_progress import ReportBytes, listen_to_reading
 from adaptive.errors import AdaptiveError
 from adaptive.system import STOPPED, is_hangup_heard
 
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     _refuse_unknown(words)
     stopped: list[int] = []
     try:
-        with _terminable(stopped), told_of_reading(_reading_begins):
+        with _terminable(stopped), listen_to_reading(_reading_begins):
             app([word for word in words if word != DEBUG], prog_name="adaptive-train")
     except SystemExit as exit_:
         if exit_.code in STOPPED:
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     raise AssertionError("typer exits by itself")
 
 
-def _reading_begins() -> Told:
+def _reading_begins() -> ReportBytes:
     """Tells how long it takes to read all files before a command begins; of several ranks the first one does."""
     from adaptive.embeddings.ranks.launch import is_rank
     from adaptive.training.telemetry.formatting import bytes_text

@@ -1,4 +1,4 @@
-"""Sources of batches: built-in streams, text files, sequences; `open_dataset` opens any.
+"""Data sets: built-in streams, text, Parquet, arrays, sequences, prepared data.
 
-The loops over bytes and ids are in `data.kernels`; `Batch` itself is in `adaptive.batch`.
+`open_dataset` opens any of them. Loops over bytes and ids are in `data.kernels`; `Batch` is in `adaptive.batch`.
 """

@@ -1,6 +1,6 @@
 """Files of arrays as data sets: `dlrm:PATH[,PATH...]` and `mlperf:PATH[,PATH...]`.
 
-Of dlrm, processed Criteo files such as `kaggleAdDisplayChallenge_processed.npz`, whose arrays are held in memory:
+`dlrm` reads processed Criteo files such as `kaggleAdDisplayChallenge_processed.npz`; their arrays are held in memory:
 
 | key | shape | values |
 |---|---|---|
@@ -9,13 +9,13 @@ Of dlrm, processed Criteo files such as `kaggleAdDisplayChallenge_processed.npz`
 | `y` | (samples,) | 0 or 1 |
 | `counts` | (features,) | rows of each feature's table |
 
-Of MLPerf, binary Criteo files as `numpy_to_binary` of facebookresearch/dlrm writes them (`data_loader_terabyte.py`):
-records of 40 int32, little-endian, mapped into memory: label, 13 dense inputs, 26 ids.
+`mlperf` reads binary Criteo files as `numpy_to_binary` of facebookresearch/dlrm writes them
+(`data_loader_terabyte.py`): records of 40 little-endian int32, mapped into memory: label, 13 dense inputs, 26 ids.
 
-Dense inputs are log(1 + max(x, 0)), as dlrm scales them when it reads these files, whose negative ones are 0.
+Dense inputs become log(1 + max(x, 0)), as dlrm scales them when it reads these files.
 
-`ArraySource` gives their samples as rows: what splits, hashes and fits vocabularies for text does it for them, too. A
-sample's line is its number in its file, from 1. Letters: R samples, D dense inputs, F features.
+`ArraySource` presents samples as rows, so that splits, hashing and vocabularies work as for text. A sample's line is
+its number in its file, from 1. Letters: R samples, D dense inputs, F features.
 """
 
 from collections.abc import Sequence
@@ -49,11 +49,11 @@ KEYS = ("X_int", "X_cat", "y", "counts")
 NUM_DENSE, NUM_FEATURES = 13, 26
 RECORD = np.dtype("<i4")
 NUMBERS = 1 + NUM_DENSE + NUM_FEATURES
-READ_ROWS = 1 << 14  # samples taken from a file at once
+READ_ROWS = 1 << 14  # samples read from a file at once
 
 
 class Columns(NamedTuple):
-    """Some samples: labels (R,), dense (R, D), keys (R, F), of whatever numbers the file has."""
+    """Some samples: labels (R,), dense (R, D), keys (R, F), with the dtypes of the file."""
 
     labels: NDArray[Any]
     dense: NDArray[Any]
@@ -73,23 +73,12 @@ class Samples(Piece, Protocol):
     def num_dense(self) -> int: ...
 
     def rows(self, first: int, last: int) -> Columns:
-        """Samples `first` to `last` - 1.
-
-        Raises:
-            InputError: if the file has changed since it was opened.
-        """
-
-
-def array_format(num_dense: int, num_features: int) -> RowFormat:
-    """A label, `I1`, ... and `C1`, ..., as Criteo's format has them."""
-    dense = tuple(Column(f"I{i + 1}", kernels.DENSE_FLOAT) for i in range(num_dense))
-    keys = tuple(Column(f"C{i + 1}", kernels.KEY_INTEGER) for i in range(num_features))
-    return RowFormat((Column("label", kernels.LABEL_BINARY), *dense, *keys))
+        """Return the samples [first, last); raise InputError if the file has changed."""
 
 
 @dataclass(frozen=True)
 class ArraySource(RowSource):
-    """Files of arrays. `modulo`: of ids, what is left of the division by it; None: ids as they are."""
+    """Files of arrays. Ids are taken modulo `modulo`, unless it is None."""
 
     READ_ROWS: ClassVar[int] = READ_ROWS
     pieces: tuple[Samples, ...]
@@ -101,12 +90,12 @@ class ArraySource(RowSource):
 
 
 class ArrayReader(RowReader):
-    """See `RowSource.reader`. A position's offset is the samples of its file before it."""
+    """Reads samples; see `RowReader`. Offsets of positions are numbers of samples."""
 
     def __init__(self, source: ArraySource, reading: Reading) -> None:
         self._source, self._left = source, list(reading.pieces)
         self._piece, self._at = reading.start.file, reading.start.offset
-        self._behind = 0  # bytes on disk of the files that are used up
+        self._behind = 0  # bytes on disk of the finished files
 
     def close(self) -> None:
         self._left = []
@@ -138,13 +127,13 @@ class ArrayReader(RowReader):
         return row
 
     def _fill(self, samples: Columns, block: Block, first: int) -> int:
-        """Write the samples whose label is 0 or 1 into the block, from row `first` on -> how many."""
+        """Write samples with label 0 or 1 to the block from row `first` on; return their number."""
         lines = np.arange(self._at + 1, self._at + len(samples.labels) + 1)
         good = (samples.labels == 0) | (samples.labels == 1)
-        bad = [
-            BadLine(int(lines[at]), kernels.CAUSES[kernels.LABEL], "label", str(samples.labels[at]).encode())
-            for at in np.flatnonzero(~good)
-        ]
+        bad = []
+        for at in np.flatnonzero(~good):
+            value = str(samples.labels[at]).encode()
+            bad.append(BadLine(int(lines[at]), kernels.CAUSES[kernels.LABEL], "label", value, value))
         if bad:
             lines, samples = lines[good], samples.take(good)
         rows, columns = slice(first, first + len(lines)), block.columns
@@ -161,33 +150,33 @@ class ArrayReader(RowReader):
 
 
 def open_dlrm(paths: str, options: DataOptions, run_dir: Path | None) -> RowDataset:
-    """The data set of `dlrm:PATH[,PATH...]`. Ids are rows."""
+    """Open the data set `dlrm:PATH[,PATH...]`. Ids are rows."""
     files, num_train = find_parts(paths, options.eval_data)
     samples = [read_processed(file) for file in files]
     shapes = [(content.num_dense, content.columns.keys.shape[1]) for content in samples]
     for file, shape in zip(files, shapes, strict=True):
         if shape != shapes[0]:
             raise InputError(
-                f"{file.name}: {shape[0]} dense inputs and {shape[1]} features, but {files[0].name}: {shapes[0][0]} "
-                f"and {shapes[0][1]}"
+                f"{file.name}: expected {shapes[0][0]} dense inputs and {shapes[0][1]} features, as in "
+                f"{files[0].name}, got {shape[0]} and {shape[1]}. Use files of one data set."
             )
     rules = _direct(np.max([content.counts for content in samples], axis=0), options.id_range)
     return _open("dlrm", (files, num_train), samples, rules, options, run_dir)
 
 
 def open_mlperf(paths: str, options: DataOptions, run_dir: Path | None) -> RowDataset:
-    """The data set of `mlperf:PATH[,PATH...]`.
+    """Open the data set `mlperf:PATH[,PATH...]`.
 
-    With `counts_path` ids are rows; otherwise they are hashed or get rows by a vocabulary, as Criteo's categories are.
+    With `counts_path` ids are rows. Otherwise they are hashed or mapped by a vocabulary, as Criteo's categories are.
     """
     files, num_train = find_parts(paths, options.eval_data)
     samples = [open_records(file) for file in files]
     if options.counts_path is not None:
         if options.vocabulary:
             raise ConfigError(
-                "mlperf: counts_path says that ids are rows, so there is no vocabulary; give one of the two"
+                "data mlperf: expected data.counts_path (ids are rows) or data.vocabulary, got both. Remove one."
             )
-        (counts,) = load_arrays(options.counts_path, ("counts",), "dlrm's")
+        (counts,) = load_arrays(options.counts_path, ("counts",), "dlrm")
         rules = _direct(_checked_counts(counts, NUM_FEATURES, options.counts_path), options.id_range)
     else:
         rules = [RowRule.of(options)] * NUM_FEATURES
@@ -195,13 +184,13 @@ def open_mlperf(paths: str, options: DataOptions, run_dir: Path | None) -> RowDa
 
 
 def _direct(counts: NDArray[np.int64], id_range: int | None) -> list[RowRule]:
-    """Ids are rows, of a table of that many, or of `id_range` if that is less."""
+    """Return rules for ids that are rows: `counts` (F,) rows each, at most `id_range`."""
     sizes = counts if id_range is None else np.minimum(counts, id_range)
     return [RowRule("direct", int(size), has_missing=False) for size in sizes]
 
 
 def _open(
-    what: str,
+    kind: str,
     files: tuple[tuple[DataFile, ...], int],
     samples: Sequence[Samples],
     rules: Sequence[RowRule],
@@ -209,19 +198,20 @@ def _open(
     run_dir: Path | None,
 ) -> RowDataset:
     num_dense = samples[0].num_dense
-    log = RejectLog.of(tuple(file.name for file in files[0]), options, run_dir, unit="samples")
-    source = ArraySource(
-        files[0], tuple(samples), (array_format(num_dense, len(rules)),) * len(samples), log, options.id_range
-    )
+    dense = (Column(f"I{i + 1}", kernels.DENSE_FLOAT) for i in range(num_dense))
+    keys = (Column(f"C{i + 1}", kernels.KEY_INTEGER) for i in range(len(rules)))
+    columns = (Column("label", kernels.LABEL_BINARY), *dense, *keys)
+    log = RejectLog(tuple(file.name for file in files[0]), options, run_dir, unit="samples")
+    source = ArraySource(files[0], tuple(samples), (RowFormat(columns),) * len(samples), log, options.id_range)
     features = tuple(FeaturePlan(f"C{i + 1}", f"C{i + 1}", i, False, rule, "int") for i, rule in enumerate(rules))
-    identity = {"format": what, "rows": rules[0].kind, "rows_setting": [rule.size for rule in rules]}
+    identity = {"format": kind, "rows": rules[0].kind, "rows_setting": [rule.size for rule in rules]}
     plan = RowPlan(features, np.ones(num_dense, np.bool_), None, {**identity, "id_range": options.id_range})
     return open_rows(Opened.of(source, files[1]), plan, options, run_dir=run_dir)
 
 
 @dataclass(frozen=True)
 class Processed:
-    """The samples of one of dlrm's files; `counts` (F,) are its tables' rows."""
+    """The samples of a file of dlrm; `counts` (F,) are its tables' rows."""
 
     name: str
     num_bytes: int
@@ -238,48 +228,48 @@ class Processed:
 
 
 def read_processed(file: DataFile) -> Processed:
-    """The arrays of one of dlrm's files.
+    """Load and check the arrays of a file of dlrm.
 
     Raises:
-        InputError: if it cannot be read, or an array is missing or not what it should be; names file and key.
+        InputError: if it cannot be read, or an array is missing or wrong; names file and key.
     """
     path = file.path
-    dense, keys, labels, counts = load_arrays(path, KEYS, "dlrm's")
+    dense, keys, labels, counts = load_arrays(path, KEYS, "dlrm")
     check_array(dense.ndim == 2 and dense.dtype.kind in "iuf", path, "X_int", "numbers (samples, dense inputs)", dense)
-    check_array(fits_float32(dense), path, "X_int", "finite float32 numbers", dense, "others among them")
+    check_array(fits_float32(dense), path, "X_int", "finite float32 numbers", dense, "other numbers")
     keys = _whole(keys, path, "X_cat", "(samples, features)")
     check_array(keys.ndim == 2 and keys.shape[1] > 0, path, "X_cat", "whole numbers (samples, features)", keys)
     check_array(labels.ndim == 1 and labels.dtype.kind in "biuf", path, "y", "numbers (samples,)", labels)
     for key, array in (("X_int", dense), ("y", labels)):
-        check_array(len(array) == len(keys), path, key, f"{len(keys)} samples, as X_cat", array)
+        check_array(len(array) == len(keys), path, key, f"{len(keys)} samples, as in X_cat", array)
     counts = _checked_counts(counts, keys.shape[1], path)
     return Processed(file.name, file.size, len(keys), Columns(labels, dense, keys), counts)
 
 
 def _checked_counts(counts: NDArray[Any], num_features: int, path: Path) -> NDArray[np.int64]:
-    """The rows of each feature's table."""
+    """Return the rows of each feature's table, (F,)."""
     counts = _whole(counts, path, "counts", "(features,)")
-    needed = f"a number for each of {num_features} features"
-    check_array(counts.shape == (num_features,), path, "counts", needed, counts)
-    check_array(int(counts.min()) >= 1, path, "counts", "a row or more for each feature", counts, f"{counts.min()}")
+    expected = f"a number for each of {num_features} features"
+    check_array(counts.shape == (num_features,), path, "counts", expected, counts)
+    check_array(int(counts.min()) >= 1, path, "counts", "1 or more for each feature", counts, f"{counts.min()}")
     return counts
 
 
 def _whole(array: NDArray[Any], path: Path, key: str, shape: str) -> NDArray[np.int64]:
-    """Whole numbers as such: dlrm's preparation leaves some of them as floats."""
-    needed = f"whole numbers {shape}"
-    check_array(array.dtype.kind in "iuf", path, key, needed, array)
+    """Return whole numbers as int64; dlrm's preparation writes some of them as floats."""
+    expected = f"whole numbers {shape}"
+    check_array(array.dtype.kind in "iuf", path, key, expected, array)
     largest = int(array.max()) if array.dtype == np.uint64 and array.size else 0
-    check_array(largest < 2**63, path, key, f"{needed} below 2^63", array, f"{largest}")
+    check_array(largest < 2**63, path, key, f"{expected} below 2^63", array, f"{largest}")
     with np.errstate(invalid="ignore"):
         whole = array.astype(np.int64)
-    check_array(array.dtype.kind != "f" or bool((whole == array).all()), path, key, needed, array, "others among them")
+    check_array(array.dtype.kind != "f" or bool((whole == array).all()), path, key, expected, array, "fractions")
     return whole
 
 
 @dataclass(frozen=True)
 class Records(DataFile):
-    """A file of MLPerf's records."""
+    """A file of records of MLPerf."""
 
     num_dense: ClassVar[int] = NUM_DENSE
 
@@ -293,20 +283,16 @@ class Records(DataFile):
             shape = last - first, NUMBERS
             records = np.memmap(self.path, RECORD, "r", first * NUMBERS * RECORD.itemsize, shape)
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be read ({error.strerror}); check the path") from error
+            raise InputError(f"{self.path}: expected a file, got {error.strerror}. Check the path.") from error
         return Columns(records[:, 0], records[:, 1 : 1 + NUM_DENSE], records[:, 1 + NUM_DENSE :])
 
 
 def open_records(file: DataFile) -> Records:
-    """A file of MLPerf's records.
-
-    Raises:
-        InputError: if it has no whole number of them.
-    """
+    """Return a file of records; raise InputError if its size is not a multiple of theirs."""
     size = NUMBERS * RECORD.itemsize
     if not file.size or file.size % size:
         raise InputError(
-            f"{file.path}: {file.size} bytes are no whole number of records of {size} bytes ({NUMBERS} int32: label, "
-            f"{NUM_DENSE} dense inputs, {NUM_FEATURES} ids); it is cut off, or another format"
+            f"{file.path}: expected records of {size} bytes ({NUMBERS} int32: label, {NUM_DENSE} dense inputs, "
+            f"{NUM_FEATURES} ids), got {file.size} bytes. The file is truncated, or has another format."
         )
     return Records(file.path, file.size, file.modified)

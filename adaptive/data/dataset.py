@@ -1,4 +1,4 @@
-"""`Dataset`, what every source of training data offers, whatever its format; and features that share a table."""
+"""`Dataset`, the interface of every source of training data."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Feature:
-    """One categorical feature: ids lie in [0, num_embeddings)."""
+    """A categorical feature, with ids in [0, num_embeddings)."""
 
     name: str
     num_embeddings: int
@@ -25,7 +25,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class DataShape:
-    """What a model must know of data: enough to make it where they are not at hand. Fields as in `Dataset`."""
+    """The facts about data that a model depends on. Fields as in `Dataset`."""
 
     features: tuple[Feature, ...]
     num_dense: int
@@ -37,68 +37,68 @@ class DataShape:
 
 
 class Dataset(ABC):
-    """A source of batches with a training part and, where there is one, an evaluation part.
+    """A source of batches with a training part and an evaluation part, which may be empty.
 
-    `train` and `evaluation` may be iterated any number of times and give the same batches each time for the
-    same arguments. The order is the data's own unless the data set was opened with a shuffle buffer.
+    `train` and `evaluation` may be called any number of times, and yield the same batches for the same arguments. The
+    order is that of the data, unless the data set was opened with a shuffle buffer.
     """
 
     features: tuple[Feature, ...]
     num_dense: int
     tables: tuple[str, ...] | None = None
-    """The table of each feature where features share tables; None: a table per feature, named after it."""
+    """The table of each feature if features share tables; None: one table for each feature, with its name."""
     dense_names: tuple[str, ...] = ()
-    """Names of the dense inputs, in order; empty where they have none."""
+    """Names of the dense inputs, in order; empty if they have none."""
     steps: int = 1
-    """Steps of a sample that is a sequence, the last one the candidate that its label is of. Features and dense inputs
-    are then those of all steps: a table's features in the order of steps; dense inputs step by step."""
+    """Steps of a sample that is a sequence; the last step is the candidate, to which the label belongs. Features and
+    dense inputs are those of all steps: a table's features in the order of steps, dense inputs step by step."""
 
     labels: tuple[str, ...] = ()
-    """Names of the labels where samples have several: the first is `Batch.labels`, the others are `Batch.extras` under
-    their names, float32 of 0 and 1."""
+    """Names of the labels if samples have several. The first is `Batch.labels`, the others are in `Batch.extras` under
+    their names, as float32 of 0 and 1."""
 
     widths: Mapping[str, int] = NO_WIDTHS
-    """Table -> width of its rows, where the data say so (a schema's `width`); what the model says of a table wins."""
+    """Table -> width of its rows, for tables whose width the schema gives. The model's settings take precedence."""
 
     epochs_differ: bool = False
-    """Whether an epoch has other samples than the one before, apart from their order."""
+    """True if epochs differ in their samples, not only in their order."""
 
     @abstractmethod
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
-        """Batches of the training part; the last one may be smaller."""
+        """Return batches of the training part; the last one may be smaller."""
 
     @abstractmethod
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
-        """Batches of the evaluation part; empty where there is none."""
+        """Return batches of the evaluation part; none if there is no such part."""
 
     @abstractmethod
     def num_train_samples(self) -> int | None:
-        """Samples of one epoch, or None where counting would mean reading everything."""
+        """Return the samples of an epoch, or None if counting would mean reading everything."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, object]:
-        """What identifies the data in a run's record: names, sizes, checksums, seeds; JSON values only."""
+        """Return JSON values that identify the data: names, sizes, checksums, seeds."""
 
     def part_read(self) -> PartRead | None:
-        """How much is read of the part that was begun last, for an estimate of the time left; None: it is not known."""
+        """Return the progress of the latest iteration, or None if it is not known."""
         return None
 
     def rejects(self) -> dict[str, int]:
-        """Bad lines so far, by cause; empty for data without lines."""
+        """Return the number of bad lines so far, by cause; empty for data without lines."""
         return {}
 
     def out_of_range(self) -> dict[str, int]:
-        """Out-of-range ids so far, which went to the row for unknown ids, by feature; empty where that cannot be."""
+        """Return the number of ids so far that went to the row for unknown ids, by feature."""
         return {}
 
 
 def tables_of(dataset: Dataset | DataShape) -> tuple[str, ...]:
-    """The table of each feature: what the data set says in `tables`, else a table per feature, named after it."""
+    """Return the table of each feature."""
     return dataset.tables or tuple(feature.name for feature in dataset.features)
 
 
 def shape_of(dataset: Dataset) -> DataShape:
-    """What a model must know of a data set."""
+    """Return the facts about a data set that a model depends on."""
     tables, widths = tables_of(dataset), dict(dataset.widths)
     return DataShape(
         dataset.features, dataset.num_dense, tables, dataset.steps, dataset.dense_names, dataset.labels, widths
@@ -106,7 +106,7 @@ def shape_of(dataset: Dataset) -> DataShape:
 
 
 def by_table(dataset: Dataset) -> Dataset:
-    """The data set with features of one table side by side; the data set itself if they are."""
+    """Return the data set with features of a table next to each other; itself if they are."""
     names = tables_of(dataset)
     first = {name: position for position, name in reversed(list(enumerate(names)))}
     order = np.argsort([first[name] for name in names], kind="stable")
@@ -114,7 +114,7 @@ def by_table(dataset: Dataset) -> Dataset:
 
 
 class _Reordered(Dataset):
-    """A data set whose features come in another order."""
+    """A data set with its features in another order."""
 
     def __init__(self, dataset: Dataset, order: NDArray[np.int64]) -> None:
         self.features = tuple(dataset.features[position] for position in order)
@@ -146,7 +146,7 @@ class _Reordered(Dataset):
 
 
 def require_batches(batches: Iterator[Batch], problem: Callable[[], str]) -> Iterator[Batch]:
-    """The batches. Raises InputError: if there are none, with the problem."""
+    """Yield the batches; raise InputError with the problem if there are none."""
     is_empty = True
     for batch in batches:
         is_empty = False

@@ -1,8 +1,8 @@
-"""How much of files is read, for an estimate of the time left; and who is told while a data set is being opened.
+"""Progress of reading files, and a listener for reads that open a data set.
 
-Opening reads all training files where rows are counted (`holdout`) or a vocabulary is fitted. Data sets are opened deep
-inside commands that have other progress of their own to tell, so who listens is set around them (`told_of_reading`).
-The command line imports this before it knows its command, so it needs no numpy.
+Opening a data set reads all training files if rows must be counted (`holdout`) or a vocabulary fitted. This happens
+deep inside commands that show other progress, so the command sets the listener around them (`listen_to_reading`). The
+command line imports this module before it knows its command, so it must not import numpy.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,26 +10,24 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-Told = Callable[[int, int], None]  # is called now and then with bytes on disk read so far, and of how many
+ReportBytes = Callable[[int, int], None]  # is called now and then with the bytes on disk read so far, and their total
 
 
 @dataclass(frozen=True)
 class PartRead:
-    """How much of a part is read: so many of `total` samples or, `in_bytes`, of its files' bytes on disk. `total`
-    None: unknown."""
+    """The progress of a part: `done` of `total` (None: unknown) samples, or bytes on disk."""
 
     done: int
     total: int | None
     in_bytes: bool = False
 
 
-_begin: ContextVar[Callable[[], Told] | None] = ContextVar("begin", default=None)
+_begin: ContextVar[Callable[[], ReportBytes] | None] = ContextVar("begin", default=None)
 
 
 @contextmanager
-def told_of_reading(begin: Callable[[], Told]) -> Iterator[None]:
-    """Inside, in this thread, each reading of all files that opens a data set begins with a call of `begin`, and what
-    that returns is told how far it is."""
+def listen_to_reading(begin: Callable[[], ReportBytes]) -> Iterator[None]:
+    """Call `begin` at each read that opens a data set; its result gets progress."""
     token = _begin.set(begin)
     try:
         yield
@@ -37,7 +35,7 @@ def told_of_reading(begin: Callable[[], Told]) -> Iterator[None]:
         _begin.reset(token)
 
 
-def reading_begins() -> Told:
-    """Whom to tell of a reading that begins now: nobody, where nobody listens."""
+def begin_reading() -> ReportBytes:
+    """Announce a read of all files; return the function that reports its progress."""
     begin = _begin.get()
     return begin() if begin is not None else lambda done, total: None

@@ -1,7 +1,7 @@
-"""Which samples of a stream come, and in which order: shuffled in blocks, a random share of them, without negatives.
+"""Choose samples of a stream and their order: shuffles, random shares, dropped negatives.
 
-Every choice is a hash of a seed and the sample's number or place, so the same samples are taken however the stream is
-cut into batches, and its length need not be known.
+Every choice is a hash of a seed and the sample's number or place. So it does not depend on the batches of the stream,
+whose length need not be known.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,14 +18,14 @@ _LIMIT = 1 << 64
 
 
 def block_rows(shuffle_buffer: int, batch_size: int) -> int:
-    """Rows read at once: whole batches, at least `shuffle_buffer` rows; one batch if nothing is shuffled."""
+    """Return the rows to read at once: whole batches, at least `shuffle_buffer` rows."""
     return max(-(-shuffle_buffer // batch_size), 1) * batch_size
 
 
 def in_blocks(
     read: Callable[[int], Iterator[Batch]], batch_size: int, *, shuffle_buffer: int, seed: int, epoch: int
 ) -> Iterator[Batch]:
-    """The batches of a source in its order, or shuffled in blocks if there is a buffer.
+    """Return the batches of a source in its order, or shuffled in blocks if there is a buffer.
 
     Args:
         read: yields the source's batches of the given number of rows.
@@ -36,10 +36,10 @@ def in_blocks(
 
 
 def shuffled(blocks: Iterable[Batch], batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
-    """Batches of the rows of each block in an order that depends on seed and epoch; only the last one may be smaller.
+    """Yield the rows of each block in batches, in an order that depends on seed and epoch.
 
     Args:
-        blocks: batches of `block_rows(...)` rows; the last one may have fewer.
+        blocks: batches of `block_rows(...)` rows; only the last one may be smaller, as of the result.
     """
     for number, block in enumerate(blocks):
         order = np.random.default_rng([seed, epoch, number]).permutation(block.num_samples)
@@ -49,7 +49,7 @@ def shuffled(blocks: Iterable[Batch], batch_size: int, *, seed: int, epoch: int)
 
 @dataclass(frozen=True)
 class Sample:
-    """The samples that were taken, in order, in batches; `num_samples` of the whole stream, None: not all were read."""
+    """A sample of a stream; `num_samples` of the stream, None if it was not read to the end."""
 
     batches: list[Batch]
     num_samples: int | None = None
@@ -58,15 +58,15 @@ class Sample:
 def take_share(
     batches: Iterable[Batch], share: float, *, seed: int, most: int, read_all: bool = True, batch_size: int = 2048
 ) -> Sample:
-    """Each sample with the probability `share`, in bounded memory.
+    """Take each sample with the probability `share`, in bounded memory.
 
     Args:
         batches: the data, in order.
         share: above 0, at most 1.
         seed: chooses the samples.
-        most: samples taken at most. If there are more, they are thinned out evenly, as if the share were smaller ...
-        read_all: ... or, if this is false, reading ends with the batch that completes them.
-        batch_size: samples in each of the batches returned; the last one may have fewer.
+        most: maximum number of samples. If there are more, they are thinned out evenly, as with a smaller share.
+        read_all: if False, stop reading at `most` samples instead.
+        batch_size: samples in each batch of the result; the last one may have fewer.
     """
     taken, count, number = list[tuple[NDArray[np.float64], Batch]](), 0, 0
     for batch in batches:
@@ -84,23 +84,23 @@ def take_share(
 
 
 def numbers(first: int, count: int, seed: int) -> NDArray[np.float64]:
-    """(count,) numbers in [0, 1), one for each of the samples `first` and following (SplitMix64).
+    """Return (count,) numbers in [0, 1) for the samples from `first` on (SplitMix64).
 
     Args:
-        seed: any whole number; streams of different seeds have nothing to do with each other.
+        seed: any whole number; streams of different seeds are independent.
     """
     start = np.uint64((seed * int(_SECOND) + int(_STEP)) % _LIMIT)
     return np.asarray(_mixed(np.arange(first, first + count, dtype=np.uint64) * _STEP + start) / _LIMIT, np.float64)
 
 
 def _below(drawn: NDArray[np.float64], batch: Batch, share: float) -> list[tuple[NDArray[np.float64], Batch]]:
-    """The samples whose number is below the share, if there are any."""
+    """Return the samples whose number is below the share, with these numbers, if any."""
     chosen = np.flatnonzero(drawn < share)
     return [(drawn[chosen], batch.take(chosen))] if len(chosen) else []
 
 
 def _cut(taken: list[tuple[NDArray[np.float64], Batch]], batch_size: int) -> list[Batch]:
-    """The same samples in batches of one size. Empties the list on the way, so that they are in memory once."""
+    """Return the samples in batches of one size. Empties the list, to hold them once."""
     taken.reverse()
     return list(in_size((taken.pop()[1] for _ in range(len(taken))), batch_size))
 
@@ -108,9 +108,9 @@ def _cut(taken: list[tuple[NDArray[np.float64], Batch]], batch_size: int) -> lis
 def without_negatives(
     read: Callable[[int], Iterator[Batch]], rate: float, seed: int
 ) -> Callable[[int], Iterator[Batch]]:
-    """A reader of batches of any size without the share `rate` of the samples with label 0 (dlrm's sub-sampling).
+    """Return a reader without the share `rate` of samples with label 0, as dlrm subsamples.
 
-    The samples left out are the same in every epoch, for every batch size and shuffle.
+    The dropped samples are the same in every epoch, and for every batch size and shuffle.
 
     Args:
         read: yields batches of the given number of samples, with origins.
@@ -124,7 +124,7 @@ def without_negatives(
 
 
 def in_size(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
-    """The samples of batches of any sizes in batches of `size`; only the last one may be smaller, none is empty."""
+    """Yield the samples of batches in batches of `size`; only the last one may be smaller."""
     waiting, count = list[Batch](), 0
     for batch in batches:
         if batch.num_samples:
@@ -141,7 +141,7 @@ def in_size(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
 
 
 def uniform(origin: Origin, seed: int) -> NDArray[np.float64]:
-    """(B,) a number in [0, 1) for each sample: two rounds of SplitMix64 over seed, file and line."""
+    """Return numbers (B,) in [0, 1): two rounds of SplitMix64 over seed, file and line."""
     with np.errstate(over="ignore"):
         mixed = _mixed(np.uint64(seed) + _STEP * (origin.file_index.astype(np.uint64) + np.uint64(1)))
         mixed = _mixed(mixed + _STEP * origin.lines.astype(np.uint64))

@@ -1,1 +1,1 @@
-"""Dense models: from dense inputs and pooled vectors to logits. Embedding tables are in `adaptive.embeddings`."""
+"""Dense models: they map dense inputs and pooled vectors to logits."""

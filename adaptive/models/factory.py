@@ -1,21 +1,21 @@
-"""From a model's name and settings to the model: the built-in ones, and user-defined ones.
+"""Build a model from its name and settings: built-in and user-defined models.
 
-A user-defined model is any `nn.Module` whose `forward(dense, pooled)` gives a logit a sample. Its `__init__` is given
-what it asks for by name: `num_dense`, `num_features`, `embedding_dim`, `inputs` (`adaptive.models.dense.base.Inputs`)
-and `seed`. All other parameters are settings, `model.NAME`. Initial weights are drawn by torch from the run's seed.
-Which file or module is loaded is `adaptive.plugins`'s business.
+A user-defined model is any `nn.Module` whose `forward(dense, pooled)` returns one logit for each sample. Its `__init__`
+may have the parameters `num_dense`, `num_features`, `embedding_dim`, `inputs` (`adaptive.models.dense.base.Inputs`) and
+`seed`. All other parameters are settings, `model.NAME`. torch draws initial weights from the run's seed.
+`adaptive.plugins` finds and loads the class.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError, create_model
 from torch import nn
 
-from adaptive.config import Config
-from adaptive.errors import ConfigError
+from adaptive.config import Config, explain
+from adaptive.errors import ConfigError, suggestion
 from adaptive.models.dense import assembly
 from adaptive.models.dense.base import Inputs
 from adaptive.models.dense.layers import seed_dropouts
@@ -29,7 +29,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class CustomConfig(Config):
-    """Settings of a user-defined model, besides the parameters of its `__init__`."""
+    """Settings of a user-defined model, in addition to the parameters of its `__init__`."""
 
     embedding_dim: int = ModelConfig.model_fields["embedding_dim"]  # type: ignore[assignment]
     widths: dict[str, int] = ModelConfig.model_fields["widths"]  # type: ignore[assignment]
@@ -39,7 +39,7 @@ AnyConfig = ModelConfig | CustomConfig
 
 
 def options_of(name: str) -> type[AnyConfig]:
-    """The class of a model's settings.
+    """Return the class of a model's settings.
 
     Raises:
         ConfigError: if there is no such model, or a user-defined one cannot be loaded.
@@ -48,27 +48,34 @@ def options_of(name: str) -> type[AnyConfig]:
 
 
 def model_config(name: str, options: Mapping[str, Any], inputs: Inputs) -> AnyConfig:
-    """The settings of a model, checked.
+    """Return the checked settings of a model.
 
     Raises:
-        ConfigError: for a model or a setting that is not there, or a value that cannot work.
+        ConfigError: for an unknown model or setting, or a wrong value.
     """
     kind, values = options_of(name), dict(options)
-    if isinstance(values.get("bottom_mlp"), str):  # may begin with the number of inputs, as dlrm's flag does
+    if isinstance(values.get("bottom_mlp"), str):  # may begin with the number of inputs, like dlrm's flag
         values["bottom_mlp"] = parse_mlp(values["bottom_mlp"], num_inputs=inputs.num_dense // inputs.steps)
     widths = values.get("widths", {})
-    values["widths"] = {**inputs.widths, **widths} if isinstance(widths, Mapping) else widths  # the model's own win
+    # widths of the model take precedence over those of the data
+    values["widths"] = {**inputs.widths, **widths} if isinstance(widths, Mapping) else widths
     config = checked(kind, "model", values)
-    if unknown := sorted(set(config.widths) - set(inputs.tables)):
-        tables = ", ".join(dict.fromkeys(inputs.tables))
-        raise ConfigError(f"model.widths: no table {', '.join(unknown)}; there are: {tables}")
+    _check_names("model.widths", "tables", config.widths, inputs.tables)
     if bad := [f"{table}={width}" for table, width in config.widths.items() if not 1 <= width <= 4096]:
-        raise ConfigError(f"model.widths: {', '.join(bad)}: a width is from 1 to 4096")
+        raise ConfigError(f"model.widths: expected widths from 1 to 4096, got {', '.join(bad)}. Correct the settings.")
     return config
 
 
+def _check_names(setting: str, kind: str, names: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise ConfigError if some of the names in a setting are not allowed."""
+    choices = list(dict.fromkeys(allowed))
+    if unknown := [name for name in dict.fromkeys(names) if name not in choices]:
+        listed, hint = ", ".join(choices) or "none", suggestion(unknown[0], choices)
+        raise ConfigError(f"{setting}: expected {kind} among {listed}, got {', '.join(unknown)}{hint}")
+
+
 def make_model(name: str, config: AnyConfig, inputs: Inputs, *, seed: int) -> nn.Module:
-    """The model on the CPU; all that is drawn follows from the seed.
+    """Return the model, on the CPU. All random values follow from the seed.
 
     Raises:
         ConfigError: if it does not fit the samples.
@@ -90,47 +97,43 @@ def make_model(name: str, config: AnyConfig, inputs: Inputs, *, seed: int) -> nn
 
 
 def checked(kind: type[M], name: str, options: Mapping[str, Any]) -> M:
-    """The settings as `kind`.
-
-    Raises:
-        ConfigError: if they are none.
-    """
+    """Return the settings `options` of the table `name`; raise ConfigError, with each wrong key."""
     try:
         return kind.model_validate(options)
     except ValidationError as error:
-        mistakes = (f"{'.'.join((name, *map(str, e['loc'])))}: {e['msg']}" for e in error.errors())
-        raise ConfigError("; ".join(mistakes)) from error
+        raise ConfigError(explain(kind, error, table=name)) from error
 
 
 def _check_towers(config: TwoTowerConfig, inputs: Inputs) -> None:
     tables = list(dict.fromkeys(inputs.tables))
-    hint = f"there are: {', '.join(tables)}"
     user, item = set(config.user_tables), set(config.item_tables)
     if not user:
-        example = f"--set 'model.user_tables=[\"{tables[0]}\"]'"
-        raise ConfigError(f"model two-tower needs the user's tables, such as {example}; {hint}")
-    if unknown := sorted((user | item) - set(tables)):
-        raise ConfigError(f"model two-tower: no table {', '.join(unknown)}; {hint}")
+        raise ConfigError(
+            f"model.user_tables: expected tables among {', '.join(tables)}, got none. Name those of the user, such as "
+            f"--set 'model.user_tables=[\"{tables[0]}\"]'."
+        )
+    _check_names("model.user_tables", "tables", config.user_tables, tables)
+    _check_names("model.item_tables", "tables", config.item_tables, tables)
     if user & item:
-        raise ConfigError(f"model two-tower: {', '.join(sorted(user & item))} in user_tables and in item_tables")
+        both = ", ".join(sorted(user & item))
+        raise ConfigError(f"model.item_tables: expected tables that are not in user_tables, got {both}. Remove them.")
     if not set(tables) - user:
-        raise ConfigError("model two-tower: all tables are the user's, and none is left for the item")
+        raise ConfigError("model.user_tables: expected at least one other table for the item, got all. Remove one.")
     if item and (left := [table for table in tables if table not in user | item]):
-        raise ConfigError(f"model two-tower: {', '.join(left)} in neither user_tables nor item_tables")
-    names = dense_names(inputs)
-    if missing := [name for name in config.item_dense if name not in names]:
-        listed = ", ".join(names) or "none"
-        raise ConfigError(f"model two-tower: item_dense: no dense input {', '.join(missing)}; there are: {listed}")
+        raise ConfigError(
+            f"model.item_tables: expected all tables that are not the user's, got none of {', '.join(left)}. Add them, "
+            "or leave item_tables empty."
+        )
+    _check_names("model.item_dense", "dense inputs", config.item_dense, dense_names(inputs))
 
 
 def _check_labels(config: MultiTaskConfig, inputs: Inputs) -> None:
     if len(inputs.labels) < 2:
         raise ConfigError(
-            "model multi-task needs samples with several labels, and these have one: name more columns in the schema "
-            "([[more_labels]]), or of the built-in stream set data.synthetic.labels"
+            "model multi-task: expected samples with several labels, got one. Name more columns in the schema "
+            "([[more_labels]]), or set data.synthetic.labels for the built-in stream."
         )
-    if unknown := [name for name in config.loss_weights if name not in inputs.labels]:
-        raise ConfigError(f"model.loss_weights: no label {', '.join(unknown)}; there are: {', '.join(inputs.labels)}")
+    _check_names("model.loss_weights", "labels", config.loss_weights, inputs.labels)
 
 
 # -- user-defined models ---------------------------------------------------------------------------------------------
@@ -138,29 +141,40 @@ def _check_labels(config: MultiTaskConfig, inputs: Inputs) -> None:
 
 def _custom_class(name: str) -> type[nn.Module]:
     if ":" not in name and name not in installed_models():
-        names = ", ".join([*OPTIONS, *installed_models()])
-        raise ConfigError(f"no model {name!r}; known: {names}; or give module:Class or file.py:Class")
+        names = [*OPTIONS, *installed_models()]
+        raise ConfigError(
+            f"model: expected one of {', '.join(names)}, module:Class or file.py:Class, got {name!r}"
+            f"{suggestion(name, names)}"
+        )
     return load_model_class(name)
 
 
 def _custom_options(cls: type[nn.Module]) -> type[CustomConfig]:
-    """embedding_dim, widths, and the model's own parameters with their types and defaults."""
+    """Return the settings of a user-defined model, with the parameters of its `__init__`."""
     fields: dict[str, tuple[object, object]] = {}
     for name, parameter in _parameters(cls).items():
         if name in OFFERED:
             continue
         if name in CustomConfig.model_fields:
-            raise ConfigError(f"model {cls.__name__}: parameter {name} has the name of a setting; call it otherwise")
+            raise ConfigError(
+                f"model {cls.__name__}: expected other names than settings in __init__, got {name}. Rename it."
+            )
         kind = Any if parameter.annotation is inspect.Parameter.empty else parameter.annotation
         fields[name] = (kind, ... if parameter.default is inspect.Parameter.empty else parameter.default)
     try:
         return create_model(cls.__name__, __base__=CustomConfig, **fields)  # type: ignore[call-overload, no-any-return]
     except Exception as error:  # a type that settings cannot have
-        raise ConfigError(f"model {cls.__name__}: parameters of __init__: {error}") from error
+        raise _bad_parameters(cls, error) from error
+
+
+def _bad_parameters(cls: type[nn.Module], error: Exception) -> ConfigError:
+    return ConfigError(
+        f"model {cls.__name__}: expected parameters that settings can have, got an error: {_text(error)}"
+    )
 
 
 def _make_custom(cls: type[nn.Module], config: CustomConfig, inputs: Inputs, *, seed: int) -> nn.Module:
-    """The model, tried on two samples of zeros."""
+    """Return the model, after a test with two samples of zeros."""
     values = assembly.offered(inputs, config.embedding_dim, seed)
     arguments = {name: values[name] if name in values else getattr(config, name) for name in _parameters(cls)}
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -168,39 +182,39 @@ def _make_custom(cls: type[nn.Module], config: CustomConfig, inputs: Inputs, *, 
         try:
             model = cls(**arguments)
         except Exception as error:
-            raise ConfigError(f"model {cls.__name__}: __init__ raised {_text(error)}") from error
+            raise ConfigError(
+                f"model {cls.__name__}: expected a model, got an error in __init__: {_text(error)}"
+            ) from error
         _try(model, config.embedding_dim, inputs)
     return model
 
 
 def offered_to(cls: type[nn.Module]) -> list[str]:
-    """Names of a user-defined model's parameters that are no settings, but follow from data, settings and seed."""
+    """Return the parameters of a user-defined model that are not settings."""
     return [name for name in _parameters(cls) if name in OFFERED]
 
 
 def _try(model: nn.Module, width: int, inputs: Inputs) -> None:
     tasks, name = tasks_of(model), type(model).__name__
     dense, pooled = torch.zeros(2, inputs.num_dense), torch.zeros(2, inputs.num_features, width)
-    arguments = f"dense {tuple(dense.shape)} and pooled {tuple(pooled.shape)}"
+    where = f"model {name}: forward of dense {tuple(dense.shape)} and pooled {tuple(pooled.shape)}"
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
             logits = model(dense, pooled)
     except Exception as error:
-        raise ConfigError(f"model {name}: forward of {arguments} raised {_text(error)}") from error
+        raise ConfigError(f"{where}: expected logits, got an error: {_text(error)}") from error
     finally:
         model.train(was_training)
     expected = (2,) if tasks is None else (2, len(tasks.names))
     if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != expected:
         is_tensor = isinstance(logits, torch.Tensor)
         shape = f"a tensor {tuple(logits.shape)}" if is_tensor else f"a {type(logits).__name__}"
-        hint = "; end with .squeeze(1)" if is_tensor and tuple(logits.shape) == (2, 1) else ""
-        raise ConfigError(
-            f"model {name}: forward of {arguments} must give a tensor {expected} of logits, found {shape}{hint}"
-        )
+        hint = " End forward with .squeeze(1)." if is_tensor and tuple(logits.shape) == (2, 1) else ""
+        raise ConfigError(f"{where}: expected a tensor {expected} of logits, got {shape}.{hint}")
     if not logits.is_floating_point():
-        raise ConfigError(f"model {name}: forward must give logits, which are floats, found {logits.dtype}")
+        raise ConfigError(f"{where}: expected logits, which are floats, got {logits.dtype}. Return floats.")
 
 
 def _parameters(cls: type[nn.Module]) -> dict[str, inspect.Parameter]:
@@ -209,7 +223,7 @@ def _parameters(cls: type[nn.Module]) -> dict[str, inspect.Parameter]:
     try:
         parameters = inspect.signature(cls, eval_str=True).parameters
     except (NameError, TypeError, ValueError) as error:
-        raise ConfigError(f"model {cls.__name__}: parameters of __init__: {_text(error)}") from error
+        raise _bad_parameters(cls, error) from error
     return {name: p for name, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
 
 

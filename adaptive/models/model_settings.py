@@ -1,4 +1,4 @@
-"""Which models there are by name, and the settings of each (`model.NAME`). Imports no torch."""
+"""The models by name, and the settings of each (`model.NAME`). Imports no torch."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,14 +9,14 @@ from pydantic import BeforeValidator, Field, model_validator
 from adaptive.config import Config
 from adaptive.errors import ConfigError
 
-MOST_LAYERS, WIDEST, MOST_WEIGHTS = 64, 2**16, 2**31  # of an MLP: what nobody trains is a mistake
+MOST_LAYERS, WIDEST, MOST_WEIGHTS = 64, 2**16, 2**31  # of an MLP: larger ones are mistakes
 
 
 def parse_mlp(text: str, *, num_inputs: int | None = None) -> tuple[int, ...]:
-    """Layer sizes of `512-256-16`, without the input size.
+    """Return the layer sizes of a text such as `512-256-16`, without the input size.
 
-    With `num_inputs` the input size may stand first, as in `--arch-mlp-bot 13-512-256-16`: a first size that equals
-    `num_inputs` and is not the only one is taken as the input size.
+    With `num_inputs` the text may begin with the input size, as in `--arch-mlp-bot 13-512-256-16`: a first size that
+    equals `num_inputs`, and is not the only one, is the input size.
 
     Raises:
         ConfigError: if a size is not a positive whole number.
@@ -25,8 +25,8 @@ def parse_mlp(text: str, *, num_inputs: int | None = None) -> tuple[int, ...]:
     for position, part in enumerate(parts, start=1):
         if not (part.isascii() and part.isdecimal() and len(part) < 20 and int(part) > 0):
             raise ConfigError(
-                f"layer sizes {text!r}: {part!r} at position {position} is not a positive whole number; "
-                f"write sizes joined by dashes, such as 512-256-16"
+                f"expected layer sizes joined by dashes, such as 512-256-16, got {text!r}: {part!r} at position "
+                f"{position} is not a positive whole number"
             )
     sizes = tuple(int(part) for part in parts)
     return sizes[1:] if len(sizes) > 1 and sizes[0] == num_inputs else sizes
@@ -46,22 +46,22 @@ def _text(sizes: Sequence[int]) -> str:
 class ModelConfig(Config):
     """Settings of every model."""
 
-    embedding_dim: int = Field(default=16, ge=1, le=4096, description="values in an embedding vector")
+    embedding_dim: int = Field(default=16, ge=1, le=4096, description="values of an embedding vector")
     widths: dict[str, int] = Field(
         default_factory=dict,
-        description="table -> width of its rows, where it is not embedding_dim; a learnt matrix of the table takes its "
-        "vectors to embedding_dim",
+        description="table -> width of its rows, if it is not embedding_dim; a learned matrix of the table projects "
+        "its vectors to embedding_dim",
     )
     feature_norm: Literal["none", "batch", "layer"] = Field(
         default="none",
-        description="normalisation of pooled vectors; batch: over the samples of a batch, running statistics in "
+        description="normalization of pooled vectors; batch: over the samples of a batch, running statistics in "
         "evaluation; layer: over the width of each vector",
     )
     dropout: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description="share of the values behind each hidden layer that a step sets to 0; follows from seed and step",
+        description="share of the values after each hidden layer that a step sets to 0; depends on seed and step",
     )
     bf16: bool = Field(
         default=False,
@@ -70,7 +70,7 @@ class ModelConfig(Config):
 
 
 class TowerConfig(ModelConfig):
-    """Shape of a DLRM whose top MLP may end in any number of outputs: a model of its own, or a part of another."""
+    """Settings of a DLRM with any number of outputs, which other models may use."""
 
     bottom_mlp: LayerSizes = Field(
         default=(64, 16),
@@ -80,112 +80,111 @@ class TowerConfig(ModelConfig):
         default=(128, 64, 1), description="layer sizes of the top MLP without its input; the last is 1"
     )
     interaction: Literal["dot", "cat"] = Field(
-        default="dot", description="dot: pairwise dot products; cat: vectors side by side"
+        default="dot", description="dot: pairwise dot products; cat: concatenation of the vectors"
     )
-    interaction_self: bool = Field(default=False, description="dot: also each vector's product with itself")
+    interaction_self: bool = Field(default=False, description="dot: include each vector's product with itself")
 
     @model_validator(mode="before")
     @classmethod
-    def _bottom_follows_width(cls, given: Any) -> Any:
-        """So that a width alone is a setting that fits."""
-        if isinstance(given, dict) and "bottom_mlp" not in given and isinstance(given.get("embedding_dim"), int):
-            return {**given, "bottom_mlp": (*cls.model_fields["bottom_mlp"].default[:-1], given["embedding_dim"])}
-        return given
+    def _bottom_follows_width(cls, values: Any) -> Any:
+        """Let the default bottom MLP end with `embedding_dim`, so that a width alone works."""
+        if isinstance(values, dict) and "bottom_mlp" not in values and isinstance(values.get("embedding_dim"), int):
+            return {**values, "bottom_mlp": (*cls.model_fields["bottom_mlp"].default[:-1], values["embedding_dim"])}
+        return values
 
     @model_validator(mode="after")
     def _check_last_sizes(self) -> "TowerConfig":
         if self.bottom_mlp[-1] != self.embedding_dim:
             raise ValueError(
-                f"bottom_mlp must end with embedding_dim = {self.embedding_dim}, found {_text(self.bottom_mlp)}"
+                f"expected bottom_mlp to end with embedding_dim = {self.embedding_dim}, got {_text(self.bottom_mlp)}"
             )
         for name, sizes in (("bottom_mlp", self.bottom_mlp), ("top_mlp", self.top_mlp)):
             if sum(inputs * outputs for inputs, outputs in pairwise(sizes)) > MOST_WEIGHTS:
-                raise ValueError(f"{name} must have at most {MOST_WEIGHTS:,} weights, found {_text(sizes)}")
+                raise ValueError(f"expected at most {MOST_WEIGHTS:,} weights in {name}, got {_text(sizes)}")
         if self.interaction == "cat" and self.interaction_self:
-            raise ValueError("interaction_self needs interaction = dot, found cat")
+            raise ValueError("expected interaction = dot with interaction_self, got cat")
         return self
 
 
 class DLRMConfig(TowerConfig):
-    """Shape of a DLRM."""
+    """Settings of a DLRM."""
 
     @model_validator(mode="after")
     def _check_logit(self) -> "DLRMConfig":
         if self.top_mlp[-1] != 1:
-            raise ValueError(f"top_mlp must end with 1 (the logit), found {_text(self.top_mlp)}")
+            raise ValueError(f"expected top_mlp to end with 1 (the logit), got {_text(self.top_mlp)}")
         return self
 
 
 class DCNConfig(ModelConfig):
-    """Shape of a DCN-v2: cross network and MLP side by side on dense inputs and vectors."""
+    """Settings of a DCN-v2: a cross network and an MLP, both on dense inputs and vectors."""
 
     cross_layers: int = Field(default=3, ge=1, le=64, description="layers of the cross network")
     cross_rank: int | None = Field(
-        default=None, ge=1, description="rank of their matrices, as two factors; null: whole matrices"
+        default=None, ge=1, description="rank of their matrices, as two factors; null: full matrices"
     )
     deep_mlp: LayerSizes = Field(
-        default=(128, 64), description="layer sizes of the MLP beside the cross network, without its input"
+        default=(128, 64), description="layer sizes of the MLP next to the cross network, without its input"
     )
 
 
 class DeepFMConfig(ModelConfig):
-    """Shape of a DeepFM. The first of a row's `embedding_dim` values is its first-order weight, the others are its
-    factors."""
+    """Settings of a DeepFM. A row is its first-order weight, followed by its factors."""
 
     deep_mlp: LayerSizes = Field(
-        default=(128, 64), description="layer sizes of the MLP beside the pairs, without its input and its output of 1"
+        default=(128, 64), description="layer sizes of the MLP next to the pairs, without its input and its output of 1"
     )
 
     @model_validator(mode="after")
     def _has_factors(self) -> "DeepFMConfig":
         if self.embedding_dim < 2:
-            raise ValueError("deepfm needs embedding_dim of 2 or more, a weight and a factor; found 1")
+            raise ValueError("expected embedding_dim of 2 or more for deepfm (a weight and factors), got 1")
         return self
 
 
 class TwoTowerConfig(ModelConfig):
-    """Shape of two towers, of a user and an item."""
+    """Settings of two towers, of a user and an item."""
 
-    user_tables: tuple[str, ...] = Field(default=(), description="tables of the user's tower; needed")
+    user_tables: tuple[str, ...] = Field(default=(), description="tables of the user's tower; required")
     item_tables: tuple[str, ...] = Field(
         default=(), description="tables of the item's tower; empty: all that are not the user's"
     )
     item_dense: tuple[str, ...] = Field(
-        default=(), description="dense inputs of the item's tower, by name; all others are the user's"
+        default=(), description="names of the dense inputs of the item's tower; all others are the user's"
     )
     tower_mlp: LayerSizes = Field(
-        default=(64, 32), description="layer sizes of each tower without its input; the last is the vectors' that meet"
+        default=(64, 32), description="layer sizes of each tower without its input; the last is that of both vectors"
     )
-    unit_vectors: bool = Field(default=False, description="bring both vectors to length 1 before they meet")
-    temperature: float = Field(default=1.0, gt=0, description="what the dot product is divided by")
+    unit_vectors: bool = Field(default=False, description="scale both vectors to length 1 before their dot product")
+    temperature: float = Field(default=1.0, gt=0, description="divisor of the dot product")
 
 
 class MultiTaskConfig(ModelConfig):
-    """Shape of a model of several labels."""
+    """Settings of a model of several labels."""
 
     sharing: Literal["bottom", "mmoe"] = Field(
-        default="mmoe", description="bottom: all labels share one MLP; mmoe: each mixes the experts for itself"
+        default="mmoe", description="bottom: all labels share an MLP; mmoe: each label mixes the experts"
     )
     shared_mlp: LayerSizes = Field(
         default=(128, 64), description="layer sizes of the shared MLP, or of each expert, without its input"
     )
     experts: int = Field(default=4, ge=1, le=256, description="experts of mmoe")
     task_mlp: LayerSizes = Field(
-        default=(32,), description="layer sizes of each label's own MLP, without its input and its output of 1"
+        default=(32,), description="layer sizes of each label's MLP, without its input and its output of 1"
     )
     loss_weights: dict[str, float] = Field(
-        default_factory=dict, description="label -> weight of its loss; those that are not named have 1"
+        default_factory=dict, description="label -> weight of its loss; the default is 1"
     )
 
     @model_validator(mode="after")
     def _weights(self) -> "MultiTaskConfig":
         if bad := [name for name, weight in self.loss_weights.items() if weight < 0]:
-            raise ValueError(f"loss_weights of {', '.join(bad)} is below 0")
+            raise ValueError(f"expected loss_weights of 0 or more, got less for {', '.join(bad)}")
         return self
 
 
 class TBSMConfig(TowerConfig):
-    """Shape of a TBSM. `bottom_mlp`, `top_mlp` and `interaction` are its DLRM's. Defaults: RMC1."""
+    """Settings of a TBSM and its DLRM (`bottom_mlp`, `top_mlp`, `interaction`), as in RMC1."""
 
     bottom_mlp: LayerSizes = Field(
         default=(16,), description="layer sizes of the DLRM's bottom MLP without its input; the last is embedding_dim"
@@ -194,16 +193,16 @@ class TBSMConfig(TowerConfig):
         default=(15, 15), description="layer sizes of the DLRM's top MLP without its input; the last is a step's vector"
     )
     attention_mlp: LayerSizes = Field(
-        default=(15, 15), description="layer sizes of the attention between its input and output, which the history is"
+        default=(15, 15), description="hidden layer sizes of the attention, whose input and output are the history"
     )
     final_mlp: LayerSizes = Field(
-        default=(60, 1), description="layer sizes of the MLP on history and candidate without its input; the last is 1"
+        default=(60, 1), description="layer sizes of the MLP on history and candidate, without its input; the last is 1"
     )
 
     @model_validator(mode="after")
     def _check_logit(self) -> "TBSMConfig":
         if self.final_mlp[-1] != 1:
-            raise ValueError(f"final_mlp must end with 1 (the logit), found {_text(self.final_mlp)}")
+            raise ValueError(f"expected final_mlp to end with 1 (the logit), got {_text(self.final_mlp)}")
         return self
 
 
@@ -218,4 +217,4 @@ OPTIONS: Final[dict[str, type[ModelConfig]]] = {
 BUILT_IN_DATA: Final[dict[str, dict[str, str | int]]] = {
     "tbsm": {"data": "sequences"},
     "multi-task": {"data.synthetic.labels": 2},
-}  # what a model trains on where no data are given, unless it is the default
+}  # default settings of the data for some models

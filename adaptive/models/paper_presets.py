@@ -1,10 +1,9 @@
-"""Shapes of models that papers name, for `--preset NAME`: data, nothing else. `adaptive.training.settings` applies
-them.
+"""Shapes of models from papers, for `--preset NAME`.
 
-A preset gives the model's MLPs and width, and the built-in stream's dense inputs, features and look-ups; any other
-setting that is given counts before it. Rows are not part of it: tables have `data.synthetic.rows` rows together, of
-Criteo Kaggle's proportions, whatever `tables` says the papers' have. Every bag has `lookups` ids, where the papers
-give a mean.
+`adaptive.training.settings` applies them. A preset sets the model's MLPs and width, and the built-in stream's dense
+inputs, features and lookups. Any other setting takes precedence. Rows are not part of a preset: tables have
+`data.synthetic.rows` rows together, in the proportions of Criteo Kaggle; `published_tables` has the sizes of the paper.
+Every bag has `lookups` ids; papers give a mean.
 
 | preset | source |
 |---|---|
@@ -14,8 +13,8 @@ give a mean.
 | m1prod, m2prod, m3prod | Acun et al. (arXiv 2011.05497, HPCA 2021), table II |
 | mlperf | facebookresearch/dlrm, its command for MLPerf (Criteo Terabyte) |
 
-What a source does not say, or was not read for, is in `ours`, with what stands here instead. RMC1 names its optimizer
-too, and its tables are those of `data.sequences`.
+`ours` lists choices that are not from the source. RMC1 also sets its optimizer; its tables are those of
+`data.sequences`.
 """
 
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Preset:
-    """One shape. MLPs are without their inputs."""
+    """The shape of a model. MLPs are without their inputs."""
 
     bottom_mlp: str
     top_mlp: str
@@ -33,15 +32,15 @@ class Preset:
     num_dense: int
     tables: int
     source: str
-    published_tables: str  # what all tables together have in the source
+    published_tables: str  # size of all tables together in the source
     lookups: int = 1  # of a bag
-    ours: str = "nothing"  # what the source does not say
-    steps: int = 1  # of a sample; dense inputs and tables are those of one step
+    ours: str = "nothing"  # choices that are not from the source
+    steps: int = 1  # of a sample; dense inputs and tables are those of a step
     more: Mapping[str, str | int | float] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def settings(self) -> dict[str, str | int | float]:
-        """Key -> value."""
+        """The settings of the preset, key -> value."""
         stream = {
             "data.synthetic.num_dense": self.num_dense,
             "data.synthetic.tables": self.tables,

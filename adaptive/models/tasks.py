@@ -1,7 +1,7 @@
-"""Labels that a model predicts: which they are, the loss over them, and the base rate a model starts at.
+"""The labels that a model predicts: their loss, and the base rate that a model starts at.
 
-A model of one label gives logits (B,). One of T labels has an attribute `tasks` and gives logits (B, T): the first is
-that of `Batch.labels`, the others are those of `Batch.extras` under the labels' names.
+A model of one label returns logits (B,). A model of T labels has an attribute `tasks` and returns logits (B, T): first
+that of `Batch.labels`, then those of the other labels, which are in `Batch.extras` under their names.
 
 Letters: B samples, T labels.
 """
@@ -18,51 +18,45 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from adaptive.batch import Batch
 from adaptive.errors import InputError
-from adaptive.models.dense.base import Tasks as Tasks  # models name it from here
+from adaptive.models.dense.base import Tasks as Tasks  # user-defined models import it from here
 
-BASE_RATE_SAMPLES: Final = 1 << 14  # of which the base rate is taken: its log odds are then good to 0.1 or so
+BASE_RATE_SAMPLES: Final = 1 << 14  # samples for the base rate, whose log odds are then accurate to about 0.1
 
 Values = TypeVar("Values", NDArray[Any], Tensor)
 
 
 def tasks_of(model: nn.Module) -> Tasks | None:
-    """The labels of a model; None: it has one."""
+    """Return the labels of a model; None if it has one."""
     tasks = getattr(model, "tasks", None)
     return tasks if isinstance(tasks, Tasks) else None
 
 
 def labels_of(batch: Batch, tasks: Tasks) -> NDArray[np.float32]:
-    """(B, T) the labels of a batch.
-
-    Raises:
-        InputError: if it lacks one, or one is neither 0 nor 1.
-    """
+    """Return the labels (B, T) of a batch; raise InputError if one is missing."""
     columns = [batch.labels, *(_extra(batch.extras, name).astype(np.float32) for name in tasks.names[1:])]
     return np.stack(columns, axis=1)
 
 
 def label_tensor(labels: Tensor, extras: Mapping[str, Tensor], tasks: Tasks) -> Tensor:
-    """(B, T) float32 the labels of a batch of which labels (B,) and extras are on the device already.
-
-    Raises:
-        InputError: as `labels_of`.
-    """
+    """Return the labels (B, T), float32, of a batch whose labels and extras are on the device."""
     return torch.stack([labels, *(_extra(extras, name).float() for name in tasks.names[1:])], dim=1)
 
 
 def _extra(extras: Mapping[str, Values], name: str) -> Values:
     if name not in extras:
         others = ", ".join(extras) or "none"
-        raise InputError(f"samples have no label {name!r}, which the model is to predict; further ones are: {others}")
+        raise InputError(f"labels: expected {name!r}, which the model predicts, got {others}. Use other data.")
     return extras[name]
 
 
 def log_losses(logits: Tensor, labels: Tensor, tasks: Tasks | None, *, samples: int) -> Tensor:
-    """The loss of n samples of a batch of `samples`: the sum of their log losses over the batch's number. Of several
-    labels the weighted sum of each one's.
+    """Return the loss of n samples: the sum of their log losses over the batch's `samples`.
+
+    With several labels, it is the weighted sum of the losses of the labels.
 
     Args:
         logits, labels: (n,), or with `tasks` (n, T).
+        samples: number of samples of the whole batch.
     """
     if tasks is None:
         if len(logits) == samples:
@@ -74,25 +68,25 @@ def log_losses(logits: Tensor, labels: Tensor, tasks: Tasks | None, *, samples: 
 
 @cache
 def _weights(tasks: Tasks, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(T,) made once: to make a tensor on a GPU of what the host has waits for all work there."""
-    with torch.inference_mode(False):  # it is used in training, wherever it is first asked for
+    """Return (T,) weights, cached: copying a tensor to a GPU waits for all work there."""
+    with torch.inference_mode(False):  # training uses it, even if evaluation makes it first
         return torch.tensor(tasks.weights, dtype=dtype, device=device)
 
 
 def first_label(values: Tensor) -> Tensor:
-    """(B,) of (B,) or (B, T): what belongs to the first label."""
+    """Return the values (B,) of the first label, of values (B,) or (B, T)."""
     return values if values.dim() == 1 else values[:, 0]
 
 
 def start_at_base_rate(model: nn.Module, batches: Iterable[Batch]) -> None:
-    """Set the output bias of a new model to the log odds of the labels of the first 16,384 samples.
+    """Set the output bias of a new model to the log odds of the first 16,384 labels.
 
-    A bias that is drawn, as DLRM's is, has to travel to the log odds first; a short run ends on the way there, with
-    predictions that are too high or too low together, and each seed elsewhere. The result depends on the batches only:
-    not on look-ahead, placement or ranks.
+    A random bias, as DLRM's, must first move to the log odds. A short run ends before it is there, with predictions
+    that are all too high or all too low, depending on the seed. The result depends on the batches only: not on
+    look-ahead, placement or ranks.
 
-    Does nothing to a model without a method `set_output_bias(logits)`, whose argument is float32 (T,), or (1,) of one
-    label; and nothing if there are no batches. Labels that are neither 0 nor 1 do not count.
+    Does nothing if there are no batches, or the model has no method `set_output_bias(logits)`; its argument is float32
+    (T,), or (1,) for one label. Labels that are neither 0 nor 1 are ignored.
     """
     set_output_bias = getattr(model, "set_output_bias", None)
     if set_output_bias is None:
@@ -105,5 +99,5 @@ def start_at_base_rate(model: nn.Module, batches: Iterable[Batch]) -> None:
         if samples >= BASE_RATE_SAMPLES:
             break
     if samples:
-        # half a sample of each kind more: finite where only one kind has come
+        # add half a sample of each kind: finite even if only one kind has occurred
         set_output_bias(torch.from_numpy(np.log((positives + 0.5) / (negatives + 0.5))).float())

@@ -1,1 +1,1 @@
-"""Files on disk: written whole or not at all, arrays without pickle, checkpoints, run directories."""
+"""Files on disk: atomic writes, arrays without pickle, checkpoints, run directories."""

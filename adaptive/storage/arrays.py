@@ -1,7 +1,7 @@
-"""Arrays as raw `.npy` files, written here and checked before they are used: numpy parses their header, which may have
-1,000 bytes, and nothing is unpickled.
+"""Arrays in raw `.npy` files, checked before they are used.
 
-What may be larger than memory is written and read by blocks of its first axis: `Blocks` and `Stored`.
+Headers have at most 1,000 bytes; nothing is unpickled. Arrays that may be larger than memory are written and read by
+blocks of their first axis: `Blocks` and `Stored`.
 """
 
 import contextlib
@@ -34,15 +34,18 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Blocks:
-    """An array that is made block by block while it is written, and is never in memory whole. The blocks that `make`
-    yields are C-contiguous and follow each other along the first axis."""
+    """An array that is made block by block while it is written, so it need not fit in memory.
+
+    Attributes:
+        make: yields C-contiguous blocks that follow each other along the first axis.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     make: Callable[[], Iterator[Array]]
 
     def whole(self) -> Array:
-        """The array, in memory."""
+        """Return the array, in memory."""
         array, at = np.empty(self.shape, self.dtype), 0
         for block in self.make():
             array[at : at + len(block)] = block
@@ -52,14 +55,14 @@ class Blocks:
 
 
 def write_array(path: Path, value: "Array | Blocks", disk: Disk) -> JsonObject:
-    """Write one array, synced; returns its `file` name, `size`, `sha256`, `dtype` and `shape`."""
+    """Write and sync an array; return its `file` name, `size`, `sha256`, `dtype` and `shape`."""
     digest = hashlib.sha256()
     facts = write_watched(path, value, disk, digest.update)
     return {**facts, "sha256": digest.hexdigest()}
 
 
 def write_watched(path: Path, value: "Array | Blocks", disk: Disk, see: Callable[[memoryview], None]) -> JsonObject:
-    """`write_array` without `sha256`; `see` gets the bytes that are written, first the header by itself."""
+    """Do what `write_array` does without digest; `see` gets the header, then the values."""
     array = value if isinstance(value, Blocks) else np.asarray(value, order="C")
     assert array.dtype.str in DTYPES, f"{path.name}: cannot save {array.dtype}"
     header = _header(array.dtype, array.shape)
@@ -72,17 +75,18 @@ def write_watched(path: Path, value: "Array | Blocks", disk: Disk, see: Callable
 
     write_new(path, write, disk=disk)
     size = path.stat().st_size
-    needed = len(header) + math.prod(array.shape) * array.dtype.itemsize
-    assert size == needed, f"{path.name}: blocks of {size} bytes in place of {needed}"
+    expected = len(header) + math.prod(array.shape) * array.dtype.itemsize
+    assert size == expected, f"{path.name}: blocks of {size} bytes in place of {expected}"
     return {"file": path.name, "size": size, "dtype": array.dtype.str, "shape": list(array.shape)}
 
 
 def read_array(path: Path, dtype_text: str, shape: tuple[int, ...], size: int, sha256: str) -> Array:
-    """Read one array of a known type, shape, size (bytes of the file) and digest; memory is taken only once the file is
-    known to hold as much.
+    """Read an array whose type, shape, size (bytes of the file) and digest are known.
+
+    Memory is allocated only after the size of the file has been checked.
 
     Raises:
-        CheckpointError: if anything differs; names the file, what was expected and what was found.
+        CheckpointError: if anything differs; names the file.
     """
     with _open_array(path, dtype_text, shape, size) as (file, digest):
         array = _empty(path, shape, dtype_text)
@@ -94,7 +98,7 @@ def read_array(path: Path, dtype_text: str, shape: tuple[int, ...], size: int, s
 
 
 def parse_vector(data: bytes, dtype: np.dtype[Any], path: Path, *, error: type[AdaptiveError]) -> Array:
-    """The vector (n,) of this type in a `.npy` file, of any version of numpy's; it shares memory with `data`.
+    """Return the vector (n,) in the bytes of a `.npy` file; it shares memory with `data`.
 
     Raises:
         AdaptiveError: `error`, if it is anything else.
@@ -112,7 +116,7 @@ class Stored(ABC):
 
     Attributes:
         dtype: of its values.
-        shape: of all of it.
+        shape: of the whole array.
     """
 
     dtype: np.dtype[Any]
@@ -120,18 +124,15 @@ class Stored(ABC):
 
     @abstractmethod
     def read(self, first: int = 0, last: int | None = None) -> Array:
-        """Entries `first` to `last` of the first axis; all of them by default. An array without axes is read whole."""
+        """Return the entries [first, last), by default all. A 0-d array is read as a whole."""
 
 
 class ArrayFile(Stored):
-    """An array in a file. The file is open from now on, so it may be removed.
+    """An array in a file, which is kept open and so may be removed.
 
     Args:
         path, dtype_text, shape, size: as in `read_array`.
-        header_sha256: of the bytes before the values, which are not verified yet: see `check`.
-
-    Raises:
-        CheckpointError: as `read_array` does.
+        header_sha256: of the bytes before the values. The values are verified by `check`.
     """
 
     def __init__(self, path: Path, dtype_text: str, shape: tuple[int, ...], size: int, header_sha256: str) -> None:
@@ -145,19 +146,16 @@ class ArrayFile(Stored):
         weakref.finalize(self, os.close, self._descriptor)
 
     def check(self, first: int, last: int, sha256: str) -> None:
-        """Verify entries `first` to `last` of the first axis by a digest of their own.
+        """Verify the entries [first, last) of the first axis by their digest.
 
         Raises:
-            CheckpointError: if they are others.
+            CheckpointError: if it differs.
         """
-        digest, start, end = hashlib.sha256(), self._place(first), self._place(last)
-        chunk = memoryview(bytearray(min(_CHUNK_BYTES, end - start)))
-        with os.fdopen(os.dup(self._descriptor), "rb") as file:
-            file.seek(start)
-            for at in range(start, end, _CHUNK_BYTES):
-                piece = chunk[: min(_CHUNK_BYTES, end - at)]
-                _fill(piece, file, self._path, self._size)
-                digest.update(piece)
+        digest = hashlib.sha256()
+        step = max(_CHUNK_BYTES // max(self._place(1) - self._place(0), 1), 1)
+        for start in range(first, last, step):
+            for chunk in _chunks(self.read(start, min(start + step, last))):
+                digest.update(chunk)
         _check_digest(self._path, sha256, digest.hexdigest(), f" of entries {first:,} to {last:,}")
 
     def read(self, first: int = 0, last: int | None = None) -> Array:
@@ -169,7 +167,7 @@ class ArrayFile(Stored):
         return array
 
     def read_into(self, array: Array, first: int) -> None:
-        """Fill a C-contiguous array (n, ...) with the entries from `first` on."""
+        """Fill a C-contiguous array (n, ...) with the entries [first, first + n)."""
         at = self._place(first)
         for chunk in _chunks(array):
             while len(chunk):
@@ -179,34 +177,34 @@ class ArrayFile(Stored):
                 chunk, at = chunk[count:], at + count
 
     def _place(self, entry: int) -> int:
-        """In the file, bytes."""
+        """Return the offset of an entry in the file, in bytes."""
         return self._start + entry * math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
 def whole(array: "Array | Stored") -> Array:
-    """The array, in memory."""
+    """Return the array, in memory."""
     return array.read() if isinstance(array, Stored) else array
 
 
 @contextlib.contextmanager
 def _open_array(path: Path, dtype_text: str, shape: tuple[int, ...], size: int) -> Iterator[tuple[BinaryIO, Any]]:
-    """The file behind its header, which is as long as it must be, and the digest so far."""
+    """Check type, shape and size; yield the file after its header, and the header's digest."""
     if dtype_text not in DTYPES:
-        raise CheckpointError(f"{path}: expected one of the types {', '.join(DTYPES)}, found {dtype_text!r}")
+        raise CheckpointError(f"{path}: expected one of the types {', '.join(DTYPES)}, got {dtype_text!r}")
     dtype, digest = np.dtype(dtype_text), hashlib.sha256()
     with open_plain(path) as file:
         actual = os.fstat(file.fileno()).st_size
         if actual != size:
-            raise CheckpointError(f"{path}: expected {size} bytes, found {actual}; the file is cut or of another run")
+            raise CheckpointError(f"{path}: expected {size} bytes, got {actual}. The file is truncated")
         stored_type, stored_shape = _parse_header(file, path, CheckpointError)
-        needed = file.tell() + math.prod(shape) * dtype.itemsize
-        if (stored_type, stored_shape, size) != (dtype_text, shape, needed):
+        expected = file.tell() + math.prod(shape) * dtype.itemsize
+        if (stored_type, stored_shape, size) != (dtype_text, shape, expected):
             raise CheckpointError(
-                f"{path}: expected {needed} bytes for {dtype} {list(shape)}, found {size} for {stored_type} "
+                f"{path}: expected {expected} bytes for {dtype} {list(shape)}, got {size} for {stored_type} "
                 f"{list(stored_shape)}"
             )
         file.seek(0)
-        digest.update(file.read(needed - math.prod(shape) * dtype.itemsize))
+        digest.update(file.read(expected - math.prod(shape) * dtype.itemsize))
         yield file, digest
 
 
@@ -214,27 +212,25 @@ def _empty(path: Path, shape: tuple[int, ...], dtype_text: str) -> Array:
     try:
         return np.empty(shape, dtype_text)
     except ValueError as error:  # too many dimensions, or [0, 2**62, 2**62]
-        raise CheckpointError(f"{path}: expected a shape that numpy can hold, found {list(shape)}") from error
+        raise CheckpointError(f"{path}: expected a shape that numpy can hold, got {list(shape)}") from error
 
 
 def _fill(chunk: memoryview, file: BinaryIO, path: Path, size: int) -> None:
     try:
         count = file.readinto(chunk)  # type: ignore[attr-defined]
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise CheckpointError(f"{path}: expected a readable file, got an error: {error.strerror or error}") from error
     if count != len(chunk):
         raise _shrank(path, size)
 
 
 def _shrank(path: Path, size: int) -> CheckpointError:
-    return CheckpointError(f"{path}: expected {size} bytes, found fewer; the file shrank while it was read")
+    return CheckpointError(f"{path}: expected {size} bytes, got fewer. The file shrank while it was read")
 
 
 def _check_digest(path: Path, expected: str, actual: str, part: str = "") -> None:
     if actual != expected:
-        raise CheckpointError(
-            f"{path}: expected sha256 {expected}{part}, found {actual}; the file is damaged or of another run"
-        )
+        raise CheckpointError(f"{path}: expected sha256 {expected}{part}, got {actual}. The file is damaged")
 
 
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
@@ -244,21 +240,21 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def _parse_header(file: BinaryIO, path: Path, error: type[AdaptiveError]) -> tuple[str, tuple[int, ...]]:
-    """The type and shape of the C-contiguous array whose values come next in the file."""
+    """Parse the header; return type and shape of the C-contiguous array that follows it."""
     try:
         if npy.read_magic(file) != (1, 0):
             raise ValueError("another version")
         shape, is_fortran, dtype = npy.read_array_header_1_0(file, max_header_size=_MOST_HEADER)
         if is_fortran:
             raise ValueError("Fortran order")
-    except Exception as failed:  # of damaged text, numpy's parser raises whatever Python's tokenizer does
+    except Exception as failed:  # for damaged text, numpy's parser raises any error of Python's tokenizer
         raise error(
-            f"{path}: expected a .npy header of version 1.0, got {str(failed)[:200]}; the file is damaged"
-        ) from (failed)
+            f"{path}: expected a .npy header of version 1.0, got a damaged one ({str(failed)[:200]})"
+        ) from failed
     return dtype.str, shape
 
 
 def _chunks(array: Array) -> Iterator[memoryview]:
-    """The bytes of a C-contiguous array, in pieces."""
+    """Return the bytes of a C-contiguous array, in chunks."""
     raw = array.reshape(-1).view(np.uint8).data
     return (raw[start : start + _CHUNK_BYTES] for start in range(0, len(raw), _CHUNK_BYTES))

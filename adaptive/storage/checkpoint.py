@@ -1,27 +1,26 @@
-"""Saved weights: a folder of raw `.npy` arrays and a `manifest.json` that says what each must be.
+"""Checkpoints: folders of raw `.npy` arrays and a `manifest.json` that describes them.
 
-The folder appears whole or not at all. Loading trusts nothing: names are plain, sizes are compared before memory
-is taken, every byte is covered by a sha256, and no code is ever run (no pickle). The folder may be copied freely.
+The folder appears whole or not at all. Loading trusts nothing: names are plain, sizes are checked before memory is
+allocated, every byte is covered by a SHA-256, and no code is ever run (no pickle). The folder may be copied freely.
 
-Rows lie in shards (`adaptive.storage.shards`): each rank, which may be the only one, writes those that it owns. All
-else is written by one rank.
+Rows are stored in shards (`adaptive.storage.shards`): each rank, which may be the only one, writes the rows that it
+owns. One rank writes everything else.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from adaptive.errors import CheckpointError, OutputError
+from adaptive.errors import CheckpointError
 from adaptive.storage.arrays import Array, Stored, read_array, write_array
-from adaptive.storage.durable import DISK, Disk, write_directory, write_new
-from adaptive.storage.shards import ALL, Part, PartEntry, open_shards, write_parts
-from adaptive.storage.untrusted import JsonObject, parse_json, read_plain
+from adaptive.storage.durable import DISK, Disk, write_directory, write_failed, write_new
+from adaptive.storage.presets import checked
+from adaptive.storage.shards import ALL, LAX, Closed, Count, Part, PartEntry, Sha256, open_shards, write_parts
+from adaptive.storage.untrusted import JsonObject, read_signed, signed_json
 
 FORMAT: Final = "adaptive-checkpoint"
 VERSION: Final = 4
@@ -36,12 +35,12 @@ class Checkpoint:
 
     Attributes:
         rows: when saved, `RowStore.state_parts`: parts of a shard, and small arrays that are equal on all ranks. When
-            loaded, arrays of the rows of all ranks, or of some pieces; large ones may be `Stored`.
+            loaded, arrays of the rows of all ranks, or of some pieces; large arrays may be `Stored`.
         dense: tensors of the model's `state_dict`.
         policy: arrays of `Policy.state_dict`.
         meta: JSON values.
         optimizer: arrays of the dense optimizer.
-        run: whatever else a run needs to resume.
+        run: other arrays that a run needs to resume.
     """
 
     rows: Mapping[str, Any]
@@ -53,39 +52,34 @@ class Checkpoint:
 
     @property
     def parts(self) -> dict[str, Part]:
-        """Of `rows`, those of a shard."""
+        """The entries of `rows` that are parts of a shard."""
         return {name: value for name, value in self.rows.items() if isinstance(value, Part)}
 
 
 ShardWriter = Callable[[Path, Mapping[str, Part], Disk], Sequence[Sequence[JsonObject]]]
-"""Writes the parts into the folder as this rank's shard; returns what the manifest must say of those of all ranks."""
+"""Writes the parts into the folder as this rank's shard; returns the entries of all ranks for the manifest."""
 
 
 def write_alone(folder: Path, parts: Mapping[str, Part], disk: Disk) -> list[list[JsonObject]]:
-    """The `ShardWriter` of a process that has all rows."""
+    """Write the only shard: the `ShardWriter` of a process that has all rows."""
     return [write_parts(folder, 0, parts, disk)]
 
 
-class _Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class _Entry(_Closed):
-    """One array in the manifest."""
+class _Entry(Closed):
+    """An array in the manifest."""
 
     group: Literal["rows", "dense", "policy", "optimizer", "run"]
     name: str
     file: Annotated[str, Field(pattern=r"^[a-z]+-[0-9]+\.npy$")]  # a plain name: no folder, no "..", no device
-    size: Annotated[int, Field(ge=0)]  # bytes of the file
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    size: Count  # bytes of the file
+    sha256: Sha256
     dtype: str
-    shape: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=64)]  # numpy's limit
+    shape: Annotated[tuple[Count, ...], LAX, Field(max_length=64)]  # numpy's limit
 
 
-class _Manifest(_Closed):
+class _Manifest(Closed):
     format: str
     version: int
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # of this file with these 64 digits left out
     arrays: list[_Entry]
     shards: Annotated[list[list[PartEntry]], Field(min_length=1)]
     meta: JsonObject
@@ -94,13 +88,13 @@ class _Manifest(_Closed):
 def save_checkpoint(
     directory: Path, content: Checkpoint, *, write_shards: ShardWriter = write_alone, disk: Disk = DISK
 ) -> None:
-    """Write a checkpoint into the new folder `directory`; it is there whole afterwards, or not at all.
+    """Write a checkpoint into the new folder `directory`, which appears whole or not at all.
 
     Args:
         directory: must not exist.
-        content: what to write.
+        content: the arrays to write.
         write_shards: writes the parts of `content.rows`, and lets other ranks write theirs.
-        disk: the disk operations; tests pass one that fails.
+        disk: the disk operations.
 
     Raises:
         OutputError: if the folder exists or cannot be written.
@@ -121,13 +115,15 @@ def save_checkpoint(
             for number, (group, name, value) in enumerate(arrays)
         ]
         shards = write_shards(folder, parts, disk)
-        _write_manifest(folder / MANIFEST, {"arrays": entries, "shards": shards, "meta": content.meta}, disk)
+        manifest = {"format": FORMAT, "version": VERSION, "arrays": entries, "shards": shards, "meta": content.meta}
+        text = signed_json(manifest)
+        write_new(folder / MANIFEST, lambda file: disk.write(file, text), disk=disk)
 
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         write_directory(directory, fill, disk=disk)
     except OSError as error:
-        raise OutputError(f"checkpoint {directory} could not be written: {error}") from error
+        raise write_failed(directory, error) from error
 
 
 def load_checkpoint(directory: Path, *, rows_in_files: bool = False, pieces: range = ALL) -> Checkpoint:
@@ -135,11 +131,10 @@ def load_checkpoint(directory: Path, *, rows_in_files: bool = False, pieces: ran
 
     Args:
         rows_in_files: verify the arrays of rows, but leave large ones in their files: they may be larger than memory.
-        pieces: of shards of several ranks: rows of others are neither there nor verified.
+        pieces: of shards of several ranks; rows of other pieces are neither returned nor verified.
 
     Raises:
-        CheckpointError: if anything is missing or differs from the manifest; names the file, what was expected and
-            what was found.
+        CheckpointError: if anything is missing or differs from the manifest; names the file.
     """
     manifest = _read_manifest(directory / MANIFEST)
     groups: dict[str, dict[str, Any]] = {"rows": {}, "dense": {}, "policy": {}, "optimizer": {}, "run": {}}
@@ -148,44 +143,21 @@ def load_checkpoint(directory: Path, *, rows_in_files: bool = False, pieces: ran
         group = groups[entry.group]
         if entry.name in group or entry.file in files:
             raise CheckpointError(
-                f"{directory / MANIFEST}: {entry.group} {entry.name!r} ({entry.file}) stands there twice"
+                f"{directory / MANIFEST}: expected each array once, got {entry.group} {entry.name!r} twice"
             )
         files.add(entry.file)
         group[entry.name] = read_array(directory / entry.file, entry.dtype, entry.shape, entry.size, entry.sha256)
     rows: dict[str, Array | Stored] = groups["rows"]
     where = directory / MANIFEST
     if twice := {entry.name for entry in manifest.shards[0]} & set(rows):
-        raise CheckpointError(f"{where}: rows {sorted(twice)[0]!r} stands there twice")
+        raise CheckpointError(f"{where}: expected each array once, got rows {sorted(twice)[0]!r} twice")
     rows |= open_shards(directory, manifest.shards, pieces, where, in_files=rows_in_files)
     dense = {name: torch.from_numpy(value) for name, value in groups["dense"].items()}
     return Checkpoint(rows, dense, groups["policy"], manifest.meta, groups["optimizer"], groups["run"])
 
 
-def _write_manifest(path: Path, content: Mapping[str, object], disk: Disk) -> None:
-    unsigned = json.dumps(
-        {"format": FORMAT, "version": VERSION, "sha256": "", **content}, indent=1, allow_nan=False
-    ).encode()
-    digest = hashlib.sha256(unsigned).hexdigest()
-    signed = unsigned.replace(b'"sha256": ""', f'"sha256": "{digest}"'.encode(), 1)
-    write_new(path, lambda file: disk.write(file, signed), disk=disk)
-
-
 def _read_manifest(path: Path) -> _Manifest:
-    raw = read_plain(path, _MAX_MANIFEST_BYTES)
-    content = parse_json(raw, str(path))
-    kind = (content.get("format"), content.get("version")) if isinstance(content, dict) else (None, None)
-    if kind != (FORMAT, VERSION) or isinstance(kind[1], bool):
-        raise CheckpointError(
-            f"{path}: expected format {FORMAT} version {VERSION}, found {kind[0]} version {kind[1]}; it was written by "
-            "another program, or by another version. Load it with the version that wrote it"
-        )
-    try:
-        manifest = _Manifest.model_validate_json(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CheckpointError(f"{path}: {where}: {first['msg']}, found {str(first['input'])[:200]!r}") from error
-    digest = hashlib.sha256(raw.replace(manifest.sha256.encode(), b"", 1)).hexdigest()
-    if digest != manifest.sha256:
-        raise CheckpointError(f"{path}: expected sha256 {manifest.sha256}, found {digest}; the file is damaged")
-    return manifest
+    advice = "Load it with the version of adaptive-train that wrote it."
+    expected = {"format": FORMAT, "version": VERSION}
+    content = read_signed(path, expected, advice=advice, most=_MAX_MANIFEST_BYTES)
+    return checked(_Manifest, content, str(path), error=CheckpointError)

@@ -1,7 +1,7 @@
-"""Durable writes: a file or folder appears under its name whole, or not at all.
+"""Durable writes: a file or folder appears under its name as a whole, or not at all.
 
-Everything is written under a temporary name in the same folder, synced, renamed, and the folder synced. The few
-operations this takes are the methods of `Disk`, so that tests can let each of them fail in turn.
+Everything is written under a temporary name in the same folder, synced, and renamed; then the folder is synced. The
+operations are the methods of `Disk`, so that tests can make each of them fail in turn.
 """
 
 import contextlib
@@ -11,11 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from adaptive.errors import OutputError
+
 Writer = Callable[[BinaryIO], None]
 
 
+def write_failed(path: Path, error: OSError) -> OutputError:
+    """Return the error to raise when a user's file or folder cannot be written."""
+    return OutputError(
+        f"{path}: expected a place that can be written, got an error: {error}. Free some space, check its permissions, "
+        "or choose another folder."
+    )
+
+
 class Disk:
-    """The disk operations that durable writes are made of."""
+    """The disk operations of durable writes."""
 
     def create(self, path: Path) -> BinaryIO:
         return open(path, "xb")  # "x": never through a link or into a file of somebody else
@@ -31,7 +41,7 @@ class Disk:
         path.mkdir()
 
     def sync_directory(self, path: Path) -> None:
-        """Make names in `path` durable: a rename alone may be lost with the power."""
+        """Make the names in `path` durable: without this, a power failure may undo a rename."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -42,7 +52,7 @@ class Disk:
         source.rename(target)
 
     def remove(self, path: Path) -> None:
-        """Remove a file or a folder with what is in it; nothing happens if there is none. Links are not followed."""
+        """Remove a file, or a folder with its content, if it exists. Links are not followed."""
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -53,21 +63,22 @@ DISK = Disk()
 
 
 def temporary_name(path: Path) -> Path:
-    """The name under which `path` is written before it is renamed."""
+    """Return the name under which `path` is written before it is renamed."""
     return path.with_name(f"{path.name}.tmp-{os.getpid()}")
 
 
 def write_atomic(path: Path, data: bytes, *, disk: Disk = DISK) -> None:
-    """`replace_file` by `data`."""
+    """Replace the file `path` by `data`; see `replace_file`."""
     replace_file(path, lambda file: disk.write(file, data), disk=disk)
 
 
 def replace_file(path: Path, writer: Writer, *, disk: Disk = DISK) -> None:
-    """Replace the file `path` by what `writer` writes: after any failure the old content is there, or the new, never a
-    mix.
+    """Replace the file `path` by the output of `writer`.
+
+    After any failure it has the old or the new content.
 
     Raises:
-        OSError: if an operation failed, or what `writer` raised. The temporary file is gone then.
+        OSError: if an operation or `writer` failed. The temporary file has been removed.
     """
     temporary = temporary_name(path)
     try:
@@ -80,16 +91,18 @@ def replace_file(path: Path, writer: Writer, *, disk: Disk = DISK) -> None:
 
 
 def write_directory(path: Path, fill: Callable[[Path], None], *, disk: Disk = DISK) -> None:
-    """Make the folder `path`; `fill` gets the temporary folder in which to write. Its files must be synced by it.
+    """Create the folder `path`.
+
+    `fill` gets the temporary folder, and must write and sync its files.
 
     Raises:
-        FileExistsError: if there is a `path` already.
-        OSError: if an operation failed. The temporary folder is gone then.
+        FileExistsError: if `path` exists.
+        OSError: if an operation failed. The temporary folder has been removed.
     """
     if os.path.lexists(path):
         raise FileExistsError(f"{path} exists already")
     temporary = temporary_name(path)
-    _try_to_remove(temporary, disk)  # left by a killed process that had our number
+    _try_to_remove(temporary, disk)  # left by a killed process with the same process id
     try:
         disk.make_directory(temporary)
         fill(temporary)
@@ -102,7 +115,7 @@ def write_directory(path: Path, fill: Callable[[Path], None], *, disk: Disk = DI
 
 
 def write_new(path: Path, writer: Writer, *, disk: Disk = DISK) -> None:
-    """Write and sync a file that nobody looks at yet: inside a temporary folder, or before a rename."""
+    """Write and sync a file that nobody reads yet, because it will be renamed."""
     _try_to_remove(path, disk)
     with disk.create(path) as file:
         writer(file)
@@ -110,5 +123,5 @@ def write_new(path: Path, writer: Writer, *, disk: Disk = DISK) -> None:
 
 
 def _try_to_remove(path: Path, disk: Disk) -> None:
-    with contextlib.suppress(OSError):  # what failed first is what the user must read
+    with contextlib.suppress(OSError):  # the user must see the first error
         disk.remove(path)

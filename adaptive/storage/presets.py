@@ -1,5 +1,6 @@
-"""TOML files that come with the package under a name, or lie where a path says: machines, shapes of models."""
+"""TOML files of the package, by name, or of the user, by path."""
 
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,57 +9,62 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from adaptive.config import explain
-from adaptive.errors import ConfigError
-from adaptive.storage.untrusted import read_plain
+from adaptive.errors import AdaptiveError, ConfigError
+from adaptive.storage.untrusted import check_depth, read_plain
 
 MOST_BYTES: Final = 2**20
 M = TypeVar("M", bound=BaseModel)
 
 
 def names_in(folder: Path) -> list[str]:
-    """Of the files that come with the package."""
+    """Return the names of the TOML files in a folder of the package."""
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
 def load_named(model: type[M], name: str, folder: Path, what: str) -> M:
-    """What a file says: one of `folder` by name, or another by path.
+    """Load and check a TOML file: one of `folder` by name, or another by path.
 
     Args:
-        model: which checks it.
-        name: of a file, or its path.
-        folder: of those that come with the package.
-        what: it is a file of, for messages.
+        model: checks the content.
+        name: name or path of the file.
+        folder: the files of the package.
+        what: kind of the file, for messages.
 
     Raises:
-        ConfigError: if there is none, it is no plain file, or it does not say what is needed.
+        ConfigError: if there is no such file, or its content is wrong.
     """
     path = folder / f"{name}.toml" if name in names_in(folder) else Path(name)
-    try:
-        exists = path.exists()
-    except (OSError, ValueError):  # a name too long, or with a zero byte
-        exists = False
-    if not exists:
-        raise ConfigError(f"{what} {name!r}: neither a file nor one of {', '.join(names_in(folder))}")
-    try:
-        data = read_plain(path, MOST_BYTES, error=ConfigError, follow=True)
-    except (OSError, ConfigError) as error:
-        raise ConfigError(
-            f"{what} {path}: {error}; needed a TOML file, or one of {', '.join(names_in(folder))}"
-        ) from error
-    try:
-        content = tomllib.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, nested too deeply
-        raise ConfigError(f"{what} {path} is not TOML: {error}") from error
-    return checked(model, content, f"{what} {path}")
+    return checked(model, load_toml(path, folder, what), f"{what} {path}")
 
 
-def checked(model: type[M], content: Mapping[str, Any], where: str) -> M:
-    """The model of plain values.
+def load_toml(path: Path, folder: Path, what: str, *, most: int = MOST_BYTES) -> dict[str, Any]:
+    """Read a TOML file that a user has named; see `load_named`.
 
     Raises:
-        ConfigError: naming the keys that are wrong, and `where` they stand.
+        ConfigError: if it is not a regular file of at most `most` bytes, or not TOML.
+    """
+    advice = f"Give the path of a TOML file, or one of these names: {', '.join(names_in(folder))}."
+    if not os.path.exists(path):  # False also for names that the system does not allow
+        raise ConfigError(f"{what} {str(path)!r}: expected a file, got a name without one. {advice}")
+    try:
+        data = read_plain(path, most, error=ConfigError, follow=True)
+    except ConfigError as error:
+        raise ConfigError(f"{what} {error}. {advice}") from error
+    try:
+        content = tomllib.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, nested too deeply, too many digits
+        raise ConfigError(f"{what} {path}: expected TOML in UTF-8, got {error}. Correct the file.") from error
+    check_depth(content, f"{what} {path}", error=ConfigError)
+    return content
+
+
+def checked(model: type[M], content: Mapping[str, Any], where: str, *, error: type[AdaptiveError] = ConfigError) -> M:
+    """Return the model of plain values.
+
+    Raises:
+        AdaptiveError: `error`, which begins with `where` and names all wrong keys.
     """
     try:
         return model.model_validate(content)
-    except ValidationError as error:
-        raise ConfigError(f"{where}: {explain(model, error)}") from error
+    except ValidationError as failed:
+        raise error(f"{where}: {explain(model, failed)}") from failed

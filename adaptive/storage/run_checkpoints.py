@@ -1,9 +1,8 @@
-"""`Checkpoints`: those of a run directory, of which one is whole at any time once there is one.
+"""`Checkpoints`: write and remove checkpoints, so that there is always a complete one.
 
-With `save=best` there is also `best-N`, the weights of the best evaluation so far.
-
-While the run is under way the newest is called `checkpoint-N`, N batches of the data along; the last one becomes
-`weights`. An older one is removed when the newer one is there under its name, written and synced.
+During the run the newest is called `checkpoint-N`, after N batches of the data; the last one becomes `weights`. An
+older one is removed only when the newer one has been written, synced and renamed. With `save=best` there is also
+`best-N`, the weights of the best evaluation so far.
 """
 
 import re
@@ -13,7 +12,7 @@ from typing import Final
 
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from adaptive.storage.durable import DISK, Disk
+from adaptive.storage.durable import DISK, Disk, write_failed
 from adaptive.storage.run_directory import WEIGHTS, best_checkpoint, newest_checkpoint, newest_first
 from adaptive.storage.shards import ALL
 
@@ -23,22 +22,22 @@ _ANY_BEST: Final = re.compile(r"best-\d+(\.tmp-\d+)?")
 
 
 class Checkpoints:
-    """Saves the checkpoints of a run directory, and removes old ones. Only for the process that holds it."""
+    """Saves and removes the checkpoints of a run directory, for the process that holds it."""
 
     def __init__(self, directory: Path, *, keep: int = 1, damaged: Collection[Path] = (), disk: Disk = DISK) -> None:
         """
         Args:
-            keep: checkpoints that are there while the run is under way; older ones are removed.
-            damaged: some that could not be read: they are replaced, and count for none.
+            keep: number of checkpoints to keep during the run; older ones are removed.
+            damaged: checkpoints that could not be read; they are replaced, and do not count.
             disk: the disk operations.
         """
         self._directory, self._keep, self._damaged, self._disk = directory, keep, set(damaged), disk
 
     def add(self, number: int, content: Checkpoint) -> Path:
-        """Save after `number` batches of the data.
+        """Save a checkpoint after `number` batches of the data, and return its folder.
 
         Raises:
-            OutputError: if it cannot be written; older ones are there then.
+            OutputError: if it cannot be written; then older ones still exist.
         """
         path = self._save(f"checkpoint-{number}", content)
         self._remove_others([path, *self._older(number)], _ANY)
@@ -51,67 +50,60 @@ class Checkpoints:
         return path
 
     def _is_needed(self, path: Path) -> bool:
-        """Whether there is no such checkpoint yet; a damaged one is removed. There is one if nothing has been trained
-        since."""
+        """Return True if there is no such checkpoint yet. Removes a damaged one."""
         if path in self._damaged:
             self._remove([path], path)
-        if not self._directory.is_dir():  # made anew it would lack all that was written so far
-            raise OutputError(f"run directory {self._directory} is gone: {path} could not be written")
+        if not self._directory.is_dir():  # a new directory would be without everything written so far
+            raise OutputError(
+                f"run directory {self._directory}: expected it to exist, got none for {path}. Start the run again."
+            )
         return not path.exists()
 
     def _older(self, number: int) -> list[Path]:
-        """The newest checkpoints of earlier batches that are kept beside the one of batch `number`."""
+        """Return the newest earlier checkpoints to keep together with that of batch `number`."""
         whole = [path for path in newest_first(self._directory) if path not in self._damaged]
-        before = [path for path in whole if path.name != WEIGHTS and int(path.name.partition("-")[2]) < number]
-        return before[: self._keep - 1]
+        earlier = [path for path in whole if path.name != WEIGHTS and int(path.name.partition("-")[2]) < number]
+        return earlier[: self._keep - 1]
 
-    def _remove_others(self, kept: Sequence[Path], kind: re.Pattern[str]) -> None:
-        others = [one for one in self._directory.iterdir() if one not in kept and kind.fullmatch(one.name)]
-        self._remove(others, kept[0])
+    def _remove_others(self, remaining: Sequence[Path], kind: re.Pattern[str]) -> None:
+        paths = [path for path in self._directory.iterdir() if path not in remaining and kind.fullmatch(path.name)]
+        self._remove(paths, remaining[0])
 
     def _remove(self, entries: Iterable[Path], path: Path) -> None:
         try:
             for entry in entries:
                 self._disk.remove(entry)
         except OSError as error:
-            raise OutputError(f"an older checkpoint than {path} could not be removed: {error}") from error
+            raise write_failed(path, error) from error
 
     def keep_best(self, number: int, content: Checkpoint) -> None:
-        """Save as the best so far, after `number` batches of the data; it stays until there is a better one.
-
-        Raises:
-            OutputError: as `add`.
-        """
+        """Save the best weights so far, after `number` batches, in place of the previous best."""
         path = self._save(f"best-{number}", content)
         self._remove_others([path], _ANY_BEST)
 
     def finish(self, number: int, content: Checkpoint) -> None:
-        """Save for the last time.
-
-        Raises:
-            OutputError: as `add`.
-        """
+        """Save the last checkpoint, as `weights`; raises what `add` does."""
         path = self._save(f"checkpoint-{number}", content)
         self._remove_others([path], _ANY)
         try:
             self._disk.rename(path, self._directory / WEIGHTS)
             self._disk.sync_directory(self._directory)
         except OSError as error:
-            raise OutputError(f"{path} could not be renamed to {WEIGHTS}: {error}") from error
+            raise write_failed(path, error) from error
 
 
 class Readers:
-    """Who reads a checkpoint: a process alone, which reads all of it. Several call the same functions together."""
+    """The processes that read a checkpoint, here one; several call each method collectively."""
 
     pieces: range = ALL
-    """Of shards, those that are read here."""
+    """Pieces of shards that this process reads."""
 
     def of_first(self, name: str) -> str:
-        """What the first reader says, who looks for all: on a file system that machines share, others may see less."""
+        """Return the first reader's name: others may see fewer files on a shared file system."""
         return name
 
     def first_wrong(self, wrong: str | None) -> str | None:
-        """What is wrong with a checkpoint for the first reader who finds something: then it is damaged for all."""
+        """Return the first error of any reader, or None: damage for one reader counts for all."""
         return wrong
 
 
@@ -119,8 +111,9 @@ ONE_READER: Final = Readers()
 
 
 def load_newest(directory: Path) -> tuple[Path, Checkpoint]:
-    """The newest checkpoint of a run directory, and where it lies; its rows stay in their files. The run may be under
-    way.
+    """Return the newest checkpoint and its path.
+
+    Large arrays of rows stay in their files. The run may be in progress.
 
     Raises:
         CheckpointError: if there is none or it is damaged; names the file.
@@ -129,11 +122,12 @@ def load_newest(directory: Path) -> tuple[Path, Checkpoint]:
 
 
 def load_whole(directory: Path, readers: Readers = ONE_READER) -> tuple[Path, Checkpoint, dict[Path, str]]:
-    """The newest checkpoint that is whole, where it lies, and newer ones that are not, with what is wrong with each.
+    """Return the newest undamaged checkpoint, its path, and errors of newer damaged ones.
+
     Only for the process that holds the directory, and those that read with it.
 
     Raises:
-        CheckpointError: if none is whole; says what is wrong with the newest.
+        CheckpointError: if all are damaged: the error of the newest.
     """
     damaged: dict[Path, str] = {}
     first: CheckpointError | None = None
@@ -144,15 +138,11 @@ def load_whole(directory: Path, readers: Readers = ONE_READER) -> tuple[Path, Ch
         except CheckpointError as error:
             damaged[path] = str(error)
             first = first or error
-    raise first or CheckpointError(f"{directory / WEIGHTS}: expected a checkpoint, found none")
+    raise first or CheckpointError(f"{directory / WEIGHTS}: expected a checkpoint, got none")
 
 
 def load_best(directory: Path, readers: Readers = ONE_READER) -> tuple[Path, Checkpoint]:
-    """`load_newest`, but the weights of the best evaluation where they are kept.
-
-    Raises:
-        CheckpointError: as `load_newest`.
-    """
+    """Return the weights of the best evaluation if stored, else do what `load_newest` does."""
     return _load(directory, lambda path: best_checkpoint(path) or newest_checkpoint(path), readers)
 
 
@@ -162,14 +152,14 @@ def _load(directory: Path, choose: Callable[[Path], Path], readers: Readers = ON
             path = directory / readers.of_first(choose(directory).name)
             return path, _read(path, readers)
         except FileNotFoundError as error:
-            raise CheckpointError(f"{directory}: expected a run directory, found: {error.strerror}") from error
+            raise CheckpointError(f"{directory}: expected a run directory, got an error: {error.strerror}") from error
         except CheckpointError:
             if directory / readers.of_first(choose(directory).name) == path:
-                raise  # or else it has been replaced while it was read
+                raise  # otherwise it was replaced while it was read: try the next one
 
 
 def _read(path: Path, readers: Readers) -> Checkpoint:
-    """The checkpoint, if it is whole for all readers."""
+    """Load the checkpoint; raise CheckpointError if it is damaged for any reader."""
     checkpoint, error_here = None, None
     try:
         checkpoint = load_checkpoint(path, rows_in_files=True, pieces=readers.pieces)

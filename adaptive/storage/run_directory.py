@@ -1,12 +1,11 @@
-"""The folder of a run: made, claimed and released here; `run.json` says what the run was and how it ended.
+"""The directory of a run: create, claim and release it, and keep its record `run.json`.
 
-Two runs never share a folder: whoever holds it has the kernel's lock on the file `lock`. A process that dies loses it,
-however it dies. `evaluation.npy` has logits and labels of the latest evaluation, float32 (2, n), for tests over the
-same samples.
+Two runs never share a directory: the process that uses it holds the kernel's lock on the file `lock`, and loses it when
+it ends in any way. `evaluation.npy` holds logits and labels of the latest evaluation, float32 (2, n), for tests that
+compare runs on the same samples.
 """
 
 import contextlib
-import difflib
 import fcntl
 import itertools
 import json
@@ -25,17 +24,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.errors import CheckpointError, OutputError, printable
-from adaptive.storage.durable import DISK, replace_file, write_atomic
-from adaptive.storage.untrusted import (
-    DIGEST,
-    JsonObject,
-    check_signature,
-    open_plain,
-    parse_json,
-    read_plain,
-    signed_json,
-)
+from adaptive.errors import CheckpointError, OutputError, printable, suggestion
+from adaptive.storage.durable import DISK, replace_file, write_atomic, write_failed
+from adaptive.storage.untrusted import JsonObject, open_plain, read_signed, signed_json
 
 SCHEMA: Final = 2
 RECORD: Final = "run.json"
@@ -43,7 +34,7 @@ LOCK: Final = "lock"
 WEIGHTS: Final = "weights"
 SCORES: Final = "evaluation.npy"
 
-# What a run may write: `overwrite` removes these and nothing else.
+# Names that a run may write; `overwrite` removes these and nothing else.
 _OURS: Final = re.compile(
     r"(run\.json|evaluation\.npy|metrics\.jsonl|rejects\.jsonl|lock|vocabulary/(vocabulary\.json|\d+\.npy))(\.tmp-\d+)?"
     r"|(weights|checkpoint-\d+|best-\d+)(\.tmp-\d+)?/(manifest\.json|(rows|dense|policy|optimizer|run|shard-\d+)-\d+\.npy)"
@@ -58,17 +49,19 @@ _FOLDERS: Final = re.compile(r"(weights|checkpoint-\d+|best-\d+)(\.tmp-\d+)?|ten
 
 
 class RunDirectory:
-    """A claimed run directory; a context manager that records how the run ended and releases the claim.
+    """A claimed run directory; a context manager that records how the run ended.
+
+    It releases the claim at the end.
 
     Args:
-        overwrite: remove the run that is there.
-        resume: go on with it. What killed processes were writing is removed.
-        force_unlock: also if a process of another machine or container seems to hold the directory.
+        overwrite: remove the existing run.
+        resume: keep the existing run, and remove the unfinished files of killed processes.
+        force_unlock: take the directory even if a process on another machine or in another container seems to hold it.
 
     Raises:
-        CheckpointError: if there is no run to resume, or part of it is a link, through which none is written.
-        OutputError: if another process holds the directory (named in the message), if it is not empty and neither
-            `overwrite` nor `resume` was asked for, if files in it are none of a run, or if it cannot be written.
+        CheckpointError: if there is no run to resume, or part of it is a link (runs do not write through links).
+        OutputError: if another process holds the directory, if it is not empty and neither `overwrite` nor `resume` is
+            set, if it holds files that no run writes, or if it cannot be written.
     """
 
     def __init__(
@@ -76,7 +69,7 @@ class RunDirectory:
     ) -> None:
         self.path = path
         if resume:
-            read_record(path)  # or else we would leave a lock in a folder that is no run
+            read_record(path)  # first, so that no lock is left in a folder that is not a run
             _refuse_links(path)
         self.record: JsonObject = {}
         try:
@@ -92,11 +85,11 @@ class RunDirectory:
                 self._release()
                 raise
         except OSError as error:
-            raise OutputError(f"run directory {path} cannot be used: {error}") from error
+            raise write_failed(path, error) from error
 
     @classmethod
     def named_after(cls, policy: str, *, root: Path = Path("runs")) -> "RunDirectory":
-        """The new directory `root/<date-time>-<policy>`, with a number where that name is taken."""
+        """Create `root/<date-time>-<policy>`, with a number if that name is taken."""
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", policy.rpartition(":")[2]).strip("-") or "policy"
         stem = f"{datetime.now():%Y-%m-%d-%H%M%S}-{name}"
         for number in itertools.count(1):
@@ -106,7 +99,7 @@ class RunDirectory:
             except FileExistsError:
                 continue
             except OSError as error:
-                raise OutputError(f"run directory {path} cannot be made: {error}") from error
+                raise write_failed(path, error) from error
             directory = cls(path)
             directory._made = True
             return directory
@@ -128,35 +121,42 @@ class RunDirectory:
         """Add facts (JSON values) to `run.json` and write it.
 
         Raises:
-            OutputError: if it cannot be written, or the directory is not the one any more that is locked.
+            OutputError: if it cannot be written, or the locked directory was moved or removed.
         """
         self.record |= facts
         try:
             if not _is_at(self._lock, self.path / LOCK):
-                raise OutputError(f"run directory {self.path} is gone, or another one is in its place: it was moved?")
+                raise OutputError(
+                    f"run directory {self.path}: expected the directory that this run locked, got none or another one. "
+                    "Do not move or remove it during the run."
+                )
             write_atomic(self.path / RECORD, signed_json(self.record))
         except OSError as error:
-            raise OutputError(f"{self.path / RECORD} could not be written: {error}") from error
+            raise write_failed(self.path / RECORD, error) from error
 
     def begin(self, **facts: Any) -> None:
-        """Write `run.json` as of the start; `facts`: configuration, data fingerprint, device and the like."""
+        """Write `run.json` at the start; `facts`: configuration, fingerprint, device, and so on."""
         started = {"schema": SCHEMA, "status": "running", "start": _now(), "versions": versions()}
         self.write(**started, **_holder(), **facts)
 
     def record_resume(self, *, step: int, ranks: Sequence[str] = (), **facts: Any) -> None:
-        """Write `run.json` as of the start of a run that is resumed after `step` steps; `facts`: what changed; `ranks`:
-        where each rank is that goes on."""
-        over = ("end", "error", "summary", DIGEST)
+        """Write `run.json` when a run is resumed after `step` steps.
+
+        Args:
+            ranks: host and process of each rank that resumes.
+            facts: changed facts.
+        """
+        over = ("end", "error", "summary")
         earlier = self.record.get("resumed") or []
         stretch: JsonObject = {"step": step, "start": _now(), "versions": versions()}
         if was_finished(self.record, step):
             stretch["of_finished"] = True
         resumed = [*earlier, {**stretch, "ranks": list(ranks)} if ranks else stretch]
-        self.record = {**{name: one for name, one in self.record.items() if name not in over}, "schema": SCHEMA}
+        self.record = {**{name: value for name, value in self.record.items() if name not in over}, "schema": SCHEMA}
         self.write(status="running", resumed=resumed, **_holder(), **facts)
 
     def finish(self, summary: JsonObject) -> None:
-        """Record the end of a run that came to its end."""
+        """Record that the run finished."""
         self.write(status="finished", end=_now(), summary=dict(summary))
 
     def __enter__(self) -> "RunDirectory":
@@ -167,7 +167,7 @@ class RunDirectory:
     ) -> None:
         try:
             if error is not None and self.record:
-                with contextlib.suppress(OutputError):  # what stopped the run is what the user must read
+                with contextlib.suppress(OutputError):  # the user must see the error that stopped the run
                     self.write(status="stopped", end=_now(), error=f"{type(error).__name__}: {error}")
         finally:
             self._release()
@@ -178,13 +178,14 @@ class RunDirectory:
             return
         if not overwrite:
             raise OutputError(
-                f"run directory {self.path} is not empty; choose another with --out, or replace it with --overwrite"
+                f"run directory {self.path}: expected an empty directory, got files in it. Choose another with --out, "
+                "or replace the run with --overwrite."
             )
         others = [name for name in entries if not _OURS.fullmatch(name)]
         if others:
             raise OutputError(
-                f"run directory {self.path} holds {', '.join(others[:5])}, which no run writes; "
-                "move it away or choose another directory with --out"
+                f"run directory {self.path}: expected only files of a run, got {', '.join(others[:5])}. Move them "
+                "away, or choose another directory with --out."
             )
         for name in entries:
             DISK.remove(self.path / name)
@@ -193,67 +194,61 @@ class RunDirectory:
 
     def _release(self) -> None:
         with contextlib.suppress(OSError):
-            if _is_at(self._lock, self.path / LOCK):  # and no other run's, where ours was moved away
+            if _is_at(self._lock, self.path / LOCK):  # not another run's lock, if our directory was moved
                 (self.path / LOCK).unlink()
         os.close(self._lock)
         if self._made:
-            with contextlib.suppress(OSError):  # goes only while empty: a run that never began leaves nothing
+            with contextlib.suppress(OSError):  # works only if empty: a run that never began leaves nothing
                 self.path.rmdir()
 
 
 def newest_first(path: Path) -> list[Path]:
-    """The folders of a run directory's checkpoints from which it could go on, the newest first; `weights` is there only
-    where a run came to its end, and is then the newest but for those of a run that went on from it."""
+    """Return the folders of checkpoints from which a run could resume, newest first.
+
+    `weights` exists only if the run finished. Only checkpoints of a run that was resumed after that are newer.
+    """
     return [*(path / f"checkpoint-{number}" for number in _numbers(path, _CHECKPOINT)), path / WEIGHTS]
 
 
 def newest_checkpoint(path: Path) -> Path:
-    """The folder of a run directory's newest checkpoint: of a run that was cut short `checkpoint-N`, N batches of the
-    data along, else `weights`, which may not be there."""
+    """Return `checkpoint-N` of an unfinished run, else `weights`, which may not exist."""
     return newest_first(path)[0]
 
 
 def best_checkpoint(path: Path) -> Path | None:
-    """The folder of the weights of a run's best evaluation, `best-N`, N batches of the data along, if they are kept."""
+    """Return the folder `best-N` of the best evaluation, or None if none is stored."""
     numbers = _numbers(path, _BEST)
     return path / f"best-{numbers[0]}" if numbers else None
 
 
 def _numbers(path: Path, kind: re.Pattern[str]) -> list[int]:
-    """Of the folders whose names match, the largest first."""
+    """Return the numbers of the folders whose names match, largest first."""
     matches = (kind.fullmatch(entry.name) for entry in path.iterdir())
     return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
 def read_record(path: Path) -> JsonObject:
-    """What `run.json` of a run directory says.
+    """Return the content of `run.json`.
 
     Raises:
-        CheckpointError: if there is none or it is not of this program.
+        CheckpointError: if there is none, or it is damaged or of another version.
     """
     file = path / RECORD
     if not os.path.lexists(file):
-        raise CheckpointError(f"{file}: expected the record of a run, found: No such file or directory{_nearest(path)}")
-    raw = read_plain(file)
-    record = parse_json(raw, str(file))
-    schema = record.get("schema") if isinstance(record, dict) else None
-    if schema != SCHEMA or isinstance(schema, bool):
-        raise CheckpointError(
-            f"{file}: expected schema {SCHEMA}, found {str(schema)[:80]}; written by another version of adaptive-train?"
-        )
-    check_signature(raw, record.get(DIGEST), str(file))
+        raise CheckpointError(f"{file}: expected the record of a run, got no such file{_nearest(path)}")
+    advice = "Read it with the version of adaptive-train that wrote it."
+    record = read_signed(file, {"schema": SCHEMA}, advice=advice)
     _check_kinds(record, str(file))
-    return dict(record)
+    return record
 
 
 def _nearest(path: Path) -> str:
-    """`; did you mean RUN?` for the run whose folder has the most similar name, among those next to it and in runs/."""
+    """Return `; did you mean RUN?` for a similar run next to `path` or in runs/, or nothing."""
     runs = list[str]()
     for folder in (path.parent, Path("runs")):
         with contextlib.suppress(OSError):  # such as a name that is too long
             runs += [str(record.parent) for record in folder.glob(f"*/{RECORD}")]
-    near = difflib.get_close_matches(str(path), sorted(runs), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    return suggestion(str(path), sorted(runs))
 
 
 _KINDS: Final[Mapping[str, type]] = {
@@ -264,31 +259,31 @@ _WORDS: Final[Mapping[type, str]] = {dict: "an object", list: "a list of objects
 
 
 def _check_kinds(record: JsonObject, where: str) -> None:
-    """Check that what readers take apart is what it must be; whether values make sense is for them to say."""
+    """Check the types of the values that readers take apart; they check the values themselves."""
     for name, kind in _KINDS.items():
         value: Any = record
         for key in name.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         inner = value if isinstance(value, list) else []
-        if value is not None and not (isinstance(value, kind) and all(isinstance(one, dict) for one in inner)):
-            raise CheckpointError(f"{where}: {name}: expected {_WORDS[kind]}, found {str(value)[:80]!r}")
+        if value is not None and not (isinstance(value, kind) and all(isinstance(item, dict) for item in inner)):
+            raise CheckpointError(f"{where}: {name}: expected {_WORDS[kind]}, got {str(value)[:80]!r}")
 
 
 def _refuse_links(path: Path) -> None:
-    """What a run writes to lies in its directory: nothing is written through a link, to a pipe or a device."""
+    """Check that a run writes only inside its directory: no links, pipes or devices."""
     for entry in path.iterdir():
         is_folder = _FOLDERS.fullmatch(entry.name) is not None
         if not is_folder and not _FILES.fullmatch(entry.name):
             continue
         fits = stat.S_ISDIR if is_folder else stat.S_ISREG
         if not fits(entry.lstat().st_mode):
-            needed = "a folder" if is_folder else "a plain file"
+            expected = "a folder" if is_folder else "a regular file"
             kind = "a link" if entry.is_symlink() else "something else"
-            raise CheckpointError(f"{entry}: expected {needed}, found {kind}; a run writes only inside its directory")
+            raise CheckpointError(f"{entry}: expected {expected}, got {kind}. Runs write only inside their directory.")
 
 
 def _remove_litter(path: Path) -> None:
-    """What processes that were killed were writing, under temporary names."""
+    """Remove the temporary files of killed processes."""
     for folder, kind in ((path, _LITTER), (path / "vocabulary", _LITTER_OF_VOCABULARY)):
         for entry in list(folder.iterdir()) if folder.is_dir() else []:
             if kind.fullmatch(entry.name):
@@ -296,16 +291,20 @@ def _remove_litter(path: Path) -> None:
 
 
 def was_finished(record: Mapping[str, Any], step: int) -> bool:
-    """Whether a run had come to its end after this step: it is finished, or was made longer there and was stopped
-    before it saved anything more."""
+    """Return True if a run was finished at this step.
+
+    It is finished, or it was extended at this step and stopped before it saved another checkpoint.
+    """
     last = (record.get("resumed") or [{}])[-1]
     return record.get("status") == "finished" or (bool(last.get("of_finished")) and last.get("step") == step)
 
 
 def versions() -> dict[str, str]:
-    """Versions that can change numbers, and the threads among which torch divides a product: numba and torch share the
-    pool, and the first kernel of numba's makes its number torch's."""
-    import numba  # takes a second; whoever trains has done so, after torch
+    """Return the versions, and the number of torch's threads, that can change numbers.
+
+    numba and torch share a thread pool, and the first numba kernel sets its number of threads for torch as well.
+    """
+    import numba  # takes a second; a process that trains has already imported it, after torch
 
     names = ("adaptive-train", "torch", "numpy", "numba")
     packages = {name: version(name) for name in names}
@@ -313,7 +312,7 @@ def versions() -> dict[str, str]:
 
 
 def _walk(path: Path) -> Iterator[str]:
-    """Names of what lies in a folder, `/` between folders; folders of a run are looked into, links are not."""
+    """Yield names of entries, also of those in folders of a run, without following links."""
     for entry in sorted(path.iterdir()):
         if entry.is_dir() and not entry.is_symlink() and _FOLDERS.fullmatch(entry.name):
             yield from (f"{entry.name}/{inner.name}" for inner in sorted(entry.iterdir()))
@@ -325,7 +324,7 @@ def _walk(path: Path) -> Iterator[str]:
 
 
 def _holder() -> JsonObject:
-    """Who we are, for the lock and the record."""
+    """Return process and host, for the lock and the record."""
     return {"pid": os.getpid(), "host": socket.gethostname()}
 
 
@@ -334,21 +333,23 @@ def _now() -> str:
 
 
 def _take_lock(path: Path, *, force_unlock: bool = False) -> int:
-    """Take the lock file; returns its descriptor. The kernel frees it when this process ends, however it ends.
+    """Take the lock file and return its descriptor.
+
+    The kernel frees the lock when this process ends in any way.
 
     Args:
-        force_unlock: also if a process of another machine or container seems to hold it, of which the kernel here knows
-            nothing.
+        force_unlock: take it even if a process on another machine or in another container, of which this kernel knows
+            nothing, seems to hold it.
 
     Raises:
-        OutputError: if another process holds it; names it.
-        OSError: if the file cannot be made or read.
+        OutputError: if another process holds it; names the process.
+        OSError: if the file cannot be created or read.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OutputError(f"{path}: expected a plain file, found a pipe or device; remove it")
+                raise OutputError(f"{path}: expected a regular file, got a pipe or a device. Remove it.")
             _take(descriptor, path, force_unlock)
             if not _is_at(descriptor, path):  # its last holder removed it between our open and our lock
                 os.close(descriptor)
@@ -363,19 +364,20 @@ def _take_lock(path: Path, *, force_unlock: bool = False) -> int:
 
 
 def _take(descriptor: int, path: Path, force_unlock: bool) -> None:
-    before = _read_holder(descriptor)
+    previous = _read_holder(descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise OutputError(
-            f"run directory {path.parent} is busy: {_holder_text(before)}; choose another directory with --out"
+            f"run directory {path.parent}: expected a free directory, got one in use by {_holder_text(previous)}. "
+            "Choose another with --out."
         ) from error
-    # On a file system that other machines share, the kernel may know nothing of their locks.
-    if before and before.get("host") != socket.gethostname() and not force_unlock:
+    # On a file system that other machines share, this kernel may not know of their locks.
+    if previous and previous.get("host") != socket.gethostname() and not force_unlock:
         raise OutputError(
-            f"run directory {path.parent} is busy or was left by a dead run: {_holder_text(before)}, which is another "
-            f"machine or container than this one ({socket.gethostname()}). If that process is gone, take the directory "
-            f"over: add --force-unlock"
+            f"run directory {path.parent}: expected a free directory, got one in use by {_holder_text(previous)}, "
+            f"another machine or container than this one ({socket.gethostname()}). If that process is gone, take over "
+            "the directory with --force-unlock."
         )
 
 
@@ -383,21 +385,19 @@ def _read_holder(descriptor: int) -> JsonObject:
     try:
         holder = json.loads(os.pread(descriptor, 4096, 0))
     except (ValueError, RecursionError):
-        return {}  # just made, or its holder is about to write it
+        return {}  # just created, or its holder is about to write it
     return holder if isinstance(holder, dict) else {}
 
 
 def _holder_text(holder: JsonObject) -> str:
     if not holder:
-        return "another process has just taken it"
-    pid, host, start = (
-        printable(str(holder.get(name)))[:80] for name in ("pid", "host", "start")
-    )  # perhaps a stranger's
+        return "another process that has just taken it"
+    pid, host, start = (printable(str(holder.get(name)))[:80] for name in ("pid", "host", "start"))  # may be hostile
     return f"process {pid} on {host}, since {start}"
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file is the one at this path."""
+    """Return True if the open file is the file at this path."""
     try:
         at_path = path.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -410,35 +410,33 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def write_scores(directory: Path, logits: NDArray[np.float32], labels: NDArray[np.float32]) -> None:
-    """Keep logits and labels (n,) in a run directory, 8 bytes a sample.
-
-    Raises:
-        OutputError: if they cannot be written.
-    """
+    """Write logits and labels (n,), 8 bytes for each sample; raise OutputError if that fails."""
     both, file = np.stack([logits, labels]), directory / SCORES
     try:
         replace_file(file, lambda into: np.save(into, both, allow_pickle=False))
     except OSError as error:
-        raise OutputError(f"{file} could not be written: {error}") from error
+        raise write_failed(file, error) from error
 
 
 def read_scores(directory: Path) -> NDArray[np.float32] | None:
-    """Logits and labels (2, n) from a run directory, mapped into memory; None if they were not kept.
+    """Return logits and labels (2, n), mapped into memory, or None if there are none.
 
     Raises:
-        CheckpointError: for a damaged file, and for what is no file.
+        CheckpointError: if the file is damaged or not a regular file.
     """
     file = directory / SCORES
     if not os.path.lexists(file):
         return None
-    open_plain(file).close()  # a pipe would be waited for
+    open_plain(file).close()  # refuses a pipe, for which `np.load` would wait
     try:
         scores = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise CheckpointError(f"{file}: expected logits and labels of an evaluation, found: {error}") from error
+        raise CheckpointError(
+            f"{file}: expected logits and labels, got a damaged file ({error}). Evaluate again."
+        ) from error
     if not isinstance(scores, np.ndarray) or scores.dtype != np.float32 or scores.ndim != 2 or len(scores) != 2:
         what = f"{scores.dtype} {scores.shape}" if isinstance(scores, np.ndarray) else "several arrays"
-        raise CheckpointError(f"{file}: expected float32 (2, samples), found {what}; the file is damaged")
+        raise CheckpointError(f"{file}: expected float32 (2, samples), got {what}. Evaluate again.")
     if not np.isfinite(scores).all():
-        raise CheckpointError(f"{file}: expected finite logits and labels, got NaN or infinity; the file is damaged")
+        raise CheckpointError(f"{file}: expected finite logits and labels, got others. Evaluate again.")
     return scores

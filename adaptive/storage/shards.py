@@ -1,24 +1,23 @@
-"""Rows of a checkpoint in shards: each rank writes a file of its own for each array of the rows that it owns.
+"""Rows of a checkpoint in shards: each rank writes the rows that it owns.
 
-Rows of several ranks are dealt out by their buckets into `PIECES` pieces, of which shard k of W holds a run; its files
-hold them piece after piece, in order of rows within each. A process alone writes one shard of one piece. Pieces have
-digests of their own: a reader that needs some of them reads and verifies no others, however many shards there are. It
-sees one array, in order of rows.
+It writes one file for each array. Rows of several ranks are divided by their buckets into `PIECES` pieces. Shard k of W
+holds a contiguous range of pieces, piece after piece, in order of rows within each piece. A single process writes one
+shard of one piece. Each piece has a digest, so a reader reads and verifies only the pieces it needs, for any number of
+shards. It sees one array, in order of rows.
 
-Letters: n entries of all that is read, W shards.
+Letters: n entries read in total, W shards.
 """
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Strict
 
 from adaptive.errors import CheckpointError
 from adaptive.storage.arrays import Array, ArrayFile, Blocks, Stored, write_watched
@@ -27,15 +26,16 @@ from adaptive.storage.untrusted import JsonObject
 
 PIECES: Final = 64  # a power of two: each is a run of buckets
 ALL: Final = range(PIECES)
-SMALL_BYTES: Final = 8 << 20  # of an array that is read into memory whatever is asked for
+SMALL_BYTES: Final = 8 << 20  # arrays up to this size are always read into memory
 
 Int64s = NDArray[np.int64]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
+LAX: Final = Strict(False)  # of a tuple, which is a list in JSON
 
 
 def pieces_of(rank: int, size: int) -> range:
-    """The pieces in which a rank's rows lie; it shares the outer ones with its neighbors."""
+    """Return the pieces that hold a rank's rows; neighbor ranks may share the outer ones."""
     return range(rank * PIECES // size, -(-(rank + 1) * PIECES // size))
 
 
@@ -44,14 +44,18 @@ class Part:
     """One shard of an array."""
 
     value: Array | Blocks  # (n, ...) piece after piece, in order of rows within each
-    key: str  # name of the array of the rows (n,) themselves, int64, which is its own key
-    counts: Sequence[int]  # (PIECES,) entries of each piece; of a process alone (1,)
+    key: str  # name of the array of row numbers (n,), int64; that array is its own key
+    counts: Sequence[int]  # (PIECES,) entries of each piece; (1,) for a single process
 
 
-class PartEntry(BaseModel):
-    """A shard of an array in the manifest."""
+class Closed(BaseModel):
+    """Base of the manifest's models."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class PartEntry(Closed):
+    """A shard of an array in the manifest."""
 
     name: str
     key: str
@@ -59,16 +63,12 @@ class PartEntry(BaseModel):
     size: Count  # bytes of the file
     header_sha256: Sha256  # of the bytes before the values
     dtype: str
-    shape: Annotated[tuple[Count, ...], Field(min_length=1, max_length=64)]
-    pieces: list[tuple[Count, Annotated[int, Field(ge=1)], Sha256]]  # those with entries: number, entries, digest
+    shape: Annotated[tuple[Count, ...], LAX, Field(min_length=1, max_length=64)]
+    pieces: list[Annotated[tuple[Count, Annotated[int, Field(ge=1)], Sha256], LAX]]  # number, entries (> 0), digest
 
 
 def write_parts(folder: Path, number: int, parts: Mapping[str, Part], disk: Disk) -> list[JsonObject]:
-    """Write shard `number`; returns what the manifest must say of it, as JSON values.
-
-    Raises:
-        OSError: if an operation failed.
-    """
+    """Write shard `number`, return its JSON entries for the manifest; raise OSError if it fails."""
     written = [
         {"name": name, **write_part(folder / f"shard-{number}-{place}.npy", part, disk)}
         for place, (name, part) in enumerate(parts.items())
@@ -78,7 +78,7 @@ def write_parts(folder: Path, number: int, parts: Mapping[str, Part], disk: Disk
 
 
 def write_part(path: Path, part: Part, disk: Disk) -> JsonObject:
-    """Write one shard of an array, synced."""
+    """Write and sync one shard of an array; return its entry for the manifest."""
     pieces = [(number, int(count)) for number, count in enumerate(part.counts) if count]
     total = sum(count for _, count in pieces)
     shape = part.value.shape
@@ -91,7 +91,7 @@ def write_part(path: Path, part: Part, disk: Disk) -> JsonObject:
 
 
 class _Digests:
-    """Digests of consecutive runs of bytes, of given lengths, as they pass, and of the header before them."""
+    """Digests of the header and of runs of bytes of given lengths, computed while writing."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._left, self._digests = list(lengths), [hashlib.sha256() for _ in lengths]
@@ -118,15 +118,14 @@ class _Digests:
 def open_shards(
     directory: Path, shards: Sequence[Sequence[PartEntry]], wanted: range, where: Path, *, in_files: bool
 ) -> Iterator[tuple[str, Array | Stored]]:
-    """The arrays of all shards by name, in order of rows, with the entries of the pieces `wanted`, which are verified.
+    """Yield names and arrays of all shards, in order of rows, for the pieces `wanted`.
 
     Args:
         directory: of the checkpoint.
-        shards: what the manifest says of each.
+        shards: entries of the manifest for each shard.
         wanted: numbers of pieces.
-        where: the manifest, for messages.
-        in_files: leave what may be larger than memory in its files. They stay open, one for each shard: all else is
-            read now.
+        where: path of the manifest, for messages.
+        in_files: leave arrays that may be larger than memory in their files, which stay open. All others are read.
 
     Raises:
         CheckpointError: if anything is missing or differs from the manifest; names the file.
@@ -143,50 +142,55 @@ def open_shards(
         if key == name:
             keys[name] = _order(opened, name)
         order, counts = keys[key]
-        if any(one.counts.tolist() != count.tolist() for one, count in zip(opened, counts, strict=True)):
-            raise CheckpointError(f"{where}: pieces of {name} hold other numbers of entries than those of {key}")
+        if any(file.counts.tolist() != count.tolist() for file, count in zip(opened, counts, strict=True)):
+            raise CheckpointError(f"{where}: expected entries of {name} for all of {key}, got others")
         merged = Merged(opened, order)
         is_large = len(merged.shape) > 1 and math.prod(merged.shape) * merged.dtype.itemsize > SMALL_BYTES
         yield name, merged if in_files and is_large else merged.read()
 
 
 def _check_alike(shards: Sequence[Sequence[PartEntry]], tables: Sequence[Mapping[str, PartEntry]], where: Path) -> None:
-    """Check that all shards have the same arrays, each with pieces of its own run."""
+    """Check that all shards have the same arrays, each with pieces of its range."""
     files = [entry.file for shard in shards for entry in shard]
     if len(set(files)) < len(files) or any(
         len(table) < len(shard) for table, shard in zip(tables, shards, strict=True)
     ):
-        raise CheckpointError(f"{where}: an array or a file of shards stands there twice")
-    kinds = [{name: (one.key, one.dtype, one.shape[1:]) for name, one in table.items()} for table in tables]
+        raise CheckpointError(f"{where}: expected each array and each file of shards once, got one twice")
+    kinds = [{name: (entry.key, entry.dtype, entry.shape[1:]) for name, entry in table.items()} for table in tables]
     if other := [number for number, kind in enumerate(kinds) if kind != kinds[0]]:
-        raise CheckpointError(f"{where}: shard {other[0]} holds other arrays than shard 0")
+        raise CheckpointError(f"{where}: expected the arrays of shard 0 in shard {other[0]}, got others")
     for number, shard in enumerate(shards):
         for entry in shard:
             _check_entry(entry, kinds[0], _pieces_in(number, shards), where)
 
 
 def _pieces_in(number: int, shards: Sequence[Any]) -> range:
-    """The pieces of a shard."""
+    """Return the pieces of a shard."""
     return range(1) if len(shards) == 1 else pieces_of(number, len(shards))
 
 
 def _check_entry(
-    entry: PartEntry, kind: Mapping[str, tuple[str, str, tuple[int, ...]]], own: range, where: Path
+    entry: PartEntry, kind: Mapping[str, tuple[str, str, tuple[int, ...]]], pieces: range, where: Path
 ) -> None:
     numbers = [number for number, _, _ in entry.pieces]
-    if numbers != sorted(set(numbers)) or not set(numbers) <= set(own):
-        raise CheckpointError(f"{where}: {entry.file}: expected pieces among {own[0]} to {own[-1]}, found {numbers}")
-    if sum(count for _, count, _ in entry.pieces) != entry.shape[0]:
-        raise CheckpointError(f"{where}: {entry.file}: pieces of {entry.shape[0]} entries do not add up to these")
+    if numbers != sorted(set(numbers)) or not set(numbers) <= set(pieces):
+        raise CheckpointError(
+            f"{where}: {entry.file}: expected pieces among {pieces[0]} to {pieces[-1]}, got {numbers}"
+        )
+    total = sum(count for _, count, _ in entry.pieces)
+    if total != entry.shape[0]:
+        raise CheckpointError(
+            f"{where}: {entry.file}: expected pieces of {entry.shape[0]} entries together, got {total}"
+        )
     if kind.get(entry.key) != (entry.key, "<i8", ()):
-        raise CheckpointError(f"{where}: {entry.file}: {entry.key!r} is needed as an array of rows, and is none")
+        raise CheckpointError(f"{where}: {entry.file}: expected {entry.key!r} as an array of rows, got none")
 
 
 class _PartFile:
-    """The wanted pieces of a shard's file: entries numbered from the first of them on.
+    """The wanted pieces of a shard's file, with entries numbered from the first of them on.
 
     Attributes:
-        counts: of the entries of each piece.
+        counts: number of entries of each wanted piece.
     """
 
     def __init__(self, directory: Path, entry: PartEntry, wanted: range) -> None:
@@ -207,14 +211,13 @@ class _PartFile:
 
 
 def _order(files: Sequence[_PartFile], name: str) -> tuple[Int64s, list[Int64s]]:
-    """(n,) where the rows in ascending order stand when the files' entries follow one another; counts of the files'
-    pieces."""
+    """Return (n,) positions of ascending rows in the joined files, and counts of pieces."""
     rows = [np.empty(int(file.counts.sum()), np.int64) for file in files]
-    for file, own in zip(files, rows, strict=True):
-        file.read_into(own, 0)
-        falls = np.flatnonzero(np.diff(own) <= 0) + 1
+    for file, file_rows in zip(files, rows, strict=True):
+        file.read_into(file_rows, 0)
+        falls = np.flatnonzero(np.diff(file_rows) <= 0) + 1
         if not np.isin(falls, np.cumsum(file.counts)).all():
-            raise CheckpointError(f"{file.path}: expected {name} in ascending order, found another")
+            raise CheckpointError(f"{file.path}: expected {name} in ascending order, got another order")
     return np.argsort(np.concatenate([np.zeros(0, np.int64), *rows]), kind="stable"), [file.counts for file in files]
 
 
@@ -223,7 +226,7 @@ class Merged(Stored):
 
     Args:
         files: of the shards.
-        order: (n,) numbers of entries when those of the files follow one another.
+        order: (n,) for each row, the number of its entry in the concatenated files.
     """
 
     def __init__(self, files: Sequence[_PartFile], order: Int64s) -> None:
@@ -232,12 +235,12 @@ class Merged(Stored):
         counts = np.concatenate([file.counts for file in files])
         self._bounds = np.concatenate([[0], np.cumsum(counts)])  # of all pieces
         starts = np.cumsum([0, *(int(file.counts.sum()) for file in files)])
-        self._reads: list[Callable[[Array, int], None]] = []  # of each piece, its file and where that begins
-        for file, start in zip(files, starts, strict=False):
-            self._reads += [partial(_read_behind, file, int(start))] * len(file.counts)
+        self._files = list[tuple[_PartFile, int]]()  # for each piece, its file and where that begins
+        for file, start in zip(files, starts[:-1], strict=True):
+            self._files += [(file, int(start))] * len(file.counts)
 
     def read(self, first: int = 0, last: int | None = None) -> Array:
-        """Of each piece, entries between two rows follow one another: one reading each."""
+        """Return the entries [first, last), which are consecutive in each piece: one read each."""
         places = self._order[first : len(self._order) if last is None else last]
         by_place = np.argsort(places)
         ascending = places[by_place]
@@ -245,13 +248,10 @@ class Merged(Stored):
         cuts = np.searchsorted(ascending, self._bounds)
         for piece in np.flatnonzero(np.diff(cuts)):
             begin, end = cuts[piece : piece + 2]
-            self._reads[piece](in_file_order[begin:end], int(ascending[begin]))
-        if len(self._reads) == 1:
+            file, start = self._files[piece]
+            file.read_into(in_file_order[begin:end], int(ascending[begin]) - start)
+        if len(self._files) == 1:
             return in_file_order
         result = np.empty_like(in_file_order)
         result[by_place] = in_file_order
         return result
-
-
-def _read_behind(file: _PartFile, start: int, array: Array, first: int) -> None:
-    file.read_into(array, first - start)

@@ -1,6 +1,6 @@
-"""Files of others, read with care: regular files only, no more bytes than such a file may have, JSON of bounded depth.
+"""Read files of unknown origin: regular files only, with limits on size and depth.
 
-What a run stores as JSON carries a sha256 of itself, so that no byte of it changes unnoticed (`signed_json`).
+JSON files of a run hold a SHA-256 of themselves, so that no byte changes unnoticed (`signed_json`, `read_signed`).
 """
 
 import hashlib
@@ -19,10 +19,10 @@ Result = TypeVar("Result")
 
 
 def from_json(kind: type[Result], record: Mapping[str, object]) -> Result:
-    """The dataclass of a JSON object; keys that it does not have are ignored.
+    """Return the dataclass of a JSON object; unknown keys are ignored.
 
     Raises:
-        TypeError: naming the first field that is missing or has another type.
+        TypeError: names the first field that is missing or has another type.
     """
     try:
         return TypeAdapter(kind).validate_python(record)
@@ -31,7 +31,7 @@ def from_json(kind: type[Result], record: Mapping[str, object]) -> Result:
         raise TypeError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
-MOST_BYTES: Final = 2**26  # of a file that is read whole
+MOST_BYTES: Final = 2**26  # of a file that is read into memory
 MOST_DEPTH: Final = 64  # of nested lists and objects
 DIGEST: Final = "sha256"
 
@@ -39,51 +39,51 @@ JsonObject = dict[str, Any]  # of JSON values
 
 
 def open_plain(path: Path, *, error: type[AdaptiveError] = CheckpointError, follow: bool = False) -> BinaryIO:
-    """Open a regular file for reading; folders, pipes and devices are refused without waiting for them.
+    """Open a regular file for reading; refuse folders, pipes and devices without a wait.
 
     Args:
-        error: what is raised.
-        follow: links are followed: for files that the user has named, not for those of a run.
+        error: the error to raise.
+        follow: follow links. Set it for files that the user has named, not for those of a run.
 
     Raises:
-        AdaptiveError: `error`, which names the file and what was found.
+        AdaptiveError: `error`, which names the file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     except (OSError, ValueError) as failed:
         kind = "a link" if not follow and os.path.islink(path) else getattr(failed, "strerror", None) or str(failed)
-        raise error(f"{path}: expected a plain file, found: {kind}") from failed
+        raise error(f"{path}: expected a regular file, got {kind}") from failed
     mode = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if mode != stat.S_IFREG:
         os.close(descriptor)
-        kind = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device"}.get(mode, "none")
-        raise error(f"{path}: expected a plain file, found: {kind}")
+        kind = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe"}.get(mode, "a device or a socket")
+        raise error(f"{path}: expected a regular file, got {kind}")
     return os.fdopen(descriptor, "rb")
 
 
 def read_plain(
     path: Path, most: int = MOST_BYTES, *, error: type[AdaptiveError] = CheckpointError, follow: bool = False
 ) -> bytes:
-    """The content of a regular file of at most `most` bytes, which is known before memory is taken.
+    """Return the content of a file of at most `most` bytes; check it before allocating.
 
     Raises:
-        AdaptiveError: as `open_plain` does; or if the file is larger, or cannot be read.
+        AdaptiveError: as `open_plain` does; also if the file is larger, or cannot be read.
     """
     with open_plain(path, error=error, follow=follow) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise error(f"{path}: expected at most {most:,} bytes, found {size:,}")
+            raise error(f"{path}: expected at most {most:,} bytes, got {size:,}")
         try:
             content = file.read(size or 1)
         except OSError as failed:
-            raise error(f"{path}: cannot be read: {failed.strerror or failed}") from failed
+            raise error(f"{path}: expected a readable file, got an error: {failed.strerror or failed}") from failed
         if len(content) > size:
-            raise error(f"{path}: the system says that it is empty, and gives bytes of it: it is no file on a disk")
+            raise error(f"{path}: expected a file on a disk, got one whose size the system does not know")
         return content
 
 
 def parse_json(raw: bytes | str, where: str, *, error: type[AdaptiveError] = CheckpointError) -> Any:
-    """The value of a JSON text that is nested no deeper than `MOST_DEPTH`.
+    """Return the value of a JSON text that is nested at most `MOST_DEPTH` deep.
 
     Raises:
         AdaptiveError: `error`, which begins with `where`.
@@ -91,33 +91,63 @@ def parse_json(raw: bytes | str, where: str, *, error: type[AdaptiveError] = Che
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as failed:
-        raise error(f"{where}: expected JSON, found {failed}; the file is damaged") from failed
+        raise error(f"{where}: expected JSON, got a damaged file ({failed})") from failed
     check_depth(value, where, error=error)
     return value
 
 
 def check_depth(value: Any, where: str, *, error: type[AdaptiveError] = CheckpointError) -> None:
-    """Check that lists and objects are nested no deeper than `MOST_DEPTH`: code that walks them calls itself.
+    """Check that values are nested at most `MOST_DEPTH` deep, since recursive code walks them.
 
     Raises:
         AdaptiveError: `error`, which begins with `where`.
     """
     level, depth = [value], 0
-    while level := [inner for outer in level if isinstance(outer, dict | list) for inner in _inside(outer)]:
+    while nested := [value for value in level if isinstance(value, dict | list)]:
+        level = [inner for value in nested for inner in (value.values() if isinstance(value, dict) else value)]
         depth += 1
         if depth > MOST_DEPTH:
-            raise error(f"{where}: expected values nested at most {MOST_DEPTH} deep, found deeper ones")
-
-
-def _inside(value: dict[Any, Any] | list[Any]) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value
+            raise error(f"{where}: expected values nested at most {MOST_DEPTH} deep, got deeper ones")
 
 
 def signed_json(content: Mapping[str, object]) -> bytes:
-    """The content as JSON, with the sha256 of the text (with the digest's 64 digits left out) as its first key."""
+    """Return the content as JSON, with the digest of the remaining text as first key."""
     unsigned = json.dumps({DIGEST: "", **content}, indent=1, allow_nan=False).encode() + b"\n"
     digest = hashlib.sha256(unsigned).hexdigest()
     return unsigned.replace(b'"sha256": ""', f'"sha256": "{digest}"'.encode(), 1)
+
+
+def read_signed(
+    path: Path,
+    expected: Mapping[str, object],
+    *,
+    advice: str,
+    error: type[AdaptiveError] = CheckpointError,
+    most: int = MOST_BYTES,
+) -> JsonObject:
+    """Read a file of `signed_json`, and return its content without the digest.
+
+    Args:
+        expected: keys and values that the content must have: its format or version.
+        advice: sentence that says what to do about a file of another version.
+        most: bytes.
+
+    Raises:
+        AdaptiveError: `error`, if the file is missing, damaged, or of another version.
+    """
+    raw = read_plain(path, most, error=error)
+    content: Any = parse_json(raw, str(path), error=error)
+    if not isinstance(content, dict):
+        raise error(f"{path}: expected {_listed(expected)}, got {type(content).__name__}. {advice}")
+    got = {name: content.get(name) for name in expected}
+    if json.dumps(got) != json.dumps(expected):  # so that True and 1.0 are not 1
+        raise error(f"{path}: expected {_listed(expected)}, got {_listed(got)}. {advice}")
+    check_signature(raw, content.pop(DIGEST, ""), str(path), error=error)
+    return content
+
+
+def _listed(values: Mapping[str, object]) -> str:
+    return " ".join(f"{name} {str(value)[:80]}" for name, value in values.items())
 
 
 def check_signature(raw: bytes, digest: object, where: str, *, error: type[AdaptiveError] = CheckpointError) -> None:
@@ -129,6 +159,4 @@ def check_signature(raw: bytes, digest: object, where: str, *, error: type[Adapt
     stored = str(digest)
     actual = hashlib.sha256(raw.replace(stored.encode(), b"", 1)).hexdigest() if len(stored) == 64 else "no digest"
     if actual != stored:
-        raise error(
-            f"{where}: expected sha256 {stored[:64]}, found {actual}; the file is damaged, or was changed by hand"
-        )
+        raise error(f"{where}: expected sha256 {stored[:64]}, got {actual}. The file is damaged or edited: restore it")

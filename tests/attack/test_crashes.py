@@ -145,7 +145,7 @@ def test_two_runs_in_one_directory_and_one_of_them_runs(tmp_path: Path, nursery:
         codes = [child.ended() for child in children]
         assert codes.count(0) == 1 and set(codes) <= {0, 6}, codes
         texts = [log.read_text() for log, code in zip(logs, codes, strict=True) if code == 6]
-        assert all("is busy: process" in text or "is not empty" in text or "taken it" in text for text in texts)
+        assert all("in use by process" in text or "an empty directory" in text or "taken it" in text for text in texts)
 
 
 @pytest.mark.skipif(not SECONDS, reason="a case of it is in test_damaged_data.py")
@@ -163,7 +163,7 @@ def test_two_that_resume_one_run_and_one_of_them_trains(tmp_path: Path, nursery:
         codes = [child.ended() for child in children]
         texts = [log.read_text() for log, code in zip(logs, codes, strict=True) if code]
         assert codes.count(0) == 1, (codes, texts)
-        reasons = ("is busy: process", "taken it", "finished run")
+        reasons = ("in use by process", "taken it", "finished run")
         campaign.came(next(reason for reason in reasons if reason in texts[0]))
         assert_equal(numbers(out), numbers(tmp_path / "whole"))
 

@@ -165,7 +165,7 @@ def test_blocks_of_strangers_prepared_data_signed_again(tmp_path: Path) -> None:
 
 def test_data_that_are_a_pipe_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "data.parquet")
-    with at_once(), pytest.raises(InputError, match=r"data\.parquet is a pipe or a device"):
+    with at_once(), pytest.raises(InputError, match=r"data\.parquet: expected a regular file, got a pipe"):
         opened(tmp_path)
     with at_once(), pytest.raises(InputError, match=r"data\.parquet: needed dlrm's \.npz file, found"):
         load_arrays(tmp_path / "data.parquet", ("a",), "dlrm's")
@@ -177,7 +177,7 @@ def test_an_array_that_only_claims_to_be_large_is_refused(tmp_path: Path) -> Non
     claims = header.getvalue().replace(b"(5,)", b"(1000000000000000,)").replace(b" " * 15, b"", 1)
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
         file.writestr("a.npy", claims)
-    with at_once(), pytest.raises(InputError, match=r"a\.npz: array a cannot be read"):
+    with at_once(), pytest.raises(InputError, match=r"a\.npz: array a: expected a readable"):
         load_arrays(tmp_path / "a.npz", ("a",), "dlrm's")
 
 
@@ -292,7 +292,7 @@ def test_a_run_that_is_renamed_between_stop_and_resume(tmp_path: Path) -> None:
 
     def rival(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
         if not refused:
-            refused.append(told(lambda: resume_run(renamed), codes=(6,), names="is busy: process"))
+            refused.append(told(lambda: resume_run(renamed), codes=(6,), names="in use by process"))
 
     with pytest.MonkeyPatch.context() as patch:
         in_model(patch, rival)

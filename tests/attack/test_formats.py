@@ -190,5 +190,5 @@ def test_types_without_a_meaning_are_refused_by_name(tmp_path: Path) -> None:
     table = rows_of(np.random.default_rng(0))
     for name, values in {"city": pa.array([{"a": 1}] * ROWS), "user": pa.array([1] * ROWS).cast(pa.date64())}.items():
         pq.write_table(table.set_column(table.schema.get_field_index(name), name, values), tmp_path / "data")
-        with pytest.raises(ConfigError, match=f"column '{name}' holds .*, which cannot be read as categories"):
+        with pytest.raises(ConfigError, match=f"column '{name}': expected categories"):
             open_dataset(f"parquet:{tmp_path / 'data'}", options)

@@ -12,7 +12,7 @@ from support.attacks import Campaign, attack
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
 from adaptive.data.rows.data_files import find_files
-from adaptive.data.rows.rejects import BadLine, Limits, RejectLog
+from adaptive.data.rows.rejects import BadLine, RejectLog
 from adaptive.data.rows.row_source import Block, Column, RowFormat
 from adaptive.data.text.criteo import open_criteo
 from adaptive.data.text.text_reader import TextSource
@@ -83,7 +83,7 @@ def read(path: Path, form: RowFormat, chunk_bytes: int) -> tuple[list[text_twin.
             caught.extend((one.line, one.cause) for one in bad)
             super().count(file, last_line, bad)
 
-    log, found = Log((str(path),), Limits(1.0, 1.0), None), []
+    log, found = Log((str(path),), DataOptions(max_bad_fraction=1, max_bad_label_fraction=1), None), []
     block = Block.empty(form, 500)
     files = find_files(str(path))
     with TextSource(files, files, (form,), log, chunk_bytes).reader([0]) as reader:
@@ -174,7 +174,7 @@ def test_a_line_of_64_mib_and_a_file_of_empty_lines(tmp_path: Path, monkeypatch:
     assert 1 << 26 < looked_at < (1 << 26) + (1 << 20)  # each byte once, not with every chunk
     monkeypatch.setattr("adaptive.data.rows.rejects.MOST_WRITTEN", 1000)
     (tmp_path / "empty").write_bytes(b"\n" * 5000 + b"1\t\t\n")
-    log = RejectLog(("empty",), Limits(1.0, 1.0), tmp_path / "rejects.jsonl")
+    log = RejectLog(("empty",), DataOptions(max_bad_fraction=1, max_bad_label_fraction=1), tmp_path)
     block = Block.empty(form, 10)
     files = find_files(str(tmp_path / "empty"))
     with TextSource(files, files, (form,), log, 64).reader([0]) as reader:
@@ -188,7 +188,7 @@ def test_a_name_that_no_terminal_can_show(tmp_path: Path) -> None:
 
     name = os.fsdecode(os.fsencode(str(tmp_path)) + b"/a\n\x1b[31m\xff.csv")
     Path(name).write_bytes(b"bad\n")
-    log = RejectLog((name,), Limits(0.0, 0.0), tmp_path / "rejects.jsonl")
+    log = RejectLog((name,), DataOptions(max_bad_fraction=0), tmp_path)
     block, files = Block.empty(FORMATS["criteo"], 10), find_files(name)
     with (
         TextSource(files, files, (FORMATS["criteo"],), log, 64).reader([0]) as reader,

@@ -77,7 +77,7 @@ def test_files_that_no_run_writes_stay(cli: Cli) -> None:
     Path("r").mkdir()
     Path("r/mine.txt").write_text("mine")
     found = auto_resume(cli)
-    assert found.code == 6 and "holds mine.txt, which no run writes" in found.err
+    assert found.code == 6 and "expected only files of a run, got mine.txt" in found.err
 
 
 @pytest.mark.nightly

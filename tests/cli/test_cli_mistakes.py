@@ -25,7 +25,7 @@ MISTAKES: dict[str, tuple[list[str], int, list[str]]] = {
     "misspelt choice": (["--optimizer", "adagard"], 2, ["flag --optimizer", "'adagrad'", "did you mean adagrad?"]),
     "layer sizes do not fit": (
         ["--arch-sparse-feature-size", "32", "--arch-mlp-bot", "64-16"], 2,
-        ["flag --arch-sparse-feature-size", "bottom_mlp must end with embedding_dim = 32, found 64-16"]),
+        ["flag --arch-sparse-feature-size", "expected bottom_mlp to end with embedding_dim = 32, got 64-16"]),
     "misspelt policy": (["--policy", "slipstreem"], 9, ["no policy 'slipstreem'", "did you mean slipstream?"]),
     "policy file not there": (["--policy", "mine.py:Mine"], 9, ["policy file mine.py not found"]),
     "policy file without the class": (["--policy", "empty.py:Mine"], 9, ["empty.py has no class Mine"]),
@@ -84,4 +84,6 @@ def test_run_with_built_in_data_refuses_what_only_files_have(cli: Cli) -> None:
     for spec in ("synthetic", "sequences"):
         model = () if spec == "synthetic" else ("--model", "tbsm")
         result = cli("run", "--data", spec, *model, "--set", "data.holdout=0.1", "--schema", "s.toml", "--steps", "1")
-        assert result.code == 2 and "expected no data.schema_path, data.holdout: the stream" in result.err, result.err
+        assert (
+            result.code == 2 and "expected no data.schema_path, data.holdout, got a value: the stream" in result.err
+        ), result.err

@@ -47,11 +47,11 @@ def test_a_sweep_over_machines_and_batch_sizes(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "needed"),
     [
-        (("--preset", "rmc9"), 2, "neither a file nor one of"),
+        (("--preset", "rmc9"), 2, "expected a file, got a name without one"),
         (("--machine", ","), 2, "expected one or several"),
         (("--watts", "h200"), 2, "expected NAME=WATTS"),
         (("--sweep", "speed=1"), 2, "needed KEY=VALUE"),
-        (("--machine", "zion,nothere"), 2, "machine file 'nothere': neither a file nor one of"),
+        (("--machine", "zion,nothere"), 2, "machine file 'nothere': expected a file, got a name without one"),
         (("--preset", ","), 2, "--preset ',': expected one or several"),
         (("--batch-size", ","), 2, "--batch-size ',': expected one or several"),
         (("--preset", "rmc1", "--batch-size", "9" * 30), 2, "batch_size: Input should be less than or equal to"),

@@ -23,17 +23,17 @@ CODE = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
 @pytest.mark.parametrize("code", CODE, ids=["frames", "hash"])
 def test_code_runs(code: str) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout
+    actual = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert actual.returncode == 0, actual.stderr
+    assert actual.stdout
 
 
 @pytest.fixture(name="hashed_row", scope="module")
 def hashed_row_fixture(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], int]:
     path = tmp_path_factory.mktemp("page") / "hash.py"
     path.write_text(CODE[1], encoding="utf-8")
-    found: Callable[[str, int], int] = runpy.run_path(str(path))["hashed_row"]
-    return found
+    actual: Callable[[str, int], int] = runpy.run_path(str(path))["hashed_row"]
+    return actual
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n"), min_size=1), st.integers(1, 2**32 - 1))

@@ -34,7 +34,7 @@ def written(folder: Path, rows: list[str] = ROWS) -> str:
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "prepared", "prepared, in blocks", "shuffled"])
-def test_labels_come_beside_their_samples(tmp_path: Path, kind: str) -> None:
+def test_labels_belong_to_their_samples(tmp_path: Path, kind: str) -> None:
     spec, given = written(tmp_path), options(tmp_path)
     if kind == "parquet":
         pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
@@ -49,32 +49,32 @@ def test_labels_come_beside_their_samples(tmp_path: Path, kind: str) -> None:
     data = by_table(open_dataset(spec, given))
     assert data.labels == ("click", "buy", "stars") == shape_of(data).labels and data.num_dense == 1
     batches = list(data.train(3 if kind.endswith("blocks") else 4))
-    found = {
+    actual = {
         int(user): (float(click), float(buy), float(stars), round(float(price), 4))
         for b in batches
         for user, click, buy, stars, price in zip(
             b.ids, b.labels, b.extras["buy"], b.extras["stars"], b.dense[:, 0], strict=True
         )
     }
-    assert found == {3: (1, 1, 1, 0), 4: (1, 0, 0, 0.6931), 5: (0, 0, 1, 1.3863), 6: (0, 1, 0, 0)}
+    assert actual == {3: (1, 1, 1, 0), 4: (1, 0, 0, 0.6931), 5: (0, 0, 1, 1.3863), 6: (0, 1, 0, 0)}
     assert all(b.extras["buy"].dtype == np.float32 for b in batches)
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("2,1,0,5,3", r"data.csv:6: label 'buy' must be 0 or 1, found 2"),
-        (",1,0,5,3", r"data.csv:6: label 'buy' must be 0 or 1, found nothing"),
-        ("1,1,0,,3", r"data.csv:6: label 'stars' must be a number, found nothing"),
+        ("2,1,0,5,3", r"data.csv:6: expected 0 or 1 for label 'buy', got 2"),
+        (",1,0,5,3", r"data.csv:6: expected 0 or 1 for label 'buy', got an empty field"),
+        ("1,1,0,,3", r"data.csv:6: expected a number for label 'stars', got an empty field"),
     ],
 )
-def test_bad_labels_are_told_by_line(tmp_path: Path, row: str, message: str) -> None:
+def test_bad_labels_are_reported_by_line(tmp_path: Path, row: str, message: str) -> None:
     data = open_dataset(written(tmp_path, [*ROWS, row]), options(tmp_path))
     with pytest.raises(InputError, match=message):
         list(data.train(2))
 
 
-def test_files_to_be_scored_may_lack_them(tmp_path: Path) -> None:
+def test_files_to_score_need_no_labels(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("price,user\n1,3\n")
     path = str(tmp_path / "data.csv")
     data = open_dataset(f"csv:{path}", options(tmp_path, label_optional=True, eval_data=path))
@@ -82,14 +82,14 @@ def test_files_to_be_scored_may_lack_them(tmp_path: Path) -> None:
     assert not batch.extras and np.isnan(batch.labels).all() and batch.dense.shape == (1, 1)
 
 
-def test_schemas_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="more_labels need a label"):
+def test_wrong_schemas_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected \[label\], the first label"):
         load_schema(options(tmp_path, SCHEMA.replace('label = { column = "click" }', "")).schema_path)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"more_labels.1.column: column 'buy' is used already"):
+    with pytest.raises(ConfigError, match=r"more_labels.1.column: expected an unused column, got 'buy'"):
         open_dataset(
             written(tmp_path), options(tmp_path, SCHEMA.replace("stars", "buy").replace(", threshold = 4", ""))
         )
-    with pytest.raises(ConfigError, match=r"more_labels.0.column: no column 'bye'"):
+    with pytest.raises(ConfigError, match=r"more_labels.0.column: expected a column of the file, got 'bye'"):
         open_dataset(written(tmp_path), options(tmp_path, SCHEMA.replace("buy", "bye")))
 
 

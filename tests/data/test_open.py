@@ -22,7 +22,7 @@ def test_synthetic():
 
 @pytest.mark.parametrize("spec", ["", "synthetic:x", "criteo", "criteo:", "parquet:", "csv", "taobao:", "tbsm"])
 def test_other_specs(spec):
-    with pytest.raises(ConfigError, match="give 'synthetic', 'criteo:PATH"):
+    with pytest.raises(ConfigError, match="data: expected one of synthetic, sequences, criteo:PATH"):
         open_dataset(spec, DataOptions())
 
 
@@ -37,7 +37,7 @@ def test_other_specs(spec):
         ("csv", "csv:PATH"),
     ],
 )
-def test_what_was_meant(spec, meant):
+def test_suggestions(spec, meant):
     with pytest.raises(ConfigError) as caught:
         open_dataset(spec, DataOptions())
     assert str(caught.value).endswith(f"; did you mean {meant}?")
@@ -60,13 +60,13 @@ def test_a_name_that_looks_like_a_pattern(tmp_path):
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        ("{}/none", r"none: cannot be read \(No such file or directory\); check the path"),
-        ("{}/day_*", r"no file matches '.*day_\*'; check the folder"),
-        ("{}", r"is a folder; name its files"),
-        ("{}/x,,{}/x", "a path is empty"),
+        ("{}/none", r"none: expected a file, got an error \(No such file or directory\)\. Check the path"),
+        ("{}/day_*", r"expected a pattern that matches files, got '.*day_\*'\. Check the folder"),
+        ("{}", r"expected a file, got a folder\. Name its files"),
+        ("{}/x,,{}/x", "Name a path"),
     ],
 )
-def test_paths_that_lead_nowhere(tmp_path, paths, message):
+def test_wrong_paths_are_refused(tmp_path, paths, message):
     (tmp_path / "x").write_text(LINE)
     with pytest.raises(InputError, match=message):
         open_dataset("criteo:" + paths.format(tmp_path, tmp_path), DataOptions())

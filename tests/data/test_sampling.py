@@ -31,10 +31,10 @@ def numbers(batches: list[Batch]) -> list[int]:
 
 def test_a_share_is_spread_over_all_of_the_data() -> None:
     sample = take_share(stream(512), 0.05, seed=0, most=MANY)
-    found = numbers(sample.batches)
+    actual = numbers(sample.batches)
     assert sample.num_samples == MANY
-    assert found == sorted(set(found))
-    per_tenth = np.bincount(np.array(found) * 10 // MANY)
+    assert actual == sorted(set(actual))
+    per_tenth = np.bincount(np.array(actual) * 10 // MANY)
     assert len(per_tenth) == 10 and (np.abs(per_tenth - 500) < 5 * np.sqrt(500)).all()
 
 
@@ -55,14 +55,14 @@ def test_batches_are_of_one_size() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.3])
 def test_more_than_fit_are_thinned_out_evenly(share: float) -> None:
     sample = take_share(stream(500), share, seed=0, most=4000)
-    found = np.array(numbers(sample.batches))
-    assert 1000 < len(found) <= 4000
-    assert abs(found.mean() / MANY - 0.5) < 0.02
+    actual = np.array(numbers(sample.batches))
+    assert 1000 < len(actual) <= 4000
+    assert abs(actual.mean() / MANY - 0.5) < 0.02
     rate = share / 2 ** np.ceil(np.log2(share * MANY / 4000))
-    assert found.tolist() == numbers(take_share(stream(500), float(rate), seed=0, most=MANY).batches)
+    assert actual.tolist() == numbers(take_share(stream(500), float(rate), seed=0, most=MANY).batches)
 
 
-def test_or_reading_ends_where_it_has_enough() -> None:
+def test_reading_may_end_early() -> None:
     read = 0
 
     def counted() -> object:
@@ -76,7 +76,7 @@ def test_or_reading_ends_where_it_has_enough() -> None:
     assert 1000 <= len(numbers(sample.batches)) < 1100
 
 
-def test_no_data_are_no_sample() -> None:
+def test_a_sample_of_no_data_is_empty() -> None:
     assert take_share([], 0.05, seed=0, most=10).batches == []
     assert take_share(stream(10, 10), 1e-9, seed=0, most=10).batches == []
 
@@ -112,7 +112,7 @@ def test_the_same_go_in_every_epoch_batch_size_and_shuffle(day: Path) -> None:
     assert kept(day, drop_negatives=0.5, seed=1)[0] != lines
 
 
-def test_what_is_evaluated_keeps_all(day: Path) -> None:
+def test_evaluation_keeps_all_samples(day: Path) -> None:
     data = open_dataset(f"criteo:{day}", DataOptions(holdout=0.25, drop_negatives=0.5))
     assert sum(batch.num_samples for batch in data.evaluation(64)) == LINES // 4
     assert data.num_train_samples() is None
@@ -123,6 +123,6 @@ def test_what_is_evaluated_keeps_all(day: Path) -> None:
 def test_batches_of_any_sizes_in_order(sizes: list[int], size: int) -> None:
     starts = np.cumsum([0, *sizes])
     pieces = (batch_of(np.arange(first, first + count)) for first, count in zip(starts[:-1], sizes, strict=True))
-    found = [batch.ids for batch in in_size(pieces, size)]
-    assert np.concatenate([[], *found]).tolist() == list(range(sum(sizes)))
-    assert all(len(ids) == size for ids in found[:-1]) and all(0 < len(ids) <= size for ids in found)
+    actual = [batch.ids for batch in in_size(pieces, size)]
+    assert np.concatenate([[], *actual]).tolist() == list(range(sum(sizes)))
+    assert all(len(ids) == size for ids in actual[:-1]) and all(0 < len(ids) <= size for ids in actual)

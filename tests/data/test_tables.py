@@ -1,4 +1,4 @@
-"""Features that share a table come side by side, whatever the order of the data set."""
+"""Features that share a table become neighbors, for any order of the data set."""
 
 from collections.abc import Iterator
 
@@ -52,13 +52,6 @@ def test_features_that_share_a_table_are_moved_together() -> None:
     ]
 
 
-def test_a_data_set_in_order_is_itself() -> None:
+def test_a_data_set_in_order_is_returned_as_it_is() -> None:
     data = by_table(Genres())
     assert by_table(data) is data
-
-
-def test_reordering_back_gives_the_batch_again() -> None:
-    batch = next(Genres().train(2))
-    back = batch.reordered([2, 0, 1]).reordered([1, 2, 0])
-    for name in ("ids", "offsets", "weights", "labels"):
-        np.testing.assert_array_equal(getattr(back, name), getattr(batch, name), strict=True)

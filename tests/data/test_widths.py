@@ -43,14 +43,14 @@ def options(folder: Path, schema: str = SCHEMA) -> DataOptions:
     return DataOptions(schema_path=folder / "schema.toml")
 
 
-def test_they_reach_the_tables_and_the_model_wins(tmp_path: Path) -> None:
+def test_widths_reach_the_tables_and_the_model_wins(tmp_path: Path) -> None:
     given = options(tmp_path)
     data = open_dataset(f"csv:{tmp_path / 'data.csv'}", given)
     prepare(f"csv:{tmp_path / 'data.csv'}", given, tmp_path / "prepared")
-    for found in (data, by_table(data), open_dataset(f"prepared:{tmp_path / 'prepared'}", DataOptions())):
-        assert shape_of(found).widths == {"shared": 3}
-        assert model_config("dcn", {"embedding_dim": 8}, inputs_of(found)).widths == {"shared": 3}
-        assert model_config("dcn", {"widths": {"shared": 5}}, inputs_of(found)).widths == {"shared": 5}
+    for actual in (data, by_table(data), open_dataset(f"prepared:{tmp_path / 'prepared'}", DataOptions())):
+        assert shape_of(actual).widths == {"shared": 3}
+        assert model_config("dcn", {"embedding_dim": 8}, inputs_of(actual)).widths == {"shared": 3}
+        assert model_config("dcn", {"widths": {"shared": 5}}, inputs_of(actual)).widths == {"shared": 5}
 
 
 def test_the_data_are_the_same_whatever_the_widths(tmp_path: Path) -> None:
@@ -78,18 +78,19 @@ def test_a_run_in_bf16_is_loaded_and_exported(tmp_path: Path, monkeypatch: pytes
         model, (batch,) = scoring.load(Path("served")), list(data_of(run, "csv:data.csv").evaluation(64))
         rows = [(torch.from_numpy(ids), torch.from_numpy(starts)) for ids, starts in bags_of(batch)]
         with torch.no_grad():
-            found = model(torch.from_numpy(batch.dense), rows).numpy()
+            actual = model(torch.from_numpy(batch.dense), rows).numpy()
         expected = np.concatenate(list(predict(run.embeddings, run.model, [batch])))
-    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
+    np.testing.assert_allclose(actual, expected, atol=1e-6, rtol=1e-6)
 
 
-def test_what_cannot_be_is_told_with_file_and_column(tmp_path: Path) -> None:
+def test_wrong_widths_are_reported_with_file_and_column(tmp_path: Path) -> None:
     two = SCHEMA + 'width = 4\ntable = "shared"\n'
     given = options(tmp_path, two)
     with pytest.raises(
-        ConfigError, match=r"schema .*schema\.toml: table 'shared': column 'b' has width 4, column 'a' width 3"
+        ConfigError,
+        match=r"schema .*schema\.toml: table 'shared': expected one width, got 3 for column 'a' and 4 for column 'b'",
     ):
         open_dataset(f"csv:{tmp_path / 'data.csv'}", given)
     options(tmp_path, SCHEMA.replace("width = 3", "width = 0"))
-    with pytest.raises(ConfigError, match=r"schema\.toml:\n  categorical\.0\.width: .*found 0"):
+    with pytest.raises(ConfigError, match=r"schema\.toml:\n  categorical\.0\.width: .*got 0"):
         load_schema(tmp_path / "schema.toml")

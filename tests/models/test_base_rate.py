@@ -53,8 +53,8 @@ def test_the_bias_is_the_logit_of_nothing(name: str) -> None:
     logits = torch.tensor([-1.5, 2.0] if several else [-1.5])
     model.set_output_bias(logits)
     width = (4 + 2,) if name == "deepfm" else (2 * steps, 4)  # tables of other widths: vectors side by side
-    found = model(torch.randn(3, 2 * steps), torch.zeros(3, *width))
-    assert torch.equal(found, logits.expand(3, 2) if several else logits.expand(3))
+    actual = model(torch.randn(3, 2 * steps), torch.zeros(3, *width))
+    assert torch.equal(actual, logits.expand(3, 2) if several else logits.expand(3))
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_each_label_has_its_own() -> None:
 
 def test_the_first_samples_count() -> None:
     whole = np.arange(2 * BASE_RATE_SAMPLES) < BASE_RATE_SAMPLES // 4
-    found = []
+    actual = []
     for size in (64, 1000, BASE_RATE_SAMPLES):
         model = Noting()
         start_at_base_rate(model, (batch(whole[at : at + size]) for at in range(0, len(whole), size)))
-        found.append(model.given[0])
-    assert found[0] == found[2] == pytest.approx(math.log(1 / 3), abs=1e-3)
-    assert found[1] == pytest.approx(math.log(1 / 3), abs=0.05)  # whole batches: up to one more
+        actual.append(model.given[0])
+    assert actual[0] == actual[2] == pytest.approx(math.log(1 / 3), abs=1e-3)
+    assert actual[1] == pytest.approx(math.log(1 / 3), abs=0.05)  # whole batches: up to one more
 
 
 def test_without_samples_or_without_the_method_nothing_happens() -> None:

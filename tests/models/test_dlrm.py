@@ -76,13 +76,13 @@ def test_the_default_bottom_mlp_ends_with_the_width() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bottom_mlp": "64-32"}, "bottom_mlp must end with embedding_dim = 16, found 64-32"),
-        ({"top_mlp": "64-2"}, r"top_mlp must end with 1 \(the logit\), found 64-2"),
+        ({"bottom_mlp": "64-32"}, "expected bottom_mlp to end with embedding_dim = 16, got 64-32"),
+        ({"top_mlp": "64-2"}, r"expected top_mlp to end with 1 \(the logit\), got 64-2"),
         ({"top_mlp": []}, "at least 1 item"),
         ({"bottom_mlp": "a-16"}, "'a' at position 1"),
         ({"bottom_mlp": [0, 16]}, "greater than or equal to 1"),
         ({"interaction": "product"}, "'dot' or 'cat'"),
-        ({"interaction": "cat", "interaction_self": True}, "interaction_self needs interaction = dot"),
+        ({"interaction": "cat", "interaction_self": True}, "expected interaction = dot with interaction_self"),
         ({"dropout": 1.0}, "less than 1"),
         ({"experts": 2}, "experts: unknown key"),
     ],
@@ -111,7 +111,7 @@ def test_shapes(num_dense: int, num_features: int, interaction: str) -> None:
 
 
 def test_nothing_to_interact() -> None:
-    with pytest.raises(ValueError, match="found one feature and no dense inputs"):
+    with pytest.raises(ValueError, match="got one feature and no dense inputs"):
         make_model(num_dense=0, num_features=1)
     for least in ({"num_dense": 1}, {"num_dense": 0, "interaction_self": True}):
         model = make_model(num_features=1, **least)

@@ -47,9 +47,9 @@ def learn(device: str, *, bf16: bool, around: Around = contextlib.nullcontext) -
             assert all(one is None or one.dtype == torch.float32 for one in gradients)
             optimizer.step()
             embeddings.step()
-        found = {name: embeddings.rows.table_weights(name) for name in embeddings.table_names}
-        found["state"] = embeddings.rows.state_arrays()["rows0.state"]
-    return found | {name: value.detach().numpy() for name, value in model.named_parameters()}
+        actual = {name: embeddings.rows.table_weights(name) for name in embeddings.table_names}
+        actual["state"] = embeddings.rows.state_arrays()["rows0.state"]
+    return actual | {name: value.detach().numpy() for name, value in model.named_parameters()}
 
 
 @pytest.mark.parametrize(("bf16", "around"), [(True, contextlib.nullcontext), (False, outer_autocast)])

@@ -12,9 +12,9 @@ def masked(layer: Dropout, samples: int = 50, width: int = 20) -> torch.Tensor:
 
 
 def test_a_share_is_dropped_and_the_mean_stays() -> None:
-    found = masked(Dropout(0.25), 400, 100)
-    assert sorted(found.unique().tolist()) == [0.0, pytest.approx(1 / 0.75)]
-    assert abs(float((found == 0).float().mean()) - 0.25) < 0.01
+    actual = masked(Dropout(0.25), 400, 100)
+    assert sorted(actual.unique().tolist()) == [0.0, pytest.approx(1 / 0.75)]
+    assert abs(float((actual == 0).float().mean()) - 0.25) < 0.01
 
 
 def test_masks_follow_from_seed_layer_and_step() -> None:
@@ -51,7 +51,7 @@ def test_it_is_off_in_evaluation_and_where_the_share_is_0() -> None:
     values = torch.randn(4, 3)
     assert torch.equal(layer(values), values.clamp(min=0))
     assert torch.equal(Dropout(0.0)(values), values)
-    with pytest.raises(ValueError, match="from 0 to below 1, found 1"):
+    with pytest.raises(ValueError, match="from 0 to below 1, got 1"):
         Dropout(1)
 
 

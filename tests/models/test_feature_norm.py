@@ -50,9 +50,9 @@ def test_batch_is_its_twin_in_training_and_evaluation(spread: float) -> None:
         for training in (True, False):
             module.train(training)
             pooled = vectors(samples, number, spread)
-            found = module(torch.from_numpy(pooled)).detach().numpy()
+            actual = module(torch.from_numpy(pooled)).detach().numpy()
             expected = reference.batch_feature_norm(pooled, scale, shift, known, training=training)
-            np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
+            np.testing.assert_allclose(actual, expected, rtol=1e-8, atol=1e-8)
         np.testing.assert_allclose(module.mean.numpy(), known.mean, rtol=1e-9)
         np.testing.assert_allclose(module.variance.numpy(), known.variance, rtol=1e-9)
     assert int(module.batches) == known.batches == 12
@@ -84,7 +84,7 @@ def inputs(samples: int = 6) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["batch", "layer"])
-def test_other_weights_begin_as_without_and_the_normalised_vectors_interact(kind: str) -> None:
+def test_normalization_changes_only_the_interacting_vectors(kind: str) -> None:
     plain, model = dlrm(), dlrm(feature_norm=kind)
     for name, weight in plain.state_dict().items():
         assert torch.equal(model.state_dict()[name], weight)

@@ -48,16 +48,16 @@ def each(model: CheckedModel, by_hand: Any) -> None:
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.1  # those that begin at 0 count, too
-    found: list[list[Tensor]] = []
+    actual: list[list[Tensor]] = []
     for forward in (model, lambda d, p: torch.stack([by_hand(*one) for one in zip(d, p, strict=True)])):
         dense, pooled = (tensor.requires_grad_() for tensor in arguments())
         model.zero_grad()
         logits = forward(dense, pooled)
         logits.square().sum().backward()
         grads = [weight.grad for weight in model.parameters()]
-        found.append([logits.detach(), *(g.clone() for g in (dense.grad, pooled.grad, *grads) if g is not None)])
-    assert len(found[0]) == len(found[1]) == 3 + len(list(model.parameters()))
-    for ours, hands in zip(*found, strict=True):
+        actual.append([logits.detach(), *(g.clone() for g in (dense.grad, pooled.grad, *grads) if g is not None)])
+    assert len(actual[0]) == len(actual[1]) == 3 + len(list(model.parameters()))
+    for ours, hands in zip(*actual, strict=True):
         torch.testing.assert_close(ours, hands, rtol=1e-9, atol=1e-11)
 
 
@@ -143,7 +143,7 @@ def test_weights_follow_from_the_seed_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_other_shapes_are_told(name: str) -> None:
+def test_wrong_shapes_are_refused(name: str) -> None:
     model = make_model(name, model_config(name, {"embedding_dim": WIDTH, **SETTINGS[name]}, INPUTS), INPUTS, seed=0)
     dense, pooled = (tensor.float() for tensor in arguments())
     assert model(dense, pooled).shape == ((5, 3) if name == "multi-task" else (5,))
@@ -195,34 +195,29 @@ def test_bf16_rounds_matrix_products_and_gives_float32(name: str) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], Inputs, str]] = [
-    (
-        "two-tower",
-        {},
-        INPUTS,
-        r"needs the user's tables, such as --set 'model.user_tables=\[.user.\]'; there are: user",
-    ),
-    ("two-tower", {"user_tables": ["you"]}, INPUTS, "no table you; there are: user, item, site"),
-    ("two-tower", {"user_tables": ["user"], "item_tables": ["user"]}, INPUTS, "user in user_tables and in item_tables"),
-    ("two-tower", {"user_tables": ["user", "item", "site"]}, INPUTS, "none is left for the item"),
-    ("two-tower", {"user_tables": ["user"], "item_tables": ["item"]}, INPUTS, "site in neither"),
-    ("two-tower", {"user_tables": ["user"], "item_dense": ["age", "size"]}, INPUTS, "no dense input size; there are"),
-    ("multi-task", {}, Inputs(("a",), 1), "needs samples with several labels"),
-    ("multi-task", {"loss_weights": {"bye": 2.0}}, INPUTS, "no label bye; there are: click, buy, like"),
-    ("dcn", {"widths": {"you": 3}}, INPUTS, "no table you; there are: user, item, site"),
-    ("dcn", {"widths": {"user": 0}}, INPUTS, "user=0: a width is from 1 to 4096"),
-    ("dnc", {}, INPUTS, "no model 'dnc'; known: dlrm, dcn, deepfm, two-tower, multi-task, tbsm.*file.py:Class"),
+    ("two-tower", {}, INPUTS, r"user_tables: expected tables among user, .* --set 'model.user_tables=\[.user.\]'"),
+    ("two-tower", {"user_tables": ["usr"]}, INPUTS, "among user, item, site, got usr; did you mean user"),
+    ("two-tower", {"user_tables": ["user"], "item_tables": ["user"]}, INPUTS, "not in user_tables, got user"),
+    ("two-tower", {"user_tables": ["user", "item", "site"]}, INPUTS, "at least one other table for the item"),
+    ("two-tower", {"user_tables": ["user"], "item_tables": ["item"]}, INPUTS, "got none of site"),
+    ("two-tower", {"user_tables": ["user"], "item_dense": ["age", "size"]}, INPUTS, "among age, price, got size"),
+    ("multi-task", {}, Inputs(("a",), 1), "expected samples with several labels"),
+    ("multi-task", {"loss_weights": {"bye": 2.0}}, INPUTS, "expected labels among click, buy, like, got bye"),
+    ("dcn", {"widths": {"you": 3}}, INPUTS, "model.widths: expected tables among user, item, site, got you"),
+    ("dcn", {"widths": {"user": 0}}, INPUTS, "expected widths from 1 to 4096, got user=0"),
+    ("dnc", {}, INPUTS, "expected one of dlrm, dcn, .*file.py:Class, got 'dnc'; did you mean dcn"),
 ]
 
 
 @pytest.mark.parametrize(("name", "settings", "inputs", "message"), REFUSED)
-def test_what_cannot_be(name: str, settings: dict[str, Any], inputs: Inputs, message: str) -> None:
+def test_wrong_settings_are_refused(name: str, settings: dict[str, Any], inputs: Inputs, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_model(name, model_config(name, settings, inputs), inputs, seed=0)
 
 
-def test_settings_that_cannot_be() -> None:
+def test_wrong_values_are_refused() -> None:
     with pytest.raises(ConfigError, match="embedding_dim of 2 or more"):
         DeepFMConfig(embedding_dim=1)
-    with pytest.raises(ConfigError, match="loss_weights of buy is below 0"):
+    with pytest.raises(ConfigError, match="loss_weights of 0 or more, got less for buy"):
         MultiTaskConfig(loss_weights={"buy": -1})
     assert set(SETTINGS) | {"tbsm"} == set(OPTIONS)

@@ -69,10 +69,10 @@ def test_equals_twin(shape: tuple[int, int, int], with_bottom: bool, include_sel
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     out.backward(grad)
     expected.backward(grad[:, :width].double())
-    for found, needed in zip(inputs, exact, strict=True):
-        assert found.grad is not None
+    for actual, needed in zip(inputs, exact, strict=True):
+        assert actual.grad is not None
         needed_grad = torch.zeros_like(needed) if needed.grad is None else needed.grad
-        torch.testing.assert_close(found.grad.double(), needed_grad, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual.grad.double(), needed_grad, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("interact", [dot_interaction, gathered_dot_interaction])
@@ -85,8 +85,8 @@ def test_gradcheck(interact) -> None:
 def test_gathers_have_the_bits_of_plain_operations_forward(include_self: bool) -> None:
     """The same products, picked out; backward is one product in place of two sums, so it rounds otherwise."""
     inputs = make_inputs((40, 7, 20), with_bottom=True)
-    found = gathered_dot_interaction(*inputs, include_self=include_self)
-    assert torch.equal(found, plain_dot_interaction(*inputs, include_self=include_self))
+    actual = gathered_dot_interaction(*inputs, include_self=include_self)
+    assert torch.equal(actual, plain_dot_interaction(*inputs, include_self=include_self))
 
 
 def test_gathers_add_nothing_by_index() -> None:
@@ -151,8 +151,8 @@ def test_kernels_as_plain_python(with_bottom: bool, include_self: bool) -> None:
     compiled = [np.full_like(bottom, np.nan), np.full_like(pooled, np.nan)]
     kernels.dot_backward.py_func(bottom, pooled, include_self, grad, *plain)
     kernels.dot_backward(bottom, pooled, include_self, grad, *compiled)
-    for found, needed in zip(plain, compiled, strict=True):
-        np.testing.assert_allclose(found, needed, rtol=1e-5, atol=1e-5)
+    for actual, needed in zip(plain, compiled, strict=True):
+        np.testing.assert_allclose(actual, needed, rtol=1e-5, atol=1e-5)
 
 
 def test_padding_of_the_gradient_is_ignored() -> None:

@@ -44,25 +44,25 @@ def layers(num_inputs: int, num_outputs: int, *, bias: bool = True) -> tuple[Lin
 def test_products_and_gradients_are_those_of_torch(by_onednn: Iterator[list[Any]], bias: bool) -> None:
     ours, plain = layers(37, 19, bias=bias)
     x = torch.randn(53, 37)
-    found = []
+    actual = []
     for layer in (ours, plain):
         given = x.clone().requires_grad_()
         out = layer(given)
         (out * torch.arange(19)).sum().backward()
-        found.append([out, given.grad, *(parameter.grad for parameter in layer.parameters())])
-    for one, other in zip(*found, strict=True):
+        actual.append([out, given.grad, *(parameter.grad for parameter in layer.parameters())])
+    for one, other in zip(*actual, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     assert next(by_onednn) == [(53, 37, 19), (53, 19, 37), (19, 53, 37)]
 
 
 def test_gradients_of_gradients(by_onednn: Iterator[list[Any]]) -> None:
-    found = []
+    actual = []
     for layer in layers(5, 3):
         x = torch.linspace(-1, 1, 20).view(4, 5).requires_grad_()
         (first,) = torch.autograd.grad((layer(x) ** 3).sum(), x, create_graph=True)
         (first**2).sum().backward()
-        found.append((x.grad, layer.weight.grad))
-    for one, other in zip(*found, strict=True):
+        actual.append((x.grad, layer.weight.grad))
+    for one, other in zip(*actual, strict=True):
         torch.testing.assert_close(one, other)
 
 

@@ -92,27 +92,27 @@ BAD = {
     "class Mine: pass": "has no class Mine derived from torch.nn.Module",
     "class Other(nn.Module): pass": "has no class Mine derived from torch.nn.Module",
     "class Mine(nn.Module:": r"model file .*mine.py: SyntaxError",
-    "class Mine(nn.Module):\n  def forward(self, d, p): return p.sum((1, 2))[:, None]": r"must give a tensor \(2,\) of "
-    r"logits, found a tensor \(2, 1\); end with .squeeze\(1\)",
-    "class Mine(nn.Module):\n  def forward(self, d, p): return p": r"found a tensor \(2, 2, 16\)$",
-    "class Mine(nn.Module):\n  def forward(self, d, p): return None": "found a NoneType",
-    "class Mine(nn.Module):\n  def forward(self, d, p): return p.sum((1, 2)) > 0": "which are floats, found torch.bool",
-    "class Mine(nn.Module):\n  def forward(self, d): return d": r"forward of dense \(2, 2\) and pooled \(2, 2, 16\) "
-    "raised TypeError",
-    "class Mine(nn.Module):\n  def __init__(self): super().__init__(); self.x": "__init__ raised AttributeError",
-    "class Mine(nn.Module):\n  def __init__(self, widths): pass": "widths has the name of a setting",
-    "class Mine(nn.Module):\n  def __init__(self, a: 'Nowhere' = 1): pass": "parameters of __init__: NameError",
-    "class Mine(nn.Module):\n  def __init__(self, a): pass": "model.a: Field required",
+    "class Mine(nn.Module):\n  def forward(self, d, p): return p.sum((1, 2))[:, None]": r"expected a tensor \(2,\) of "
+    r"logits, got a tensor \(2, 1\)\. End forward with .squeeze\(1\)",
+    "class Mine(nn.Module):\n  def forward(self, d, p): return p": r"got a tensor \(2, 2, 16\)\.$",
+    "class Mine(nn.Module):\n  def forward(self, d, p): return None": "got a NoneType",
+    "class Mine(nn.Module):\n  def forward(self, d, p): return p.sum((1, 2)) > 0": "which are floats, got torch.bool",
+    "class Mine(nn.Module):\n  def forward(self, d): return d": r"forward of dense \(2, 2\) and pooled \(2, 2, 16\): "
+    "expected logits, got an error: TypeError",
+    "class Mine(nn.Module):\n  def __init__(self): super().__init__(); self.x": "error in __init__: AttributeError",
+    "class Mine(nn.Module):\n  def __init__(self, widths): pass": "other names than settings in __init__",
+    "class Mine(nn.Module):\n  def __init__(self, a: 'Nowhere' = 1): pass": "got an error: NameError",
+    "class Mine(nn.Module):\n  def __init__(self, a): pass": "model.a: is needed",
 }
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_is_wrong_is_told(tmp_path: Path, text: str) -> None:
+def test_wrong_models_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=BAD[text]):
         made(model_of(tmp_path, text))
 
 
-def test_names_that_are_none() -> None:
+def test_unknown_models_are_refused() -> None:
     for spec, message in (
         ("nowhere.py:Mine", "model file nowhere.py not found"),
         ("nowhere:Mine", "cannot import nowhere"),
@@ -128,8 +128,8 @@ def test_a_file_of_settings_names_no_code(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(f'model = "{EXAMPLE}:SumAndDot"\n')
     with pytest.raises(ConfigError, match=r"run.toml: model=.* code that only a file names is not run"):
         load_settings(file=tmp_path / "run.toml")
-    found, _ = load_settings(file=tmp_path / "run.toml", flags={"model": f"{EXAMPLE}:SumAndDot"})
-    assert found.model == f"{EXAMPLE}:SumAndDot"
+    actual, _ = load_settings(file=tmp_path / "run.toml", flags={"model": f"{EXAMPLE}:SumAndDot"})
+    assert actual.model == f"{EXAMPLE}:SumAndDot"
 
 
 def test_installed_models_have_names(monkeypatch: pytest.MonkeyPatch) -> None:

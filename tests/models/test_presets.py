@@ -34,31 +34,6 @@ def test_a_preset_is_built_and_trains_a_batch(name: str) -> None:
         assert torch.isfinite(logits).all()
 
 
-def test_shapes_as_published() -> None:
-    """MLPs, width, dense inputs, features, look-ups: written down once more from the sources, by hand."""
-    fae = {name: PRESETS[name] for name in ("rmc2", "rmc3", "rmc4")}
-    assert [(p.num_dense, p.tables, p.embedding_dim, p.lookups) for p in fae.values()] == [
-        (13, 26, 16, 1),
-        (13, 26, 64, 1),
-        (1, 21, 16, 1),
-    ]
-    assert [p.bottom_mlp for p in fae.values()] == ["512-256-64-16", "512-256-64", "512-256-64-16"]
-    assert [p.top_mlp for p in fae.values()] == ["512-256-1", "512-512-256-1", "512-256-1"]
-    acun = [PRESETS[name] for name in ("m1prod", "m2prod", "m3prod")]
-    assert [(p.tables, p.num_dense, p.lookups) for p in acun] == [(30, 800, 28), (13, 504, 17), (127, 809, 49)]
-    assert [p.bottom_mlp.split("-")[0] for p in acun] == ["512", "1024", "512"]
-    assert [p.top_mlp for p in acun] == ["512-512-512-1", "1024-1024-512-1", "512-256-512-256-512-1"]
-    hotline = [PRESETS[name] for name in ("syn-m1", "syn-m2")]
-    assert [(p.num_dense, p.tables) for p in hotline] == [(54, 102), (102, 204)]
-    mlperf = PRESETS["mlperf"]
-    assert (mlperf.bottom_mlp, mlperf.top_mlp) == ("512-256-128", "1024-1024-512-256-1")
-    assert all("MLP" in p.ours for p in [*acun, *hotline])
-    rmc1 = PRESETS["rmc1"]
-    assert (rmc1.num_dense, rmc1.tables, rmc1.embedding_dim, rmc1.steps) == (1, 3, 16, 21)
-    assert [rmc1.bottom_mlp, rmc1.top_mlp] == ["16", "15-15"]
-    assert [rmc1.more[f"model.{name}"] for name in ("attention_mlp", "final_mlp")] == ["15-15", "60-1"]
-
-
 def test_anything_given_beats_a_preset(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text('preset = "m2prod"\n[data.synthetic]\nlookups = 3\n')

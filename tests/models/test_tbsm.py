@@ -35,17 +35,17 @@ def make_inputs(model: TBSM, num_samples: int = 9) -> tuple[Tensor, Tensor]:
 )
 def test_logits_and_gradients_are_those_of_the_twin(shape: dict[str, int], settings: dict[str, Any]) -> None:
     model = make_model(**shape, **settings).double()
-    found, expected = [], []
-    for forward, grads in ((model, found), (lambda d, p: twin_logits(model, d, p), expected)):
+    actual, expected = [], []
+    for forward, grads in ((model, actual), (lambda d, p: twin_logits(model, d, p), expected)):
         dense, pooled = (tensor.double() for tensor in make_inputs(model))
         pooled.requires_grad_()
         model.zero_grad()
         logits = forward(dense, pooled)
         (logits * torch.arange(1, len(logits) + 1)).sum().backward()
         grads += [logits, pooled.grad, *(weight.grad for weight in model.parameters())]
-    for ours, twins in zip(found, expected, strict=True):
+    for ours, twins in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, twins, rtol=1e-9, atol=1e-11)
-    assert all(bool(gradient.any()) for gradient in found)
+    assert all(bool(gradient.any()) for gradient in actual)
 
 
 def test_each_step_is_as_if_alone() -> None:
@@ -106,19 +106,19 @@ def test_initial_values_follow_from_the_seed_alone() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"final_mlp": "60-2"}, r"final_mlp must end with 1 \(the logit\), found 60-2"),
-        ({"bottom_mlp": "64-8"}, "bottom_mlp must end with embedding_dim = 16"),
+        ({"final_mlp": "60-2"}, r"expected final_mlp to end with 1 \(the logit\), got 60-2"),
+        ({"bottom_mlp": "64-8"}, "expected bottom_mlp to end with embedding_dim = 16"),
         ({"attention_mlp": "15-x"}, "'x' at position 2"),
         ({"attention": "15"}, "attention"),
     ],
 )
-def test_settings_that_cannot_work(settings: dict[str, Any], message: str) -> None:
+def test_wrong_settings_of_the_model_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TBSMConfig(**settings)
 
 
-def test_samples_that_are_no_sequences() -> None:
-    with pytest.raises(ValueError, match=r"needs samples that are sequences.*--data sequences .*taobao:PATH"):
+def test_samples_must_be_sequences() -> None:
+    with pytest.raises(ValueError, match=r"expected samples that are sequences.*--data sequences, taobao:PATH"):
         TBSM(TBSMConfig(), num_dense=13, num_features=26, steps=1)
 
 

@@ -125,7 +125,7 @@ def test_no_line_is_passed_over_unnoticed(run: Path) -> None:
     rows = lines(50, seed=4)
     write_csv(Path("new.csv"), [*rows[:20], "1,2,3", *rows[20:]])
     Path("scores.npy").write_bytes(b"of before")
-    with pytest.raises(InputError, match=r"new\.csv:22: columns"):
+    with pytest.raises(InputError, match=r"new\.csv:22: expected 7 columns"):
         predict_run(run, "scores.npy", data="new.csv")
     assert Path("scores.npy").read_bytes() == b"of before" and sorted(map(str, Path().iterdir())) == [
         "new.csv", "scores.npy",
@@ -135,7 +135,7 @@ def test_no_line_is_passed_over_unnoticed(run: Path) -> None:
 
 def test_data_without_a_sample(run: Path) -> None:
     write_csv(Path("new.csv"), [])
-    with pytest.raises(InputError, match=r"no row to evaluate on in new\.csv: no lines"):
+    with pytest.raises(InputError, match=r"new\.csv: expected rows to evaluate on, got none \(no lines\)"):
         predict_run(run, "scores.npy", data="new.csv")
     assert not Path("scores.npy").exists()
 

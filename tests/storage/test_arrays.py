@@ -33,8 +33,8 @@ def opened(path: Path, facts: dict[str, Any]) -> ArrayFile:
 @pytest.mark.parametrize("length", [1, 3, 7, 100])
 def test_blocks_are_written_as_the_array_is(tmp_path: Path, length: int) -> None:
     expected = write_array(tmp_path / "a.npy", VALUES, DISK)
-    found = write_array(tmp_path / "b.npy", in_blocks(VALUES, length), DISK)
-    assert {**found, "file": "a.npy"} == expected
+    actual = write_array(tmp_path / "b.npy", in_blocks(VALUES, length), DISK)
+    assert {**actual, "file": "a.npy"} == expected
     assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
     assert np.array_equal(np.load(tmp_path / "b.npy", allow_pickle=False), VALUES)
 
@@ -106,5 +106,5 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     with open(tmp_path / "a.npy", "r+b") as raw:
         raw.truncate(150)
     assert np.array_equal(file.read(0, 1), VALUES[:1])
-    with pytest.raises(CheckpointError, match="the file shrank while it was read"):
+    with pytest.raises(CheckpointError, match="The file shrank while it was read"):
         file.read()

@@ -43,15 +43,15 @@ def save(directory: Path, **changed: Any) -> Path:
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     more = {"policy": np.array([True, False]), "optimizer": np.float32(3), "run": np.arange(3, dtype=np.uint8)}
     save(tmp_path / "weights", **{group: {"seen": value} for group, value in more.items()})
-    found = load_checkpoint(tmp_path / "weights")
-    assert found.meta == {"step": 3}
-    assert set(found.rows) == {*ROWS, *PARTS}
+    actual = load_checkpoint(tmp_path / "weights")
+    assert actual.meta == {"step": 3}
+    assert set(actual.rows) == {*ROWS, *PARTS}
     for name, value in [*ROWS.items(), *((name, part.value) for name, part in PARTS.items())]:
-        np.testing.assert_array_equal(found.rows[name], value, strict=True)
+        np.testing.assert_array_equal(actual.rows[name], value, strict=True)
     for name, tensor in DENSE.items():
-        assert torch.equal(found.dense[name], tensor) and found.dense[name].shape == tensor.shape
+        assert torch.equal(actual.dense[name], tensor) and actual.dense[name].shape == tensor.shape
     for group, value in more.items():
-        np.testing.assert_array_equal(getattr(found, group)["seen"], value, strict=True)
+        np.testing.assert_array_equal(getattr(actual, group)["seen"], value, strict=True)
 
 
 def test_arrays_are_plain_npy_files(tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_arrays_are_plain_npy_files(tmp_path: Path) -> None:
 def test_any_array_under_any_name(tmp_path_factory: pytest.TempPathFactory, array: Any, name: str) -> None:
     folder = tmp_path_factory.mktemp("c") / "weights"
     save(folder, rows={name: np.asarray(array, order="F")})
-    found = load_checkpoint(folder).rows[name]
-    assert found.dtype == array.dtype and found.shape == array.shape
-    assert found.tobytes() == array.tobytes()
+    actual = load_checkpoint(folder).rows[name]
+    assert actual.dtype == array.dtype and actual.shape == array.shape
+    assert actual.tobytes() == array.tobytes()
 
 
 @pytest.mark.nightly
@@ -117,7 +117,7 @@ def test_files_swapped_between_checkpoints_are_noticed(tmp_path: Path) -> None:
     two = save(tmp_path / "two", rows={name: value + 1 for name, value in ROWS.items()} | {"1/rows": part})
     for file in ("shard-0-0.npy", "rows-0.npy"):
         (one / file).write_bytes((two / file).read_bytes())
-        with pytest.raises(CheckpointError, match=rf"{file}: expected sha256 [0-9a-f]{{64}}.*, found [0-9a-f]{{64}}"):
+        with pytest.raises(CheckpointError, match=rf"{file}: expected sha256 [0-9a-f]{{64}}.*, got [0-9a-f]{{64}}"):
             load_checkpoint(one)
 
 
@@ -125,7 +125,7 @@ def test_files_swapped_between_checkpoints_are_noticed(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     folder = save(tmp_path / "weights")
     (folder / name).unlink()
-    with pytest.raises(CheckpointError, match=rf"{re.escape(name)}: expected a plain file, found: No such file"):
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)}: expected a regular file, got No such file"):
         load_checkpoint(folder)
 
 
@@ -144,7 +144,7 @@ def test_links_and_pipes_are_refused(tmp_path: Path, name: str) -> None:
     folder = save(tmp_path / "weights")
     (folder / name).rename(tmp_path / "elsewhere.npy")
     (folder / name).symlink_to(tmp_path / "elsewhere.npy")
-    with pytest.raises(CheckpointError, match=f"{name}: expected a plain file, found: a link"):
+    with pytest.raises(CheckpointError, match=f"{name}: expected a regular file, got a link"):
         load_checkpoint(folder)
     (folder / name).unlink()
     os.mkfifo(folder / name)
@@ -155,7 +155,7 @@ def test_links_and_pipes_are_refused(tmp_path: Path, name: str) -> None:
 def test_huge_declared_shape_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
     folder = save(tmp_path / "weights")
     edit_manifest(folder, lambda manifest: manifest["arrays"][1].update(shape=[2**40, 2**20]))
-    with pytest.raises(CheckpointError, match=rf"rows-1\.npy: expected {2**62 + 128} bytes .* found 144"):
+    with pytest.raises(CheckpointError, match=rf"rows-1\.npy: expected {2**62 + 128} bytes .* got 144"):
         load_checkpoint(folder)
 
 
@@ -186,7 +186,7 @@ def test_pickles_are_not_run(tmp_path: Path) -> None:
     np.save(folder / "rows-0.npy", np.array([Bomb(marker)], object), allow_pickle=True)
     size = (folder / "rows-0.npy").stat().st_size
     edit_manifest(folder, lambda manifest: manifest["arrays"][0].update(size=size, dtype="|O", shape=[1]))
-    with pytest.raises(CheckpointError, match=r"rows-0\.npy: expected one of the types .* found '\|O'"):
+    with pytest.raises(CheckpointError, match=r"rows-0\.npy: expected one of the types .* got '\|O'"):
         load_checkpoint(folder)
     edit_manifest(folder, lambda manifest: manifest["arrays"][0].update(dtype="<i8"))
     with pytest.raises(CheckpointError, match="rows-0"):
@@ -200,17 +200,18 @@ def test_pickles_are_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(version=3), "expected format adaptive-checkpoint version 4, found .* version 3"),
-        (lambda m: m.update(format="x"), "found x version 4"),
-        (lambda m: m["arrays"].append(dict(m["arrays"][0])), "stands there twice"),
+        (lambda m: m.update(version=3), "expected format adaptive-checkpoint version 4, got .* version 3"),
+        (lambda m: m.update(version=4.0), r"got format adaptive-checkpoint version 4\.0"),
+        (lambda m: m.update(format="x"), "got format x version 4"),
+        (lambda m: m["arrays"].append(dict(m["arrays"][0])), "expected each array once"),
         (lambda m: m["arrays"][0].update(name="other", file="rows-1.npy"), "rows-1"),
         (lambda m: m["arrays"][0].update(shape=[-1]), r"arrays\.0\.shape"),
         (lambda m: m["arrays"][0].update(shape=[1] * 100), "at most 64"),
-        (lambda m: m["arrays"][0].update(shape=[3]), r"rows-0.npy: expected 152 bytes for int64 \[3\], found 144"),
+        (lambda m: m["arrays"][0].update(shape=[3]), r"rows-0.npy: expected 152 bytes for int64 \[3\], got 144"),
         (lambda m: m["arrays"][0].update(size="16"), r"arrays\.0\.size"),
         (lambda m: m["arrays"][0].update(group="code"), r"arrays\.0\.group"),
-        (lambda m: m.update(more=1), "more: Extra"),
-        (lambda m: m.pop("arrays"), "arrays: Field required"),
+        (lambda m: m.update(more=1), "more: unknown key"),
+        (lambda m: m.pop("arrays"), "arrays: "),
     ],
 )
 def test_manifests_that_lie_are_refused(tmp_path: Path, change: Callable[[Any], None], message: str) -> None:
@@ -221,7 +222,7 @@ def test_manifests_that_lie_are_refused(tmp_path: Path, change: Callable[[Any], 
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"null", b"[" * 100_000, b"\xff\xfe", b"9" * 10_000, b'{"format": 1e999}'])
-def test_manifests_that_are_none_are_refused(tmp_path: Path, raw: bytes) -> None:
+def test_files_that_are_not_manifests_are_refused(tmp_path: Path, raw: bytes) -> None:
     folder = save(tmp_path / "weights")
     (folder / MANIFEST).write_bytes(raw)
     with pytest.raises(CheckpointError, match=r"manifest\.json"):
@@ -249,6 +250,6 @@ def test_whole_or_absent_whatever_fails(tmp_path: Path, lasting: bool) -> None:
 
 def test_an_existing_checkpoint_is_not_replaced(tmp_path: Path) -> None:
     save(tmp_path / "weights")
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match=r"weights: expected a place that can be written, .* exists already"):
         save(tmp_path / "weights", meta={})
     assert load_checkpoint(tmp_path / "weights").meta == {"step": 3}

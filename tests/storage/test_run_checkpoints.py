@@ -52,13 +52,13 @@ def names(path: Path) -> list[str]:
 # -- what lies in the directory -----------------------------------------------------------------------------------
 
 
-def test_one_checkpoint_is_there_on_the_way_and_weights_at_the_end(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_has_one_checkpoint_and_weights_at_its_end(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out, seen = tmp_path / "run", list[list[str]]()
 
     def look(model: Any, dense: Any, pooled: Any) -> None:
-        found = [name for name in names(out) if name.startswith(("checkpoint", "weights"))]
-        if found not in seen:
-            seen.append(found)
+        actual = [name for name in names(out) if name.startswith(("checkpoint", "weights"))]
+        if actual not in seen:
+            seen.append(actual)
 
     in_model(world, look)
     run(out, config_of("lru", save_every=8, depth=0))
@@ -67,9 +67,9 @@ def test_one_checkpoint_is_there_on_the_way_and_weights_at_the_end(world: pytest
 
 
 def test_a_run_that_was_killed_can_be_evaluated(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = evaluate_run(killed(world, tmp_path / "run"))
+    actual = evaluate_run(killed(world, tmp_path / "run"))
     run(tmp_path / "short", config_of("lru", steps=10))
-    assert found["steps"] == 10 and found["auc"] == evaluate_run(tmp_path / "short")["auc"]
+    assert actual["steps"] == 10 and actual["auc"] == evaluate_run(tmp_path / "short")["auc"]
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_stop_replaces_the_last_checkpoint_by_weights(world: pytest.MonkeyPatc
     assert names(tmp_path) == ["checkpoint-15", "metrics.jsonl", "run.json"]
 
 
-def test_a_stop_before_the_first_step_can_be_gone_on_from(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_stopped_before_its_first_step_resumes(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     world.setattr(Run, "_make_guard", lambda run: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(SystemExit) as caught:
         run(tmp_path / "cut", config_of("defer"))
@@ -128,7 +128,7 @@ def test_a_whole_checkpoint_is_there_whatever_fails(world: pytest.MonkeyPatch, t
     out = killed(world, tmp_path / "run")
     saved = load_checkpoint(out / "checkpoint-10")
     content = replace(saved, rows=dict(list(saved.rows.items())[:2]), optimizer={}, dense={})
-    found = set()
+    actual = set()
 
     def attempt(disk: FailingDisk) -> None:
         written = Checkpoints(out, disk=disk)
@@ -139,10 +139,10 @@ def test_a_whole_checkpoint_is_there_whatever_fails(world: pytest.MonkeyPatch, t
             written.finish(number + 1, content)
         except OutputError:
             assert disk.count >= disk.fail_at
-        found.add(load_newest(out)[0].name)
+        actual.add(load_newest(out)[0].name)
 
     assert fails_at_each(attempt) > 20
-    assert "weights" in found and len(found) > 5
+    assert "weights" in actual and len(actual) > 5
 
 
 @pytest.mark.parametrize("policy", ["lru", "defer"])
@@ -160,7 +160,7 @@ def test_a_full_disk_ends_the_run_and_the_last_checkpoint_stays(
     config, original = config_of(policy, save_every=5), Disk.write
     world.setattr(Disk, "write", write)
     with pytest.raises(
-        OutputError, match=r"checkpoint .*checkpoint-10 could not be written: .*No space left"
+        OutputError, match=r"checkpoint-10: expected a place that can be written.*No space left"
     ) as caught:
         run(tmp_path / "cut", config)
     assert caught.value.exit_code == 6
@@ -179,7 +179,7 @@ def resumed_steps(out: Path) -> list[int]:
     return [record.step for record in read_metrics(out / "metrics.jsonl") if isinstance(record, ResumeRecord)]
 
 
-def test_records_of_later_steps_are_dropped_and_said_to_be(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_records_of_later_steps_are_dropped_and_reported(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out, stream = killed(world, tmp_path / "run", at=18), io.StringIO()  # saved after 15; records after 16 and 17
     with open(out / "metrics.jsonl", "a") as file:
         file.write('{"kind": "interval", "st')  # cut off by the kill
@@ -221,9 +221,7 @@ def test_evaluations_on_the_way_are_there_once(
     assert cut == whole and len(whole) == {4: 10, 5: 8, 20: 2}[every]
 
 
-def test_an_evaluation_that_a_signal_cut_short_is_made_when_the_run_goes_on(
-    world: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_interrupted_evaluation_is_repeated_on_resume(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config, evaluated = config_of("lru", eval_every=6, save_every=6), list[int]()
     run(tmp_path / "whole", config)
 
@@ -241,18 +239,18 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_when_the_run_goes_on(
     assert [point["step"] for point in read_record(tmp_path / "cut")["summary"]["evaluations"]] == [6, 12, 18, 20]
 
 
-def test_totals_go_on(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_totals_continue(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = killed(world, tmp_path / "run")
     before = load_checkpoint(out / "checkpoint-10").meta["progress"]["recorder"]["so_far"]
-    found = resume_run(out)
-    assert (found["steps"], found["samples"]) == (20, 640)
-    assert found["fetched_rows"] > sum(counts["fetched"] for counts in before["tables"].values()) > 0
-    seconds = found["samples"] / found["samples_per_s"]
+    actual = resume_run(out)
+    assert (actual["steps"], actual["samples"]) == (20, 640)
+    assert actual["fetched_rows"] > sum(counts["fetched"] for counts in before["tables"].values()) > 0
+    seconds = actual["samples"] / actual["samples_per_s"]
     assert seconds > before["samples"] / before["samples_per_s"] > 0
-    assert set(found["time_ms"]) >= set(before["time_ms"])
+    assert set(actual["time_ms"]) >= set(before["time_ms"])
 
 
-def test_run_json_tells_what_happened(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_run_json_records_what_happened(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = killed(world, tmp_path / "run", depth=0)
     assert read_record(out)["status"] == "stopped"
     started = read_record(out)["start"]
@@ -266,14 +264,14 @@ def test_run_json_tells_what_happened(world: pytest.MonkeyPatch, tmp_path: Path)
     assert resumed_steps(out) == [10, 13]
 
 
-def test_other_versions_are_told(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_other_versions_are_reported(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out, stream = killed(world, tmp_path / "run"), io.StringIO()
     world.setattr(resuming, "versions", lambda: {"torch": "9.9"})
     resume_run(out, stream=stream)
     assert "changed versions or threads, which may round differently: torch 2" in stream.getvalue()
 
 
-def test_metrics_that_are_missing_begin_anew(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_metrics_are_started_again(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = killed(world, tmp_path / "run")
     (out / "metrics.jsonl").unlink()
     resume_run(out)
@@ -325,15 +323,15 @@ def test_tensorboard_shows_an_evaluation_once_that_is_made_again(world: pytest.M
         with pytest.raises(Killed):
             run(out, config)
     resume_run(out)
-    found, expected = (EventAccumulator(str(one / "tensorboard")).Reload() for one in (out, whole))
-    assert found.Tags()["scalars"] == expected.Tags()["scalars"]
+    actual, expected = (EventAccumulator(str(one / "tensorboard")).Reload() for one in (out, whole))
+    assert actual.Tags()["scalars"] == expected.Tags()["scalars"]
     for tag in expected.Tags()["scalars"]:
         steps, values = zip(*((event.step, event.value) for event in expected.Scalars(tag)), strict=True)
-        assert [event.step for event in found.Scalars(tag)] == list(steps), tag
+        assert [event.step for event in actual.Scalars(tag)] == list(steps), tag
         if "time" not in tag and "samples_per_s" not in tag:
-            assert [event.value for event in found.Scalars(tag)] == list(values), tag
+            assert [event.value for event in actual.Scalars(tag)] == list(values), tag
     (tag,) = expected.Tags()["histograms"]
-    assert [one.step for one in found.Histograms(tag)] == [one.step for one in expected.Histograms(tag)]
+    assert [one.step for one in actual.Histograms(tag)] == [one.step for one in expected.Histograms(tag)]
 
 
 # -- how long -----------------------------------------------------------------------------------------------------
@@ -347,15 +345,15 @@ def test_a_finished_run_can_be_made_longer(
     run(tmp_path / "cut", config_of(policy, **before))
     resume_run(tmp_path / "cut", **after)
     run(tmp_path / "whole", config_of(policy, **after))
-    found, expected = (numbers(tmp_path / name, placement=False) for name in ("cut", "whole"))
+    actual, expected = (numbers(tmp_path / name, placement=False) for name in ("cut", "whole"))
     if "steps" in after:  # what it was like before is not forgotten
-        assert found["evaluations"][0, 0] == 7
-        found["evaluations"] = found["evaluations"][1:]
-    assert_equal(found, expected)
+        assert actual["evaluations"][0, 0] == 7
+        actual["evaluations"] = actual["evaluations"][1:]
+    assert_equal(actual, expected)
 
 
 @pytest.mark.parametrize("kills", [1, 2])
-def test_a_finished_run_that_is_made_longer_and_killed_before_it_saves_keeps_its_evaluation(
+def test_an_extended_run_that_is_killed_keeps_its_evaluation(
     world: pytest.MonkeyPatch, tmp_path: Path, kills: int
 ) -> None:
     """In its third forward pass; how often in a row changes nothing."""
@@ -365,13 +363,13 @@ def test_a_finished_run_that_is_made_longer_and_killed_before_it_saves_keeps_its
             resume_run(tmp_path / "cut", steps=16)
     resume_run(tmp_path / "cut", steps=16)
     run(tmp_path / "whole", config_of("lru", steps=16))
-    found, expected = (numbers(tmp_path / name, placement=False) for name in ("cut", "whole"))
-    assert found["evaluations"][:, 0].tolist() == [7, 16]
-    found["evaluations"] = found["evaluations"][1:]
-    assert_equal(found, expected)
+    actual, expected = (numbers(tmp_path / name, placement=False) for name in ("cut", "whole"))
+    assert actual["evaluations"][:, 0].tolist() == [7, 16]
+    actual["evaluations"] = actual["evaluations"][1:]
+    assert_equal(actual, expected)
 
 
-def test_lengths_that_cannot_be(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wrong_lengths_are_refused(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = killed(world, tmp_path / "run")
     with pytest.raises(ConfigError, match="expected steps of at least 10, which are trained, got 9"):
         resume_run(out, steps=9)
@@ -395,8 +393,8 @@ def test_a_run_that_only_lacks_its_evaluation(world: pytest.MonkeyPatch, tmp_pat
     with pytest.raises(Killed):
         run(tmp_path / "cut", config_of("lru"))
     in_model(world, lambda model, dense, pooled: None)
-    found = resume_run(tmp_path / "cut")
-    assert found["steps"] == 20 and found["auc_of"] == "evaluation"
+    actual = resume_run(tmp_path / "cut")
+    assert actual["steps"] == 20 and actual["auc_of"] == "evaluation"
     assert len([r for r in read_metrics(tmp_path / "cut/metrics.jsonl") if isinstance(r, EvalRecord)]) == 1
 
 
@@ -415,21 +413,21 @@ def test_damage_is_named(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
         resume_run(out)
     assert caught.value.exit_code == 4
     file.unlink()
-    with pytest.raises(CheckpointError, match=rf"{file.name}: expected a plain file, found: No such file"):
+    with pytest.raises(CheckpointError, match=rf"{file.name}: expected a regular file, got No such file"):
         resume_run(out)
     del before[file]
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
-def test_where_there_is_nothing_to_go_on_from(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_to_resume_is_an_error(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nowhere/run\.json: expected the record of a run"):
         resume_run(tmp_path / "nowhere")
     assert names(tmp_path) == []
     out = killed(world, tmp_path / "run", at=3)
-    with pytest.raises(CheckpointError, match=r"weights/manifest\.json: expected a plain file"):
+    with pytest.raises(CheckpointError, match=r"weights/manifest\.json: expected a regular file"):
         resume_run(out)
     run(tmp_path / "unsaved", toy_config(steps=2, save=False))
-    with pytest.raises(CheckpointError, match=r"weights/manifest\.json: expected a plain file"):
+    with pytest.raises(CheckpointError, match=r"weights/manifest\.json: expected a regular file"):
         resume_run(tmp_path / "unsaved", steps=3)
 
 
@@ -451,7 +449,7 @@ def edit_meta(folder: Path, change: Any) -> None:
         (lambda meta: meta["tables"].pop(), "expected the tables .*, got .*checkpoint-10"),
     ],
 )
-def test_progress_that_cannot_be(world: pytest.MonkeyPatch, tmp_path: Path, change: Any, message: str) -> None:
+def test_wrong_progress_is_refused(world: pytest.MonkeyPatch, tmp_path: Path, change: Any, message: str) -> None:
     out = killed(world, tmp_path / "run")
     edit_meta(out / "checkpoint-10", change)
     with pytest.raises(CheckpointError, match=message):
@@ -481,7 +479,7 @@ def test_other_data_are_refused(world: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 def test_a_busy_directory_is_refused(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = killed(world, tmp_path / "run")
-    with RunDirectory(out, resume=True), pytest.raises(OutputError, match="is busy: process"):
+    with RunDirectory(out, resume=True), pytest.raises(OutputError, match="in use by process"):
         resume_run(out)
 
 
@@ -503,7 +501,7 @@ def test_a_guarded_run_saves_at_its_end_only_and_is_not_resumed(world: pytest.Mo
         resume_run(tmp_path / "cut")
 
 
-def test_a_guard_with_nothing_to_guard_is_in_nobodys_way(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_guard_with_nothing_to_guard_changes_nothing(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = config_of("lru", guard=GUARD, save_every=5)
     with interrupted(world, "kill", 13):
         run(tmp_path / "cut", config)
@@ -512,17 +510,19 @@ def test_a_guard_with_nothing_to_guard_is_in_nobodys_way(world: pytest.MonkeyPat
     assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
 
 
-# -- what a run leaves beside rows --------------------------------------------------------------------------------
+# -- other state of a run -----------------------------------------------------------------------------------------
 
 
-def test_file_traffic_goes_on(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_file_traffic_continues(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tier = {"device_rows": "60%", "host": f"mmap:{tmp_path / 'rows'}"}
     config = config_of("lru", tier=tier, save_every=5)
     with interrupted(world, "kill", 13):
         run(tmp_path / "cut", config)
     before = load_checkpoint(tmp_path / "cut/checkpoint-10").meta["progress"]["file_bytes"]
-    found = resume_run(tmp_path / "cut")
-    assert found["host_bytes_read"] > before["bytes_read"] and found["host_bytes_written"] > before["bytes_written"] > 0
+    actual = resume_run(tmp_path / "cut")
+    assert (
+        actual["host_bytes_read"] > before["bytes_read"] and actual["host_bytes_written"] > before["bytes_written"] > 0
+    )
     run(tmp_path / "whole", config)
     assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
 
@@ -538,7 +538,7 @@ def criteo_lines(num: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_bad_lines_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_lines_are_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Lines that were read are read again; a fitted vocabulary is the one of the run."""
     (tmp_path / "day_0").write_text(criteo_lines(400))
     options = {"holdout": 0.2, "vocabulary": True, "max_bad_label_fraction": 0.1}

@@ -1,1 +1,1 @@
-"""Columns in Arrow's memory format as data: Parquet files and frames, by the schemas that delimited text has, too."""
+"""Columns in Arrow's memory format, with the schemas of delimited text: Parquet, frames."""

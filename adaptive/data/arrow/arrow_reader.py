@@ -1,4 +1,4 @@
-"""`ArrowReader`: record batches in, blocks of rows out, as `TextReader` makes them of lines.
+"""`ArrowReader`: turn record batches into blocks of rows, as `TextReader` does with lines.
 
 Record batches come from an `ArrowPiece`: a row group of a file, or a frame in memory. A row's line is its number in its
 piece, from 1.
@@ -19,25 +19,25 @@ from adaptive.data.kernels import text
 from adaptive.data.rows.rejects import BadLine
 from adaptive.data.rows.row_source import Block, Column, Position, Reading, RowFormat, RowReader, RowSource
 
-BATCH_ROWS = 1 << 14  # rows decoded at once: a few of Arrow's columns of so many fit the second-level cache
+BATCH_ROWS = 1 << 14  # rows decoded at once: a few Arrow columns of this length fit the second-level cache
 _NO_STATES = np.empty(0, np.int8)
 
 
 class Filled(NamedTuple):
-    """What became of R rows: the numbers of those that were written, and of the bad ones number, cause and column."""
+    """The result for R rows: the rows written, and number, cause and column of each bad row."""
 
     rows: NDArray[np.int64]
     bad: list[tuple[int, int, Column]]
 
 
 class _Bags(NamedTuple):
-    """The values of one bag column: row r has those from `ends[r]` to `ends[r + 1]`."""
+    """The values of a bag column: row r has the values [ends[r], ends[r + 1])."""
 
     values: Values
     ends: NDArray[np.int64]
 
     def states(self) -> States | None:
-        """Of each row."""
+        """Return the state of each row; None if all are good."""
         if self.values.states is None:
             return None
         out = np.empty(len(self.ends) - 1, np.int8)
@@ -46,7 +46,7 @@ class _Bags(NamedTuple):
 
 
 class Filler:
-    """Writes record batches whose columns are those of `form`, in order, into blocks."""
+    """Writes record batches with the columns of `form`, in order, into blocks."""
 
     def __init__(self, form: RowFormat, reading: Reading) -> None:
         self._form, self._window = form, reading.window
@@ -62,11 +62,11 @@ class Filler:
         self._slots, self._positives = form.slots(), form.layout().positives
 
     def fill(self, batch: Any, block: Block, first: int) -> Filled:
-        """Write the good rows of a batch of R rows into a block, which has room for all, from row `first` on."""
+        """Write the good rows of a batch to a block, from row `first` on; there is room for all."""
         size = batch.num_rows
         where = slice(first, first + size)
         causes, at_fault = np.zeros(size, np.int8), np.zeros(size, np.int64)
-        bags, keep = list[_Bags](), np.ones(size, np.bool_)
+        bags, is_inside = list[_Bags](), np.ones(size, np.bool_)
         for number, (column, reader) in enumerate(zip(self._form.columns, self._readers, strict=True)):
             array = batch.column(number)
             if column.sort == "bags":
@@ -79,8 +79,8 @@ class Filler:
                 causes[new], at_fault[new] = states[new], number
             if column.sort == "time":
                 times = block.columns.times[where]
-                keep &= (self._window[0] <= times) & (times < self._window[1])
-        rows = np.flatnonzero(keep & (causes == 0))
+                is_inside &= (self._window[0] <= times) & (times < self._window[1])
+        rows = np.flatnonzero(is_inside & (causes == 0))
         if bags:
             _fill_bags(bags, rows, block, first)
         if len(rows) < size:
@@ -89,7 +89,7 @@ class Filler:
         return Filled(rows, bad)
 
     def _single(self, column: Column, slot: int, values: Values, block: Block, where: slice) -> States | None:
-        """Write a column with one value a row -> what is wrong with its rows; None: nothing."""
+        """Write a column of single values; return the states of its rows, or None if all are good."""
         states, columns = values.states, block.columns
         if column.sort == "dense":
             return _dense(column, values, columns.dense[where, slot])
@@ -106,7 +106,7 @@ class Filler:
         return np.where(states == kernels.MISSING_VALUE, np.int8(text.MISSING), states) if column.required else states
 
     def _labels(self, column: Column, values: Values, out: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Write labels -> which values are none."""
+        """Write labels; return (R,) True for values that are not labels."""
         if column.kind == text.LABEL_SET:
             out[:] = np.isin(values.keys, self._positives)
             return np.zeros(len(out), np.bool_)
@@ -118,7 +118,7 @@ class Filler:
 
 
 def _faults(bad: NDArray[np.bool_], states: States | None, cause: int) -> States | None:
-    """The cause where a value is bad or has a state; None: nowhere."""
+    """Return the cause for values that are bad or have a state; None if there are none."""
     bad = bad if states is None else bad | (states != 0)
     return np.where(bad, cause, 0).astype(np.int8) if bad.any() else None
 
@@ -144,7 +144,7 @@ def _bags(array: Any, reader: ValueReader, column: Column) -> _Bags:
     ends = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
     sizes = np.diff(ends)
     if array.null_count:
-        sizes = np.where(missing(array) == 0, sizes, 0)  # a null may have values, which do not count
+        sizes = np.where(missing(array) == 0, sizes, 0)  # a null may have hidden values
         starts = ends[:-1]
         picks = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
         items = array.values.take(pa.array(picks))
@@ -154,7 +154,7 @@ def _bags(array: Any, reader: ValueReader, column: Column) -> _Bags:
 
 
 def _fill_bags(bags: list[_Bags], rows: NDArray[np.int64], block: Block, first: int) -> None:
-    """The bags of the good rows, columns side by side; their slots are in the order of the columns."""
+    """Write the bags of the good rows; their slots are in the order of the columns."""
     starts = np.cumsum([0, *(len(bag.values.keys) for bag in bags)])
     ends = np.stack([bag.ends + start for bag, start in zip(bags, starts[:-1], strict=True)])
     keys = np.concatenate([bag.values.keys for bag in bags])
@@ -165,15 +165,12 @@ def _fill_bags(bags: list[_Bags], rows: NDArray[np.int64], block: Block, first: 
 
 
 def _move(block: Block, first: int, rows: NDArray[np.int64]) -> None:
-    """Close the gaps that bad rows leave: `rows`, counted from `first`, come to stand one after another."""
+    """Close the gaps of bad rows: move the good `rows`, counted from `first`, together."""
     source, target, columns = first + rows, slice(first, first + len(rows)), block.columns
     for by_row in (columns.labels, columns.dense, columns.times):
         by_row[target] = by_row[source]
     for by_column in (columns.keys, columns.present):
         by_column[:, target] = by_column[:, source]
-
-
-BATCH_ROWS = 1 << 14  # rows decoded at once: a few of Arrow's columns of so many fit the second-level cache
 
 
 @dataclass(frozen=True)
@@ -186,7 +183,7 @@ class ArrowPiece(ABC):
 
     @abstractmethod
     def batches(self, columns: Sequence[str]) -> Iterator[Any]:
-        """Record batches of these columns, in this order, of any size.
+        """Yield record batches of any size with these columns, in this order.
 
         Raises:
             InputError: if it cannot be read.
@@ -195,7 +192,7 @@ class ArrowPiece(ABC):
 
 @dataclass(frozen=True)
 class ArrowSource(RowSource):
-    """Pieces of columns in Arrow's format."""
+    """Pieces with columns in Arrow's format."""
 
     READ_ROWS: ClassVar[int] = BATCH_ROWS
     pieces: tuple[ArrowPiece, ...]
@@ -205,7 +202,7 @@ class ArrowSource(RowSource):
 
 
 class ArrowReader(RowReader):
-    """See `RowSource.reader`. A position's offset is the rows of its piece before it."""
+    """Reads rows; see `RowReader`. Offsets of positions are numbers of rows in their piece."""
 
     def __init__(self, source: ArrowSource, reading: Reading) -> None:
         self._source, self._start, self._left = source, reading.start, list(reading.pieces)
@@ -213,11 +210,11 @@ class ArrowReader(RowReader):
         self._batches: Iterator[Any] = iter(())
         self._batch: Any = None
         self._piece = reading.start.file
-        self._behind = 0  # bytes on disk of the pieces that are used up
+        self._behind = 0  # bytes on disk of the finished pieces
         self._is_open = False
-        self._used = reading.start.offset  # rows of the piece that were read
-        self._at = 0  # of which in the batch
-        self._skipped = 0  # rows that are still to be passed over
+        self._used = reading.start.offset  # rows of the piece read so far
+        self._at = 0  # of them, rows of the current batch
+        self._skipped = 0  # rows still to skip
 
     def close(self) -> None:
         self._batch, self._batches, self._left = None, iter(()), []
@@ -237,12 +234,12 @@ class ArrowReader(RowReader):
             size = min(room - row, self._batch.num_rows - self._at, BATCH_ROWS)
             part = self._batch.slice(self._at, size)
             lines = np.arange(self._used + 1, self._used + size + 1)
-            with types.damage_told(self._source.pieces[self._piece].name):
+            with types.report_damage(self._source.pieces[self._piece].name):
                 rows, faults = self._fillers[self._source.formats[self._piece]].fill(part, block, row)
-            bad = [
-                BadLine(int(lines[at]), text.CAUSES[cause], column.name, _text(part, column.name, at))
-                for at, cause, column in faults
-            ]
+            bad = []
+            for at, cause, column in faults:
+                value = _text(part, column.name, at)
+                bad.append(BadLine(int(lines[at]), text.CAUSES[cause], column.name, value, value))
             block.columns.lines[row : row + len(rows)] = lines if len(rows) == size else lines[rows]
             block.file_index[row : row + len(rows)] = self._piece
             row += len(rows)
@@ -254,7 +251,7 @@ class ArrowReader(RowReader):
         return row
 
     def _next_batch(self) -> bool:
-        """Bring the next record batch with rows, from the next piece where this one is used up."""
+        """Take the next record batch with rows, also of the next piece; return False at the end."""
         while True:
             batch = next(self._batches, None)
             if batch is None:
@@ -282,10 +279,10 @@ class ArrowReader(RowReader):
 
 
 def _text(batch: Any, name: str, row: int) -> bytes:
-    """The content of a bad field."""
+    """Return the content of a bad field."""
     scalar = batch.column(name)[row]
     try:
         value = scalar.as_py()
-    except (ValueError, OverflowError):  # not UTF-8, or a time that Python has not
+    except (ValueError, OverflowError):  # not UTF-8, or a time that Python cannot hold
         return bytes(scalar.as_buffer()) if hasattr(scalar, "as_buffer") else b""
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "backslashreplace")

@@ -1,13 +1,13 @@
-"""Which of Arrow's types can be read as what a schema asks for, what a schema means for columns of such types, and the
-values of Arrow arrays as keys or numbers, each with its state: there, missing, or what is wrong with it.
+"""Read Arrow arrays as the keys and numbers that a schema asks for, if types allow it.
 
-What a value means does not depend on how it is stored: the integer 12, the text "12" and a dictionary's entry "12" are
-the same category, and that of `12` in a text file. Empty texts, the schema's `null` and NaN are missing, as null is.
+The meaning of a value does not depend on its type: the integer 12, the text "12" and the dictionary entry "12" are the
+same category, which is that of `12` in a text file. Empty texts, the texts of the schema's `null`, and NaN are missing,
+like null.
 
 pyarrow is an optional dependency, imported where it is used (`pyarrow_or_error`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +27,23 @@ from adaptive.errors import ConfigError, InputError
 
 Types = Mapping[str, object]  # name -> Arrow type, of columns
 
-# The sorts of Arrow types that are told apart. A dictionary is of the sort of its values.
+# The sorts of Arrow types. A dictionary is of the sort of its values.
 INT, FLOAT, BOOL, DECIMAL, TEXT, TIME, LIST, NOTHING = "int", "float", "bool", "decimal", "text", "time", "list", "null"
 
+_BYTES = ("binary", "large_binary", "binary_view", "fixed_size_binary")  # read as UTF-8 text
+_SORTS = {
+    INT: ("integer",),
+    FLOAT: ("floating",),
+    BOOL: ("boolean",),
+    DECIMAL: ("decimal",),
+    TEXT: ("string", "large_string", "string_view", *_BYTES),
+    TIME: ("timestamp", "date"),
+    LIST: ("list", "large_list", "fixed_size_list", "list_view", "large_list_view"),
+    NOTHING: ("null",),
+}  # sort -> tests of `pyarrow.types`
+
 _NUMBERS = (INT, FLOAT, BOOL, DECIMAL, TEXT, NOTHING)
-# Of each kind the sorts that can be read as such, and its name in messages.
+# For each kind: the sorts that can be read as it, and its name in messages.
 _KINDS = {
     text.DENSE_INTEGER: (_NUMBERS, "dense inputs of kind 'int'"),
     text.DENSE_FLOAT: (_NUMBERS, "dense inputs"),
@@ -47,170 +59,158 @@ _KINDS = {
 
 
 def pyarrow_or_error(what: str) -> Any:
-    """The package pyarrow.
-
-    Raises:
-        ConfigError: if it is not installed; `what` needs it.
-    """
+    """Return the package pyarrow; raise ConfigError, for `what`, if it is not installed."""
     try:
         import pyarrow
     except ImportError as error:
-        raise ConfigError(f"{what} needs pyarrow: pip install 'adaptive-train[parquet]' ({error})") from error
+        raise ConfigError(
+            f"{what}: expected pyarrow, got an error ({error}). Run pip install 'adaptive-train[parquet]'."
+        ) from error
     return pyarrow
 
 
 def sort_of(kind: Any) -> str | None:
-    """The sort of an Arrow type, None if it is none that can be read."""
-    from pyarrow import types as t
-
-    if t.is_dictionary(kind):
-        kind = kind.value_type
-    tests = (
-        (t.is_integer, INT),
-        (t.is_floating, FLOAT),
-        (t.is_boolean, BOOL),
-        (t.is_decimal, DECIMAL),
-        (is_text, TEXT),
-        (t.is_timestamp, TIME),
-        (t.is_date, TIME),
-        (is_list, LIST),
-        (t.is_null, NOTHING),
-    )
-    return next((sort for test, sort in tests if test(kind)), None)
+    """Return the sort of an Arrow type; None if it cannot be read."""
+    kind = kind.value_type if _is(kind, ("dictionary",)) else kind
+    return next((sort for sort, names in _SORTS.items() if _is(kind, names)), None)
 
 
 def is_list(kind: Any) -> bool:
-    from pyarrow import types as t
-
-    lists = (t.is_list, t.is_large_list, t.is_fixed_size_list, t.is_list_view, t.is_large_list_view)
-    return any(test(kind) for test in lists)
+    """Return True for Arrow types of lists."""
+    return _is(kind, _SORTS[LIST])
 
 
 def is_text(kind: Any) -> bool:
-    from pyarrow import types as t
+    """Return True for Arrow types of texts or bytes."""
+    return _is(kind, _SORTS[TEXT])
 
-    return any(test(kind) for test in (t.is_string, t.is_large_string, t.is_string_view, is_bytes))
 
+def _is(kind: Any, names: Iterable[str]) -> bool:
+    """Return True if the type passes one of the tests `pyarrow.types.is_NAME`."""
+    from pyarrow import types
 
-def is_bytes(kind: Any) -> bool:
-    """Bytes, which are read as the text that they are in UTF-8."""
-    from pyarrow import types as t
-
-    return any(test(kind) for test in (t.is_binary, t.is_large_binary, t.is_binary_view, t.is_fixed_size_binary))
+    return any(getattr(types, f"is_{name}")(kind) for name in names)
 
 
 def types_of(schema: Any, what: str) -> Types:
-    """The types of the columns of an Arrow schema. Raises InputError: if a column comes twice."""
+    """Return the types of the columns of an Arrow schema; raise InputError for equal names."""
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
-        raise InputError(f"{what}: columns come twice: {', '.join(twice)}")
+        raise InputError(f"{what}: expected each column once, got {', '.join(twice)} twice. Rename one.")
     return {column.name: column.type for column in schema}
 
 
-def problem(column: Column, kind: Any) -> str:
-    """Why a column of an Arrow type cannot be read, empty if it can."""
+def find_type_problem(column: Column, kind: Any) -> str:
+    """Return the reason why a column of an Arrow type cannot be read; empty if it can."""
     is_bag, item = column.sort == "bags", kind
     if is_list(kind):
         if not is_bag:
-            return f"column {column.name!r} holds {kind}, lists, which only categories can be"
+            return f"column {column.name!r}: expected single values, got lists ({kind}). Only categories can be lists."
         item = kind.value_type
     wanted = column.item if is_bag else column.kind
     (sorts, words), sort = _KINDS[wanted], sort_of(item)
     if sort in sorts:
         return ""
     advice = {
-        (FLOAT, text.KEY_TEXT): ": kind = 'int' reads whole numbers, or store the column as texts",
-        (TIME, text.TIME_NUMBER): ": kind = 'iso' reads dates and timestamps",
-        (INT, text.TIME_ISO): ": kind = 'number' does",
-    }.get((str(sort), wanted), "; store it as one of: " + ", ".join(sort for sort in sorts if sort != NOTHING))
-    return f"column {column.name!r} holds {kind}, which cannot be read as {words}{advice}"
+        (FLOAT, text.KEY_TEXT): "Set kind = 'int' to read whole numbers, or store the column as texts.",
+        (TIME, text.TIME_NUMBER): "Set kind = 'iso' to read dates and timestamps.",
+        (INT, text.TIME_ISO): "Set kind = 'number' to read it.",
+    }.get((str(sort), wanted), f"Store it as one of: {', '.join(sort for sort in sorts if sort != NOTHING)}.")
+    return f"column {column.name!r}: expected {words}, got {kind}. {advice}"
 
 
 class DamagedError(ValueError):
-    """A file is not what its footer says, or a column not what Arrow allows."""
+    """The data contradict the footer of their file, or the rules of Arrow."""
 
 
 @contextmanager
-def damage_told(where: str) -> Iterator[None]:
-    """Within it, what is wrong with a column or a file becomes an InputError with its place."""
+def report_damage(where: str) -> Iterator[None]:
+    """Turn errors of damaged columns and files into an InputError that begins with `where`."""
     import pyarrow as pa
 
     try:
         yield
     except (OSError, DamagedError, UnicodeDecodeError, OverflowError, pa.ArrowException) as error:
         message = first_line(error)
-        if "not yet implemented" in message.lower():  # pyarrow raises an OSError for it, as for damage
+        if "not yet implemented" in message.lower():  # pyarrow raises an OSError for this, as for damage
             raise InputError(
                 f"{where}: expected encodings that pyarrow {pa.__version__} reads, got one that it does not "
                 f"({message}). Write the file with another encoding, or upgrade pyarrow."
             ) from error
-        raise InputError(f"{where}: damaged or cut off ({message}); write the file again") from error
+        raise InputError(
+            f"{where}: expected a whole file, got a damaged or truncated one ({message}). Write the file again."
+        ) from error
 
 
 def first_line(error: Exception) -> str:
+    """Return the first line of an error's text."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def describe_columns(
     schema: DelimitedSchema, types: Types, options: DataOptions, *, what: str
 ) -> tuple[RowFormat, RowPlan]:
-    """The columns of the schema, in the order of the data, and what becomes of them. Lists are bags, whether or not the
-    schema has a separator for them; `separator`, `quote`, `header` and `columns` are about text and mean nothing here.
+    """Return format and plan of the schema's columns, in the order of the data.
+
+    Lists are bags, with or without a separator in the schema. The keys `separator`, `quote`, `header` and `columns`
+    apply to text only and are ignored.
 
     Args:
         types: of all columns.
-        what: the data, for messages.
+        what: name of the data, for messages.
 
     Raises:
         ConfigError: with all columns that are missing, used twice, or of a type that cannot be read.
     """
     lists = {name for name, kind in types.items() if is_list(kind)}
     form, plan = describe(schema, list(types), options, lists=lists)
-    problems = list(filter(None, (problem(column, types[column.name]) for column in form.columns)))
+    problems = list(filter(None, (find_type_problem(column, types[column.name]) for column in form.columns)))
     if problems:
         raise ConfigError("\n  ".join([f"{what}: the schema does not fit:", *problems]))
     return form, plan
 
 
 def check_readable(form: RowFormat, types: Types, what: str) -> None:
-    """Check that another file can be read as the first one is.
+    """Check that another file can be read with the format of the first one.
 
     Raises:
-        InputError: if columns are missing, of a type that cannot be read, or lists in one of the two only.
+        InputError: if columns are missing, of a type that cannot be read, or lists in only one of the files.
     """
     problems = []
     for column in form.columns:
         kind = types.get(column.name)
         if kind is None:
-            problems.append(f"no column {column.name!r}, which the first file has")
+            problems.append(f"column {column.name!r}: expected it, as in the first file, got none.")
         elif column.sort == "bags" and not column.inner and not is_list(kind):
-            problems.append(f"column {column.name!r} holds {kind}, in the first file lists")
+            problems.append(f"column {column.name!r}: expected lists, as in the first file, got {kind}.")
         else:
-            problems.append(problem(column, kind))
+            problems.append(find_type_problem(column, kind))
     if any(problems):
-        raise InputError("\n  ".join([f"{what}: differs from the first file:", *filter(None, problems)]))
+        heading = f"{what}: expected the columns of the first file. Write it again, or remove it:"
+        raise InputError("\n  ".join([heading, *filter(None, problems)]))
 
 
 Ids = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 States = NDArray[np.int8]
 
-_SCRATCH = 512  # bytes; no number is written with as many digits
+_SCRATCH = 512  # bytes; no number has as many digits
 _KEYS = (text.KEY_HEX, text.KEY_INTEGER, text.KEY_TEXT, text.LABEL_SET)
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _WHOLE = 2.0**63
-_NO_ENTRY = "a value is the number of no entry of its dictionary"
+_NO_ENTRY = "a value is outside its dictionary"
 
 
 @dataclass(frozen=True)
 class Values:
-    """V values: `keys` for categories and labels by a list of positives, `numbers` for all others."""
+    """V values: `keys` for categories and labels with positives, `numbers` for all others."""
 
     keys: Ids
     numbers: Numbers
-    states: States | None = None  # None: all there and good
+    states: States | None = None  # None: all are present and good
 
     def state(self) -> States:
+        """Return the states (V,)."""
         count = max(len(self.keys), len(self.numbers))
         return np.zeros(count, np.int8) if self.states is None else self.states
 
@@ -219,12 +219,12 @@ _NO_KEYS, _NO_NUMBERS, _NO_STATES = np.empty(0, np.int64), np.empty(0, np.float6
 
 
 class ValueReader:
-    """Reads arrays as one kind of `data.kernels.text`; remembers the latest dictionary of texts, which batches share.
+    """Reads arrays as one kind of `data.kernels.text`; caches the latest dictionary of texts.
 
     Args:
-        longest: bytes of a text, at most.
-        nulls: keys of the texts that are missing, besides the empty one.
-        keeper: is given all texts.
+        longest: maximum bytes of a text.
+        nulls: keys of texts that mean missing, in addition to the empty text.
+        keeper: gets all texts.
     """
 
     def __init__(self, kind: int, longest: int, nulls: Ids, keeper: TextKeeper | None = None) -> None:
@@ -233,7 +233,7 @@ class ValueReader:
         self._entries = Values(_NO_KEYS, _NO_NUMBERS)  # of the dictionary
 
     def read(self, array: Any) -> Values:
-        """The values of an array of a readable type (`problem`)."""
+        """Return the values of an array, whose type must be readable (`find_type_problem`)."""
         import pyarrow as pa
 
         sort = sort_of(array.type)
@@ -258,7 +258,7 @@ class ValueReader:
         return self._floats(array) if is_float else self._integers(array)
 
     def _codes(self, array: Any) -> Values:
-        """A dictionary of texts: each of these is read once."""
+        """Read an array with a dictionary of texts, each of which is parsed once."""
         import pyarrow as pa
 
         dictionary, indices = array.dictionary, array.indices
@@ -336,12 +336,12 @@ class ValueReader:
 
 
 def text_buffers(array: Any) -> tuple[NDArray[np.uint8], Ids]:
-    """The bytes of an array of texts, and where each begins and ends in them, (V + 1,)."""
+    """Return the bytes of an array of texts, and their offsets (V + 1,)."""
     import pyarrow as pa
 
     is_small = pa.types.is_string(array.type) or pa.types.is_binary(array.type)
     if not (is_small or pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)):
-        array = array.cast(pa.large_binary() if is_bytes(array.type) else pa.large_string())
+        array = array.cast(pa.large_binary() if _is(array.type, _BYTES) else pa.large_string())
     _, ends, data = array.buffers()
     if ends is None or not len(array):
         return np.empty(0, np.uint8), np.zeros(len(array) + 1, np.int64)
@@ -351,7 +351,7 @@ def text_buffers(array: Any) -> tuple[NDArray[np.uint8], Ids]:
 
 
 def missing(array: Any) -> States | None:
-    """Which values are null; None: none."""
+    """Return the states (V,) of an array, MISSING_VALUE for nulls; None if there are no nulls."""
     if not array.null_count:
         return None
     states, bits = np.full(len(array), kernels.MISSING_VALUE, np.int8), array.buffers()[0]
@@ -361,7 +361,7 @@ def missing(array: Any) -> States | None:
 
 
 def _view(array: Any, dtype: Any) -> NDArray[Any]:
-    """The values of an array of numbers where they lie; at nulls anything."""
+    """Return a view of the values of an array of numbers; values at nulls are undefined."""
     dtype = np.dtype(dtype)
     buffer = array.buffers()[1]
     if buffer is None or not len(array):
@@ -370,7 +370,7 @@ def _view(array: Any, dtype: Any) -> NDArray[Any]:
 
 
 def _times(array: Any) -> Values:
-    """Seconds since 1970; earlier times are bad, as in text."""
+    """Return seconds since 1970; earlier times are bad, as in text."""
     import pyarrow as pa
 
     if pa.types.is_date32(array.type):
@@ -382,7 +382,7 @@ def _times(array: Any) -> Values:
 
 
 def _marked(states: States | None, where: NDArray[np.bool_], state: int) -> States | None:
-    """The states with one more, where there was none; None if all are good."""
+    """Set the state of good values in `where` (V,); return None if all are good."""
     if not where.any():
         return states
     states = np.zeros(len(where), np.int8) if states is None else states

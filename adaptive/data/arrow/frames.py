@@ -1,4 +1,4 @@
-"""Frames in memory as data: Arrow tables, pandas' and polars' frames, whatever offers Arrow's C stream."""
+"""Frames in memory: Arrow tables, pandas and polars frames, objects with Arrow's C stream."""
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,40 +24,40 @@ def from_frame(
     evaluation: Any = None,
     options: DataOptions | None = None,
 ) -> Dataset:
-    """The rows of a frame as a data set: `dataset.train(batch_size)` yields batches, as of a file with these columns.
+    """Return the rows of a frame as a data set, with the batches of an equal file.
 
     Args:
         frame: a pyarrow Table or RecordBatch, a pandas or polars DataFrame, or any object with `__arrow_c_stream__`. It
-            is not copied, and must not change as long as the data set is used. Lists are bags.
-        schema: path of a schema, the name of one that is installed, its content as a dictionary, or the schema itself.
-        evaluation: another frame with the same columns, to evaluate on; or see `holdout` and `time_split` of `options`.
-        options: as for files; those about files have no meaning.
+            is not copied, and must not change while the data set is in use. Lists are bags.
+        schema: path of a schema, the name of an installed one, its content as a dictionary, or the schema itself.
+        evaluation: another frame with the same columns, to evaluate on. Or set `holdout` or `time_split` in `options`.
+        options: as for files; options about files are ignored.
 
     Raises:
-        ConfigError: if pyarrow is missing, or frame and schema do not go together.
-        InputError: if values are bad; they are told as `frame:ROW`, rows from 1.
+        ConfigError: if pyarrow is missing, or the schema does not fit the frame.
+        InputError: if values are bad; their place is `frame:ROW`, rows from 1.
     """
     options = options or DataOptions()
     if options.eval_data is not None:
-        raise ConfigError("from_frame: give the frame to evaluate on as evaluation=..., not eval_data")
+        raise ConfigError("from_frame: expected evaluation=FRAME, got options.eval_data. Remove eval_data.")
     if isinstance(schema, Path | str):
-        content = delimited_only("from_frame:", load_schema(Path(schema)))
+        content = delimited_only("from_frame", load_schema(Path(schema)))
     else:
-        content = schema if isinstance(schema, DelimitedSchema) else delimited_only("from_frame:", schema_of(schema))
+        content = schema if isinstance(schema, DelimitedSchema) else delimited_only("from_frame", schema_of(schema))
     frames = tuple(
         _Frame.of(name, table) for name, table in (("frame", frame), ("evaluation", evaluation)) if table is not None
     )
     form, plan = types.describe_columns(content, frames[0].types, options, what="frame")
     for other in frames[1:]:
         types.check_readable(form, other.types, other.name)
-    log = RejectLog.of(tuple(piece.name for piece in frames), options, None, unit="rows")
+    log = RejectLog(tuple(piece.name for piece in frames), options, None, unit="rows")
     source = ArrowSource(frames, frames, (form,) * len(frames), log)
     return open_rows(Opened.of(source, 1), plan, options, run_dir=None)
 
 
 @dataclass(frozen=True)
 class _Frame(ArrowPiece):
-    """A frame: a piece, and what it is identified by."""
+    """A frame: a piece with a fingerprint."""
 
     table: Any
     types: Types
@@ -70,8 +70,8 @@ class _Frame(ArrowPiece):
         if not isinstance(frame, pyarrow.Table):
             if not hasattr(frame, "__arrow_c_stream__"):
                 raise ConfigError(
-                    f"{name}: needed an Arrow table, a pandas or polars frame, or an object with __arrow_c_stream__, "
-                    f"found {type(frame).__name__}"
+                    f"from_frame: expected an Arrow table, a pandas or polars frame, or an object with "
+                    f"__arrow_c_stream__ as {name}, got {type(frame).__name__}. Convert it with pyarrow.table(...)."
                 )
             frame = pyarrow.table(frame)
         return cls(name, frame.num_rows, 0, frame, types.types_of(frame.schema, name))
@@ -80,7 +80,7 @@ class _Frame(ArrowPiece):
         yield from self.table.select(list(columns)).to_batches(max_chunksize=BATCH_ROWS)
 
     def fingerprint(self) -> dict[str, object]:
-        """Rows, columns, and crc32 of all values in Arrow's stream format."""
+        """Return rows, columns, and the CRC-32 of all values in Arrow's stream format."""
         crc = 0
         for batch in self.table.to_batches(max_chunksize=BATCH_ROWS):
             crc = zlib.crc32(batch.serialize(), crc)

@@ -1,1 +1,1 @@
-"""Loops that make batches: the text tokeniser, pairs of users and items, the synthetic stream."""
+"""Loops over bytes and ids: the tokenizer, Arrow, pairs, checksums, the synthetic stream."""

@@ -1,8 +1,7 @@
-"""Counting what a data set looks up: how often each row comes, which inputs find all their rows hot, how soon a row
-comes again.
+"""Count the lookups of a data set: reads of rows, all-hot inputs, reuse distances.
 
-Letters: B samples, F features, N look-ups of a batch, R rows of all tables. Batches are feature by feature: the bag of
-feature f and sample s has the look-ups offsets[f * B + s] ... offsets[f * B + s + 1].
+Letters: B samples, F features, N lookups of a batch, R rows of all tables. Batches are stored feature by feature: the
+bag of feature f and sample s has the lookups offsets[f * B + s] to offsets[f * B + s + 1] (exclusive).
 """
 
 import numpy as np
@@ -12,10 +11,10 @@ from adaptive.kernels.jit import at, kernel
 
 @kernel()
 def number_rows(ids, offsets, num_samples, starts, sizes, rows):
-    """rows (N,) int32 or int64: the number, through all tables, of the row of each look-up.
+    """Write the global row of each lookup into rows (N,), int32 or int64.
 
-    ids (N,) int64; offsets (F * B + 1,) int64; starts, sizes (F,) int64: first row, and number of rows, of the table
-    that feature f looks up. Returns -1, or the first look-up whose id is no row of its table.
+    ids (N,) int64; offsets (F * B + 1,) int64; starts, sizes (F,) int64: first global row, and number of rows, of the
+    table of feature f. Returns -1, or the position of the first lookup whose id is outside its table.
     """
     for feature in range(starts.size):
         start, size = starts[feature], sizes[feature]
@@ -28,14 +27,14 @@ def number_rows(ids, offsets, num_samples, starts, sizes, rows):
 
 @kernel()
 def count_rows(rows, counts):
-    """Add one to counts (R,) int64 for each of the look-ups rows (N,)."""
+    """Add one to counts (R,) int64 for each lookup in rows (N,)."""
     for row in rows:
         counts[at(row)] += 1
 
 
 @kernel()
 def count_chosen(rows, offsets, chosen, counts):
-    """`count_rows` for the look-ups of the chosen inputs only; chosen (B,) bool."""
+    """Do what `count_rows` does for the lookups of the chosen samples only; chosen (B,) bool."""
     num_samples = chosen.size
     for first in range(0, offsets.size - 1, num_samples):
         for sample in range(num_samples):
@@ -46,9 +45,10 @@ def count_chosen(rows, offsets, chosen, counts):
 
 @kernel()
 def all_of_rows(rows, offsets, marks, common):
-    """common (B,) uint64: the bits that the marks of all rows of an input have in common; all bits without a look-up.
+    """Write the bits that all rows of a sample share to common (B,) uint64.
 
-    marks (R,) uint64. With bit k for "is hot under rule k", it tells the rules under which an input is hot.
+    A sample without lookups gets all bits. marks (R,) uint64. If bit k means "hot under rule k", the result shows the
+    rules under which a sample is hot.
     """
     num_samples = common.size
     common[:] = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -60,19 +60,20 @@ def all_of_rows(rows, offsets, marks, common):
 
 @kernel()
 def visit(rows, offsets, first_sample, last_sample, num_samples, number, latest, gaps):
-    """Batch `number` (from 1) is the samples first_sample ... last_sample - 1; returns its distinct rows.
+    """Record batch `number` (from 1); return its number of distinct rows.
 
-    latest (R,) int32: the latest batch that looked a row up, 0: none so far. gaps (G,) int64: gaps[g] counts distinct
-    rows of batches that come again after g batches, those after G - 1 or more in the last; gaps[0] stays 0.
+    The batch is the samples [first_sample, last_sample). latest (R,) int32: the latest batch that looked up a row, or
+    0. gaps (G,) int64: gaps[g] counts rows that were last used g batches earlier; the last entry also counts longer
+    gaps, and gaps[0] stays 0. Both are updated in place.
     """
     distinct = 0
     for first in range(0, offsets.size - 1, num_samples):
         for p in range(offsets[first + first_sample], offsets[first + last_sample]):
             row = rows[at(p)]
-            before = latest[at(row)]
-            if before != number:
+            previous = latest[at(row)]
+            if previous != number:
                 distinct += 1
                 latest[at(row)] = number
-                if before > 0:
-                    gaps[min(number - before, gaps.size - 1)] += 1
+                if previous > 0:
+                    gaps[min(number - previous, gaps.size - 1)] += 1
     return distinct

@@ -1,7 +1,7 @@
-"""From Arrow's buffers to the columns that the text readers fill: the same values, the same faults.
+"""Convert Arrow buffers to the columns of the text reader: the same values and faults.
 
-Letters: V values, R rows, K bag columns. The state of a value is OK, MISSING_VALUE, or what is wrong with it (a number
-of `text.CAUSES`).
+Letters: V values, R rows, K bag columns. The state of a value is OK, MISSING_VALUE, or the number of its fault in
+`text.CAUSES`.
 """
 
 import numpy as np
@@ -22,7 +22,15 @@ from adaptive.data.kernels.text import (
     UTF8,
     is_among,
 )
-from adaptive.data.kernels.text_fields import LF, Bytes, decimal, hexadecimal, integer, is_utf8, iso_time
+from adaptive.data.kernels.text_fields import (
+    LF,
+    Bytes,
+    is_utf8,
+    parse_decimal,
+    parse_hex,
+    parse_integer,
+    parse_iso_time,
+)
 from adaptive.kernels.jit import kernel
 
 MISSING_VALUE = -1
@@ -49,14 +57,16 @@ def parse_texts(
     numbers: NDArray[np.float64],
     out: States,
 ) -> None:
-    """Read V texts as `kind`, one of `data.kernels.text`'s: into `keys` for the kinds of keys, else into `numbers`.
+    """Parse V texts as `kind` (see `data.kernels.text`) into `keys` or `numbers`.
+
+    Numbers are parsed in a copy that ends with a line feed, since the parsers of `text_fields` rely on one.
 
     Args:
-        starts, stops: (V,) text v is `data[starts[v] : stops[v]]`; an empty one is missing.
+        starts, stops: (V,) text v is `data[starts[v] : stops[v]]`; an empty text is missing.
         longest: bytes; longer texts are OVERLONG.
-        nulls: keys of the texts that are missing, besides the empty one.
-        scratch: longer than any text that is read as a number.
-        out: (V,) states.
+        nulls: keys of texts that mean missing, in addition to the empty text.
+        scratch: buffer for that copy, longer than any number.
+        out: (V,) states, written.
     """
     for v in range(len(out)):
         start, stop = starts[v], stops[v]
@@ -77,17 +87,17 @@ def parse_texts(
                 scratch[i] = data[start + i]
             scratch[size] = LF
             if kind == KEY_HEX:
-                keys[v], end = hexadecimal(scratch, 0)
+                keys[v], end = parse_hex(scratch, 0)
                 out[v] = OK if end == size else HEX
             elif kind in (KEY_INTEGER, DENSE_INTEGER):
-                keys[v], end = integer(scratch, 0)
+                keys[v], end = parse_integer(scratch, 0)
                 numbers[v] = keys[v]
                 out[v] = OK if end == size else NUMBER
             elif kind == TIME_ISO:
-                numbers[v], end = iso_time(scratch, 0)
+                numbers[v], end = parse_iso_time(scratch, 0)
                 out[v] = OK if end == size else TIME
             else:
-                numbers[v], end = decimal(scratch, 0)
+                numbers[v], end = parse_decimal(scratch, 0)
                 out[v] = OK if end == size else NUMBER
             if out[v] != OK and is_among(text_key(data, start, stop)[0], nulls):
                 keys[v], numbers[v], out[v] = 0, 0.0, MISSING_VALUE
@@ -95,7 +105,7 @@ def parse_texts(
 
 @kernel()
 def text_key(data: Bytes, start: int, stop: int) -> tuple[int, int]:
-    """The key of a text, as the tokeniser has it (FNV-1a) -> (key, state)."""
+    """Return (key, state) of a text; the key is the tokenizer's (FNV-1a)."""
     key, seen = _START, 0
     for p in range(start, stop):
         byte = int(data[p])
@@ -110,7 +120,7 @@ def text_key(data: Bytes, start: int, stop: int) -> tuple[int, int]:
 
 @kernel()
 def digit_keys(values: Ids, keys: Ids) -> None:
-    """The key of each number's decimal digits: that of the same number in a text file, read as a text."""
+    """Write the keys of decimal digits: those that the same numbers have in a text file."""
     for v in range(len(values)):
         key, rest = _START, np.uint64(values[v])
         if values[v] < 0:
@@ -127,15 +137,17 @@ def digit_keys(values: Ids, keys: Ids) -> None:
 
 
 @kernel()
-def gather(codes: NDArray[np.int32], nulls: States, known: Ids, states: States, keys: Ids, out: States) -> bool:
-    """Keys and states of values that are numbers of entries in a dictionary; `nulls` is empty where all are there.
-    False, and no more is read, if one is the number of no entry."""
+def gather(codes: NDArray[np.int32], nulls: States, entries: Ids, states: States, keys: Ids, out: States) -> bool:
+    """Look up dictionary codes; return False at a code outside the dictionary.
+
+    Writes keys and states of V values. `nulls` is empty if no value is null.
+    """
     for v in range(len(codes)):
         if len(nulls) == 0 or nulls[v] == OK:
             code = np.int64(codes[v])
-            if not 0 <= code < len(known):
+            if not 0 <= code < len(entries):
                 return False
-            keys[v] = known[code]
+            keys[v] = entries[code]
             out[v] = states[code]
         else:
             keys[v] = 0
@@ -145,7 +157,7 @@ def gather(codes: NDArray[np.int32], nulls: States, known: Ids, states: States, 
 
 @kernel()
 def null_states(bits: Bytes, first: int, out: States) -> None:
-    """Bits from number `first` on, lowest of a byte first: 1 is OK, 0 missing; `out` (V,)."""
+    """Turn Arrow's validity bits from bit `first` on (lowest first) into states `out` (V,)."""
     for v in range(len(out)):
         at = np.uint64(first + v)
         bit = (bits[at >> _THREE] >> np.uint8(at & _SEVEN)) & _BIT
@@ -154,9 +166,9 @@ def null_states(bits: Bytes, first: int, out: States) -> None:
 
 @kernel()
 def dense_column(numbers: NDArray[np.float64], states: States, out: NDArray[np.float32]) -> bool:
-    """A column (R,) of dense inputs, NaN where nothing is there -> whether all numbers fit float32.
+    """Write dense inputs (R,), NaN for missing; return True if all numbers fit float32.
 
-    `states` is empty where all are there.
+    `states` is empty if no value is missing.
     """
     fits = True
     for row in range(len(numbers)):
@@ -171,7 +183,7 @@ def dense_column(numbers: NDArray[np.float64], states: States, out: NDArray[np.f
 
 @kernel()
 def bag_states(states: States, ends: Ids, out: States) -> None:
-    """The first fault among the values of each row's bag, or OK; `ends` (R + 1,)."""
+    """Write the first fault among the values of each row's bag, or OK; `ends` (R + 1,)."""
     for row in range(len(out)):
         out[row] = OK
         for v in range(ends[row], ends[row + 1]):
@@ -181,13 +193,15 @@ def bag_states(states: States, ends: Ids, out: States) -> None:
 
 @kernel()
 def fill_bags(rows: Ids, ends: Ids, keys: Ids, states: States, first: int, bag_keys: Ids, bag_ends: Ids) -> None:
-    """Write the bags of some rows, row by row and in it column by column, from row `first` of a block on.
+    """Write the bags of some rows, row by row and column by column, to a block.
+
+    Rows are written from row `first` of the block on.
 
     Args:
-        rows: the rows to be written.
-        ends: (K, R + 1) where each column's bags begin and end in `keys`, which holds all columns one after another.
-        states: of `keys`; what is missing is left out.
-        bag_keys: has room for all.
+        rows: numbers of the rows to write.
+        ends: (K, R + 1) start and end of each column's bags in `keys`, which holds all columns one after another.
+        states: of `keys`; missing values are dropped.
+        bag_keys: output, long enough for all values.
     """
     num_bags = len(ends)
     at = bag_ends[first * num_bags]

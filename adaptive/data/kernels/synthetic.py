@@ -1,7 +1,7 @@
-"""Loops of the synthetic stream: every value is a hash of (key, sample index) or of (key, id), so nothing is stored.
+"""Loops of the synthetic stream: values are hashes of keys and indices, and not stored.
 
-Letters: B samples, F fields, L look-ups of a bag, D dense inputs. Ids are (F, B, L), feature-major, so that one field's
-constants serve a whole loop. `fields` is a record array (F,) of `FIELD`; a key is a 64-bit number that names one stream
+Letters: B samples, F fields, L lookups of a bag, D dense inputs. Ids are (F, B, L), feature-major, so that one field's
+constants serve a whole loop. `fields` is a record array (F,) of `FIELD`; a key is a 64-bit number that selects a stream
 of hashes.
 """
 
@@ -20,16 +20,16 @@ FIELD = np.dtype(
         ("singletons", np.int64),  # rows drawn once in `period` samples: ranks [popular, size)
         ("period", np.uint64),  # a power of two
         ("half", np.uint64),  # half of the period's bits, rounded up
-        ("default_limit", np.uint64),  # a 32-bit number below it is a look-up of the default id
+        ("default_limit", np.uint64),  # a 32-bit hash below it looks up the default id
         ("stride", np.int64),  # id = (rank * stride + offset) mod size, gcd(stride, size) = 1
         ("offset", np.int64),
-        ("churn", np.int64),  # ranks rotated by so many after the drift
+        ("churn", np.int64),  # shift of the ranks after the drift
         ("low", np.float64),  # Zipf-Mandelbrot, inverted: rank = (low + p * span) ** power - shift
         ("span", np.float64),
         ("power", np.float64),
         ("shift", np.float64),
         ("common", np.float64),  # weight of the sample's latent number in a draw, and
-        ("own", np.float64),  # weight of the draw's own number; their squares add to 1
+        ("single", np.float64),  # weight of the draw's own number; their squares add to 1
         ("keep", np.float64),  # a drifted id's effect = keep * old + renew * fresh
         ("renew", np.float64),
         ("drift_limit", np.uint64),  # an id whose 32-bit hash lies below it drifts
@@ -43,7 +43,7 @@ FIELD = np.dtype(
 PAIR = np.dtype([("first", np.int64), ("second", np.int64), ("weight", np.float64)])  # two fields
 PRODUCT = np.dtype([("column", np.int64), ("field", np.int64), ("weight", np.float64)])  # dense column, field
 
-# 64 bits. Numba hands them back to plain Python as an int but takes only np.uint64 above 2^63, hence the casts.
+# 64 bits. Numba returns them to plain Python as an int but accepts only np.uint64 above 2^63, hence the casts.
 Word = int | np.uint64
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -58,7 +58,7 @@ _BELL_SCALE = math.sqrt(3.0) / 65536.0
 
 @kernel()
 def hashed(key: Word, value: Word) -> Word:
-    """Number `value` of the stream `key`: 64 well-mixed bits (splitmix64, Steele, Lea and Flood 2014)."""
+    """Return number `value` of the stream `key`: 64 bits of splitmix64 (Steele et al. 2014)."""
     bits = np.uint64(key) + np.uint64(value) * _GOLDEN
     bits = (bits ^ (bits >> np.uint64(30))) * _FIRST
     bits = (bits ^ (bits >> np.uint64(27))) * _SECOND
@@ -67,13 +67,13 @@ def hashed(key: Word, value: Word) -> Word:
 
 @kernel()
 def uniform(bits: Word) -> float:
-    """A number in (0, 1), never 0 or 1, from the upper 32 bits."""
+    """Return a number in (0, 1), never 0 or 1, from the upper 32 bits."""
     return (float(np.int64(np.uint64(bits) >> np.uint64(32))) + 0.5) * _UNIT_32
 
 
 @kernel()
 def normal(bits: Word) -> float:
-    """A standard normal number from the upper 32 bits: the inverse distribution function, PPND7 of AS 241.
+    """Return a standard normal number from the upper 32 bits, by PPND7 of AS 241.
 
     Relative error 1e-7 (Wichura 1988). Its far branch, beyond 6.6 sigma, cannot be reached with 32 bits.
     """
@@ -92,7 +92,7 @@ def normal(bits: Word) -> float:
 
 @kernel()
 def bell(bits: Word) -> float:
-    """Mean 0, variance 1, nearly normal, within 3.47: the sum of four 16-bit numbers. Cheap, for effects of ids."""
+    """Return a sum of four 16-bit numbers, scaled to mean 0 and variance 1, within 3.47."""
     word = np.uint64(bits)
     total = (word & _MASK_16) + ((word >> np.uint64(16)) & _MASK_16)
     total += ((word >> np.uint64(32)) & _MASK_16) + (word >> np.uint64(48))
@@ -101,13 +101,13 @@ def bell(bits: Word) -> float:
 
 @kernel()
 def below_normal(x: float) -> float:
-    """The standard normal distribution function by a logistic curve (Page 1977), error at most 2e-4."""
+    """Return the normal distribution function by a logistic curve (Page 1977), error 2e-4."""
     return 1.0 / (1.0 + math.exp(-x * (1.5976 + 0.070565992 * x * x)))
 
 
 @kernel()
 def shuffled(field: Any, index: int) -> int:
-    """A pseudo-random permutation of [0, period) of the sample's place in its period."""
+    """Return the sample's place in its period under a pseudo-random permutation."""
     mask = field["period"] - np.uint64(1)
     half = field["half"]
     place = ((np.uint64(index) ^ field["draw_key"]) * _FIRST) & mask
@@ -116,16 +116,16 @@ def shuffled(field: Any, index: int) -> int:
 
 
 @kernel()
-def popular_rank(field: Any, own: float, latent: float) -> int:
-    """A rank in [0, popular) by popularity; `own` and `latent` are standard normal, low numbers mean popular."""
-    p = below_normal(field["common"] * latent + field["own"] * own)
+def popular_rank(field: Any, single: float, latent: float) -> int:
+    """Return a rank in [0, popular); low `single` and `latent`, standard normal, are popular."""
+    p = below_normal(field["common"] * latent + field["single"] * single)
     rank = np.int64(math.pow(field["low"] + p * field["span"], field["power"]) - field["shift"])
     return min(max(rank, 0), field["popular"] - 1)  # type: ignore[no-any-return]
 
 
 @kernel()
 def draw_rank(field: Any, index: int, latent: float, drifted: bool) -> int:
-    """The rank of look-up `index` of a field: the default id's (0), a singleton's, or a popular one's."""
+    """Return the rank of lookup `index`: the default id's (0), a singleton's, or a popular."""
     bits = np.uint64(hashed(field["draw_key"], index))
     if (bits & _MASK_32) < field["default_limit"]:
         return 0
@@ -141,7 +141,7 @@ def draw_rank(field: Any, index: int, latent: float, drifted: bool) -> int:
 
 @kernel()
 def draw_normals(key: Word, start: int, out: NDArray[np.float64]) -> None:
-    """Standard normal numbers `out` (B,) of the samples from `start` on."""
+    """Write standard normal numbers `out` (B,) of the samples from `start` on."""
     for b in range(len(out)):
         out[b] = normal(np.uint64(hashed(key, start + b)))
 
@@ -150,19 +150,19 @@ def draw_normals(key: Word, start: int, out: NDArray[np.float64]) -> None:
 def draw_dense(
     keys: NDArray[np.uint64], start: int, correlation: float, latent: NDArray[np.float64], out: NDArray[np.float32]
 ) -> None:
-    """Standard normal dense inputs `out` (B, D), D >= 1; the first has the given correlation with `latent` (B,)."""
-    own = math.sqrt(1.0 - correlation * correlation)
+    """Write normal dense inputs `out` (B, D), D >= 1; the first correlates with `latent` (B,)."""
+    rest = math.sqrt(1.0 - correlation * correlation)
     for b in range(len(out)):
         for d in range(len(keys)):
             out[b, d] = normal(np.uint64(hashed(keys[d], start + b)))
-        out[b, 0] = correlation * latent[b] + own * out[b, 0]
+        out[b, 0] = correlation * latent[b] + rest * out[b, 0]
 
 
 @kernel()
 def draw_ids(
     fields: NDArray[np.void], start: int, first_drifted: int, latent: NDArray[np.float64], out: NDArray[np.int64]
 ) -> None:
-    """Ids `out` (F, B, L) of the samples from `start` on; samples b >= `first_drifted` come after the drift."""
+    """Write ids `out` (F, B, L) from sample `start` on; b >= `first_drifted`: after the drift."""
     lookups = out.shape[2]
     for f in range(len(fields)):
         field = fields[f]
@@ -175,7 +175,7 @@ def draw_ids(
 
 @kernel()
 def effect(field: Any, key: Word, index: int, drifted: bool) -> float:
-    """The effect of id `index` in the stream `key` of its field, before or after the drift."""
+    """Return the effect of id `index` in the stream `key`, before or after the drift."""
     value = bell(np.uint64(hashed(key, index)))
     if drifted and (np.uint64(hashed(field["drift_key"], index)) >> np.uint64(32)) < field["drift_limit"]:
         fresh = bell(np.uint64(hashed(np.uint64(key) ^ _FRESH, index)))
@@ -185,7 +185,7 @@ def effect(field: Any, key: Word, index: int, drifted: bool) -> float:
 
 @kernel()
 def bag_effect(field: Any, key: Word, bag: NDArray[np.int64], drifted: bool) -> float:
-    """The effect of the ids `bag` (L,) together: of variance 1 like that of one id, were they independent."""
+    """Return the effect of the ids `bag` (L,), of variance 1 if they are independent."""
     if len(bag) == 1:
         return effect(field, key, bag[0], drifted)
     total = 0.0
@@ -202,7 +202,7 @@ def add_main(
     ids: NDArray[np.int64],
     out: NDArray[np.float64],
 ) -> None:
-    """Adds to `out` (B,) the sum of the weighted effects of a sample's bags (F, B, L)."""
+    """Add to `out` (B,) the sum of the weighted effects of a sample's bags (F, B, L)."""
     for f in range(len(fields)):
         field = fields[f]
         key = field["main_key"]
@@ -218,7 +218,7 @@ def add_pairs(
     ids: NDArray[np.int64],
     out: NDArray[np.float64],
 ) -> None:
-    """Adds to `out` (B,) the weighted inner products of the two factors of the bags of each `PAIR` of fields."""
+    """Add to `out` (B,) the weighted inner products of the factors of each `PAIR` of fields."""
     for p in range(len(pairs)):
         first, second = pairs[p]["first"], pairs[p]["second"]
         weight = pairs[p]["weight"]
@@ -226,16 +226,16 @@ def add_pairs(
             key, other_key = fields[first]["factor_key"][k], fields[second]["factor_key"][k]
             for b in range(len(out)):
                 drifted = b >= first_drifted
-                one = bag_effect(fields[first], key, ids[first, b], drifted)
-                other = bag_effect(fields[second], other_key, ids[second, b], drifted)
-                out[b] += weight * one * other
+                left = bag_effect(fields[first], key, ids[first, b], drifted)
+                right = bag_effect(fields[second], other_key, ids[second, b], drifted)
+                out[b] += weight * left * right
 
 
 @kernel()
 def add_dense(
     linear: NDArray[np.float64], curved: NDArray[np.float64], dense: NDArray[np.float32], out: NDArray[np.float64]
 ) -> None:
-    """Adds to `out` (B,) linear terms of all dense inputs and three curved ones of x1, x2 and x3, x4, if any."""
+    """Add to `out` (B,) linear terms of all dense inputs, and up to three curved ones."""
     for b in range(len(out)):
         x = dense[b]
         total = 0.0
@@ -259,7 +259,7 @@ def add_products(
     dense: NDArray[np.float32],
     out: NDArray[np.float64],
 ) -> None:
-    """Adds to `out` (B,) for each `PRODUCT` a dense input times the effect of a bag."""
+    """Add to `out` (B,) for each `PRODUCT` a dense input times the effect of a bag."""
     for p in range(len(products)):
         f, column = products[p]["field"], products[p]["column"]
         weight, key = products[p]["weight"], fields[f]["product_key"]
@@ -270,6 +270,6 @@ def add_products(
 
 @kernel()
 def draw_labels(key: Word, start: int, probability: NDArray[np.float64], out: NDArray[np.float32]) -> None:
-    """Labels `out` (B,): 1 with the given probability (B,), else 0."""
+    """Write labels `out` (B,): 1 with the given probability (B,), else 0."""
     for b in range(len(out)):
         out[b] = 1.0 if uniform(np.uint64(hashed(key, start + b))) < probability[b] else 0.0

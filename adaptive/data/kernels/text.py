@@ -1,11 +1,10 @@
-"""The tokeniser of all text formats: bytes of whole lines in, columns out, one pass, every fault with its line.
+"""The tokenizer of all text formats: bytes of whole lines to columns, in one pass.
 
 Letters: R rows a block has room for, D dense inputs, C single-valued categories, K multi-valued ones (bags).
 
-A field function (`text_fields.py`) returns where it stopped, and one comparison with the separator that must follow
-finds every fault. Only a faulty line is looked at a second time, by `classify`, to say what is wrong with it.
-Fields in quotes may hold separators and doubled quotes but no line feeds: a line is a line, so that one lost quote
-costs one line.
+A field parser (`text_fields.py`) returns where it stopped. One comparison with the separator that must follow finds
+every fault. Only a faulty line is read a second time, by `classify`, to find out what is wrong with it.
+Quoted fields may hold separators and doubled quotes but no line feeds, so that a lost quote costs one line only.
 """
 
 from typing import NamedTuple
@@ -17,34 +16,34 @@ from adaptive.data.kernels.text_fields import (
     CR,
     LF,
     Bytes,
-    decimal,
     ends_line,
-    hexadecimal,
-    integer,
+    hash_text,
     is_utf8,
-    iso_time,
-    text,
+    parse_decimal,
+    parse_hex,
+    parse_integer,
+    parse_iso_time,
 )
 from adaptive.kernels.jit import kernel
 
-# What a column of the file is.
+# Kinds of columns.
 SKIP, DENSE_INTEGER, DENSE_FLOAT, KEY_HEX, KEY_INTEGER, KEY_TEXT, KEY_BAG = range(7)
 LABEL_BINARY, LABEL_THRESHOLD, LABEL_SET, TIME_NUMBER, TIME_ISO = range(7, 12)
 
-# What `Layout.plan` says about a column: what it is, the output column it goes to (bags are numbered in file
-# order), the kind of a bag's values and the separator between them (-1: none), whether a line without it is bad,
-# and what an unreadable field is called.
+# The entries of a row of `Layout.plan`: the kind of the column, its output column (bags are numbered in file order),
+# the kind of a bag's values and the separator between them (-1: none), 1 if a line without a value is bad, and the
+# cause to report for an unreadable field.
 KIND, SLOT, ITEM, INNER, REQUIRED, CAUSE, PLAN_SIZE = range(7)
 
-# What is wrong with a line, in the order in which it is looked for; OK must be 0.
+# What is wrong with a line, in the order of the checks; OK must be 0.
 CAUSES = ("", "empty", "overlong", "nul", "utf8", "quote", "columns", "label", "number", "hex", "time", "missing")
 OK, EMPTY, OVERLONG, NUL, UTF8, QUOTE, COLUMNS, LABEL, NUMBER, HEX, TIME, MISSING = range(len(CAUSES))
 _BAGS_FULL = -1
 
-# Why `tokenise` came back.
+# Why `tokenize` returned.
 INPUT_USED, ROWS_FULL, FAULTS_FULL, BAGS_FULL = range(4)
 
-# The entries of its cursor, and of one fault.
+# The entries of its cursor, and of a fault.
 POSITION, ROW, LINE, NUM_FAULTS, CURSOR_SIZE = range(5)
 FAULT_LINE, FAULT_CAUSE, FAULT_COLUMN, FAULT_START, FAULT_STOP, FAULT_SIZE = range(6)
 
@@ -53,22 +52,22 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Layout(NamedTuple):
-    """How a line is laid out; see `adaptive.data.rows.row_source`."""
+    """The layout of a line; see `adaptive.data.rows.row_source`."""
 
     plan: NDArray[np.int64]  # (columns, PLAN_SIZE)
     positives: NDArray[np.int64]  # keys of the texts that make a label 1
-    nulls: NDArray[np.int64]  # keys of the texts that are missing values, besides the empty one
+    nulls: NDArray[np.int64]  # keys of texts that mean a missing value, in addition to the empty text
     separator: int
     quote: int  # -1: none
     num_bags: int
     max_line_bytes: int
     threshold: float  # a label is 1 from here on
-    time_from: float  # rows with another time are passed over
+    time_from: float  # rows with a time outside [time_from, time_to) are skipped
     time_to: float
 
 
 class Columns(NamedTuple):
-    """The arrays into which rows are written."""
+    """The arrays to which rows are written."""
 
     labels: NDArray[np.float32]  # (R,)
     dense: NDArray[np.float32]  # (R, D), NaN = missing
@@ -78,7 +77,7 @@ class Columns(NamedTuple):
     bag_ends: NDArray[np.int64]  # (R * K + 1,), row by row; the first is 0
     times: NDArray[np.float64]  # (R,) seconds, or the number in the file
     lines: NDArray[np.int64]  # (R,)
-    starts: NDArray[np.int64]  # (R,) where the line begins in the bytes that were tokenised last
+    starts: NDArray[np.int64]  # (R,) start of the line in the bytes of the latest call of `tokenize`
 
 
 @kernel()
@@ -90,23 +89,25 @@ def is_among(key: int, keys: NDArray[np.int64]) -> bool:
 
 
 @kernel()
-def null_stop(data: Bytes, first: int, layout: Layout, inner: int, closing: int) -> int:
-    """The end of a field, or of a bag's value, that is a text for missing values; -1: it is another text."""
-    key, stop, _ = text(data, first, layout.separator, inner, closing)
+def find_null_end(data: Bytes, first: int, layout: Layout, inner: int, closing: int) -> int:
+    """Return the end of a field, or of a bag's value, that means missing; else -1."""
+    key, stop, _ = hash_text(data, first, layout.separator, inner, closing)
     return stop if is_among(key, layout.nulls) else -1
 
 
 @kernel()
-def null_field(data: Bytes, first: int, layout: Layout, columns: Columns, row: int, column: int, closing: int) -> int:
-    """Write a number's field that could not be read as missing, if its text says so.
+def parse_null_field(
+    data: Bytes, first: int, layout: Layout, columns: Columns, row: int, column: int, closing: int
+) -> int:
+    """Write a field that is not a number as missing, if its text means missing.
 
     Returns:
-        The position of the separator behind the field, or -1: it is a bad field.
+        The position of the separator after the field, or -1 if the field is bad.
     """
     kind, slot = layout.plan[column, KIND], layout.plan[column, SLOT]
     if kind not in (KEY_HEX, KEY_INTEGER, DENSE_INTEGER, DENSE_FLOAT):
         return -1
-    stop = null_stop(data, first, layout, -1, closing)
+    stop = find_null_end(data, first, layout, -1, closing)
     if stop < 0:
         return -1
     if closing >= 0:
@@ -123,16 +124,16 @@ def null_field(data: Bytes, first: int, layout: Layout, columns: Columns, row: i
 
 
 @kernel()
-def label(data: Bytes, first: int, layout: Layout, kind: int, closing: int) -> tuple[float, int, int]:
-    """-> (label or NaN where there is none, stop, all bytes or-ed)."""
+def parse_label(data: Bytes, first: int, layout: Layout, kind: int, closing: int) -> tuple[float, int, int]:
+    """Return (label, or NaN if there is none, stop, all bytes or-ed)."""
     if kind == LABEL_SET:
-        key, stop, seen = text(data, first, layout.separator, -1, closing)
+        key, stop, seen = hash_text(data, first, layout.separator, -1, closing)
         value = 0.0
         for positive in layout.positives:
             if positive == key:
                 value = 1.0
         return np.nan if stop == first or is_among(key, layout.nulls) else value, stop, seen
-    value, stop = decimal(data, first)
+    value, stop = parse_decimal(data, first)
     if stop == first:
         return np.nan, stop, 0
     if kind == LABEL_THRESHOLD:
@@ -141,24 +142,24 @@ def label(data: Bytes, first: int, layout: Layout, kind: int, closing: int) -> t
 
 
 @kernel()
-def bag(
+def parse_bag(
     data: Bytes, first: int, layout: Layout, column: int, closing: int, bag_keys: NDArray[np.int64], end: int
 ) -> tuple[int, int, int]:
-    """Values of a bag, from `bag_keys[end]` on; missing ones are left out -> (stop, new end or -1, all bytes or-ed)."""
+    """Write a bag from `bag_keys[end]` on; return (stop, new end or -1 if full, bytes or-ed)."""
     kind, inner = layout.plan[column, ITEM], layout.plan[column, INNER]
     p, seen = first, 0
     while True:
         if kind == KEY_INTEGER:
-            key, stop = integer(data, p)
+            key, stop = parse_integer(data, p)
         elif kind == KEY_HEX:
-            key, stop = hexadecimal(data, p)
+            key, stop = parse_hex(data, p)
         else:
-            key, stop, bits = text(data, p, layout.separator, inner, closing)
+            key, stop, bits = hash_text(data, p, layout.separator, inner, closing)
             seen |= bits
             if is_among(key, layout.nulls):
                 p = stop
         if kind != KEY_TEXT and data[stop] not in (inner, layout.separator, LF, closing):
-            null = null_stop(data, p, layout, inner, closing)
+            null = find_null_end(data, p, layout, inner, closing)
             if null >= 0:
                 p = stop = null
         if stop > p:
@@ -172,32 +173,32 @@ def bag(
 
 
 @kernel()
-def rare_field(
+def parse_rare_field(
     data: Bytes, first: int, layout: Layout, columns: Columns, row: int, column: int
 ) -> tuple[int, bool, int]:
-    """Fields of which a line has few -> (stop or -1 if `bag_keys` is full, whether it is good, all bytes or-ed)."""
+    """Parse a bag, time or label; return (stop or -1 if bags are full, is good, bytes or-ed)."""
     kind, slot = layout.plan[column, KIND], layout.plan[column, SLOT]
     closing = layout.quote if first > 0 and data[first - 1] == layout.quote else -1
     if kind == KEY_BAG:
         at = row * layout.num_bags + slot
-        stop, end, seen = bag(data, first, layout, column, closing, columns.bag_keys, columns.bag_ends[at])
+        stop, end, seen = parse_bag(data, first, layout, column, closing, columns.bag_keys, columns.bag_ends[at])
         columns.bag_ends[at + 1] = end
         return stop if end >= 0 else -1, True, seen
     if kind in (TIME_NUMBER, TIME_ISO):
-        time, stop = decimal(data, first) if kind == TIME_NUMBER else iso_time(data, first)
+        time, stop = parse_decimal(data, first) if kind == TIME_NUMBER else parse_iso_time(data, first)
         columns.times[row] = time
         return stop, stop > first and np.isfinite(time), 0
-    value, stop, seen = label(data, first, layout, kind, closing)
+    value, stop, seen = parse_label(data, first, layout, kind, closing)
     columns.labels[row] = value
     return stop, not np.isnan(value), seen
 
 
 @kernel()
 def parse_lines(data: Bytes, end: int, layout: Layout, columns: Columns, cursor: NDArray[np.int64]) -> tuple[int, int]:
-    """Read rows until the input is used, the rows are full (both OK) or a line is bad -> (fault, its column).
+    """Read rows until input or rows are used up (both OK) or a line is bad.
 
-    One function for the loop over lines and the one over fields, with the commonest kinds inside: calls that pass
-    arrays on would cost more than the fields themselves.
+    Returns (fault, its column). Loops over lines and over fields are in one function, with the most common kinds
+    inline: calls that pass on arrays would cost more than the fields themselves.
     """
     plan, separator, quote, last = layout.plan, layout.separator, layout.quote, len(layout.plan) - 1
     keys, present, dense, lines = columns.keys, columns.present, columns.dense, columns.lines
@@ -212,27 +213,27 @@ def parse_lines(data: Bytes, end: int, layout: Layout, columns: Columns, cursor:
                 p += 1
             opened = closing
             if kind in (KEY_HEX, KEY_INTEGER):
-                keys[slot, row], stop = hexadecimal(data, p) if kind == KEY_HEX else integer(data, p)
+                keys[slot, row], stop = parse_hex(data, p) if kind == KEY_HEX else parse_integer(data, p)
                 present[slot, row] = stop > p
             elif kind == DENSE_INTEGER:
-                value, stop = integer(data, p)
+                value, stop = parse_integer(data, p)
                 dense[row, slot] = value if stop > p else np.nan
             elif kind in (KEY_TEXT, SKIP):
-                key, stop, bits = text(data, p, separator, -1, closing)
+                key, stop, bits = hash_text(data, p, separator, -1, closing)
                 seen |= bits
                 if kind == KEY_TEXT:
                     keys[slot, row] = key
                     null = is_among(key, nulls)
                     present[slot, row] = stop > p and not null
             elif kind == DENSE_FLOAT:
-                number, stop = decimal(data, p)
+                number, stop = parse_decimal(data, p)
                 good = abs(number) <= _FLOAT32_MAX
                 dense[row, slot] = number if stop > p else np.nan
             elif kind == LABEL_BINARY and (data[p] == _ZERO or data[p] == _ONE) and data[p + 1] == separator:
                 columns.labels[row] = data[p] - _ZERO
                 stop = p + 1
             else:
-                stop, good, bits = rare_field(data, p, layout, columns, row, column)
+                stop, good, bits = parse_rare_field(data, p, layout, columns, row, column)
                 seen |= bits
             if stop < 0:
                 return _BAGS_FULL, column
@@ -242,7 +243,7 @@ def parse_lines(data: Bytes, end: int, layout: Layout, columns: Columns, cursor:
                 closing = -1
             ended = data[stop] == separator if column < last else ends_line(data, stop)
             if closing >= 0 or not ended or not good:
-                stop = null_field(data, p, layout, columns, row, column, opened)
+                stop = parse_null_field(data, p, layout, columns, row, column, opened)
                 if stop < 0:
                     return plan[column, CAUSE], column
                 missing = True
@@ -251,7 +252,7 @@ def parse_lines(data: Bytes, end: int, layout: Layout, columns: Columns, cursor:
             p = stop + 1
         after = p + 1 if data[p - 1] == CR else p
         if after - start - 1 > layout.max_line_bytes or (seen >= 128 and not is_utf8(data, start, p)):
-            return OVERLONG, last  # or UTF8: `classify` says
+            return OVERLONG, last  # or UTF8: `classify` decides
         if layout.time_from <= columns.times[row] < layout.time_to:
             lines[row] = line
             starts[row] = start
@@ -262,14 +263,14 @@ def parse_lines(data: Bytes, end: int, layout: Layout, columns: Columns, cursor:
 
 
 @kernel()
-def tokenise(
+def tokenize(
     data: Bytes, end: int, layout: Layout, columns: Columns, faults: NDArray[np.int64], cursor: NDArray[np.int64]
 ) -> int:
-    """Read the lines of `data[cursor[POSITION]:end]`, which ends with a line feed, into rows from `cursor[ROW]` on.
+    """Read lines of `data`, up to a line feed at `end`, into rows from `cursor[ROW]` on.
 
-    The cursor moves along, also its LINE (the one to be read next); NUM_FAULTS counts the faults written to
-    `faults`, (any, FAULT_SIZE). Returns why it stopped: INPUT_USED, ROWS_FULL, FAULTS_FULL, or BAGS_FULL (`bag_keys`
-    has no room for the next row).
+    Reading begins at `cursor[POSITION]`. Advances the cursor, including its LINE (the next one to read). NUM_FAULTS
+    counts the faults written to `faults`, (any, FAULT_SIZE). Returns why it stopped: INPUT_USED, ROWS_FULL,
+    FAULTS_FULL, or BAGS_FULL (`bag_keys` has no room for the next row).
     """
     while True:
         fault, column = parse_lines(data, end, layout, columns, cursor)
@@ -292,7 +293,7 @@ def tokenise(
 
 @kernel()
 def classify(data: Bytes, start: int, layout: Layout, fault: int) -> tuple[int, int]:
-    """What is wrong with a line whose first bad field has `fault` -> (cause, position after the line)."""
+    """Return (cause, position after the line) of a bad line with this first `fault`."""
     end, has_nul = start, False
     while data[end] != LF:
         has_nul = has_nul or data[end] == 0
@@ -315,12 +316,15 @@ def classify(data: Bytes, start: int, layout: Layout, fault: int) -> tuple[int, 
 
 @kernel()
 def count_columns(data: Bytes, start: int, layout: Layout) -> int:
-    """Fields of a line; 0 if a quote is not closed or more follows it. A bag with the file's separator ends it."""
+    """Return the number of fields of a line, or 0 if a quote is not closed or text follows it.
+
+    A last column that is a bag with the file's separator takes the rest of the line.
+    """
     p, count, last = start, 0, len(layout.plan) - 1
     while True:
         count += 1
         if data[p] == layout.quote:
-            _, p, _ = text(data, p + 1, layout.separator, -1, layout.quote)
+            _, p, _ = hash_text(data, p + 1, layout.separator, -1, layout.quote)
             if data[p] != layout.quote or not (data[p + 1] == layout.separator or ends_line(data, p + 1)):
                 return 0
             p += 1

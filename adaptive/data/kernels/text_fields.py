@@ -1,8 +1,8 @@
-"""How the fields of a text line are read, each kind by one function: `(data, first) -> (value, stop)`.
+"""Parsers of the fields of a text line, one per kind: `(data, first) -> (value, stop)`.
 
-The data end with a line feed, so a field's loop stops at the latest there and needs no check of its own. A field
-that cannot be read is left at its first byte, which then is not the separator that must follow; an empty one
-stops where it starts, too, but at a separator.
+The data end with a line feed, where every loop stops, so loops need no check for the end of the data. For a field that
+cannot be read, `stop` is `first`, where the separator that must follow is not. An empty field also stops where it
+starts, but at a separator.
 """
 
 import numpy as np
@@ -22,8 +22,8 @@ _FNV_PRIME = np.uint64(0x100000001B3)
 _FOUR = np.uint64(4)
 _MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 
-# Tables are globals, not arguments: numba counts references to an array argument in every call, which is atomic
-# and took half of the time.
+# Tables are globals, not arguments: numba counts references to an array argument in every call, atomically, which
+# took half of the time.
 _DIGITS = np.full(256, 255)  # hex digit of a byte, or 255
 _DIGITS[[ord(digit) for digit in "0123456789abcdef"]] = range(16)
 _DIGITS[[ord(digit) for digit in "ABCDEF"]] = range(10, 16)
@@ -32,8 +32,8 @@ _PLAIN[[byte for byte in range(128) if not chr(byte).isalnum() and chr(byte) not
 
 
 @kernel()
-def integer(data: Bytes, first: int) -> tuple[int, int]:
-    """Decimal integer of at most 19 digits, within +-(2^63 - 1) -> (value, stop)."""
+def parse_integer(data: Bytes, first: int) -> tuple[int, int]:
+    """Parse a decimal integer of at most 19 digits, within +-(2^63 - 1); return (value, stop)."""
     negative = data[first] == _MINUS
     start = first + 1 if negative else first
     p, value = start, 0
@@ -48,8 +48,8 @@ def integer(data: Bytes, first: int) -> tuple[int, int]:
 
 
 @kernel()
-def hexadecimal(data: Bytes, first: int) -> tuple[int, int]:
-    """Up to 16 hex digits -> (key, stop)."""
+def parse_hex(data: Bytes, first: int) -> tuple[int, int]:
+    """Parse up to 16 hex digits; return (key, stop)."""
     p, key = first, np.uint64(0)
     digit = _DIGITS[data[p]]
     while digit < 16:
@@ -60,8 +60,8 @@ def hexadecimal(data: Bytes, first: int) -> tuple[int, int]:
 
 
 @kernel()
-def decimal(data: Bytes, first: int) -> tuple[float, int]:
-    """Decimal number -> (value, stop): exact to 15 digits, to a relative 1e-15 beyond."""
+def parse_decimal(data: Bytes, first: int) -> tuple[float, int]:
+    """Parse a decimal number, exact up to 15 digits, else to 1e-15; return (value, stop)."""
     p = first + 1 if data[first] == _MINUS else first
     mantissa, exponent, digits = 0, 0, 0
     for part in range(2):
@@ -81,17 +81,17 @@ def decimal(data: Bytes, first: int) -> tuple[float, int]:
     if digits == 0:
         return 0.0, first
     if data[p] == 69 or data[p] == 101:  # E, e
-        power, stop = exponent_of(data, p + 1)
+        power, stop = parse_exponent(data, p + 1)
         if stop == p + 1:
             return 0.0, first
         exponent, p = exponent + power, stop
-    value = scaled(float(mantissa), exponent)
+    value = scale(float(mantissa), exponent)
     return -value if data[first] == _MINUS else value, p
 
 
 @kernel()
-def exponent_of(data: Bytes, first: int) -> tuple[int, int]:
-    """Exponent after the e; beyond 9,999 it stays there, which is 0 or infinite anyway."""
+def parse_exponent(data: Bytes, first: int) -> tuple[int, int]:
+    """Parse the exponent after the e, at most 9,999; return (power, stop)."""
     p = first + 1 if data[first] == _MINUS or data[first] == _PLUS else first
     start, power = p, 0
     digit = int(_DIGITS[data[p]])
@@ -105,7 +105,8 @@ def exponent_of(data: Bytes, first: int) -> tuple[int, int]:
 
 
 @kernel()
-def scaled(mantissa: float, exponent: int) -> float:
+def scale(mantissa: float, exponent: int) -> float:
+    """Return mantissa * 10^exponent."""
     if mantissa == 0.0:
         return 0.0
     if 0 <= exponent <= 22:
@@ -120,8 +121,8 @@ def scaled(mantissa: float, exponent: int) -> float:
 
 
 @kernel()
-def text(data: Bytes, first: int, separator: int, inner: int, closing: int) -> tuple[int, int, int]:
-    """Text up to a separator, or the quote `closing` if that is >= 0 -> (FNV-1a key, stop, all bytes or-ed)."""
+def hash_text(data: Bytes, first: int, separator: int, inner: int, closing: int) -> tuple[int, int, int]:
+    """Hash a text up to a separator or `closing`; return (FNV-1a key, stop, bytes or-ed)."""
     p, key, seen = first, _FNV_START, 0
     while True:
         byte = np.int64(data[p])
@@ -132,7 +133,7 @@ def text(data: Bytes, first: int, separator: int, inner: int, closing: int) -> t
                 if byte == closing:
                     if data[p + 1] != closing:
                         break
-                    p += 1  # a doubled quote stands for one
+                    p += 1  # a doubled quote means a single one
             elif byte == separator or (byte == CR and data[p + 1] == LF):
                 break
         key = (key ^ np.uint64(byte)) * _FNV_PRIME
@@ -142,8 +143,8 @@ def text(data: Bytes, first: int, separator: int, inner: int, closing: int) -> t
 
 
 @kernel()
-def fixed(data: Bytes, first: int, width: int) -> int:
-    """A number of exactly `width` digits, or -1."""
+def parse_digits(data: Bytes, first: int, width: int) -> int:
+    """Return a number of exactly `width` digits, or -1."""
     value = 0
     for p in range(first, first + width):
         digit = int(_DIGITS[data[p]])
@@ -154,50 +155,50 @@ def fixed(data: Bytes, first: int, width: int) -> int:
 
 
 @kernel()
-def days(year: int, month: int, day: int) -> int:
-    """Days since 1970-01-01 in the Gregorian calendar, or -1 for no date (years before 1970 are none)."""
+def days_since_1970(year: int, month: int, day: int) -> int:
+    """Return days since 1970-01-01 (Gregorian calendar), or -1 for invalid or earlier dates."""
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     if year < 1970 or month < 1 or month > 12 or day < 1:
         return -1
     if day > _MONTH_DAYS[month] + (1 if leap and month == 2 else 0):
         return -1
-    before = year - 1
-    total = year * 365 + before // 4 - before // 100 + before // 400 + day
+    past = year - 1
+    total = year * 365 + past // 4 - past // 100 + past // 400 + day
     for earlier in range(1, month):
         total += _MONTH_DAYS[earlier]
     return total + (1 if leap and month > 2 else 0) - 719528
 
 
 @kernel()
-def iso_time(data: Bytes, first: int) -> tuple[float, int]:
-    """`YYYY-MM-DD`, then perhaps `[ T]HH:MM:SS[.f]` and `Z` or `+HH:MM` -> (seconds since 1970 UTC, stop)."""
-    year = fixed(data, first, 4)
+def parse_iso_time(data: Bytes, first: int) -> tuple[float, int]:
+    """Parse `YYYY-MM-DD`, perhaps with time and zone; return (seconds since 1970 UTC, stop)."""
+    year = parse_digits(data, first, 4)
     if year < 0 or data[first + 4] != _MINUS:
         return 0.0, first
-    month = fixed(data, first + 5, 2)
+    month = parse_digits(data, first + 5, 2)
     if month < 0 or data[first + 7] != _MINUS:
         return 0.0, first
-    day = fixed(data, first + 8, 2)
-    date = days(year, month, day)
+    day = parse_digits(data, first + 8, 2)
+    date = days_since_1970(year, month, day)
     if day < 0 or date < 0:
         return 0.0, first
     p = first + 10
     if data[p] != 32 and data[p] != 84:  # space, T
         return date * 86400.0, p
-    seconds, stop = clock(data, p + 1)
+    seconds, stop = parse_clock(data, p + 1)
     return date * 86400.0 + seconds, stop if stop > p + 1 else first
 
 
 @kernel()
-def clock(data: Bytes, first: int) -> tuple[float, int]:
-    """`HH:MM:SS[.f]` and `Z` or `+HH:MM` -> (seconds, stop)."""
-    hour = fixed(data, first, 2)
+def parse_clock(data: Bytes, first: int) -> tuple[float, int]:
+    """Parse `HH:MM:SS[.f]`, optionally with `Z` or `+HH:MM`; return (seconds, stop)."""
+    hour = parse_digits(data, first, 2)
     if hour < 0 or hour > 23 or data[first + 2] != 58:
         return 0.0, first
-    minute = fixed(data, first + 3, 2)
+    minute = parse_digits(data, first + 3, 2)
     if minute < 0 or minute > 59 or data[first + 5] != 58:
         return 0.0, first
-    second = fixed(data, first + 6, 2)
+    second = parse_digits(data, first + 6, 2)
     if second < 0 or second > 59:
         return 0.0, first
     total = hour * 3600.0 + minute * 60.0 + second
@@ -206,18 +207,18 @@ def clock(data: Bytes, first: int) -> tuple[float, int]:
         end = p + 1
         while int(_DIGITS[data[end]]) < 10:
             end += 1
-        fraction, stop = decimal(data, p)
-        if stop == p or stop != end:  # an exponent is no part of a time
+        fraction, stop = parse_decimal(data, p)
+        if stop == p or stop != end:  # a time has no exponent
             return 0.0, first
         total, p = total + fraction, stop
     if data[p] == 90:  # Z
         return total, p + 1
     if data[p] != _PLUS and data[p] != _MINUS:
         return total, p
-    hours = fixed(data, p + 1, 2)
+    hours = parse_digits(data, p + 1, 2)
     if hours < 0 or hours > 23 or data[p + 3] != 58:
         return 0.0, first
-    minutes = fixed(data, p + 4, 2)
+    minutes = parse_digits(data, p + 4, 2)
     if minutes < 0 or minutes > 59:
         return 0.0, first
     offset = hours * 3600.0 + minutes * 60.0
@@ -231,7 +232,7 @@ def ends_line(data: Bytes, p: int) -> bool:
 
 @kernel()
 def is_utf8(data: Bytes, start: int, end: int) -> bool:
-    """Whether the bytes are UTF-8 (RFC 3629: shortest forms, no surrogates, up to U+10FFFF)."""
+    """Return True if the bytes are UTF-8 by RFC 3629: shortest forms, no surrogates."""
     p = start
     while p < end:
         lead = np.int64(data[p])

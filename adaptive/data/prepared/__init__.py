@@ -1,1 +1,1 @@
-"""Data sets whose samples are stored as batches have them, ids already rows: written once, mapped into memory."""
+"""Data sets written once as blocks of batches, and mapped into memory."""

@@ -1,19 +1,19 @@
-"""`Prepared`: the data set `prepared:PATH`, read from files that are mapped into memory, and the layout of these files.
+"""`Prepared`: the data set `prepared:PATH`, mapped into memory, and its layout.
 
-Every block is checked against its checksum the first time it is read, so damage is found whatever the size of the data,
-and later epochs pay nothing for it. The folder has:
+Every block is verified by its checksum the first time it is read. So damage is found for data of any size, and later
+epochs cost nothing. The folder has:
 
-    prepared.json        what there is: features, tables, files that the samples came from; `Manifest`
+    prepared.json        manifest: features, tables, files that the samples came from (`Manifest`)
     train.bin            samples in blocks of up to 65,536, each with all columns one after another
-    train.index.npy      a row per block: where it begins, its bytes, samples, checksum, look-ups of each feature
-    evaluation.bin, evaluation.index.npy     where there is an evaluation part
-    vocabulary/          of categories that have rows by a fitted vocabulary
-    rejects.jsonl        lines that were bad
+    train.index.npy      a row for each block: its offset, bytes, samples, checksum, and lookups of each feature
+    evaluation.bin, evaluation.index.npy     the evaluation part, if there is one
+    vocabulary/          fitted vocabularies, if there are any
+    rejects.jsonl        bad lines, if there were any
 
-Letters: n samples of a block, D dense inputs, F features. A block has, each from a multiple of 64 bytes on: labels
-float32 (n,), of several one after another; dense float32 (n, D); where samples come from, if known: file uint32 (n,),
-line int64 (n,); then for every feature its ids, in the smallest unsigned type that holds the table's last row: (n,)
-where each sample has one look-up, else behind uint32 (n,), where the look-ups of each sample end.
+Letters: n samples of a block, D dense inputs, F features. Each section of a block begins at a multiple of 64 bytes:
+labels float32 (n,), one label after another; dense float32 (n, D); if origins are known, file uint32 (n,) and line
+int64 (n,); then for each feature its ids, in the smallest unsigned type that holds the table's last row. Ids are (n,)
+if every sample has one lookup. Otherwise they follow uint32 (n,), the end of each sample's lookups.
 """
 
 import os
@@ -32,24 +32,25 @@ from adaptive.config import Config
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, Feature
 from adaptive.data.kernels.checksum import checksum
-from adaptive.data.rows.data_files import DataFile, load_signed
+from adaptive.data.rows.data_files import DataFile
 from adaptive.data.sampling import in_blocks
 from adaptive.errors import CheckpointError, InputError
 from adaptive.storage.arrays import read_array
-from adaptive.storage.untrusted import open_plain
+from adaptive.storage.presets import checked
+from adaptive.storage.untrusted import open_plain, read_signed
 
 MANIFEST: Final = "prepared.json"
 FORMAT: Final = 1
-AGAIN: Final = "prepare the data again"
+AGAIN: Final = "Prepare the data again: adaptive-train prepare."
 ALIGNMENT: Final = 64
 MOST_ROWS: Final = 1 << 16
-_MOST_VALUES: Final = 1 << 24  # of a block that is being written, so that it stays within 128 MiB
+_MOST_VALUES: Final = 1 << 24  # of a block, so that it takes at most 128 MiB
 _MOST_MANIFEST: Final = 1 << 28  # bytes
 
-# Columns of an index, before those of the features: look-ups of a feature, or SINGLE.
+# Columns of an index. They are followed by one for each feature: its number of lookups, or SINGLE.
 OFFSET, SIZE, ROWS, CHECKSUM, FIRST_FEATURE = range(5)
-SINGLE: Final = -1  # every sample has one look-up
-_AGAIN = f"it is damaged or of another data set; {AGAIN}"
+SINGLE: Final = -1  # every sample has one lookup
+_AGAIN = f"The file is damaged or of another data set. {AGAIN}"
 
 Index = NDArray[np.int64]
 
@@ -63,7 +64,7 @@ class StoredFeature(Config):
 
 
 class StoredPart(Config):
-    """Samples of one part, and what its index is to be."""
+    """The samples of a part, and size and digest of its index."""
 
     samples: int = Field(ge=0)
     bytes: int = Field(ge=0, description="of the file of blocks")
@@ -83,7 +84,7 @@ class Manifest(Config):
     widths: dict[str, Annotated[int, Field(ge=1, le=4096)]] = Field(
         default_factory=dict, description="table -> width of its rows, where the schema gave one"
     )
-    files: tuple[str, ...] | None = Field(description="names for the origin of samples; null: not known")
+    files: tuple[str, ...] | None = Field(description="names of files for the origin of samples; null: not known")
     train: StoredPart
     evaluation: StoredPart | None
     rejects: dict[str, int]
@@ -92,42 +93,44 @@ class Manifest(Config):
 
 
 def id_type(rows: int) -> np.dtype[Any]:
-    """The smallest unsigned type that holds the rows 0 to `rows` - 1."""
+    """Return the smallest unsigned type that holds the rows [0, rows)."""
     return next(np.dtype(kind) for kind in ("u1", "u2", "u4", "u8") if rows <= 2 ** (8 * np.dtype(kind).itemsize))
 
 
 def block_samples(values: int) -> int:
-    """Samples of a block, if each has so many dense inputs and look-ups."""
+    """Return the samples of a block; `values` are dense inputs and lookups of a sample."""
     return max(1024, min(MOST_ROWS, _MOST_VALUES // max(values, 1)))
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """The content of prepared.json in a folder.
+    """Return the content of prepared.json in a folder.
 
     Raises:
         InputError: if it is missing, damaged, or of another version.
     """
     path = folder / MANIFEST
     if not path.exists():
-        raise InputError(f"{folder}: no prepared data here, {MANIFEST} is missing; make them: adaptive-train prepare")
-    return load_signed(path, Manifest, FORMAT, advice=AGAIN, error=InputError, most=_MOST_MANIFEST)
+        raise InputError(f"{folder}: expected prepared data, got a folder without {MANIFEST}. {AGAIN}")
+    content = read_signed(path, {"format": FORMAT}, advice=AGAIN, error=InputError, most=_MOST_MANIFEST)
+    return checked(Manifest, content, str(path), error=InputError)
 
 
 @dataclass(frozen=True)
 class Section:
-    """One array of a block: where it begins in the block, its type and number of values."""
+    """An array of a block: its offset in the block, its type and its number of values."""
 
     start: int
     dtype: np.dtype[Any]
     count: int
 
     def of(self, block: NDArray[np.uint8]) -> NDArray[Any]:
+        """Return a view of the array in a block."""
         return block[self.start : self.start + self.count * self.dtype.itemsize].view(self.dtype)
 
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Where the arrays of a block lie. `ends[f]` is None where every sample has one look-up."""
+    """The positions of a block's arrays. `ends[f]` is None for one lookup in each sample."""
 
     labels: Section
     dense: Section
@@ -138,7 +141,7 @@ class BlockLayout:
 
     @classmethod
     def of(cls, manifest: Manifest, samples: int, lookups: NDArray[np.int64]) -> "BlockLayout":
-        """The layout of a block of so many samples. `lookups` (F,): of each feature, or SINGLE."""
+        """Return the layout for these samples. `lookups` (F,): of each feature, or SINGLE."""
         at = 0
 
         def section(kind: str | np.dtype[Any], count: int) -> Section:
@@ -158,15 +161,15 @@ class BlockLayout:
 
 
 def open_prepared(path: str, options: DataOptions, run_dir: Path | None) -> "Prepared":
-    """The data set of `prepared:PATH`."""
+    """Open the data set `prepared:PATH`."""
     return Prepared(Path(path).expanduser(), options)
 
 
 class Prepared(Dataset):
-    """A prepared data set. Batches are those of the data set that it was made from, in the same order.
+    """A prepared data set, with the batches of the original one in the same order.
 
     Raises:
-        InputError: if files are missing, cut or damaged, at once or, for the samples themselves, when they are read.
+        InputError: if files are missing, truncated or damaged: at once, or when the damaged samples are read.
     """
 
     def __init__(self, folder: Path, options: DataOptions) -> None:
@@ -181,20 +184,20 @@ class Prepared(Dataset):
         self._evaluation = _Part(folder, "evaluation", self._manifest, stored) if stored is not None else None
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
-        """Batches of the training part."""
+        """Return batches of the training part."""
         return in_blocks(
             self._train.batches, batch_size, shuffle_buffer=self._shuffle_buffer, seed=self._seed, epoch=epoch
         )
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
-        """Batches of the evaluation part."""
+        """Return batches of the evaluation part."""
         return iter(()) if self._evaluation is None else self._evaluation.batches(batch_size)
 
     def num_train_samples(self) -> int:
         return self._manifest.train.samples
 
     def fingerprint(self) -> dict[str, object]:
-        """Path, size and sha256 of every file, as of files of text, and the settings that order samples."""
+        """Return path, size and SHA-256 of every file, and the settings that order samples."""
         names = [MANIFEST, "train.bin", *(["evaluation.bin"] if self._evaluation is not None else [])]
         files = [DataFile.of(self._folder / name, (self._folder / name).stat()) for name in names]
         shuffle = {"shuffle_buffer": self._shuffle_buffer, "seed": self._seed}
@@ -216,32 +219,31 @@ class _Part:
         self._checked = np.zeros(len(self._index), np.bool_)
         self._layouts: dict[bytes, BlockLayout] = {}
         if self._starts[-1] != stored.samples or _ends(self._index) != stored.bytes:
-            raise InputError(f"{folder}: index and {MANIFEST} disagree about {self._path.name}; {_AGAIN}")
+            raise InputError(f"{folder}: expected {stored.samples} samples in {self._path.name}, got others. {_AGAIN}")
 
     def _map(self, size: int) -> NDArray[np.uint8]:
         with open_plain(self._path, error=InputError, follow=True) as file:
             self._file = DataFile.of(self._path, os.fstat(file.fileno()))
             if self._file.size != size:
-                raise InputError(f"{self._path}: has {self._file.size} bytes, needed {size}; {_AGAIN}")
+                raise InputError(f"{self._path}: expected {size} bytes, got {self._file.size}. {_AGAIN}")
             try:
                 return np.asarray(np.memmap(file, np.uint8, "r")) if size else np.empty(0, np.uint8)
             except OSError as error:
-                raise InputError(f"{self._path}: cannot be read ({error.strerror}); {_AGAIN}") from error
+                raise InputError(f"{self._path}: expected a file, got an error ({error.strerror}). {_AGAIN}") from error
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """Batches of `size` samples; the last one may be smaller.
+        """Yield batches of `size` samples; the last one may be smaller.
 
         Raises:
-            InputError: if the file was written to since it was opened; its blocks have been checked by then, some of
-                them. One that was removed is still there for whoever has it open.
+            InputError: if the file was written to since it was opened, since blocks are verified only once.
         """
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # a removed file can still be read while it is mapped
             self._file.require_unchanged(self._path.stat())
         for first in range(0, int(self._starts[-1]), size):
             yield self._samples(first, min(first + size, int(self._starts[-1])))
 
     def _samples(self, first: int, stop: int) -> Batch:
-        """The samples [first, stop), which may lie in several blocks."""
+        """Return the samples [first, stop), which may be in several blocks."""
         block, last = (int(at) for at in np.searchsorted(self._starts, [first, stop - 1], side="right") - 1)
         cuts = [first, *self._starts[block + 1 : last + 1].tolist(), stop]
         return concatenate(
@@ -257,7 +259,7 @@ class _Part:
         layout = self._layout(entry)
         if not self._checked[number]:
             if checksum(data.view(np.uint64)) != entry[CHECKSUM]:
-                raise InputError(f"{self._path}: block {number} is not what was written (checksum); {_AGAIN}")
+                raise InputError(f"{self._path}: expected the checksum of block {number}, got another. {_AGAIN}")
             self._check_bags(number, data, layout)
             self._checked[number] = True
         rows, width = stop - first, self._manifest.num_dense
@@ -279,25 +281,24 @@ class _Part:
         ).mark_unshared()
 
     def _check_bags(self, number: int, data: NDArray[np.uint8], layout: BlockLayout) -> None:
-        """Check that bags follow each other and end where the ids do: a checksum is anybody's to write."""
+        """Check that bags follow each other and end with the ids; a checksum can be forged."""
         for ids, ends in zip(layout.ids, layout.ends, strict=True):
             if ends is None:
                 continue
             stops = ends.of(data)
             if (stops[1:] < stops[:-1]).any() or (stops[-1] if len(stops) else 0) != ids.count:
                 raise InputError(
-                    f"{self._path}: block {number}: expected bags that end in ascending order, at {ids.count} ids, got "
-                    f"others; {_AGAIN}"
+                    f"{self._path}: expected ascending ends of bags in block {number}, got others. {_AGAIN}"
                 )
 
     def _layout(self, entry: Index) -> BlockLayout:
-        """The layout of a block; where every sample has one look-up of each feature, blocks of one size share it."""
+        """Return the layout of a block; cached if every sample has one lookup of each feature."""
         key = entry[ROWS].tobytes()
         is_single = bool((entry[FIRST_FEATURE:] == SINGLE).all())
         if not is_single or key not in self._layouts:
             layout = BlockLayout.of(self._manifest, int(entry[ROWS]), entry[FIRST_FEATURE:])
             if layout.size != entry[SIZE]:
-                raise InputError(f"{self._path}: a block has {entry[SIZE]} bytes, needed {layout.size}; {_AGAIN}")
+                raise InputError(f"{self._path}: expected a block of {layout.size} bytes, got {entry[SIZE]}. {_AGAIN}")
             if not is_single:
                 return layout
             self._layouts[key] = layout
@@ -307,7 +308,7 @@ class _Part:
 def _lookups(
     layout: BlockLayout, data: NDArray[np.uint8], first: int, stop: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ids and offsets of the samples [first, stop) of a block."""
+    """Return ids and offsets of the samples [first, stop) of a block."""
     features, rows = len(layout.ids), stop - first
     if all(section is None for section in layout.ends):
         ids = np.empty((features, rows), np.int64)
@@ -332,10 +333,10 @@ def _load_index(path: Path, stored: StoredPart, features: int) -> Index:
     try:
         return read_array(path, "<i8", shape, stored.index_bytes, stored.index_sha256)
     except CheckpointError as error:
-        raise InputError(f"{error}; {AGAIN}") from error
+        raise InputError(f"{error}. {AGAIN}") from error
 
 
 def _ends(index: Index) -> int:
-    """Where the last block ends, -1 if blocks do not follow each other."""
+    """Return the end of the last block; -1 if blocks do not follow each other."""
     ends = np.cumsum(index[:, SIZE])
     return int(ends[-1]) if (index[:, OFFSET] == ends - index[:, SIZE]).all() else -1

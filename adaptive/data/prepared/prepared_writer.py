@@ -1,4 +1,4 @@
-"""Write a prepared data set: everything under a temporary name, synced, then renamed."""
+"""Write a prepared data set: all files under a temporary name, synced, then renamed."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -13,6 +13,7 @@ from adaptive.data.dataset import Dataset, tables_of
 from adaptive.data.kernels.checksum import checksum
 from adaptive.data.open import open_dataset
 from adaptive.data.prepared.prepared_reader import (
+    AGAIN,
     FIRST_FEATURE,
     FORMAT,
     MANIFEST,
@@ -28,11 +29,11 @@ from adaptive.data.prepared.prepared_reader import (
 from adaptive.data.reading_progress import PartRead
 from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.storage.arrays import write_array
-from adaptive.storage.durable import DISK, Disk, write_directory, write_new
+from adaptive.storage.durable import DISK, Disk, write_directory, write_failed, write_new
 from adaptive.storage.untrusted import signed_json
 from adaptive.system import usable_cores
 
-Told = Callable[[PartRead], None]
+ReportPart = Callable[[PartRead], None]
 
 
 def prepare(
@@ -40,34 +41,36 @@ def prepare(
     options: DataOptions,
     path: Path,
     *,
-    begins: Callable[[str], Told] = lambda part: lambda read: None,
+    begins: Callable[[str], ReportPart] = lambda part: lambda read: None,
     disk: Disk = DISK,
 ) -> Manifest:
-    """Write the samples of a data set to the folder `path`, in their order: `data.shuffle_buffer` counts when they are
-    read.
+    """Write the samples of a data set to the folder `path`, in order; return its manifest.
+
+    `data.shuffle_buffer` is ignored here and applies when the prepared data are read.
 
     Args:
-        begins: is called with the name of each part, `train` or `evaluation`, before it is written; what it returns is
-            told now and then how much of the part is read and written.
+        begins: is called with the name of each part, `train` or `evaluation`, before it is written. Its result is
+            called now and then with the progress of the part.
 
     Raises:
-        ConfigError: if the data set cannot be opened, is prepared already, or has other samples in every epoch.
-        InputError: if the data are bad, or are no longer what they were when they were opened.
-        OutputError: if there is a `path` already, or it cannot be written; then there is nothing under its name.
+        ConfigError: if the data set cannot be opened, is already prepared, or has other samples in every epoch.
+        InputError: if the data are bad, or have changed since they were opened.
+        OutputError: if `path` exists or cannot be written; in the latter case nothing is left under its name.
     """
     if spec.startswith("prepared:"):
-        raise ConfigError(f"data {spec!r} are prepared already")
+        raise ConfigError(f"prepare: expected data that are not prepared, got {spec!r}. Name the original data.")
     written = list[Manifest]()
 
     def fill(folder: Path) -> None:
         changed = {"shuffle_buffer": 0}
-        if "num_workers" not in options.model_fields_set and not spec.startswith(
-            "parquet:"
-        ):  # which several read slower
+        is_parquet = spec.startswith("parquet:")  # which several threads read more slowly
+        if "num_workers" not in options.model_fields_set and not is_parquet:
             changed["num_workers"] = usable_cores()
         dataset = open_dataset(spec, options.model_copy(update=changed), run_dir=folder)
         if dataset.epochs_differ:
-            raise ConfigError(f"data {spec!r} draw other samples in every epoch, so they cannot be prepared once")
+            raise ConfigError(
+                f"prepare: expected data with the same samples in every epoch, got {spec!r}. Train on it directly."
+            )
         written.append(_Writer(dataset, spec, folder, begins, disk).write())
         if (folder / "rejects.jsonl").exists():
             with (folder / "rejects.jsonl").open("rb") as file:
@@ -77,16 +80,18 @@ def prepare(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_directory(path, fill, disk=disk)
     except FileExistsError as error:
-        raise OutputError(f"{path} exists already; remove it or give another folder") from error
+        raise OutputError(f"{path}: expected a new folder, got an existing one. Remove it, or name another.") from error
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error}") from error
+        raise write_failed(path, error) from error
     return written[0]
 
 
 class _Writer:
-    """Writes one data set into a folder."""
+    """Writes a data set into a folder."""
 
-    def __init__(self, dataset: Dataset, spec: str, folder: Path, begins: Callable[[str], Told], disk: Disk) -> None:
+    def __init__(
+        self, dataset: Dataset, spec: str, folder: Path, begins: Callable[[str], ReportPart], disk: Disk
+    ) -> None:
         self._dataset, self._folder, self._begins, self._disk = dataset, folder, begins, disk
         self._rows = block_samples(dataset.num_dense + len(dataset.features))
         train = dataset.train(self._rows)
@@ -113,11 +118,12 @@ class _Writer:
         self._train = chain([first], train)
 
     def write(self) -> Manifest:
+        """Write all parts, then the manifest."""
         train = self._part("train", self._train)
         assert train is not None
         evaluation = self._part("evaluation", self._dataset.evaluation(self._rows))
         if self._dataset.fingerprint() != self._manifest.fingerprint:
-            raise InputError(f"data {self._manifest.data!r} changed while they were prepared; prepare them again")
+            raise InputError(f"data {self._manifest.data!r}: expected unchanged files, got others. {AGAIN}")
         parts = {"train": train, "evaluation": evaluation, "rejects": self._dataset.rejects()}
         manifest = self._manifest.model_copy(update=parts)
         text = signed_json(manifest.model_dump(mode="json"))
@@ -125,8 +131,8 @@ class _Writer:
         return manifest
 
     def _part(self, name: str, batches: Iterator[Batch]) -> StoredPart | None:
-        """The samples of a part in blocks; nothing if there are none."""
-        told = self._begins(name)
+        """Write the samples of a part in blocks; return None if there are none."""
+        report = self._begins(name)
         first = next(batches, None)
         if first is None:
             return None
@@ -142,7 +148,7 @@ class _Writer:
                 entries.append(entry)
                 offset += len(block)
                 samples += batch.num_samples
-                told(self._dataset.part_read() or PartRead(samples, total))
+                report(self._dataset.part_read() or PartRead(samples, total))
 
         write_new(path, write, disk=self._disk)
         index = np.stack(entries)
@@ -156,7 +162,7 @@ class _Writer:
         )
 
     def _block(self, batch: Batch, offset: int) -> tuple[Any, Index]:
-        """The bytes of a block, and its line of the index."""
+        """Return the bytes of a block, and its row of the index."""
         samples, features = batch.num_samples, batch.num_features
         ends = batch.offsets[1:].reshape(features, samples) - batch.offsets[:-1:samples, None]
         lookups = ends[:, -1].copy()
@@ -168,7 +174,10 @@ class _Writer:
         layout.dense.of(block)[:] = batch.dense.reshape(-1)
         if layout.origin is not None:
             if batch.origin is None or batch.origin.files != self._manifest.files:
-                raise ConfigError(f"data {self._manifest.data!r}: batches disagree in where their samples come from")
+                raise ConfigError(
+                    f"data {self._manifest.data!r}: expected equal origin.files in all batches, got others. Correct "
+                    "the data set."
+                )
             layout.origin[0].of(block)[:] = batch.origin.file_index
             layout.origin[1].of(block)[:] = batch.origin.lines
         for feature in range(features):

@@ -1,1 +1,1 @@
-"""Samples as rows of fields, whatever the file format: formats, vocabularies, splits, rejects."""
+"""Samples as rows of fields: formats, vocabularies, splits, rejects."""

@@ -1,7 +1,7 @@
-"""Which row of its table a category of a file looks up, and how blocks of text rows become batches.
+"""Map the categories of a file to rows of tables, and turn blocks of rows into batches.
 
-Whatever the mapping, real categories own the first rows of a table, and what is no real category has a row of its
-own behind them: out of vocabulary or out of range first, missing last.
+In every mapping, real categories have the first rows of a table. They are followed by the row for ids that are out of
+vocabulary or out of range, if there is one, and by the row for missing ids.
 """
 
 from abc import ABC, abstractmethod
@@ -23,23 +23,23 @@ Flags = NDArray[np.bool_]
 
 
 class RowMap(ABC):
-    """Maps the keys of one feature to rows."""
+    """The mapping from the keys of one feature to rows."""
 
     @property
     @abstractmethod
     def num_embeddings(self) -> int:
-        """Rows the table needs, those for unknown and missing ids included."""
+        """Rows of the table, including those for unknown and missing ids."""
 
     @abstractmethod
     def fill(self, keys: Ids, present: Flags, out: Ids) -> tuple[int, int]:
-        """Write rows to `out` -> (position of the first key out of range or -1, how many there are)."""
+        """Write rows (N,) to `out`; return (first key out of range or -1, number of such keys)."""
 
 
 @dataclass(frozen=True)
 class Hashed(RowMap):
     """Rows by a 64-bit hash of the key; different categories may share a row."""
 
-    num_rows: int  # without the one for missing, < 2^32
+    num_rows: int  # without the row for missing ids, < 2^32
 
     @property
     def num_embeddings(self) -> int:
@@ -52,7 +52,7 @@ class Hashed(RowMap):
 
 @dataclass(frozen=True)
 class Direct(RowMap):
-    """Keys are rows. Those out of range have a row of their own if `has_unknown`, else they are an error."""
+    """Keys that are rows. Keys out of range go to an extra row if `has_unknown`, else fail."""
 
     num_rows: int
     has_unknown: bool = False
@@ -69,7 +69,7 @@ class Direct(RowMap):
 
 
 class Fitted(RowMap):
-    """Keys of a vocabulary have a row each, all others one together."""
+    """One row for each key of a vocabulary, and one row for all other keys."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._keys, self._rows = vocabulary.hash_table()
@@ -87,7 +87,7 @@ class Fitted(RowMap):
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """Where a feature comes from: output column `slot` of the keys or, for `is_bag`, of the bags."""
+    """The source of a feature: output column `slot` of the keys or, if `is_bag`, of the bags."""
 
     name: str
     table: str
@@ -98,34 +98,37 @@ class FeatureSource:
 
 @dataclass(frozen=True)
 class LabelSource:
-    """A further label: its name, its place among the dense columns, and from where on it is 1; None: it is 0 or 1."""
+    """An additional label in dense column `slot`; without `threshold` it must be 0 or 1."""
 
     name: str
     slot: int
     threshold: float | None = None
 
     def values(self, column: NDArray[np.float32], origin: Origin) -> NDArray[np.float32]:
-        """(n,) labels of what stands in the column, NaN where it is empty.
+        """Return labels (n,) of a column (n,) in which NaN means an empty field.
 
         Raises:
-            InputError: for a value that makes no label.
+            InputError: if a value is not a label.
         """
         is_label = ~np.isnan(column) if self.threshold is not None else (column == 0) | (column == 1)
         if not is_label.all():
             first = int(np.argmin(is_label))
             needed = "a number" if self.threshold is not None else "0 or 1"
-            got = "nothing" if np.isnan(column[first]) else f"{column[first]:g}"
-            raise InputError(f"{origin.where(first)}: label {self.name!r} must be {needed}, found {got}")
+            got = "an empty field" if np.isnan(column[first]) else f"{column[first]:g}"
+            raise InputError(
+                f"{origin.where(first)}: expected {needed} for label {self.name!r}, got {got}. Correct the line, or "
+                "set threshold = NUMBER for this label in the schema."
+            )
         return column.copy() if self.threshold is None else (column >= self.threshold).astype(np.float32)
 
 
 class Batcher:
-    """Makes batches of blocks. `out_of_range` counts look-ups that were sent to the row for unknown ids.
+    """Makes batches from blocks; `out_of_range` counts lookups of the row for unknown ids.
 
     Args:
         files: names for `Origin`.
-        is_log: dense columns that are scaled by log(1 + max(x, 0)), further labels among them.
-        labels: the further labels.
+        is_log: (D,) dense columns, including additional labels, to scale by log(1 + max(x, 0)).
+        labels: the additional labels.
     """
 
     def __init__(
@@ -136,8 +139,8 @@ class Batcher:
         labels: tuple[LabelSource, ...] = (),
     ) -> None:
         self._labels = labels
-        taken = {label.slot for label in labels}
-        self._inputs = [slot for slot in range(len(is_log)) if slot not in taken]  # columns that are dense inputs
+        label_slots = {label.slot for label in labels}
+        self._inputs = [slot for slot in range(len(is_log)) if slot not in label_slots]  # the dense inputs
         self._files = files
         self._features = features
         self._is_log = is_log
@@ -145,11 +148,12 @@ class Batcher:
         self.out_of_range: Counter[str] = Counter()
 
     def batches(self, block: Block, size: int) -> Iterator[Batch]:
-        """Batches of `size` rows of a block, of which the last one may have fewer. Takes the block's labels, dense and
-        origin arrays over: renew the block.
+        """Yield batches of `size` rows of a block; the last one may be smaller.
+
+        Batches share the block's labels, dense inputs and origins, so renew the block before reading into it.
 
         Raises:
-            InputError: if an id is out of range and has no row to go to.
+            InputError: if an id is out of range and there is no row for unknown ids.
         """
         n, columns = block.num_rows, block.columns
         origin = Origin(self._files, block.file_index[:n], columns.lines[:n])
@@ -209,19 +213,18 @@ class Batcher:
             return
         sample = first if ends is None else int(np.searchsorted(ends, first, side="right"))
         raise InputError(
-            f"feature {feature.name}: id {keys[first]} of sample {sample} of the batch ({origin.where(sample)}) is not "
-            f"in [0, {feature.rows.num_rows}); correct num_embeddings or the data, or give "
-            "--set data.out_of_range=oov, which sends such ids to a row of their own"
+            f"{origin.where(sample)}: expected an id from 0 to {feature.rows.num_rows - 1} for {feature.name}, got "
+            f"{keys[first]} (sample {sample} of the batch). Correct num_embeddings or the data, or add "
+            "--set data.out_of_range=oov to send such ids to an extra row."
         )
 
 
 def bag_column(block: Block, slot: int) -> tuple[Ids, Ids]:
-    """One bag feature of a block -> its keys, and where the bag of each row ends, (R,)."""
+    """Return the keys of a bag feature of a block, and the end of each row's bag (R,) in them."""
     columns = block.columns
-    ends = np.empty(len(columns.lines), np.int64)
-    none = np.empty(0, np.int64)
-    total = kernels.gather_bags(columns.bag_keys, columns.bag_ends, block.num_rows, slot, none, ends)
-    keys = np.empty(total, np.int64)
+    ends, keys = np.empty(len(columns.lines), np.int64), np.empty(0, np.int64)
+    total = kernels.gather_bags(columns.bag_keys, columns.bag_ends, block.num_rows, slot, keys, ends)
     if total:
+        keys = np.empty(total, np.int64)
         kernels.gather_bags(columns.bag_keys, columns.bag_ends, block.num_rows, slot, keys, ends)
     return keys, ends[: block.num_rows]

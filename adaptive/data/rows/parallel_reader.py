@@ -1,17 +1,17 @@
-"""The rows of a part read by several threads, piece by piece, in the order in which one reader gives them.
+"""Read the rows of a part with several threads, in the order of a single reader.
 
-Each thread takes the next piece (a file of text, a row group), fills blocks from it, notes bad rows, and works ahead
-until as many blocks wait as may. Rows and notes are taken over in order, so batches, bad rows and errors are those of
-one reader, whatever the number of threads.
+Each thread takes the next piece (a text file, a row group), fills blocks from it, records bad rows, and works ahead
+until its limit of blocks is reached. The consumer takes blocks and bad rows in order, so batches, rejects and errors do
+not depend on the number of threads.
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from queue import Full, Queue
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,111 +22,63 @@ from adaptive.system import start_thread
 T = TypeVar("T")
 
 BLOCK_ROWS = 1 << 14
-_MOST_ROWS = 1 << 18  # of a piece that are held ahead
-_AHEAD = 2  # pieces for each thread that may be begun before the consumer comes to them
-
-
-@dataclass
-class _Results(Generic[T]):
-    """The results of one work so far."""
-
-    waiting: deque[T] = field(default_factory=deque)
-    is_done: bool = False
-    error: BaseException | None = None
+_MOST_ROWS = 1 << 18  # read ahead of a piece, at most
+_AHEAD = 2  # pieces for each thread that may be started before the consumer needs them
 
 
 def side_by_side(works: Sequence[Callable[[], Iterator[T]]], *, threads: int, most: int) -> Generator[T, None, None]:
-    """The results of all works, in order; an exception of a work comes where its next result would.
+    """Yield the results of all works, in order.
 
-    Threads are joined when the generator ends or is closed, each after the result that it is working on.
+    An exception of a work is raised in place of its next result. Threads are joined when the generator ends or is
+    closed, each after its current result.
 
     Args:
-        works: make the iterators, each in the thread that then asks it.
+        works: functions that make iterators; each is called and iterated in one worker thread.
         threads: at least 1.
-        most: results of one work that wait, at most.
+        most: results of a work that may wait for the consumer.
     """
-    shared = _Shared(works, threads, most)
-    workers = [threading.Thread(target=shared.work, name=f"reader-{n}", daemon=True) for n in range(threads)]
+    queues = [Queue[tuple[T] | BaseException | None](most) for _ in works]  # a result; an error; None at the end
+    numbers, lock = iter(range(len(works))), threading.Lock()
+    may_start, is_stopped = threading.Semaphore(_AHEAD * threads), threading.Event()
+
+    def put(number: int, item: tuple[T] | BaseException | None) -> None:
+        while not is_stopped.is_set():
+            with suppress(Full):  # look again now and then if the consumer has stopped
+                queues[number].put(item, timeout=0.1)
+                return
+
+    def run() -> None:
+        while may_start.acquire() and not is_stopped.is_set():
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            error = None
+            try:
+                for result in works[number]():
+                    put(number, (result,))
+                    if is_stopped.is_set():
+                        return
+            except BaseException as raised:  # the consumer raises it
+                error = raised
+            put(number, error)
+
+    workers = [threading.Thread(target=run, name=f"reader-{n}", daemon=True) for n in range(threads)]
     try:
         for worker in workers:
             start_thread(worker)
-        yield from shared.results()
+        for results in queues:
+            while isinstance(item := results.get(), tuple):
+                yield item[0]
+            if item is not None:
+                raise item
+            may_start.release()
     finally:
-        shared.stop()
+        is_stopped.set()
+        may_start.release(threads)
         for worker in workers:
             if worker.ident is not None:
                 worker.join()
-
-
-class _Shared(Generic[T]):
-    """State of threads and consumer, under one lock."""
-
-    def __init__(self, works: Sequence[Callable[[], Iterator[T]]], threads: int, most: int) -> None:
-        self._works, self._most, self._ahead = works, most, _AHEAD * threads
-        self._changed = threading.Condition()
-        self._begun = dict[int, _Results[T]]()
-        self._next = 0  # work to be begun
-        self._now = 0  # work whose results are handed out
-        self._is_stopped = False
-
-    def stop(self) -> None:
-        with self._changed:
-            self._is_stopped = True
-            self._changed.notify_all()
-
-    def results(self) -> Iterator[T]:
-        while self._now < len(self._works):
-            with self._changed:
-                self._changed.wait_for(self._has_result)
-                results = self._begun[self._now]
-                has_result = bool(results.waiting)
-                if has_result:
-                    result = results.waiting.popleft()
-                else:
-                    del self._begun[self._now]
-                    self._now += 1
-                self._changed.notify_all()
-            if has_result:
-                yield result
-            elif results.error is not None:
-                raise results.error
-
-    def _has_result(self) -> bool:
-        results = self._begun.get(self._now)
-        return results is not None and (bool(results.waiting) or results.is_done)
-
-    def work(self) -> None:
-        """Run in a thread: one work after another."""
-        while (number := self._begin()) is not None:
-            results, error = self._begun[number], None
-            try:
-                for result in self._works[number]():
-                    if not self._put(results, result):
-                        return
-            except BaseException as raised:  # handed to the consumer
-                error = raised
-            with self._changed:
-                results.is_done, results.error = True, error
-                self._changed.notify_all()
-
-    def _begin(self) -> int | None:
-        """The next work; None: there is nothing left to do."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_stopped or self._next < self._now + self._ahead)
-            if self._is_stopped or self._next == len(self._works):
-                return None
-            self._begun[self._next] = _Results()
-            self._next += 1
-            return self._next - 1
-
-    def _put(self, results: _Results[T], result: T) -> bool:
-        """Leave a result for the consumer, once there is room; False: nobody wants it any more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_stopped or len(results.waiting) < self._most)
-            if not self._is_stopped:
-                results.waiting.append(result)
-                self._changed.notify_all()
-            return not self._is_stopped
 
 
 class _Note(NamedTuple):
@@ -138,7 +90,7 @@ class _Note(NamedTuple):
 
 
 class _Notes(RejectLog):
-    """Takes down what a reader of one piece would count."""
+    """Records the calls of the reader of one piece, for the consumer to repeat in order."""
 
     def __init__(self) -> None:
         self.taken: list[_Note] = []
@@ -147,11 +99,11 @@ class _Notes(RejectLog):
         self.taken.append(_Note(file, last_line, bad))
 
     def check(self) -> None:
-        """The shares are checked where all is counted."""
+        """Do nothing: the log that counts all pieces checks the shares."""
 
 
 class _Read(NamedTuple):
-    """Some rows of a piece, and what is to be counted before they are used."""
+    """Some rows of a piece, and the calls of the log to make before using them."""
 
     block: Block
     notes: list[_Note]
@@ -159,11 +111,7 @@ class _Read(NamedTuple):
 
 
 class ParallelReader:
-    """Reads the rows of some pieces as one reader would; see `RowSource.reader`.
-
-    Args:
-        threads: that read.
-    """
+    """Reads the rows of some pieces with several threads; see `RowSource.reader`."""
 
     def __init__(
         self,
@@ -183,8 +131,8 @@ class ParallelReader:
         ]
         self._results = side_by_side(works, threads=threads, most=_MOST_ROWS // BLOCK_ROWS)
         self._now: Block | None = None
-        self._at = 0  # row of it that comes next
-        self._bytes = 0  # on disk, of what was taken over
+        self._at = 0  # its next row
+        self._bytes = 0  # on disk, of the blocks taken so far
 
     def close(self) -> None:
         """Stop the threads."""
@@ -208,7 +156,7 @@ class ParallelReader:
         return row
 
     def _next(self) -> bool:
-        """Bring the next block that has rows; count what was read with it."""
+        """Take the next block that has rows, and pass on its notes; return False at the end."""
         for block, notes, num_bytes in self._results:
             for note in notes:
                 self._log.count(*note)
@@ -223,27 +171,27 @@ class ParallelReader:
 def _read_piece(source: RowSource, piece: int, start: Position | None, window: tuple[float, float]) -> Iterator[_Read]:
     notes = _Notes()
     with closing(source.noted_in(notes).reader([piece], start=start, window=window)) as reader:
-        rows, before = BLOCK_ROWS, 0
+        rows, bytes_done = BLOCK_ROWS, 0
         while rows == BLOCK_ROWS:
             block = Block.empty(source.formats[piece], BLOCK_ROWS)
             try:
                 rows = reader.read(block)
             except BaseException:
-                yield _Read(replace(block, num_rows=0), notes.taken, 0)  # what is bad is counted before
+                yield _Read(replace(block, num_rows=0), notes.taken, 0)  # bad rows up to the error count
                 raise
-            now = reader.bytes_read()
-            yield _Read(block, notes.taken, now - before)
-            notes.taken, before = [], now
+            bytes_now = reader.bytes_read()
+            yield _Read(block, notes.taken, bytes_now - bytes_done)
+            notes.taken, bytes_done = [], bytes_now
 
 
 def _copy(source: Block, at: int, size: int, target: Block, row: int, num_bags: int) -> None:
-    """Rows of a block into another one, which has room for all but values of bags."""
-    here, there = slice(at, at + size), slice(row, row + size)
-    target.file_index[there] = source.file_index[here]
+    """Copy rows of a block into another one, which has room for all but values of bags."""
+    from_rows, to_rows = slice(at, at + size), slice(row, row + size)
+    target.file_index[to_rows] = source.file_index[from_rows]
     for name in ("labels", "dense", "times", "lines"):
-        getattr(target.columns, name)[there] = getattr(source.columns, name)[here]
+        getattr(target.columns, name)[to_rows] = getattr(source.columns, name)[from_rows]
     for name in ("keys", "present"):
-        getattr(target.columns, name)[:, there] = getattr(source.columns, name)[:, here]
+        getattr(target.columns, name)[:, to_rows] = getattr(source.columns, name)[:, from_rows]
     if not num_bags:
         return
     ends, all_ends = source.columns.bag_ends[at * num_bags : (at + size) * num_bags + 1], target.columns.bag_ends

@@ -1,5 +1,4 @@
-"""`RowDataset`: batches of files of rows, whatever the format; and what all such formats do when they are opened
-(`open_rows`): fit or load vocabularies, split, put the data set together."""
+"""`RowDataset`: batches of rows of any file format, and `open_rows`, which opens it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -17,41 +16,51 @@ from adaptive.data.dataset import Dataset, Feature, require_batches
 from adaptive.data.reading_progress import PartRead
 from adaptive.data.rows.batcher import Batcher, Direct, FeatureSource, Fitted, Hashed, LabelSource, RowMap, bag_column
 from adaptive.data.rows.row_source import Block, RowSource
-from adaptive.data.rows.split import Split, Survey, check_time_split, half, read_part, split_last, split_time, survey
+from adaptive.data.rows.split import (
+    Split,
+    Survey,
+    check_time_split,
+    read_part,
+    split_last,
+    split_time,
+    survey,
+    take_half,
+)
 from adaptive.data.rows.vocabularies import (
     KeyCounter,
     KeyKind,
     TextKeeper,
     Vocabulary,
-    grown,
+    extend_vocabulary,
     load_vocabularies,
     load_vocabulary,
     save_vocabularies,
     stored_tables,
 )
 from adaptive.data.sampling import block_rows, in_blocks, without_negatives
-from adaptive.errors import ConfigError, InputError, OutputError
+from adaptive.errors import ConfigError, InputError
+from adaptive.storage.durable import write_failed
 
-_COUNTED_BYTES = 1 << 26  # on disk; files up to here are counted when somebody asks
+_COUNTED_BYTES = 1 << 26  # on disk; rows of files up to this size are counted on request
 
 
 @dataclass(frozen=True)
 class RowRule:
-    """How categories become rows: `size` is the number of rows, for a fitted vocabulary the lowest count kept."""
+    """The mapping of categories to rows; `size`: rows, or minimum count of a vocabulary."""
 
     kind: Literal["direct", "hashed", "fitted"]
     size: int
-    has_missing: bool = True  # direct only: whether there is a row for missing ids
+    has_missing: bool = True  # direct only: True if there is a row for missing ids
 
     @classmethod
     def of(cls, options: DataOptions) -> "RowRule":
-        """The rule of categories that no schema says anything about."""
+        """Return the rule for categories without a rule in a schema."""
         return cls("fitted", options.min_count) if options.vocabulary else cls("hashed", options.hash_rows)
 
 
 @dataclass(frozen=True)
 class FeaturePlan:
-    """One feature before its vocabulary is known; features of one table must have the same rule."""
+    """A feature before its vocabulary is fitted; features of a table have equal rules."""
 
     name: str
     table: str
@@ -63,9 +72,16 @@ class FeaturePlan:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What a format says about its data. `is_log`: dense columns to scale by log(1 + max(x, 0)), further labels among
-    them. `time_cut`: see `split_time`. `labels`: names of all labels, where there are several, and where the further
-    ones are. `widths`: see `Dataset`. `identity`: what else than files and options identifies the data."""
+    """The facts about data that a format provides.
+
+    Attributes:
+        is_log: (D,) dense columns, including additional labels, to scale by log(1 + max(x, 0)).
+        time_cut: see `split_time`.
+        identity: facts that identify the data, in addition to files and options.
+        labels: names of all labels, if there are several.
+        more_labels: the sources of all but the first.
+        widths: see `Dataset`.
+    """
 
     features: tuple[FeaturePlan, ...]
     is_log: NDArray[np.bool_]
@@ -77,7 +93,7 @@ class RowPlan:
 
 
 class Opened(NamedTuple):
-    """A source, and the numbers of its pieces to train and to evaluate on."""
+    """A source, and the numbers of its pieces for training and for evaluation."""
 
     source: RowSource
     train: tuple[int, ...]
@@ -90,7 +106,7 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True)
 class Splits:
-    """The rows of a data set for training and, where there are any, for evaluation; `num_train` if known."""
+    """The rows of a data set for training and for evaluation; `num_train` if it is known."""
 
     train: Split
     evaluation: Split | None = None
@@ -101,8 +117,7 @@ class RowDataset(Dataset):
     """Batches of files of rows.
 
     Args:
-        features: in the order of a batch's features; `num_embeddings` of each contains its rows for unknown and
-            missing ids. Features with the same table share it.
+        features: in the order of a batch's features. Their `num_embeddings` include rows for unknown and missing ids.
     """
 
     def __init__(
@@ -125,32 +140,27 @@ class RowDataset(Dataset):
         self._part_read: PartRead | None = None
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
-        """Batches of the training part.
+        """Return batches of the training part.
 
         Raises:
-            InputError: at once if the files have no labels; while iterating if a file cannot be read, too many
-                lines are bad, an id is out of range, or there is no row.
+            InputError: at once if the files have no labels; while iterating if a file cannot be read, too many lines
+                are bad, an id is out of range, or there is no row.
         """
         for file in self._parts.train.files:
             if not self._source.formats[file].is_labelled:
                 raise InputError(
-                    f"{self._source.names()[file]}: has no labels to train with: its first line that is not empty, "
-                    "which decides, has no column for one. Mend or remove that line if later ones have labels; or use "
-                    "the file as eval_data"
+                    f"{self._source.names()[file]}: expected a label column to train with, got a first line without "
+                    "one. Correct that line if later ones have labels, or evaluate on the file: data.eval_data."
                 )
         options = self._options
         read: Callable[[int], Iterator[Batch]] = partial(self._in_order, self._parts.train)
         if options.drop_negatives:
             read = without_negatives(read, options.drop_negatives, options.seed)
         batches = in_blocks(read, batch_size, shuffle_buffer=options.shuffle_buffer, seed=options.seed, epoch=epoch)
-        return self._required(batches, "to train with", range(len(self._source.pieces)))
+        return self._required(batches, "to train on", range(len(self._source.pieces)))
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
-        """Batches of the evaluation part in file order; labels are NaN where a file has none.
-
-        Raises:
-            InputError: while iterating, as `train` does, also if there is such a part and it has no row.
-        """
+        """Return batches of the evaluation part in file order; labels are NaN if a file has none."""
         part = self._parts.evaluation
         if part is None:
             return iter(())
@@ -159,7 +169,11 @@ class RowDataset(Dataset):
     def _required(self, batches: Iterator[Batch], purpose: str, pieces: Sequence[int]) -> Iterator[Batch]:
         names = ", ".join(self._source.names()[piece] for piece in pieces)
         return require_batches(
-            batches, lambda: f"no row {purpose} in {names}: {self._source.log.causes_text() or 'no lines'}"
+            batches,
+            lambda: (
+                f"{names}: expected rows {purpose}, got none ({self._source.log.causes_text() or 'no lines'}). Check "
+                "the files."
+            ),
         )
 
     def _in_order(self, part: Split, batch_size: int) -> Iterator[Batch]:
@@ -175,8 +189,7 @@ class RowDataset(Dataset):
         return self._part_read
 
     def num_train_samples(self) -> int | None:
-        """Rows of the training part; files of more than 64 MiB together are not counted just for this, nor those
-        of which negative samples are left out."""
+        """Return the training rows; None if files exceed 64 MiB, or negatives are dropped."""
         if self._options.drop_negatives:
             return None
         train = self._parts.train
@@ -185,20 +198,23 @@ class RowDataset(Dataset):
         return self._num_train
 
     def fingerprint(self) -> dict[str, object]:
-        """Path, size and sha256 of every file (see `DataFile.fingerprint`) and the settings that choose rows."""
+        """Return path, size and SHA-256 of every file, and the settings that choose rows."""
         return {"files": [file.fingerprint() for file in self._source.files], **self._identity}
 
     def rejects(self) -> dict[str, int]:
-        """Bad lines so far, by cause; each line counts once."""
+        """Return the number of bad lines so far, by cause; each line counts once."""
         return self._source.log.counts
 
     def out_of_range(self) -> dict[str, int]:
-        """Look-ups so far that were sent to the row for unknown ids, by feature (`out_of_range = "oov"`)."""
+        """Return the number of lookups so far that went to the row for unknown ids, by feature."""
         return dict(self._batcher.out_of_range)
 
 
 def open_rows(opened: Opened, plan: RowPlan, options: DataOptions, *, run_dir: Path | None) -> RowDataset:
-    """The data set of an opened source. Reads all training files once if a vocabulary or a fraction needs that."""
+    """Return the data set of an opened source.
+
+    Reads all training files once if a vocabulary must be fitted, or rows counted for `data.holdout`.
+    """
     source, train, _ = opened
     rules = _table_rules(plan.features)
     folder = options.vocabulary_path or (run_dir / "vocabulary" if run_dir is not None else None)
@@ -208,9 +224,12 @@ def open_rows(opened: Opened, plan: RowPlan, options: DataOptions, *, run_dir: P
     if len(vocabularies) < len(wanted):
         vocabularies, counted = _fit(source, train, plan.features, wanted)
         if options.vocabulary_from is not None:
-            vocabularies = _grown(vocabularies, options.vocabulary_from)
+            vocabularies = _extend_stored(vocabularies, options.vocabulary_from)
         if folder is not None:
-            _save(folder, vocabularies)
+            try:
+                save_vocabularies(folder, vocabularies)
+            except OSError as error:
+                raise write_failed(folder, error) from error
     elif options.holdout is not None:
         counted = survey(source, train)
     maps = {table: _row_map(table, rule, vocabularies, options) for table, rule in rules.items()}
@@ -231,9 +250,9 @@ def _table_rules(features: Sequence[FeaturePlan]) -> dict[str, RowRule]:
         rule = rules.setdefault(feature.table, feature.rule)
         if rule != feature.rule:
             raise ConfigError(
-                f"table {feature.table!r}: feature {feature.name!r} maps ids to rows as {feature.rule}, another "
-                f"feature of the table as {rule}; features that share a table need the same num_embeddings, hash_rows, "
-                "vocabulary, min_count and missing"
+                f"table {feature.table!r}: expected one mapping of ids for all its features, got {rule} and, for "
+                f"feature {feature.name!r}, {feature.rule}. Give features that share a table the same num_embeddings, "
+                "hash_rows, vocabulary, min_count and missing."
             )
     return rules
 
@@ -250,7 +269,7 @@ def _fit(
     features = [feature for feature in features if feature.table in wanted]
     counters = {table: KeyCounter() for table in wanted}
     kinds = {table: sorted({feature.kind for feature in features if feature.table == table}) for table in wanted}
-    kept = {table: TextKeeper() for table in wanted if "string" in kinds[table]}
+    text_keepers = {table: TextKeeper() for table in wanted if "string" in kinds[table]}
 
     def look(block: Block) -> None:
         for feature in features:
@@ -262,37 +281,27 @@ def _fit(
                 amounts = block.columns.present[feature.slot, : block.num_rows]
             counters[feature.table].add(keys, amounts)
 
-    keepers = {feature.name: kept[feature.table] for feature in features if feature.kind == "string"}
+    keepers = {feature.name: text_keepers[feature.table] for feature in features if feature.kind == "string"}
     counted = survey(source, files, look=look, keepers=keepers)
     vocabularies = {}
     for table, counter in counters.items():
         vocabulary = counter.vocabulary(wanted[table])
-        if len(kinds[table]) == 1:  # otherwise an id has several meanings
-            texts = kept[table].texts_of(vocabulary.keys) if table in kept else None
+        if len(kinds[table]) == 1:  # otherwise ids of different kinds may have the same key
+            texts = text_keepers[table].texts_of(vocabulary.keys) if table in text_keepers else None
             vocabulary = replace(vocabulary, kind=kinds[table][0], texts=texts)
         vocabularies[table] = vocabulary
     return vocabularies, counted
 
 
-def _grown(vocabularies: dict[str, Vocabulary], folder: Path) -> dict[str, Vocabulary]:
-    """Those that were fitted here, behind the stored ones. Tables that are new are as they were fitted."""
-    stored, together = stored_tables(folder), dict(vocabularies)
+def _extend_stored(vocabularies: dict[str, Vocabulary], folder: Path) -> dict[str, Vocabulary]:
+    """Append the fitted vocabularies to those in `folder`; new tables stay as they are."""
+    stored, result = stored_tables(folder), dict(vocabularies)
     for table in filter(stored.__contains__, vocabularies):
         try:
-            together[table] = grown(load_vocabulary(folder, table), vocabularies[table])
+            result[table] = extend_vocabulary(load_vocabulary(folder, table), vocabularies[table])
         except ConfigError as error:
-            raise ConfigError(f"{folder}: table {table}: {error}") from error
-    return together
-
-
-def _save(folder: Path, vocabularies: Mapping[str, Vocabulary]) -> None:
-    try:
-        save_vocabularies(folder, vocabularies)
-    except OSError as error:
-        raise OutputError(
-            f"the fitted vocabulary cannot be written to {folder}: {error}; choose another place with "
-            "--set data.vocabulary_path=DIR"
-        ) from error
+            raise ConfigError(f"{folder}: table {table!r}: {error}") from error
+    return result
 
 
 def _parts(opened: Opened, counted: Survey | None, time_cut: float | None, options: DataOptions) -> Splits:
@@ -301,12 +310,12 @@ def _parts(opened: Opened, counted: Survey | None, time_cut: float | None, optio
     if options.holdout is not None:
         assert counted is not None
         first, last = split_last(counted, train, options.holdout)
-        return Splits(first, last if part == "all" else half(counted, last, part), first.limit)
+        return Splits(first, last if part == "all" else take_half(counted, last, part), first.limit)
     if time_cut is not None:
         check_time_split(source, train, time_cut, options.time_split)
         return Splits(*split_time(train, time_cut))
     num_train = counted.num_rows if counted is not None else None
-    kept = Split(evaluation) if evaluation else None
-    if kept is not None and part != "all":
-        kept = half(survey(source, evaluation), kept, part)
-    return Splits(Split(train, num_rows=num_train), kept, num_train)
+    evaluation_part = Split(evaluation) if evaluation else None
+    if evaluation_part is not None and part != "all":
+        evaluation_part = take_half(survey(source, evaluation), evaluation_part, part)
+    return Splits(Split(train, num_rows=num_train), evaluation_part, num_train)

@@ -1,5 +1,4 @@
-"""What all formats of rows share: the columns of a file, the blocks that readers fill, and `RowSource`, which makes
-readers for all that splits, fits and makes batches."""
+"""The interfaces of all row formats: columns, blocks, readers, and their `RowSource`."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -12,13 +11,13 @@ from numpy.typing import NDArray
 
 from adaptive.data.kernels import text as kernels
 from adaptive.data.kernels.text import Columns, Layout
-from adaptive.data.kernels.text_fields import text as text_key
+from adaptive.data.kernels.text_fields import hash_text
 from adaptive.data.rows.rejects import RejectLog
 from adaptive.data.rows.vocabularies import TextKeeper
 
-# Of each kind: the sort of output column it goes to, and what an unreadable field is called.
+# For each kind: the sort of its output column, and the cause to report for an unreadable field.
 _KINDS = {
-    kernels.SKIP: ("none", kernels.COLUMNS),  # an unreadable text has a wrong neighbor only
+    kernels.SKIP: ("none", kernels.COLUMNS),  # a text can only be unreadable because of its neighbors
     kernels.DENSE_INTEGER: ("dense", kernels.NUMBER),
     kernels.DENSE_FLOAT: ("dense", kernels.NUMBER),
     kernels.KEY_HEX: ("keys", kernels.HEX),
@@ -37,14 +36,14 @@ Keepers = Mapping[str, TextKeeper]  # by column
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a file: its name and one of the kinds of `adaptive.data.kernels.text`."""
+    """A column of a file: its name and its kind, one of `adaptive.data.kernels.text`."""
 
     name: str
     kind: int
     item: int = kernels.SKIP  # kind of a bag's values
     inner: str = ""  # separator inside a bag
     required: bool = False
-    is_label: bool = False  # a further label, read as a dense column is
+    is_label: bool = False  # an additional label, read as a dense column
 
     @property
     def sort(self) -> str:
@@ -58,40 +57,36 @@ class Column:
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How the rows of a file are laid out. Output columns of one sort are numbered in file order."""
+    """The layout of a file's rows. Output columns of one sort are numbered in file order."""
 
     columns: tuple[Column, ...]
     separator: str = "\t"
     quote: str = ""  # "" = none
     header: bool = False
     max_line_bytes: int = 1 << 20
-    positives: tuple[str, ...] = ()  # texts that make a label 1, where the rule is a set
+    positives: tuple[str, ...] = ()  # texts that make a label 1, for a label column of kind LABEL_SET
     threshold: float = 0.0
-    nulls: tuple[str, ...] = ()  # texts of missing values, besides the empty one
+    nulls: tuple[str, ...] = ()  # texts of missing values, in addition to the empty text
 
     def slot(self, name: str) -> int:
-        """The number of a column among the output columns of its sort."""
+        """Return the number of a column among the output columns of its sort."""
         return self.slots()[next(number for number, column in enumerate(self.columns) if column.name == name)]
 
     def slots(self) -> list[int]:
-        """Of each column, the number of those of its sort before it."""
-        before, slots = Counter[str](), []
+        """Return the slot of each column."""
+        counts, slots = Counter[str](), []
         for column in self.columns:
-            slots.append(before[column.sort])
-            before[column.sort] += 1
+            slots.append(counts[column.sort])
+            counts[column.sort] += 1
         return slots
 
     def count(self, sort: str) -> int:
-        """Output columns of a sort."""
+        """Return the number of output columns of a sort."""
         return sum(column.sort == sort for column in self.columns)
-
-    def key_columns(self) -> tuple[str, ...]:
-        """Names of the columns of single categories."""
-        return tuple(column.name for column in self.columns if column.sort == "keys")
 
     @property
     def dense_names(self) -> tuple[str, ...]:
-        """Names of the dense inputs, in the order of the output; further labels stand among them."""
+        """Names of the dense inputs, in the order of the output, without additional labels."""
         return tuple(column.name for column in self.columns if column.sort == "dense" and not column.is_label)
 
     @property
@@ -102,7 +97,7 @@ class RowFormat:
         return np.array([key_of(text) for text in self.nulls], np.int64)
 
     def layout(self, time_from: float = -np.inf, time_to: float = np.inf) -> Layout:
-        """The plan the tokeniser works by; rows with a time outside [time_from, time_to) are passed over."""
+        """Return the tokenizer's layout; it skips rows with a time outside the given window."""
         plan = np.zeros((len(self.columns), kernels.PLAN_SIZE), np.int64)
         for entry, column, slot in zip(plan, self.columns, self.slots(), strict=True):
             entry[kernels.KIND], entry[kernels.SLOT], entry[kernels.ITEM] = column.kind, slot, column.item
@@ -123,14 +118,14 @@ class RowFormat:
 
 
 def key_of(text: str) -> int:
-    """The key the tokeniser gives a text."""
+    """Return the tokenizer's key of a text."""
     data = np.frombuffer(text.encode() + b"\n", np.uint8)
-    return int(text_key(data, 0, -1, -1, -1)[0])
+    return int(hash_text(data, 0, -1, -1, -1)[0])
 
 
 @dataclass
 class Block:
-    """Some rows as a reader left them: the first `num_rows` entries of the arrays count."""
+    """Rows that a reader has filled in: the first `num_rows` entries of the arrays are valid."""
 
     columns: Columns
     file_index: NDArray[np.int32]
@@ -153,7 +148,7 @@ class Block:
         return cls(columns, np.empty(capacity, np.int32))
 
     def renewed(self) -> "Block":
-        """The block with new arrays where batches share them (labels, dense, origin); the others are reused."""
+        """Return the block with new arrays for those that batches share (labels, dense, origin)."""
         columns = self.columns._replace(
             labels=np.full_like(self.columns.labels, np.nan),
             dense=np.empty_like(self.columns.dense),
@@ -162,7 +157,7 @@ class Block:
         return Block(columns, np.empty_like(self.file_index))
 
     def reserve_bags(self, size: int) -> None:
-        """Make room for `size` values of bags, at least twice the room there was if that is too little."""
+        """Make room for `size` values of bags; grow by at least a factor of two."""
         keys = self.columns.bag_keys
         if len(keys) < size:
             more = np.empty(max(2 * len(keys) + 1024, size), np.int64)
@@ -172,7 +167,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Position:
-    """A position between two rows: the next one is `line` (1 = first) of a piece, at an offset its reader knows."""
+    """A position between two rows; the reader of the piece `file` knows the `offset`."""
 
     file: int = 0
     offset: int = 0
@@ -181,7 +176,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a reader reads; see `RowSource.reader`."""
+    """The arguments of a reader; see `RowSource.reader`."""
 
     pieces: tuple[int, ...]
     start: Position
@@ -190,7 +185,7 @@ class Reading:
 
 
 class RowReader(ABC):
-    """Reads the rows of some pieces of a source, one piece after another; a context manager."""
+    """A reader of some pieces of a source, one after another; for one thread."""
 
     def __enter__(self) -> Self:
         return self
@@ -203,15 +198,15 @@ class RowReader(ABC):
 
     @abstractmethod
     def position(self) -> Position:
-        """Where the next row is."""
+        """Return the position of the next row."""
 
     @abstractmethod
     def bytes_read(self) -> int:
-        """Bytes on disk of its pieces up to where it reads, for estimates only: in the end all of them."""
+        """Return the bytes on disk read so far, an estimate; at the end, those of all pieces."""
 
     @abstractmethod
     def read(self, block: Block) -> int:
-        """Fill a block from its first row on -> its rows, fewer than there is room for at the end of the data only.
+        """Fill a block from its first row on; return its rows, fewer only at the end.
 
         Raises:
             InputError: if a file cannot be read, or too many rows are bad.
@@ -219,28 +214,28 @@ class RowReader(ABC):
 
 
 class Fingerprinted(Protocol):
-    """What data come from."""
+    """A file or a frame, as the origin of data."""
 
     def fingerprint(self) -> dict[str, object]: ...
 
 
 class Piece(Protocol):
-    """Rows that are read together: a file of text or arrays, a row group of a Parquet file, a frame."""
+    """Rows that are read together: a text file, a file of arrays, a row group, a frame."""
 
     @property
     def name(self) -> str:
-        """How its rows are told: `name:row`, rows from 1."""
+        """Its name in messages: `name:row`, rows from 1."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on disk; 0 where it is in memory."""
+        """Bytes on disk; 0 if it is in memory."""
 
 
 @dataclass(frozen=True)
 class RowSource(ABC):
     """Pieces of data whose rows become the same columns; `formats` has the format of each."""
 
-    READ_ROWS: ClassVar[int] = 1  # rows that are read at once, at least
+    READ_ROWS: ClassVar[int] = 1  # minimum number of rows to read at once
     files: Sequence[Fingerprinted]
     pieces: Sequence[Piece]
     formats: tuple[RowFormat, ...]
@@ -250,11 +245,11 @@ class RowSource(ABC):
         return tuple(piece.name for piece in self.pieces)
 
     def size(self, pieces: Sequence[int]) -> int:
-        """Bytes of some pieces on disk."""
+        """Return the bytes on disk of some pieces."""
         return sum(self.pieces[piece].num_bytes for piece in pieces)
 
     def noted_in(self, log: RejectLog) -> Self:
-        """The same pieces; bad rows in them are counted by another log."""
+        """Return the same source with another log for bad rows."""
         return replace(self, log=log)
 
     def reader(
@@ -265,13 +260,13 @@ class RowSource(ABC):
         window: tuple[float, float] = EVERYTHING,
         keepers: Keepers | None = None,
     ) -> RowReader:
-        """A reader of some pieces.
+        """Open a reader of some pieces.
 
         Args:
             pieces: numbers, ascending.
-            start: where to begin, in one of these pieces; pieces before it are left out.
-            window: rows with a time outside [from, to) are passed over.
-            keepers: are given the texts of these columns.
+            start: position to begin at, in one of these pieces; earlier pieces are skipped.
+            window: rows with a time outside [from, to) are skipped.
+            keepers: column -> the keeper that gets its texts.
         """
         start = start or Position(file=pieces[0] if pieces else 0)
         left = tuple(piece for piece in pieces if piece >= start.file)
@@ -279,4 +274,4 @@ class RowSource(ABC):
 
     @abstractmethod
     def open_reader(self, reading: Reading) -> RowReader:
-        """See `reader`."""
+        """Open a reader; see `reader`."""

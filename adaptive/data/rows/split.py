@@ -1,7 +1,7 @@
-"""Which rows are for training and which for evaluation: by file, by last fraction, or by time.
+"""Split rows into training and evaluation parts: by file, by last fraction, or by time.
 
-A fraction needs the number of good rows, so all files are read once when the data set is opened (`survey`); in
-passing this notes where every 65,536th row lies, so that evaluation starts there instead of at the beginning.
+A fraction needs the number of good rows, so all files are read once when the data set is opened (`survey`). This also
+records the position of every 65,536th row, so that evaluation need not read from the beginning.
 """
 
 import math
@@ -12,10 +12,11 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
-from adaptive.data.reading_progress import PartRead, Told, reading_begins
+from adaptive.data.reading_progress import PartRead, ReportBytes, begin_reading
 from adaptive.data.rows.parallel_reader import ParallelReader
-from adaptive.data.rows.rejects import Limits, RejectLog
+from adaptive.data.rows.rejects import RejectLog
 from adaptive.data.rows.row_source import EVERYTHING, Block, Keepers, Position, RowReader, RowSource
 from adaptive.errors import InputError
 
@@ -25,10 +26,10 @@ _LOOK_ROWS = 1 << 12
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of some files: from `start`, without the first `skip`, at most `limit`, with a time in `window`.
+    """Rows of files: from `start`, without `skip`, up to `limit`, with a time in `window`.
 
     Attributes:
-        num_rows: how many these are, where that is known and `limit` does not say it; for estimates.
+        num_rows: number of these rows, for estimates, if it is known and is not `limit`.
     """
 
     files: tuple[int, ...]
@@ -41,7 +42,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Survey:
-    """The good rows of some files, and positions between them: (rows before, position)."""
+    """The number of good rows of some files, and marks: (rows before it, position)."""
 
     num_rows: int
     marks: tuple[tuple[int, Position], ...]
@@ -55,17 +56,19 @@ def survey(
     window: tuple[float, float] = EVERYTHING,
     look: Callable[[Block], None] | None = None,
     keepers: Keepers | None = None,
-    report: Told | None = None,
+    report: ReportBytes | None = None,
 ) -> Survey:
-    """Read everything once: count rows, let `look` see them and `keepers` the texts of their columns.
+    """Read everything once and count rows.
+
+    `look` gets each block, `keepers` get the texts of their columns.
 
     Args:
-        report: is called after each block of `mark_rows`; None: the listener (`reading_progress`).
+        report: is called after each block of `mark_rows`; None: the listener of `reading_progress`.
 
     Raises:
         InputError: if a file cannot be read, too many lines are bad, or there is no good row.
     """
-    report = report or reading_begins()
+    report = report or begin_reading()
     num_bytes = source.size(files)
     block, num_rows, marks = Block.empty(source.formats[files[0]], mark_rows), 0, []
     with source.reader(files, window=window, keepers=keepers) as reader:
@@ -80,25 +83,36 @@ def survey(
                 break
     if not num_rows:
         names = ", ".join(source.names()[file] for file in files)
-        raise InputError(f"no good row in {names}: {source.log.causes_text() or 'no lines'}; check format and paths")
+        causes = source.log.causes_text() or "no lines"
+        raise InputError(f"{names}: expected rows, got no good one ({causes}). Check format and paths.")
     return Survey(num_rows, tuple(marks))
 
 
 def split_last(counted: Survey, files: tuple[int, ...], fraction: float) -> tuple[Split, Split]:
-    """Training rows and the last `fraction` of the rows (rounded up) for evaluation."""
-    num_train = counted.num_rows - math.ceil(counted.num_rows * fraction)
-    if not num_train:
-        raise InputError(f"data.holdout = {fraction:g} of {counted.num_rows:,} rows leaves none for training; lower it")
+    """Return the training rows, and the last `fraction` of the rows (rounded up)."""
+    num_train = count_training(counted.num_rows, fraction)
     return Split(files, limit=num_train), _behind(counted, files, num_train)
 
 
-def half(counted: Survey, whole: Split, which: str) -> Split:
-    """The first half (rounded up) or the second of the rows of a split that ends with those of the survey of its files.
+def count_training(num_rows: int, holdout: float) -> int:
+    """Return the number of rows before the last fraction; raise InputError if it is 0."""
+    num_train = num_rows - math.ceil(num_rows * holdout)
+    if not num_train:
+        raise InputError(
+            f"data.holdout: expected a share that leaves rows to train on, got {holdout:g} of {num_rows:,}. Lower it."
+        )
+    return num_train
+
+
+def take_half(counted: Survey, whole: Split, which: str) -> Split:
+    """Return the first half (rounded up) or the second half of a split.
+
+    The split must extend to the end of the survey.
 
     Args:
         which: `first_half` or `second_half`.
     """
-    first = 0 if whole.start is None else next(before for before, mark in counted.marks if mark == whole.start)
+    first = 0 if whole.start is None else next(rows for rows, mark in counted.marks if mark == whole.start)
     first += whole.skip
     middle = first + (counted.num_rows - first + 1) // 2
     if which == "second_half" and middle == counted.num_rows:
@@ -112,26 +126,29 @@ def half(counted: Survey, whole: Split, which: str) -> Split:
 
 
 def _behind(counted: Survey, files: tuple[int, ...], rows: int) -> Split:
-    """All but the first `rows`."""
-    before, start = max(mark for mark in counted.marks if mark[0] <= rows)
-    return Split(files, start=start, skip=rows - before, num_rows=counted.num_rows - rows)
+    """Return all but the first `rows`."""
+    marked, start = max(mark for mark in counted.marks if mark[0] <= rows)
+    return Split(files, start=start, skip=rows - marked, num_rows=counted.num_rows - rows)
 
 
 def split_time(files: tuple[int, ...], cut: float) -> tuple[Split, Split]:
-    """Rows before the time `cut` for training, those from it on for evaluation."""
+    """Return the rows before the time `cut` for training, and the others for evaluation."""
     return Split(files, window=(-np.inf, cut)), Split(files, window=(cut, np.inf))
 
 
 def check_time_split(source: RowSource, files: tuple[int, ...], cut: float, setting: object) -> None:
-    """Check that rows have a time from `cut` on. Reads from the last file or row group on, up to the first such row.
+    """Check that some row has a time from `cut` on.
+
+    Reads pieces from the last one on, up to the first such row.
 
     Args:
-        setting: as it was given, for the message.
+        setting: the setting as the user wrote it, for the message.
 
     Raises:
-        InputError: if none has; names the last time in the data. Also if a file cannot be read.
+        InputError: if no row has; names the last time in the data. Also if a file cannot be read.
     """
-    quiet = source.noted_in(RejectLog(source.names(), Limits(1.0, 1.0), None))  # rows are read, and counted, later
+    options = DataOptions(max_bad_fraction=1.0, max_bad_label_fraction=1.0)  # training counts bad lines again
+    quiet = source.noted_in(RejectLog(source.names(), options, None))
     last = -math.inf
     for piece in reversed(files):
         block = Block.empty(source.formats[piece], _LOOK_ROWS)
@@ -157,11 +174,13 @@ def read_part(
     threads: int = 1,
     report: Callable[[PartRead], None] = lambda read: None,
 ) -> Generator[Block, None, None]:
-    """The rows of a part in blocks of `rows`; only the last one may be smaller. A block is valid until the next.
+    """Yield the rows of a part in blocks of `rows`; only the last one may be smaller.
+
+    A block is valid until the next.
 
     Args:
-        threads: that read pieces side by side; the blocks are the same.
-        report: is called before each block is given.
+        threads: number of threads that read pieces in parallel; the blocks are the same.
+        report: is called before each block.
     """
     form = source.formats[part.files[0]]
     reader: RowReader | ParallelReader

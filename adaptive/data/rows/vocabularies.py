@@ -1,8 +1,8 @@
-"""Fitted vocabularies: every category that is frequent enough gets a row, the most frequent ones the first rows.
+"""Fitted vocabularies: a row for each frequent category, most frequent ones first.
 
-Fitted once, over all training files in one pass (also over what `holdout` or `time_split` keep for evaluation: no label
-is used), and stored, so that a later evaluation or another run maps alike. `TextKeeper` keeps the distinct texts of a
-table's categories, by the keys that stand for them elsewhere.
+A vocabulary is fitted once, in one pass over all training files (including rows held out for evaluation, since no label
+is used), and stored, so that later evaluations and runs use the same rows. `TextKeeper` stores the distinct texts of a
+table's categories by key.
 """
 
 import hashlib
@@ -19,16 +19,16 @@ from pydantic import Field
 
 from adaptive.config import Config
 from adaptive.data.kernels import text_rows as kernels
-from adaptive.data.rows.data_files import load_signed
 from adaptive.errors import ConfigError
 from adaptive.storage.arrays import parse_vector
 from adaptive.storage.durable import write_atomic
-from adaptive.storage.untrusted import read_plain, signed_json
+from adaptive.storage.presets import checked
+from adaptive.storage.untrusted import read_plain, read_signed, signed_json
 
 INDEX: Final = "vocabulary.json"
 _FORMAT = 1
 _MOST_KEYS = 2**36  # bytes
-_ADVICE = "remove the folder to fit it again, or give another vocabulary_path"
+_ADVICE = "Remove the folder to fit the vocabulary again, or set another data.vocabulary_path."
 
 Ids = NDArray[np.int64]
 KeyKind = Literal["int", "hex", "string"]
@@ -42,12 +42,12 @@ class Texts:
     ends: Ids  # (T + 1,)
 
     def __iter__(self) -> Iterator[str]:
-        """Raises UnicodeDecodeError if one is not UTF-8."""
+        """Yield each text. Raises UnicodeDecodeError if one is not UTF-8."""
         whole = self.data.tobytes()
         return (whole[start:stop].decode() for start, stop in zip(self.ends[:-1], self.ends[1:], strict=True))
 
     def followed_by(self, others: "Texts", chosen: Ids) -> "Texts":
-        """These texts, then the chosen (n,) of the others, in this order."""
+        """Return these texts followed by the chosen (n,) ones of the others, in this order."""
         starts, lengths = others.ends[chosen], others.ends[chosen + 1] - others.ends[chosen]
         after = np.cumsum(lengths, dtype=np.int64)
         within = np.arange(int(after[-1]) if len(after) else 0) - np.repeat(after - lengths, lengths)
@@ -59,24 +59,24 @@ NO_TEXTS: Final = Texts(np.empty(0, np.uint8), np.zeros(1, np.int64))
 
 
 class TextKeeper:
-    """Keeps each distinct text once: its bytes, and 40 bytes beside them."""
+    """Stores each distinct text once; a text takes its bytes plus 40."""
 
     def __init__(self) -> None:
         self._places, self._keys, self._ends = np.full(64, -1), np.empty(32, np.int64), np.zeros(33, np.int64)
         self._data, self._count = np.empty(1024, np.uint8), 0
 
     def add(self, data: NDArray[np.uint8], spans: Ids) -> None:
-        """Add the texts at `spans` of `data`; see `kernels.text_rows.keep`."""
+        """Add the texts at `spans` of `data`; see `kernels.text_rows.keep_texts`."""
         done = 0
         while done < len(spans):
-            done, self._count = kernels.keep(
+            done, self._count = kernels.keep_texts(
                 data, spans, done, self._places, self._keys, self._ends, self._data, self._count
             )
             if done < len(spans):
                 self._grow(int(spans[done, kernels.STOP] - spans[done, kernels.START]))
 
     def _grow(self, size: int) -> None:
-        """Twice the room of what is full."""
+        """Double the array that is full."""
         used = int(self._ends[self._count])
         if used + size > len(self._data):
             self._data = np.concatenate([self._data, np.empty(len(self._data) + size, np.uint8)])
@@ -88,7 +88,7 @@ class TextKeeper:
         kernels.insert_keys(self._keys[: self._count], np.arange(self._count), filled, self._places)
 
     def texts_of(self, keys: Ids) -> Texts:
-        """The texts of keys that came, in the order of the keys."""
+        """Return the texts of stored keys, in the order of `keys`."""
         whole = Texts(self._data, self._ends[: self._count + 1])
         order = np.argsort(self._keys[: self._count], kind="stable")
         return NO_TEXTS.followed_by(whole, order[np.searchsorted(self._keys[: self._count], keys, sorter=order)])
@@ -96,10 +96,10 @@ class TextKeeper:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The keys that have a row, by row; kept if they came at least `min_count` times.
+    """The keys that have a row, by row: those that occur at least `min_count` times.
 
-    A key is the id itself where `kind` says that ids are numbers, else the hash of the text in `texts`. Both are None
-    where features with other kinds of ids share the table.
+    A key is the id itself if `kind` is a kind of number, else the hash of the text in `texts`. Both are None if
+    features with different kinds of ids share the table.
     """
 
     keys: Ids
@@ -108,7 +108,9 @@ class Vocabulary:
     texts: Texts | None = None
 
     def ids(self) -> Iterator[str]:
-        """The id of each row as it stands in the data; of kind 'hex' in lower case, without leading zeros.
+        """Return the id of each row, as in the data.
+
+        Ids of kind 'hex' are in lower case, without leading zeros.
 
         Raises:
             ConfigError: if the ids are not known.
@@ -119,13 +121,13 @@ class Vocabulary:
             return (f"{key % 2**64:x}" for key in self.keys.tolist())
         if self.texts is None:
             raise ConfigError(
-                "this vocabulary has no ids, only hashes of them: features with other kinds of ids share the table. "
-                "Give each kind a table, and fit it again."
+                "vocabulary: expected ids of one kind, got only hashes, since features with different kinds of ids "
+                "share the table. Give each kind its own table, and fit the vocabulary again."
             )
         return iter(self.texts)
 
     def hash_table(self) -> tuple[Ids, Ids]:
-        """Keys and rows by hash cell, for `adaptive.data.kernels.text_rows.fitted_rows`; at most half full."""
+        """Return keys and rows by hash cell, for `text_rows.fitted_rows`; at most half full."""
         size = 1 << (2 * len(self.keys)).bit_length()
         table_keys, table_rows = np.zeros(size, np.int64), np.full(size, -1, np.int64)
         kernels.insert_keys(self.keys, np.arange(len(self.keys)), table_keys, table_rows)
@@ -135,14 +137,12 @@ class Vocabulary:
         return hashlib.sha256(np.ascontiguousarray(self.keys).astype("<i8").tobytes()).hexdigest()
 
 
-def grown(old: Vocabulary, new: Vocabulary) -> Vocabulary:
-    """The ids of `old` in their rows, behind them those of `new` that it has not.
-
-    Raises:
-        ConfigError: if ids are of another kind.
-    """
+def extend_vocabulary(old: Vocabulary, new: Vocabulary) -> Vocabulary:
+    """Return the ids of `old`, then the new ones; raise ConfigError if their kinds differ."""
     if old.kind != new.kind:
-        raise ConfigError(f"a vocabulary of ids of kind {old.kind} cannot grow by ids of kind {new.kind}")
+        raise ConfigError(
+            f"data.vocabulary_from: expected ids of kind {old.kind}, got {new.kind}. Use the stored kind in the schema."
+        )
     fresh = ~np.isin(new.keys, old.keys)
     texts = None
     if old.texts is not None and new.texts is not None:
@@ -151,7 +151,7 @@ def grown(old: Vocabulary, new: Vocabulary) -> Vocabulary:
 
 
 class KeyCounter:
-    """Counts keys in a hash table that doubles when it is half full: 32 bytes per distinct key at most."""
+    """Counts keys in a hash table that is at most half full: up to 32 bytes for each key."""
 
     def __init__(self) -> None:
         self._resize(1024)
@@ -161,7 +161,7 @@ class KeyCounter:
         self._keys, self._counts = np.zeros(size, np.int64), np.zeros(size, np.int64)
 
     def add(self, keys: Ids, amounts: Ids | NDArray[np.bool_]) -> None:
-        """Add `amounts` to the counts of `keys`; 0 or False: not counted."""
+        """Add `amounts` (N,) to the counts of `keys` (N,); entries of 0 or False are ignored."""
         while len(keys):
             room = len(self._keys) // 2 - self._used
             done, new = kernels.count_keys(keys, amounts, self._keys, self._counts, room)
@@ -177,9 +177,9 @@ class KeyCounter:
         kernels.count_keys(keys, counts, self._keys, self._counts, len(keys))
 
     def vocabulary(self, min_count: int) -> Vocabulary:
-        """Keys by falling count, equal counts by key."""
-        kept = self._counts >= max(min_count, 1)
-        keys, counts = self._keys[kept], self._counts[kept]
+        """Return the keys by falling count; keys of equal count are in ascending order."""
+        frequent = self._counts >= max(min_count, 1)
+        keys, counts = self._keys[frequent], self._counts[frequent]
         return Vocabulary(keys[np.lexsort((keys, -counts))], min_count)
 
 
@@ -189,7 +189,7 @@ class _File(Config):
 
 
 class _Entry(_File):
-    """What the index says of a table."""
+    """A table in the index."""
 
     rows: int = Field(ge=0)
     min_count: int = Field(ge=0)
@@ -204,8 +204,7 @@ class _Index(Config):
 
 
 def save_vocabularies(folder: Path, vocabularies: Mapping[str, Vocabulary]) -> None:
-    """Write a `.npy` of keys per table, two more where ids are texts, and `vocabulary.json`, which names and vouches
-    for them, last.
+    """Write the arrays of each table, and finally `vocabulary.json`, their index.
 
     Raises:
         OSError: if writing fails.
@@ -235,59 +234,55 @@ def save_vocabularies(folder: Path, vocabularies: Mapping[str, Vocabulary]) -> N
 
 
 def load_vocabularies(folder: Path, wanted: Mapping[str, int]) -> dict[str, Vocabulary] | None:
-    """The stored vocabularies of the tables in `wanted` (table -> min_count), or None if nothing is stored.
+    """Return the stored vocabularies of tables (table -> min_count), or None without any.
 
     Raises:
-        ConfigError: if what is stored is damaged or was fitted for other tables or another min_count.
+        ConfigError: if they are damaged, or were fitted for other tables or another min_count.
     """
     if not os.path.lexists(folder / INDEX):
         return None
     stored = _entries(folder)
     counts = {table: entry.min_count for table, entry in stored.items()}
     if counts != dict(wanted):
-        raise ConfigError(f"{folder}: vocabulary of {_named(counts)}, wanted {_named(wanted)}; {_ADVICE}")
+        raise ConfigError(
+            f"{folder}: expected a vocabulary of {_named(wanted)}, got one of {_named(counts)}. {_ADVICE}"
+        )
     return {
         table: Vocabulary(_keys(folder, table, entry), entry.min_count, entry.kind) for table, entry in stored.items()
     }
 
 
 def stored_tables(folder: Path) -> dict[str, int]:
-    """The tables of a stored vocabulary, each with its number of ids.
-
-    Raises:
-        ConfigError: if there is none, or it is damaged.
-    """
+    """Return the number of ids of each stored table; raise ConfigError if none or damaged."""
     return {table: entry.rows for table, entry in _entries(folder).items()}
 
 
 def load_vocabulary(folder: Path, table: str) -> Vocabulary:
-    """The stored vocabulary of one table, with its ids.
-
-    Raises:
-        ConfigError: if there is none, or it is damaged.
-    """
+    """Return the stored vocabulary of a table, with its ids; raises what `stored_tables` does."""
     stored = _entries(folder)
     if table not in stored:
-        raise ConfigError(f"{folder}: no vocabulary of {table!r}; there are: {', '.join(stored)}")
+        raise ConfigError(f"{folder}: expected one of the tables {', '.join(stored)}, got {table!r}. Correct the name.")
     entry, texts = stored[table], None
     if entry.texts is not None and entry.ends is not None:
         data, ends = _load(folder, entry.texts, np.uint8), _load(folder, entry.ends, np.int64)
         if len(ends) != entry.rows + 1 or ends[0] != 0 or ends[-1] != len(data) or (np.diff(ends) < 0).any():
-            raise ConfigError(f"{folder / entry.ends.file}: expected where {entry.rows} texts end; {_ADVICE}")
+            raise ConfigError(
+                f"{folder / entry.ends.file}: expected the ends of {entry.rows} texts, got others. {_ADVICE}"
+            )
         texts = Texts(data, ends)
     return Vocabulary(_keys(folder, table, entry), entry.min_count, entry.kind, texts)
 
 
 def _entries(folder: Path) -> dict[str, _Entry]:
-    return load_signed(folder / INDEX, _Index, _FORMAT, advice=_ADVICE, error=ConfigError).tables
+    path = folder / INDEX
+    content = read_signed(path, {"format": _FORMAT}, advice=_ADVICE, error=ConfigError)
+    return checked(_Index, content, str(path)).tables
 
 
 def _keys(folder: Path, table: str, entry: _Entry) -> Ids:
     keys: Ids = _load(folder, entry, np.int64)
     if len(keys) != entry.rows:
-        raise ConfigError(
-            f"{folder / entry.file}: expected {entry.rows} ids of {table!r}, found {len(keys)}; {_ADVICE}"
-        )
+        raise ConfigError(f"{folder / entry.file}: expected {entry.rows} ids of {table!r}, got {len(keys)}. {_ADVICE}")
     return keys
 
 
@@ -295,7 +290,7 @@ def _load(folder: Path, entry: _File, dtype: type[np.generic]) -> NDArray[Any]:
     path = folder / entry.file
     data = read_plain(path, _MOST_KEYS, error=ConfigError)
     if hashlib.sha256(data).hexdigest() != entry.sha256:
-        raise ConfigError(f"{path}: damaged, its checksum is not the one stored; {_ADVICE}")
+        raise ConfigError(f"{path}: expected sha256 {entry.sha256}, got another: the file is damaged. {_ADVICE}")
     return parse_vector(data, np.dtype(dtype), path, error=ConfigError)
 
 

@@ -1,1 +1,1 @@
-"""Samples that are sequences, a history of steps and a candidate: built in, from logged events, or ready-made."""
+"""Samples that are sequences: a history of steps and a candidate."""

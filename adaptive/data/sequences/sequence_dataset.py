@@ -1,20 +1,19 @@
-"""`SequenceDataset`: batches of samples that are sequences, from wherever `Samples` takes them; two sources of such.
+"""`SequenceDataset`: batches of samples that are sequences, and two of their sources.
 
 Letters: B samples, S steps of a sample (the history and, last, the candidate), F features of a step, D dense inputs of
 a step.
 
-The built-in stream is seeded, stateless, with known probabilities. A user likes three categories, and three in five
-steps of the history are items of these; so is half of the candidates. All else are items of any category. Popular
-users, categories and items come more often. A click depends on nothing but the share of the history's steps whose
-category is the candidate's:
+The built-in stream is seeded and stateless, with known probabilities. A user likes three categories. Three in five
+steps of the history, and half of the candidates, are items of these; all others are items of any category. Popular
+users, categories and items occur more often. A click depends only on the share of the history's steps that have the
+candidate's category:
 
     probability = 1 / (1 + exp(-(BIAS + GAIN * share)))
 
-so a model must hold the candidate against the history, or learn each user by heart. Every value is a function of (seed,
+So a model must compare the candidate with the history, or memorize each user. Every value is a function of (seed,
 sample), so any block of samples can be made anywhere, any number of times.
 
-`tbsm:PATH[,PATH...]` reads what TBSM's preparation leaves, such as `taobao_train_t20.npz`: arrays of sequences with
-their labels.
+`tbsm:PATH[,PATH...]` reads the files of TBSM's preparation, such as `taobao_train_t20.npz`:
 
 | key | shape | values |
 |---|---|---|
@@ -22,14 +21,13 @@ their labels.
 | `X_int` | (dense inputs, samples, steps) | finite numbers |
 | `y` | (samples,) | 0 or 1, of the last step |
 
-Three features are user, item and category, others c1, c2, ...; each has a table of as many rows as the largest id of
-all files needs. Arrays are held in memory. Pickled arrays are refused.
+Three features are called user, item and category; any other number c1, c2, ... The size of a table follows from the
+largest id in all files. Arrays are held in memory. Pickled arrays are refused.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +40,7 @@ from adaptive.data.data_options import DataOptions, SequencesConfig
 from adaptive.data.dataset import Dataset, Feature
 from adaptive.data.npz import check_array, fits_float32, load_arrays
 from adaptive.data.rows.data_files import find_parts
+from adaptive.data.rows.split import count_training
 from adaptive.data.sampling import in_blocks, numbers
 from adaptive.errors import ConfigError, InputError
 
@@ -50,13 +49,13 @@ TAOBAO = ("user", "item", "category")
 
 
 class Samples(ABC):
-    """Samples that can be taken by their number, from 0."""
+    """Samples that can be accessed by number, from 0."""
 
     num_samples: int
 
     @abstractmethod
     def take(self, wanted: NDArray[np.int64]) -> Batch:
-        """The batch of the samples of these numbers, in their order."""
+        """Return the batch of the samples `wanted` (B,), in this order."""
 
 
 @dataclass(frozen=True)
@@ -67,28 +66,26 @@ class Part:
     start: int
     stop: int
 
-    @classmethod
-    def whole(cls, samples: Samples) -> "Part":
-        return cls(samples, 0, samples.num_samples)
-
     def batches(self, size: int) -> Iterator[Batch]:
-        """Batches of `size` samples; the last one may be smaller."""
+        """Yield batches of `size` samples; the last one may be smaller."""
         if size < 1:
-            raise ConfigError(f"batch_size: at least 1 needed, found {size}")
+            raise ConfigError(f"batch_size: expected 1 or more, got {size}. Raise it.")
         for first in range(self.start, self.stop, size):
             yield self.samples.take(np.arange(first, min(first + size, self.stop)))
 
 
 class SequenceDataset(Dataset):
-    """Sequences as a data set: feature `TABLE_t` is what step t looks up in a table; the last t is the candidate's.
+    """Sequences as a data set. Feature `TABLE_t` is the lookup of step t in a table.
+
+    The last step is the candidate.
 
     Args:
         tables: name -> rows.
         steps: S.
         num_dense: D.
-        identity: what identifies the data, for the fingerprint.
-        shuffle: samples that are shuffled together, and the seed.
-        bad: bad lines so far by cause.
+        identity: facts that identify the data, for the fingerprint.
+        shuffle: number of samples to shuffle together, and the seed.
+        bad: number of bad lines by cause.
     """
 
     def __init__(
@@ -111,7 +108,7 @@ class SequenceDataset(Dataset):
         self._identity, self._bad = identity, dict(bad or {})
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
-        """Batches of the training part, in its order or shuffled in blocks."""
+        """Return batches of the training part, in its order or shuffled in blocks."""
         return in_blocks(
             self._train.batches, batch_size, shuffle_buffer=self._shuffle_buffer, seed=self._seed, epoch=epoch
         )
@@ -130,41 +127,35 @@ class SequenceDataset(Dataset):
 
 
 def step_times(steps: int) -> NDArray[np.float32]:
-    """(S,) the dense input of each step where the data have none: its number over S, as TBSM's preparation has it."""
+    """Return (S,) default dense inputs: step number over S, as in TBSM's preparation."""
     return (np.arange(steps) / steps).astype(np.float32)
 
 
 def batch_of(
     ids: NDArray[np.int64], dense: NDArray[np.float32], labels: NDArray[np.float32], origin: Origin | None = None
 ) -> Batch:
-    """The batch of ids (B, F, S), dense inputs (B, S, D) and labels (B,)."""
+    """Return the batch of ids (B, F, S), dense inputs (B, S, D) and labels (B,)."""
     samples = len(labels)
     flat = np.ascontiguousarray(dense.reshape(samples, -1))
     return one_hot_batch(flat, ids.reshape(samples, -1), labels, origin).mark_unshared()
 
 
-def held_out(samples: Samples, options: DataOptions) -> tuple[Part, Part | None]:
-    """All samples for training, or without the last fraction that `data.holdout` keeps for evaluation.
-
-    Raises:
-        InputError: if that leaves none for training.
-    """
+def split_holdout(samples: Samples, holdout: float) -> tuple[Part, Part | None]:
+    """Split off the last fraction `holdout`, if not 0; raise InputError if nothing is left."""
     total = samples.num_samples
-    cut = total - ceil(total * (options.holdout or 0.0))
-    if not cut:
-        raise InputError(f"data.holdout = {options.holdout:g} of {total:,} samples leaves none for training; lower it")
+    cut = count_training(total, holdout)
     return Part(samples, 0, cut), Part(samples, cut, total) if cut < total else None
 
 
-GENERATOR = 1  # goes up when the same settings give other samples
+GENERATOR = 1  # increase it when the same settings give other samples
 BIAS, GAIN = -2.0, 15.0
 LIKED = 3  # categories of a user
-LIKED_STEPS, LIKED_CANDIDATES = 0.6, 0.5  # shares that are of liked categories
-SKEW, ITEM_SKEW = 2, 3  # a rank of n is floor(n * u^skew), with u even in [0, 1)
+LIKED_STEPS, LIKED_CANDIDATES = 0.6, 0.5  # shares of liked categories
+SKEW, ITEM_SKEW = 2, 3  # a rank of n is floor(n * u^skew), with u uniform in [0, 1)
 
 
 def open_sequences(paths: str, options: DataOptions, run_dir: Path | None) -> SequenceDataset:
-    """The data set `sequences`, with `options.history` steps before each candidate."""
+    """Open the data set `sequences`, with `options.history` steps before each candidate."""
     config, history = options.sequences, options.history
     samples = Stream(config, history)
     end = config.num_train + config.num_eval
@@ -191,7 +182,7 @@ class Stream(Samples):
         return self.draw(wanted)[0]
 
     def draw(self, wanted: NDArray[np.int64]) -> tuple[Batch, NDArray[np.float64]]:
-        """The samples of these numbers, and the probability of a click of each, float64 (B,)."""
+        """Return the samples `wanted` (B,), and the probability of a click for each, float64 (B,)."""
         steps = self.history + 1
         u = self._numbers(wanted, 2 + 3 * steps)
         user, click, u = _rank(u[:, 0], self.config.users), u[:, 1], u[:, 2:].reshape(-1, 3, steps)
@@ -207,13 +198,13 @@ class Stream(Samples):
         return batch_of(ids, dense, (click < probability).astype(np.float32)), probability
 
     def _numbers(self, wanted: NDArray[np.int64], each: int) -> NDArray[np.float64]:
-        """(B, each) numbers in [0, 1) of the samples, which must follow each other."""
+        """Return (B, each) numbers in [0, 1) for the samples, whose numbers must be consecutive."""
         assert (np.diff(wanted) == 1).all()
         first = int(wanted[0]) if len(wanted) else 0
         return numbers(first * each, len(wanted) * each, 2 * self.config.seed).reshape(len(wanted), each)
 
     def _items(self, category: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64]:
-        """An item of each category: category c has the items c, c + categories, c + 2 * categories, ..."""
+        """Return an item of each category c, out of c, c + categories, c + 2 * categories, ..."""
         members = (self.config.items - category - 1) // self.config.categories + 1
         rank = np.minimum((u**ITEM_SKEW * members).astype(np.int64), members - 1)
         items: NDArray[np.int64] = category + rank * self.config.categories
@@ -221,20 +212,22 @@ class Stream(Samples):
 
 
 def _rank(u: NDArray[np.float64], size: int) -> NDArray[np.int64]:
-    """Ranks below `size`, low ones more often."""
+    """Return ranks below `size`; low ones are more frequent."""
     return np.minimum((u**SKEW * size).astype(np.int64), size - 1)
 
 
 def open_tbsm(paths: str, options: DataOptions, run_dir: Path | None) -> SequenceDataset:
-    """The data set of `tbsm:PATH[,PATH...]`."""
+    """Open the data set `tbsm:PATH[,PATH...]`."""
     files, num_train = find_parts(paths, options.eval_data)
     contents = [read_processed(file.path) for file in files]
     for content in contents[1:]:
         if content.shape != contents[0].shape:
-            raise InputError(f"{content.path}: {content.shape}, but {contents[0].path}: {contents[0].shape}")
-    train, evaluation = held_out(Processed(contents[:num_train]), options)
+            raise InputError(
+                f"{content.path}: expected {contents[0].shape}, as in {contents[0].path}, got {content.shape}."
+            )
+    train, evaluation = split_holdout(Processed(contents[:num_train]), options.holdout or 0)
     if num_train < len(files):
-        evaluation = Part.whole(Processed(contents[num_train:]))
+        evaluation = split_holdout(Processed(contents[num_train:]), 0)[0]
     features, _, steps = contents[0].ids.shape
     names = TAOBAO if features == len(TAOBAO) else [f"c{f + 1}" for f in range(features)]
     rows = np.max([content.ids.max(axis=(1, 2)) for content in contents], axis=0) + 1
@@ -251,7 +244,7 @@ def open_tbsm(paths: str, options: DataOptions, run_dir: Path | None) -> Sequenc
 
 @dataclass(frozen=True)
 class Content:
-    """The arrays of one file, checked."""
+    """The checked arrays of a file."""
 
     path: Path
     ids: NDArray[Any]  # (F, N, S)
@@ -260,39 +253,35 @@ class Content:
 
     @property
     def shape(self) -> str:
-        """What must be equal in all files, in words."""
+        """Text with the sizes that must be equal in all files."""
         features, _, steps = self.ids.shape
         return f"{features} features and {len(self.dense)} dense inputs at {steps} steps"
 
 
 def read_processed(path: Path) -> Content:
-    """The arrays of a file.
+    """Load and check the arrays of a file.
 
     Raises:
-        InputError: if it cannot be read, or an array is missing or not what it should be; names file and key.
+        InputError: if it cannot be read, or an array is missing or wrong; names file and key.
     """
-    ids, dense, labels = load_arrays(path, KEYS, "TBSM's", "tbsm: needs")
-    check_array(
-        ids.ndim == 3 and ids.dtype.kind in "iu", path, "X_cat", "whole numbers (features, samples, steps)", ids
-    )
-    check_array(
-        0 not in ids.shape and ids.shape[2] > 1, path, "X_cat", "at least a feature, a sample and two steps", ids
-    )
+    ids, dense, labels = load_arrays(path, KEYS, "TBSM")
+    sizes = "(features, samples, steps)"
+    check_array(ids.ndim == 3 and ids.dtype.kind in "iu", path, "X_cat", f"whole numbers {sizes}", ids)
+    check_array(0 not in ids.shape and ids.shape[2] > 1, path, "X_cat", f"{sizes} of at least 1, 1 and 2", ids)
     check_array(int(ids.min()) >= 0, path, "X_cat", "ids from 0", ids, f"{ids.min()}")
     check_array(int(ids.max()) < 2**63, path, "X_cat", "ids below 2^63", ids, f"{ids.max()}")
     check_array(dense.ndim == 3 and dense.dtype.kind in "iuf", path, "X_int", "numbers (inputs, samples, steps)", dense)
-    needed = f"{ids.shape[1]} samples at {ids.shape[2]} steps, as X_cat"
-    check_array(dense.shape[1:] == ids.shape[1:], path, "X_int", needed, dense)
-    check_array(fits_float32(dense), path, "X_int", "finite float32 numbers", dense, "others among them")
-    dense = dense.astype(np.float32)
+    expected = f"{ids.shape[1]} samples of {ids.shape[2]} steps, as in X_cat"
+    check_array(dense.shape[1:] == ids.shape[1:], path, "X_int", expected, dense)
+    check_array(fits_float32(dense), path, "X_int", "finite float32 numbers", dense, "other numbers")
     check_array(labels.ndim == 1 and labels.dtype.kind in "biuf", path, "y", "numbers (samples,)", labels)
-    check_array(len(labels) == ids.shape[1], path, "y", f"{ids.shape[1]} samples, as X_cat", labels)
-    check_array(bool(np.isin(labels, (0, 1)).all()), path, "y", "labels 0 and 1", labels, "others among them")
-    return Content(path, ids, dense, labels.astype(np.float32))
+    check_array(len(labels) == ids.shape[1], path, "y", f"{ids.shape[1]} samples, as in X_cat", labels)
+    check_array(bool(np.isin(labels, (0, 1)).all()), path, "y", "labels 0 and 1", labels, "other numbers")
+    return Content(path, ids, dense.astype(np.float32), labels.astype(np.float32))
 
 
 class Processed(Samples):
-    """The samples of some files, one file after another; `Origin` has the number of a sample in its file, from 1."""
+    """The samples of some files, in order; a sample's line is its number in its file, from 1."""
 
     def __init__(self, contents: list[Content]) -> None:
         self._ids = np.concatenate([content.ids for content in contents], axis=1)

@@ -1,19 +1,19 @@
-"""Events of Taobao's users (`UserBehavior.csv`) as sequences with a candidate, in the manner of TBSM's preparation.
+"""Events of Taobao's users (`UserBehavior.csv`) as sequences, similar to TBSM's.
 
-A line is `user,item,category,behaviour,unix time`. A sample with label 1 is an event with the events of the same user
-before it; behind it comes a sample with the same history whose candidate is an item that the user has no event with,
-label 0. All behaviours count as events. Samples come in the order of their candidates' times, so that what is held out
-is what comes last.
+A line is `user,item,category,behaviour,unix time`; all behaviours count as events. A sample with label 1 is an event
+together with the earlier events of the same user. It is followed by a sample with label 0: the same history with a
+candidate that the user has no event with. Samples are in the order of their candidates' times, so the held-out samples
+are the latest.
 
-Each id of the training files has a row of its own, in ascending order; behind them come a row for ids that only
-`eval_data` has and, for items and categories, the row of steps before a short history's first event. In such steps the
-user is the user. The dense input of a step is its number over the number of steps.
+Each id of the training files has a row, in ascending order. They are followed by a row for ids that occur only in
+`eval_data` and, for items and categories, by the row for padding: steps before the first event of a short history. The
+user of such steps is the sample's user. The dense input of a step is its number over the number of steps.
 
-TBSM's preparation differs: it draws positions with replacement, negatives behind histories of their own, and fills
-short histories with row 0, which is also an item's.
+TBSM's preparation differs: it draws positions with replacement, gives negatives their own histories, and fills short
+histories with row 0, which is also the row of an item.
 
-Letters: E events, K candidates. Events and their rows take 60 bytes an event, and 140 while they are sorted. All
-choices follow from a seed, and from nothing else.
+Letters: E events, K candidates. Events and their rows take 60 bytes for each event, and 140 while they are sorted. All
+choices depend on the seed only.
 """
 
 from collections.abc import Callable
@@ -29,29 +29,30 @@ from adaptive.data.kernels import text as kernels
 from adaptive.data.rows.row_source import Block, Column, RowFormat, RowSource
 from adaptive.data.rows.split import survey
 from adaptive.data.sampling import numbers
-from adaptive.data.sequences.sequence_dataset import Part, Samples, SequenceDataset, batch_of, held_out, step_times
-from adaptive.data.text.delimited import time_cut
+from adaptive.data.sequences.sequence_dataset import Part, Samples, SequenceDataset, batch_of, split_holdout, step_times
+from adaptive.data.text.delimited import parse_time_split
 from adaptive.data.text.text_reader import open_text_files
 from adaptive.errors import InputError
 
 BEHAVIOURS = ("pv", "buy", "cart", "fav")
 COLUMNS = ("user", "item", "category", "behaviour", "time")
-CANDIDATES = (0, 1, 3, 6)  # of users with 1 to 10, 11 to 20, 21 to 30, 31 to 40 events; beyond: as many as allowed
-MOST_DRAWS = 100  # of an item that a user has no event with
+CANDIDATES = (0, 1, 3, 6)  # for users with 1 to 10, 11 to 20, 21 to 30, 31 to 40 events; beyond: as many as allowed
+MOST_DRAWS = 100  # draws of a negative item before giving up
 
 Ids = NDArray[np.int64]
 
 
 def open_taobao(paths: str, options: DataOptions, run_dir: Path | None) -> SequenceDataset:
-    """The data set of `taobao:PATH[,PATH...]`."""
-    cut, form = time_cut(options, "number"), event_format(options.max_line_bytes)
+    """Open the data set `taobao:PATH[,PATH...]`."""
+    cut, form = parse_time_split(options, "number"), event_format(options.max_line_bytes)
     source, train_files, eval_files = open_text_files(paths, options, run_dir, format_of=lambda _: form)
     events = read_events(source, train_files)
     catalogue = Catalogue(events)
     samples = Windows(events, catalogue, source.names(), options)
-    train, evaluation = held_out(samples, options) if cut is None else _split(samples, cut)
+    train, evaluation = split_holdout(samples, options.holdout or 0) if cut is None else _split(samples, cut)
     if eval_files:
-        evaluation = Part.whole(Windows(read_events(source, eval_files), catalogue, source.names(), options))
+        others = Windows(read_events(source, eval_files), catalogue, source.names(), options)
+        evaluation = Part(others, 0, others.num_samples)
     return SequenceDataset(
         catalogue.tables,
         train,
@@ -71,21 +72,24 @@ def open_taobao(paths: str, options: DataOptions, run_dir: Path | None) -> Seque
 
 
 def _split(samples: "Windows", cut: float) -> tuple[Part, Part]:
-    """The samples whose candidates are before a time, and the others."""
+    """Return the samples whose candidates are before a time, and the others."""
     times = samples.times
     first = 2 * int(np.searchsorted(times, cut))
     if not first:
-        raise InputError(f"data.time_split = {cut:g} leaves no sample for training: give a later time")
+        raise InputError(
+            f"data.time_split: expected a time after the first one of a sample, {times[0]:.17g}, got {cut:.17g}, which "
+            "leaves no sample for training. Set a later time."
+        )
     if first == samples.num_samples:
         raise InputError(
             f"data.time_split: expected a time up to the last one of a sample, {times[-1]:.17g}, got {cut:.17g}, which "
-            "leaves none to evaluate on. Give an earlier time."
+            "leaves no sample to evaluate on. Set an earlier time."
         )
     return Part(samples, 0, first), Part(samples, first, samples.num_samples)
 
 
 def event_format(max_line_bytes: int) -> RowFormat:
-    """Lines `user,item,category,behaviour,unix time` without a header."""
+    """Return the format of lines `user,item,category,behaviour,unix time` without a header."""
     keys = tuple(Column(name, kernels.KEY_INTEGER, required=True) for name in COLUMNS[:3])
     behaviour, time = Column("behaviour", kernels.LABEL_SET), Column("time", kernels.TIME_NUMBER)
     return RowFormat((*keys, behaviour, time), separator=",", max_line_bytes=max_line_bytes, positives=BEHAVIOURS)
@@ -93,24 +97,19 @@ def event_format(max_line_bytes: int) -> RowFormat:
 
 @dataclass(frozen=True)
 class Events:
-    """Events user by user, of each user by time; events of one time in the order of the lines."""
+    """Events, ordered by user, then by time, then by line."""
 
     users: Ids  # (U,) the users' ids, ascending
-    starts: Ids  # (U + 1,) where the events of each user begin
+    starts: Ids  # (U + 1,) the first event of each user
     items: Ids  # (E,) ids
     categories: Ids  # (E,) ids
     times: NDArray[np.float64]  # (E,) seconds since 1970
     file_index: NDArray[np.int32]  # (E,)
     lines: Ids  # (E,)
 
-    @property
-    def user_of(self) -> Ids:
-        """(E,) the number of each event's user."""
-        return np.repeat(np.arange(len(self.users)), np.diff(self.starts))
-
 
 def read_events(source: RowSource, files: tuple[int, ...]) -> Events:
-    """The events of some files together.
+    """Return the events of some files.
 
     Raises:
         InputError: if a file cannot be read, too many lines are bad, a behaviour is unknown, or there is no event.
@@ -122,8 +121,9 @@ def read_events(source: RowSource, files: tuple[int, ...]) -> Events:
         unknown = np.flatnonzero(columns.labels[:rows] != 1)
         if len(unknown):
             raise InputError(
-                f"{source.names()[block.file_index[unknown[0]]]}:{columns.lines[unknown[0]]}: the behaviour is none of "
-                f"{', '.join(BEHAVIOURS)}; taobao: reads lines {','.join(COLUMNS)} as UserBehavior.csv has them"
+                f"{source.names()[block.file_index[unknown[0]]]}:{columns.lines[unknown[0]]}: expected one of "
+                f"{', '.join(BEHAVIOURS)} for behaviour, got another value. Write lines {','.join(COLUMNS)}, as in "
+                "UserBehavior.csv."
             )
         keys.append(columns.keys[:, :rows].copy())
         times.append(columns.times[:rows].copy())
@@ -141,15 +141,15 @@ def read_events(source: RowSource, files: tuple[int, ...]) -> Events:
 
 
 def choose_candidates(starts: Ids, history: int, most: int, seed: int) -> Ids:
-    """Positions (K,) of candidates, ascending.
+    """Return the positions (K,) of candidates, ascending.
 
-    A user of 1 to 10 events has none, of 11 to 20 one, 21 to 30 three, 31 to 40 six, and of more `most`; never more
-    than `most`, nor than can be. A candidate can be any event with `history` events of its user before it, or, where
-    there is none, the user's last one.
+    A user with 1 to 10 events has none, with 11 to 20 one, 21 to 30 three, 31 to 40 six, and with more `most`; at most
+    `most`, and at most as many as there are. A candidate can be any event with `history` earlier events of its user or,
+    if there is none, the user's last event.
 
     Args:
-        starts: (U + 1,) where the events of each user begin.
-        seed: of the draw: event e is chosen before others whose number is greater (`sampling.numbers`).
+        starts: (U + 1,) first event of each user.
+        seed: of the draw: events with smaller numbers (`sampling.numbers`) are chosen first.
     """
     sizes = np.diff(starts)
     wanted = np.minimum(np.append(CANDIDATES, most)[np.minimum((sizes - 1) // 10, len(CANDIDATES))], most)
@@ -165,12 +165,15 @@ def choose_candidates(starts: Ids, history: int, most: int, seed: int) -> Ids:
 
 
 def draw_negatives(count: int, num_pairs: int, is_seen: Callable[[Ids, Ids], NDArray[np.bool_]], seed: int) -> Ids:
-    """For each of `count` candidates the number of a pair of item and category that its user has no event with, drawn
-    evenly from `num_pairs`; -1 where 100 draws met none.
+    """Draw a pair of item and category for each candidate, without an event of its user.
 
     Args:
-        is_seen: (candidates, pairs) -> whether the user of each candidate has an event with the item of each pair.
+        num_pairs: number of pairs, from which they are drawn uniformly.
+        is_seen: (candidates, pairs) -> True where the candidate's user has an event with the item of the pair.
         seed: draw d for candidate k is number `d * count + k` of the seed.
+
+    Returns:
+        (count,) numbers of pairs; -1 where 100 draws had no success.
     """
     drawn = np.full(count, -1, np.int64)
     for draw in range(MOST_DRAWS):
@@ -184,35 +187,26 @@ def draw_negatives(count: int, num_pairs: int, is_seen: Callable[[Ids, Ids], NDA
 
 
 class Catalogue:
-    """The ids of the training events, each with its row."""
+    """The mapping from the ids of the training events to rows."""
 
     def __init__(self, events: Events) -> None:
-        self._users, self._items, self._categories = events.users, np.unique(events.items), np.unique(events.categories)
-        self.no_item, self.no_category = len(self._items) + 1, len(self._categories) + 1  # behind the unknown one
-        self.tables = {"user": len(self._users) + 1, "item": self.no_item + 1, "category": self.no_category + 1}
-        items, categories = self.items(events.items), self.categories(events.categories)
-        pairs = np.unique(items * len(self._categories) + categories)
-        self.pairs = np.stack(np.divmod(pairs, len(self._categories)), axis=1)
-        """(P, 2) rows of item and category, each pair that some event has once."""
-
-    def users(self, ids: Ids) -> Ids:
-        return _rows(ids, self._users)
-
-    def items(self, ids: Ids) -> Ids:
-        return _rows(ids, self._items)
-
-    def categories(self, ids: Ids) -> Ids:
-        return _rows(ids, self._categories)
+        self.users, self.items, self.categories = events.users, np.unique(events.items), np.unique(events.categories)
+        # padding follows the row for unknown ids
+        self.no_item, self.no_category = len(self.items) + 1, len(self.categories) + 1
+        self.tables = {"user": len(self.users) + 1, "item": self.no_item + 1, "category": self.no_category + 1}
+        pairs = _rows(events.items, self.items) * len(self.categories) + _rows(events.categories, self.categories)
+        self.pairs = np.stack(np.divmod(np.unique(pairs), len(self.categories)), axis=1)
+        """(P, 2) rows of item and category of each distinct pair of the events."""
 
 
 def _rows(ids: Ids, catalogued: Ids) -> Ids:
-    """The place of each id among the catalogued ones, ascending; their number for others."""
+    """Return the position of each id in the ascending `catalogued`, or its length."""
     place = np.minimum(np.searchsorted(catalogued, ids), len(catalogued) - 1)
     return np.where(catalogued[place] == ids, place, len(catalogued))
 
 
 class Windows(Samples):
-    """The samples of a log: sample 2 k is candidate k with its history, 2 k + 1 the one with another item.
+    """The samples of a log: sample 2 k is candidate k with its history, 2 k + 1 its negative.
 
     Raises:
         InputError: if no user has enough events, or a user has an event with nearly every item.
@@ -220,15 +214,15 @@ class Windows(Samples):
 
     def __init__(self, events: Events, catalogue: Catalogue, files: tuple[str, ...], options: DataOptions) -> None:
         self._events, self._catalogue, self._files, self._history = events, catalogue, files, options.history
-        self._user_of = events.user_of
-        self._users = catalogue.users(events.users)
-        self._items, self._categories = catalogue.items(events.items), catalogue.categories(events.categories)
+        self._user_of = np.repeat(np.arange(len(events.users)), np.diff(events.starts))  # (E,)
+        self._users, self._items = _rows(events.users, catalogue.users), _rows(events.items, catalogue.items)
+        self._categories = _rows(events.categories, catalogue.categories)
         chosen = choose_candidates(events.starts, options.history, options.candidates, 2 * options.seed)
         if not len(chosen):
             most = int(np.diff(events.starts).max())
             raise InputError(
-                f"{files[events.file_index[0]]}: no user has more than 10 events, which a sample needs; found {most} "
-                f"at most, of {len(events.users):,} users"
+                f"{files[events.file_index[0]]}: expected users with more than 10 events, got {len(events.users):,} "
+                f"users with at most {most}. Read more files."
             )
         self._negatives = self._draw(chosen, 2 * options.seed + 1)
         order = np.argsort(events.times[chosen], kind="stable")
@@ -260,9 +254,9 @@ class Windows(Samples):
         )
 
     def _draw(self, chosen: Ids, seed: int) -> Ids:
-        """(K,) the pair of item and category that stands beside each candidate."""
+        """Return (K,) the number of the negative's pair of item and category for each candidate."""
         num_items = self._catalogue.tables["item"]
-        seen = np.unique(self._user_of * num_items + self._items)  # of all that a user of the log has an event with
+        seen = np.unique(self._user_of * num_items + self._items)  # pairs of user and item that have an event
 
         def is_seen(candidates: Ids, pairs: Ids) -> NDArray[np.bool_]:
             drawn = self._user_of[chosen[candidates]] * num_items + self._catalogue.pairs[pairs, 0]
@@ -272,8 +266,8 @@ class Windows(Samples):
         if (negatives < 0).any():
             place = chosen[np.flatnonzero(negatives < 0)[0]]
             raise InputError(
-                f"{self._files[self._events.file_index[place]]}:{self._events.lines[place]}: user "
-                f"{self._events.users[self._user_of[place]]} has events with nearly every item, so none can be drawn "
-                "as one that was not chosen; read more users' events"
+                f"{self._files[self._events.file_index[place]]}:{self._events.lines[place]}: expected a user without "
+                f"events for some items, got user {self._events.users[self._user_of[place]]} with events for nearly "
+                "every item, so that no negative can be drawn. Read the events of more users."
             )
         return negatives

@@ -1,1 +1,1 @@
-"""The built-in stream: skewed ids, correlated fields, a teacher that labels them; the same for a seed anywhere."""
+"""The built-in stream: skewed ids, correlated fields, labels of a teacher."""

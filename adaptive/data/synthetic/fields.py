@@ -1,8 +1,8 @@
-"""The categorical features of the synthetic stream: table sizes and who is looked up how often.
+"""The categorical features of the synthetic stream: table sizes and the popularity of ids.
 
-Popularity is a bounded Zipf-Mandelbrot law, weight (rank + 1 + q)^-s, inverted analytically, so that a draw costs
-one power and no memory at any table size. Real logs have two things that no smooth law has, so they are added:
-one giant default id in some features (the missing value), and a mass of ids that are seen once.
+Popularity follows a bounded Zipf-Mandelbrot law, weight (rank + 1 + q)^-s, inverted analytically, so that a draw costs
+one power and no memory for any table size. Two properties of real logs are added to this smooth law: a very frequent
+default id in some features (the missing value), and many ids that occur once.
 """
 
 import math
@@ -19,11 +19,11 @@ CRITEO_KAGGLE = (
     27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
 )  # fmt: skip
 NUM_DEFAULT_FIELDS = 6  # of 26
-MAX_SINGLETON_LOOKUPS = 0.1  # of a feature's look-ups
+MAX_SINGLETON_LOOKUPS = 0.1  # share of a feature's lookups
 
 
 class KeyedNumbers:
-    """Numbers in (0, 1) in a fixed order that depends on the seed and a name only, on every machine."""
+    """A reproducible stream of numbers in (0, 1), for a seed and a name."""
 
     def __init__(self, seed: int, name: str) -> None:
         self._key = key_of(seed, name)
@@ -34,7 +34,7 @@ class KeyedNumbers:
         return low + (high - low) * uniform(np.uint64(hashed(self._key, self._next)))
 
     def integer(self, bound: int) -> int:
-        """An integer in [0, bound)."""
+        """Return an integer in [0, bound)."""
         return min(int(self.uniform() * bound), bound - 1)
 
     def key(self) -> np.uint64:
@@ -42,12 +42,12 @@ class KeyedNumbers:
         return np.uint64(hashed(self._key, self._next))
 
     def weight(self) -> float:
-        """0.3 + Gamma(1, 1): most things matter a little, some a lot."""
+        """Return 0.3 + Gamma(1, 1): most weights are small, some are large."""
         return 0.3 - math.log(self.uniform())
 
 
 def key_of(seed: int, name: str) -> np.uint64:
-    """The key of a named stream of hashes."""
+    """Return the key of a named stream of hashes."""
     key = np.uint64(hashed(np.uint64(0), seed))
     for letter in name.encode():
         key = np.uint64(hashed(key, letter))
@@ -55,14 +55,14 @@ def key_of(seed: int, name: str) -> np.uint64:
 
 
 def cardinalities(tables: int) -> list[int]:
-    """Criteo Kaggle's, from C1 on again after C26: at least 4 tables, of which C3's is always large."""
+    """Return Criteo Kaggle's cardinalities, repeated after C26; the third one is large."""
     return [CRITEO_KAGGLE[table % len(CRITEO_KAGGLE)] for table in range(tables)]
 
 
 def table_sizes(rows: int, tables: int = len(CRITEO_KAGGLE)) -> list[int]:
-    """`cardinalities(tables)` scaled so that they sum to `rows` exactly.
+    """Return `cardinalities(tables)` scaled to the exact sum `rows`.
 
-    Tables up to `keep_size(rows, tables)` keep their size, larger ones become max(that, share x size).
+    Tables up to `keep_size(rows, tables)` keep their size; larger ones become max(keep_size, share * size).
     """
     keep, full = keep_size(rows, tables), cardinalities(tables)
     low, high = 0.0, 2.0 * rows / max(full)
@@ -75,24 +75,25 @@ def table_sizes(rows: int, tables: int = len(CRITEO_KAGGLE)) -> list[int]:
 
 
 def keep_size(rows: int, tables: int = len(CRITEO_KAGGLE)) -> int:
-    """The largest table that keeps its size: 20,000, less where a table has under 38,462 rows in the mean.
+    """Return the size up to which tables are not scaled.
 
-    So tables that keep their size, and large ones that are as small as that, take 52 % of the rows at most.
+    It is 20,000, or less if the mean table is below 38,462 rows. So tables up to this size take at most 52% of the
+    rows.
     """
     return min(20_000, rows * len(CRITEO_KAGGLE) // (50 * tables))
 
 
 def large_fields(config: SyntheticConfig) -> NDArray[np.bool_]:
-    """Which fields have a table that was scaled, (F,)."""
+    """Return (F,) True for fields whose table was scaled."""
     return np.array(cardinalities(config.tables)) > keep_size(config.rows, config.tables)
 
 
 def make_fields(config: SyntheticConfig) -> NDArray[np.void]:
-    """The table of `FIELD` records that the kernels read, (F,)."""
+    """Return the `FIELD` records (F,) that the kernels read."""
     fields = np.zeros(config.tables, FIELD)
     fields["size"] = table_sizes(config.rows, config.tables)
     fields["common"] = config.correlation
-    fields["own"] = math.sqrt(1.0 - config.correlation**2)
+    fields["single"] = math.sqrt(1.0 - config.correlation**2)
     fields["keep"] = math.cos(config.drift_angle)
     fields["renew"] = math.sin(config.drift_angle)
     fields["drift_limit"] = round(config.drift_share * 2**32)
@@ -116,7 +117,7 @@ def _set_keys(fields: NDArray[np.void], seed: int) -> None:
 
 
 def _set_singletons(fields: NDArray[np.void], config: SyntheticConfig) -> None:
-    """Each singleton takes one place in a period that is at least as long as the training stream."""
+    """Give each singleton one place in a period as long as the training stream."""
     bits = max((config.num_train * config.lookups - 1).bit_length(), 4)
     share = np.minimum(config.singleton_share * fields["size"], MAX_SINGLETON_LOOKUPS * 2**bits)
     fields["singletons"] = np.where(large_fields(config), share.astype(np.int64), 0)
@@ -126,7 +127,7 @@ def _set_singletons(fields: NDArray[np.void], config: SyntheticConfig) -> None:
 
 
 def _set_popularity(fields: NDArray[np.void], config: SyntheticConfig) -> None:
-    """s ~ U(.85, 1.2) but not within .01 of 1 (the inverse has a pole there), q ~ U(0, 3)."""
+    """Draw q ~ U(0, 3) and s ~ U(.85, 1.2), but not within .01 of the inverse's pole at 1."""
     stream = KeyedNumbers(config.seed, "popularity")
     for field in fields:
         s, q = stream.uniform(0.85, 1.2), stream.uniform(0.0, 3.0)
@@ -139,21 +140,17 @@ def _set_popularity(fields: NDArray[np.void], config: SyntheticConfig) -> None:
 
 
 def _set_layout(fields: NDArray[np.void], config: SyntheticConfig) -> None:
-    """Scatters popular ids over the table; the default id is 0."""
+    """Scatter popular ids over the table; the default id is 0."""
     stream = KeyedNumbers(config.seed, "layout")
     count = round(NUM_DEFAULT_FIELDS * config.tables / len(CRITEO_KAGGLE))
     with_default = np.argsort([stream.uniform() for _ in fields])[:count]
     for index, field in enumerate(fields):
         size = int(field["size"])
-        field["stride"] = _coprime(stream.integer(size) + 1, size)
+        stride = stream.integer(size) + 1
+        while math.gcd(stride, size) > 1:
+            stride += 1
+        field["stride"] = stride
         field["offset"] = stream.integer(size)
         if config.default_share and index in with_default:
             field["default_limit"] = round(config.default_share * 2**32)
             field["offset"] = 0
-
-
-def _coprime(start: int, size: int) -> int:
-    """The first number from `start` on that shares no factor with `size`."""
-    while math.gcd(start, size) > 1:
-        start += 1
-    return start

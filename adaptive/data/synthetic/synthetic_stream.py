@@ -1,17 +1,18 @@
-"""The built-in stream of click data: seeded, stateless, with known probabilities; and the teacher that labels it.
+"""The built-in stream of click data, and the teacher that labels it.
 
-Every value is a function of (seed, sample index, feature), so any block of samples can be made anywhere, any number of
-times, and memory does not grow with samples or rows. Rows and how often they are looked up are in `fields`. The teacher
-says how probable a click is, given a sample's ids and dense inputs:
+Both are seeded and stateless, with known probabilities. Every value is a function of (seed, sample index, feature), so
+any block of samples can be made anywhere, any number of times, and memory does not grow with samples or rows. Sizes of
+tables and the popularity of their rows are in `fields`. The teacher computes the probability of a click from a sample's
+ids and dense inputs:
 
     logit = bias + main + interactions + dense
 
 main: one effect per id. interactions: inner products of two-number factors of the ids of some pairs of features.
 dense: linear terms, sin(1.5 x1), x2 x3, abs(x4), and dense inputs times effects of ids. A bag of several ids counts
-with the sum of their effects, as pooling sums their rows. Each of the three parts is scaled to the spread that the
-setting names; then bias and the scale of all three are solved for, so that every seed and every shape has the same
-click-through rate and the same AUC of the best possible predictor. Terms of dense inputs or pairs of features that a
-shape does not have are left out.
+with the sum of their effects, as pooling sums their rows. Each of the three parts is scaled to the spread of the
+setting. Then bias and a common scale are solved for, so that every seed and every shape has the same click-through rate
+and the same AUC of the best possible predictor. Terms of dense inputs or pairs of features that do not exist are
+omitted.
 """
 
 from collections.abc import Iterator
@@ -33,21 +34,21 @@ from adaptive.errors import ConfigError, InputError
 CTR = 0.25
 BAYES_AUC = 0.8
 NUM_PRODUCTS = 3
-CURVE_WEIGHT = 0.5  # of the three curved terms, where the linear ones have a spread of 0.7 together
-POOLED = 20  # neighbours in the order of their signals that stand for one sample while solving, for speed
+CURVE_WEIGHT = 0.5  # of the three curved terms; the linear ones have a total spread of 0.7
+POOLED = 20  # samples, neighbors by signal, that are averaged into one while solving, for speed
 PRODUCT_WEIGHT = 0.35
 LINEAR_SPREAD = 0.7
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Spreads of the three parts of the logit before the common scale, and how the interactions are made."""
+    """Spreads of the three parts of the logit before scaling, and number of interactions."""
 
     main: float
     interactions: float
     dense: float
     num_pairs: int
-    large_weight: float  # of fields with large tables, so that the tail holds little that nobody can learn
+    large_weight: float  # of fields with large tables, whose rare ids cannot be learned
 
 
 SETTINGS = {
@@ -59,7 +60,7 @@ LARGE_PAIRS = 0.2  # share of the pairs that hold a field with a large table
 
 @dataclass(frozen=True)
 class Teacher:
-    """Weights of the terms; `signal` computes the three parts, not yet scaled."""
+    """The weights of the terms; `signal` computes the three parts before scaling."""
 
     fields: NDArray[np.void]  # (F,)
     main: NDArray[np.float64]  # (F,)
@@ -69,7 +70,7 @@ class Teacher:
     products: NDArray[np.void]
 
     def signal(self, ids: NDArray[np.int64], dense: NDArray[np.float32], first_drifted: int) -> NDArray[np.float64]:
-        """The parts main, interactions, dense of the logits, (3, B), of ids (F, B, L) and dense inputs (B, D)."""
+        """Return the parts (3, B) of the logits for ids (F, B, L) and dense inputs (B, D)."""
         parts = np.zeros((3, len(dense)))
         kernels.add_main(self.fields, self.main, first_drifted, ids, parts[0])
         kernels.add_pairs(self.fields, self.pairs, first_drifted, ids, parts[1])
@@ -80,20 +81,20 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What turns the parts of a logit into the logit: bias + gains . parts."""
+    """The bias and gains of a logit: bias + gains . parts."""
 
     bias: float
     gains: NDArray[np.float64]  # (3,)
 
     def probability(self, parts: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The probability of a click, (B,), given the parts of the logit (3, B)."""
+        """Return the probability of a click, (B,), for the parts of the logit (3, B)."""
         main, interactions, dense = self.gains
         logit = self.bias + main * parts[0] + interactions * parts[1] + dense * parts[2]
         return np.asarray(expit(logit), np.float64)
 
 
 def make_teacher(config: SyntheticConfig, fields: NDArray[np.void]) -> Teacher:
-    """Draws the weights of a seed."""
+    """Draw the weights of a seed."""
     setting = SETTINGS[config.setting]
     stream = KeyedNumbers(config.seed, "teacher")
     damping = np.where(large_fields(config), setting.large_weight, 1.0)
@@ -110,41 +111,42 @@ def make_teacher(config: SyntheticConfig, fields: NDArray[np.void]) -> Teacher:
 
 
 def calibrate(config: SyntheticConfig, parts: NDArray[np.float64]) -> Calibration:
-    """Solves for click-through rate and Bayes AUC on the parts (3, B) of samples without drift.
+    """Solve for click-through rate and Bayes AUC on the parts (3, B) of samples without drift.
 
-    B must be a multiple of `POOLED`. The result is rounded: its last bits depend on how wide a machine's vector
-    sums are, the stream must not.
+    B must be a multiple of `POOLED`. The result is rounded, since its last bits depend on the width of a machine's
+    vector sums, and the stream must not.
     """
     setting = SETTINGS[config.setting]
     spread = parts.std(axis=1)
     gains = np.array([setting.main, setting.interactions, setting.dense]) / np.where(spread > 0, spread, np.inf)
     signal = np.sort(gains @ parts).reshape(-1, POOLED).mean(axis=1)
-    scale = brentq(lambda scale: bayes_auc(_click(signal * scale)) - BAYES_AUC, 0.01, 100.0, xtol=1e-6)
+
+    def auc(scale: float) -> float:
+        scaled = signal * scale
+        return bayes_auc(np.asarray(expit(scaled + _solve_bias(scaled)), np.float64))
+
+    scale = brentq(lambda scale: auc(scale) - BAYES_AUC, 0.01, 100.0, xtol=1e-6)
     return Calibration(bias=round(_solve_bias(signal * scale), 6), gains=np.round(gains * scale, 6))
 
 
 def bayes_auc(probability: NDArray[np.float64]) -> float:
-    """The expected AUC of predicting `probability`, ascending (B,), when labels are drawn from it.
+    """Return the expected AUC of `probability`, ascending (B,), if labels are drawn from it.
 
-    A sample counts as a click with weight p and as none with weight 1 - p: no noise of drawn labels.
+    A sample counts as a click with weight p and as a non-click with weight 1 - p, so there is no noise of labels.
     """
     nulls = 1.0 - probability
     nulls_below = np.cumsum(nulls) - 0.5 * nulls
     return float(probability @ nulls_below / (probability.sum() * nulls.sum()))
 
 
-def _click(signal: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray(expit(signal + _solve_bias(signal)), np.float64)
-
-
 def _solve_bias(signal: NDArray[np.float64]) -> float:
-    """The bias for which the mean probability is the click-through rate."""
+    """Return the bias for which the mean probability is the click-through rate."""
     span = 10.0 + float(np.abs(signal).max())
     return float(brentq(lambda bias: float(expit(signal + bias).mean()) - CTR, -span, span, xtol=1e-6))
 
 
 def _draw_pairs(stream: KeyedNumbers, count: int, damping: NDArray[np.float64]) -> NDArray[np.void]:
-    """Distinct pairs of fields, as many as there are; one in five holds a field with a large table, the others none."""
+    """Draw up to `count` distinct pairs of fields; one in five has one large table."""
     large, small = np.flatnonzero(damping < 1.0), np.flatnonzero(damping == 1.0)
     num_large = min(round(LARGE_PAIRS * count), len(small) * len(large))
     num_small = min(count - round(LARGE_PAIRS * count), len(small) * (len(small) - 1) // 2)
@@ -169,23 +171,23 @@ def _draw_products(stream: KeyedNumbers, damping: NDArray[np.float64], num_dense
     )
 
 
-GENERATOR = 1  # goes up when the same settings give other samples
+GENERATOR = 1  # increase it when the same settings give other samples
 LATENT_CORRELATION = 0.8  # of the first dense input with the sample's latent number
-CALIBRATION_SAMPLES = 200_000  # the Bayes AUC of so many samples varies by 0.0005, of a twentieth of them by 0.0022
-CALIBRATION_VALUES = 10_000_000  # look-ups and dense inputs in them, at most; but at least a twentieth of the samples
+CALIBRATION_SAMPLES = 200_000  # their Bayes AUC varies by 0.0005, that of a twentieth by 0.0022
+CALIBRATION_VALUES = 10_000_000  # maximum lookups and dense inputs in them, but at least a twentieth of the samples
 BLOCK = 8192  # samples made at a time while calibrating, so that they stay in the cache
 
 
 def open_synthetic(paths: str, options: DataOptions, run_dir: Path | None) -> "Synthetic":
-    """The data set `synthetic`."""
+    """Open the data set `synthetic`."""
     return Synthetic(options.synthetic)
 
 
 class Synthetic(Dataset):
-    """The stream of a `SyntheticConfig`: features C1, C2, ... (26 by default), dense inputs I1, I2, ... (13).
+    """The stream of a `SyntheticConfig`: features C1, C2, ... and dense inputs I1, I2, ...
 
-    Samples [0, num_train) are the training part, the same in every epoch; the evaluation part follows behind them,
-    and behind the drift where there is one. Click-through rate 0.25 and Bayes AUC 0.80 hold before the drift.
+    Samples [0, num_train) are the training part, the same in every epoch. The evaluation part follows them, after the
+    drift if there is one. Click-through rate 0.25 and Bayes AUC 0.80 hold before the drift.
     """
 
     def __init__(self, config: SyntheticConfig | None = None) -> None:
@@ -215,15 +217,15 @@ class Synthetic(Dataset):
         return {"source": "synthetic", "generator": GENERATOR, **self.config.model_dump(mode="json")}
 
     def samples(self, start: int, stop: int) -> tuple[Batch, NDArray[np.float64]]:
-        """The samples [start, stop) and the probability of a click of each, float64 (stop - start,).
+        """Return the samples [start, stop) and their probabilities of a click, float64.
 
         Raises:
-            InputError: if the range does not lie within the training and evaluation samples.
+            InputError: if the range is not within the training and evaluation samples.
         """
         if not 0 <= start <= stop <= self.config.num_samples:
             raise InputError(
-                f"synthetic: samples [{start}, {stop}) asked for, but there are [0, {self.config.num_samples}); "
-                "raise num_train or num_eval"
+                f"data.synthetic: expected samples within [0, {self.config.num_samples}), got [{start}, {stop}). Raise "
+                "num_train."
             )
         begin = self.config.drift_begin
         first_drifted = stop - start if begin is None else begin - start
@@ -237,8 +239,10 @@ class Synthetic(Dataset):
         return batch.mark_unshared(), probability
 
     def _further_labels(self, start: int, parts: NDArray[np.float64]) -> dict[str, NDArray[np.float32]]:
-        """Labels of the samples from `start` on, given the parts of their logits (3, B): of the second label the part
-        of dense inputs counts against it, of the third that of pairs of ids, of the fourth both."""
+        """Return the additional labels of samples, for the parts of their logits (3, B).
+
+        The second label reverses the part of dense inputs, the third that of pairs of ids, the fourth both.
+        """
         further = {}
         for number, key in enumerate(self._further_keys, start=1):
             signs = np.array([1.0, -1.0 if number & 2 else 1.0, -1.0 if number & 1 else 1.0])
@@ -249,11 +253,11 @@ class Synthetic(Dataset):
 
     def _batches(self, start: int, stop: int, batch_size: int) -> Iterator[Batch]:
         if batch_size < 1:
-            raise ConfigError(f"batch_size: at least 1 needed, found {batch_size}")
+            raise ConfigError(f"batch_size: expected 1 or more, got {batch_size}. Raise it.")
         return (self.samples(first, min(first + batch_size, stop))[0] for first in range(start, stop, batch_size))
 
     def _inputs(self, start: int, stop: int, first_drifted: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Ids (F, B), feature-major as batches are, and dense inputs (B, D)."""
+        """Return ids (F, B, L), feature-major like batches, and dense inputs (B, D)."""
         latent = np.empty(stop - start)
         dense = np.empty((stop - start, self.num_dense), np.float32)
         ids = np.empty((len(self._fields), stop - start, self.config.lookups), np.int64)
@@ -264,7 +268,7 @@ class Synthetic(Dataset):
         return ids, dense
 
     def _calibration_parts(self) -> NDArray[np.float64]:
-        """Parts of the logits (3, B) of the first samples, as they are without drift."""
+        """Return the parts of the logits (3, B) of the first samples, without drift."""
         values = self.num_dense + self.config.tables * self.config.lookups
         samples = min(CALIBRATION_SAMPLES, max(CALIBRATION_VALUES // values, CALIBRATION_SAMPLES // 20))
         samples -= samples % POOLED

@@ -1,1 +1,1 @@
-"""Text as data: a tokeniser that tells file and line, columns by a schema, Criteo, pairs of users and items."""
+"""Text formats: delimited files with a schema, Criteo, user-item pairs."""

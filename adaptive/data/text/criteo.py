@@ -1,11 +1,12 @@
 """Criteo's click logs in their original format (Kaggle 2014 and the terabyte set).
 
-A line has a label (0 or 1), 13 integers and 26 categories of hex digits, separated by tabs; all but the label may
-be empty, i.e. missing. Files without the label column (39 columns: the test set of the competition) are read with
-labels NaN, for evaluation only. Dense inputs are log(1 + max(x, 0)), missing ones 0, as in facebookresearch/dlrm:
-the few negative integers become 0. A category is hashed into `hash_rows` rows of its feature's table, with row
-`hash_rows` for missing ones; or with `vocabulary = true` each that came `min_count` times has a row, followed by
-the row for all others and the row for missing ones.
+A line has a label (0 or 1), 13 integers and 26 categories of hex digits, separated by tabs. All but the label may be
+empty, which means missing. Files without the label column (39 columns: the test set of the competition) get labels NaN,
+for predictions only. Dense inputs are log(1 + max(x, 0)) as in facebookresearch/dlrm, and missing ones 0.
+
+A category is hashed into `hash_rows` rows of its feature's table, followed by a row for missing ones. With
+`vocabulary = true`, each category that occurs `min_count` times has a row, followed by a row for all others and a row
+for missing ones.
 """
 
 from pathlib import Path
@@ -27,17 +28,13 @@ _INPUTS = tuple(Column(f"I{i + 1}", kernels.DENSE_INTEGER) for i in range(NUM_DE
 )
 
 
-def criteo_format(*, labelled: bool = True, max_line_bytes: int = 1 << 20) -> RowFormat:
-    """The format of a file with or without labels."""
-    return RowFormat((_LABEL if labelled else ()) + _INPUTS, separator="\t", max_line_bytes=max_line_bytes)
-
-
 def open_criteo(paths: str, options: DataOptions, run_dir: Path | None) -> RowDataset:
-    """The data set of `criteo:PATH[,PATH...]`."""
+    """Open the data set `criteo:PATH[,PATH...]`."""
 
     def format_of(file: DataFile) -> RowFormat:
-        num_columns = first_line(file, options.max_line_bytes).count(b"\t") + 1
-        return criteo_format(labelled=num_columns != len(_INPUTS), max_line_bytes=options.max_line_bytes)
+        has_label = first_line(file, options.max_line_bytes).count(b"\t") + 1 != len(_INPUTS)
+        columns = _LABEL + _INPUTS if has_label else _INPUTS
+        return RowFormat(columns, separator="\t", max_line_bytes=options.max_line_bytes)
 
     opened, rule = open_text_files(paths, options, run_dir, format_of=format_of), RowRule.of(options)
     features = tuple(FeaturePlan(f"C{i + 1}", f"C{i + 1}", i, False, rule, "hex") for i in range(NUM_CATEGORIES))

@@ -1,6 +1,5 @@
-"""Delimited files (csv, tsv, ...) with one sample per line, described by a schema; see `adaptive.data.text.schema`."""
+"""Delimited files (csv, tsv, ...) with one sample per line, described by a schema."""
 
-import csv
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
@@ -13,22 +12,22 @@ import numpy as np
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
 from adaptive.data.kernels import text as kernels
-from adaptive.data.kernels.text_fields import iso_time
+from adaptive.data.kernels.text_fields import parse_iso_time
 from adaptive.data.rows.batcher import LabelSource
 from adaptive.data.rows.data_files import DataFile, find_files
 from adaptive.data.rows.row_dataset import FeaturePlan, RowPlan, RowRule, open_rows
 from adaptive.data.rows.row_source import Column, RowFormat
 from adaptive.data.text.schema import Categorical, DelimitedSchema, UserItemsSchema, required_schema
-from adaptive.data.text.text_reader import first_line, open_text_files
+from adaptive.data.text.text_reader import first_line, open_text_files, split_fields
 from adaptive.data.text.user_items import open_pairs
-from adaptive.errors import ConfigError, InputError
+from adaptive.errors import ConfigError, InputError, suggestion
 
 MOST_COLUMNS = 10_000
 _CATEGORY_KINDS = {"hex": kernels.KEY_HEX, "int": kernels.KEY_INTEGER, "string": kernels.KEY_TEXT}
 
 
 def open_csv(paths: str, options: DataOptions, run_dir: Path | None) -> Dataset:
-    """The data set of `csv:PATH[,PATH...]`."""
+    """Open the data set `csv:PATH[,PATH...]`."""
     schema = required_schema("csv", options.schema_path)
     if isinstance(schema, UserItemsSchema):
         return open_pairs(paths, schema, options, run_dir)
@@ -38,7 +37,9 @@ def open_csv(paths: str, options: DataOptions, run_dir: Path | None) -> Dataset:
     def format_of(file: DataFile) -> RowFormat:
         header = _column_names(file, schema, options)
         if header != names:
-            raise InputError(f"{file.path}: header {header} differs from that of the first file, {names}")
+            raise InputError(
+                f"{file.path}:1: expected the header of the first file, {names}, got {header}. Use equal columns."
+            )
         return form
 
     return open_rows(open_text_files(paths, options, run_dir, format_of=format_of), plan, options, run_dir=run_dir)
@@ -47,14 +48,13 @@ def open_csv(paths: str, options: DataOptions, run_dir: Path | None) -> Dataset:
 def describe(
     schema: DelimitedSchema, names: Sequence[str], options: DataOptions, *, lists: Container[str] | None = None
 ) -> tuple[RowFormat, RowPlan]:
-    """What a schema means for a file with the columns `names`.
+    """Return format and plan of a file with the columns `names`, as the schema describes them.
 
     Args:
-        lists: of data that have columns in the place of lines, those that hold lists; columns that the schema does not
-            name are then left out.
+        lists: of columnar data, the columns that hold lists. Columns that the schema does not name are then omitted.
 
     Raises:
-        ConfigError: with all columns that are missing or used twice, and time splits that cannot work.
+        ConfigError: with all columns that are missing or used twice, or for an invalid time split.
     """
     if options.label_optional:
         label = schema.label if schema.label is not None and schema.label.column in names else None
@@ -94,12 +94,12 @@ def describe(
     }
     further = tuple(LabelSource(item.column, form.slot(item.column), item.threshold) for item in schema.more_labels)
     labels = (label.column, *(item.name for item in further)) if label is not None and further else ()
-    cut = time_cut(options, schema.time.kind if schema.time is not None else None)
+    cut = parse_time_split(options, schema.time.kind if schema.time is not None else None)
     return form, RowPlan(features, is_log, cut, identity, labels, further, _widths(grouped, options))
 
 
 def _widths(grouped: Sequence[tuple[Categorical, str]], options: DataOptions) -> dict[str, int]:
-    """Table -> width of its rows, where the schema gives one."""
+    """Return table -> width of its rows, for tables whose width the schema gives."""
     widths: dict[str, tuple[str, int]] = {}
     for group, name in grouped:
         if group.width is None:
@@ -108,8 +108,8 @@ def _widths(grouped: Sequence[tuple[Categorical, str]], options: DataOptions) ->
         if width != group.width:
             where = "" if options.schema_path is None else f" {options.schema_path}"
             raise ConfigError(
-                f"schema{where}: table {group.table or name!r}: column {name!r} has width {group.width}, column "
-                f"{other!r} width {width}; columns that share a table have one width: give it once"
+                f"schema{where}: table {group.table or name!r}: expected one width, got {width} for column {other!r} "
+                f"and {group.width} for column {name!r}. Give columns that share a table the same width."
             )
     return {table: width for table, (_, width) in widths.items()}
 
@@ -124,12 +124,13 @@ def _rule(group: Categorical, options: DataOptions, *, is_bag: bool) -> RowRule:
 
 
 def _column_names(file: DataFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
-    """The columns of a file; without those of labels where files may lack them and lines have so many fields less."""
+    """Return the columns of a file, without optional labels that are not in its first line."""
     if schema.columns is None:
         names = _fields(file, schema, options)
         if not names:
             raise InputError(
-                f"{file.path}: has no header line; if the file is right, give columns = [...] and header = false"
+                f"{file.path}:1: expected a header line, got an empty file. For files without a header set header = "
+                "false and columns = [...] in the schema."
             )
         return [name or f"column {number + 1}" for number, name in enumerate(names)]
     names = list(schema.columns)
@@ -141,19 +142,20 @@ def _column_names(file: DataFile, schema: DelimitedSchema, options: DataOptions)
 
 
 def _fields(file: DataFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
-    """The fields of the first line; none of an empty file."""
+    """Return the fields of the first line; no fields for an empty file."""
     line = first_line(file, options.max_line_bytes)
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"{file.path}:1: the header is not UTF-8 ({error.reason} at byte {error.start})") from error
-    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if schema.quote else csv.QUOTE_NONE
-    reader = csv.reader([text], delimiter=schema.separator, quotechar=schema.quote or None, quoting=quoting)
-    return next(reader) if text else []
+        raise InputError(
+            f"{file.path}:1: expected a header in UTF-8, got {error.reason} at byte {error.start}. Convert the file, "
+            "for example with iconv -f latin1 -t utf-8."
+        ) from error
+    return split_fields(text, schema.separator, schema.quote) if text else []
 
 
 class _Wanted(NamedTuple):
-    """What a key of the schema says about columns: the `Column` that each of them is, but for its name."""
+    """A key of the schema that names columns, and their `Column` without its name."""
 
     key: str
     patterns: Sequence[str]
@@ -183,48 +185,52 @@ def _wanted(schema: DelimitedSchema) -> Iterator[_Wanted]:
 
 
 def _uses(schema: DelimitedSchema, names: Sequence[str], lists: Container[str]) -> dict[str, Column]:
-    """The column that each name of the schema stands for."""
+    """Return name -> column for each column that the schema names."""
     if len(names) > MOST_COLUMNS:
-        raise ConfigError(f"the file has {len(names):,} columns; at most {MOST_COLUMNS:,} are read")
-    problems = [f"column {name!r} comes twice" for name, count in sorted(Counter(names).items()) if count > 1]
+        raise ConfigError(
+            f"schema: expected a file of at most {MOST_COLUMNS:,} columns, got {len(names):,}. Check the separator."
+        )
+    problems = [f"expected each column once, got {name!r} twice" for name, n in sorted(Counter(names).items()) if n > 1]
     uses, keys = dict[str, Column](), dict[str, str]()
     for key, patterns, column, may_be_list in _wanted(schema):
         for pattern in patterns:
             matches = _matching([pattern], names)
             if not matches:
-                problems.append(f"{key}: no column {pattern!r}{_meant(pattern, names)}")
+                problems.append(f"{key}: expected a column of the file, got {pattern!r}{_meant(pattern, names)}")
             for name in matches:
                 if name in uses:
-                    problems.append(f"{key}: column {name!r} is used already, as {keys[name]}")
+                    problems.append(f"{key}: expected an unused column, got {name!r}, which is {keys[name]}")
                 keys.setdefault(name, key)
                 uses[name] = replace(column, name=name)
                 if name in lists and may_be_list:
                     if column.required:
-                        problems.append(f"{key}: column {name!r} holds lists; missing = 'reject' is for single values")
+                        problems.append(f"{key}: expected missing = 'row' for lists in {name!r}, got 'reject'")
                     if column.sort != "bags":
                         uses[name] = Column(name, kernels.KEY_BAG, item=column.kind)
     if problems:
         raise ConfigError(
-            "schema does not fit the file:\n  " + "\n  ".join(problems) + f"\n"
-            f"columns of the file: {', '.join(map(repr, names))}{_other_separator(schema, names)}"
+            "The schema does not fit the file. Correct these keys:\n  " + "\n  ".join(problems) + "\n"
+            f"Columns of the file: {', '.join(map(repr, names))}.{_other_separator(schema, names)}"
         )
     return uses
 
 
 def _other_separator(schema: DelimitedSchema, names: Sequence[str]) -> str:
-    """The separator that splits a header of one column into columns of the schema, as the end of a message."""
+    """Return a hint if another separator splits a header of one column, or nothing."""
     patterns = [pattern for wanted in _wanted(schema) for pattern in wanted.patterns]
     matches = {other: len(_matching(patterns, names[0].split(other))) for other in ",\t;| "} if len(names) == 1 else {}
     best = max(matches, key=matches.__getitem__, default="")
     if not matches or not matches[best]:
         return ""
-    return f"\nThe header is one column with separator = {schema.separator!r}; separator = {best!r} splits it."
+    return f"\nWith separator = {schema.separator!r} the header is one column. Set separator = {best!r} in the schema."
 
 
 def _meant(pattern: str, names: Sequence[str]) -> str:
-    """A name that differs only in spaces around it or in its case: easily not seen."""
+    """Return the most similar name as a hint; case and spaces are easily overlooked."""
     alike = [name for name in names if name.strip().casefold() == pattern.strip().casefold()]
-    return f"; names must be equal to the letter, the file has {alike[0]!r}" if alike else ""
+    if alike:
+        return f"; did you mean {alike[0]!r}? Case and spaces count"
+    return suggestion(pattern, names)
 
 
 def _matching(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -237,26 +243,30 @@ def _matching(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
     return matches
 
 
-def time_cut(options: DataOptions, kind: Literal["iso", "number"] | None) -> float | None:
-    """The time of `time_split`, as times of this kind are read; None: there is no such setting.
+def parse_time_split(options: DataOptions, kind: Literal["iso", "number"] | None) -> float | None:
+    """Return the time of `data.time_split` as a number; None if it is not set.
 
     Raises:
-        ConfigError: if it is no time of this kind, or the data have none.
+        ConfigError: if it is not a time of this kind, or the data have no times.
     """
     cut = options.time_split
     if cut is None:
         return None
     if kind is None:
-        raise ConfigError("time_split needs a [time] column in the schema")
+        raise ConfigError(
+            f"data.time_split: expected a schema with a time column, got none for {cut!r}. Add [time] to the schema."
+        )
     if kind == "iso":
         data = np.frombuffer(str(cut).encode() + b"\n", np.uint8)
-        seconds, stop = iso_time(data, 0)
+        seconds, stop = parse_iso_time(data, 0)
         if stop != len(data) - 1:
             raise ConfigError(
-                f"time_split {cut!r}: the data's times are iso; give for example 2019-11-29 or with a time"
+                f"data.time_split: expected an ISO time, as in the data, got {cut!r}. Example: 2019-11-29 12:00:00."
             )
         return float(seconds)
     try:
         return float(cut)
     except ValueError:
-        raise ConfigError(f"time_split {cut!r}: the data's times are numbers; give a number") from None
+        raise ConfigError(
+            f"data.time_split: expected a number, as in the data, got {cut!r}. Or set kind = 'iso' in [time]."
+        ) from None

@@ -1,31 +1,27 @@
-"""Schemas: TOML files that describe delimited files and lists of user-item pairs; docs/how-to/data.md has every key."""
+"""Schemas: TOML files that describe text files; docs/how-to/data.md lists all keys."""
 
-import difflib
-import errno
 import math
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from adaptive.config import Config
+from adaptive.config import Config, explain
 from adaptive.errors import ConfigError
-from adaptive.storage.untrusted import check_depth, read_plain
+from adaptive.storage.presets import load_toml
 
 INSTALLED = Path(__file__).parents[1] / "schemas"
 MOST_BYTES = 2**22  # of a schema
-NULLS = ("", "NA", "NaN", "\\N")  # texts of missing values, unless a schema has others
-MAX_ROWS = 2**40 - 2  # of one table, with rows for missing and unknown ids; the books of more would take 16 TiB
+NULLS = ("", "NA", "NaN", "\\N")  # default texts for missing values
+MAX_ROWS = 2**40 - 2  # of a table, without rows for missing and unknown ids: the books of more would take 16 TiB
 
 
 def _one_character(text: str) -> str:
     if len(text) != 1 or not text.isascii() or text.isalnum() or text in "._-+\r\n\0":
-        raise ValueError("must be one ASCII character other than letters, digits, '.', '_', '-', '+' and line ends")
+        raise ValueError("expected one ASCII character other than letters, digits, '.', '_', '-', '+' and line ends")
     return text
 
 
@@ -34,7 +30,7 @@ Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class Label(Config):
-    """The column that labels come from, and the rule that makes them 0 or 1."""
+    """The column of the labels, and the rule that makes them 0 or 1."""
 
     column: str = Field(description="0 or 1, unless there is a rule")
     positive: tuple[str, ...] | None = Field(default=None, min_length=1, description="texts that make a label 1")
@@ -43,19 +39,19 @@ class Label(Config):
     @model_validator(mode="after")
     def _one_rule(self) -> Self:
         if self.positive is not None and self.threshold is not None:
-            raise ValueError("positive and threshold exclude each other")
+            raise ValueError("expected positive or threshold, got both")
         return self
 
 
 class MoreLabel(Config):
-    """A column of a further label, for models of several. It is called as the column is."""
+    """The column of an additional label, which has the name of the column."""
 
     column: str = Field(description="0 or 1, unless there is a threshold; none may be missing")
     threshold: float | None = Field(default=None, description="numbers from here on make a label 1")
 
 
 class Dense(Config):
-    """Columns of numbers that go to the dense part of a model; missing ones are 0."""
+    """Columns of numbers for the dense part of a model; missing values are 0."""
 
     columns: Names = Field(description="names, or patterns with * and ?")
     kind: Literal["int", "float"] = "float"
@@ -63,7 +59,7 @@ class Dense(Config):
 
 
 class Categorical(Config):
-    """Columns of categories. Without num_embeddings, hash_rows and vocabulary the data options say how they map."""
+    """Columns of categories; data options map those without a mapping."""
 
     columns: Names = Field(description="names, or patterns with * and ?")
     kind: Literal["hex", "int", "string"] = "string"
@@ -72,32 +68,32 @@ class Categorical(Config):
     )
     hash_rows: int | None = Field(default=None, ge=1, lt=2**32, description="rows into which ids are hashed")
     vocabulary: bool | None = Field(default=None, description="rows by fitted vocabulary; false: hash")
-    min_count: int | None = Field(default=None, ge=1, description="times an id must come to get a row")
+    min_count: int | None = Field(default=None, ge=1, description="number of occurrences an id needs to get a row")
     inner_separator: Separator | None = Field(default=None, description="between the values of a bag")
     table: str | None = Field(default=None, description="table, if shared; default: one per column")
     width: int | None = Field(
         default=None, ge=1, le=4096, description="values of a row of these tables; default: model.embedding_dim"
     )
     missing: Literal["row", "reject"] = Field(
-        default="row", description="an empty field: a row of its own, or a bad line; an empty bag is never bad"
+        default="row", description="an empty field: use an extra row, or reject the line; an empty bag is never bad"
     )
 
     @model_validator(mode="after")
     def _one_mapping(self) -> Self:
-        given = [name for name in ("num_embeddings", "hash_rows", "vocabulary") if getattr(self, name)]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} exclude each other")
+        mappings = [name for name in ("num_embeddings", "hash_rows", "vocabulary") if getattr(self, name)]
+        if len(mappings) > 1:
+            raise ValueError(f"expected one of num_embeddings, hash_rows and vocabulary, got {' and '.join(mappings)}")
         if self.num_embeddings is not None and self.kind == "string":
-            raise ValueError("num_embeddings needs ids that are numbers: kind = 'int' or 'hex'")
+            raise ValueError("expected kind = 'int' or 'hex' with num_embeddings, got 'string'")
         if self.min_count is not None and (self.num_embeddings is not None or self.hash_rows is not None):
-            raise ValueError("min_count belongs to a vocabulary")
+            raise ValueError(f"expected min_count only with vocabulary = true, got it with {mappings[0]}")
         if self.missing == "reject" and self.inner_separator is not None:
-            raise ValueError("missing = 'reject' is for single values; a bag may be empty")
+            raise ValueError("expected missing = 'row' for a bag, which may be empty, got 'reject'")
         return self
 
 
 class Time(Config):
-    """The column that `time_split` compares; a line without a time is bad."""
+    """The column that `data.time_split` compares; a line without a time is bad."""
 
     column: str
     kind: Literal["number", "iso"] = Field(default="number", description="iso: YYYY-MM-DD[ T]HH:MM:SS[.f][Z or +HH:MM]")
@@ -123,28 +119,29 @@ class DelimitedSchema(Config):
     @model_validator(mode="after")
     def _fitting(self) -> Self:
         if self.header == (self.columns is not None):
-            raise ValueError("give columns = [...] if and only if header = false")
+            got = "both" if self.header else "neither"
+            raise ValueError(f"expected either header = true or columns = [...], got {got}")
         if self.quote == self.separator:
-            raise ValueError("quote and separator must differ")
+            raise ValueError(f"expected quote and separator to differ, got {self.quote!r} for both")
         if self.more_labels and self.label is None:
-            raise ValueError("more_labels need a label, which is the first of them")
+            raise ValueError("expected [label], the first label, before [[more_labels]], got none")
         inner = [group.inner_separator for group in self.categorical if group.inner_separator]
         if self.separator in inner or self.quote in inner:
-            raise ValueError("inner_separator must differ from separator and quote")
+            raise ValueError(f"expected inner_separator to differ from separator and quote, got {inner}")
         self._check_nulls({self.separator, self.quote, *inner, "\r", "\n", "\0"} - {""})
         return self
 
     def _check_nulls(self, refused: set[str]) -> None:
-        """Numbers are refused since columns of numbers have no texts: the same data would differ by format."""
+        """Refuse numbers among others: typed columns have no texts, so formats would differ."""
         for text in self.null:
             if _is_number(text) or (
                 any(group.kind == "hex" for group in self.categorical) and re.fullmatch("[0-9a-fA-F]{1,16}", text)
             ):
-                raise ValueError(f"null: expected texts that are no numbers, got {text!r}")
+                raise ValueError(f"expected texts that are not numbers in null, got {text!r}")
             if any(character in text for character in refused):
-                raise ValueError(f"null: expected texts without separators, quotes and line ends, got {text!r}")
+                raise ValueError(f"expected texts without separators, quotes and line ends in null, got {text!r}")
             if self.label is not None and text in (self.label.positive or ()):
-                raise ValueError(f"null: {text!r} is among label.positive; a missing label is no label")
+                raise ValueError(f"expected texts in null that are not in label.positive, got {text!r}")
 
 
 def _is_number(text: str) -> bool:
@@ -155,7 +152,7 @@ def _is_number(text: str) -> bool:
 
 
 class UserItemsSchema(Config):
-    """A file of implicit positives: each line a user and the items it interacted with, `user item item ...`."""
+    """A file of implicit positives: each line is a user and its items, `user item item ...`."""
 
     format: Literal["user_items"]
     separator: Separator = " "
@@ -168,92 +165,52 @@ Schema = DelimitedSchema | UserItemsSchema
 
 
 def load_schema(path: Path) -> Schema:
-    """Read a schema file; a name without folder and ending, such as `kdd12-click`, may be that of an installed one.
+    """Read a schema file, by path or by the name of an installed one such as `kdd12-click`.
 
     Raises:
-        ConfigError: with all that is wrong, each with its key.
+        ConfigError: with all mistakes, each with its key.
     """
     path = schema_file(path)
-    try:
-        if not os.path.exists(path):  # which takes names that the system refuses, too
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        text = read_plain(path, MOST_BYTES, error=ConfigError, follow=True).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        names = ", ".join(sorted(file.stem for file in INSTALLED.glob("*.toml")))
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError(f"schema {path}: cannot be read ({reason}); installed ones are {names}") from error
-    try:
-        values = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # one for syntax, and Python's limit of digits
-        raise ConfigError(f"schema {path}: not valid TOML: {error}") from error
-    check_depth(values, f"schema {path}", error=ConfigError)
-    return schema_of(values, f"schema {path}")
+    return schema_of(load_toml(path, INSTALLED, "schema", most=MOST_BYTES), f"schema {path}")
 
 
-def required_schema(what: str, path: Path | None) -> Schema:
-    """The schema of data of a kind that needs one. Raises ConfigError: if there is none, or it is wrong."""
+def required_schema(kind: str, path: Path | None) -> Schema:
+    """Return the schema of data that need one; raise ConfigError if it is missing or wrong."""
     if path is None:
         raise ConfigError(
-            f"{what}: needs a schema that describes the columns: --schema FILE (data.schema_path); "
-            "see docs/how-to/data.md"
+            f"data {kind}: expected a schema that describes the columns, got none. Write one (docs/how-to/data.md) and "
+            "add --schema FILE (data.schema_path)."
         )
     return load_schema(path)
 
 
 def delimited_only(what: str, schema: Schema) -> DelimitedSchema:
-    """The schema, of data that have columns. Raises ConfigError: if it describes lists."""
+    """Return the schema, for data with columns; raise ConfigError if it describes lists."""
     if not isinstance(schema, DelimitedSchema):
-        raise ConfigError(f"{what} the schema's format is user_items, lists in text files; describe columns instead")
+        raise ConfigError(
+            f"{what}: expected a schema with format = 'delimited', got 'user_items', which is for lists in text files. "
+            "Describe the columns instead."
+        )
     return schema
 
 
 def schema_of(values: Mapping[str, object], what: str = "schema") -> Schema:
-    """The schema with this content.
+    """Return the schema with this content.
 
     Raises:
-        ConfigError: with all that is wrong, each with its key; begins with `what`.
+        ConfigError: with all mistakes, each with its key; begins with `what`.
     """
     model = UserItemsSchema if values.get("format") == "user_items" else DelimitedSchema
     try:
-        return TypeAdapter[Schema](model).validate_python(values)
+        return model.model_validate(values)
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, wrong['loc'])) or 'schema'}: {_problem(wrong)}" for wrong in error.errors()]
-        raise ConfigError("\n".join([f"{what}:", *lines])) from error
+        mistakes = explain(model, error, separator="\n  ")
+        raise ConfigError(f"{what}:\n  {mistakes}") from error
 
 
 def schema_file(path: Path, home: Path = Path()) -> Path:
-    """The file that a setting names: itself, relative to the folder `home`, or the installed schema of that name."""
-    file, named = home / path, INSTALLED / f"{path}.toml"
-    if not os.path.isfile(file) and path.name == str(path) and not path.suffix and named.is_file():
-        return named
+    """Return the file of a setting: one in the folder `home`, or an installed schema."""
+    file, installed = home / path, INSTALLED / f"{path}.toml"
+    if not os.path.isfile(file) and path.name == str(path) and not path.suffix and installed.is_file():
+        return installed
     return file
-
-
-def _problem(wrong: ErrorDetails) -> str:
-    if wrong["type"] == "missing":
-        return "needed, and not there"
-    if wrong["type"] == "extra_forbidden":
-        return f"unknown key{_meant_key(wrong['loc'])}"
-    message = wrong["msg"].removeprefix("Value error, ")
-    return message if isinstance(wrong["input"], dict) else f"{message}, found {_shown(wrong['input'])}"
-
-
-def _meant_key(location: tuple[int | str, ...]) -> str:
-    """The key that an unknown one is most like, as the end of a message."""
-    parts: dict[str, type[Config]] = {
-        "label": Label,
-        "more_labels": MoreLabel,
-        "dense": Dense,
-        "categorical": Categorical,
-        "time": Time,
-    }
-    model = parts.get(str(location[0]), DelimitedSchema) if len(location) > 1 else DelimitedSchema
-    near = difflib.get_close_matches(str(location[-1]), model.model_fields, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(model.model_fields)}"
-
-
-def _shown(value: object) -> str:
-    try:
-        return repr(value)[:200]
-    except ValueError:  # Python shows no whole number of more than 4300 digits
-        return "a number of thousands of digits"

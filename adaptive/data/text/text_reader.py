@@ -1,10 +1,11 @@
-"""`TextReader`: text files, plain or gzip, in, blocks of rows out. Python handles chunks, the tokeniser handles lines.
+"""`TextReader`: read plain or gzip text files into blocks of rows.
 
-A chunk is read behind what is left of the line before; everything up to the last line feed goes to the tokeniser.
-Memory is bounded by a chunk and the longest line allowed, whatever a file holds. Whether a file is compressed follows
-from its first bytes, not from its name; errors name file and offset.
+Python handles chunks, the tokenizer handles lines. A chunk is appended to the unfinished line of the previous chunk;
+everything up to the last line feed goes to the tokenizer. Memory is bounded by a chunk and the longest line allowed. A
+file counts as compressed because of its first bytes, not because of its name. Errors name file and offset.
 """
 
+import csv
 import gzip
 import os
 import zlib
@@ -30,15 +31,15 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _SKIPPED_BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _NOTHING = _BOM + b"\r\n"
-_MAX_FAULTS = 256  # per call of the tokeniser
-_KEPT_BYTES = 256  # of a bad line
+_MAX_FAULTS = 256  # per call of the tokenizer
+_KEPT_BYTES = 256  # of a bad line, for messages
 
 
 class ByteStream:
-    """The (decompressed) bytes of one file, front to back.
+    """The (decompressed) bytes of a file, from front to back.
 
     Raises:
-        InputError: from any method, if the file is gone, has changed, or holds damaged or cut-off gzip data.
+        InputError: from any method, if the file is gone, has changed, or holds damaged or truncated gzip data.
     """
 
     def __init__(self, file: DataFile) -> None:
@@ -55,11 +56,13 @@ class ByteStream:
             raise
 
     def readinto(self, view: memoryview) -> int:
-        """Fill `view` as far as one read does -> number of bytes, 0 at the end only."""
+        """Read once into `view`; return the number of bytes, which is 0 only at the end."""
         try:
             count = self._read_gzip(view) if self._gzip is not None else self._read_plain(view)
         except OSError as error:
-            raise InputError(f"{self.file.path}: reading failed at offset {self.offset} ({error})") from error
+            raise InputError(
+                f"{self.file.path}: expected readable data at offset {self.offset}, got {error}. Check the disk."
+            ) from error
         self.offset += count
         return count
 
@@ -68,8 +71,8 @@ class ByteStream:
         count = cast(int, self._raw.readinto(view[:left])) if left else 0  # type: ignore[attr-defined]
         if not count and left:
             raise InputError(
-                f"{self.file.path}: ends at offset {self.offset}, had {self.file.size} bytes when it was opened; "
-                "it was cut short while being read"
+                f"{self.file.path}: expected {self.file.size} bytes, as when the data set was opened, got "
+                f"{self.offset}. The file was truncated during the run: restore it and start again."
             )
         return count
 
@@ -79,17 +82,17 @@ class ByteStream:
             return cast(int, self._gzip.readinto(view))  # type: ignore[attr-defined]
         except EOFError as error:
             raise InputError(
-                f"{self.file.path}: the gzip data stop in the middle, at offset {self._raw.tell()} of the file, after "
-                f"{self.offset} decompressed bytes; the file is cut off: fetch it again"
+                f"{self.file.path}: expected more gzip data, got the end of the file at offset {self._raw.tell()}, "
+                f"after {self.offset} decompressed bytes. The file is truncated: fetch it again."
             ) from error
         except (gzip.BadGzipFile, zlib.error) as error:
             raise InputError(
-                f"{self.file.path}: damaged gzip data before offset {self._raw.tell()} of the file, after "
-                f"{self.offset} decompressed bytes ({error}); fetch the file again"
+                f"{self.file.path}: expected gzip data, got damaged bytes before offset {self._raw.tell()}, after "
+                f"{self.offset} decompressed bytes ({error}). Fetch the file again."
             ) from error
 
     def skip_to(self, offset: int) -> None:
-        """Go to a decompressed offset: at once in a plain file, by reading up to there in a gzip one."""
+        """Go to a decompressed offset: by a seek in a plain file, by reading in a gzip file."""
         assert offset >= self.offset
         if self._gzip is None:
             self._raw.seek(offset)
@@ -97,10 +100,12 @@ class ByteStream:
         scratch = memoryview(bytearray(_SKIPPED_BLOCK))
         while self.offset < offset:
             if not self.readinto(scratch[: min(len(scratch), offset - self.offset)]):
-                raise InputError(f"{self.file.path}: ends before offset {offset}; it changed since it was counted")
+                raise InputError(
+                    f"{self.file.path}: expected more than {offset} bytes, got fewer. The file changed: start again."
+                )
 
     def bytes_read(self) -> int:
-        """Bytes of the file on disk up to where it is read; decompression reads a little ahead."""
+        """Return the position in the file on disk; decompression reads a little ahead."""
         return self._raw.tell()
 
     def close(self) -> None:
@@ -110,7 +115,7 @@ class ByteStream:
 
 
 def first_line(file: DataFile, max_bytes: int) -> bytes:
-    """The first line that is not empty, without byte order mark and end of line; cut after `max_bytes`."""
+    """Return the first non-empty line without byte order mark and line end, up to a size."""
     stream, data = ByteStream(file), bytearray()
     view = memoryview(bytearray(min(max_bytes, 1 << 16)))
     try:
@@ -126,16 +131,16 @@ def first_line(file: DataFile, max_bytes: int) -> bytes:
 def open_text_files(
     paths: str, options: DataOptions, run_dir: Path | None, *, format_of: Callable[[DataFile], RowFormat]
 ) -> Opened:
-    """The files of `paths` and of `eval_data`."""
+    """Open the files of `paths` and `data.eval_data`; `format_of` returns their formats."""
     files, num_train = find_parts(paths, options.eval_data)
     formats = tuple(format_of(file) for file in files)
-    log = RejectLog.of(tuple(str(file.path) for file in files), options, run_dir, header_lines=int(formats[0].header))
+    log = RejectLog(tuple(str(file.path) for file in files), options, run_dir, header_lines=int(formats[0].header))
     return Opened.of(TextSource(files, files, formats, log, options.chunk_bytes), num_train)
 
 
 @dataclass(frozen=True)
 class TextSource(RowSource):
-    """Files of text; all have the same output columns."""
+    """Text files with the same output columns."""
 
     pieces: tuple[DataFile, ...]
     chunk_bytes: int = CHUNK_BYTES
@@ -145,15 +150,14 @@ class TextSource(RowSource):
 
 
 class TextReader(RowReader):
-    """Reads the rows of some files of a source, one file after another. A position's offset is that of decompressed
-    bytes."""
+    """Reads rows of text files; see `RowReader`. Offsets count decompressed bytes."""
 
     def __init__(self, source: TextSource, reading: Reading) -> None:
         self._source, self._window, self._keepers = source, reading.window, reading.keepers
         self._start, self._left = reading.start, list(reading.pieces)
         self._spans = np.empty((0, text_rows.SPAN_SIZE), np.int64)
         self._file = -1
-        self._behind = 0  # bytes on disk of the files that are used up
+        self._behind = 0  # bytes on disk of the finished files
         self._stream: ByteStream | None = None
         longest = max((form.max_line_bytes for form in source.formats), default=0)
         self._bytes = bytearray(longest + len(_BOM) + source.chunk_bytes + 1)
@@ -162,8 +166,8 @@ class TextReader(RowReader):
         self._cursor = np.zeros(kernels.CURSOR_SIZE, np.int64)
         self._base = 0  # offset in the file of the buffer's first byte
         self._filled = 0  # bytes in the buffer
-        self._whole = 0  # of which belong to whole lines
-        self._added = 0  # and how many are not in the file: the line feed that the last line lacked
+        self._whole = 0  # of them, bytes of whole lines
+        self._added = 0  # of them, bytes that are not in the file: the missing line feed of the last line
 
     def close(self) -> None:
         if self._stream is not None:
@@ -187,7 +191,7 @@ class TextReader(RowReader):
                 break
             first = int(cursor[kernels.ROW])
             cursor[kernels.NUM_FAULTS] = 0
-            reason = kernels.tokenise(self._data, self._whole, self._layout, block.columns, self._faults, cursor)
+            reason = kernels.tokenize(self._data, self._whole, self._layout, block.columns, self._faults, cursor)
             block.file_index[first : cursor[kernels.ROW]] = self._file
             self._keep_texts(block.columns.starts[first : cursor[kernels.ROW]])
             self._report(self._bad_lines())
@@ -197,32 +201,35 @@ class TextReader(RowReader):
         return block.num_rows
 
     def _keep_texts(self, starts: NDArray[np.int64]) -> None:
-        """Give the texts of lines that were just read to the keepers."""
+        """Pass the texts of the lines just read to the keepers."""
         for number, column in enumerate(self._source.formats[self._file].columns):
             keeper = self._keepers.get(column.name)
             if keeper is None or not len(starts):
                 continue
-            while (count := text_rows.column_spans(self._data, starts, self._layout, number, self._spans)) < 0:
+            while (count := text_rows.find_column_spans(self._data, starts, self._layout, number, self._spans)) < 0:
                 self._spans = np.empty((2 * len(self._spans) + len(starts), text_rows.SPAN_SIZE), np.int64)
             keeper.add(self._data, self._spans[:count])
 
     def _bad_lines(self) -> list[BadLine]:
-        columns = self._source.formats[self._file].columns
-        return [
-            BadLine(
-                int(line),
-                kernels.CAUSES[cause],
-                columns[column].name if column >= 0 else "",
-                bytes(self._bytes[start : min(stop, start + _KEPT_BYTES)]).rstrip(b"\r\n"),
-            )
-            for line, cause, column, start, stop in self._faults[: self._cursor[kernels.NUM_FAULTS]].tolist()
-        ]
+        form, bad = self._source.formats[self._file], []
+        for line, cause, column, start, stop in self._faults[: self._cursor[kernels.NUM_FAULTS]].tolist():
+            text = bytes(self._bytes[start : min(stop, start + _KEPT_BYTES)]).rstrip(b"\r\n")
+            name, value, num_columns = "", None, None
+            fields = split_fields(text.decode("utf-8", "surrogateescape"), form.separator, form.quote)
+            if column >= 0:
+                name = form.columns[column].name
+                rest = fields[column:] if column == len(form.columns) - 1 else fields[column : column + 1]
+                value = form.separator.join(rest).encode("utf-8", "surrogateescape") if rest else None
+            elif cause == kernels.COLUMNS and stop - start <= _KEPT_BYTES:
+                num_columns = len(form.columns), len(fields)
+            bad.append(BadLine(line, kernels.CAUSES[cause], name, text, value, num_columns))
+        return bad
 
     def _report(self, bad: list[BadLine]) -> None:
         self._source.log.count(self._file, int(self._cursor[kernels.LINE]) - 1, bad)
 
     def _next_lines(self) -> bool:
-        """Bring whole lines into the buffer, from the next file where this one is used up."""
+        """Read whole lines into the buffer, also of the next file; return False at the end."""
         while self._stream is not None or self._next_file():
             if self._fill():
                 return True
@@ -244,10 +251,10 @@ class TextReader(RowReader):
         return True
 
     def _fill(self) -> bool:
-        """Read until there is a whole line; False at the end of the file."""
+        """Read until there is a whole line; return False at the end of the file."""
         self._drop(self._whole)
         max_line_bytes = self._source.formats[self._file].max_line_bytes
-        searched = 0  # bytes of the buffer without the end of a line
+        searched = 0  # bytes of the buffer known to hold no line end
         while True:
             self._whole = self._bytes.rfind(b"\n", searched, self._filled) + 1
             searched = self._filled
@@ -260,12 +267,12 @@ class TextReader(RowReader):
             elif not self._read_chunk():
                 if not self._filled or (not self._base and self._bytes[: self._filled] == _BOM):
                     return False
-                self._bytes[self._filled : self._filled + 1] = b"\n"  # found next
+                self._bytes[self._filled : self._filled + 1] = b"\n"  # found in the next round
                 self._filled += 1
                 self._added = 1
 
     def _drop(self, count: int) -> None:
-        """Forget the first bytes of the buffer."""
+        """Remove the first bytes of the buffer."""
         left = self._filled - count
         self._data[:left] = self._data[count : self._filled].copy()
         self._base += count
@@ -280,7 +287,7 @@ class TextReader(RowReader):
         return count
 
     def _skip_long_line(self) -> None:
-        """Count the line in the buffer, which has no end yet and is too long, and read on behind it."""
+        """Reject the line in the buffer, which is too long, and read to its end."""
         line = int(self._cursor[kernels.LINE])
         is_header = self._source.formats[self._file].header and line == 1
         bad = [] if is_header else [BadLine(line, "overlong", "", bytes(self._bytes[:_KEPT_BYTES]))]
@@ -295,7 +302,7 @@ class TextReader(RowReader):
         self._report(bad)
 
     def _pass_over_start(self) -> None:
-        """Leave out what comes before the data of a file: the byte order mark and the header."""
+        """Skip the byte order mark and the header at the start of a file."""
         if self._base or self._cursor[kernels.LINE] > 1:
             return
         if self._source.formats[self._file].header:
@@ -303,3 +310,10 @@ class TextReader(RowReader):
             self._cursor[kernels.LINE] = 2
         elif self._bytes.startswith(_BOM):
             self._cursor[kernels.POSITION] = len(_BOM)
+
+
+def split_fields(line: str, separator: str, quote: str) -> list[str]:
+    """Split a line into its fields, for headers and messages."""
+    if not quote or quote not in line:
+        return line.split(separator)
+    return next(csv.reader([line.replace("\r", " ")], delimiter=separator, quotechar=quote), [])  # csv refuses CR

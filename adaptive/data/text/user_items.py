@@ -1,12 +1,12 @@
-"""User-item lists as training data: `user item item ...` per line, implicit positives, negatives drawn at random.
+"""User-item lists as training data: lines `user item item ...`, with random negatives.
 
-Each pair is a sample with label 1, followed by `num_negatives` samples of the same user with label 0, whose items
-are drawn evenly from all items but those of the line. The draw depends on seed, epoch, user and item: every epoch
-has other negatives, the same run always the same ones; evaluation has its own, the same each time. (A training
-file's items of a user are not known when an evaluation file is read, and may be drawn there.)
+Each pair is a sample with label 1, followed by `num_negatives` samples of the same user with label 0, whose items are
+drawn uniformly from all items that are not in the line. The draw depends on seed, epoch, user and item. So every epoch
+has other negatives, equal runs have the same ones, and evaluation has its own, which never change. (When an evaluation
+file is read, the user's items in the training file are not known, and may be drawn.)
 
-Such lists have no order, so `holdout` keeps a random share of the pairs for evaluation, by a hash of seed, user
-and item, instead of the last lines, whose users would then never be trained.
+Such lists have no order, so `holdout` keeps a random share of the pairs for evaluation, by a hash of seed, user and
+item. The last lines would hold users that are never trained.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from adaptive.data.rows.batcher import Batcher, Direct, FeatureSource
 from adaptive.data.rows.row_dataset import Opened
 from adaptive.data.rows.row_source import Column, RowFormat
 from adaptive.data.rows.split import Split, read_part
-from adaptive.data.sampling import in_blocks
+from adaptive.data.sampling import in_blocks, in_size
 from adaptive.data.text.schema import UserItemsSchema
 from adaptive.data.text.text_reader import open_text_files
 
@@ -36,9 +36,9 @@ Samples = NDArray[np.int64]  # (n, 5): user, item, label, line, file
 
 
 def open_pairs(paths: str, schema: UserItemsSchema, options: DataOptions, run_dir: Path | None) -> Dataset:
-    """The data set of `csv:PATH[,PATH...]` whose schema has `format = "user_items"`."""
+    """Open the data set `csv:PATH[,PATH...]` with a schema of `format = "user_items"`."""
     refused = ("time_split", "vocabulary", "eval_part")
-    options.refuse("data csv: of user_items", refused, "such lists have no time column, no vocabulary and no halves")
+    options.refuse("data csv: of user_items", refused, "such lists have no times, no vocabulary and no order")
     form = RowFormat(
         (
             Column("user", text_kernels.KEY_INTEGER, required=True),
@@ -53,7 +53,7 @@ def open_pairs(paths: str, schema: UserItemsSchema, options: DataOptions, run_di
 class Pairs(Dataset):
     """Samples of user-item lists: features `user` and `item`, no dense inputs."""
 
-    epochs_differ = True  # in their negatives
+    epochs_differ = True  # each epoch has other negatives
 
     def __init__(self, opened: Opened, schema: UserItemsSchema, options: DataOptions) -> None:
         has_unknown = options.out_of_range == "oov"
@@ -70,7 +70,7 @@ class Pairs(Dataset):
         self._num_train: int | None = None
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
-        """Batches of the training pairs and their negatives, which differ from epoch to epoch.
+        """Return batches of the training pairs and their negatives, new ones in every epoch.
 
         Raises:
             InputError: while iterating, if a file cannot be read, too many lines are bad, an id is out of range, or
@@ -80,12 +80,13 @@ class Pairs(Dataset):
         samples = self._samples(self._train_files, self._draw(wanted, epoch, self._schema.num_negatives))
         read, buffer, seed = partial(self._batches, samples), self._options.shuffle_buffer, self._options.seed
         batches = in_blocks(read, batch_size, shuffle_buffer=buffer, seed=seed, epoch=epoch)
+        names = ", ".join(self._source.names())
         return require_batches(
-            batches, lambda: f"no pair in {', '.join(self._source.names())}: {self.rejects() or 'no lines'}"
+            batches, lambda: f"{names}: expected pairs, got none ({self.rejects() or 'no lines'}). Check the files."
         )
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
-        """Batches of the pairs held out, or of the evaluation files, with their negatives."""
+        """Return batches of the held-out pairs, or of the evaluation files, with their negatives."""
         num_negatives = self._schema.num_negatives
         if self._options.holdout is not None:
             samples = self._samples(self._train_files, self._draw(kernels.HELD_OUT, _EVALUATION, num_negatives))
@@ -96,7 +97,7 @@ class Pairs(Dataset):
         return self._batches(samples, batch_size)
 
     def num_train_samples(self) -> int | None:
-        """Pairs of the training part times (1 + negatives); not counted in files of more than 64 MiB together."""
+        """Return the training pairs times (1 + negatives); None if files exceed 64 MiB."""
         if self._num_train is None and self._source.size(self._train_files) <= _COUNTED_BYTES:
             wanted = kernels.ALL if self._options.holdout is None else kernels.KEPT
             pairs = sum(len(samples) for samples in self._samples(self._train_files, self._draw(wanted, 0, 0)))
@@ -104,7 +105,7 @@ class Pairs(Dataset):
         return self._num_train
 
     def fingerprint(self) -> dict[str, object]:
-        """Path, size and sha256 of every file, schema, and the settings that choose pairs."""
+        """Return path, size and SHA-256 of every file, schema, and settings that choose pairs."""
         return {
             "files": [file.fingerprint() for file in self._source.files],
             "format": "user_items",
@@ -113,18 +114,18 @@ class Pairs(Dataset):
         }
 
     def rejects(self) -> dict[str, int]:
-        """Bad lines so far, by cause; each line counts once."""
+        """Return the number of bad lines so far, by cause; each line counts once."""
         return self._source.log.counts
 
     def out_of_range(self) -> dict[str, int]:
-        """Ids so far that were sent to the row for unknown ids, by feature."""
+        """Return the number of ids so far that went to the row for unknown ids, by feature."""
         return dict(self._batcher.out_of_range)
 
     def _draw(self, wanted: int, epoch: int, num_negatives: int) -> kernels.Draw:
-        seed = np.uint64(kernels.mixed(np.int64(self._options.seed)))  # the compiled function returns a Python int
+        seed = np.uint64(kernels.mix(np.int64(self._options.seed)))  # the compiled function returns a Python int
         return kernels.Draw(
             split_hash=seed,
-            negative_hash=np.uint64(kernels.chained(seed, np.int64(epoch + 1))),
+            negative_hash=np.uint64(kernels.chain(seed, np.int64(epoch + 1))),
             held_out_below=int((self._options.holdout or 0.0) * 2**63),
             wanted=wanted,
             num_items=self._schema.num_items,
@@ -144,20 +145,10 @@ class Pairs(Dataset):
             yield out
 
     def _batches(self, samples: Iterator[Samples], size: int) -> Iterator[Batch]:
-        """Batches of `size` samples; the last one may be smaller."""
-        waiting: list[Samples] = []
-        for part in samples:
-            waiting.append(part)
-            if sum(map(len, waiting)) >= size:
-                joined = np.concatenate(waiting)
-                whole = len(joined) // size * size
-                for first in range(0, whole, size):
-                    yield self._batch(joined[first : first + size])
-                waiting = [joined[whole:]]
-        if any(map(len, waiting)):
-            yield self._batch(np.concatenate(waiting))
+        """Return batches of `size` samples; the last one may be smaller."""
+        return (batch.mark_unshared() for batch in in_size(map(self._batch, samples), size))
 
     def _batch(self, samples: Samples) -> Batch:
         origin = Origin(self._source.names(), samples[:, 4].astype(np.int32), samples[:, 3].copy())
         dense, labels = np.empty((len(samples), 0), np.float32), samples[:, 2].astype(np.float32)
-        return one_hot_batch(dense, samples[:, :2], labels, origin).mark_unshared()
+        return one_hot_batch(dense, samples[:, :2], labels, origin)

@@ -1,1 +1,4 @@
-"""Dense models in plain torch. These files import torch and each other only, for exports have copies of them."""
+"""Dense models in plain torch.
+
+Exports contain copies of these files, so they import only torch and each other.
+"""

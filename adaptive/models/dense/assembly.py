@@ -1,7 +1,7 @@
-"""From a model's name and settings to the model, behind matrices for tables of other widths.
+"""Build a model from its name and settings, with projections for tables of other widths.
 
-Matrices as the mixed dimensions of Ginart et al. (arXiv 1909.11810): v' = P v, with P (D, width) for each table that
-has another width than the model wants, no bias. Tables of the model's own width go past it.
+Projections are the mixed dimensions of Ginart et al. (arXiv 1909.11810): v' = P v, with P (D, width) and no bias for
+each table whose width differs from the model's.
 
 Letters: B samples, F features, D the model's width.
 """
@@ -28,10 +28,10 @@ CHECKED: dict[str, Callable[..., CheckedModel]] = {
 
 
 def build_model(name: str, config: Any, inputs: Inputs, *, seed: int = 0) -> nn.Module:
-    """The model `name`, on the CPU, of pooled vectors (B, F, `embedding_dim`).
+    """Return the model `name`, on the CPU, for pooled vectors (B, F, `embedding_dim`).
 
     Args:
-        config: the model's settings as attributes, of `adaptive.models.model_settings` or as an export has them.
+        config: the model's settings as attributes: a class of `adaptive.models.model_settings`, or that of an export.
 
     Raises:
         ValueError: if it does not fit the samples.
@@ -44,30 +44,30 @@ def build_model(name: str, config: Any, inputs: Inputs, *, seed: int = 0) -> nn.
 
 
 def widened(model: nn.Module, config: Any, inputs: Inputs, *, seed: int = 0) -> nn.Module:
-    """The model; behind matrices, if a table has another width than `config.embedding_dim`."""
+    """Return the model, with projections if a table's width is not `config.embedding_dim`."""
     if all(width == config.embedding_dim for width in config.widths.values()):
         return model
     return Widened(model, inputs.tables, config.widths, config.embedding_dim, seed=seed)
 
 
 def offered(inputs: Inputs, embedding_dim: int, seed: int) -> dict[str, object]:
-    """What the `__init__` of a user-defined model may ask for by name."""
+    """Return the arguments that the `__init__` of a user-defined model may have."""
     sizes = {"num_dense": inputs.num_dense, "num_features": inputs.num_features, "embedding_dim": embedding_dim}
     return {**sizes, "inputs": inputs, "seed": seed}
 
 
 class Widened(nn.Module):
-    """A model behind the matrices of its tables.
+    """A model with projections of its tables.
 
     Args:
         tables: (F,) table of each feature.
-        widths: table -> width of its rows, where it is not `width`.
-        width: that the model wants.
-        seed: of the matrices' initial values: uniform, such that vectors keep their size.
+        widths: table -> width of its rows, if it is not `width`.
+        width: of the model's vectors.
+        seed: of the projections' initial values, which are uniform and preserve the size of vectors.
     """
 
     takes_widths = True
-    """Vectors are given side by side, (B, sum of widths), and not stacked."""
+    """True: vectors are concatenated, (B, sum of widths), not stacked."""
 
     def __init__(
         self, model: nn.Module, tables: Sequence[str], widths: Mapping[str, int], width: int, *, seed: int
@@ -82,12 +82,12 @@ class Widened(nn.Module):
         for table, number in self.numbers.items():
             bound = (3 / widths[table]) ** 0.5
             values = torch.empty(width, widths[table]).uniform_(-bound, bound, generator=generator)
-            self.matrices[str(number)] = nn.Parameter(values)  # by number: names of tables may hold dots
+            self.matrices[str(number)] = nn.Parameter(values)  # by number: names of tables may contain dots
         ends = list(accumulate(widths.get(table, width) for table in tables))
         self.spans = [slice(end - widths.get(table, width), end) for table, end in zip(tables, ends, strict=True)]
 
     def set_output_bias(self, logits: Tensor) -> None:
-        """Start at log odds (T,), if the model can; see `adaptive.models.tasks.start_at_base_rate`."""
+        """Set the bias to log odds (T,), if the model can; see `start_at_base_rate`."""
         set_output_bias = getattr(self.model, "set_output_bias", None)
         if set_output_bias is not None:
             set_output_bias(logits)
@@ -98,7 +98,7 @@ class Widened(nn.Module):
         return tasks if isinstance(tasks, Tasks) else None
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """What the model gives of `dense` and of `vectors` (B, sum of widths), feature by feature."""
+        """Return the logits for `dense` and `vectors` (B, sum of widths), feature by feature."""
         parts = [self._widened(vectors[:, span], table) for table, span in zip(self.tables, self.spans, strict=True)]
         logits: Tensor = self.model(dense, torch.stack(parts, dim=1))
         return logits

@@ -1,4 +1,4 @@
-"""What dense models have in common: what they learn of the samples, normalisation of vectors, checks of arguments.
+"""Common parts of dense models: facts about samples, argument checks, normalization.
 
 Letters: B samples, F features, D width of an embedding vector, T labels.
 """
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from adaptive.models.model_settings import ModelConfig
 
 EPSILON: Final = 1e-5  # added to variances
-MOMENTUM: Final = 0.1  # weight of a new batch in the running statistics, once ten were seen
+MOMENTUM: Final = 0.1  # weight of a new batch in the running statistics, after the first ten
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model learns of the samples.
+    """The facts about samples that a model depends on.
 
     Attributes:
         tables: (F,) the table of each feature.
         num_dense: dense inputs of a sample.
-        dense_names: (num_dense,) their names; empty where they have none.
-        steps: of a sample that is a sequence.
-        labels: names of the labels, where samples have several; the first is the one that is reported.
-        widths: table -> width of its rows, where the data say so.
+        dense_names: (num_dense,) their names; empty if they have none.
+        steps: steps of a sample that is a sequence, else 1.
+        labels: names of the labels if samples have several; reports are about the first.
+        widths: table -> width of its rows, for tables whose width the data set.
     """
 
     tables: tuple[str, ...]
@@ -44,23 +44,23 @@ class Inputs:
         return len(self.tables)
 
     def width(self, embedding_dim: int) -> int:
-        """Values of a sample: dense inputs, and a vector of each feature."""
+        """Return the values of a sample: dense inputs, and a vector for each feature."""
         return self.num_dense + self.num_features * embedding_dim
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """Names of T >= 2 labels, and the weight of the loss of each."""
+    """Names of T >= 2 labels, and the weight of each label's loss."""
 
     names: tuple[str, ...]
     weights: tuple[float, ...]
 
 
 class CheckedModel(nn.Module):
-    """Dense inputs and pooled vectors to logits: shapes are checked and vectors normalised, `logits` does the rest.
+    """Base of models: checks shapes and normalizes vectors; `logits` computes the logits.
 
-    Models that derive from this take `config`, `inputs` and `seed`, from which their initial weights follow: torch's
-    global generator is neither read nor advanced.
+    Subclasses take `config`, `inputs` and `seed`. Initial weights follow from the seed: torch's global generator is
+    neither read nor advanced.
     """
 
     def __init__(self, config: "ModelConfig", inputs: Inputs) -> None:
@@ -72,9 +72,10 @@ class CheckedModel(nn.Module):
         )
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """Logits (B,), or of a model of T labels (B, T), of `dense` (B, num_dense) and `pooled` (B, F, embedding_dim).
+        """Return logits (B,), or (B, T) for T labels.
 
-        A model converted with `.double()` takes and returns float64.
+        `dense` is (B, num_dense), `pooled` is (B, F, embedding_dim). A model converted with `.double()` takes and
+        returns float64.
 
         Raises:
             ValueError: if a shape does not fit the model.
@@ -86,7 +87,7 @@ class CheckedModel(nn.Module):
         return logits.to(pooled.dtype)
 
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """As `forward`, of normalised vectors and arguments that fit."""
+        """Return the logits of checked arguments with normalized vectors; see `forward`."""
         raise NotImplementedError
 
 
@@ -105,32 +106,32 @@ def check_shapes(
 
 
 def precision(dense: Tensor, config: "ModelConfig") -> AbstractContextManager[object]:
-    """In which layers are computed in bfloat16, if the settings say so."""
+    """Return a context that computes layers in bfloat16, if the settings say so."""
     return torch.autocast(dense.device.type, dtype=torch.bfloat16) if config.bf16 else nullcontext()
 
 
 def side_by_side(dense: Tensor, pooled: Tensor) -> Tensor:
-    """`[dense | pooled vectors]`, (B, num_dense + F * D)."""
+    """Return `[dense | pooled vectors]`, (B, num_dense + F * D)."""
     return torch.cat([dense, pooled.flatten(1)], dim=1)
 
 
-# -- normalisation of pooled vectors, between the embeddings and the interaction (`model.feature_norm`) ---------------
-# Slipstream's summaries name feature normalisation as what wins accuracy back that skipping costs. Which of the two
-# here the paper uses, or whether it is another, is not known to us: its body could not be read.
+# -- normalization of pooled vectors, between the embeddings and the interaction (`model.feature_norm`) ---------------
+# Summaries of Slipstream say that feature normalization regains the accuracy that skipping costs. They do not say which
+# normalization it uses.
 
 
 def feature_norm(kind: str, *, num_features: int, width: int) -> nn.Module:
-    """A module from (B, F, D) to (B, F, D); of `none` it has no weights and hands on what it is given."""
+    """Return a module from (B, F, D) to (B, F, D); the identity for `none`."""
     if kind == "none":
         return nn.Identity()
     return (BatchFeatureNorm if kind == "batch" else LayerFeatureNorm)(num_features, width)
 
 
 class LayerFeatureNorm(nn.Module):
-    """Each vector by itself: less its mean over the width, over its deviation; then scaled and shifted.
+    """Normalization of each vector over its width, then a learned scale and shift.
 
-    `scale` and `shift` are (F, D), learnt, at first 1 and 0. No sample influences another, so parts of a batch and
-    evaluation need no thought.
+    `scale` and `shift` are (F, D), initially 1 and 0. Samples do not influence each other, so it is the same for parts
+    of a batch and in evaluation.
     """
 
     def __init__(self, num_features: int, width: int) -> None:
@@ -139,21 +140,21 @@ class LayerFeatureNorm(nn.Module):
         self.shift = nn.Parameter(torch.zeros(num_features, width))
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """(B, F, D) of (B, F, D)."""
+        """Normalize (B, F, D)."""
         return layer_norm(pooled, pooled.shape[-1:], eps=EPSILON) * self.scale + self.shift
 
 
 class BatchFeatureNorm(nn.Module):
-    """Each value of each feature over the samples: less their mean, over their deviation; then scaled and shifted.
+    """Normalization of each value over the samples, then a learned scale and shift.
 
-    In training the statistics are those of the batch. Evaluation uses running ones, `mean` and `variance` (F, D): means
-    over the first ten batches, from then on a tenth of each new batch. Unlike torch's they do not begin at 0 and 1:
-    the variance of fresh rows is a millionth, which a 1 would hide for a hundred batches. A batch of one sample, which
-    has no variance, is normalised by the running statistics in training, too, and is no part of them.
+    Training uses the statistics of the batch. Evaluation uses the running `mean` and `variance` (F, D): means over the
+    first ten batches, then a weight of a tenth for each new batch. Unlike torch's they do not start at 0 and 1: the
+    variance of new rows is a millionth, which a 1 would hide for a hundred batches. A batch of one sample has no
+    variance: training normalizes it by the running statistics, and does not add it to them.
     """
 
     mixes_samples = True
-    """What a sample gives depends on the others of its batch: the trainer hands over whole batches, never parts."""
+    """True: the output of a sample depends on its batch, so the trainer does not split batches."""
 
     mean: Tensor
     variance: Tensor
@@ -168,20 +169,20 @@ class BatchFeatureNorm(nn.Module):
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))  # in the running statistics
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """(B, F, D) of (B, F, D). In training mode the batch enters the running statistics."""
+        """Normalize (B, F, D); in training, also update the running statistics."""
         if not self.training or pooled.shape[0] == 1:
-            return self._normalised(pooled, self.mean.flatten(), self.variance.flatten(), by_batch=False)
+            return self._normalized(pooled, self.mean.flatten(), self.variance.flatten(), by_batch=False)
         mean, variance = (torch.zeros_like(running).flatten() for running in (self.mean, self.variance))
-        normalised = self._normalised(pooled, mean, variance, by_batch=True)
+        normalized = self._normalized(pooled, mean, variance, by_batch=True)
         with torch.no_grad():
             self.batches += 1
-            weight = self.batches.to(mean.dtype).reciprocal().clamp(min=MOMENTUM)  # on the device: nobody waits
+            weight = self.batches.to(mean.dtype).reciprocal().clamp(min=MOMENTUM)  # on the device, without a wait
             self.mean.lerp_(mean.view_as(self.mean), weight)
             self.variance.lerp_(variance.view_as(self.variance), weight)
-        return normalised
+        return normalized
 
-    def _normalised(self, pooled: Tensor, mean: Tensor, variance: Tensor, *, by_batch: bool) -> Tensor:
-        """`by_batch`: `mean` and `variance` (F * D,) are written, those of the batch; or else they are used."""
+    def _normalized(self, pooled: Tensor, mean: Tensor, variance: Tensor, *, by_batch: bool) -> Tensor:
+        """Normalize by `mean` and `variance` (F * D,), or by the batch and write its statistics."""
         scale, shift = self.scale.flatten(), self.shift.flatten()
         flat = batch_norm(pooled.flatten(1), mean, variance, scale, shift, by_batch, momentum=1.0, eps=EPSILON)
         return flat.view_as(pooled)

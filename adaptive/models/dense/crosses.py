@@ -5,16 +5,16 @@ DCN-v2 (Wang et al., WWW 2021, arXiv 2008.13535): a cross network ("parallel" in
     x_{l+1} = x_0 * (W_l x_l + b_l) + x_l          W_l (n, n), or U_l V_l' with U_l, V_l (n, rank)
     logit   = w . [x_L, deep MLP(x_0)] + c
 
-x_0 (n,) are the dense inputs and all pooled vectors side by side. Matrices have the initial values of the MLPs' layers,
-the two of a low rank each by its own inputs and outputs.
+x_0 (n,) are the concatenated dense inputs and pooled vectors. Matrices have the initial values of the MLPs' layers,
+each factor of low rank by its own inputs and outputs.
 
-DeepFM (Guo et al., IJCAI 2017, arXiv 1703.04247): a factorisation machine.
+DeepFM (Guo et al., IJCAI 2017, arXiv 1703.04247): a factorization machine.
 
     logit = c + sum_i w_i x_i + sum_{i<j} <v_i, v_j> x_i x_j + deep MLP([dense, v of all features])
 
-A row holds its first-order weight w, its first value, and behind it its factors v, `embedding_dim` - 1 of them. So one
-lookup serves all three parts, and the weight travels with its row. Dense inputs have weights and factors of their own.
-The ids of one bag are summed first and do not meet each other. The pairs cost O(F k), by Rendle's identity (ICDM 2010)
+A row holds its first-order weight w, followed by its `embedding_dim` - 1 factors v. So one lookup serves all three
+parts, and the weight moves with its row. Dense inputs have separate weights and factors. The ids of a bag are summed
+first and form no pairs. The pairs cost O(F k), by Rendle's identity (ICDM 2010)
 
     sum_{i<j} <v_i, v_j> = ( |sum_i v_i|^2 - sum_i |v_i|^2 ) / 2
 
@@ -44,13 +44,13 @@ class CrossLayer(nn.Module):
         self.up = linear(width if rank is None else rank, width, generator)  # W or U, and b
 
     def forward(self, first: Tensor, values: Tensor) -> Tensor:
-        """(B, n) of x_0 and x_l."""
+        """Return x_{l+1} (B, n) for x_0 and x_l."""
         crossed: Tensor = self.up(values if self.down is None else self.down(values))
         return first * crossed + values
 
 
 class DCN(CheckedModel):
-    """DCN-v2: a cross network next to an MLP. Takes what `CheckedModel` says."""
+    """DCN-v2: a cross network next to an MLP. See `CheckedModel` for its arguments."""
 
     def __init__(self, config: "DCNConfig", inputs: Inputs, *, seed: int = 0) -> None:
         super().__init__(config, inputs)
@@ -64,7 +64,7 @@ class DCN(CheckedModel):
 
     @torch.no_grad()
     def set_output_bias(self, logits: Tensor) -> None:
-        """Start at log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
+        """Set the bias to log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
         self.last.bias.copy_(logits)
 
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class DCN(CheckedModel):
 
 
 class DeepFM(CheckedModel):
-    """A factorisation machine and an MLP on the same rows. Takes what `CheckedModel` says."""
+    """A factorization machine and an MLP on the same rows. Arguments as in `CheckedModel`."""
 
     def __init__(self, config: "DeepFMConfig", inputs: Inputs, *, seed: int = 0) -> None:
         super().__init__(config, inputs)
@@ -92,7 +92,7 @@ class DeepFM(CheckedModel):
         self.deep = nn.Sequential(*layers((width, *config.deep_mlp, 1), generator, dropout=config.dropout))
 
     def set_output_bias(self, logits: Tensor) -> None:
-        """Start at log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
+        """Set the bias to log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
         set_last_bias(self.deep, logits)  # `self.bias` starts at 0
 
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class DeepFM(CheckedModel):
         return first + self._pairs(dense, factors) + deep
 
     def _pairs(self, dense: Tensor, factors: Tensor) -> Tensor:
-        """(B,) the sum over all pairs of features and dense inputs."""
+        """Return (B,) the sum over all pairs of features and dense inputs."""
         total = factors.sum(dim=1) + dense @ self.dense_factors
         squares = factors.square().sum(dim=(1, 2)) + dense.square() @ self.dense_factors.square().sum(dim=1)
         return (total.square().sum(dim=1) - squares) / 2

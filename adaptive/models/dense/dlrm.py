@@ -1,15 +1,17 @@
-"""DLRM's dense part (Naumov et al. 2019, arXiv 1906.00091): bottom MLP, interaction, top MLP. And TBSM, the time-based
-sequence model (facebookresearch/tbsm; RMC1 in FAE and Hotline): a DLRM at every step of a history and at a candidate,
-an attention of the candidate to the history, and an MLP that judges both.
+"""DLRM and TBSM, in the versions of their papers.
+
+DLRM's dense part (Naumov et al. 2019, arXiv 1906.00091): bottom MLP, interaction, top MLP.
+
+TBSM, the time-based sequence model (facebookresearch/tbsm; RMC1 in FAE and Hotline): a DLRM for each step of a history
+and for a candidate, an attention of the candidate to the history, and an MLP on both.
 
     v_t = relu(DLRM(step t)) / |...|                     steps 0 ... T - 1 are the history, step T is the candidate
-    s_t = v_t . A'A v_T                                  how near each step of the history is to the candidate
+    s_t = v_t . A'A v_T                                  similarity of each step of the history to the candidate
     w   = sigmoid(attention MLP(s))                      T -> ... -> T
     logit = final MLP([sum of w_t v_t, v_T])
 
-As published, with the options of its command for Taobao: inner products by A'A (`tsl-inner=def`), one head, an
-attention by MLP, vectors on the unit sphere (`tsl-proj`). Layers have DLRM's initial values, and A a deviation of
-sqrt(1 / M).
+Options are those of its command for Taobao: inner products by A'A (`tsl-inner=def`), one head, an attention by MLP,
+vectors on the unit sphere (`tsl-proj`). Layers have DLRM's initial values, and A has a deviation of sqrt(1 / M).
 
 Letters: B samples, F features (of TBSM: of a step), D = `embedding_dim`, S = T + 1 steps, M = last size of `top_mlp`.
 TBSM's `pooled` is (B, F * S, D), feature by feature, each in the order of steps; its `dense` is (B, S * dense inputs of
@@ -31,18 +33,18 @@ if TYPE_CHECKING:
 
 
 class DLRM(nn.Module):
-    """Dense inputs and pooled embedding vectors to logits, or to the vectors that another model goes on with.
+    """A model from dense inputs and pooled vectors to logits, or to vectors for another model.
 
     The top MLP's input is padded with zero columns to a multiple of 16. Their weights start at zero and get zero
-    gradients, and all other weights are those of the model without padding.
+    gradients; all other weights are those of the model without padding.
 
     Args:
-        num_dense: dense inputs of a sample; 0: no bottom MLP, the features interact among themselves.
+        num_dense: dense inputs of a sample; 0: there is no bottom MLP, and only features interact.
         num_features: F >= 1.
         seed: of the initial weights; torch's global generator is neither read nor advanced.
 
     Raises:
-        ValueError: if nothing would reach the top MLP (one feature, no dense inputs, dots without `interaction_self`).
+        ValueError: if the top MLP would have no input (one feature, no dense inputs, dots without `interaction_self`).
     """
 
     def __init__(self, config: "TowerConfig", *, num_dense: int, num_features: int, seed: int = 0) -> None:
@@ -62,7 +64,7 @@ class DLRM(nn.Module):
         self.top = nn.Sequential(*layers(sizes, generator, columns=aligned(width), dropout=config.dropout))
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """Logits (B,) float32 of `dense` (B, num_dense) and `pooled` (B, F, D), both float32.
+        """Return logits (B,) float32 for `dense` (B, num_dense) and `pooled` (B, F, D).
 
         A model converted with `.double()` takes and returns float64.
 
@@ -72,11 +74,11 @@ class DLRM(nn.Module):
         return self.outputs(dense, pooled).squeeze(1)
 
     def set_output_bias(self, logits: Tensor) -> None:
-        """Start at log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
+        """Set the bias to log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
         set_last_bias(self.top, logits)
 
     def outputs(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """What the top MLP gives, (B, its last size), of the same arguments."""
+        """Return the output of the top MLP, (B, its last size), for the arguments of `forward`."""
         check_shapes(self, dense, pooled, self.num_dense, self.num_features, self.config.embedding_dim)
         pooled = self.feature_norm(pooled)
         with precision(dense, self.config):
@@ -90,7 +92,7 @@ class DLRM(nn.Module):
         return outputs.to(pooled.dtype)
 
     def _top_inputs(self) -> int:
-        """Columns of the interaction's output before padding."""
+        """Return the number of columns of the interaction's output, before padding."""
         bottom_width = self.config.embedding_dim if self.num_dense else 0
         if self.config.interaction == "cat":
             return bottom_width + self.num_features * self.config.embedding_dim
@@ -98,14 +100,14 @@ class DLRM(nn.Module):
         width = bottom_width + num_dots(num_vectors, include_self=self.config.interaction_self)
         if width == 0:
             raise ValueError(
-                "interaction = dot needs two vectors, found one feature and no dense inputs; "
-                "set interaction = cat or interaction_self = true"
+                "model.interaction: expected two vectors or more for dot, got one feature and no dense inputs. Set "
+                "model.interaction = cat or model.interaction_self = true."
             )
         return width
 
 
 class TBSM(nn.Module):
-    """Steps of dense inputs and embedding vectors to logits.
+    """A model from steps of dense inputs and embedding vectors to logits.
 
     Args:
         num_dense: dense inputs of all steps together.
@@ -114,15 +116,15 @@ class TBSM(nn.Module):
         seed: of the initial weights, in [0, 2^63); torch's global generator is neither read nor advanced.
 
     Raises:
-        ValueError: if samples are no sequences, or nothing would reach the DLRM's top MLP.
+        ValueError: if samples are not sequences, or the DLRM's top MLP would have no input.
     """
 
     def __init__(self, config: "TBSMConfig", *, num_dense: int, num_features: int, steps: int, seed: int = 0) -> None:
         super().__init__()
         if steps < 2:
             raise ValueError(
-                "model tbsm needs samples that are sequences, and these data have none: give --data sequences (built "
-                "in), taobao:PATH or tbsm:PATH"
+                "model tbsm: expected samples that are sequences, got single steps. Use --data sequences, taobao:PATH "
+                "or tbsm:PATH."
             )
         assert num_dense % steps == 0 and num_features % steps == 0
         self.config, self.steps = config, steps
@@ -136,7 +138,7 @@ class TBSM(nn.Module):
         self.final = nn.Sequential(*layers((2 * width, *config.final_mlp), generator, dropout=config.dropout))
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """Logits (B,) float32 of `dense` (B, num_dense) and `pooled` (B, num_features, D), both float32.
+        """Return logits (B,) float32 for `dense` (B, num_dense), `pooled` (B, num_features, D).
 
         A model converted with `.double()` takes and returns float64.
 
@@ -152,18 +154,18 @@ class TBSM(nn.Module):
         return logits.to(pooled.dtype).squeeze(1)
 
     def set_output_bias(self, logits: Tensor) -> None:
-        """Start at log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
+        """Set the bias to log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
         set_last_bias(self.final, logits)
 
     def _vectors(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """(B, S, M) the DLRM's vector of each step, of length 1: all steps of all samples go through it at once."""
+        """Return (B, S, M) the DLRM's vector of each step, of length 1, in one pass."""
         samples, steps = pooled.shape[0], self.steps
         by_step = pooled.view(samples, self.dlrm.num_features, steps, pooled.shape[2]).transpose(1, 2)
         vectors = self.dlrm.outputs(dense.reshape(samples * steps, self.dlrm.num_dense), by_step.flatten(0, 1))
         return normalize(torch.relu(vectors), dim=1).view(samples, steps, vectors.shape[1])
 
     def _context(self, history: Tensor, candidate: Tensor, dense: Tensor) -> Tensor:
-        """(B, M) the history, each step as far as the candidate asks for it."""
+        """Return (B, M) the sum of the history's vectors, weighted by the attention."""
         nearness = torch.bmm(history, (candidate @ self.inner.T @ self.inner)[:, :, None]).squeeze(2)
         with precision(dense, self.config):
             weights = self.attention(nearness)

@@ -1,7 +1,8 @@
-"""How DLRM's vectors meet in training: by fused kernels where there are some. Exports have `plain_interactions` here.
+"""DLRM's interaction in training, with fused kernels if possible.
 
-Letters: B samples, F features, D values in a vector, P columns of the output. `bottom` is the bottom MLP's output
-(B, D), or (B, 0) where a model has no dense inputs; `pooled` is (B, F, D). All float32 unless said otherwise.
+In exports, `plain_interactions.py` replaces this file. Letters: B samples, F features, D values in a vector, P columns
+of the output. `bottom` is the bottom MLP's output (B, D), or (B, 0) for a model without dense inputs; `pooled` is
+(B, F, D). All are float32 unless noted.
 """
 
 from functools import cache
@@ -21,11 +22,11 @@ __all__ = ["aligned", "concatenation", "dot_interaction", "num_dots", "plain_dot
 
 
 def dot_interaction(bottom: Tensor, pooled: Tensor, *, include_self: bool = False) -> Tensor:
-    """`[bottom | dots | zeros]`, (B, P), the dots in the order of a matrix's lower triangle, row by row.
+    """Return `[bottom | dots | zeros]`, (B, P), dots in the order of a lower triangle.
 
-    One fused pass each way for float32 on the CPU, and on a GPU with Triton for up to 32 vectors a sample; elsewhere on
-    a GPU products and gathers (`gathered_dot_interaction`). These can be differentiated once. Plain torch operations on
-    the CPU for other dtypes, and while `torch.compile` traces.
+    Uses one fused pass each way for float32 on the CPU, and on a GPU with Triton for up to 32 vectors per sample.
+    Elsewhere on a GPU it uses products and gathers (`gathered_dot_interaction`). These can be differentiated once. For
+    other dtypes on the CPU, and while `torch.compile` traces, it uses plain torch operations.
     """
     if torch.compiler.is_compiling():
         return plain_dot_interaction(bottom, pooled, include_self=include_self)
@@ -41,10 +42,11 @@ def dot_interaction(bottom: Tensor, pooled: Tensor, *, include_self: bool = Fals
 
 
 def gathered_dot_interaction(bottom: Tensor, pooled: Tensor, *, include_self: bool = False) -> Tensor:
-    """`dot_interaction` whose gradient is a gather and one product, for any device and dtype; differentiable once.
+    """Compute `dot_interaction` with a gather and one product as its gradient.
 
-    The gradient of `products[:, i, j]` is a sum over places that torch sorts first, as if they could come twice, though
-    each comes once: on a GPU it takes longer than the rest of the interaction. Nothing here is added atomically.
+    Works for any device and dtype; differentiable once. The gradient of `products[:, i, j]` would be a sum over
+    indices, which torch sorts first although each occurs once; on a GPU that takes longer than the rest of the
+    interaction. Nothing here is added atomically.
     """
     gathered: Tensor = _GatheredDots.apply(bottom, pooled, include_self)  # type: ignore[no-untyped-call]
     return gathered
@@ -52,7 +54,7 @@ def gathered_dot_interaction(bottom: Tensor, pooled: Tensor, *, include_self: bo
 
 @cache
 def _pairs(num_vectors: int, include_self: bool, device: torch.device) -> Tensor:
-    """(dots,) where each dot stands in the matrix of products, flattened."""
+    """Return (dots,) the position of each dot in the flattened matrix of products."""
     i, j = torch.tril_indices(num_vectors, num_vectors, offset=0 if include_self else -1)
     places: Tensor = i * num_vectors + j
     return places.to(device)
@@ -60,7 +62,7 @@ def _pairs(num_vectors: int, include_self: bool, device: torch.device) -> Tensor
 
 @cache
 def _dots_of_pairs(num_vectors: int, include_self: bool, device: torch.device) -> Tensor:
-    """(vectors * vectors,) number of the dot of each pair, either way round; 0 on a diagonal that has none."""
+    """Return (vectors * vectors,) the number of each pair's dot; 0 on an unused diagonal."""
     numbers = torch.zeros((num_vectors, num_vectors), dtype=torch.int64)
     i, j = torch.tril_indices(num_vectors, num_vectors, offset=0 if include_self else -1)
     numbers[i, j] = numbers[j, i] = torch.arange(len(i))
@@ -68,7 +70,7 @@ def _dots_of_pairs(num_vectors: int, include_self: bool, device: torch.device) -
 
 
 def _empty_output(bottom: Tensor, pooled: Tensor, include_self: bool) -> Tensor:
-    """(B, P), not written."""
+    """Return an uninitialized output (B, P)."""
     dots = num_dots(pooled.shape[1] + (bottom.shape[1] > 0), include_self=include_self)
     return pooled.new_empty((len(pooled), aligned(bottom.shape[1] + dots)))
 
@@ -78,7 +80,7 @@ def _can_fuse(tensor: Tensor) -> bool:
 
 
 class _FusedDots(torch.autograd.Function):
-    """The numba kernels as one node of the graph; keeps its two inputs and nothing else for the backward pass."""
+    """The numba kernels as one node of the graph; saves only its inputs for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, bottom: Tensor, pooled: Tensor, include_self: bool) -> Tensor:
@@ -106,7 +108,7 @@ class _FusedDots(torch.autograd.Function):
 
 
 class _GatheredDots(torch.autograd.Function):
-    """`gathered_dot_interaction` as one node of the graph; keeps the vectors for the backward pass."""
+    """`gathered_dot_interaction` as a node of the graph; saves the vectors for its gradient."""
 
     @staticmethod
     def forward(ctx: Any, bottom: Tensor, pooled: Tensor, include_self: bool) -> Tensor:
@@ -135,7 +137,7 @@ class _GatheredDots(torch.autograd.Function):
 
 
 class _TritonDots(torch.autograd.Function):
-    """Triton's kernels as one node of the graph; keeps its two inputs and nothing else for the backward pass."""
+    """The Triton kernels as one node of the graph; saves only its inputs."""
 
     @staticmethod
     def forward(ctx: Any, bottom: Tensor, pooled: Tensor, include_self: bool) -> Tensor:

@@ -1,14 +1,13 @@
-"""Layers of MLPs: linear ones that oneDNN multiplies where it is faster, dropout that follows from seed and step.
+"""Layers of MLPs: linear layers that use oneDNN if it is faster, and reproducible dropout.
 
-`Linear`: torch has float32 products computed by MKL, which uses registers of 512 bits on Intel's processors only: 97
-GFLOPS on a core of an AMD EPYC (Zen 5), where oneDNN, which comes with torch as well, has 190 to 235. Which of them
-computes follows from the processor and the layer's size, never from a measurement or a number of samples: equal runs on
-one machine stay equal, whatever parts a batch is run in.
+`Linear`: torch computes float32 products with MKL, which uses 512-bit registers on Intel processors only: 97 GFLOPS on
+a core of an AMD EPYC (Zen 5), where oneDNN, which is part of torch, reaches 190 to 235. The choice depends on the
+processor and the layer's size, never on a measurement or a number of samples. So equal runs on a machine stay equal,
+also if batches are split.
 
-`Dropout`: masks follow from seed, layer and step alone: neither torch's generator nor the order of work counts. So a
-resumed run drops what it would have dropped, a batch that is run again drops the same, and a batch in parts drops of
-each sample what it drops without parts. (Values are drawn by torch on the model's device: another kind of device has
-other masks.)
+`Dropout`: masks depend on seed, layer and step only, not on torch's generator or the order of work. So a resumed run, a
+batch that is run again and a batch in parts drop the same values. (torch draws them on the model's device; another kind
+of device has other masks.)
 """
 
 import hashlib
@@ -22,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-MANY = 1 << 12  # weights of a layer: oneDNN's call takes 13 us more
-MANY_SUMS = 1 << 14  # weights whose gradients are sums over samples: threads must add up what each of them has
+MANY = 1 << 12  # minimum weights of a layer for oneDNN, whose call takes 13 us more
+MANY_SUMS = 1 << 14  # minimum weights for their gradients, for which threads must add their partial sums
 
 
 @cache
 def multiplies_faster() -> bool:
-    """Whether oneDNN is faster on this processor: one of AMD's with AVX-512."""
+    """Return True if oneDNN is faster on this processor: an AMD processor with AVX-512."""
     return (
         torch.backends.cpu.get_cpu_capability() == "AVX512"
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -38,7 +37,7 @@ def multiplies_faster() -> bool:
 
 
 def _has_product() -> bool:
-    """Whether torch has its call of oneDNN as it is used here. It is torch's own: another version may change it."""
+    """Return True if this version of torch has the private call of oneDNN used here."""
     ones = torch.ones(1, 1)
     try:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(ones, ones, None, "none", [], "")
@@ -48,7 +47,7 @@ def _has_product() -> bool:
 
 
 def _vendor() -> str:
-    """Whose processor this is, as Linux tells; empty elsewhere."""
+    """Return the vendor of the processor on Linux, else an empty text."""
     try:
         with open(Path("/proc/cpuinfo"), encoding="ascii", errors="replace") as lines:
             return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
@@ -67,7 +66,7 @@ class Linear(nn.Linear):
 
 
 def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether x (n, in) times weight (out, in) is a product for oneDNN."""
+    """Return True if oneDNN should multiply x (n, in) by weight (out, in)."""
     return (
         multiplies_faster()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
@@ -81,7 +80,7 @@ def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 class _Product(torch.autograd.Function):
-    """x (n, in) times weight (out, in), transposed, plus bias (out,). It can be differentiated any number of times."""
+    """x (n, in) times weight (out, in), transposed, plus bias (out,), with any derivative."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -102,7 +101,7 @@ class _Product(torch.autograd.Function):
 
 
 def _of_weight(gradient: Tensor, x: Tensor) -> Tensor:
-    """(out, in) the weight's gradient, of the output's (n, out) and x (n, in)."""
+    """Return the weight's gradient (out, in) for the output's (n, out) and x (n, in)."""
     if gradient.shape[1] * x.shape[1] < MANY_SUMS:
         return gradient.t() @ x
     product: Tensor = _Product.apply(gradient.t(), x.t(), None)  # type: ignore[no-untyped-call]
@@ -110,30 +109,30 @@ def _of_weight(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 class Dropout(nn.Module):
-    """In training each value is set to 0 with probability `share`, and the others are divided by 1 - share.
+    """Dropout: in training, set values to 0 with probability `share`, and scale the others.
 
-    Until a trainer says otherwise, every pass is one of step 0: in a loop of your own call
-    `at_step(model, planned.number)` before the forward pass.
+    The trainer sets the step. In a custom loop, call `at_step(model, planned.number)` before the forward pass;
+    otherwise every pass belongs to step 0.
     """
 
     def __init__(self, share: float) -> None:
         super().__init__()
         if not 0 <= share < 1:
-            raise ValueError(f"dropout needs a share from 0 to below 1, found {share}")
+            raise ValueError(f"dropout: expected a share from 0 to below 1, got {share}. Lower it.")
         self.share = share
         self.seed = self.layer = self.step = self.first = 0
         self.samples = self.whole = 1
 
     def forward(self, values: Tensor) -> Tensor:
-        """(n, ...) of (n, ...), where n is the number of samples, or so many times that."""
+        """Drop values of (n, ...), where n is a multiple of the number of samples."""
         if not self.training or not self.share:
             return values
         times, rest = divmod(len(values), self.samples)
         rows, first = (self.whole * times, self.first * times) if not rest and self.whole >= self.samples else (0, 0)
         generator = torch.Generator(values.device).manual_seed(self._number())
         shape = (rows or len(values), *values.shape[1:])
-        kept = torch.rand(shape, generator=generator, device=values.device) >= self.share
-        return values * kept[first : first + len(values)].to(values.dtype) / (1 - self.share)
+        mask = torch.rand(shape, generator=generator, device=values.device) >= self.share
+        return values * mask[first : first + len(values)].to(values.dtype) / (1 - self.share)
 
     def _number(self) -> int:
         packed = struct.pack("<3Q", self.seed, self.layer, self.step)
@@ -144,27 +143,28 @@ class Dropout(nn.Module):
 
 
 class DroppedReLU(Dropout):
-    """ReLU, and dropout behind it."""
+    """ReLU followed by dropout."""
 
     def forward(self, values: Tensor) -> Tensor:
         return super().forward(torch.relu(values))
 
 
 def dropouts(model: nn.Module) -> list[Dropout]:
+    """Return the dropout layers of a model, in order."""
     return [module for module in model.modules() if isinstance(module, Dropout)]
 
 
 def seed_dropouts(model: nn.Module, seed: int) -> None:
-    """Give each layer its number, and all the seed of the run."""
+    """Set the number of each dropout layer, and the seed of the run."""
     for layer, module in enumerate(dropouts(model)):
         module.seed, module.layer = seed, layer
 
 
 def at_step(model: nn.Module, step: int, *, first: int = 0, samples: int = 1, whole: int | None = None) -> None:
-    """Say which step the next forward pass is of.
+    """Set the step of the next forward pass.
 
     Args:
-        first, samples, whole: of a part of a batch its first sample, how many it has, and how many the batch has.
+        first, samples, whole: for a part of a batch: its first sample, its number of samples, and that of the batch.
     """
     for module in dropouts(model):
         module.step, module.first, module.samples, module.whole = step, first, samples, whole or samples
@@ -173,10 +173,10 @@ def at_step(model: nn.Module, step: int, *, first: int = 0, samples: int = 1, wh
 def layers(
     sizes: Sequence[int], generator: torch.Generator, *, columns: int | None = None, dropout: float = 0.0
 ) -> list[nn.Module]:
-    """Linear layers with ReLU between them.
+    """Return linear layers with ReLU between them.
 
     Args:
-        columns: input columns of the first layer, with padding.
+        columns: input columns of the first layer, including padding.
         dropout: share of the values between two layers that a step sets to 0.
     """
     modules: list[nn.Module] = []
@@ -188,14 +188,14 @@ def layers(
 
 
 def activation(dropout: float) -> nn.Module:
-    """What stands behind a hidden layer. One module with or without dropout, so that weights keep their names."""
+    """Return an activation: one module with and without dropout, for equal names of weights."""
     return DroppedReLU(dropout) if dropout else nn.ReLU(inplace=True)
 
 
 def linear(
     num_inputs: int, num_outputs: int, generator: torch.Generator, *, columns: int | None = None, bias: bool = True
 ) -> nn.Linear:
-    """A layer with DLRM's initial values: weights of deviation sqrt(2 / (in + out)), biases of sqrt(1 / out)."""
+    """Return a layer with DLRM's initial deviations, sqrt(2 / (in + out)) and sqrt(1 / out)."""
     layer = Linear(columns or num_inputs, num_outputs, bias=bias, device="meta").to_empty(device="cpu")
     with torch.no_grad():
         layer.weight.zero_()

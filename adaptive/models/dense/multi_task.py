@@ -1,10 +1,11 @@
-"""Several labels at once, from one bottom that all share, or from a mixture of experts for each (MMoE: Ma et al., KDD
-2018, https://doi.org/10.1145/3219819.3220007).
+"""A model of several labels, with a shared bottom or a mixture of experts.
+
+MMoE: Ma et al., KDD 2018, https://doi.org/10.1145/3219819.3220007.
 
     shared bottom    y_t = h_t(f(x))
     MMoE             y_t = h_t( sum_e g_t(x)_e f_e(x) ),      g_t(x) = softmax(W_t x + b_t)
 
-x are the dense inputs and all pooled vectors side by side; f, f_e are MLPs that end with ReLU, h_t an MLP to one logit.
+x are the concatenated dense inputs and pooled vectors; f, f_e are MLPs that end with ReLU, h_t is an MLP to one logit.
 The loss is the sum over labels of weight times mean log loss.
 
 Letters: B samples, T labels, X experts.
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class MultiTask(CheckedModel):
-    """A model of several labels, see the module. Takes what `CheckedModel` says.
+    """A model of several labels. See `CheckedModel` for its arguments.
 
     Attributes:
         tasks: the labels in the order of the logits, and the weights of their losses.
@@ -48,7 +49,7 @@ class MultiTask(CheckedModel):
         )
 
     def set_output_bias(self, logits: Tensor) -> None:
-        """Start at log odds (T,); see `adaptive.models.tasks.start_at_base_rate`."""
+        """Set the biases to log odds (T,); see `adaptive.models.tasks.start_at_base_rate`."""
         for head, logit in zip(self.heads, logits, strict=True):
             assert isinstance(head, nn.Sequential)
             set_last_bias(head, logit)
@@ -60,7 +61,7 @@ class MultiTask(CheckedModel):
         return torch.cat([head(mixture) for head, mixture in zip(self.heads, mixed, strict=True)], dim=1)
 
     def _mixed(self, shared: Tensor, values: Tensor, task: int) -> Tensor:
-        """(B, E) what the head of a label is given."""
+        """Return (B, E) the input of a label's head."""
         if not len(self.gates):
             return shared[:, 0]
         weights = torch.softmax(self.gates[task](values), dim=1)

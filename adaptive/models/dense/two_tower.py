@@ -1,8 +1,8 @@
-"""Two towers: an MLP for what is known of the user, one for what is known of the item, and the dot product of both.
+"""Two towers: an MLP for the user, one for the item, and the dot product of both.
 
     logit = <user MLP([user's dense, user's vectors]), item MLP([item's dense, item's vectors])> / temperature + c
 
-So items can be scored by a search for near vectors. Which tables are the user's is a setting.
+So items can be ranked by a nearest-neighbor search. A setting lists the user's tables.
 
 Letters: B samples, E last size of `tower_mlp`.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TwoTower(CheckedModel):
-    """Two towers, see the module. Takes what `CheckedModel` says.
+    """Two towers. See `CheckedModel` for its arguments.
 
     Attributes:
         user_features, item_features: positions of the features of each.
@@ -49,7 +49,7 @@ class TwoTower(CheckedModel):
 
     @torch.no_grad()
     def set_output_bias(self, logits: Tensor) -> None:
-        """Start at log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
+        """Set the bias to log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
         self.bias.copy_(logits[0])
 
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
@@ -57,20 +57,22 @@ class TwoTower(CheckedModel):
         return (user * item).sum(dim=1) / self.config.temperature + self.bias
 
     def vectors(self, dense: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, E) of the user and (B, E) of the item, of normalised vectors."""
+        """Return (B, E) of the user and (B, E) of the item, for normalized vectors."""
         user = self.user(side_by_side(_picked(dense, self.user_dense), _picked(pooled, self.user_features)))
         item = self.item(side_by_side(_picked(dense, self.item_dense), _picked(pooled, self.item_features)))
         return (normalize(user, dim=1), normalize(item, dim=1)) if self.config.unit_vectors else (user, item)
 
 
 def _picked(values: Tensor, positions: Sequence[int]) -> Tensor:
-    """values (B, n, ...) at these positions of the second dimension. By slices: a list would be sent to a GPU in every
-    step, which waits."""
+    """Return values (B, n, ...) at these positions of the second dimension.
+
+    Slices, since a list of indices would be copied to a GPU in every step, which waits.
+    """
     if not positions:
         return values[:, :0]
     return torch.cat([values[:, place : place + 1] for place in positions], dim=1)
 
 
 def dense_names(inputs: Inputs) -> tuple[str, ...]:
-    """(num_dense,) the names of dense inputs; numbered where the data have none."""
+    """Return (num_dense,) names of the dense inputs; numbered if the data have none."""
     return inputs.dense_names or tuple(f"dense_{number}" for number in range(inputs.num_dense))

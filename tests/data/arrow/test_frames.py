@@ -49,7 +49,7 @@ def test_another_frame_to_evaluate_on(tmp_path: Path) -> None:
     data = from_frame(table, tmp_path / "schema.toml", evaluation=table.slice(1))
     assert [batch.num_samples for batch in data.evaluation(2)] == [2, 1]
     assert_same_batches(data.train(2), text.train(2))
-    with pytest.raises(InputError, match="evaluation: differs from the first file"):
+    with pytest.raises(InputError, match="evaluation: expected the columns of the first file"):
         from_frame(table, tmp_path / "schema.toml", evaluation=table.drop_columns(["user"]))
 
 
@@ -65,17 +65,17 @@ def test_the_fingerprint_follows_the_values() -> None:
 def test_mistakes_name_the_place() -> None:
     schema = {"label": {"column": "y"}, "categorical": [{"columns": ["a"], "kind": "int"}]}
     data = from_frame(pa.table({"a": [1, 2], "y": [0, 2]}), schema)
-    with pytest.raises(InputError, match="frame:2: label in column y: 2"):
+    with pytest.raises(InputError, match="frame:2: expected a valid label for y, got '2'"):
         list(data.train(2))
-    with pytest.raises(ConfigError, match="found list"):
+    with pytest.raises(ConfigError, match="got list"):
         from_frame([1], schema)
-    with pytest.raises(ConfigError, match="schema:\n  categorical: needed"):
+    with pytest.raises(ConfigError, match="schema:\n  categorical: "):
         from_frame(pa.table({"a": [1]}), {})
     with pytest.raises(ConfigError, match="user_items"):
         from_frame(pa.table({"a": [1]}), "gowalla")
-    with pytest.raises(InputError, match=r"columns come twice: a"):
+    with pytest.raises(InputError, match=r"expected each column once, got a twice"):
         from_frame(pa.Table.from_arrays([pa.array([1])] * 2, ["a", "a"]), schema)
-    with pytest.raises(ConfigError, match="not eval_data"):
+    with pytest.raises(ConfigError, match="Remove eval_data"):
         from_frame(pa.table({"a": [1]}), schema, options=DataOptions(eval_data="x"))
 
 
@@ -84,5 +84,5 @@ def test_schemas_are_installed_by_name(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gowalla").write_text('[[categorical]]\ncolumns = ["own"]')
     assert load_schema(Path("gowalla")).categorical[0].columns == ("own",)
-    with pytest.raises(ConfigError, match="installed ones are avazu, gowalla"):
+    with pytest.raises(ConfigError, match="one of these names: avazu, gowalla"):
         load_schema(Path("x"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from adaptive.data.kernels.text_rows import hashed_rows, mixed
+from adaptive.data.kernels.text_rows import hashed_rows, mix
 from adaptive.serving.sample_values import key_of
 
 NUM_IDS: Final = 20_000
@@ -31,12 +31,12 @@ def keys_of(ids: str) -> NDArray[np.int64]:
 
 def furthest_from_chance(rows_of: Callable[[int], NDArray[np.int64]]) -> float:
     """How far the number of distinct rows is from balls in bins, in deviations, at the worst of several table sizes."""
-    found = []
+    actual = []
     for size in (4_000, 10_000, 65_536, 1_000_000):
         one, two = (1 - 1 / size) ** NUM_IDS, (1 - 2 / size) ** NUM_IDS  # that a row, or two rows, are hit by none
         deviation = math.sqrt(size * one + size * (size - 1) * two - (size * one) ** 2)
-        found.append(abs(len(np.unique(rows_of(size))) - size * (1 - one)) / deviation)
-    return max(found)
+        actual.append(abs(len(np.unique(rows_of(size))) - size * (1 - one)) / deviation)
+    return max(actual)
 
 
 def flips(mix: Callable[[int], int], keys: Sequence[int]) -> NDArray[np.float64]:
@@ -64,8 +64,8 @@ def test_keys_alone_would_not_do(ids: str) -> None:
     assert furthest_from_chance(lambda size: np.array([key * size >> 64 for key in keys])) > 2 * FURTHEST
 
 
-def test_every_bit_of_a_key_flips_every_bit_of_its_hash_half_the_time() -> None:
+def test_each_key_bit_flips_each_hash_bit_half_the_time() -> None:
     keys = [*range(500), *(int(key) % 2**64 for key in keys_of("decimal texts")[:1500])]
     allowed = 6 * 0.5 / math.sqrt(len(keys))  # 4,096 shares
-    assert np.abs(flips(lambda key: int(mixed(np.uint64(key))), keys) - 0.5).max() < allowed
+    assert np.abs(flips(lambda key: int(mix(np.uint64(key))), keys) - 0.5).max() < allowed
     assert np.abs(flips(lambda key: key * 0xBF58476D1CE4E5B9 % 2**64, keys) - 0.5).max() == 0.5

@@ -12,11 +12,11 @@ from adaptive.batch import concatenate
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
 from adaptive.data.open import open_dataset
-from adaptive.data.reading_progress import told_of_reading
+from adaptive.data.reading_progress import listen_to_reading
 from adaptive.data.rows.data_files import find_files
-from adaptive.data.rows.rejects import Limits, RejectLog
+from adaptive.data.rows.rejects import RejectLog
 from adaptive.data.rows.row_source import Column, RowFormat
-from adaptive.data.rows.split import half, read_part, split_last, survey
+from adaptive.data.rows.split import read_part, split_last, survey, take_half
 from adaptive.data.sampling import block_rows
 from adaptive.data.text.text_reader import TextSource
 from adaptive.errors import ConfigError, InputError
@@ -28,7 +28,7 @@ def source_of(folder, texts):
     for number, text in enumerate(texts):
         (folder / f"part{number}").write_bytes(gzip.compress(text) if number % 2 else text)
     files = find_files(str(folder / "part*"))
-    log = RejectLog(tuple(str(file.path) for file in files), Limits(1.0), None)
+    log = RejectLog(tuple(str(file.path) for file in files), DataOptions(max_bad_fraction=1.0), None)
     return TextSource(files, files, (FORM,) * len(files), log, chunk_bytes=13), tuple(range(len(files)))
 
 
@@ -52,48 +52,48 @@ def test_the_two_parts_are_all_good_rows_in_order(tmp_path_factory, sizes, bad_e
     good = [n for n in range(total) if n % bad_every]
     source, files = source_of(tmp_path_factory.mktemp("split"), texts)
     if not good:
-        with pytest.raises(InputError, match="no good row in"):
+        with pytest.raises(InputError, match="expected rows, got no good one"):
             survey(source, files)
         return
-    found = survey(source, files, mark_rows=mark_rows)
-    assert found.num_rows == len(good)
+    actual = survey(source, files, mark_rows=mark_rows)
+    assert actual.num_rows == len(good)
     num_train = len(good) - int(np.ceil(len(good) * fraction))
     if not num_train:
-        with pytest.raises(InputError, match="leaves none for training"):
-            split_last(found, files, fraction)
+        with pytest.raises(InputError, match="expected a share that leaves rows to train on"):
+            split_last(actual, files, fraction)
         return
-    train, evaluation = split_last(found, files, fraction)
+    train, evaluation = split_last(actual, files, fraction)
     assert numbers(source, train) == good[:num_train]
     assert numbers(source, evaluation) == good[num_train:]
     assert numbers(source, evaluation, rows=7) == good[num_train:]
     middle = num_train + (len(good) - num_train + 1) // 2
-    assert numbers(source, half(found, evaluation, "first_half")) == good[num_train:middle]
+    assert numbers(source, take_half(actual, evaluation, "first_half")) == good[num_train:middle]
     if middle == len(good):
         with pytest.raises(InputError, match="expected two rows or more to take the second half of, got 1"):
-            half(found, evaluation, "second_half")
+            take_half(actual, evaluation, "second_half")
         return
-    assert numbers(source, half(found, evaluation, "second_half")) == good[middle:]
+    assert numbers(source, take_half(actual, evaluation, "second_half")) == good[middle:]
     assert sum(source.log.counts.values()) == total - len(good)
     assert source.log.num_lines == total
 
 
-def test_a_survey_tells_the_bytes_on_disk_that_are_read(tmp_path):
+def test_a_survey_reports_the_bytes_read(tmp_path):
     rng = np.random.default_rng(0)
     texts = ["".join(f"1,{n}\n" for n in rng.integers(0, 1 << 40, 40_000)).encode() for _ in range(2)]
     source, files = source_of(tmp_path, texts)
     source = replace(source, chunk_bytes=1 << 14)
     sizes = [source.size([file]) for file in files]
-    told = []
-    survey(source, files, mark_rows=10_000, report=lambda done, total: told.append((done, total)))
-    assert {total for _, total in told} == {sum(sizes)}
-    done = [one for one, _ in told]
+    reports = []
+    survey(source, files, mark_rows=10_000, report=lambda done, total: reports.append((done, total)))
+    assert {total for _, total in reports} == {sum(sizes)}
+    done = [one for one, _ in reports]
     assert len(done) == 9 and done == sorted(done) and done[-1] == sum(sizes)
     for number, share in enumerate((0.25, 0.5, 0.75)):
         assert abs(done[number] / sizes[0] - share) < 0.05  # a chunk ahead
     assert sizes[0] < done[4] < done[6] < sum(sizes)  # gzip, decompressed by the 128 KiB
 
 
-def test_who_listens_is_told_of_each_reading_of_all_files(tmp_path):
+def test_a_listener_hears_of_each_read_of_all_files(tmp_path):
     begun = []
 
     def begin():
@@ -101,7 +101,7 @@ def test_who_listens_is_told_of_each_reading_of_all_files(tmp_path):
         return lambda done, total: begun[-1].append((done, total))
 
     (tmp_path / "e").write_text("1,7,7\n0,8,8\n")
-    with told_of_reading(begin):
+    with listen_to_reading(begin):
         csv(tmp_path, 10)
         assert not begun
         csv(tmp_path, 10, holdout=0.2)
@@ -137,9 +137,9 @@ def test_the_shuffle_is_bounded_seeded_and_keeps_rows_together(tmp_path):
     data = csv(tmp_path, 1000, shuffle_buffer=250, holdout=0.1)
     assert block_rows(250, 60) == 300
     epochs = [order(data.train(60, epoch=epoch)) for epoch in (0, 1)]
-    for found in epochs:
+    for actual in epochs:
         for first in range(0, 900, 300):
-            assert sorted(found[first : first + 300]) == list(range(first, first + 300))
+            assert sorted(actual[first : first + 300]) == list(range(first, first + 300))
     assert epochs[0] != epochs[1]
     assert order(data.train(60)) == epochs[0]
     batch = concatenate(list(data.train(60)))
@@ -164,7 +164,7 @@ def test_too_many_bad_lines_show_when_the_rows_are_counted(tmp_path):
     (tmp_path / "d2").write_text("x\n" * 10)
     csv(tmp_path, 1000)
     options = DataOptions(schema_path=tmp_path / "s.toml", holdout=0.5)
-    with pytest.raises(InputError, match=r"10 of 1,010 lines read are bad"):
+    with pytest.raises(InputError, match=r"10 of 1,010 lines read so far are bad"):
         open_dataset(f"csv:{tmp_path / 'd'},{tmp_path / 'd2'}", options)
 
 
@@ -178,10 +178,10 @@ def test_half_of_the_files_to_evaluate_on(tmp_path, part, wanted):
     assert csv(tmp_path, 10, holdout=0.5).fingerprint()["eval_part"] == "all"
 
 
-def test_half_of_nothing_is_a_mistake(tmp_path):
-    with pytest.raises(ValueError, match="eval_data and holdout exclude each other"):
+def test_half_of_no_split_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="got eval_data and holdout"):
         DataOptions(eval_data="x", holdout=0.5)
-    with pytest.raises(ValueError, match="eval_part=first_half needs eval_data or holdout"):
+    with pytest.raises(ValueError, match="expected eval_data or holdout with eval_part = first_half"):
         DataOptions(eval_part="first_half")
     with pytest.raises(ConfigError, match=r"data taobao: expected no data\.eval_part"):
         open_dataset("taobao:" + str(taobao_events(tmp_path)), DataOptions(holdout=0.5, eval_part="first_half"))

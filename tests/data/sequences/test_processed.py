@@ -62,39 +62,42 @@ def test_holdout_and_other_numbers_of_features(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"y": None}, r"a.npz: has no array y; tbsm: needs X_cat, X_int, y, found X_cat, X_int"),
-        ({"X_cat": GOOD["X_cat"][0]}, r"array X_cat: needed whole numbers .*, found int32 \(4, 5\)"),
-        ({"X_cat": GOOD["X_cat"].astype(float)}, r"array X_cat: needed whole numbers .*, found float64"),
-        ({"X_cat": -GOOD["X_cat"]}, r"array X_cat: needed ids from 0, found -59"),
-        ({"X_cat": GOOD["X_cat"][:, :, :1]}, r"array X_cat: .*two steps, found int32 \(3, 4, 1\)"),
-        ({"X_int": GOOD["X_int"][:, :3]}, r"array X_int: needed 4 samples at 5 steps, as X_cat, found .*\(1, 3, 5\)"),
-        ({"X_int": GOOD["X_int"] * np.nan}, r"array X_int: needed finite"),
-        ({"X_int": GOOD["X_int"].astype("U8")}, r"array X_int: needed numbers"),
-        ({"y": np.array([0, 1, 2, 1])}, r"array y: needed labels 0 and 1"),
-        ({"y": np.array([0.0, 1, np.nan, 1])}, r"array y: needed labels 0 and 1"),
-        ({"y": np.array([0, 1])}, r"array y: needed 4 samples, as X_cat, found int64 \(2,\)"),
-        ({"y": np.array([None] * 4, object)}, r"array y cannot be read as TBSM's .npz \(.*allow_pickle=False"),
+        ({"y": None}, r"a.npz: expected arrays X_cat, X_int, y, got X_cat, X_int"),
+        ({"X_cat": GOOD["X_cat"][0]}, r"array X_cat: expected whole numbers .*, got int32 \(4, 5\)"),
+        ({"X_cat": GOOD["X_cat"].astype(float)}, r"array X_cat: expected whole numbers .*, got float64"),
+        ({"X_cat": -GOOD["X_cat"]}, r"array X_cat: expected ids from 0, got -59"),
+        ({"X_cat": GOOD["X_cat"][:, :, :1]}, r"array X_cat: .* at least 1, 1 and 2, got int32 \(3, 4, 1\)"),
+        (
+            {"X_int": GOOD["X_int"][:, :3]},
+            r"array X_int: expected 4 samples of 5 steps, as in X_cat, got .*\(1, 3, 5\)",
+        ),
+        ({"X_int": GOOD["X_int"] * np.nan}, r"array X_int: expected finite"),
+        ({"X_int": GOOD["X_int"].astype("U8")}, r"array X_int: expected numbers"),
+        ({"y": np.array([0, 1, 2, 1])}, r"array y: expected labels 0 and 1"),
+        ({"y": np.array([0.0, 1, np.nan, 1])}, r"array y: expected labels 0 and 1"),
+        ({"y": np.array([0, 1])}, r"array y: expected 4 samples, as in X_cat, got int64 \(2,\)"),
+        ({"y": np.array([None] * 4, object)}, r"array y: expected a readable .npz file of TBSM.*allow_pickle=False"),
     ],
 )
-def test_arrays_that_are_not_what_they_should_be(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+def test_wrong_arrays_of_tbsm_are_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     arrays = {key: value for key, value in {**GOOD, **changed}.items() if value is not None}
     with pytest.raises(InputError, match=message):
         opened(tmp_path, **arrays)
 
 
-def test_files_that_are_no_or_half_an_archive(tmp_path: Path) -> None:
+def test_damaged_archives_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, **GOOD)
     whole = path.read_bytes()
     for content in (b"", b"text", whole[:-50], whole[:200] + b"x" * 50 + whole[250:]):
         path.write_bytes(content)
-        with pytest.raises(InputError, match=r"a.npz: .*cannot be read as TBSM's .npz"):
+        with pytest.raises(InputError, match=r"a.npz: .*expected a readable .npz file of TBSM"):
             open_dataset(f"tbsm:{path}", DataOptions())
 
 
-def test_settings_and_files_that_do_not_go_together(tmp_path: Path) -> None:
+def test_files_of_other_shapes_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", **{**GOOD, "X_cat": GOOD["X_cat"][:2]})
-    with pytest.raises(InputError, match=r"b.npz: 2 features and 1 dense inputs at 5 steps, but .*a.npz: 3 features"):
+    with pytest.raises(InputError, match=r"b.npz: expected 3 features .*, as in .*a.npz, got 2 features and 1 dense"):
         opened(tmp_path, options={"eval_data": str(tmp_path / "b.npz")}, **GOOD)
-    with pytest.raises(ConfigError, match=r"data tbsm: expected no data\.time_split: the format"):
+    with pytest.raises(ConfigError, match=r"data tbsm: expected no data\.time_split, got a value: the format"):
         opened(tmp_path, options={"time_split": 5}, **GOOD)

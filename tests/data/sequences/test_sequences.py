@@ -47,8 +47,8 @@ def test_probabilities_follow_from_history_and_candidate_alone() -> None:
     assert exact_auc(-categories[-1].astype(np.float32), batch.labels) < 0.7  # the candidate alone says less
 
 
-def test_settings_that_cannot_work() -> None:
-    with pytest.raises(ConfigError, match="items = 5 are fewer than categories = 20"):
+def test_wrong_settings_of_the_model_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at least as many items as categories = 20, got items = 5"):
         SequencesConfig(items=5, categories=20)
     with pytest.raises(ConfigError, match="history"):
         DataOptions(history=0)

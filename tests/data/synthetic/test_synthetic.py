@@ -5,18 +5,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from sklearn.metrics import roc_auc_score
 from support.builders import assert_same_batches
-from torch import nn
 
 from adaptive.batch import Batch
 from adaptive.data.kernels import synthetic as kernels
-from adaptive.data.synthetic.fields import large_fields, make_fields, table_sizes
 from adaptive.data.synthetic.synthetic_stream import Synthetic, SyntheticConfig, bayes_auc
 from adaptive.errors import ConfigError, InputError
 
@@ -47,8 +43,8 @@ def counts_of(data: Synthetic, ids: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate(counts)
 
 
-def assert_same(found: Batch, expected: Batch) -> None:
-    assert_same_batches([found], [expected])
+def assert_same(actual: Batch, expected: Batch) -> None:
+    assert_same_batches([actual], [expected])
 
 
 # Acceptance: what every seed must be like.
@@ -61,12 +57,6 @@ def test_every_seed_has_the_same_click_rate_and_bayes_auc(make: Make, setting: s
     assert batch.labels.mean() == pytest.approx(0.25, abs=0.01)
     assert probability.mean() == pytest.approx(0.25, abs=0.005)
     assert bayes_auc(np.sort(probability)) == pytest.approx(0.8, abs=0.002)
-
-
-@pytest.mark.parametrize("setting", ["easy", "hard"])
-def test_auc_of_the_probabilities_against_the_drawn_labels(make: Make, setting: str) -> None:
-    batch, probability = make(setting=setting).samples(0, 400_000)
-    assert roc_auc_score(batch.labels, probability) == pytest.approx(0.8, abs=0.002)
 
 
 def test_labels_are_drawn_with_their_probability(make: Make) -> None:
@@ -86,7 +76,7 @@ def test_top_one_percent_of_all_rows_serves_most_lookups(make: Make, seed: int) 
     assert 0.75 <= top <= 0.88
 
 
-def test_dense_inputs_are_standard_normal_and_the_first_knows_how_popular_ids_are(make: Make) -> None:
+def test_dense_inputs_are_normal_and_the_first_is_correlated(make: Make) -> None:
     data = make()
     batch, _ = data.samples(0, 100_000)
     assert batch.dense.shape == (100_000, 13)
@@ -98,7 +88,7 @@ def test_dense_inputs_are_standard_normal_and_the_first_knows_how_popular_ids_ar
     np.testing.assert_allclose(correlations, [0.8] + [0.0] * 12, atol=0.02)
 
 
-def test_popular_ids_come_together_as_strongly_as_the_correlation_says(make: Make) -> None:
+def test_popular_ids_occur_together_by_the_correlation(make: Make) -> None:
     def share_of_all_popular(correlation: float) -> float:
         data = make(correlation=correlation, num_train=50_000)
         ids = ids_of(data.samples(0, 50_000)[0])
@@ -109,22 +99,6 @@ def test_popular_ids_come_together_as_strongly_as_the_correlation_says(make: Mak
 
 
 # Reproducibility.
-
-
-def test_first_sample_of_seed_0_is_what_it_always_was(make: Make) -> None:
-    """Changes only with `GENERATOR`, or runs on record could not be repeated."""
-    batch, probability = make().samples(0, 1)
-    assert batch.ids.tolist() == GOLDEN_IDS
-    np.testing.assert_allclose(batch.dense[0, :3], GOLDEN_DENSE, rtol=1e-5)
-    assert probability[0] == pytest.approx(GOLDEN_PROBABILITY, abs=1e-6)
-
-
-GOLDEN_IDS = [
-    1335, 407, 239219, 34481, 90, 3, 487, 0, 0, 17234, 5457, 121086, 3058,
-    21, 12148, 155690, 3, 1228, 340, 0, 0, 5, 13, 3392, 31, 444,
-]  # fmt: skip
-GOLDEN_DENSE = [2.755043, -0.260416, -0.654278]
-GOLDEN_PROBABILITY = 0.0382534
 
 
 @settings(deadline=None)
@@ -140,7 +114,7 @@ def test_blocks_equal_the_whole(make: Make, start: int, sizes: list[int]) -> Non
         first += size
 
 
-def test_a_second_stream_of_the_same_settings_is_equal_and_another_seed_is_not() -> None:
+def test_streams_are_equal_exactly_if_their_seeds_are() -> None:
     config = SyntheticConfig(seed=7)
     (first, p), (second, q) = (Synthetic(config).samples(0, 1000) for _ in range(2))
     assert_same(first, second)
@@ -150,7 +124,7 @@ def test_a_second_stream_of_the_same_settings_is_equal_and_another_seed_is_not()
     assert abs(np.corrcoef(other.dense[:, 1], first.dense[:, 1])[0, 1]) < 0.15
 
 
-def test_batches_of_training_and_evaluation_cover_their_samples_in_order(make: Make) -> None:
+def test_batches_cover_the_samples_of_their_part_in_order(make: Make) -> None:
     data = make(num_train=1000, num_eval=300)
     train = list(data.train(256))
     assert [batch.num_samples for batch in train] == [256, 256, 256, 232]
@@ -163,7 +137,7 @@ def test_batches_of_training_and_evaluation_cover_their_samples_in_order(make: M
     assert [*make(num_train=1000, num_eval=0).evaluation(512)] == []
 
 
-def test_training_samples_do_not_depend_on_the_number_of_evaluation_samples(make: Make) -> None:
+def test_training_samples_do_not_depend_on_num_eval(make: Make) -> None:
     (few, p), (many, q) = (make(num_eval=n).samples(399_000, 400_000) for n in (100_000, 3_000_000))
     assert_same(few, many)
     np.testing.assert_array_equal(p, q)
@@ -173,23 +147,16 @@ def test_features_and_fingerprint(make: Make) -> None:
     data = make(seed=2)
     assert [feature.name for feature in data.features[:2]] == ["C1", "C2"]
     assert (len(data.features), data.num_dense) == (26, 13)
-    found = data.fingerprint()
-    assert found["source"] == "synthetic"
-    assert found["seed"] == 2
+    actual = data.fingerprint()
+    assert actual["source"] == "synthetic"
+    assert actual["seed"] == 2
     assert (
-        SyntheticConfig.model_validate({k: v for k, v in found.items() if k not in ("source", "generator")})
+        SyntheticConfig.model_validate({k: v for k, v in actual.items() if k not in ("source", "generator")})
         == data.config
     )
 
 
 # Tables and popularity.
-
-
-def test_table_sizes_keep_small_tables_and_shrink_large_ones_alike() -> None:
-    """0.03 of Criteo Kaggle's large tables, none below 20,000."""
-    sizes = table_sizes(1_103_194)
-    assert sizes[:6] == [1460, 583, pytest.approx(303_937, abs=30), pytest.approx(66_078, abs=30), 305, 24]
-    assert (sizes[9], sizes[23], sizes[25]) == (20_000, 20_000, 20_000)
 
 
 @pytest.mark.parametrize("rows", [100_000, 1_100_000, 100_000_000])
@@ -211,28 +178,6 @@ def test_six_features_have_a_giant_default_id_0(make: Make) -> None:
     assert ((plain == 0).mean(axis=1) < share)[giant].all()
     others = ids[~giant] == plain[~giant]
     assert others.all()
-
-
-def test_singletons_come_at_most_once_in_training(make: Make) -> None:
-    data = make()
-    fields = make_fields(data.config)
-    ids = ids_of(data.samples(0, data.config.num_train)[0])
-    assert (fields["singletons"] > 0).tolist() == large_fields(data.config).tolist()
-    for field, row in zip(fields, ids, strict=True):
-        ranks = np.arange(field["popular"], field["size"])
-        counts = np.bincount(row, minlength=field["size"])[(ranks * field["stride"] + field["offset"]) % field["size"]]
-        assert counts.max(initial=0) <= 1
-        available = len(ranks) * (1 - field["default_limit"] / 2**32) * data.config.num_train / float(field["period"])
-        assert counts.sum() == pytest.approx(available, rel=0.05, abs=1)
-
-
-@pytest.mark.nightly
-def test_singletons_add_a_mass_of_rows_seen_once(make: Make) -> None:
-    def seen_once(share: float) -> int:
-        data = make(singleton_share=share)
-        return int((counts_of(data, ids_of(data.samples(0, 400_000)[0])) == 1).sum())
-
-    assert seen_once(0.2) > seen_once(0.0) + 50_000
 
 
 # Drift.
@@ -288,17 +233,10 @@ def test_evaluation_lies_behind_a_drift_at_the_end_of_training(make: Make) -> No
     ("settings", "word"),
     [
         ({"rows": 99_999}, "rows"),
-        ({"rows": 100_000_001}, "rows"),
         ({"setting": "medium"}, "setting"),
-        ({"seed": -1}, "seed"),
-        ({"num_train": 0}, "num_train"),
-        ({"drift_at": 0.0}, "drift_at"),
         ({"drift_at": 1.1}, "drift_at"),
-        ({"default_share": 1.0}, "default_share"),
-        ({"churn": 0.1}, "set drift_at"),
-        ({"num_dense": -1}, "num_dense"),
+        ({"churn": 0.1}, "Set drift_at"),
         ({"tables": 3}, "tables"),
-        ({"lookups": 0}, "lookups"),
         ({"sed": 1}, "sed"),
     ],
 )
@@ -309,77 +247,13 @@ def test_bad_settings_are_refused_by_name(settings: dict[str, object], word: str
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 5), (5, 4), (0, 500_001)])
 def test_samples_outside_the_stream_are_refused(make: Make, start: int, stop: int) -> None:
-    with pytest.raises(InputError, match=rf"samples \[{start}, {stop}\) asked for, but there are \[0, 500000\)"):
+    with pytest.raises(InputError, match=rf"expected samples within \[0, 500000\), got \[{start}, {stop}\)"):
         make().samples(start, stop)
 
 
 def test_batch_size_below_one_is_refused_at_once(make: Make) -> None:
-    with pytest.raises(ConfigError, match="batch_size: at least 1 needed, found 0"):
+    with pytest.raises(ConfigError, match="batch_size: expected 1 or more, got 0"):
         make().train(0)
 
 
 # What can be learnt.
-
-
-class Logistic(nn.Module):
-    """One weight per id and dense input."""
-
-    width = 1
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(13, 1)
-
-    def forward(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return (self.linear(dense) + rows.sum(1)).squeeze(1)
-
-
-class SmallDLRM(nn.Module):
-    """Bottom network, dot products of all pairs of vectors, top network (Naumov et al. 2019)."""
-
-    width = 8
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bottom = nn.Sequential(nn.Linear(13, 32), nn.ReLU(), nn.Linear(32, 8), nn.ReLU())
-        self.top = nn.Sequential(nn.Linear(8 + 351, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1))
-        self.pairs = torch.tril_indices(27, 27, -1)
-
-    def forward(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        bottom = self.bottom(dense)
-        vectors = torch.cat([bottom[:, None], rows], 1)
-        products = (vectors @ vectors.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
-        return self.top(torch.cat([bottom, products], 1)).squeeze(1)  # type: ignore[no-any-return]
-
-
-def auc_after_training(data: Synthetic, model: Logistic | SmallDLRM) -> float:
-    sizes = np.array([feature.num_embeddings for feature in data.features])
-    starts = np.cumsum(sizes) - sizes
-    table = nn.Embedding(int(sizes.sum()), model.width, sparse=True)
-    nn.init.normal_(table.weight, std=0.05 if model.width > 1 else 0.0)
-    optimizers = [torch.optim.Adagrad(table.parameters(), lr=0.05), torch.optim.Adagrad(model.parameters(), lr=0.02)]
-
-    def predict(batch: Batch) -> torch.Tensor:
-        rows = table(torch.from_numpy(ids_of(batch).T + starts))
-        return model(torch.from_numpy(batch.dense), rows)  # type: ignore[no-any-return]
-
-    for batch in data.train(512):
-        loss = nn.functional.binary_cross_entropy_with_logits(predict(batch), torch.from_numpy(batch.labels))
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    (evaluation,) = data.evaluation(data.config.num_eval)
-    with torch.no_grad():
-        return float(roc_auc_score(evaluation.labels, predict(evaluation).numpy()))
-
-
-@pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-@pytest.mark.parametrize("setting", ["easy", "hard"])
-def test_a_dlrm_learns_what_a_logistic_model_cannot(setting: str) -> None:
-    data = Synthetic(SyntheticConfig.model_validate({"setting": setting, "num_train": 600_000}))
-    torch.manual_seed(0)
-    gap = auc_after_training(data, SmallDLRM()) - auc_after_training(data, Logistic())
-    assert gap >= 0.02

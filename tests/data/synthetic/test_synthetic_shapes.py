@@ -45,10 +45,10 @@ def open_stream(shape: dict[str, Any], **more: Any) -> Synthetic:
 @pytest.mark.parametrize(("settings", "start", "digest"), DIGESTS)
 def test_the_default_shape_is_bit_for_bit_what_it_always_was(settings: dict[str, Any], start: int, digest: str) -> None:
     batch, _ = open_stream(settings).samples(start, start + 3000)
-    found = hashlib.sha256()
+    actual = hashlib.sha256()
     for array in (batch.dense, batch.ids, batch.offsets, batch.labels):
-        found.update(array.tobytes())
-    assert found.hexdigest() == digest
+        actual.update(array.tobytes())
+    assert actual.hexdigest() == digest
 
 
 @pytest.mark.nightly
@@ -85,7 +85,7 @@ def test_a_shape_is_the_same_each_time_and_in_any_blocks(shape: dict[str, Any]) 
 
 @pytest.mark.parametrize("tables", [4, 5, 26, 27, 128, 204, 1024])
 @pytest.mark.parametrize("rows", [100_000, 1_100_000, 100_000_000])
-def test_any_number_of_tables_takes_the_kaggle_sizes_again_and_sums_to_rows(tables: int, rows: int) -> None:
+def test_any_number_of_tables_repeats_the_sizes_of_kaggle(tables: int, rows: int) -> None:
     sizes, full = np.array(table_sizes(rows, tables)), np.array(cardinalities(tables))
     assert full.tolist() == [CRITEO_KAGGLE[table % 26] for table in range(tables)]
     assert sizes.sum() == rows and len(sizes) == tables and (sizes >= 3).all()
@@ -96,21 +96,23 @@ def test_any_number_of_tables_takes_the_kaggle_sizes_again_and_sums_to_rows(tabl
     assert sizes[large].min() >= full[~large].max()
 
 
-def test_singletons_come_at_most_once_in_training_in_bags_too() -> None:
-    data = open_stream({"tables": 5, "lookups": 7, "num_train": 20_000})
-    ids = data.samples(0, 20_000)[0].ids.reshape(5, -1)
-    fields = make_fields(data.config)
-    found = 0
+@pytest.mark.parametrize("shape", [{"num_train": 100_000}, {"tables": 5, "lookups": 7, "num_train": 20_000}], ids=str)
+def test_singletons_occur_at_most_once_in_training(shape: dict[str, Any]) -> None:
+    """In bags too, and all that fit into the training stream."""
+    data = open_stream(shape)
+    fields, lookups = make_fields(data.config), data.config.num_train * data.config.lookups
+    ids = data.samples(0, data.config.num_train)[0].ids.reshape(len(fields), -1)
+    assert (fields["singletons"] > 0).tolist() == large_fields(data.config).tolist()
     for field, row in zip(fields, ids, strict=True):
         ranks = np.arange(field["popular"], field["size"])
         counts = np.bincount(row, minlength=field["size"])[(ranks * field["stride"] + field["offset"]) % field["size"]]
         assert counts.max(initial=0) <= 1
-        found += int(counts.sum())
-    assert found > 0
+        available = len(ranks) * (1 - field["default_limit"] / 2**32) * lookups / float(field["period"])
+        assert counts.sum() == pytest.approx(available, rel=0.05, abs=1)
 
 
-def test_the_look_ups_of_a_bag_are_drawn_one_by_one() -> None:
-    """Where features do not agree on popular ids, a feature's look-ups are those of as many one-hot samples."""
+def test_the_lookups_of_a_bag_are_drawn_one_by_one() -> None:
+    """Where features do not agree on popular ids, a feature's lookups are those of as many one-hot samples."""
     shape = {"tables": 4, "correlation": 0.0, "num_train": 100_000, "singleton_share": 0.0}
     bags = open_stream({**shape, "lookups": 4}).samples(0, 1000)[0]
     singles = open_stream(shape).samples(0, 4000)[0]
@@ -147,9 +149,9 @@ def test_the_signal_is_what_the_teacher_says(shape: dict[str, Any]) -> None:
     data = open_stream(shape)
     batch, _ = data.samples(0, 8)
     ids = batch.ids.reshape(len(data.features), 8, -1)
-    found = data._teacher.signal(ids, batch.dense, first_drifted=8)
+    actual = data._teacher.signal(ids, batch.dense, first_drifted=8)
     expected = [slow_signal(data._teacher, ids, batch.dense, b) for b in range(8)]
-    np.testing.assert_allclose(found.T, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual.T, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.nightly
@@ -169,5 +171,5 @@ def test_a_dlrm_learns_a_multi_hot_shape(tmp_path: Path) -> None:
         )
         return float(train_run(config)["auc"])
 
-    found = [auc(seed) for seed in (0, 1)]
-    assert np.mean(found) > 0.65, found
+    actual = [auc(seed) for seed in (0, 1)]
+    assert np.mean(actual) > 0.65, actual

@@ -40,23 +40,23 @@ def read(function, text, end="\t"):
     ],
 )
 def test_decimal(text, value, compiled):
-    function = kernels.decimal if compiled else kernels.decimal.py_func
-    found, stop = read(function, text)
+    function = kernels.parse_decimal if compiled else kernels.parse_decimal.py_func
+    actual, stop = read(function, text)
     assert stop == len(text)
-    assert found == pytest.approx(value, rel=1e-15)
+    assert actual == pytest.approx(value, rel=1e-15)
 
 
 @pytest.mark.parametrize("text", ["", "-", ".", "-.", "e5", "1e", "1e+", "+1", "nan", "inf", "x"])
 def test_no_decimal_stops_where_it_starts(text):
-    assert read(kernels.decimal, text) == (0.0, 0)
+    assert read(kernels.parse_decimal, text) == (0.0, 0)
 
 
 @settings(deadline=None)
 @given(st.floats(-1e308, 1e308))
 def test_decimal_is_within_a_relative_1e_15(number):
-    found, stop = read(kernels.decimal, repr(number))
+    actual, stop = read(kernels.parse_decimal, repr(number))
     assert stop == len(repr(number))
-    assert abs(found - number) <= max(1e-15 * abs(number), 1e-323)
+    assert abs(actual - number) <= max(1e-15 * abs(number), 1e-323)
 
 
 @settings(deadline=None)
@@ -64,7 +64,7 @@ def test_decimal_is_within_a_relative_1e_15(number):
 def test_decimal_is_exact_to_fifteen_digits(digits, point):
     text = f"{digits // 10**point}.{digits % 10**point:0{max(point, 1)}d}"
     if len(text.replace(".", "").lstrip("0")) <= 15:
-        assert read(kernels.decimal, text)[0] == float(text)
+        assert read(kernels.parse_decimal, text)[0] == float(text)
 
 
 @pytest.mark.nightly
@@ -83,9 +83,9 @@ def test_decimal_is_exact_to_fifteen_digits(digits, point):
     ],
 )
 def test_iso_time(text, seconds, compiled):
-    function = kernels.iso_time if compiled else kernels.iso_time.py_func
-    found, stop = read(function, text)
-    assert (found, stop) == (pytest.approx(seconds, abs=1e-6), len(text))
+    function = kernels.parse_iso_time if compiled else kernels.parse_iso_time.py_func
+    actual, stop = read(function, text)
+    assert (actual, stop) == (pytest.approx(seconds, abs=1e-6), len(text))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_iso_time(text, seconds, compiled):
     ["1969-12-31", "2023-02-29", "2100-02-29", "2023-00-01", "2023-04-31", "2023-1-01", "2023/01/01", "20230101"],
 )
 def test_no_date(text):
-    assert read(kernels.iso_time, text)[1] == 0
+    assert read(kernels.parse_iso_time, text)[1] == 0
 
 
 @settings(deadline=None)  # the first call compiles
@@ -117,6 +117,6 @@ def test_utf8_of_every_code_point(code):
 
 
 def test_hexadecimal_of_sixteen_digits_keeps_every_bit():
-    assert read(kernels.hexadecimal, "ffffffffffffffff") == (-1, 16)
-    assert read(kernels.hexadecimal, "8000000000000000") == (-(2**63), 16)
-    assert read(kernels.hexadecimal, "00000000000000001")[1] == 0
+    assert read(kernels.parse_hex, "ffffffffffffffff") == (-1, 16)
+    assert read(kernels.parse_hex, "8000000000000000") == (-(2**63), 16)
+    assert read(kernels.parse_hex, "00000000000000001")[1] == 0

@@ -72,7 +72,9 @@ def test_a_full_disk_ends_all_and_leaves_a_whole_checkpoint(pool: RankPool, tmp_
     outcomes = troubled(pool, tmp_path / "run", rank, "writing", 2, "full")
     assert codes(outcomes) == [6, 6], outcomes
     for one in outcomes:
-        assert "checkpoint-4 could not be written: [Errno 27]" in one.err.replace("\n", " ")
+        assert "checkpoint-4: expected a place that can be written, got an error: [Errno 27]" in one.err.replace(
+            "\n", " "
+        )
     assert f"rank {rank} of 2" in outcomes[1 - rank].err
     assert_whole(tmp_path / "run")
     assert not list((tmp_path / "run").glob("*.tmp-*"))

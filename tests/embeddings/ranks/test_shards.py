@@ -210,7 +210,7 @@ def test_what_one_rank_finds_damaged_is_told_by_all(saved: Path, tmp_path: Path)
         for outcome in outcomes(2, read):
             assert isinstance(outcome, CheckpointError) and f"{file.name}: expected sha256" in str(outcome)
         file.unlink()
-        assert all(f"{file.name}: expected a plain file" in str(one) for one in outcomes(2, read))
+        assert all(f"{file.name}: expected a regular file" in str(one) for one in outcomes(2, read))
         file.write_bytes(good)
     on_ranks(2, read)
 

@@ -204,5 +204,5 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
         read_scores(tmp_path)
     (tmp_path / "evaluation.npy").unlink()
     os.mkfifo(tmp_path / "evaluation.npy")
-    with pytest.raises(CheckpointError, match=r"evaluation\.npy: expected a plain file, found: a pipe"):
+    with pytest.raises(CheckpointError, match=r"evaluation\.npy: expected a regular file, got a pipe"):
         read_scores(tmp_path)

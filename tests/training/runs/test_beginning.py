@@ -8,7 +8,7 @@ import pytest
 
 from adaptive import load_run
 from adaptive.config import TrainConfig
-from adaptive.data.rows.vocabularies import Texts, Vocabulary, grown, load_vocabulary
+from adaptive.data.rows.vocabularies import Texts, Vocabulary, extend_vocabulary, load_vocabulary
 from adaptive.errors import AdaptiveError, CheckpointError, ConfigError
 from adaptive.training.runs import train_run
 
@@ -91,12 +91,12 @@ def test_a_vocabulary_grows_by_what_it_has_not() -> None:
         ends = np.cumsum([0, *map(len, words)])
         return Vocabulary(np.array(keys), 1, "string", Texts(data, ends))
 
-    found = grown(made(["b", "aa"], [7, 3]), made(["ccc", "aa", "", "d"], [9, 3, 1, 2]))
+    found = extend_vocabulary(made(["b", "aa"], [7, 3]), made(["ccc", "aa", "", "d"], [9, 3, 1, 2]))
     assert found.keys.tolist() == [7, 3, 9, 1, 2]
     assert list(found.ids()) == ["b", "aa", "ccc", "", "d"]
-    assert list(grown(found, made([], [])).ids()) == list(found.ids())
+    assert list(extend_vocabulary(found, made([], [])).ids()) == list(found.ids())
     with pytest.raises(ConfigError, match="of kind string cannot grow by ids of kind int"):
-        grown(found, Vocabulary(np.array([1]), 1, "int"))
+        extend_vocabulary(found, Vocabulary(np.array([1]), 1, "int"))
 
 
 @pytest.mark.parametrize(

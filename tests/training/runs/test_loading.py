@@ -52,7 +52,7 @@ def test_the_nearest_run_is_named(elsewhere: Path, monkeypatch: pytest.MonkeyPat
     for wrong in ("runs/munday", "runz/monday", "monday"):
         with pytest.raises(CheckpointError, match="did you mean runs/monday"):
             load_run(wrong)
-    with pytest.raises(CheckpointError, match=r"No such file or directory$"):
+    with pytest.raises(CheckpointError, match=r"got no such file$"):
         load_run("something/else")
 
 
@@ -139,7 +139,7 @@ def test_data_are_looked_for_where_the_run_was_made(elsewhere: Path, monkeypatch
     (home / "train.csv").rename(elsewhere / "moved.csv")
     with pytest.raises(InputError) as error:
         evaluate_run(path)
-    assert f"{home}/train.csv: cannot be read" in str(error.value)
+    assert f"{home}/train.csv: expected a file" in str(error.value)
     assert f"Relative paths of {path} start from {home}, where it was trained." in str(error.value)
     assert "--data SPEC" in str(error.value)
 
@@ -203,7 +203,7 @@ def test_a_vocabulary_is_never_fitted_anew(elsewhere: Path) -> None:
         ("model.embedding_dim", 8, "expected one of tier.*, data.*, eval_batch_size and model, got"),
         ("tier.hots", "memory", "Extra inputs are not permitted, got 'memory' (--set tier.hots)"),
         ("eval_batch_size", 0, "Input should be greater than or equal to 1, got 0 (--set eval_batch_size)"),
-        ("data.holdouts", 0.1, "data.holdouts: Extra inputs are not permitted"),
+        ("data.holdouts", 0.1, "data.holdouts: unknown key"),
     ],
 )
 def test_settings_that_reading_cannot_have(elsewhere: Path, key: str, value: Any, message: str) -> None:
@@ -229,10 +229,10 @@ def test_the_label_column_is_needed_for_training(elsewhere: Path) -> None:
     trained(Path.cwd())
     write_csv(Path("new.csv"), ["1,a,2,b,ff,t1"], "price,first,user,second,site,tags")
     options = {"schema_path": "schema.toml"}
-    with pytest.raises(ConfigError, match="no column 'click'"):
+    with pytest.raises(ConfigError, match=r"label.column: expected a column of the file, got 'click'"):
         open_data(TrainConfig(data="csv:new.csv", data_options=options))
     dataset = open_data(TrainConfig(data="csv:new.csv", data_options={**options, "label_optional": True}))
-    with pytest.raises(InputError, match="has no labels to train with"):
+    with pytest.raises(InputError, match="expected a label column to train with"):
         dataset.train(10)
 
 

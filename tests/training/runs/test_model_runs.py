@@ -167,7 +167,7 @@ def test_a_label_of_weight_0_is_not_learnt() -> None:
 
 def test_samples_that_lack_a_label_are_told() -> None:
     parts, _ = parts_of(labels=LABELS, **settings("multi-task"))
-    with parts.embeddings, pytest.raises(InputError, match=r"samples have no label .high., .*: none"):
+    with parts.embeddings, pytest.raises(InputError, match=r"labels: expected 'high', .* got none"):
         Trainer(parts.embeddings, parts.model, parts.optimizer).train(ToyData().train(32), depth=1)
 
 
@@ -241,5 +241,5 @@ def test_the_feature_of_gauc_must_be_there(tmp_path: Path, data: Callable[..., T
 
 
 def test_a_model_that_does_not_fit_leaves_nothing_open() -> None:
-    with pytest.raises(ConfigError, match="needs samples with several labels"):
+    with pytest.raises(ConfigError, match="expected samples with several labels"):
         build(toy_config(**settings("multi-task")), ToyData())

@@ -41,7 +41,7 @@ DENSE = ["sgd", "adagrad", "adam"]
 def go_on(out: Path, *, saved: bool) -> bool:
     """Resume a run; False if it was killed before it had saved anything."""
     if not saved and not list(out.glob("checkpoint-*")):
-        with pytest.raises(CheckpointError, match=r"weights/manifest\.json: expected a plain file"):
+        with pytest.raises(CheckpointError, match=r"weights/manifest\.json: expected a regular file"):
             resume_run(out)
         return False
     resume_run(out)

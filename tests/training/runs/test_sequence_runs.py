@@ -114,7 +114,7 @@ def test_it_learns_to_hold_a_candidate_against_a_history(tmp_path: Path) -> None
 
 
 def test_which_models_take_data_of_sequences(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model tbsm needs samples that are sequences.*--data sequences"):
+    with pytest.raises(ConfigError, match=r"model tbsm: expected samples that are sequences.*--data sequences"):
         train_run(config_of(data="synthetic", out=str(tmp_path / "a")))
     options = {"embedding_dim": 4, "bottom_mlp": "7-4", "top_mlp": "1"}
     found = train_run(config_of(model="dlrm", model_options=options, steps=2, out=str(tmp_path / "b")))

@@ -159,7 +159,7 @@ def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path, caplog):
 )
 def test_lines_that_are_no_record_are_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
-    with pytest.raises(InputError, match=r"metrics\.jsonl: expected a plain file, found: No such file"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl: expected a regular file, got No such file"):
         read_metrics(path)
     path.write_bytes(to_line(RUN) + line + b"\n")
     with pytest.raises(InputError, match=r"expected a JSON object per line .*metrics\.jsonl:2\)"):
