@@ -151,7 +151,7 @@ def test_a_criteo_file_whose_first_line_has_no_label(tmp_path: Path) -> None:
     (tmp_path / "day").write_text(f"{inputs}\n1\t{inputs}\n")
     dataset = open_criteo(str(tmp_path / "day"), DataOptions(), None)
     with pytest.raises(
-        InputError, match=r"its first line that is not empty, which decides, has no column for one. Mend"
+        InputError, match=r"expected a label column to train with, got a first line without one\. Correct"
     ):
         next(dataset.train(1))
 

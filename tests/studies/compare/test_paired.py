@@ -197,10 +197,10 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
     write_scores(tmp_path, np.zeros(3, np.float32), np.ones(3, np.float32))
     assert np.array_equal(read_scores(tmp_path), [[0, 0, 0], [1, 1, 1]])  # type: ignore[arg-type]
     (tmp_path / "evaluation.npy").write_bytes(b"no array")
-    with pytest.raises(CheckpointError, match=r"evaluation\.npy: expected logits and labels of an evaluation"):
+    with pytest.raises(CheckpointError, match=r"evaluation\.npy: expected logits and labels, got a damaged file"):
         read_scores(tmp_path)
     np.save(tmp_path / "evaluation.npy", np.zeros(4))
-    with pytest.raises(CheckpointError, match=r"expected float32 \(2, samples\), found float64 \(4,\)"):
+    with pytest.raises(CheckpointError, match=r"expected float32 \(2, samples\), got float64 \(4,\)"):
         read_scores(tmp_path)
     (tmp_path / "evaluation.npy").unlink()
     os.mkfifo(tmp_path / "evaluation.npy")

@@ -95,7 +95,7 @@ def test_a_vocabulary_grows_by_what_it_has_not() -> None:
     assert found.keys.tolist() == [7, 3, 9, 1, 2]
     assert list(found.ids()) == ["b", "aa", "ccc", "", "d"]
     assert list(extend_vocabulary(found, made([], [])).ids()) == list(found.ids())
-    with pytest.raises(ConfigError, match="of kind string cannot grow by ids of kind int"):
+    with pytest.raises(ConfigError, match="expected ids of kind string, got int"):
         extend_vocabulary(found, Vocabulary(np.array([1]), 1, "int"))
 
 
