@@ -42,9 +42,6 @@ def test_numbers_of_a_click_model_are_those_of_scikit_learn(clicks):
     assert auc.accuracy() == accuracy_score(labels, logits > 0) and 0.7 < auc.accuracy() < 1
     assert losses.value() == pytest.approx(log_loss(labels, 1 / (1 + np.exp(-logits.astype(np.float64)))), rel=1e-12)
     assert losses.calibration() == pytest.approx(1, abs=0.1) and losses.normalised_entropy() < 1
-    of_probabilities = StreamingAUC()
-    of_probabilities.update(1 / (1 + np.exp(-logits)), labels, probabilities=True)
-    assert of_probabilities.value() == pytest.approx(expected, abs=1e-4)
 
 
 def test_accuracy_by_hand():
@@ -56,7 +53,7 @@ def test_accuracy_by_hand():
     metric.update(np.array([0.0, 90.0, -90.0, 90.0]), np.array([1, 1, 0, 0]))
     assert metric.accuracy() == 5 / 8
     other = StreamingAUC(metric.counts)
-    other.update(np.array([0.75, 0.25]), np.array([1, 0]), probabilities=True)
+    other.update(np.array([0.75, -0.25]), np.array([1, 0]))
     assert other.accuracy() == 7 / 10
 
 
@@ -75,15 +72,14 @@ def test_one_class_has_no_auc(labels):
 
 def test_normalised_entropy_of_the_mean_is_one():
     metric = StreamingLogLoss()
-    metric.update(np.full(4, 0.25), np.array([0, 1, 0, 0]), probabilities=True)
+    metric.update(np.full(4, -np.log(3)), np.array([0, 1, 0, 0]))
     assert metric.normalised_entropy() == pytest.approx(1)
     assert metric.calibration() == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("certain", "probabilities"), [([np.inf, -np.inf], False), ([1.0, 0.0], True)])
-def test_certain_and_wrong_costs_what_scikit_learn_says(certain, probabilities):
+def test_certain_and_wrong_costs_what_scikit_learn_says():
     metric = StreamingLogLoss()
-    metric.update(np.array(certain), np.array([0, 0]), probabilities=probabilities)
+    metric.update(np.array([np.inf, -np.inf]), np.array([0, 0]))
     assert metric.value() == pytest.approx(log_loss([0, 0], [1.0, 0.0], labels=[0, 1]))
 
 
@@ -126,11 +122,6 @@ def test_bad_input_is_refused(metric, scores, labels, message):
         exact_auc(np.array(scores), np.array(labels))
 
 
-def test_logits_are_not_taken_for_probabilities():
-    with pytest.raises(ValueError, match=r"probabilities in \[0, 1\], got -0.5 \(position 1\)"):
-        StreamingAUC().update(np.array([0.5, -0.5]), np.array([0, 1]), probabilities=True)
-
-
 streams = st.integers(1, 60).flatmap(
     lambda n: st.tuples(
         hnp.arrays(np.float32, n, elements=st.floats(-40, 40, width=32)),
@@ -145,11 +136,10 @@ def test_order_and_partition_do_not_matter(stream, random, cut):
     scores, labels = stream
     order = np.array(random.sample(range(len(scores)), len(scores)))
     for kind in (StreamingAUC, StreamingLogLoss):
-        whole, first, second = kind(), kind(), kind()
+        whole, first = kind(), kind()
         whole.update(scores, labels)
         first.update(scores[order[:cut]], labels[order[:cut]])
-        second.update(scores[order[cut:]], labels[order[cut:]])
-        first.merge(second)
+        first.update(scores[order[cut:]], labels[order[cut:]])
         if kind is StreamingAUC:
             assert np.array_equal(first.counts, whole.counts) and first.value() == whole.value()
         else:

@@ -1,7 +1,7 @@
 """Quality of predictions: AUC, GAUC, accuracy, log loss, calibration.
 
-The streaming classes use constant memory, do not depend on the order of samples, and merge: the sum of two workers'
-counts equals the counts of one. Letters: B samples of a batch, n samples in total.
+The streaming classes use constant memory and do not depend on the order of samples. Letters: B samples of a batch, n
+samples in total.
 """
 
 import math
@@ -41,26 +41,20 @@ class StreamingAUC:
                 )
             self.counts += counts
 
-    def update(self, scores: ArrayLike, labels: ArrayLike, *, probabilities: bool = False) -> None:
+    def update(self, logits: ArrayLike, labels: ArrayLike) -> None:
         """Count a batch.
 
         Args:
-            scores: (B,) float32 or float64, logits or probabilities.
+            logits: (B,) float32 or float64.
             labels: (B,) 0 or 1 of any type.
-            probabilities: True if scores are probabilities in [0, 1].
 
         Raises:
-            ValueError: for scores that are NaN, probabilities outside [0, 1], labels other than 0 and 1, or lengths
-                that differ.
+            ValueError: for logits that are NaN, labels other than 0 and 1, or lengths that differ.
         """
-        logits, positive = _as_logits(scores, labels, probabilities)
-        bins = ((logits + LOGIT_RANGE) * (NUM_BINS / (2 * LOGIT_RANGE))).clip(0, NUM_BINS - 1).astype(np.int64)
+        values, positive = _clipped(logits, labels)
+        bins = ((values + LOGIT_RANGE) * (NUM_BINS / (2 * LOGIT_RANGE))).clip(0, NUM_BINS - 1).astype(np.int64)
         bins += NUM_BINS * positive
         self.counts += np.bincount(bins, minlength=2 * NUM_BINS).reshape(2, NUM_BINS)
-
-    def merge(self, other: "StreamingAUC") -> None:
-        """Add what another stream counted."""
-        self.counts += other.counts
 
     def value(self) -> float | None:
         """Return the AUC so far, or None while there are samples of one class only."""
@@ -86,22 +80,15 @@ class StreamingLogLoss:
         self.loss_sum = 0.0
         self.probability_sum = 0.0
 
-    def update(self, scores: ArrayLike, labels: ArrayLike, *, probabilities: bool = False) -> None:
+    def update(self, logits: ArrayLike, labels: ArrayLike) -> None:
         """Count a batch; arguments and errors as in `StreamingAUC.update`."""
-        logits, positive = _as_logits(scores, labels, probabilities)
+        values, positive = _clipped(logits, labels)
         # log(1 + exp(z)) - y z, written so that nothing overflows
-        losses = np.maximum(logits, 0.0) - np.where(positive, logits, 0.0) + np.log1p(np.exp(-np.abs(logits)))
-        self.num_samples += len(logits)
+        losses = np.maximum(values, 0.0) - np.where(positive, values, 0.0) + np.log1p(np.exp(-np.abs(values)))
+        self.num_samples += len(values)
         self.num_positives += int(np.count_nonzero(positive))
         self.loss_sum += float(losses.sum())
-        self.probability_sum += float((1.0 / (1.0 + np.exp(-logits))).sum())
-
-    def merge(self, other: "StreamingLogLoss") -> None:
-        """Add what another stream counted."""
-        self.num_samples += other.num_samples
-        self.num_positives += other.num_positives
-        self.loss_sum += other.loss_sum
-        self.probability_sum += other.probability_sum
+        self.probability_sum += float((1.0 / (1.0 + np.exp(-values))).sum())
 
     def value(self) -> float | None:
         """Return the mean log loss per sample in nats, or None without samples."""
@@ -262,21 +249,9 @@ def _area(*, negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> floa
     return pairs / num_negatives / num_positives
 
 
-def _as_logits(
-    scores: ArrayLike, labels: ArrayLike, probabilities: bool
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    values, positive = _checked(np.asarray(scores), np.asarray(labels))
-    values = values.astype(np.float64, copy=False)
-    if probabilities:
-        outside = np.flatnonzero((values < 0) | (values > 1))
-        if len(outside):
-            raise ValueError(
-                f"expected probabilities in [0, 1], got {values[outside[0]]} (position {outside[0]}). Pass logits with "
-                "probabilities=False"
-            )
-        values = values.clip(2.0**-52, 1 - 2.0**-52)
-        values = np.log(values) - np.log1p(-values)
-    return values.clip(-MAX_LOGIT, MAX_LOGIT), positive
+def _clipped(logits: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    values, positive = _checked(np.asarray(logits), np.asarray(labels))
+    return values.astype(np.float64, copy=False).clip(-MAX_LOGIT, MAX_LOGIT), positive
 
 
 def _checked(
