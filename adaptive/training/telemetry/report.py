@@ -375,7 +375,10 @@ def _policy_lines(summary: RunSummary) -> list[str]:
 def _time_lines(summary: RunSummary) -> list[str]:
     """Lines of mean times: of the training thread, and of parallel work."""
     later = "" if summary["samples_per_s_later"] is None else " after the first interval"
-    groups: dict[str, list[str]] = {f"ms per step{later}": [], "ms per step of look-ahead, in parallel": []}
+    groups: dict[str, list[str]] = {
+        f"ms per step{later}": [],
+        "ms per step of look-ahead (overlaps with training if depth > 0)": [],
+    }
     training, look_ahead = groups.values()
     for stage, mean in summary["time_ms"].items():
         (look_ahead if stage in LOOK_AHEAD_STAGES else training).append(f"{stage} {mean:.2f}")

@@ -111,7 +111,7 @@ def test_text_written_out():
         "hit rate: 70.0% of lookups, 40.0% of distinct rows per batch\n"
         "moved: 20 rows (2.0 KiB) to the device, 8 rows (1.0 KiB) to the host\n"
         "ms per step: wait 0.50\n"
-        "ms per step of look-ahead, in parallel: plan 1.00\n"
+        "ms per step of look-ahead (overlaps with training if depth > 0): plan 1.00\n"
         "\n"
         "table  lookups  hit rate  rows on device  to device  to host\n"
         "site     1,000     90.0%              50    2.0 KiB  1.0 KiB\n"
@@ -125,7 +125,8 @@ def test_speed_and_times_exclude_the_first_interval():
     text = text_of(compiling, interval(20), interval(30, time_ms={"plan": 2.0, "wait": 0.5}))
     assert "3,000 samples, 250 samples/s (1,000 after the first interval, which includes compilation)\n" in text
     assert (
-        "\nms per step after the first interval: wait 0.50\nms per step of look-ahead, in parallel: plan 1.50\n" in text
+        "\nms per step after the first interval: wait 0.50\nms per step of look-ahead (overlaps with training if depth > 0): plan 1.50\n"
+        in text
     )
 
 
