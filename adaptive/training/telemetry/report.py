@@ -375,14 +375,13 @@ def _policy_lines(summary: RunSummary) -> list[str]:
 def _time_lines(summary: RunSummary) -> list[str]:
     """Lines of mean times: of the training thread, and of parallel work."""
     later = "" if summary["samples_per_s_later"] is None else " after the first interval"
-    groups: dict[str, list[str]] = {
-        f"ms per step{later}": [],
-        "ms per step of look-ahead (overlaps with training if depth > 0)": [],
-    }
-    training, look_ahead = groups.values()
+    training, look_ahead = list[str](), list[str]()
     for stage, mean in summary["time_ms"].items():
         (look_ahead if stage in LOOK_AHEAD_STAGES else training).append(f"{stage} {mean:.2f}")
-    return [f"{title}: {', '.join(times)}" for title, times in groups.items() if times]
+    lines = [f"ms per step{later}: {', '.join(training)}"] if training else []
+    if look_ahead:
+        lines.append(f"ms per step of look-ahead (overlaps with training if depth > 0): {', '.join(look_ahead)}")
+    return lines
 
 
 def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int] | None, *, undone: bool) -> list[str]:

@@ -124,10 +124,8 @@ def test_speed_and_times_exclude_the_first_interval():
     compiling = interval(10, samples_per_s=100.0, time_ms={"plan": 35.0, "wait": 47.0})
     text = text_of(compiling, interval(20), interval(30, time_ms={"plan": 2.0, "wait": 0.5}))
     assert "3,000 samples, 250 samples/s (1,000 after the first interval, which includes compilation)\n" in text
-    assert (
-        "\nms per step after the first interval: wait 0.50\nms per step of look-ahead (overlaps with training if depth > 0): plan 1.50\n"
-        in text
-    )
+    assert "\nms per step after the first interval: wait 0.50\nms per step of look-ahead " in text
+    assert ": plan 1.50\n" in text
 
 
 @pytest.mark.parametrize(
