@@ -1,23 +1,19 @@
 """Runs with `model.feature_norm`: repeated batches, resumed runs and parts give the same bits and statistics."""
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.interrupted import assert_equal, config_of, interrupted, numbers, run, small_world
 from support.toy import SMALL_DLRM, ToyData, toy_config
 from support.toy_runs import Hooked, data_fixture, everything, in_model, nothing_is_left_behind, parts_of  # noqa: F401
 from torch import Tensor
 
 from adaptive.errors import NonFiniteError
 from adaptive.training.components import build
-from adaptive.training.runs import resume_run, train_run
+from adaptive.training.runs import train_run
 from adaptive.training.trainer import Trainer
 
 KINDS = ["batch", "layer"]
@@ -32,23 +28,6 @@ def trained(kind: str, policy: str, depth: int, **changed: Any) -> dict[str, NDA
     with parts.embeddings:
         Trainer(parts.embeddings, parts.model, parts.optimizer).train(toy.train(32), depth=depth)
         return everything(parts)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=4)
-@given(at=st.integers(2, 20), save_every=st.integers(2, 7))
-def test_an_interrupted_run_goes_on_bit_for_bit(kind: str, at: int, save_every: int) -> None:
-    with tempfile.TemporaryDirectory() as folder, small_world() as patch:
-        whole, cut = Path(folder, "whole"), Path(folder, "cut")
-        config = config_of("lru", depth=2, save_every=save_every, dense_optimizer={"name": "adam"}, **model(kind))
-        run(whole, config)
-        with interrupted(patch, "stop", at):
-            run(cut, config)
-        if '"status": "finished"' not in (cut / "run.json").read_text():
-            resume_run(cut)
-        found = numbers(cut, placement=False)
-        assert_equal(found, numbers(whole, placement=False))
-        assert (kind == "layer") or found["dense feature_norm.batches"] == 20
 
 
 # --- a batch that is tried again, or not trained -------------------------------------------------------------------
@@ -108,13 +87,6 @@ def test_statistics_are_of_whole_batches(depth: int) -> None:
     found, expected = trained("batch", "contract:InParts", depth), trained("batch", "lru", depth)
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values, strict=True, err_msg=name)
-
-
-def test_with_layer_parts_are_trained_apart() -> None:
-    found, expected = trained("layer", "contract:InParts", 2), trained("layer", "lru", 2)
-    assert any(not np.array_equal(found[name], values) for name, values in expected.items())
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("kind", KINDS)

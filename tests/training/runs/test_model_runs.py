@@ -43,7 +43,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dcn, batch norm": ("dcn", {"deep_mlp": [8], "feature_norm": "batch"}),
     "dlrm, layer norm": ("dlrm", {"bottom_mlp": [8, 4], "top_mlp": [8, 1], "feature_norm": "layer"}),
 }
-ONE_EACH = ("dcn", "deepfm", "two-tower", "multi-task", "own", "dlrm, widths", "dlrm, dropout")
+ONE_EACH = ("dcn", "deepfm", "two-tower", "multi-task", "own", "dlrm, widths", "dlrm, dropout", "dcn, batch norm")
 
 
 def settings(name: str) -> dict[str, Any]:

@@ -58,19 +58,6 @@ def test_what_comes_back_trains_on(kind: Any, options: dict[str, Any]) -> None:
     assert again.param_groups[0]["lr"] == 0.1
 
 
-def test_arrays_are_copies() -> None:
-    net = model()
-    optimizer = optimizer_of(net, torch.optim.Adam, {})
-    train(net, optimizer, range(2))
-    arrays = optimizer_arrays(optimizer)
-    before = {name: value.copy() for name, value in arrays.items()}
-    train(net, optimizer, range(2, 4))
-    assert all(np.array_equal(arrays[name], value) for name, value in before.items())
-    load_optimizer_arrays(optimizer, arrays)
-    train(net, optimizer, range(2, 4))
-    assert all(np.array_equal(arrays[name], value) for name, value in before.items())
-
-
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
