@@ -155,7 +155,7 @@ def gpu_facts() -> dict[str, str]:
     """What is there, each as a text. Where torch sees a GPU, a kernel is launched, and its bits are checked."""
     import torch
 
-    from adaptive.embeddings.tiers.gpu.build import launched
+    from adaptive.embeddings.tiers.gpu.build import check_copy
 
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
     facts = {
@@ -172,7 +172,7 @@ def gpu_facts() -> dict[str, str]:
         free, total = torch.cuda.mem_get_info(number)
         name = torch.cuda.get_device_properties(number).name
         facts[f"cuda:{number}"] = f"{name}, {size_text(free)} of {size_text(total)} free"
-        facts[f"kernel_on_cuda:{number}"] = launched(torch.device("cuda", number))
+        facts[f"kernel_on_cuda:{number}"] = check_copy(torch.device("cuda", number))
     return facts
 
 

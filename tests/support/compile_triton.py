@@ -1,9 +1,9 @@
-"""Compile Triton kernels for a GPU that need not be there: `compile_triton.py CAPABILITY FORMS [WIDTH ...]`.
+"""Compile Triton kernels for a GPU that need not exist: `compile_triton.py CAPABILITY rows|dense [WIDTH ...]`.
 
-Prints for each kernel a line of JSON: its name, the float32 and float64 instructions of its PTX that do not round to
-nearest once an operation, its registers, and its bytes of spilled registers. FORMS: `once` compiles each kernel once
-(updates once for each optimizer), `few` in its fullest forms, `all` in every form that the program can launch, `dense`
-those of the model's interaction, whose products are fused. It needs a process of its own, TRITON_INTERPRET unset.
+Prints a line of JSON for each kernel: its name, the float32 and float64 instructions of its PTX that do not round to
+nearest once an operation, its registers, its bytes of spilled registers, its loads in flight. `rows`: each kernel for
+rows, as training usually launches it and with everything it can do; `dense`: those of the model's interaction, whose
+products are fused. It needs its own process, with TRITON_INTERPRET unset.
 """
 
 import json
@@ -35,8 +35,8 @@ from adaptive.kernels.rows.gpu.update import update_kernel
 TYPES = {
     "*i64": "locations row_locations bag_starts segments to_rows source_rows slots rows table_starts table_keys",
     "*i32": "inverse bag_vectors vectors hot",
-    "*u8": "known pending",
-    "fp32": "learning_rate epsilon decay1 decay2 kept",
+    "*u8": "has_snapshot pending",
+    "fp32": "learning_rate epsilon decay1 decay2 decay_factor",
 }
 Form = tuple[Any, dict[str, Any]]  # kernel, constants
 
@@ -59,13 +59,13 @@ def examine(kernel: Any, capability: int, options: dict[str, Any], constants: di
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     inexact = [line.strip() for line in INEXACT.findall(compiled.asm["ptx"])]
     registers, spilled = usage(compiled.asm["cubin"])
-    found = {"kernel": kernel.__name__, "inexact": inexact, "registers": registers, "spilled": spilled}
-    found["in_flight"] = in_flight(compiled.asm["cubin"])
-    return found | {"warps": options["num_warps"], "constants": constants}
+    report = {"kernel": kernel.__name__, "inexact": inexact, "registers": registers, "spilled": spilled}
+    report["in_flight"] = in_flight(compiled.asm["cubin"])
+    return report | {"warps": options["num_warps"], "constants": constants}
 
 
-def told(cubin: bytes, what: str) -> str:
-    """What NVIDIA's tool tells of a compiled kernel."""
+def disassembled(cubin: bytes, what: str) -> str:
+    """Output of NVIDIA's tool for a compiled kernel."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
@@ -73,19 +73,19 @@ def told(cubin: bytes, what: str) -> str:
 
 
 def usage(cubin: bytes) -> tuple[int, int]:
-    """Registers of a thread, and bytes that it keeps on the stack."""
-    ((registers, stack),) = re.findall(r"REG:(\d+) STACK:(\d+)", told(cubin, "-res-usage"))
+    """Registers of a thread, and bytes on its stack."""
+    ((registers, stack),) = re.findall(r"REG:(\d+) STACK:(\d+)", disassembled(cubin, "-res-usage"))
     return int(registers), int(stack)
 
 
 def in_flight(cubin: bytes) -> int:
-    """The most loads from global memory that a thread has asked for before it needs the first of them.
+    """The most loads from global memory that a thread has issued before it needs the first of them.
 
-    Instructions as they stand, from top to bottom: a load is on its way until another instruction names its register.
+    Instructions are read from top to bottom: a load is in flight until another instruction names its register.
     """
-    waiting: list[set[int]] = []  # registers of the loads on their way, oldest first
+    waiting: list[set[int]] = []  # registers of the loads in flight, oldest first
     most = 0
-    for line in told(cubin, "-sass").splitlines():
+    for line in disassembled(cubin, "-sass").splitlines():
         instruction = re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?(.*?) ;", line)
         if instruction is None:
             continue
@@ -105,49 +105,34 @@ def in_flight(cubin: bytes) -> int:
     return most
 
 
-def fullest(width: int) -> Iterator[Form]:
-    """Each kernel as training usually launches it, then with all that it can do."""
-    shape, pooling = shape_of(width), shape_of(width, POOL_WARPS)
-    yield pool_kernel, pooling | {"HOST": False, "SCALED": False, "SINGLE": True, "IN_ORDER": True}
-    yield pool_kernel, pooling | {"HOST": True, "SCALED": True, "SINGLE": False, "IN_ORDER": False}
-    for kind, state in states(width).items():
-        own = shape | {"KIND": kind, "STATE": state, "APART": True}
-        yield update_kernel, own | {"SCALED": False, "SUMMED": False}
-        for summed in (False, True) if kind != steps.SGD_ else (False,):
-            yield update_kernel, own | {"SCALED": True, "SUMMED": summed}
-    yield hot_kernel, hot_shape(width) | {"SCALED": False}
-    yield hot_kernel, hot_shape(width) | {"SCALED": True}
-    for squares in sorted({0, 1, width, width + 1}):
-        yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": True, "APART": True}
-    yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": True}
+def row_forms(width: int) -> Iterator[Form]:
+    """Each kernel as training usually launches it, then in its other forms."""
+    shape, pooling, flags = shape_of(width), shape_of(width, POOL_WARPS), (False, True)
+    for host, scaled, single, in_order in product(flags, flags, (True, False), (True, False)):
+        yield pool_kernel, pooling | {"HOST": host, "SCALED": scaled, "SINGLE": single, "IN_ORDER": in_order}
+    for (kind, state), scaled in product(states(width).items(), flags):
+        for summed in flags if kind != steps.SGD_ else (False,):
+            yield update_kernel, shape | {"KIND": kind, "STATE": state, "SCALED": scaled, "SUMMED": summed}
+    for scaled in flags:
+        columns = min(HOT_COLUMNS, tile_of(width).block)
+        yield hot_kernel, {"WIDTH": width, "COLUMNS": columns, "DEPTH": HOT_DEPTH, "SCALED": scaled}
+    for squares, scaled in product(sorted({0, 1, width, width + 1}), flags):
+        yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": scaled}
+    for host in flags:
+        yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": host}
     for state in states(width).values():
         yield copy_kernel, {"WIDTH": width, "STATE": state, **copy_tile(width, state)}
     yield decay_kernel, shape
     yield initial_kernel, shape
 
 
-def once(width: int) -> Iterator[Form]:
-    """The first of each kernel's fullest forms, that of the base case; of `update_kernel` one for each optimizer, of
-    `pool_kernel` one for bags of any length, too."""
-    chosen: dict[tuple[Any, ...], Form] = {}
-    for kernel, constants in fullest(width):
-        chosen.setdefault((kernel, constants.get("KIND"), constants.get("SINGLE")), (kernel, constants))
-    yield from chosen.values()
-
-
-def every(width: int) -> Iterator[Form]:
-    """Whatever the program can launch beside `fullest`."""
-    shape, flags = shape_of(width), (False, True)
-    for host, scaled, single, in_order in product(flags, flags, flags, flags):
-        told = {"SINGLE": single, "IN_ORDER": in_order}
-        yield pool_kernel, shape_of(width, POOL_WARPS) | {"HOST": host, "SCALED": scaled} | told
-    for (kind, state), scaled, apart in product(states(width).items(), flags, flags):
-        own = {"KIND": kind, "STATE": state, "SCALED": scaled, "APART": apart}
-        for summed in (False, True) if kind != steps.SGD_ else (False,):
-            yield update_kernel, shape | own | {"SUMMED": summed}
-    for squares, scaled, apart in product(sorted({0, 1, width, width + 1}), flags, flags):
-        yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": scaled, "APART": apart}
-    yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": False}
+def options_of(kernel: Any, width: int, constants: dict[str, Any]) -> dict[str, Any]:
+    """Options of a launch for rows of this width."""
+    if kernel is copy_kernel:
+        return {"num_warps": copy_warps(width), **EXACT_ARITHMETIC}
+    if kernel is pool_kernel:
+        return tile_of(width, warps=POOL_WARPS).options
+    return tile_of(width).options if "BLOCK" in constants else {"num_warps": 1, **EXACT_ARITHMETIC}
 
 
 def states(width: int) -> dict[int, int]:
@@ -160,43 +145,26 @@ def shape_of(width: int, warps: int = 1) -> dict[str, Any]:
     return {"WIDTH": width, "BLOCK": tile.block, "ROWS": tile.rows}
 
 
-def hot_shape(width: int) -> dict[str, Any]:
-    return {"WIDTH": width, "COLUMNS": min(HOT_COLUMNS, tile_of(width).block), "DEPTH": HOT_DEPTH}
-
-
-def interactions(width: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """With 26 and 31 features, all that can be chosen."""
-    for features, own, tf32 in product((26, 31), (False, True), (False, True)):
-        dots = (features + 1) * (features + (2 if own else 0)) // 2
-        constants = interaction.constants_of(features, width, -(-(width + dots) // 16) * 16, True, own, tf32)
+def dense_forms(width: int) -> Iterator[Form]:
+    """The interaction with 26 and 31 features and every option; launch options are among the constants."""
+    for features, include_self, tf32 in product((26, 31), (False, True), (False, True)):
+        dots = (features + 1) * (features + (2 if include_self else 0)) // 2
+        constants = interaction.constants_of(features, width, -(-(width + dots) // 16) * 16, True, include_self, tf32)
         yield interaction.forward_kernel, constants
         yield interaction.backward_kernel, constants
 
 
-def compile_dense(capability: int, width: int) -> None:
-    for kernel, given in interactions(width):
-        constants = dict(given)
-        options = {name: constants.pop(name) for name in ("num_warps", "enable_fp_fusion")}
-        print(json.dumps(examine(kernel, capability, options, constants) | {"width": width}), flush=True)
-
-
 def main(capability: int, which: str, *widths: int) -> None:
-    if which == "dense":
-        for width in widths:
-            compile_dense(capability, width)
-        return
-    one_warp = {"num_warps": 1, **EXACT_ARITHMETIC}
     for width in widths:
-        forms = once(width) if which == "once" else fullest(width)
-        for kernel, constants in (*forms, *(every(width) if which == "all" else ())):
-            options = tile_of(constants["BLOCK"]).options if "BLOCK" in constants else one_warp
-            if kernel is pool_kernel:
-                options = tile_of(constants["BLOCK"], warps=POOL_WARPS).options
-            if kernel is copy_kernel:
-                options = {"num_warps": copy_warps(width), **EXACT_ARITHMETIC}
+        for kernel, arguments in row_forms(width) if which == "rows" else dense_forms(width):
+            constants = dict(arguments)
+            if which == "rows":
+                options = options_of(kernel, width, constants)
+            else:
+                options = {name: constants.pop(name) for name in ("num_warps", "enable_fp_fusion")}
             print(json.dumps(examine(kernel, capability, options, constants) | {"width": width}), flush=True)
     fused, constants = {"num_warps": 1, "enable_fp_fusion": True}, {"WIDTH": 8, "ROWS": MAX_ROWS, "HOST": False}
-    print(json.dumps(examine(drift_kernel, capability, fused, constants)))  # what must not be
+    print(json.dumps(examine(drift_kernel, capability, fused, constants)))  # an example of a fused operation
 
 
 if __name__ == "__main__":

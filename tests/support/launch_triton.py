@@ -1,8 +1,8 @@
-"""Launch every Triton kernel as training does, for a GPU that is not there: `python launch_triton.py CAPABILITY`.
+"""Launch every Triton kernel as training does, for a GPU that is not there: `launch_triton.py CAPABILITY`.
 
-Arguments and options are checked, bound and specialised on; then nothing is compiled, which `compile_triton.py` does,
-nor launched. Prints for each kernel a line of JSON: its name, and for how many kinds of arguments it would be compiled
-while the sizes of batches change and nothing else. It needs a process of its own, TRITON_INTERPRET unset.
+Arguments and options are checked, bound and specialized on; then nothing is compiled (`compile_triton.py` does that),
+nor launched. Prints a line of JSON for each kernel: its name, and for how many kinds of arguments it would be compiled
+while the sizes of batches change and nothing else. It needs its own process, with TRITON_INTERPRET unset.
 """
 
 import json
@@ -22,7 +22,7 @@ from adaptive.kernels.rows.gpu.decay import decay, decay_kernel
 from adaptive.kernels.rows.gpu.deferred import accumulate, accumulate_kernel
 from adaptive.kernels.rows.gpu.drift import drift, drift_kernel
 from adaptive.kernels.rows.gpu.initial import initial_kernel, initial_rows
-from adaptive.kernels.rows.gpu.move import copy_kernel, fetch, write_back
+from adaptive.kernels.rows.gpu.move import copy_kernel, copy_rows
 from adaptive.kernels.rows.gpu.pool import pool, pool_kernel
 from adaptive.kernels.rows.gpu.sums import hot_kernel
 from adaptive.kernels.rows.gpu.update import update, update_kernel
@@ -35,7 +35,7 @@ SETTINGS = [0.1, 1e-8, 0.9, 0.999, 0.0]
 
 
 class NoGpu:
-    """As much of Triton's driver as there is without a GPU."""
+    """Triton's driver, as far as it works without a GPU."""
 
     def __init__(self, capability: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)
@@ -56,11 +56,11 @@ def launched_without_a_gpu(capability: int) -> None:
     def warm_up(self: Any, *arguments: Any, **options: Any) -> Any:
         return run(self, *arguments, **options | {"warmup": True})
 
-    def noted(self: Any, kind: Any, *arguments: Any) -> None:
+    def note_kind(self: Any, kind: Any, *arguments: Any) -> None:
         self.device_caches[0][0][kind] = "compiled"
 
     driver.set_active(NoGpu(capability))
-    JITFunction.run, JITFunction._do_compile = warm_up, noted
+    JITFunction.run, JITFunction._do_compile = warm_up, note_kind
 
 
 def numbers(count: int) -> Tensor:
@@ -89,10 +89,9 @@ def launch_all(width: int, kind: int, state_width: int) -> None:
         accumulate(rows, segments, vectors, none, gradients, sums, squares, pending, hot=hot)
         known = torch.zeros(num, dtype=torch.bool)
         drift(rows, rows.int(), known, weights, None, torch.zeros(5000, width), torch.zeros(num))
-        for kept in (0.99, 1.0, 0.0):
-            decay(weights, rows, kept)
-        fetch(weights, state, rows, weights, state, rows)
-        write_back(weights, state, rows, weights, state, rows)
+        for factor in (0.99, 1.0, 0.0):
+            decay(weights, rows, factor)
+        copy_rows(weights, state, rows, weights, state, rows)
         for tables in (1, 16, 17):
             starts, keys, bounds = numbers(tables + 1), numbers(tables), torch.ones(tables)
             initial_rows(weights, state, rows, rows, starts, keys, bounds, 0.0)
@@ -105,8 +104,8 @@ def main(capability: int) -> None:
             kernel.device_caches.clear()
         launch_all(width, kind, state_width)
         for kernel in KERNELS:
-            found = {"kernel": kernel.__name__, "kinds": len(kernel.device_caches[0][0])}
-            print(json.dumps(found | {"width": width, "state": state_width}), flush=True)
+            report = {"kernel": kernel.__name__, "kinds": len(kernel.device_caches[0][0])}
+            print(json.dumps(report | {"width": width, "state": state_width}), flush=True)
 
 
 if __name__ == "__main__":

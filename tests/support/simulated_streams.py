@@ -1,9 +1,9 @@
 """A simulated device: work is queued by stream and done later, in any order that the events allow.
 
-Who asks for work also turns the clock, at random: after each request some queued work is done, of streams chosen by a
-seed. Values that have not arrived yet are NaN: memory is so when it is new, the target of a copy is so until the copy
-is done, and a copy takes two turns. A device's memory is ordinary memory here, so what a stream does too early or too
-late shows in the results.
+Each request for work also turns the clock, at random: some queued work is done, of streams chosen by a seed. Values
+that have not arrived yet are not numbers: new memory is poisoned, the target of a copy is poisoned until the copy is
+done, and a copy takes two turns. A device's memory is ordinary memory here, so work done too early or too late shows in
+the results.
 """
 
 import threading
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adaptive.embeddings.tiers.mover import Event, Shape, Streams
 
-LAZINESS = (0.0, 0.3, 0.7, 0.95, 1.0)  # share of turns that a stream lets pass
+LAZINESS = (0.0, 0.3, 0.7, 0.95, 1.0)  # share of turns that a stream skips
 
 
 class Simulation:
@@ -39,7 +39,7 @@ class Simulation:
     def pinned(self, num_bytes: int) -> Tensor:
         memory = torch.empty(num_bytes, dtype=torch.uint8)
         poison(memory)
-        self._memory.append(memory)  # or else its address would be given to other memory
+        self._memory.append(memory)  # otherwise other memory could get its address
         self._pinned.add(memory.untyped_storage().data_ptr())
         return memory
 
@@ -54,14 +54,14 @@ class Simulation:
     def turn(self) -> None:
         """Time passes."""
         for stream in self.all:
-            while stream.may_go_on() and self.random.random() > stream.laziness:
-                stream.go_on()
+            while stream.can_run() and self.random.random() > stream.laziness:
+                stream.run_next()
 
-    def go_on_until(self, event: "SimulatedEvent") -> None:
+    def run_until(self, event: "SimulatedEvent") -> None:
         while not event.happened:
-            able = [stream for stream in self.all if stream.may_go_on()]
+            able = [stream for stream in self.all if stream.can_run()]
             assert able, "the streams wait for each other"
-            able[self.random.integers(len(able))].go_on()
+            able[self.random.integers(len(able))].run_next()
 
 
 class SimulatedEvent:
@@ -76,7 +76,7 @@ class SimulatedEvent:
 
     def wait(self) -> None:
         with self._simulation.lock:
-            self._simulation.go_on_until(self)
+            self._simulation.run_until(self)
 
 
 class SimulatedStream:
@@ -85,9 +85,9 @@ class SimulatedStream:
     def __init__(self, simulation: Simulation) -> None:
         self.laziness = float(simulation.random.choice(LAZINESS))
         self._simulation = simulation
-        self._queue: deque[Callable[[], None] | SimulatedEvent] = deque()  # work, or what it must wait for
+        self._queue: deque[Callable[[], object] | SimulatedEvent] = deque()  # work, or what it must wait for
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], object]) -> None:
         with self._simulation.lock:
             self._queue.append(work)
             self._simulation.turn()
@@ -100,7 +100,7 @@ class SimulatedStream:
         if self._simulation.is_pinned(to):
             poison(to)  # the host may look at once
         self.run(lambda: poison(to))
-        self.run(lambda: copy_bytes(to, source))
+        self.run(lambda: to.copy_(source))
 
     def empty(self, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
         tensor = torch.empty(shape, dtype=dtype)
@@ -117,30 +117,26 @@ class SimulatedStream:
         with self._simulation.lock:
             self._queue.append(event)
 
-    def may_go_on(self) -> bool:
+    def can_run(self) -> bool:
         while self._queue and isinstance(self._queue[0], SimulatedEvent) and self._queue[0].happened:
             self._queue.popleft()
         return bool(self._queue) and not isinstance(self._queue[0], SimulatedEvent)
 
-    def go_on(self) -> None:
+    def run_next(self) -> None:
         work = self._queue.popleft()
         assert not isinstance(work, SimulatedEvent)
         work()
 
     def catch_up(self) -> None:
-        """Do all that was asked for."""
+        """Do all queued work."""
         self.record().wait()
 
 
 def poison(memory: Tensor) -> None:
-    """No byte is what it was: NaN as float32, far out of range as a number of a row."""
+    """Overwrite every byte: NaN as float32, far out of range as a row number."""
     if memory.dtype == torch.uint8:
         memory.fill_(0xFF)
     elif memory.is_floating_point():
         memory.fill_(torch.nan)
     elif memory.dtype != torch.bool:
         memory.fill_(torch.iinfo(memory.dtype).min)
-
-
-def copy_bytes(to: Tensor, source: Tensor) -> None:
-    to.copy_(source)

@@ -1,4 +1,4 @@
-"""What the tests of traps share: a small table, every optimizer, and tiers with the invalid copies poisoned."""
+"""Helpers of the tests of traps: a small table, optimizers, tiers with invalid copies poisoned."""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,8 @@
-"""The Triton kernels in tests: on the GPU where there is one, else under Triton's interpreter, which rounds alike.
+"""The Triton kernels in tests: on a GPU if there is one, else under Triton's interpreter, which rounds the same.
 
-Import this before any module of `adaptive.kernels.rows.gpu`: Triton decides when a kernel is defined whether it will be
-interpreted. TRITON_INTERPRET is set only while kernels are imported or run: to other tests, and to the processes they
-start, a CPU must not look like a GPU.
+Import this before any module of `adaptive.kernels.rows.gpu`: Triton decides when a kernel is defined whether to
+interpret it. TRITON_INTERPRET is set only while kernels are imported or run: other tests, and the processes they start,
+must not take a CPU for a GPU.
 """
 
 import os
@@ -17,20 +17,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-
-Floats = NDArray[np.float32]
+from adaptive.kernels.planning.lookups import hot_rows
+from adaptive.optim import RowOptimizer
+from support.row_kernels import Floats
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 INTERPRETED = DEVICE.type == "cpu"
-OPTIMIZERS = [SGD(0.3), Adagrad(0.2, initial_accumulator=0.5), RowwiseAdagrad(0.2), Adam(0.1, beta2=0.9)]
-
 needs_gpu = pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
 
 
 @contextmanager
 def ready() -> Iterator[None]:
-    """Kernels can be defined, and run."""
+    """Inside, kernels can be defined and run."""
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):  # the interpreter computes with numpy
         if INTERPRETED:
             patch.setenv("TRITON_INTERPRET", "1")
@@ -45,16 +43,16 @@ with ready():
     from adaptive.kernels.rows.gpu.deferred import accumulate
     from adaptive.kernels.rows.gpu.drift import drift
     from adaptive.kernels.rows.gpu.initial import initial_rows
-    from adaptive.kernels.rows.gpu.move import fetch, write_back
+    from adaptive.kernels.rows.gpu.move import copy_rows
     from adaptive.kernels.rows.gpu.pool import pool
     from adaptive.kernels.rows.gpu.update import update
 
-__all__ = ["accumulate", "decay", "drift", "fetch", "initial_rows", "pool", "update", "write_back"]
+__all__ = ["accumulate", "copy_rows", "decay", "drift", "initial_rows", "pool", "update"]
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """An array that stays in the host's memory, where a GPU reads and writes it."""
+    """An array that stays in host memory, where a GPU reads and writes it."""
 
     array: Floats
 
@@ -67,7 +65,7 @@ def tensor_of(argument: Any) -> Any:
 
 
 def run(function: Callable[..., None], *arguments: Any, **options: Any) -> None:
-    """Call with tensors in place of arrays; what it writes is in the arrays afterwards."""
+    """Call with tensors in place of arrays; the arrays receive what it writes."""
     tensors = [tensor_of(argument) for argument in arguments]
     with ready():
         function(*tensors, **options)
@@ -78,16 +76,16 @@ def run(function: Callable[..., None], *arguments: Any, **options: Any) -> None:
             array[...] = tensor.cpu().numpy()
 
 
-def assert_same_bits(found: Any, expected: Any) -> None:
-    """NaN equals NaN, whatever its payload; 0.0 and -0.0 differ."""
-    np.testing.assert_array_equal(found, expected)
-    both = np.stack([found, expected]).astype(np.float64)
+def assert_same_bits(result: Any, expected: Any) -> None:
+    """NaN equals NaN of any payload; 0.0 and -0.0 differ."""
+    np.testing.assert_array_equal(result, expected)
+    both = np.stack([result, expected]).astype(np.float64)
     np.testing.assert_array_equal(*np.where(np.isnan(both), False, np.signbit(both)))
 
 
-def random_rows(rng: np.random.Generator, *shape: int) -> Floats:
-    """Values over several powers of ten, so that another order of summation shows."""
-    return (rng.normal(size=shape) * 10.0 ** rng.integers(-3, 4, shape)).astype(np.float32)
+def hot_of(segments: NDArray[np.int64]) -> torch.Tensor:
+    """The hot rows among rows with these segments, on the device."""
+    return torch.from_numpy(hot_rows(segments)).to(DEVICE)
 
 
 def settings_of(optimizer: RowOptimizer) -> list[float]:

@@ -161,7 +161,7 @@ class Lane:
         skipper = self.skipper
         assert skipper is not None
         hot = skipper.hot
-        watched = self.device.kept(hot.num_entries)
+        watched = self.device.export_watched(hot.num_entries)
         rows_with_sums = hot.rows[np.intersect1d(watched.waiting, leaving)]
         if len(rows_with_sums):
             self.put(rows_with_sums, *self.values(rows_with_sums))
@@ -169,7 +169,7 @@ class Lane:
         stays = np.isin(watched.waiting, stay)
         waiting = np.searchsorted(stay, watched.waiting[stays])  # renumbered
         snapshots = watched.snapshots[stay] if len(watched.snapshots) else watched.snapshots
-        self.device.keep(WatchedValues(snapshots, waiting, watched.sums[stays], watched.squares[stays]))
+        self.device.import_watched(WatchedValues(snapshots, waiting, watched.sums[stays], watched.squares[stays]))
         skipper.keep(stay)
 
 

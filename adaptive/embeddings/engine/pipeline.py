@@ -258,7 +258,7 @@ class Pipeline:
             arrays = [array for block in blocks for array in (block.dense, block.labels, *block.extras.values())]
             inputs = [arrays, *[()] * (len(plans) - 1)]  # sent along with the first group's plan
             plans = [
-                lane.device.ship(plan, buffer, along)
+                lane.device.upload_plan(plan, buffer, along)
                 for lane, plan, along in zip(self.lanes, plans, inputs, strict=True)
             ]
             ready = ReadyBatch(batch, plans, parts, self.feedback.reported, self.feedback.update_sizes)
@@ -324,7 +324,7 @@ class Pipeline:
 
     def send_again(self, number: int, plan: GroupPlan) -> None:
         """Send a plan of group `number` to the device again, after its slots were renumbered."""
-        self.lanes[number].device.ship_again(plan)
+        self.lanes[number].device.reupload_plan(plan)
         self._late_fetches.poison_host(number, plan)
 
     def finish_copies(self) -> None:
@@ -332,7 +332,7 @@ class Pipeline:
         self._late_fetches.copy_current()
         self.mover.finish_copies()
         for lane in self.lanes:
-            lane.device.land()
+            lane.device.finish_host_writes()
 
     def values(
         self, lane: Lane, rows: NDArray[np.int64], *, with_waiting: bool = True

@@ -104,7 +104,7 @@ class HostPayload(Payload[Floats]):
         self._devices = tuple(devices)
 
     def unload(self, tensors: Sequence[Tensor]) -> list[Floats]:
-        waits = [device.bring(tensor) for device, tensor in zip(self._devices, tensors, strict=True)]
+        waits = [device.to_host(tensor) for device, tensor in zip(self._devices, tensors, strict=True)]
         return [wait() for wait in waits]
 
     def load(self, arrays: Sequence[Floats]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Where rows and their values lie, and how they are copied: host tiers (memory or file), the device tier, the `Mover`.
+"""Host tiers (memory or file), the device tier, and the `Mover` that orders their work.
 
-Which rows lie where is decided in `planning`; the device tier on a GPU is in `gpu`, the loops are in `kernels`.
+`planning` decides where rows are; the device tier on a GPU is in `gpu`, the loops are in `kernels`.
 """

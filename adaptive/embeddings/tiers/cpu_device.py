@@ -1,8 +1,8 @@
 """`CpuDevice`: a device tier in ordinary memory, for machines without a GPU.
 
-Pooled vectors are stored past the caches (`vector.row_sums`). That is fast where the caches hold no changed copy of
-the memory: where only vectors have been before, and not in whatever an allocator hands out next, which some other
-operation has just written. Measured at 2048 x 26 x 16: 0.23 against 0.6 ms. Hence `VectorMemory`.
+Pooled vectors are stored past the caches (`vector.row_sums`). That is fast if the caches hold no changed copy of the
+memory: memory that only vectors use, not what an allocator returns after another operation has just written to it.
+Measured at 2048 x 26 x 16: 0.23 against 0.6 ms. Hence `empty_vectors` reuses memory.
 """
 
 from collections.abc import Sequence
@@ -38,95 +38,49 @@ class CpuRows:
         self.resize(num_slots, fill)
 
     def use(self, optimizer: RowOptimizer) -> None:
-        """Update rows by these settings from now on; the formula and the state are the same."""
+        """Update rows with these settings from now on; formula and state stay the same."""
         self._rule = optimizer.kind, optimizer.settings(), optimizer.corrections()
-        self._kept = np.float32(optimizer.kept)
+        self._decay_factor = np.float32(optimizer.kept)
 
     def resize(self, num_slots: int, fill: float = 0.0) -> None:
         """Reallocate to `num_slots` slots that hold `fill`."""
         self.weights = full_rows(num_slots, self._host.weights.shape[1], fill)
         self.state = full_rows(num_slots, self._host.state.shape[1], fill)
 
+    @property
+    def _tables(self) -> tuple[Floats, Floats, Floats, Floats]:
+        return self.weights, self.state, self._host.weights, self._host.state
+
     def pool(self, out: Floats, pooling: Pooling, rows: Floats | None = None) -> None:
-        """Write the vectors (V, D), from slots and host, or from `rows` (U, D) in the place of slots."""
-        pool.pool(
-            out,
-            pooling.bag_vectors,
-            pooling.bag_starts,
-            pooling.inverse,
-            pooling.row_locations,
-            pooling.scales,
-            self.weights if rows is None else rows,
-            self._host.weights,
-            len(self.scratch),
-        )
+        """Write the vectors (V, D), from slots and host, or from `rows` (U, D) instead of slots."""
+        bags = pooling.bag_vectors, pooling.bag_starts, pooling.inverse, pooling.row_locations, pooling.scales
+        slots = self.weights if rows is None else rows
+        pool.pool(out, *bags, slots, self._host.weights, len(self.scratch))
 
     def update(self, row_updates: RowUpdates, gradients: Floats) -> Floats:
-        """Update rows where they lie from gradients (V, D); returns the L2 norm of each update (U,)."""
+        """Update rows in place from gradients (V, D); return the L2 norms (U,) of the updates."""
         norms = np.empty(len(row_updates.rows), np.float32)
         self._decay(row_updates.locations)
-        update.update(
-            row_updates.locations,
-            row_updates.segments,
-            row_updates.vectors,
-            row_updates.scales,
-            gradients,
-            self.weights,
-            self.state,
-            self._host.weights,
-            self._host.state,
-            *self._rule,
-            norms,
-            self.scratch,
-        )
+        sums = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales
+        update.update(*sums, gradients, *self._tables, *self._rule, norms, self.scratch)
         return norms
 
     def defer(
         self, deferred: Deferred, gradients: Floats, sums: Floats, squares: Floats, pending: NDArray[np.bool_]
     ) -> Floats:
-        """Add gradients (V, D) to sums (H, D) and squares (H, S), which then wait (H,), and apply those that are due.
+        """Add gradients (V, D) to sums (H, D) and squares (H, S), and apply those that are due.
 
-        Returns the L2 norm of each update (n,).
+        pending (H,) marks the entries with a sum. Returns the L2 norms (n,) of the updates.
         """
-        row_updates = deferred.row_updates
+        added = deferred.row_updates
         norms = np.empty(len(deferred.due_rows), np.float32)
         self._decay(deferred.due_locations)
-        deferred_kernels.defer(
-            row_updates.locations,
-            row_updates.segments,
-            row_updates.vectors,
-            row_updates.scales,
-            gradients,
-            sums,
-            squares,
-            pending,
-            deferred.due_at,
-            deferred.due_locations,
-            deferred.due_entries,
-            self.weights,
-            self.state,
-            self._host.weights,
-            self._host.state,
-            *self._rule,
-            norms,
-            self.scratch,
-        )
+        gradient_sums = added.locations, added.segments, added.vectors, added.scales, gradients, sums, squares, pending
+        due = deferred.due_at, deferred.due_locations, deferred.due_entries
+        deferred_kernels.defer(*gradient_sums, *due, *self._tables, *self._rule, norms, self.scratch)
         return norms
 
-    def apply_sums_on_host(self, locations: Int64s, entries: Int64s, sums: Floats, squares: Floats) -> Floats:
-        """Update rows of the host at `locations` (n,), all ~row, each from the sum and squares of its entry (n,).
-
-        Returns the L2 norm of each update (n,).
-        """
-        return self._apply(-1, locations, entries, sums, squares, self._host.weights, self._host.state)
-
-    def apply_sums_to_copies(
-        self, places: Int64s, entries: Int64s, sums: Floats, squares: Floats, weights: Floats, state: Floats
-    ) -> None:
-        """The same for copies of rows: rows `places` (n,) of `weights` and `state`. Changes no row of a tier."""
-        self._apply(0, places, entries, sums, squares, weights, state)
-
-    def _apply(
+    def apply_sums(
         self,
         flip: int,
         locations: Int64s,
@@ -136,19 +90,24 @@ class CpuRows:
         weights: Floats,
         state: Floats,
     ) -> Floats:
+        """Update rows of `weights` and `state`, each from the sum and squares of its entry.
+
+        These are rows `locations` (n,) of copies (flip 0), or rows ~locations of the host tier (flip -1). Returns the
+        L2 norms (n,) of the updates.
+        """
         norms = np.empty(len(locations), np.float32)
-        if self._kept != 1:
-            decay.decay(flip, locations, self._kept, weights, len(self.scratch))
+        if self._decay_factor != 1:
+            decay.decay(flip, locations, self._decay_factor, weights, len(self.scratch))
         deferred_kernels.update_from_sums(
             flip, locations, entries, sums, squares, weights, state, *self._rule, norms, self.scratch
         )
         return norms
 
     def _decay(self, locations: Int64s) -> None:
-        """Weight decay of rows about to be updated, in slots and on the host."""
-        if self._kept != 1:
+        """Apply weight decay to rows that are about to be updated, in slots and on the host."""
+        if self._decay_factor != 1:
             for flip, weights in ((0, self.weights), (-1, self._host.weights)):
-                decay.decay(flip, locations, self._kept, weights, len(self.scratch))
+                decay.decay(flip, locations, self._decay_factor, weights, len(self.scratch))
 
 
 class CpuDevice(DeviceTier):
@@ -163,37 +122,37 @@ class CpuDevice(DeviceTier):
         self._rows = CpuRows(host, optimizer, num_slots, self._fill)
         self.num_slots = num_slots
         self.squares_width = optimizer.squares_width(host.weights.shape[1])
-        self._vectors = VectorMemory()
+        self._vectors = LentMemory()
         self.watch(0, snapshots=False, sums=False)
 
     @property
     def weights(self) -> Floats:
-        """(slots, D) the values in slots."""
+        """Values (slots, D) in slots."""
         return self._rows.weights
 
     @property
     def state(self) -> Floats:
-        """(slots, S) their optimizer state."""
+        """Optimizer state (slots, S) in slots."""
         return self._rows.state
 
     def send(self, array: NDArray[Any]) -> Tensor:
-        # torch refuses read-only memory; a copy keeps the promise that batches do not change.
+        # torch refuses read-only memory, and batches must not change.
         return torch.from_numpy(array if array.flags.writeable else array.copy())
 
-    def bring(self, tensor: Tensor) -> Later:
+    def to_host(self, tensor: Tensor) -> Later:
         array = tensor.numpy()
         return lambda: array
 
-    def ship(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> GroupPlan:
+    def upload_plan(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> GroupPlan:
         return plan
 
     def inputs(self, plan: GroupPlan) -> Send:
-        return lambda array: torch.from_numpy(array.copy())  # a loop may write into its tensors, batches come again
+        return lambda array: torch.from_numpy(array.copy())  # a loop may write to its tensors; batches come again
 
-    def ship_again(self, plan: GroupPlan) -> None:
+    def reupload_plan(self, plan: GroupPlan) -> None:
         return
 
-    def land(self) -> None:
+    def finish_host_writes(self) -> None:
         return
 
     def close(self) -> None:
@@ -227,7 +186,10 @@ class CpuDevice(DeviceTier):
         return out
 
     def empty_vectors(self, number: int) -> Tensor:
-        return self._vectors.take(number, self.weights.shape[1])
+        # Aligned to cache lines; reused once no tensor shares the memory, in whichever thread that one was dropped.
+        width = self.weights.shape[1]
+        (vectors,) = carve(self._vectors, (np.float32, number * width))
+        return torch.from_numpy(vectors.reshape(number, width))
 
     def use(self, optimizer: RowOptimizer) -> None:
         self._rows.use(optimizer)
@@ -243,20 +205,13 @@ class CpuDevice(DeviceTier):
     def apply_waiting(self, entries: Int64s, weights: Floats, state: Floats) -> None:
         watched = np.flatnonzero(entries >= 0)
         waiting = watched[self._pending[entries[watched]]]
-        self._rows.apply_sums_to_copies(waiting, entries[waiting], self._sums, self._squares, weights, state)
+        self._rows.apply_sums(0, waiting, entries[waiting], self._sums, self._squares, weights, state)
 
     def drift(self, snapshots: Snapshots) -> Later:
         drifts = np.empty(len(snapshots.entries), np.float32)
-        drift.drift(
-            snapshots.locations,
-            snapshots.entries,
-            snapshots.known,
-            self.weights,
-            self._host.weights,
-            self._snapshots,
-            drifts,
-            self._rows.scratch[:, 0],
-        )
+        where = snapshots.locations, snapshots.entries, snapshots.known
+        tables = self.weights, self._host.weights, self._snapshots
+        drift.drift(*where, *tables, drifts, self._rows.scratch[:, 0])
         return lambda: drifts
 
     def read(self, slots: Int64s) -> tuple[Floats, Floats]:
@@ -265,7 +220,7 @@ class CpuDevice(DeviceTier):
     def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:
         width = self.weights.shape[1]
         self._snapshots = full_rows(capacity if snapshots else 0, width, np.nan)
-        # Not written: only sums that wait are read, and all would take as much memory as the popular rows.
+        # Uninitialized: only pending sums are read, and writing all would take as much memory as the popular rows.
         self._sums = empty_rows(capacity if sums else 0, width)
         self._squares = empty_rows(len(self._sums), self.squares_width)
         self._pending = np.zeros(len(self._sums), np.bool_)
@@ -274,15 +229,15 @@ class CpuDevice(DeviceTier):
         self._snapshots.fill(np.nan)
         self._pending.fill(False)
 
-    def kept(self, num_entries: int) -> WatchedValues:
+    def export_watched(self, num_entries: int) -> WatchedValues:
         waiting = np.flatnonzero(self._pending[:num_entries])
         return WatchedValues(self._snapshots[:num_entries].copy(), waiting, self._sums[waiting], self._squares[waiting])
 
-    def keep(self, kept: WatchedValues) -> None:
+    def import_watched(self, values: WatchedValues) -> None:
         self.forget_watched()
-        self._snapshots[: len(kept.snapshots)] = kept.snapshots
-        self._sums[kept.waiting], self._squares[kept.waiting] = kept.sums, kept.squares
-        self._pending[kept.waiting] = True
+        self._snapshots[: len(values.snapshots)] = values.snapshots
+        self._sums[values.waiting], self._squares[values.waiting] = values.sums, values.squares
+        self._pending[values.waiting] = True
 
     @property
     def buffer_bytes(self) -> tuple[int, int]:
@@ -292,15 +247,3 @@ class CpuDevice(DeviceTier):
     def num_bytes(self) -> tuple[int, int, int]:
         watched = self._snapshots.nbytes + self._sums.nbytes + self._squares.nbytes
         return self.weights.nbytes, self.state.nbytes, watched
-
-
-class VectorMemory:
-    """Memory for vectors, used again once no tensor lives in it. For one thread; tensors may be dropped in any."""
-
-    def __init__(self) -> None:
-        self._memory = LentMemory()
-
-    def take(self, num_rows: int, width: int) -> Tensor:
-        """(num_rows, width) float32, not written, aligned to cache lines; its memory as `LentMemory` says."""
-        (vectors,) = carve(self._memory, (np.float32, num_rows * width))
-        return torch.from_numpy(vectors.reshape(num_rows, width))

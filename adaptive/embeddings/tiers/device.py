@@ -1,7 +1,8 @@
-"""`DeviceTier`: slots for rows, and the work done on them. In ordinary memory: `cpu_device`; on a GPU: `gpu.device`.
+"""`DeviceTier`: slots for rows, and the work done on them.
 
-The device tier pools bags, applies updates and measures drift; both tiers' arrays are at hand, so that rows which a
-plan leaves on the host (`misses = "host"`) take part at their place in the sum.
+`cpu_device` implements it in ordinary memory, `gpu.device` on a GPU. The device tier pools bags, applies updates and
+measures drift. It can reach the host tier's arrays, so that rows which a plan leaves on the host (`misses = "host"`)
+are added at their place in a sum.
 """
 
 from abc import ABC, abstractmethod
@@ -20,12 +21,12 @@ from adaptive.optim import RowOptimizer
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Send = Callable[[NDArray[Any]], Tensor]
-Later = Callable[[], Floats]  # call it once for numbers that may still be on their way: it waits for them
+Later = Callable[[], Floats]  # call it once for numbers that may still be in flight: it waits for them
 
 
 @dataclass(frozen=True)
 class WatchedValues:
-    """What a device keeps of watched rows. Letters: n entries of the hot set, m of them with a sum that waits."""
+    """Values of watched rows: n entries of the hot set, m of them with a deferred sum."""
 
     snapshots: Floats  # (n, D), NaN where there is none yet; or (0, D)
     waiting: Int64s  # (m,) entries, ascending
@@ -34,35 +35,43 @@ class WatchedValues:
 
 
 class DeviceTier(ABC):
-    """Slots for rows, and the work on them. Slots are only touched as plans say; the caller keeps the order."""
+    """Slots for rows, and the work on them.
+
+    Slots are touched only as plans say, and the caller keeps the order. The look-ahead thread calls the methods that
+    move rows and send plans, the training thread all others.
+    """
 
     num_slots: int
-    squares_width: int  # float32 values beside each sum, see `RowOptimizer.squares_width`
+    squares_width: int  # float32 values next to each sum, see `RowOptimizer.squares_width`
     poison: bool
-    searcher: Searcher | None = None  # where the device itself finds what batches look up
-    pools_parts: bool  # while rows for the others are on their way; if not, batches are run in one pass
+    searcher: Searcher | None = None  # finds lookups on the device, if not None
+    pools_parts: bool  # pools parts of a batch while rows of the others are in flight; False: batches run in one pass
 
     @abstractmethod
     def send(self, array: NDArray[Any]) -> Tensor:
-        """A tensor on the device with a batch's own numbers; it does not change when the array does."""
+        """Return a tensor on the device with the array's values, unaffected by later changes."""
 
     @abstractmethod
-    def bring(self, tensor: Tensor) -> Later:
-        """Numbers (n, D) that lie on the device, as an array of the host's."""
+    def to_host(self, tensor: Tensor) -> Later:
+        """Start to copy numbers (n, D) from the device to a host array."""
 
     @abstractmethod
-    def ship(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> GroupPlan:
-        """The plan with all that training needs of it on the device, and with it arrays of the batch. `buffer`: see
-        `Mover.start_moves`."""
+    def upload_plan(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> GroupPlan:
+        """Send a plan, and arrays of its batch, to the device; return the plan on the device.
+
+        buffer: see `Mover.start_moves`.
+        """
 
     @abstractmethod
     def inputs(self, plan: GroupPlan) -> Send:
-        """From the training thread, when a batch begins: `send`, but for arrays that went with its plan (the very same
-        objects), which are there. The tensors are the loop's own: it may keep them."""
+        """Return `send` for a batch that begins, which reuses arrays sent with its plan.
+
+        These must be the very same objects. The tensors belong to the training loop, which may keep them.
+        """
 
     @abstractmethod
-    def ship_again(self, plan: GroupPlan) -> None:
-        """Send a shipped plan again, whose rows have other slots now; its arrays have been changed."""
+    def reupload_plan(self, plan: GroupPlan) -> None:
+        """Send a plan again whose rows have moved to other slots; its arrays have been changed."""
 
     @abstractmethod
     def write_back(self, moves: Moves) -> None:
@@ -70,10 +79,13 @@ class DeviceTier(ABC):
 
     @abstractmethod
     def fetch(self, moves: Moves) -> None:
-        """Copy, or make, the rows `moves.fetch_rows` into their slots; give `moves.fresh_rows` their initial values."""
+        """Copy or compute the rows `moves.fetch_rows` into their slots.
+
+        `moves.fresh_rows` get their initial values on the host.
+        """
 
     @abstractmethod
-    def land(self) -> None:
+    def finish_host_writes(self) -> None:
         """Return when the host has stored the rows that copies brought; the copies are done."""
 
     @abstractmethod
@@ -82,70 +94,74 @@ class DeviceTier(ABC):
 
     @abstractmethod
     def resize(self, num_slots: int) -> None:
-        """Reallocate to `num_slots` empty slots, which are there when this returns."""
+        """Reallocate to `num_slots` empty slots, which exist when this returns."""
 
     @abstractmethod
     def pool(self, pooling: Pooling, rows: Floats | Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """(V, D) the vectors of one batch, from slots and host, or from `rows` (U, D): read out, or on the device.
-        `out`: where they are written, if other vectors stand there, too."""
+        """Return the vectors (V, D) of one batch, from slots and host, or from `rows` (U, D).
+
+        rows: on the host or on the device. out: where to write, if it has other vectors, too.
+        """
 
     @abstractmethod
     def empty_vectors(self, number: int) -> Tensor:
-        """(number, D) on the device, not written, for `pool`."""
+        """Return (number, D) on the device, uninitialized, for `pool`."""
 
     @abstractmethod
     def use(self, optimizer: RowOptimizer) -> None:
-        """Update rows by these settings from now on; the formula and the state are the same. From the training thread,
-        or with no batch in flight."""
+        """Update rows with these settings from now on; formula and state stay the same.
+
+        Call it from the training thread, or with no batch in flight.
+        """
 
     @abstractmethod
     def update(self, row_updates: RowUpdates, gradients: Tensor) -> Later:
-        """Update rows from the gradients of the vectors (V, D); returns the L2 norm of each update (U,)."""
+        """Update rows from the vectors' gradients (V, D); return the L2 norms (U,) of the updates."""
 
     @abstractmethod
     def defer(self, deferred: Deferred, gradients: Tensor) -> Later:
-        """Add gradients to the sums, then apply the sums that are due; returns the L2 norms of those updates (n,)."""
+        """Add gradients to sums, apply the sums that are due; return the updates' L2 norms (n,)."""
 
     @abstractmethod
     def apply_waiting(self, entries: Int64s, weights: Floats, state: Floats) -> None:
-        """Apply to copies of rows (n, ...) whatever gradients wait for them; entries (n,) or -1. Changes no row."""
+        """Apply deferred sums to copies of rows (n, ...); entries (n,) or -1. Changes no row."""
 
     @abstractmethod
     def drift(self, snapshots: Snapshots) -> Later:
-        """Movement of watched rows since their snapshot (n,), which is then renewed."""
+        """Return the movement (n,) of watched rows since their snapshots, and renew these."""
 
     @abstractmethod
     def read(self, slots: Int64s) -> tuple[Floats, Floats]:
-        """Copies (weights, state) of slots; for evaluation and saving."""
+        """Return copies (weights, state) of slots; for evaluation and saving."""
 
     @abstractmethod
     def poison_slots(self, slots: Int64s) -> None:
-        """Debug: NaN into slots whose row has left."""
+        """Debug: write NaN to slots whose row was evicted."""
 
     @abstractmethod
     def poison_host(self, rows: Int64s) -> None:
-        """Debug: NaN into the host copies of rows that a batch will change on the device."""
+        """Debug: write NaN to the host copies of rows that a batch will change on the device."""
 
     @abstractmethod
     def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:
-        """Make room for the snapshots, or the sums of deferred gradients and their squares, of `capacity` rows."""
+        """Allocate snapshots, or deferred sums and their squares, for `capacity` rows."""
 
     @abstractmethod
     def forget_watched(self) -> None:
-        """Drop all snapshots and waiting sums."""
+        """Drop all snapshots and deferred sums."""
 
     @abstractmethod
-    def kept(self, num_entries: int) -> WatchedValues:
-        """Copies of what is kept of the first entries; for saving."""
+    def export_watched(self, num_entries: int) -> WatchedValues:
+        """Return copies of the values of the first entries; for saving."""
 
     @abstractmethod
-    def keep(self, kept: WatchedValues) -> None:
-        """Replace all snapshots and waiting sums by `kept`. There is room for it."""
+    def import_watched(self, values: WatchedValues) -> None:
+        """Replace all snapshots and deferred sums. They must fit in what `watch` allocated."""
 
     @property
     @abstractmethod
     def buffer_bytes(self) -> tuple[int, int]:
-        """Bytes of the buffers that rows and plans cross in: pinned on the host, on the device."""
+        """Bytes of the buffers for rows and plans: pinned on the host, on the device."""
 
     @property
     @abstractmethod

@@ -1,7 +1,7 @@
-"""`HostTier`: a place for every row of a group. `MemoryHost` is memory; `host_file.FileHost` is a file.
+"""`HostTier`: a place for every row of a group, in memory or in a file (`host_file`).
 
-Nothing is written when it is made. A row that never changed has no stored value: `initial` computes it. So a table
-of a billion rows costs address space, and memory or disk only for rows that were trained.
+Construction writes nothing. A row that never changed has no stored value: `initial` computes it. So a table of a
+billion rows costs address space, and memory or disk only for rows that were trained.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 
 @dataclass
 class HostIO:
-    """What has crossed between a host tier and its file since it was made."""
+    """Counts of reads and writes between a host tier and its file."""
 
     reads: int = 0
     bytes_read: int = 0
@@ -35,8 +35,8 @@ class HostIO:
 class HostTier(ABC):
     """Rows with their optimizer state, moved by copying. Row numbers are local to the group.
 
-    `weights` (rows, D) and `state` (rows, S), float32, are there to be computed on in place; they have no rows in a
-    tier that only copies.
+    Kernels may use `weights` (rows, D) and `state` (rows, S), float32, in place; these have no rows in a tier that only
+    copies.
     """
 
     weights: Floats
@@ -54,14 +54,14 @@ class HostTier(ABC):
 
     @abstractmethod
     def copy_out(self, rows: Int64s, weights: Floats, state: Floats, to_rows: Int64s) -> None:
-        """Copy `rows` (n,), in any order, to rows `to_rows` of other arrays, each of which is given once."""
+        """Copy `rows` (n,) to rows `to_rows` (n,) of other arrays, in any order, targets distinct."""
 
     @abstractmethod
     def copy_in(self, rows: Int64s, weights: Floats, state: Floats, from_rows: Int64s) -> None:
-        """Store rows `from_rows` of other arrays as `rows` (n,), in any order, each given once."""
+        """Store rows `from_rows` of other arrays as `rows` (n,), in any order, targets distinct."""
 
     def read(self, rows: Int64s) -> tuple[Floats, Floats]:
-        """Copies (weights (n, D), state (n, S)) of `rows`."""
+        """Return copies (weights (n, D), state (n, S)) of `rows`."""
         weights, state = self._empty(len(rows))
         self.copy_out(rows, weights, state, np.arange(len(rows)))
         return weights, state
@@ -71,7 +71,7 @@ class HostTier(ABC):
         self.copy_in(rows, weights, state, np.arange(len(rows)))
 
     def store_initial(self, rows: Int64s) -> None:
-        """Store the initial values of `rows`, each given once; for rows that are used in place."""
+        """Store the initial values of distinct `rows`, which will be used in place."""
         if len(rows):
             weights, state = self._empty(len(rows))
             self.initial(weights, state, np.arange(len(rows)), rows)
@@ -86,7 +86,7 @@ class HostTier(ABC):
 
     @abstractmethod
     def expect(self, row_updates: RowUpdates) -> None:
-        """A hint that a batch will soon use rows in place, for tiers that can prefetch them."""
+        """Announce that a batch will soon use rows in place, for tiers that can prefetch them."""
 
     def initial(self, weights: Floats, state: Floats, to_rows: Int64s, rows: Int64s) -> None:
         """Write the initial values of owned rows to rows `to_rows` of other arrays."""
@@ -109,16 +109,16 @@ class HostTier(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Hand all stored rows to the disk, where there is one."""
+        """Write all stored rows to the disk, if there is one."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release memory or disk. Rows cannot be moved any more. Closing twice is fine."""
+        """Release memory or disk; rows can no longer be moved. Closing twice is fine."""
 
     @property
     @abstractmethod
     def disk_bytes(self) -> int:
-        """Bytes of disk that stored rows have taken so far."""
+        """Bytes of disk that stored rows take."""
 
     @property
     def num_bytes(self) -> tuple[int, int]:
@@ -130,7 +130,7 @@ class MemoryHost(HostTier):
     """A host tier in memory: two arrays, between which numba kernels copy rows."""
 
     def __init__(self, group: Group, optimizer: RowOptimizer, *, own_pages: bool = False) -> None:
-        """`own_pages`: give the arrays pages of their own, so that they can be pinned."""
+        """own_pages: start the arrays at pages, so that they can be pinned."""
         super().__init__(group, optimizer)
         self.weights, self.state = self._empty(group.num_rows)  # pages are taken when a row is first written
         if own_pages:
@@ -160,7 +160,7 @@ class MemoryHost(HostTier):
 
 
 def whole_pages(num_rows: int, width: int) -> Floats:
-    """(num_rows, width) on pages of its own, which are taken when they are first written or pinned."""
+    """Return (num_rows, width) on separate pages, taken when first written or pinned."""
     size = 4 * num_rows * width
     if not size:
         return np.empty((num_rows, width), np.float32)
@@ -168,9 +168,9 @@ def whole_pages(num_rows: int, width: int) -> Floats:
 
 
 def _pages(size: int) -> mmap.mmap:
-    """Private memory: shared memory, Python's default, gets no huge pages however it asks for them.
+    """Return private memory: shared memory, Python's default, never gets huge pages.
 
-    A process that is forked does not have it: on older systems the first write of either one would move the parent's
+    A forked process does not inherit it: on older systems the first write of either process would move the parent's
     page away from where the GPU reads and writes.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
@@ -182,5 +182,5 @@ def _pages(size: int) -> mmap.mmap:
 
 def advise(pages: mmap.mmap, advice: int) -> None:
     """Tell the system how the pages will be used."""
-    with contextlib.suppress(OSError):  # a system that knows no such thing
+    with contextlib.suppress(OSError):  # not every system has it
         pages.madvise(advice)

@@ -1,9 +1,9 @@
 """`FileHost`: rows in one sparse file of records, weights and state of a row side by side.
 
-Rows are moved by reading and writing, not through a memory map: all reads of a batch are under way at once, where
-page faults would wait for one after the other, and a full disk is an error message, where a map would end the process
-with SIGBUS. Only for policies that compute on host rows in place (`misses = "host"`) is the file mapped as well; those
-rows are written before their first use, so their blocks exist; a disk that fails to read them still ends the process.
+Rows are moved by reading and writing, not through a memory map. All reads of a batch are in flight at once, while page
+faults would wait one after the other; and a full disk is an error message, while a map would end the process with
+SIGBUS. The file is also mapped for policies that compute on host rows in place (`misses = "host"`). Those rows are
+written before their first use, so their blocks exist; a disk that fails to read them still ends the process.
 """
 
 import mmap
@@ -30,15 +30,15 @@ STAGING_BYTES = 4 << 20
 class FileHost(HostTier):
     """A host tier on disk: a sparse file of records, weights and state of a row side by side.
 
-    The file has no name: nobody's file is overwritten, and its space is free again whatever ends the process. The
-    system's page cache stands between the file and the disk.
+    The file has no name: it overwrites no other file, and its space is freed however the process ends. The system's
+    page cache is between the file and the disk.
 
     Moving rows raises `StorageError` when the file cannot be written or read. Rows may be lost then, so every later
-    move raises it again.
+    move raises it again. Any thread may move rows; a lock serializes them.
     """
 
     def __init__(self, group: Group, optimizer: RowOptimizer, directory: Path, *, in_place: bool = False) -> None:
-        """Raises ConfigError if there cannot be such a file in `directory`, which is made if needed."""
+        """Raises ConfigError if no such file can be made in `directory`, created if missing."""
         super().__init__(group, optimizer)
         self._directory = directory
         record_width = self._width + self._state_width
@@ -53,13 +53,16 @@ class FileHost(HostTier):
             self._close = weakref.finalize(self, os.close, self._fd)
             self.weights, self.state = self._map(size) if in_place else self._empty(0)
         except OSError as error:
-            raise ConfigError(f"tier.host: cannot map {size} bytes of rows in {directory}: {error}") from error
+            raise ConfigError(
+                f"tier.host: expected room for a file of {size:,} bytes in {directory}, got {error}. Choose another "
+                f"folder with tier.host=mmap:DIR"
+            ) from error
 
     def _map(self, size: int) -> tuple[Floats, Floats]:
         mapped = mmap.mmap(self._fd, size)
         if hasattr(mmap, "MADV_RANDOM"):
-            mapped.madvise(mmap.MADV_RANDOM)  # a fault reads one page, not 32 that nobody wants
-        # Where a page has several blocks, its first change through the map gives it those that it lacks.
+            mapped.madvise(mmap.MADV_RANDOM)  # a page fault reads one page, not 32
+        # If a page has several blocks, its first change through the map allocates the missing ones.
         self._takes_blocks = os.fstatvfs(self._fd).f_frsize < mmap.PAGESIZE and hasattr(os, "posix_fallocate")
         rows = np.frombuffer(mapped, np.float32).reshape(self.group.num_rows, -1)
         return rows[:, : self._width], rows[:, self._width :]
@@ -69,7 +72,7 @@ class FileHost(HostTier):
     def copy_out(self, rows: Int64s, weights: Floats, state: Floats, to_rows: Int64s) -> None:
         order = np.argsort(rows, kind="stable")
         rows, to_rows = rows[order], to_rows[order]
-        max_gap = (records.PAGE - 1) // self._row_bytes  # whole pages are not read for nothing
+        max_gap = (records.PAGE - 1) // self._row_bytes  # do not read whole pages in between
         done = 0
         with self._lock:
             self._must_work()
@@ -119,7 +122,7 @@ class FileHost(HostTier):
         self.io.bytes_written += runs.num_rows * self._row_bytes
 
     def _take_blocks(self) -> None:
-        """Take disk for whole pages, so that changing rows in the map later cannot find the disk full."""
+        """Allocate disk for whole pages, so that later changes through the map cannot fail."""
         page, runs = mmap.PAGESIZE, self._staging
         for first, num in zip(runs.first_rows[: runs.num_runs], np.diff(runs.starts[: runs.num_runs + 1]), strict=True):
             begin, end = int(first) * self._row_bytes, int(first + num) * self._row_bytes
@@ -130,7 +133,7 @@ class FileHost(HostTier):
                 self._fail("write", error)
 
     def _finish(self, left: int, move: Callable[[memoryview, int], int], what: str) -> None:
-        """Move the runs that kernels found cut short, interrupted or failing, or learn why that is impossible."""
+        """Move the runs that were cut short, interrupted or failed in kernels, or fail."""
         for run in self._staging.unfinished[:left]:
             offset = int(self._staging.first_rows[run]) * self._row_bytes
             part = self._staging.bytes_of(run)
@@ -147,9 +150,9 @@ class FileHost(HostTier):
 
     def _fail(self, what: str, error: OSError) -> NoReturn:
         self._failure = StorageError(
-            f"tier.host: cannot {what} rows in {self._directory}: {error}. Changed rows may be lost: go on from the "
-            f"last checkpoint. The rows' file takes {self.disk_bytes:,} bytes there, and up to "
-            f"{sum(self.num_bytes):,}; free space, or choose another place with tier.host=mmap:DIR"
+            f"tier.host: cannot {what} rows in {self._directory}: {error}. Changed rows may be lost: resume from the "
+            f"last checkpoint. The rows' file takes {self.disk_bytes:,} bytes now, and up to {sum(self.num_bytes):,}. "
+            f"Free space, or choose another folder with tier.host=mmap:DIR"
         )
         raise self._failure from error
 
@@ -160,7 +163,7 @@ class FileHost(HostTier):
     # --- the tier as a whole ---------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait until all stored rows are on the disk. A disk that lost some is noticed here at the latest."""
+        """Wait until all stored rows are on the disk; raise if some were lost."""
         with self._lock:
             if self._close.alive:
                 self._must_work()
@@ -170,9 +173,9 @@ class FileHost(HostTier):
                     self._fail("write", error)
 
     def close(self) -> None:
-        """Give the file's space back; of a mapped file, once the last array over it is gone."""
+        """Free the file's space; for a mapped file, when the last array over it is gone."""
         with self._lock:
-            self._failure = StorageError(f"the rows in {self._directory} are gone: their tables were closed")
+            self._failure = StorageError(f"tier.host: the rows in {self._directory} are gone: their tables were closed")
             self._close()
 
     @property
@@ -181,7 +184,7 @@ class FileHost(HostTier):
 
 
 def _unnamed_file(directory: Path, size: int) -> int:
-    """The descriptor of a new file that has no name."""
+    """Return the descriptor of a new file that has no name."""
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=directory) as file:
         os.ftruncate(file.fileno(), size)
@@ -191,7 +194,7 @@ def _unnamed_file(directory: Path, size: int) -> int:
 
 
 class _Staging:
-    """A block of records on their way, cut into runs; see `records.plan_runs`."""
+    """A block of records in flight, cut into runs; see `records.plan_runs`."""
 
     def __init__(self, record_width: int) -> None:
         self._capacity = max(1, STAGING_BYTES // (4 * record_width))
@@ -208,7 +211,7 @@ class _Staging:
         return int(self.starts[self.num_runs])
 
     def plan(self, rows: Int64s, max_gap: int) -> int:
-        """Make runs of the first of these ascending rows; returns of how many."""
+        """Make runs of the first of these ascending rows; return how many were taken."""
         rows = rows[: self._capacity]
         self.places = np.empty(len(rows), np.int64)
         planned, self.num_runs = records.plan_runs(
@@ -217,5 +220,5 @@ class _Staging:
         return int(planned)
 
     def bytes_of(self, run: int) -> memoryview:
-        """The staged bytes of a run."""
+        """Return the staged bytes of a run."""
         return self.records[self.starts[run] : self.starts[run + 1]].data.cast("B")

@@ -1,34 +1,34 @@
-"""`Mover`: the order of copying and training on a device. The only file that knows which stream waits for which.
+"""`Mover`: the order of copying and training on a device.
 
-Work on a device is asked for now and done later. Streams, each of which does its work in the order it was asked:
+This is the only file that knows which stream waits for which. Work is queued now and done later. Each stream does its
+work in the order in which it was queued:
 
-    copying stream   asked by the look-ahead thread: plans and rows to the device, rows back to the host
-    compute stream   asked by the training thread: forward, backward, update. On CUDA it is whatever stream is
-                     current in the training loop when a batch is asked for; a batch is trained on one stream.
-    finding stream   asked by the look-ahead thread or a helper, where the device finds what batches look up
+    copying stream   queued by the look-ahead thread: plans and rows to the device, rows back to the host
+    compute stream   queued by the training thread: forward, backward, update. On CUDA it is the stream that is current
+                     in the training loop when the loop requests a batch; a batch is trained on one stream.
+    finding stream   queued by the look-ahead thread or a helper, if the device searches the lookups of batches
 
-What one stream needs of another, or the host of any, is waited for by exactly one of the methods `await_*`:
+Exactly one of the methods `await_*` waits for each thing that one stream needs from another, or the host from any:
 
-    await_trained    rows leave for batch n, then its plan and rows come, when batch n - depth - 1 has been trained: it
-                     may change the former and use what the latter overwrite
-    await_moved      batch n starts when its rows and its plan have come
-    await_computed   a flush copies rows as all work asked for so far leaves them
-    await_unused     lookups are found in memory that no batch in training reads
-    await_sent       the host writes into a pinned buffer again when its last contents have been sent
-    await_brought    the host reads a pinned buffer when numbers or rows have come
-    await_copies     the host touches rows of the tiers itself when every copy asked for is done
+    await_trained    rows are evicted for batch n, then its plan and rows are copied, after batch n - depth - 1: that
+                     batch may change the evicted rows, and use the memory that the copies overwrite
+    await_moved      batch n starts after its rows and its plan have arrived
+    await_computed   a flush copies rows as all work queued so far leaves them
+    await_unused     lookups are written to memory that no batch in training reads
+    await_sent       the host writes to a pinned buffer again after its last contents have been sent
+    await_brought    the host reads a pinned buffer after numbers or rows have arrived
+    await_copies     the host touches rows of the tiers itself after every queued copy is done
 
-Rows that come for batch n find their slots free, and rows that left just now back on the host, by the copying stream's
-own order.
+The copying stream's own order ensures that rows fetched for batch n find their slots free, and rows evicted just before
+on the host.
 
-Those from `await_trained` to `await_unused` take no time of the host. The training thread waits in `await_brought` if a
-batch updates rows on the host, and in `await_sent` if the device is several batches behind;
-`tests/embeddings/tiers/test_mover.py` delays and reorders the streams at random, and drops each wait in turn to see it
-missed.
+The first four take no time of the host. The training thread waits in `await_brought` if a batch updates rows on the
+host, and in `await_sent` if the device is several batches behind. `tests/embeddings/tiers/test_mover.py` delays and
+reorders the streams at random, and drops each wait in turn to see that results then differ.
 
-Whatever crosses between the streams lies in memory that is owned for the whole run (slots, plan buffers, staging
-blocks), so no allocator can hand it out while the other stream still uses it. The same code runs without streams
-(`inline`: everything is done when it is asked for) and on simulated ones.
+Data that crosses between streams is in memory that is owned for the whole run (slots, plan buffers, staging blocks), so
+no allocator can reuse it while the other stream still needs it. The same code runs without streams (`inline`:
+everything is done at once) and on simulated ones.
 """
 
 from collections.abc import Callable
@@ -46,26 +46,26 @@ class Event(Protocol):
     """A point in a stream's work."""
 
     def wait(self) -> None:
-        """Block this thread until the stream has come to it."""
+        """Block this thread until the stream has reached it."""
 
 
 class Stream(Protocol):
-    """A queue of work for a device, done in the order it is asked for."""
+    """A queue of work for a device, done in order."""
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Do torch operations or kernels. They write to memory that exists; results are read from there."""
+    def run(self, work: Callable[[], object]) -> None:
+        """Queue torch operations or kernels, which write their results to existing memory."""
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """Copy between device and pinned memory; neither may be touched from outside until it is done."""
+        """Queue a copy between device and pinned memory; touch neither until it is done."""
 
     def empty(self, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Device memory for work on this stream."""
+        """Return uninitialized device memory for work on this stream."""
 
     def record(self) -> Event:
-        """The point behind all work asked for so far."""
+        """Return the point after all work queued so far."""
 
     def after(self, event: Event) -> None:
-        """Work asked for from now on starts behind `event`."""
+        """Let work that is queued from now on start after `event`."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class Streams:
     copying: Stream
     compute: Stream
     pinned: Callable[[int], Tensor]  # (num_bytes,) uint8 on the host, for copies that do not wait
-    settle: Callable[[], None]  # wait until all work of every stream is done, also of such as are not known here
-    another: Callable[[], Stream]  # a new one, for work that need not wait for these
+    settle: Callable[[], None]  # waits for all work on the device, including other streams
+    another: Callable[[], Stream]  # makes a stream for work that need not wait for these
 
 
 class Mover:
-    """Keeps copying and training on a device in order: one method for each wait of one stream for another.
+    """Keeps copying and training on a device in order.
 
     `trained` and number arguments count batches; -1 and below: before the first.
     """
@@ -96,23 +96,28 @@ class Mover:
         self._buffers: list[int] = []  # of each plan buffer: the batch that uses it
 
     def enter_thread(self) -> None:
-        """Make the device current in the calling thread: else CUDA would open a context on device 0 for it."""
+        """Make the device current in the calling thread.
+
+        Otherwise CUDA would open a context on device 0 for the thread.
+        """
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
     # --- the order of batches --------------------------------------------------------------------------------
 
     def begin(self, trained: int) -> None:
-        """A look-ahead starts: no batch is in flight. Moves come behind everything asked for so far."""
+        """Start a look-ahead: no batch is in flight; moves come after everything queued so far."""
         self._waited_for = trained
         self._trained = {trained: self.compute.record()}
         self._moved = {}
         self._buffers = []
 
     def start_moves(self, number: int, after: int) -> int:
-        """From the look-ahead thread: copies asked for from now on are for batch `number`, and `after` must be trained
-        before. Returns the number of a plan buffer that is free then; there are depth + 1."""
-        after = self._waited_for = max(after, self._waited_for)  # an earlier batch may have asked for more
+        """Queue copies for batch `number` from now on, after batch `after` is trained.
+
+        Returns the number of a plan buffer that is free then; there are depth + 1. From the look-ahead thread.
+        """
+        after = self._waited_for = max(after, self._waited_for)  # an earlier batch may have waited for more
         self.rest(after)
         for past in [past for past in list(self._trained) if past < after]:
             del self._trained[past]
@@ -129,29 +134,34 @@ class Mover:
         return self._another()
 
     def start_finding(self) -> int:
-        """From the look-ahead thread: what is asked of the finding stream from now on comes behind the training of all
-        batches up to the one whose number is returned."""
+        """Queue work on the finding stream from now on after the training of earlier batches.
+
+        Returns the number of the last of these. From the look-ahead thread.
+        """
         self.await_unused(self._trained[self._waited_for])
         return self._waited_for
 
     def end_moves(self, number: int) -> None:
-        """All that batch `number` needs has been asked of the copying stream."""
+        """Mark that all copies for batch `number` have been queued."""
         self._moved[number] = self.copying.record()
 
     def start_training(self, number: int) -> None:
-        """From the training thread: what is asked of the compute stream from now on is batch `number`."""
+        """Queue batch `number` on the compute stream from now on. From the training thread."""
         self.await_moved(self._moved.pop(number))
 
     def end_training(self, number: int) -> None:
-        """The training thread asks for no more work of batch `number`."""
+        """Mark that all work of batch `number` has been queued. From the training thread."""
         self._trained[number] = self.compute.record()
 
     def rest(self, trained: int) -> None:
-        """From the look-ahead thread: copies asked for from now on see rows as batch `trained` leaves them."""
+        """Let copies from now on see rows as batch `trained` leaves them.
+
+        From the look-ahead thread.
+        """
         self.await_trained(self._trained[trained])
 
     def catch_up(self) -> None:
-        """Rows written back from now on are so as all work so far leaves them."""
+        """Let rows be written back from now on as all work so far leaves them."""
         self.await_computed(self.compute.record())
 
     def finish_copies(self) -> None:
@@ -159,10 +169,10 @@ class Mover:
         self.await_copies(self.copying.record())
 
     def settle(self) -> None:
-        """Wait for all work so far, whatever stream it was asked of.
+        """Wait for all work so far, on any stream.
 
-        Slots, snapshots and constants are made where tiers are built or resized, on the stream that is current there; a
-        loop may train on another one, behind which `begin` orders the first moves.
+        Slots, snapshots and constants are made when tiers are built or resized, on the stream that is current then. A
+        loop may train on another one, after which `begin` orders the first moves.
         """
         self._settle()
 
@@ -191,7 +201,7 @@ class Mover:
 
 
 def inline(device: torch.device) -> Streams:
-    """No streams: everything is done when it is asked for."""
+    """Return streams that do everything at once."""
     now = _Now(device)
     pinned = partial(torch.empty, dtype=torch.uint8)
     return Streams(device, now, now, pinned, lambda: None, lambda: now)
@@ -201,7 +211,7 @@ class _Now:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], object]) -> None:
         work()
 
     def copy(self, to: Tensor, source: Tensor) -> None:

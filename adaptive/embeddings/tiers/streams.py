@@ -1,4 +1,4 @@
-"""The streams of a device as `mover` wants them: on CUDA, with events and pinned memory; elsewhere none."""
+"""Streams of a device for `mover`: CUDA's with pinned memory, or inline ones elsewhere."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +13,7 @@ from adaptive.system import is_out_of_memory
 
 
 def streams_of(device: torch.device) -> Streams:
-    """The streams of a device."""
+    """Return the streams of a device."""
     if device.type != "cuda":
         return inline(device)
     if device.index is None:  # "the current device" is another one in another thread
@@ -27,22 +27,25 @@ def streams_of(device: torch.device) -> Streams:
 
 
 class _CudaStream:
-    """A stream of its own, or whichever is current in the calling thread."""
+    """A separate stream, or the stream that is current in the calling thread (None)."""
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
-        self._device, self._own = device, stream
+        self._device, self._separate = device, stream
 
     @property
     def _stream(self) -> torch.cuda.Stream:
-        return self._own or torch.cuda.current_stream(self._device)
+        return self._separate or torch.cuda.current_stream(self._device)
 
     def _entered(self) -> AbstractContextManager[object]:
-        """Nothing to enter, and 5 us saved a dozen times a step, for the stream and the device that are current."""
-        if self._own is None and torch.cuda.current_device() == self._device.index:
+        """Return the stream as a context; a stream that is current already need not be entered.
+
+        That saves 5 us a dozen times a step.
+        """
+        if self._separate is None and torch.cuda.current_device() == self._device.index:
             return nullcontext()
         return torch.cuda.stream(self._stream)
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], object]) -> None:
         with self._entered():
             work()
 
@@ -64,7 +67,7 @@ class _CudaStream:
 
 class _CudaEvent:
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        # A thread that waits sleeps and leaves the core to the readers.
+        # Blocking: a thread that waits sleeps, and leaves the core to the readers.
         self.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self.event.record(stream)
 
@@ -73,10 +76,11 @@ class _CudaEvent:
 
 
 def _pinned(num_bytes: int) -> Tensor:
-    """
+    """Return pinned host memory.
+
     Raises:
-        ConfigError: if the host has no such memory to pin. CUDA says so in the words in which it says that the device's
-            memory is full; fewer device rows would not help.
+        ConfigError: if the host cannot pin so much memory. CUDA reports that in the same words as a full device, where
+            fewer device rows would help; here they would not.
     """
     try:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
@@ -84,6 +88,6 @@ def _pinned(num_bytes: int) -> Tensor:
         if not is_out_of_memory(error):
             raise
         raise ConfigError(
-            f"a buffer of {num_bytes:,} bytes of host memory cannot be pinned: {str(error).splitlines()[0]}. Free host "
-            f"memory, or lower batch_size or depth"
+            f"expected {num_bytes:,} bytes of host memory that can be pinned, got {str(error).splitlines()[0]}. Free "
+            f"host memory, or lower batch_size or depth"
         ) from error

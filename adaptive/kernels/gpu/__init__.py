@@ -1,1 +1,1 @@
-"""Kernels in Triton for what is neither a row nor a plan: the model's interaction. Import them late, see `rows.gpu`."""
+"""Triton kernels of the dense part: the interaction. Import them late, see `rows.gpu`."""

@@ -1,4 +1,5 @@
-"""What happens to rows: `cpu` in numba, `gpu` in Triton, `cpu_tensors` the former on tensors; `choose` for a device.
+"""Kernels for rows: `cpu` in numba, `gpu` in Triton; `choose` picks for a device.
 
-All give the same bits. Triton is imported late, so this package imports none of them.
+`cpu_tensors` runs numba's kernels on tensors. All give the same bits. Triton is imported late, so this package imports
+none of them.
 """

@@ -1,4 +1,4 @@
-"""Which kernels work on the rows of a device."""
+"""Selection of the kernels that work on the rows of a device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,13 +17,12 @@ class RowKernels:
     decay: Callable[..., None]
     accumulate: Callable[..., None]
     drift: Callable[..., None]
-    fetch: Callable[..., None]
-    write_back: Callable[..., None]
+    copy_rows: Callable[..., None]
     initial_rows: Callable[..., None]
 
 
 def row_kernels(device: torch.device) -> RowKernels:
-    """Triton's on a GPU; numba's on tensors in ordinary memory.
+    """Return Triton's kernels on a GPU, numba's on tensors in ordinary memory.
 
     Raises:
         ConfigError: on a GPU, if Triton is missing, too old, or cannot launch kernels.
@@ -31,22 +30,13 @@ def row_kernels(device: torch.device) -> RowKernels:
     if device.type == "cuda":
         gpu.prepare()
         return triton_rows()
-    from adaptive.kernels.rows import cpu_tensors as here
+    from adaptive.kernels.rows import cpu_tensors as cpu
 
-    return RowKernels(
-        here.pool,
-        here.update,
-        here.decay,
-        here.accumulate,
-        here.drift,
-        here.fetch,
-        here.write_back,
-        here.initial_rows,
-    )
+    return RowKernels(cpu.pool, cpu.update, cpu.decay, cpu.accumulate, cpu.drift, cpu.copy_rows, cpu.initial_rows)
 
 
 def triton_rows() -> RowKernels:
-    """Triton kernels, which `gpu.available` must have found."""
+    """Return the Triton kernels; only if `gpu.available`."""
     from adaptive.kernels.rows.gpu import decay, deferred, drift, initial, move, pool, update
 
     return RowKernels(
@@ -55,7 +45,6 @@ def triton_rows() -> RowKernels:
         decay.decay,
         deferred.accumulate,
         drift.drift,
-        move.fetch,
-        move.write_back,
+        move.copy_rows,
         initial.initial_rows,
     )

@@ -1,7 +1,7 @@
-"""The kernels of `rows.cpu` on tensors in ordinary memory, behind the signatures of `rows.gpu`.
+"""The kernels of `rows.cpu` on tensors of ordinary memory, with signatures of `rows.gpu`.
 
-The GPU's code runs with them on a machine without one (`tier.device=cpu-torch`). Indices are checked, as numba's
-kernels do not: tests that leave out a wait must see an error, not a crash.
+The GPU's code runs with them on a machine without one (`tier.device=cpu-torch`). Indices are checked here, because
+numba's kernels check none: tests that leave out a wait must see an error, not a crash.
 """
 
 from typing import Any
@@ -64,10 +64,10 @@ def update(
     corrections: Tensor,
     norms: Tensor,
     *,
+    hot: Tensor,
     squares: Tensor | None = None,
-    hot: Tensor | None = None,
 ) -> None:
-    """As `gpu.update.update`; `hot` is not needed."""
+    """As `gpu.update.update`; `hot` is not used."""
     places, lookups = _below(len(weights), slots), _below(len(gradients), vectors)
     tables, count, width = (_array(weights), _array(state)), len(places), weights.shape[1]
     rule = kind, np.array(settings, np.float32), _array(corrections), _array(norms)
@@ -83,9 +83,9 @@ def update(
     update_kernels.update_range(0, count, places, *sent, *tables, *none, *rule, *scratch)
 
 
-def decay(weights: Tensor, slots: Tensor, kept: float) -> None:
+def decay(weights: Tensor, slots: Tensor, factor: float) -> None:
     """As `gpu.decay.decay`."""
-    decay_kernels.decay(0, _below(len(weights), slots), np.float32(kept), _array(weights), 1)
+    decay_kernels.decay(0, _below(len(weights), slots), np.float32(factor), _array(weights), 1)
 
 
 def accumulate(
@@ -98,9 +98,9 @@ def accumulate(
     squares: Tensor,
     pending: Tensor,
     *,
-    hot: Tensor | None = None,
+    hot: Tensor,
 ) -> None:
-    """As `gpu.deferred.accumulate`; `hot` is not needed."""
+    """As `gpu.deferred.accumulate`; `hot` is not used."""
     places, ends = _below(len(sums), entries), _array(segments)
     lookups = _below(len(gradients), vectors).astype(np.int32, copy=False)
     _check_segments(ends, len(lookups))
@@ -111,7 +111,7 @@ def accumulate(
 def drift(
     locations: Tensor,
     entries: Tensor,
-    known: Tensor,
+    has_snapshot: Tensor,
     weights: Tensor,
     host_weights: Tensor | None,
     snapshots: Tensor,
@@ -122,21 +122,16 @@ def drift(
     where, places = _array(locations), _below(len(snapshots), entries).astype(np.int32, copy=False)
     _check_locations(where, near, far)
     tables = near, far, _array(snapshots), _array(drifts), empty_rows(1, snapshots.shape[1])
-    drift_kernels.drift_range(0, len(where), where, places, _array(known), *tables)
+    drift_kernels.drift_range(0, len(where), where, places, _array(has_snapshot), *tables)
 
 
-def fetch(
-    weights: Tensor, state: Tensor, slots: Tensor, host_weights: Tensor, host_state: Tensor, rows: Tensor
+def copy_rows(
+    to: Tensor, to_state: Tensor, to_rows: Tensor, source: Tensor, source_state: Tensor, source_rows: Tensor
 ) -> None:
-    """As `gpu.move.fetch`."""
-    _copy((weights, state), slots, (host_weights, host_state), rows)
-
-
-def write_back(
-    weights: Tensor, state: Tensor, slots: Tensor, host_weights: Tensor, host_state: Tensor, rows: Tensor
-) -> None:
-    """As `gpu.move.write_back`."""
-    _copy((host_weights, host_state), rows, (weights, state), slots)
+    """As `gpu.move.copy_rows`."""
+    targets, sources = _below(len(to), to_rows), _below(len(source), source_rows)
+    assert len(targets) == len(sources)
+    move_kernels.copy_rows(_array(to), _array(to_state), targets, _array(source), _array(source_state), sources)
 
 
 def initial_rows(
@@ -156,14 +151,8 @@ def initial_rows(
     initial_kernels.initial_rows(_array(weights), _array(state), places, numbers, *tables, np.float32(first_state))
 
 
-def _copy(to: tuple[Tensor, Tensor], to_rows: Tensor, source: tuple[Tensor, Tensor], source_rows: Tensor) -> None:
-    there, here = _below(len(to[0]), to_rows), _below(len(source[0]), source_rows)
-    assert len(there) == len(here)
-    move_kernels.copy_rows(_array(to[0]), _array(to[1]), there, _array(source[0]), _array(source[1]), here)
-
-
 def _array(tensor: Tensor) -> Array:
-    """Its memory."""
+    """Return the tensor's memory."""
     assert tensor.is_contiguous()
     array: Array = tensor.detach().numpy()
     return array
@@ -174,17 +163,17 @@ def _rows_or_none(rows: Tensor | None, like: Tensor) -> Array:
 
 
 def _below(size: int, numbers: Tensor) -> Array:
-    """Numbers (n,) as an array, each from 0 to size - 1."""
+    """Return numbers (n,) as an array; each must be from 0 to size - 1."""
     array = _array(numbers)
     assert not len(array) or (array.min() >= 0 and array.max() < size)
     return array
 
 
 def _check_locations(locations: Array, near: Array, far: Array) -> None:
-    """Locations (n,) are of rows that are there."""
+    """Check that locations (n,) are of existing rows."""
     assert not len(locations) or (locations.max() < len(near) and locations.min() >= -len(far))
 
 
 def _check_segments(starts: Array, count: int) -> None:
-    """`starts` (n + 1,) ascend, from 0 to `count` at most."""
+    """Check that `starts` (n + 1,) ascend, from 0 to `count` at most."""
     assert starts[0] >= 0 and starts[-1] <= count and (np.diff(starts) >= 0).all()

@@ -1,1 +1,1 @@
-"""What authors of kernels write with: operations on whole rows, sums of rows, prefetching, vectors of 16 values."""
+"""Building blocks of kernels: operations on rows, sums, prefetching, vectors of 16 values."""

@@ -1,6 +1,6 @@
 """Element-wise operations on whole rows of float32 arrays, as vector instructions.
 
-numba leaves short loops to LLVM, which writes them for long rows: a row of 16 values falls to the scalar remainder.
+numba leaves loops to LLVM, which vectorizes them for long rows and leaves a row of 16 values to the scalar remainder.
 Here an operation is written once, in terms of its rows, and compiled for blocks of 16, 4 and 1 columns.
 
     @row_op
@@ -11,7 +11,7 @@ Here an operation is written once, in terms of its rows, and compiled for blocks
 
 Rows come as pairs of an array and an index, scalars (float32) after them; the values returned go to the first rows, in
 order. In plain Python the same call works on numpy rows. Each column is computed by itself and nothing is fused or
-reordered, so results do not depend on the width of the blocks. The columns of a row must lie side by side.
+reordered, so results do not depend on the width of the blocks. The columns of a row must be contiguous.
 """
 
 import inspect
@@ -27,7 +27,7 @@ from numba.extending import intrinsic, lower_builtin, overload
 
 from adaptive.kernels.scratch import LINE, LINE_BYTES
 
-AHEAD: Final = 16  # rows fetched into the cache ahead of use, in loops that do not sum; 8 to 48 measure alike
+AHEAD: Final = 16  # rows fetched into the cache ahead of use, in loops that do not sum; 8 to 48 measure the same
 
 
 def prefetch_row(rows: Any, row: Any) -> None:
@@ -62,7 +62,7 @@ def _prefetch_row(rows: Any, row: Any) -> Any:
         size = rows.shape[1] * item
         for offset in range(0, size, LINE_BYTES):
             _prefetch(rows, row, offset)
-        if size > 0 and size % LINE_BYTES != 0 and LINE_BYTES % size != 0:  # its end may lie in one line more
+        if size > 0 and size % LINE_BYTES != 0 and LINE_BYTES % size != 0:  # it may end in one more line
             _prefetch(rows, row, size - item)
 
     return compiled
@@ -76,12 +76,12 @@ def _prefetch_item(items: Any, item: Any) -> Any:
     return compiled
 
 
-BLOCKS = (4 * LINE, LINE, 4, 1)  # columns that are worked on together, as long as so many are left
+BLOCKS = (4 * LINE, LINE, 4, 1)  # columns that are processed together, as long as so many are left
 FLOAT, INT64 = ir.FloatType(), ir.IntType(64)
 
 
 def callable_in_kernels(function: Callable[..., Any], returned: Any = types.void) -> None:
-    """Kernels may call `function` with any arguments; `lower_builtin` says what code that is.
+    """Let kernels call `function` with any arguments; `lower_builtin` generates its code.
 
     An intrinsic or overload of numba would need a fixed number of arguments.
     """
@@ -96,7 +96,7 @@ def callable_in_kernels(function: Callable[..., Any], returned: Any = types.void
 
 
 def row_place(context: Any, builder: Any, kind: Any, array: Any, index_kind: Any, index: Any) -> Any:
-    """Pointer to the first column of a row."""
+    """Return a pointer to the first column of a row."""
     made = context.make_array(kind)(context, builder, array)
     stride = cgutils.unpack_tuple(builder, made.strides, kind.ndim)[0]
     index = context.cast(builder, index, index_kind, types.int64)
@@ -105,7 +105,7 @@ def row_place(context: Any, builder: Any, kind: Any, array: Any, index_kind: Any
 
 
 def row_width(context: Any, builder: Any, kind: Any, array: Any) -> Any:
-    """Number of columns."""
+    """Return the number of columns."""
     made = context.make_array(kind)(context, builder, array)
     return cgutils.unpack_tuple(builder, made.shape, kind.ndim)[1]
 
@@ -129,7 +129,7 @@ def store(builder: Any, value: Any, place: Any, column: Any, lanes: int) -> None
 
 
 def store_past_caches(builder: Any, value: Any, place: Any, column: Any, lanes: int) -> None:
-    """The same to memory; blocks of whole cache lines must start one."""
+    """Store to memory, past the caches; blocks of whole cache lines must start one."""
     if lanes >= LINE:
         stored = builder.store(value, _block(builder, place, column, lanes), align=4 * LINE)
         stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
@@ -138,13 +138,13 @@ def store_past_caches(builder: Any, value: Any, place: Any, column: Any, lanes: 
 
 
 def prefetch_block(builder: Any, place: Any, column: Any, lanes: int) -> None:
-    """Ask for the cache lines in which a block begins and continues."""
+    """Prefetch the cache lines of a block."""
     for start in range(0, lanes, LINE):
         prefetch(builder, builder.gep(builder.gep(place, [column]), [ir.Constant(INT64, start)]))
 
 
 def prefetch(builder: Any, address: Any) -> None:
-    """Ask for the cache line of an address, to be read soon, into all caches."""
+    """Prefetch the cache line of an address into all caches."""
     byte, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -157,24 +157,24 @@ def _block(builder: Any, place: Any, column: Any, lanes: int) -> Any:
 
 
 def splat(builder: Any, value: Any, lanes: int) -> Any:
-    """All lanes equal to a scalar."""
+    """Return a vector with all lanes equal to a scalar."""
     if lanes == 1:
         return value
     kind = ir.VectorType(FLOAT, lanes)
-    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(
-        one, ir.Constant(kind, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
-    )
+    nothing = ir.Constant(kind, ir.Undefined)
+    first_lane = builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0))
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+    return builder.shuffle_vector(first_lane, nothing, mask)
 
 
 def item(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
-    """The value at an index of a one-dimensional array."""
+    """Return the value at an index of a one-dimensional array."""
     made = context.make_array(kind)(context, builder, array)
     return builder.load(builder.gep(made.data, [index]))
 
 
 class Lanes:
-    """Some columns of a row while an operation is compiled; in plain Python a numpy row stands in its place."""
+    """Columns of a row while an operation is compiled; plain Python has a numpy row instead."""
 
     def __init__(self, builder: Any, value: Any) -> None:
         self.builder, self.value = builder, value
@@ -196,7 +196,7 @@ class Lanes:
 
 
 def square_root(x: Any) -> Any:
-    """Correctly rounded."""
+    """Return the correctly rounded square root."""
     if not isinstance(x, Lanes):
         return np.sqrt(x)
     kind = x.value.type
@@ -206,15 +206,15 @@ def square_root(x: Any) -> Any:
 
 
 def row_op(function: Callable[..., Any]) -> Callable[..., None]:
-    """Makes an operation on rows of `function`, whose parameters annotated `Scalar` are scalars."""
+    """Make an operation on rows; parameters of `function` annotated `Scalar` are scalars."""
     names = inspect.signature(function).parameters
     num_rows = sum(parameter.annotation is not Scalar for parameter in names.values())
 
     def plain(*arguments: Any) -> None:
         rows = [(arguments[2 * k], arguments[2 * k + 1]) for k in range(num_rows)]
         width = rows[0][0].shape[1]
-        found = function(*(array[i, :width] for array, i in rows), *arguments[2 * num_rows :])
-        for (array, i), value in zip(rows, _tuple(found), strict=False):
+        results = function(*(array[i, :width] for array, i in rows), *arguments[2 * num_rows :])
+        for (array, i), value in zip(rows, _tuple(results), strict=False):
             array[i, :width] = value
 
     callable_in_kernels(plain)
@@ -230,8 +230,8 @@ def row_op(function: Callable[..., Any]) -> Callable[..., None]:
 
         def block(column: Any, lanes: int) -> None:
             rows = [Lanes(builder, load(builder, place, column, lanes)) for place in places]
-            found = function(*rows, *(Lanes(builder, splat(builder, value, lanes)) for value in scalars))
-            for place, value in zip(places, _tuple(found), strict=False):
+            results = function(*rows, *(Lanes(builder, splat(builder, value, lanes)) for value in scalars))
+            for place, value in zip(places, _tuple(results), strict=False):
                 store(builder, value.value, place, column, lanes)
 
         in_blocks(builder, width, block)
@@ -245,5 +245,5 @@ class Scalar:
     """Annotation of a parameter of a row operation."""
 
 
-def _tuple(found: Any) -> tuple[Any, ...]:
-    return found if isinstance(found, tuple) else (found,)
+def _tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)

@@ -1,11 +1,10 @@
 """Sums over rows and within a row of float32 arrays, kept in registers.
 
 A loop that adds row after row to an output row loads and stores that row each time. Here a block of columns is summed
-over all rows before the next block. The same loop prefetches the rows that come `LOOKUPS_AHEAD` look-ups later, of this
-sum or a later one: a loop of its own would be one more whose end the processor cannot predict.
+over all rows before the next block. The same loop prefetches the rows that come `LOOKUPS_AHEAD` lookups later, of this
+sum or a later one: a separate loop would be one more whose end the processor cannot predict.
 
-Each column is added up by itself, in order, and nothing is fused, so results do
-not depend on the width of the blocks.
+Each column is added up by itself, in order, and nothing is fused, so results do not depend on the width of the blocks.
 """
 
 from collections.abc import Callable
@@ -33,13 +32,13 @@ from adaptive.kernels.vector.row_ops import (
     store_past_caches,
 )
 
-LOOKUPS_AHEAD = 32  # look-ups; 16 is up to a third slower in pooling, 48 alike
+LOOKUPS_AHEAD = 32  # 16 is up to a third slower in pooling, 48 measures the same
 
 
 def sum_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start: Any, stop: Any) -> None:
-    """out[i] = rows[indices[start] ^ flip] + ... + rows[indices[stop - 1] ^ flip], in this order; start < stop.
+    """out[i] = rows[indices[start] ^ flip] + ... + rows[indices[stop - 1] ^ flip], in order.
 
-    The sum is kept in registers. `indices` is one-dimensional; flip is 0, or -1 where indices are ~row.
+    start < stop. The sum stays in registers. `indices` is one-dimensional; flip is 0, or -1 where indices are ~row.
     """
     out[i] = rows[int(indices[start]) ^ flip]
     for p in range(start + 1, stop):
@@ -47,7 +46,7 @@ def sum_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start: Any, s
 
 
 def sum_scaled_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start: Any, stop: Any, scales: Any) -> None:
-    """The same with rows[indices[p] ^ flip] * scales[p]."""
+    """`sum_rows` with the terms rows[indices[p] ^ flip] * scales[p]."""
     out[i] = scales[start] * rows[int(indices[start]) ^ flip]
     for p in range(start + 1, stop):
         out[i] += scales[p] * rows[int(indices[p]) ^ flip]
@@ -61,19 +60,19 @@ def sum_found_rows(out: Any, i: Any, rows: Any, places: Any, indices: Any, flip:
 def sum_found_rows_past_caches(
     out: Any, i: Any, rows: Any, places: Any, indices: Any, flip: Any, start: Any, stop: Any
 ) -> None:
-    """`sum_found_rows` that stores to memory and leaves the caches to what is read: for outputs larger than they are.
+    """`sum_found_rows` that stores past the caches, for outputs larger than these.
 
-    Only where `may_pass_caches(out)`, with `finish_stores()` behind the last one: other threads could see it late.
+    Call it only if `may_pass_caches(out)`, and `finish_stores()` after the last one: other threads may see stores late.
     """
     sum_found_rows(out, i, rows, places, indices, flip, start, stop)
 
 
 def finish_stores() -> None:
-    """Return when every store of this thread can be seen by all."""
+    """Return when all threads can see every store of this thread."""
 
 
 def may_pass_caches(out: Any) -> Any:
-    """Rows are whole cache lines: a part of a line would be stored at the price of reading it first."""
+    """True if rows are whole cache lines: storing a part of a line would read it first."""
     return out.shape[1] % LINE == 0 and out.ctypes.data % LINE_BYTES == 0
 
 
@@ -92,37 +91,39 @@ def _lower_finish(context: Any, builder: Any, typed: Any, arguments: Any) -> Any
     return context.get_dummy_value()
 
 
-def _lower_sum(store_sum: Callable[..., None], *, scaled: bool = False, found: bool = False) -> Callable[..., Any]:
-    """The code of a sum of rows; `store_sum` stores a block of it. `scaled`: scales come last; `found`: the rows are
-    found through `places`, which come before the indices."""
+def _lower_sum(store_sum: Callable[..., None], *, scaled: bool = False, indirect: bool = False) -> Callable[..., Any]:
+    """Return the code generator of a sum of rows; `store_sum` stores a block of it.
+
+    scaled: scales come last. indirect: rows are places[index], and `places` come before the indices.
+    """
 
     def lower(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
-        kinds, given = list(typed.args), list(arguments)
-        places = (kinds.pop(3), given.pop(3)) if found else None
-        scales = (kinds.pop(), given.pop()) if scaled else None
-        out = row_place(context, builder, kinds[0], given[0], kinds[1], given[1])
-        flip, start, stop = (context.cast(builder, given[k], kinds[k], types.int64) for k in (4, 5, 6))
+        kinds, values = list(typed.args), list(arguments)
+        places = (kinds.pop(3), values.pop(3)) if indirect else None
+        scales = (kinds.pop(), values.pop()) if scaled else None
+        out = row_place(context, builder, kinds[0], values[0], kinds[1], values[1])
+        flip, start, stop = (context.cast(builder, values[k], kinds[k], types.int64) for k in (4, 5, 6))
         first_after = builder.add(start, ir.Constant(INT64, 1))
 
-        num_indices = cgutils.unpack_tuple(builder, context.make_array(kinds[3])(context, builder, given[3]).shape, 1)
+        num_indices = cgutils.unpack_tuple(builder, context.make_array(kinds[3])(context, builder, values[3]).shape, 1)
         last = builder.sub(num_indices[0], ir.Constant(INT64, 1))
 
         def place(p: Any) -> Any:
-            kind, index = kinds[3], item(context, builder, kinds[3], given[3], p)
+            kind, index = kinds[3], item(context, builder, kinds[3], values[3], p)
             if places is not None:
                 index = context.cast(builder, index, kind.dtype, types.int64)
                 kind, index = places[0], item(context, builder, *places, index)
             index = builder.xor(context.cast(builder, index, kind.dtype, types.int64), flip)
-            return row_place(context, builder, kinds[2], given[2], types.int64, index)
+            return row_place(context, builder, kinds[2], values[2], types.int64, index)
 
         def term(p: Any, column: Any, lanes: int) -> Any:
-            coming = builder.add(p, ir.Constant(INT64, LOOKUPS_AHEAD))
-            coming = builder.select(builder.icmp_signed("<", coming, last), coming, last)
-            prefetch_block(builder, place(coming), column, lanes)
-            values = load(builder, place(p), column, lanes)
+            ahead = builder.add(p, ir.Constant(INT64, LOOKUPS_AHEAD))
+            ahead = builder.select(builder.icmp_signed("<", ahead, last), ahead, last)
+            prefetch_block(builder, place(ahead), column, lanes)
+            columns = load(builder, place(p), column, lanes)
             if scales is None:
-                return values
-            return builder.fmul(splat(builder, item(context, builder, *scales, p), lanes), values)
+                return columns
+            return builder.fmul(splat(builder, item(context, builder, *scales, p), lanes), columns)
 
         def block(column: Any, lanes: int) -> None:
             total = cgutils.alloca_once_value(builder, term(start, column, lanes))
@@ -130,7 +131,7 @@ def _lower_sum(store_sum: Callable[..., None], *, scaled: bool = False, found: b
                 builder.store(builder.fadd(builder.load(total), term(p, column, lanes)), total)
             store_sum(builder, builder.load(total), out, column, lanes)
 
-        in_blocks(builder, row_width(context, builder, kinds[0], given[0]), block)
+        in_blocks(builder, row_width(context, builder, kinds[0], values[0]), block)
         return context.get_dummy_value()
 
     return lower
@@ -138,12 +139,15 @@ def _lower_sum(store_sum: Callable[..., None], *, scaled: bool = False, found: b
 
 lower_builtin(sum_rows, types.VarArg(types.Any))(_lower_sum(store))
 lower_builtin(sum_scaled_rows, types.VarArg(types.Any))(_lower_sum(store, scaled=True))
-lower_builtin(sum_found_rows, types.VarArg(types.Any))(_lower_sum(store, found=True))
-lower_builtin(sum_found_rows_past_caches, types.VarArg(types.Any))(_lower_sum(store_past_caches, found=True))
+lower_builtin(sum_found_rows, types.VarArg(types.Any))(_lower_sum(store, indirect=True))
+lower_builtin(sum_found_rows_past_caches, types.VarArg(types.Any))(_lower_sum(store_past_caches, indirect=True))
 
 
 def square_sum(rows: Any, i: Any) -> Any:
-    """Sum of the squares of rows[i], in four parts (columns d with equal d % 4), added as (0 + 1) + (2 + 3)."""
+    """Return the sum of the squares of rows[i], in four parts added as (0 + 1) + (2 + 3).
+
+    A part has the columns d with equal d % 4: fast enough, and the same on every machine.
+    """
     width = rows.shape[1]
     parts = np.zeros(4, np.float32)
     for start in range(0, width, 4):
@@ -169,9 +173,9 @@ def _lower_square_sum(context: Any, builder: Any, typed: Any, arguments: Any) ->
     with cgutils.for_range_slice(builder, whole, width, ir.Constant(INT64, 1), intp=INT64) as (column, _):
         value = load(builder, place, column, 1)
         lane = builder.trunc(builder.sub(column, whole), i32)
-        before = builder.load(parts)
-        added = builder.fadd(builder.extract_element(before, lane), builder.fmul(value, value))
-        builder.store(builder.insert_element(before, added, lane), parts)
-    found = builder.load(parts)
-    one, two, three, four = (builder.extract_element(found, ir.Constant(i32, k)) for k in range(4))
-    return builder.fadd(builder.fadd(one, two), builder.fadd(three, four))
+        old = builder.load(parts)
+        added = builder.fadd(builder.extract_element(old, lane), builder.fmul(value, value))
+        builder.store(builder.insert_element(old, added, lane), parts)
+    totals = builder.load(parts)
+    first, second, third, fourth = (builder.extract_element(totals, ir.Constant(i32, k)) for k in range(4))
+    return builder.fadd(builder.fadd(first, second), builder.fadd(third, fourth))

@@ -1,4 +1,4 @@
-"""Rows in a file equal rows in memory, bit by bit; a disk that is full or failing is an error and nothing worse."""
+"""Rows in a file equal rows in memory, bit for bit; a full or failing disk is an error."""
 
 import errno
 import gc
@@ -67,7 +67,7 @@ def rows(*numbers: int) -> Int64s:
 # --- a file of records -----------------------------------------------------------------------------------------------
 
 
-def test_weights_and_state_of_a_row_stand_side_by_side(host: FileHost) -> None:
+def test_weights_and_state_of_a_row_are_adjacent(host: FileHost) -> None:
     host.write(rows(7, 2), np.array([[1, 2, 3], [5, 6, 7]], np.float32), np.array([[4], [8]], np.float32))
     assert np.frombuffer(os.pread(host._fd, 16, 7 * 16), np.float32).tolist() == [1, 2, 3, 4]
     assert np.frombuffer(os.pread(host._fd, 16, 2 * 16), np.float32).tolist() == [5, 6, 7, 8]
@@ -75,7 +75,7 @@ def test_weights_and_state_of_a_row_stand_side_by_side(host: FileHost) -> None:
     assert weights.tolist() == [[5, 6, 7], [1, 2, 3], [5, 6, 7]] and state.tolist() == [[8], [4], [8]]
 
 
-def test_rows_are_moved_to_and_from_places(host: FileHost) -> None:
+def test_rows_are_moved_between_arrays(host: FileHost) -> None:
     weights, state = values(host, 10)
     host.copy_in(rows(30, 3, 31), weights, state, rows(0, 4, 9))
     to_weights, to_state = np.zeros((5, 3), np.float32), np.zeros((5, 1), np.float32)
@@ -84,7 +84,7 @@ def test_rows_are_moved_to_and_from_places(host: FileHost) -> None:
     assert not to_weights[[0, 2, 3]].any() and not to_state[[0, 2, 3]].any()
 
 
-def test_near_rows_are_read_in_one_piece_and_only_neighbours_written_in_one(tmp_path: Path) -> None:
+def test_near_rows_are_read_in_one_call_neighbors_written(tmp_path: Path) -> None:
     host = FileHost(group(10_000), RowwiseAdagrad(), tmp_path)  # 16 bytes a row, 256 rows a page
     weights, state = values(host, 4)
     host.write(rows(3, 2, 9000, 5), weights, state)
@@ -149,32 +149,32 @@ def test_rows_used_in_place_are_those_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", [Hybrid, LFUOnHost, Scattered])
-def test_rows_used_in_place_are_asked_for_ahead(
+def test_rows_used_in_place_are_prefetched(
     tmp_path: Path, policy: type[Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[list[int]] = []
-    monkeypatch.setattr(records, "expect", lambda fd, rows, row_bytes: asked.append(rows.tolist()))
+    prefetched: list[list[int]] = []
+    monkeypatch.setattr(records, "expect", lambda fd, rows, row_bytes: prefetched.append(rows.tolist()))
     batches = [bags([k, (3 * k) % 20], [7]) for k in range(8)]
     device_rows = policy.device_rows or "6"
     with one_table(20, device_rows, policy, host=f"mmap:{tmp_path}") as embeddings:
         done = step_all(embeddings, batches, depth=1)
         all_row_updates = [planned.works[0].plan.row_updates for planned in done if planned.works[0].plan]
     on_host = [sorted(g.rows[g.locations < 0].tolist()) for g in all_row_updates]
-    assert asked == ([] if policy is Scattered else on_host)
+    assert prefetched == ([] if policy is Scattered else on_host)
     assert policy is not Hybrid or all(map(len, on_host))
 
 
-def test_pages_of_several_blocks_get_all_of_them_before_rows_are_used_in_place(
+def test_all_blocks_of_a_page_are_allocated_before_use_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the first change of a row through the map could find the disk full, and the process would end."""
+    """Otherwise the first change of a row through the map could meet a full disk, and end the process."""
     taken: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_frsize=1024))
     monkeypatch.setattr(os, "posix_fallocate", lambda fd, at, size: taken.append((at, size)), raising=False)
     page, num_rows = mmap.PAGESIZE, mmap.PAGESIZE  # 16 bytes a row: 16 pages
     weights, state = np.zeros((5, 3), np.float32), np.zeros((5, 1), np.float32)
     FileHost(group(num_rows), RowwiseAdagrad(), tmp_path).write(np.arange(5), weights, state)
-    assert taken == []  # nothing is changed but by writing
+    assert taken == []  # rows only change through writes
     mapped = FileHost(group(num_rows + 1), RowwiseAdagrad(), tmp_path, in_place=True)
     mapped.write(rows(5, page // 16 - 1, page // 16, 3 * page // 16, num_rows), weights, state)
     assert taken == [(0, page), (0, 2 * page), (3 * page, page), (16 * page, 16)]
@@ -187,12 +187,12 @@ def test_pages_of_several_blocks_get_all_of_them_before_rows_are_used_in_place(
         mapped.store_initial(rows(9))
 
 
-def test_a_tier_that_only_copies_offers_no_rows_in_place(host: FileHost) -> None:
+def test_a_tier_that_only_copies_has_no_rows_in_place(host: FileHost) -> None:
     assert host.weights.shape == (0, 3) and host.state.shape == (0, 1)
     assert host.num_bytes == (50 * 12, 50 * 4)
 
 
-def test_a_billion_rows_take_the_room_of_those_that_were_stored(tmp_path: Path) -> None:
+def test_a_billion_rows_take_the_disk_of_those_stored(tmp_path: Path) -> None:
     tables = make_groups([TableConfig(name="t", num_embeddings=10**9, embedding_dim=16)], 0)[0]
     for in_place in (False, True):
         host = FileHost(tables, RowwiseAdagrad(), tmp_path, in_place=in_place)
@@ -210,7 +210,7 @@ def test_a_billion_rows_take_the_room_of_those_that_were_stored(tmp_path: Path) 
 
 @pytest.fixture
 def nothing_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels find every run unfinished, as if all their calls had been interrupted by a signal."""
+    """Kernels report every run as unfinished, as if a signal had interrupted all their calls."""
 
     def move(fd: int, first_rows: Int64s, starts: Int64s, num: int, block: Floats, left: Int64s, *_: Int64s) -> int:
         left[:num] = np.arange(num)
@@ -242,13 +242,13 @@ def test_a_write_that_fails_says_where_and_why(host: FileHost, monkeypatch: pyte
     with pytest.raises(StorageError, match=rf"cannot write rows in .*/a/b: .*{os.strerror(code)}.*last checkpoint"):
         host.write(rows(1, 2, 3), weights, state)
     monkeypatch.undo()
-    with pytest.raises(StorageError, match="cannot write rows"):  # what was not written must not be read
+    with pytest.raises(StorageError, match="cannot write rows"):  # rows that were not written must not be read
         host.read(rows(1))
     with pytest.raises(StorageError, match="cannot write rows"):
         host.flush()
 
 
-def test_a_file_that_was_cut_off_is_noticed(host: FileHost) -> None:
+def test_a_truncated_file_is_an_error(host: FileHost) -> None:
     os.ftruncate(host._fd, 16 * 20 + 3)
     host.read(rows(0, 19))
     with pytest.raises(StorageError, match=r"cannot read rows in .*: the file ends at byte 323"):
@@ -269,14 +269,14 @@ def fill_disk(host: HostTier) -> None:
 @needs_full_disk
 def test_a_full_disk_is_an_error(host: FileHost) -> None:
     fill_disk(host)
-    with pytest.raises(StorageError, match=r"No space left on device.*free space, or choose another place"):
+    with pytest.raises(StorageError, match=r"No space left on device.*Free space, or choose another folder"):
         host.write(rows(1), *values(host, 1))
 
 
 @needs_full_disk
 @pytest.mark.parametrize("depth", [0, 3])
 def test_training_ends_with_the_error_of_a_full_disk(tmp_path: Path, depth: int) -> None:
-    """It is raised in the training loop; the look-ahead thread is joined; weights are not read any more."""
+    """The training loop raises it; the look-ahead thread is joined; weights can no longer be read."""
     embeddings = one_table(40, "12", Scattered, host=f"mmap:{tmp_path}")
     batches = [bags([k % 40, (7 * k) % 40]) for k in range(60)]
     step_all(embeddings, batches[:20], depth=depth)
@@ -292,7 +292,7 @@ def test_training_ends_with_the_error_of_a_full_disk(tmp_path: Path, depth: int)
 # --- the file --------------------------------------------------------------------------------------------------------
 
 
-def test_the_file_has_no_name_and_goes_with_the_tier(tmp_path: Path) -> None:
+def test_the_file_has_no_name_and_ends_with_the_tier(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
     hosts = [FileHost(group(), SGD(), tmp_path, in_place=in_place) for in_place in (False, True)]
     assert list(tmp_path.iterdir()) == []
@@ -311,9 +311,9 @@ def test_the_file_has_no_name_and_goes_with_the_tier(tmp_path: Path) -> None:
     assert not before or len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_file_that_cannot_be_made_is_a_mistake_of_the_settings(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"tier\.host: cannot map 800 bytes of rows in .*file/rows"):
+    with pytest.raises(ConfigError, match=r"tier\.host: expected room for a file of 800 bytes in .*file/rows, got"):
         FileHost(group(), RowwiseAdagrad(), tmp_path / "file" / "rows")
 
 
@@ -373,13 +373,14 @@ def test_a_checkpoint_of_rows_in_memory_loads_into_a_file_and_back(tmp_path: Pat
         assert all(np.array_equal(other[name], array) for name, array in arrays[0].items())
 
 
-def test_what_crosses_is_counted(tmp_path: Path) -> None:
-    """Rows that come for the first time are computed; rows that leave unchanged are not written."""
+def test_reads_and_writes_are_counted(tmp_path: Path) -> None:
+    """Rows that are fetched for the first time are computed; unchanged rows are not written."""
     with one_table(4000, "2", host=f"mmap:{tmp_path}", poison=False) as embeddings:
-        assert embeddings.statistics.host_io() == {"reads": 0, "bytes_read": 0, "writes": 0, "bytes_written": 0}
-        step_all(embeddings, [bags([0, 3999])])
-        assert embeddings.statistics.host_io() == {"reads": 0, "bytes_read": 0, "writes": 0, "bytes_written": 0}
-        step_all(embeddings, [bags([1, 2])])
-        assert embeddings.statistics.host_io() == {"reads": 0, "bytes_read": 0, "writes": 2, "bytes_written": 32}
-        step_all(embeddings, [bags([0, 3999])])
-        assert embeddings.statistics.host_io() == {"reads": 2, "bytes_read": 32, "writes": 3, "bytes_written": 64}
+        for ids, expected in (
+            ([], (0, 0, 0, 0)),
+            ([0, 3999], (0, 0, 0, 0)),
+            ([1, 2], (0, 0, 2, 32)),
+            ([0, 3999], (2, 32, 3, 64)),
+        ):
+            step_all(embeddings, [bags(ids)] if ids else [])
+            assert tuple(embeddings.statistics.host_io().values()) == expected  # reads, bytes, writes, bytes

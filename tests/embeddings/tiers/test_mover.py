@@ -1,7 +1,7 @@
-"""The order of copying and training on a device, on a simulated one that takes every liberty events leave it.
+"""The order of copying and training, on a simulated device that runs in any order that events allow.
 
-Whatever the seed, tables, state, records and whatever was read on the way equal those of a device without streams, bit
-for bit (`simulated_training`). Leave out one wait, anywhere, and for some seed they do not.
+For every seed, tables, state, records and rows read during training equal those of a device without streams, bit for
+bit (`simulated_training`). Leave out one wait, anywhere, and for some seed they do not.
 """
 
 import sys
@@ -35,26 +35,26 @@ def test_any_order_that_events_allow_gives_the_same_bits(seed: int, case: Case) 
 
 # --- every wait is needed --------------------------------------------------------------------------------------------
 
-Site = tuple[str, ...]  # a wait, and who asked for it on whose behalf
-REDUNDANT = {  # and why
+Site = tuple[str, ...]  # a wait, and the functions that called it
+REDUNDANT = {  # with the reason
     (
         "await_brought",
-        "StagedTransfer._land_next",
-        "StagedTransfer.land",
-        "TorchDevice.land",
+        "StagedTransfer._store_next",
+        "StagedTransfer.finish_host_writes",
+        "TorchDevice.finish_host_writes",
     ): "settle() has waited for all copies",
     (
         "await_sent",
         "PinnedBlock.take",
         "TransferBuffer.take",
         "DeviceSearch._send",
-    ): "what was found of it has come back; if its batch was given up, nobody asks what is found",
+    ): "its results have come back; if its batch was dropped, nothing reads them",
 }
 
 
 @contextmanager
 def watched_waits(met: Callable[[Site], bool]) -> Iterator[None]:
-    """A wait of which `met` says False is left out."""
+    """Leave out waits for which `met` returns False."""
     waits = {name: wait for name, wait in vars(Mover).items() if name.startswith("await_")}
 
     def replaced(name: str) -> Callable[[Mover, Any], None]:
@@ -83,21 +83,21 @@ def callers() -> Iterator[str]:
 
 
 def all_sites(cases: list[Case]) -> dict[Site, set[Case]]:
-    """Who waits, and in which cases."""
-    found: dict[Site, set[Case]] = {}
+    """Return the sites that wait, and the cases in which they do."""
+    sites: dict[Site, set[Case]] = {}
     for case in cases:
 
         def met(site: Site, case: Case = case) -> bool:
-            found.setdefault(site, set()).add(case)
+            sites.setdefault(site, set()).add(case)
             return True
 
         with watched_waits(met):
             check(case, 0)
-    return {site: cases for site, cases in found.items() if "Run.assert" not in site[-1]}
+    return {site: cases for site, cases in sites.items() if "Run.assert" not in site[-1]}
 
 
 def is_missed(left_out: Site, cases: set[Case]) -> bool:
-    """Some seed shows that this wait is not there."""
+    """True if some seed shows that this wait is missing."""
     with watched_waits(lambda site: site != left_out):
         for seed in range(30):
             for case in (case for case in CASES if case in cases):
@@ -109,8 +109,10 @@ def is_missed(left_out: Site, cases: set[Case]) -> bool:
 
 
 def test_a_wait_that_is_left_out_is_missed() -> None:
-    """But for those of rebalancing: `rest` and `catch_up` wait for the same here, while on CUDA the compute stream of
-    the thread that rebalances is not the loop's."""
+    """Except those of rebalancing: `rest` and `catch_up` wait for the same here.
+
+    On CUDA the compute stream of the thread that rebalances is not the loop's.
+    """
     sites = all_sites(CASES)
     assert any("rebalance_slots" in site for site in sites)
     sites = {site: cases for site, cases in sites.items() if "rebalance_slots" not in site}
@@ -125,7 +127,7 @@ def test_a_wait_that_is_left_out_is_missed() -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("way", ["staged", "direct"])
 def test_a_look_ahead_thread_and_a_model_on_the_host(way: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real threads, at whatever pace; the model needs each batch's vectors at once."""
+    """The real threads, at any pace; the model needs each batch's vectors at once."""
     case = Case([Scattered, ScatteredOnHost][seed % 2], seed % 4, way, ample=seed > 2)
     with simulated(seed) as simulation, small_buffers(case.ample):
         pool = GroupBatch.pool
@@ -137,12 +139,12 @@ def test_a_look_ahead_thread_and_a_model_on_the_host(way: str, seed: int, monkey
 
         monkeypatch.setattr(GroupBatch, "pool", pool_now)
         embeddings, trainee = case.build(), Trainee(TABLES)
-        found = train_more(embeddings, trainee, BATCHES, case.depth)
-    found.assert_equals(train_slowly(TABLES, BATCHES, embeddings.runtime.outline.optimizer))
+        trained = train_more(embeddings, trainee, BATCHES, case.depth)
+    trained.assert_equals(train_slowly(TABLES, BATCHES, embeddings.runtime.outline.optimizer))
 
 
-def test_slots_and_sums_are_there_before_any_other_stream_may_use_them() -> None:
-    """They are made on the stream that is current where tiers are built; a loop may train on another one."""
+def test_slots_and_sums_exist_before_another_stream_uses_them() -> None:
+    """They are made on the stream that is current when tiers are built; a loop may train on another one."""
     with simulated(1) as simulation, small_buffers(ample=True):
         simulation.copying.laziness = simulation.compute.laziness = 1.0
         embeddings = Case(way="direct", device_rows="60%").build()
@@ -154,8 +156,8 @@ def test_slots_and_sums_are_there_before_any_other_stream_may_use_them() -> None
                 assert simulation.settled > before and not simulation.compute._queue
 
 
-def test_the_stream_that_is_current_is_not_entered_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only its own stream, or another device, is: Triton launches where the thread is."""
+def test_the_current_stream_is_not_entered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A separate stream, or another device, is: Triton launches on what is current in the thread."""
     current, entered, done = [0], list[object](), list[int]()
 
     def enter(stream: object) -> nullcontext[None]:
@@ -174,8 +176,8 @@ def test_the_stream_that_is_current_is_not_entered_again(monkeypatch: pytest.Mon
     assert (done, entered) == ([1, 2, 3], ["own", "current"])
 
 
-def test_threads_that_ask_make_the_device_current(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The look-ahead's and its helpers': else CUDA would open a context on device 0 for each."""
+def test_threads_make_the_device_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look-ahead thread and its helpers: otherwise CUDA would open a context on device 0 for each."""
     entered: set[str] = set()
     monkeypatch.setattr(Mover, "enter_thread", lambda self: entered.add(threading.current_thread().name))
     tier = TierConfig(device="cpu-torch", device_rows="60%", plan_threads=3)
@@ -193,19 +195,19 @@ def test_threads_that_ask_make_the_device_current(monkeypatch: pytest.MonkeyPatc
 # --- closing ---------------------------------------------------------------------------------------------------------
 
 
-def test_host_memory_is_let_go_when_no_copy_reads_or_writes_it() -> None:
-    """Although a look-ahead is not at its end: a kernel that reads such memory would be the end of the process."""
+def test_host_memory_is_released_when_no_copy_uses_it() -> None:
+    """Even if a look-ahead has not ended: a kernel that reads released memory ends the process."""
     case = Case(way="direct", device_rows="60%")
     with simulated(1) as simulation, small_buffers(ample=True):
         embeddings = case.build()
         simulation.copying.laziness = 1.0
         left: list[int] = []
         for lane in embeddings.runtime.pipeline.lanes:
-            lane.device._transfer._let_go = lambda: left.append(len(simulation.copying._queue))  # type: ignore[attr-defined]
-        coming = embeddings.look_ahead(BATCHES, depth=0)
-        next(coming)
+            lane.device._transfer._release = lambda: left.append(len(simulation.copying._queue))  # type: ignore[attr-defined]
+        batches = embeddings.look_ahead(BATCHES, depth=0)
+        next(batches)
         assert simulation.copying._queue
         embeddings.close()
         assert left == [0] * len(embeddings.runtime.pipeline.lanes)
         with pytest.raises(AssertionError, match="closed"):
-            next(coming)
+            next(batches)

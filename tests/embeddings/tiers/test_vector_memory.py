@@ -1,7 +1,7 @@
-"""Memory is taken again once nothing shares it, and not before."""
+"""Pooled vectors reuse memory once nothing shares it, and not before."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,24 +12,35 @@ from torch import Tensor
 from adaptive.batch import one_hot_batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.embeddings.tiers.cpu_device import CpuDevice, VectorMemory
+from adaptive.embeddings.tiers.cpu_device import CpuDevice
 from adaptive.embeddings.tiers.host import MemoryHost
-from adaptive.kernels.scratch import LINE_BYTES, MOST_PIECES, empty_rows
+from adaptive.kernels.scratch import LINE_BYTES, empty_rows
 
 
-def test_a_tensor_as_asked_for() -> None:
-    tensor = VectorMemory().take(3, 16)
-    assert tensor.shape == (3, 16) and tensor.dtype == torch.float32 and tensor.is_contiguous()
-    assert tensor.data_ptr() % LINE_BYTES == 0 and not tensor.requires_grad
-    assert VectorMemory().take(0, 16).shape == (0, 16)
+@pytest.fixture
+def bag() -> Iterator[TieredEmbeddingBag]:
+    table = TableConfig(name="a", num_embeddings=9, embedding_dim=16)
+    with TieredEmbeddingBag([table], TierConfig(device_rows="50%", device="cpu")) as embeddings:
+        yield embeddings
 
 
-def test_memory_is_taken_again() -> None:
-    memory = VectorMemory()
-    place = memory.take(4, 16).data_ptr()
-    assert [memory.take(4, 16).data_ptr() for _ in range(5)] == [place] * 5
-    assert memory.take(3, 16).data_ptr() == place  # the last batch of an epoch
-    assert memory.take(4, 16).data_ptr() == place
+@pytest.fixture
+def device(bag: TieredEmbeddingBag) -> CpuDevice:
+    (lane,) = bag.runtime.pipeline.lanes
+    assert isinstance(lane.device, CpuDevice) and isinstance(lane.host, MemoryHost)
+    assert lane.device.weights.ctypes.data % LINE_BYTES == lane.host.weights.ctypes.data % LINE_BYTES == 0
+    return lane.device
+
+
+def test_vectors_are_aligned_and_their_memory_is_reused(device: CpuDevice) -> None:
+    tensor = device.empty_vectors(4)
+    assert tensor.shape == (4, 16) and tensor.dtype == torch.float32 and tensor.is_contiguous()
+    place = tensor.data_ptr()
+    assert place % LINE_BYTES == 0 and not tensor.requires_grad
+    del tensor
+    assert [device.empty_vectors(4).data_ptr() for _ in range(5)] == [place] * 5
+    assert device.empty_vectors(3).data_ptr() == place  # the last batch of an epoch
+    assert device.empty_vectors(0).shape == (0, 16)
 
 
 SHARING: dict[str, Callable[[Tensor], Any]] = {
@@ -42,55 +53,28 @@ SHARING: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kept", SHARING)
-def test_what_shares_the_memory_keeps_it(kept: str) -> None:
-    memory = VectorMemory()
-    tensor = memory.take(4, 16)
+@pytest.mark.parametrize("sharing", SHARING)
+def test_memory_that_is_shared_is_not_reused(sharing: str, device: CpuDevice) -> None:
+    tensor = device.empty_vectors(4)
     place = tensor.data_ptr()
-    held = SHARING[kept](tensor)
+    held = SHARING[sharing](tensor)
     del tensor
-    other = memory.take(4, 16)
+    other = device.empty_vectors(4)
     assert other.data_ptr() != place
     del held
     gc.collect()
-    assert place in {memory.take(4, 16).data_ptr(), memory.take(4, 16).data_ptr()}
+    assert place in {device.empty_vectors(4).data_ptr(), device.empty_vectors(4).data_ptr()}
 
 
-def test_values_that_are_held_do_not_change() -> None:
-    memory, held = VectorMemory(), []
-    for number in range(3 * MOST_PIECES):
-        held.append(memory.take(4, 16).fill_(number))
-    assert [np.unique(tensor).tolist() for tensor in held] == [[number] for number in range(3 * MOST_PIECES)]
-
-
-def test_what_is_kept_for_later_is_bounded() -> None:
-    memory = VectorMemory()
-    held = [memory.take(4, 16) for _ in range(3 * MOST_PIECES)]
-    held.clear()
-    free = memory._memory._free
-    assert len(free) == MOST_PIECES
-    memory.take(100, 16)
-    assert [len(piece) for piece in free] == [6656]  # too small ones are dropped; 6400 bytes and room for more
-    memory.take(4, 16)
-    assert [len(piece) for piece in free] == [256]  # and those that are far too large
-
-
-def test_vectors_of_a_batch_outlive_it() -> None:
-    bag = TieredEmbeddingBag(
-        [TableConfig(name="a", num_embeddings=9, embedding_dim=16)], TierConfig(device_rows="50%", device="cpu")
-    )
+def test_vectors_of_a_batch_outlive_it(bag: TieredEmbeddingBag) -> None:
     ids = np.arange(9).reshape(-1, 1)
-    one, other = (
+    larger, smaller = (
         bag.read(one_hot_batch(empty_rows(size, 0), ids[:size], np.zeros(size, np.float32))) for size in (9, 8)
     )
-    first = bag.stack(one)
-    before, place = first.clone(), first.data_ptr()
-    second = bag.stack(other)
-    assert torch.equal(first, before) and torch.equal(second, before[:8])
+    first = bag.stack(larger)
+    values, place = first.clone(), first.data_ptr()
+    second = bag.stack(smaller)
+    assert torch.equal(first, values) and torch.equal(second, values[:8])
     assert place % LINE_BYTES == second.data_ptr() % LINE_BYTES == 0 and place != second.data_ptr()
     del first
-    assert bag.stack(one).data_ptr() == place
-    (lane,) = bag.runtime.pipeline.lanes
-    assert isinstance(lane.device, CpuDevice) and isinstance(lane.host, MemoryHost)
-    assert lane.device.weights.ctypes.data % LINE_BYTES == lane.host.weights.ctypes.data % LINE_BYTES == 0
-    bag.close()
+    assert bag.stack(larger).data_ptr() == place

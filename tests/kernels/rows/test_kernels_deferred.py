@@ -1,38 +1,28 @@
-"""Sums of gradients that wait, their squares, and the steps they are applied in: written out, then against the twin."""
+"""Deferred sums, their squares and the steps that apply them: written out, then the twin."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from support.row_kernels import Choose, Floats, every_optimizer, floats
 from support.variants import both
 
 from adaptive.kernels.rows.cpu import update
 from adaptive.kernels.rows.cpu.deferred import accumulate, apply_sums, defer, power, update_from_sums
-from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-
-Choose = Callable[[Any], Callable[..., Any]]
-Floats = NDArray[np.float32]
+from adaptive.optim import Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 NOTHING = np.zeros(0, np.float32)
-OPTIMIZERS = [SGD(0.3), Adagrad(0.2, initial_accumulator=0.5), RowwiseAdagrad(0.2), Adam(0.1, beta2=0.9)]
-every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 DIMS = st.sampled_from([1, 3, 16, 17, 40])
-
-
-def floats(*values: Any) -> Floats:
-    return np.array(values, np.float32)
 
 
 @dataclass
 class Watched:
-    """Rows of both tiers, as many entries, each of one row: entry e is slot e, or host row e - num_slots."""
+    """Rows of both tiers, each with an entry: entry e is slot e, or host row e - num_slots."""
 
     optimizer: RowOptimizer
     dim: int
@@ -82,20 +72,20 @@ class Watched:
         return [self.apply_slowly(entries[u]) for u in due]
 
     def apply_slowly(self, entry: int) -> np.float32:
-        place, mine = self.location(entry), self.waiting.pop(entry)
+        place, pending = self.location(entry), self.waiting.pop(entry)
         weights, state = (self.device, self.device_state) if place >= 0 else (self.host, self.host_state)
         place = place if place >= 0 else ~place
-        return reference.update_row(self.optimizer, weights[place], state[place], mine.gradient, mine.squares)
+        return reference.update_row(self.optimizer, weights[place], state[place], pending.gradient, pending.squares)
 
     def equals(self, other: "Watched") -> bool:
         names = ("device", "device_state", "host", "host_state")
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def keeps(self, waiting: dict[int, reference.Waiting]) -> bool:
-        """Whether these and no others wait."""
+        """True if these sums and no others are pending."""
         return set(np.flatnonzero(self.pending)) == set(waiting) and all(
-            np.array_equal(self.sums[entry], mine.gradient) and np.array_equal(self.squares[entry], mine.squares)
-            for entry, mine in waiting.items()
+            np.array_equal(self.sums[entry], twin.gradient) and np.array_equal(self.squares[entry], twin.squares)
+            for entry, twin in waiting.items()
         )
 
 
@@ -106,7 +96,7 @@ def one_row(optimizer: RowOptimizer, dim: int, weight: float) -> Watched:
 
 
 def visit(choose: Choose, rows: Watched, gradient: Sequence[float], due: Sequence[int]) -> Floats:
-    """One look-up of the only row."""
+    """One lookup of the only row."""
     return rows.defer(choose, [0], [0, 1], [0], [], floats(gradient), due)
 
 
@@ -114,7 +104,7 @@ def visit(choose: Choose, rows: Watched, gradient: Sequence[float], due: Sequenc
 
 
 @both
-def test_two_visits_under_adagrad(choose: Choose) -> None:
+def test_two_visits_with_adagrad(choose: Choose) -> None:
     """Gradients (3, 6) and (4, 8): the state grows by 9 + 16 and 36 + 64, not by 7 * 7 and 14 * 14. The step is
     5 * 7 / sqrt(25) and 5 * 14 / sqrt(100)."""
     rows = one_row(Adagrad(5.0, eps=0.0), 2, 8)
@@ -129,7 +119,7 @@ def test_two_visits_under_adagrad(choose: Choose) -> None:
 
 
 @both
-def test_two_visits_under_rowwise_adagrad(choose: Choose) -> None:
+def test_two_visits_with_rowwise_adagrad(choose: Choose) -> None:
     """Gradients (1, 7) and (-1, 7), mean squares 25 each, on a state of 14: a step of 0.5 / sqrt(64) * (0, 14)."""
     rows = one_row(RowwiseAdagrad(0.5, eps=0.0, initial_accumulator=14.0), 2, 1)
     visit(choose, rows, [1, 7], due=[])
@@ -141,15 +131,7 @@ def test_two_visits_under_rowwise_adagrad(choose: Choose) -> None:
 
 
 @both
-def test_two_visits_under_sgd_are_one_step_with_their_sum(choose: Choose) -> None:
-    rows = one_row(SGD(0.5), 1, 1)
-    visit(choose, rows, [5], due=[])
-    visit(choose, rows, [-3], due=[0])
-    np.testing.assert_array_equal(rows.device, [[0]])
-
-
-@both
-def test_two_visits_under_adam_are_two_updates_with_their_mean(choose: Choose) -> None:
+def test_two_visits_with_adam_are_two_updates_with_their_mean(choose: Choose) -> None:
     """Gradients 1 and 3: mean 2, mean square 5. With both betas 0.5 a quarter of the moments stays: 2 / 4 + 3 / 4 * 2
     and 1 / 4 + 3 / 4 * 5, so 2 and 4. The row moves by twice the fourth update's size, times 2 / sqrt(4)."""
     optimizer = Adam(0.5, eps=0.0, beta1=0.5, beta2=0.5)
@@ -169,17 +151,17 @@ def test_two_visits_under_adam_are_two_updates_with_their_mean(choose: Choose) -
 @pytest.mark.parametrize("base", [0.0, 0.9, 0.999, 0.25])
 def test_powers_are_those_of_the_twin(choose: Choose, base: float) -> None:
     """A first power is the base itself, so that a sum of one visit has the bits of the plain update."""
-    found = [choose(power)(np.float32(base), np.float32(exponent)) for exponent in range(256)]
-    np.testing.assert_array_equal(found, [reference.power(np.float32(base), exponent) for exponent in range(256)])
-    assert found[0] == 1 and found[1] == np.float32(base)
-    np.testing.assert_allclose(found, np.float64(np.float32(base)) ** np.arange(256), rtol=1e-5, atol=1e-37)
+    powers = [choose(power)(np.float32(base), np.float32(exponent)) for exponent in range(256)]
+    np.testing.assert_array_equal(powers, [reference.power(np.float32(base), exponent) for exponent in range(256)])
+    assert powers[0] == 1 and powers[1] == np.float32(base)
+    np.testing.assert_allclose(powers, np.float64(np.float32(base)) ** np.arange(256), rtol=1e-5, atol=1e-37)
 
 
 @both
 @pytest.mark.parametrize("visits", [1, 2, 5, 8, 255])
-def test_gradients_that_agree_are_worth_as_many_plain_updates_of_adam(choose: Choose, visits: int) -> None:
-    """Whatever the moments are, they end as after the plain updates, and so does the row where the moments stand still.
-    As one update with the sum it would move by one of them."""
+def test_equal_gradients_count_as_plain_updates_of_adam(choose: Choose, visits: int) -> None:
+    """Moments end as after the plain updates, and so does the row if the moments do not change. One update with the sum
+    would move the row by one of these updates."""
     optimizer, gradient = Adam(0.01, beta1=0.9, beta2=0.99), floats(0.5, -2.0, 1e-3)
     for first, second in ((gradient, gradient * gradient), (floats(3, 0, -1), floats(9, 1, 1e-4))):
         deferred, plain = (one_row(optimizer, 3, 1) for _ in range(2))
@@ -199,21 +181,9 @@ def test_gradients_that_agree_are_worth_as_many_plain_updates_of_adam(choose: Ch
 
 
 @both
-def test_an_applied_sum_begins_anew(choose: Choose) -> None:
-    """3, 4 and then 12 alone: the state is 9 + 16 + 144 = 13 * 13, and nothing of the first two is in the last step."""
-    rows = one_row(Adagrad(13.0, eps=0.0), 1, 0)
-    visit(choose, rows, [3], due=[])
-    visit(choose, rows, [4], due=[0])
-    rows.device[:] = 12
-    visit(choose, rows, [12], due=[0])
-    np.testing.assert_array_equal(rows.device, [[0]])
-    np.testing.assert_array_equal(rows.device_state, [[169]])
-
-
-@both
 @every_optimizer
-def test_nothing_is_added_to_what_lay_there_before(choose: Choose, optimizer: RowOptimizer) -> None:
-    """Sums start as copies: -0.0 stays what it is, and the NaN of an unused entry is gone."""
+def test_sums_start_as_copies(choose: Choose, optimizer: RowOptimizer) -> None:
+    """-0.0 keeps its sign, and the NaN of an unused entry is gone."""
     rows = one_row(optimizer, 3, 1)
     visit(choose, rows, [-0.0, 1, -0.0], due=[])
     np.testing.assert_array_equal(np.signbit(rows.sums), [[True, False, True]])
@@ -223,7 +193,7 @@ def test_nothing_is_added_to_what_lay_there_before(choose: Choose, optimizer: Ro
 @both
 @pytest.mark.parametrize("tier", [0, -1])
 def test_sums_are_applied_to_rows_of_one_tier_only(choose: Choose, tier: int) -> None:
-    """Slot 1 and host row 1; what belongs to the other tier, or lies outside the range, stays."""
+    """Slot 1 and host row 1; rows of the other tier, or outside the range, do not change."""
     weights, state, norms = np.ones((3, 1), np.float32), np.zeros((3, 1), np.float32), floats(-1, -1, -1)
     sums, squares = floats([9], [3], [4]), floats([9], [16], [16])
     optimizer = RowwiseAdagrad(4.0, eps=0.0)
@@ -245,7 +215,7 @@ def test_sums_are_applied_to_rows_of_one_tier_only(choose: Choose, tier: int) ->
 @settings(max_examples=25, deadline=None)
 @given(dim=DIMS, seed=st.integers(0, 2**32 - 1))
 def test_a_sum_of_one_visit_is_the_plain_update(choose: Choose, optimizer: RowOptimizer, dim: int, seed: int) -> None:
-    """Bit for bit, three times in a row; some rows with many look-ups."""
+    """Bit for bit, three times in a row; some rows with many lookups."""
     rng = np.random.default_rng(seed)
     summed, plain = Watched(optimizer, dim), Watched(optimizer, dim)
     for _ in range(3):
@@ -253,21 +223,20 @@ def test_a_sum_of_one_visit_is_the_plain_update(choose: Choose, optimizer: RowOp
         segments = np.concatenate([[0], np.cumsum(rng.choice([1, 2, 40], 5))])
         vectors = rng.integers(0, 6, segments[-1]).astype(np.int32)
         gradients = (rng.normal(size=(6, dim)) * 10.0 ** rng.integers(-2, 2)).astype(np.float32)
-        norms, found = np.empty(5, np.float32), summed.defer(
-            choose, entries, segments, vectors, [], gradients, np.arange(5)
-        )  # fmt: skip
+        norms = np.empty(5, np.float32)
+        deferred_norms = summed.defer(choose, entries, segments, vectors, [], gradients, np.arange(5))
         update.update(
             np.array([plain.location(entry) for entry in entries]), segments, vectors, NOTHING, gradients,
             plain.device, plain.device_state, plain.host, plain.host_state, *plain.step, norms,
             np.empty((1, 2, dim), np.float32),
         )  # fmt: skip
-        np.testing.assert_array_equal(found, norms)
+        np.testing.assert_array_equal(deferred_norms, norms)
         assert summed.equals(plain)
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, list[dict[str, Any]]]:
-    """(width, what `defer` is told batch after batch)"""
+    """(width, arguments of `Watched.defer` for each batch)"""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     dim, scaled = draw(DIMS), draw(st.booleans())
     history = []
@@ -308,7 +277,7 @@ def test_defer_equals_its_twin_for_any_number_of_chunks(
 @pytest.mark.parametrize("num_chunks", [1, 3])
 @pytest.mark.parametrize("tier", [0, -1])
 def test_update_from_sums_equals_its_twin(choose: Choose, optimizer: RowOptimizer, num_chunks: int, tier: int) -> None:
-    """All rows of a tier, some of which are named."""
+    """Some rows of a tier."""
     rows, twin = Watched(optimizer, 5), Watched(optimizer, 5)
     gradients, entries = rows.values(7), np.array([2, 0, 1] if tier == 0 else [6, 3, 5])
     rows.defer(choose, np.arange(7), np.arange(8), np.arange(7), [], gradients, [])
@@ -334,17 +303,9 @@ def test_accumulate_touches_only_its_range(choose: Choose, optimizer: RowOptimiz
     assert np.isnan(rows.sums[[0, 1, 4, 5, 6]]).all() and np.isnan(rows.squares[[0, 1, 4, 5, 6]]).all()
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = numba.get_num_threads()
-    numba.set_num_threads(min(2, numba.config.NUMBA_NUM_THREADS))
-    yield
-    numba.set_num_threads(before)
-
-
 @pytest.mark.usefixtures("two_threads")
 @every_optimizer
-def test_threads_share_many_sums_and_give_the_same_bits(optimizer: RowOptimizer) -> None:
+def test_threads_share_sums_and_give_the_same_bits(optimizer: RowOptimizer) -> None:
     """Enough rows that chunks really run at once, in both tiers; sums of two batches, half of which are applied."""
     rng = np.random.default_rng(1)
     alone, shared = (
@@ -355,9 +316,8 @@ def test_threads_share_many_sums_and_give_the_same_bits(optimizer: RowOptimizer)
         batch = (rng.permutation(alone.num), segments, rng.integers(0, 300, segments[-1]), [])
         gradients, due = rng.normal(size=(300, 17)).astype(np.float32), np.arange(0, alone.num, 2)
         norms = alone.defer(lambda kernel: kernel, *batch, gradients, due)
-        np.testing.assert_array_equal(
-            shared.defer(lambda kernel: kernel, *batch, gradients, due, num_chunks=5), norms
-        )  # fmt: skip
+        shared_norms = shared.defer(lambda kernel: kernel, *batch, gradients, due, num_chunks=5)
+        np.testing.assert_array_equal(shared_norms, norms)
         assert shared.equals(alone)
         for name in ("sums", "squares", "pending"):
             np.testing.assert_array_equal(getattr(shared, name), getattr(alone, name))

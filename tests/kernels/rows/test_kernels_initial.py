@@ -1,6 +1,5 @@
 """Initial values of rows: a function of table, seed, index and column alone."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from support.row_kernels import Choose, Floats
 from support.variants import both
 
 from adaptive.config import TableConfig
@@ -16,9 +15,6 @@ from adaptive.embeddings.planning.layout import Group, make_groups, table_key
 from adaptive.embeddings.tiers.host import MemoryHost
 from adaptive.kernels.rows.cpu import initial
 from adaptive.optim import SGD, Adagrad
-
-Choose = Callable[[Any], Callable[..., Any]]
-Floats = NDArray[np.float32]
 
 
 def table(name: str = "a", num: int = 40, dim: int = 8, bound: float | None = None) -> TableConfig:
@@ -42,7 +38,7 @@ def one_table(seed: int = 0, **options: Any) -> Floats:
 
 
 @both
-def test_mix_is_the_finaliser_of_splitmix64(choose: Choose) -> None:
+def test_mix_is_the_finalizer_of_splitmix64(choose: Choose) -> None:
     """mix(n * golden) is the n-th number of splitmix64 seeded with 0, as published."""
     for n, expected in ((1, 0xE220A8397B1DCDAF), (2, 0x6E789E6AA1B965F4)):
         assert int(choose(initial.mix)(np.uint64(n * reference.GOLDEN % 2**64))) == expected
@@ -68,7 +64,7 @@ def test_values_equal_the_twin_in_any_order(
 
 
 @both
-def test_rows_are_written_where_asked_with_the_first_state(choose: Choose) -> None:
+def test_rows_are_written_with_the_first_state(choose: Choose) -> None:
     (group,) = make_groups([table(num=5, dim=2)], 0)
     weights, state = np.zeros((4, 2), np.float32), np.zeros((4, 3), np.float32)
     choose(initial.initial_rows)(
@@ -82,22 +78,22 @@ def test_rows_are_written_where_asked_with_the_first_state(choose: Choose) -> No
 
 def test_values_do_not_depend_on_which_tables_share_a_width() -> None:
     alone = make_groups([table("a"), table("b", dim=4)], 7)
-    together = make_groups([table("x", num=13), table("a"), table("b")], 7)
-    np.testing.assert_array_equal(values(alone[0], range(40)), values(together[0], range(13, 53)))
-    np.testing.assert_array_equal(values(alone[1], range(40)), values(together[0], range(53, 93))[:, :4])
+    grouped = make_groups([table("x", num=13), table("a"), table("b")], 7)
+    np.testing.assert_array_equal(values(alone[0], range(40)), values(grouped[0], range(13, 53)))
+    np.testing.assert_array_equal(values(alone[1], range(40)), values(grouped[0], range(53, 93))[:, :4])
 
 
 def test_values_are_uniform_within_the_bound() -> None:
-    found = one_table(num=20_000, dim=16, bound=0.5) / 0.5
-    assert found.min() >= -1 and found.max() < 1
-    assert abs(found.mean()) < 4 / np.sqrt(3 * found.size)
-    shares = np.histogram(found, 20, (-1, 1))[0] / found.size
+    numbers = one_table(num=20_000, dim=16, bound=0.5) / 0.5
+    assert numbers.min() >= -1 and numbers.max() < 1
+    assert abs(numbers.mean()) < 4 / np.sqrt(3 * numbers.size)
+    shares = np.histogram(numbers, 20, (-1, 1))[0] / numbers.size
     np.testing.assert_allclose(shares, 0.05, atol=0.002)
-    correlations = np.corrcoef(found.T) - np.eye(16)
+    correlations = np.corrcoef(numbers.T) - np.eye(16)
     assert np.abs(correlations).max() < 5 / np.sqrt(20_000)
 
 
-def test_the_bound_is_by_default_one_over_the_root_of_the_rows() -> None:
+def test_the_default_bound_is_one_over_the_root_of_the_rows() -> None:
     assert 0.9 / 8 < np.abs(one_table(num=64)).max() <= 1 / 8
     np.testing.assert_array_equal(one_table(bound=0.0), 0)
 
@@ -107,7 +103,7 @@ def distinct_vectors(*tables: Floats) -> int:
 
 
 def test_different_seeds_tables_and_rows_have_different_values() -> None:
-    """Seed 1 once was seed 0 moved on by one row: both the seed and the index were added to the key."""
+    """Adding both the seed and the index to the key would make seed 1 equal seed 0 shifted by one row."""
     assert distinct_vectors(*(one_table(seed) for seed in range(10))) == 400
     assert distinct_vectors(*(one_table(name=name) for name in ("a", "b", "aa", "user", "item"))) == 200
 

@@ -1,4 +1,4 @@
-"""Index arithmetic beyond 2**31 elements. Memory is only taken for the pages that are touched."""
+"""Index arithmetic beyond 2**31 elements. Only pages that are touched take memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ def much_memory() -> NDArray[np.float32]:
     try:
         return np.empty((NUM, DIM), np.float32)
     except MemoryError:
-        pytest.skip("this system does not lend 9 GB of address space")
+        pytest.skip("this system does not provide 9 GB of address space")
 
 
 def test_pool_and_update_reach_the_last_row(huge: NDArray[np.float32]) -> None:
@@ -45,8 +45,8 @@ def test_pool_and_update_reach_the_last_row(huge: NDArray[np.float32]) -> None:
         huge[LAST] = values[1]
         out = np.empty((1, DIM), np.float32)
         places = np.array([location])
-        one = np.zeros(1, np.int32), np.array([0, 1]), np.zeros(1, np.int32)
-        pool.pool(out, *one, places, np.zeros(0, np.float32), device, host, 1)
+        bag = np.zeros(1, np.int32), np.array([0, 1]), np.zeros(1, np.int32)
+        pool.pool(out, *bag, places, np.zeros(0, np.float32), device, host, 1)
         np.testing.assert_array_equal(out[0], values[1])
         optimizer, none = SGD(0.5), np.zeros((0, 0), np.float32)
         update.update(
@@ -57,7 +57,7 @@ def test_pool_and_update_reach_the_last_row(huge: NDArray[np.float32]) -> None:
         np.testing.assert_array_equal(huge[LAST], values[1] - np.float32(0.5) * values[0])
 
 
-def test_rows_are_copied_initialised_and_measured_at_the_far_end(huge: NDArray[np.float32]) -> None:
+def test_rows_are_copied_initialized_and_measured_at_the_end(huge: NDArray[np.float32]) -> None:
     none = np.zeros((NUM, 0), np.float32)
     far, near = np.array([LAST, LAST - 1]), np.array([0, 1])
     small, small_state = np.zeros((2, DIM), np.float32), np.zeros((2, 0), np.float32)
@@ -76,7 +76,7 @@ def test_rows_are_copied_initialised_and_measured_at_the_far_end(huge: NDArray[n
     np.testing.assert_array_equal(drifts, 0.5)
 
 
-def test_snapshot_of_a_row_that_lies_beyond_2_31_values(huge: NDArray[np.float32]) -> None:
+def test_gradients_and_snapshots_beyond_2_31_values(huge: NDArray[np.float32]) -> None:
     """Gradients and snapshots are indexed by int32 vectors and entries; their products must be 64 bits wide."""
     huge[LAST] = 2
     out = np.empty((1, DIM), np.float32)
@@ -95,12 +95,12 @@ def test_snapshot_of_a_row_that_lies_beyond_2_31_values(huge: NDArray[np.float32
 
 
 def test_sums_and_squares_beyond_2_31_values(huge: NDArray[np.float32]) -> None:
-    """A gradient of 3s waits in the last entry and is applied: 1 - 4 * 3 / sqrt(7 + 9)."""
+    """A gradient of 3s is in the last entry and is applied: 1 - 4 * 3 / sqrt(7 + 9)."""
     weights, state, squares = np.ones((1, DIM), np.float32), np.full((1, DIM), 7, np.float32), much_memory()
     entry, pending, optimizer = np.array([LAST]), np.zeros(NUM, np.bool_), Adagrad(4.0, eps=0.0)
     gradients, scratch = np.full((1, DIM), 3, np.float32), np.empty((1, DIM), np.float32)
-    one = np.array([0, 1]), np.zeros(1, np.int32), np.zeros(0, np.float32), gradients
-    accumulate(0, 1, entry, *one, huge, squares, pending, scratch)
+    lookup = np.array([0, 1]), np.zeros(1, np.int32), np.zeros(0, np.float32), gradients
+    accumulate(0, 1, entry, *lookup, huge, squares, pending, scratch)
     np.testing.assert_array_equal(squares[LAST], 9)
     apply_sums(
         0, 1, 0, np.zeros(1, np.int64), entry, huge, squares, weights, state,

@@ -1,4 +1,4 @@
-"""Outputs larger than the caches are stored past them: the same bits, and only where rows are whole cache lines."""
+"""Large outputs are stored past the caches: the same bits, only for rows of whole cache lines."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,14 +7,12 @@ import numba
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.row_kernels import Choose, Floats
 from support.variants import both
 
 from adaptive.kernels.rows.cpu import pool
 from adaptive.kernels.scratch import empty_rows
 from adaptive.kernels.vector import row_sums
-
-Choose = Callable[[Any], Callable[..., Any]]
-Floats = NDArray[np.float32]
 
 
 def shifted(num_rows: int, width: int) -> Floats:
@@ -43,16 +41,16 @@ def test_sums_are_the_same(choose: Choose, dim: int, flip: int) -> None:
     expected, out = empty_rows(2, dim), empty_rows(2, dim)
     out.fill(7)
     for start, stop in ((0, 5), (2, 3)):
-        found = rows, indices[::-1].copy(), np.arange(5, dtype=np.int32)[::-1].copy()
+        indirect = rows, indices[::-1].copy(), np.arange(5, dtype=np.int32)[::-1].copy()
         choose(row_sums.sum_rows)(expected, 1, rows, indices, flip, start, stop)
-        choose(row_sums.sum_found_rows_past_caches)(out, 1, *found, flip, start, stop)
+        choose(row_sums.sum_found_rows_past_caches)(out, 1, *indirect, flip, start, stop)
         np.testing.assert_array_equal(out, [[7] * dim, expected[1]])
 
 
 @pytest.mark.parametrize(
     ("sums", "past"), [(row_sums.sum_found_rows, False), (row_sums.sum_found_rows_past_caches, True)]
 )
-def test_the_compiler_is_told(sums: Any, past: bool) -> None:
+def test_stores_past_the_caches_are_compiled_so(sums: Any, past: bool) -> None:
     def call(out: Floats, rows: Floats, indices: NDArray[np.int64]) -> None:
         sums(out, 0, rows, indices, indices, 0, 0, 1)
         row_sums.finish_stores()
@@ -69,7 +67,7 @@ def test_the_compiler_is_told(sums: Any, past: bool) -> None:
 
 @pytest.mark.parametrize("made", [empty_rows, shifted], ids=["lines", "no lines"])
 def test_large_outputs_are_pooled_as_small_ones(made: Callable[[int, int], Floats]) -> None:
-    """In three chunks, with empty bags and rows of both tiers, and of one (where it is that stores pass the caches)."""
+    """In three chunks, with empty bags and rows of both tiers, or of one (then stores pass the caches)."""
     dim, num_bags = 16, pool.PAST_CACHES // 16
     rng = np.random.default_rng(0)
     device, host = (rng.normal(size=(50, dim)).astype(np.float32) for _ in range(2))

@@ -1,6 +1,5 @@
-"""When the Triton kernels can be used, and that asking does not need Triton."""
+"""Where the Triton kernels can be used; the check does not need Triton."""
 
-import importlib
 import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -22,52 +21,43 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @needs_triton
-def test_a_cpu_is_served_only_by_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_interpreter_serves_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert not gpu.available(CPU)
-    assert gpu.available(CUDA)
+    assert not gpu.available(CPU) and gpu.available(CUDA)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert gpu.available(CPU)
 
 
-def test_without_triton_nothing_is_available_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton", None)  # importing it raises ImportError
+@pytest.mark.parametrize(("version", "printed"), [(None, "none"), ("3.5.1", r"3\.5\.1")])
+def test_a_missing_or_old_triton_is_refused_on_a_gpu(
+    version: str | None, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old one's divisions and roots flush small numbers to 0."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    module = importlib.reload(gpu)
-    assert not module.available(CPU)
-    assert not module.available(CUDA)
-
-
-@needs_triton
-def test_an_old_triton_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it makes of divisions and roots flushes small numbers to 0."""
-    import triton
-
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(triton, "__version__", "3.5.1")
-    assert not gpu.available(CUDA)
-    with pytest.raises(ConfigError, match=r"expected Triton 3\.6 or newer for a GPU, got 3\.5\.1\. Install"):
+    installed = None if version is None else SimpleNamespace(__version__=version)
+    monkeypatch.setitem(sys.modules, "triton", installed)  # of None: importing it raises ImportError
+    assert not gpu.available(CPU) and not gpu.available(CUDA)
+    with pytest.raises(
+        ConfigError, match=rf"expected Triton 3\.6 or newer for a GPU, got {printed}\. .*tier\.device=cpu"
+    ):
         row_kernels(CUDA)
-    for version in ("3.6.0", "3.10.0+git1", "4.0.0"):
-        monkeypatch.setattr(triton, "__version__", version)
-        assert gpu.available(CUDA)
 
 
-def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(ConfigError, match=r"expected Triton 3\.6 or newer for a GPU, got none\. .*tier\.device=cpu"):
-        row_kernels(CUDA)
+@pytest.mark.parametrize("version", ["3.6.0", "3.10.0+git1", "4.0.0"])
+def test_newer_versions_are_accepted(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
+    assert gpu.available(CUDA)
 
 
 @needs_triton
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton can launch kernels here")
-def test_a_triton_that_cannot_launch_is_told_of_when_the_tiers_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_triton_that_cannot_launch_is_an_error_at_once() -> None:
     with pytest.raises(ConfigError, match=r"Triton cannot launch kernels here: .*a C compiler"):
         row_kernels(CUDA)
 
 
 @needs_triton
-def test_two_threads_do_not_make_triton_ready_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_is_made_ready_before_threads_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     active = SimpleNamespace(get_current_target=lambda: made.append("ready"))
     monkeypatch.setitem(sys.modules, "triton.runtime.driver", SimpleNamespace(driver=SimpleNamespace(active=active)))

@@ -1,4 +1,4 @@
-"""Deferred sums by Triton, interpreted or on a GPU, and by numba on tensors: the bits of `rows.cpu.deferred`."""
+"""Deferred sums in Triton, interpreted or on a GPU, and by numba on tensors: bits of `cpu.deferred`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,27 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import triton_setup
-from support.triton_setup import DEVICE, OPTIMIZERS, Floats, assert_same_bits, random_rows, run, settings_of
+from support.row_kernels import OPTIMIZERS, Floats, every_optimizer, random_rows
+from support.triton_setup import assert_same_bits, hot_of, needs_gpu, run, settings_of
 
 import adaptive.kernels.rows.gpu.deferred
-from adaptive.kernels.planning.lookups import hot_rows
 from adaptive.kernels.rows import cpu_tensors
 from adaptive.kernels.rows.cpu import deferred, update
-from adaptive.optim import Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import Adam, RowOptimizer
 
 DIMS = [1, 3, 16, 17, 64, 130]
 NO_SCALES = np.zeros(0, np.float32)
 
-every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
-
 
 @dataclass(frozen=True)
 class Kernels:
-    """Of one kind."""
+    """The kernels for deferral, of one kind."""
 
     accumulate: Callable[..., None]
     update: Callable[..., None]
@@ -45,7 +42,7 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
 
 
 class Sums:
-    """Sums and squares of a few rows, on the device and for the twin. What no longer waits is NaN."""
+    """Sums and squares of rows, on the device and for the twin; NaN before their first gradient."""
 
     def __init__(self, num: int, dim: int, width: int) -> None:
         rows = [np.full((num, columns), np.nan, np.float32) for columns in (dim, width)]
@@ -54,24 +51,23 @@ class Sums:
 
     def visit(self, kernels: Kernels, entries: Any, *gradients: Any) -> None:
         """gradients: segments, vectors, scales, gradients."""
-        hot = torch.from_numpy(hot_rows(gradients[0])).to(DEVICE)
-        run(kernels.accumulate, entries, *gradients, *self.device, hot=hot)
+        run(kernels.accumulate, entries, *gradients, *self.device, hot=hot_of(gradients[0]))
         g = np.empty((1, self.twin[0].shape[1]), np.float32)
         deferred.accumulate(0, len(entries), entries, *gradients, *self.twin, g)
 
     def assert_same(self) -> None:
-        for found, expected in zip(self.device, self.twin, strict=True):
-            assert_same_bits(found, expected)
+        for result, expected in zip(self.device, self.twin, strict=True):
+            assert_same_bits(result, expected)
 
 
 def one_each(*gradients: Any) -> tuple[Any, ...]:
-    """(segments, vectors, scales, gradients) of so many rows, each with a gradient of its own."""
+    """(segments, vectors, scales, gradients) of as many rows, each with its own gradient."""
     num = len(gradients)
     return np.arange(num + 1), np.arange(num, dtype=np.int32), NO_SCALES, np.array(gradients, np.float32)
 
 
 def test_sums_of_hot_rows(kernels: Kernels) -> None:
-    """Rows of 3, 90 and 65 look-ups, twice."""
+    """Rows of 3, 90 and 65 lookups, twice."""
     rng = np.random.default_rng(0)
     vectors, gradients = rng.integers(0, 6, 158).astype(np.int32), random_rows(rng, 6, 5)
     sums = Sums(3, 5, 5)
@@ -81,17 +77,6 @@ def test_sums_of_hot_rows(kernels: Kernels) -> None:
 
 
 # --- sums grow ----------------------------------------------------------------------------------------------------
-
-
-def test_two_visits_are_summed_and_so_are_their_squares(kernels: Kernels) -> None:
-    """The last number of the widest counts; 5 and 17 are means of (1, 9) and of (9, 25)."""
-    for width, expected in ((3, [[1 + 9, 9 + 25, 2]]), (2, [[1 + 9, 9 + 25]]), (1, [[5 + 17]]), (0, [[]])):
-        sums = Sums(1, 2, width)
-        for gradient in ([1, 3], [-3, 5]):
-            sums.visit(kernels, np.array([0]), *one_each(gradient))
-        assert_same_bits(sums.device[0], [[-2, 8]])
-        assert_same_bits(sums.device[1], expected)
-        assert sums.device[2].all()
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -110,7 +95,7 @@ def test_gradients_are_added_to_sums_or_start_them(kernels: Kernels, dim: int, s
 
 @pytest.mark.parametrize("width", [1, 131])
 def test_programs_take_several_tiles_each(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scratch is used again, by rows in another tile."""
+    """Scratch is reused, by rows in another tile."""
     monkeypatch.setattr(adaptive.kernels.rows.gpu.deferred, "MAX_PROGRAMS", 2)
     sums, rng = Sums(7, 130, width), np.random.default_rng(0)
     for _ in range(2):
@@ -121,7 +106,8 @@ def test_programs_take_several_tiles_each(width: int, monkeypatch: pytest.Monkey
 def test_no_gradients_are_deferred(kernels: Kernels) -> None:
     none, pending = np.zeros(0, np.int64), np.zeros(1, np.bool_)
     tables = np.zeros((0, 4), np.float32), np.zeros((1, 4), np.float32), np.zeros((1, 1), np.float32)
-    run(kernels.accumulate, none, np.zeros(1, np.int64), none, NO_SCALES, *tables, pending)
+    segments = np.zeros(1, np.int64)
+    run(kernels.accumulate, none, segments, none, NO_SCALES, *tables, pending, hot=hot_of(segments))
     assert not pending.any()
 
 
@@ -143,7 +129,7 @@ class Rows:
         tail = optimizer.kind, settings_of(optimizer), optimizer.corrections(), norms
 
         def update(squares: Any, *arguments: Any) -> None:
-            kernels.update(*arguments, squares=squares)
+            kernels.update(*arguments, squares=squares, hot=hot_of(row_updates[0]))
 
         run(update, squares, *self.arrays, slots, *row_updates, *tail)
         return norms
@@ -156,12 +142,12 @@ class Rows:
         return norms
 
     def assert_same(self, other: "Rows") -> None:
-        for found, expected in zip(self.arrays, other.arrays, strict=True):
-            assert_same_bits(found, expected)
+        for result, expected in zip(self.arrays, other.arrays, strict=True):
+            assert_same_bits(result, expected)
 
 
 def random_squares(rng: np.random.Generator, num: int, dim: int, optimizer: RowOptimizer) -> Floats:
-    """As they might wait, of 1 to 255 gradients where these are counted."""
+    """Squares as they may accumulate, of 1 to 255 gradients where these are counted."""
     squares = random_rows(rng, num, optimizer.squares_width(dim)) ** 2
     if isinstance(optimizer, Adam):
         squares[:, dim] = rng.integers(1, 256, num)
@@ -171,45 +157,15 @@ def random_squares(rng: np.random.Generator, num: int, dim: int, optimizer: RowO
 def assert_applied_as_by_the_twin(
     kernels: Kernels, optimizer: RowOptimizer, slots: Sequence[int], sums: Floats, squares: Floats
 ) -> None:
-    """Twice, so that state counts. Entries are taken from behind."""
+    """Twice, so that state counts. Entries are taken from the end."""
     dim, where = sums.shape[1], np.array(slots)
     entries = np.arange(len(sums))[::-1][: len(where)].copy()
-    rows, twin = Rows(optimizer, dim), Rows(optimizer, dim)
+    num = max(40, len(where))
+    rows, twin = Rows(optimizer, dim, num), Rows(optimizer, dim, num)
     for _ in range(2):
         case = where, entries, sums, squares
         assert_same_bits(rows.apply(kernels, *case), twin.apply_by_twin(*case))
         rows.assert_same(twin)
-
-
-def test_the_formulas_on_one_number(kernels: Kernels) -> None:
-    """Weight 1, gradients 3 and -1 that wait, learning rate 0.5: the state grows by 9 + 1, not by 2 * 2."""
-    for optimizer in (
-        Adagrad(0.5, eps=0.0, initial_accumulator=6.0),
-        RowwiseAdagrad(0.5, eps=0.0, initial_accumulator=6.0),
-    ):
-        rows, sums = Rows(optimizer, 1, 4), Sums(1, 1, 1)
-        rows.arrays[0].fill(1)
-        for gradient in (3, -1):
-            sums.visit(kernels, np.array([0]), *one_each([gradient]))
-        norms = rows.apply(kernels, np.array([2]), np.array([0]), *sums.device[:2])
-        assert_same_bits(rows.arrays[0], [[1], [1], [0.75], [1]])  # 1 - 0.5 * 2 / sqrt(16)
-        assert_same_bits(rows.arrays[1], [[6], [6], [16], [6]])
-        assert_same_bits(norms, [0.25])
-
-
-def test_a_sum_under_adam_counts_as_updates_with_its_mean(kernels: Kernels) -> None:
-    """As written out in `test_kernels_deferred`: moments 2 and 1 become 2 and 4, the row moves as in two updates."""
-    optimizer = Adam(0.5, eps=0.0, beta1=0.5, beta2=0.5)
-    rows, sums = Rows(optimizer, 1, 2), Sums(1, 1, 2)
-    rows.arrays[0].fill(1)
-    rows.arrays[1][:] = 2, 1, 2
-    for gradient in (1, 3):
-        sums.visit(kernels, np.array([0]), *one_each([gradient]))
-    assert_same_bits(sums.device[1], [[10, 2]])
-    norms, moved = rows.apply(kernels, np.array([1]), np.array([0]), *sums.device[:2]), 2 * optimizer.corrections()[3]
-    assert_same_bits(rows.arrays[0], [[1], [1 - moved]])
-    assert_same_bits(rows.arrays[1], [[2, 1, 2], [2, 4, 4]])
-    assert_same_bits(norms, [moved])
 
 
 @every_optimizer
@@ -239,12 +195,12 @@ def test_a_sum_of_one_visit_has_the_bits_of_the_update(kernels: Kernels, optimiz
         vectors, gradients = rng.integers(0, 6, 9).astype(np.int32), random_rows(rng, 6, dim)
         row_updates, sums = (segments, vectors, NO_SCALES, gradients), Sums(5, dim, optimizer.squares_width(dim))
         sums.visit(kernels, entries, *row_updates)
-        found, expected = rows.apply(kernels, locations, entries, *sums.device[:2]), np.empty(3, np.float32)
+        norms, expected = rows.apply(kernels, locations, entries, *sums.device[:2]), np.empty(3, np.float32)
         update.update(
             locations, *row_updates, *plain.arrays, *(array[:0] for array in plain.arrays),
             optimizer.kind, optimizer.settings(), optimizer.corrections(), expected, np.empty((1, 2, dim), np.float32),
         )  # fmt: skip
-        assert_same_bits(found, expected)
+        assert_same_bits(norms, expected)
         rows.assert_same(plain)
 
 
@@ -264,7 +220,23 @@ def test_any_visits_are_summed_and_applied_as_by_the_twin(
     for entries in visits:
         sums.visit(kernels, np.array(sorted(entries)), *one_each(*random_rows(rng, len(entries), dim)))
     sums.assert_same()
-    waiting = np.flatnonzero(sums.device[2])
+    pending = np.flatnonzero(sums.device[2])
     assert_applied_as_by_the_twin(
-        kernels, optimizer, np.arange(4)[: len(waiting)].tolist(), *(array[waiting] for array in sums.device[:2])
+        kernels, optimizer, np.arange(4)[: len(pending)].tolist(), *(array[pending] for array in sums.device[:2])
     )
+
+
+@pytest.mark.gpu
+@needs_gpu
+@every_optimizer
+@pytest.mark.parametrize("dim", [16, 100, 300])
+def test_many_programs_at_once_give_the_bits_of_the_cpu(optimizer: RowOptimizer, dim: int) -> None:
+    """Two visits of 10,000 among 20,000 entries; then every sum that is pending is applied."""
+    rng, kernels = np.random.default_rng(dim), KINDS["triton"]
+    sums = Sums(20_000, dim, optimizer.squares_width(dim))
+    for _ in range(2):
+        sums.visit(kernels, rng.permutation(20_000)[:10_000], *one_each(*random_rows(rng, 10_000, dim)))
+    sums.assert_same()
+    pending = np.flatnonzero(sums.device[2])
+    slots = rng.permutation(len(pending)).tolist()
+    assert_applied_as_by_the_twin(kernels, optimizer, slots, *(array[pending] for array in sums.device[:2]))

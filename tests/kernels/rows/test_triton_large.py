@@ -1,4 +1,4 @@
-"""Offsets beyond 2**31 elements in the Triton kernels. Memory is only taken for the pages that are touched."""
+"""Offsets beyond 2**31 elements in Triton. Only pages that are touched take memory."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def huge() -> Tensor:
         head.whole = array  # type: ignore[attr-defined]
         return head
     except (MemoryError, torch.OutOfMemoryError):
-        pytest.skip("9 GB are not to be had here")
+        pytest.skip("9 GB cannot be allocated here")
 
 
 def last(huge: Tensor) -> Any:
@@ -47,6 +47,7 @@ def on_device(*values: int, kind: torch.dtype = torch.int64) -> Tensor:
 
 
 NONE = torch.zeros(0, device=DEVICE)
+COLD = {"hot": torch.zeros(0, dtype=torch.int32, device=DEVICE)}
 
 
 def test_pool_reads_and_writes_the_last_row(huge: Tensor) -> None:
@@ -67,39 +68,39 @@ def test_update_steps_the_last_row_and_its_state(huge: Tensor) -> None:
         norms = torch.empty(1, device=DEVICE)
         tail = optimizer.kind, settings_of(optimizer), NONE, norms
         with ready():
-            triton_setup.update(huge, state, on_device(LAST), *row_updates, *tail)
+            triton_setup.update(huge, state, on_device(LAST), *row_updates, *tail, **COLD)
         if isinstance(optimizer, SGD):
             assert torch.equal(last(huge)[None], row(5) - 0.5 * row())
     assert norms.isfinite().all()
 
 
-def test_gradients_lie_beyond_2_31_values(huge: Tensor) -> None:
+def test_gradients_beyond_2_31_values(huge: Tensor) -> None:
     last(huge)[:] = row(5)[0]
     vectors = on_device(*[LAST] * 40, kind=torch.int32)
     (sums, squares), pending = torch.zeros(2, 1, DIM, device=DEVICE), torch.zeros(1, dtype=torch.bool, device=DEVICE)
     tail = NONE, huge, sums, squares, pending
     for _ in range(2):
         with ready():
-            triton_setup.accumulate(on_device(0), on_device(0, 40), vectors, *tail)
+            triton_setup.accumulate(on_device(0), on_device(0, 40), vectors, *tail, **COLD)
     assert torch.equal(sums, 80 * row(5))
     assert torch.equal(squares, 2 * (40 * row(5)).square())
 
 
-def test_sums_and_their_squares_lie_beyond_2_31_values(huge: Tensor) -> None:
-    """In the same place: the square is stored behind the sum."""
+def test_sums_and_their_squares_beyond_2_31_values(huge: Tensor) -> None:
+    """In one array: the square is stored after the sum."""
     pending, row_updates = (
         torch.zeros(NUM, dtype=torch.bool, device=DEVICE),
         (on_device(0, 1), on_device(0), NONE, row()),
     )
     with ready():
-        triton_setup.accumulate(on_device(LAST), *row_updates, huge, huge, pending)
+        triton_setup.accumulate(on_device(LAST), *row_updates, huge, huge, pending, **COLD)
     assert torch.equal(last(huge)[None], row().square())
     assert pending.nonzero().tolist() == [[LAST]]
     weights, state = 2 * torch.ones(1, DIM, device=DEVICE), torch.zeros(1, DIM, device=DEVICE)
     row_updates = on_device(0, 1), on_device(LAST, kind=torch.int32), NONE, huge
     tail = Adagrad.kind, settings_of(Adagrad(1.0, eps=0.0)), NONE, torch.empty(1, device=DEVICE)
     with ready():
-        triton_setup.update(weights, state, on_device(0), *row_updates, *tail, squares=huge)
+        triton_setup.update(weights, state, on_device(0), *row_updates, *tail, squares=huge, **COLD)
     assert torch.equal(state, row().square())
     assert torch.equal(weights, 2 - row())  # by n * n / sqrt(n * n)
 
@@ -109,9 +110,9 @@ def test_rows_move_are_made_and_measured_at_the_far_end(huge: Tensor) -> None:
     to = torch.zeros(1, DIM, device=DEVICE)
     last(huge)[:] = row(5)[0]
     with ready():
-        triton_setup.fetch(to, empty, near, huge, empty, far)
+        triton_setup.copy_rows(to, empty, near, huge, empty, far)
         assert torch.equal(to, row(5))
-        triton_setup.write_back(row(9), empty, near, huge, empty, far)
+        triton_setup.copy_rows(huge, empty, far, row(9), empty, near)
         assert torch.equal(last(huge)[None], row(9))
         entries = on_device(LAST, kind=torch.int32)
         known, drifts = torch.ones(1, dtype=torch.bool, device=DEVICE), torch.empty(1, device=DEVICE)

@@ -1,4 +1,4 @@
-"""Pooling in Triton: written-out cases, then bit for bit as `kernels.rows.cpu.pool`, interpreted or on a GPU."""
+"""Pooling in Triton: bit for bit as `kernels.rows.cpu.pool`, interpreted or on a GPU."""
 
 from typing import Any
 
@@ -6,19 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from support import triton_setup
-from support.triton_setup import INTERPRETED, Floats, Pinned, assert_same_bits, random_rows, run
+from support.row_kernels import Floats, random_rows
+from support.triton_setup import INTERPRETED, Pinned, assert_same_bits, needs_gpu, run
 
 from adaptive.kernels.rows.cpu import pool
 
 
 def floats(*values: Any) -> Floats:
     return np.array(values, np.float32)
-
-
-def ints(*values: int) -> NDArray[np.int64]:
-    return np.array(values, np.int64)
 
 
 def pooled(
@@ -40,35 +36,16 @@ def pooled(
     return out
 
 
-def test_bags_are_summed_over_both_tiers() -> None:
-    """Bag 0 = slot 0 + host row 1; bag 1 is empty; bag 2 = slot 1 twice."""
-    device, host = floats([1, 2], [3, 4]), floats([10, 20], [30, 40])
-    found = pooled(device, host, [0, ~1, 1, 1], [2, 0, 1], [0, 2, 2, 4], floats(), 3)
-    assert_same_bits(found, floats([0, 0], [6, 8], [31, 42]))
-
-
-def test_look_ups_are_scaled() -> None:
-    found = pooled(floats([1, 2]), floats([10, 20]), [0, ~0, ~0], [0, 1], [0, 2, 3], floats(2, 0.5, -1), 2)
-    assert_same_bits(found, floats([7, 14], [-10, -20]))
-
-
-def test_sums_run_in_look_up_order_wherever_rows_lie() -> None:
-    """1e8 + 1 - 1e8 is 0 in float32 and 1e8 - 1e8 + 1 is 1."""
-    for order, expected in (([0, ~0, 1], 0), ([0, 1, ~0], 1)):
-        found = pooled(floats([1e8], [-1e8]), floats([1]), order, [0], [0, 3], floats(), 1)
-        assert_same_bits(found, floats([expected]))
-
-
-def test_a_sum_starts_from_its_first_term_and_an_empty_one_is_plus_zero() -> None:
-    found = pooled(floats([-0.0], [0.0]), None, [0, 0, 0, 1], [0, 1, 2], [0, 2, 2, 4], floats(), 3)
-    assert_same_bits(found, floats([-0.0], [0.0], [0.0]))
+def test_a_sum_starts_from_its_first_term_an_empty_one_is_zero() -> None:
+    result = pooled(floats([-0.0], [0.0]), None, [0, 0, 0, 1], [0, 1, 2], [0, 2, 2, 4], floats(), 3)
+    assert_same_bits(result, floats([-0.0], [0.0], [0.0]))
 
 
 def test_no_bags() -> None:
     assert pooled(floats([1.0]), None, [], [], [0], floats(), 0).shape == (0, 1)
 
 
-def test_a_row_of_a_tier_that_was_not_given_is_never_read() -> None:
+def test_a_row_of_a_missing_tier_is_never_read() -> None:
     if INTERPRETED:
         with pytest.raises(AssertionError):
             pooled(floats([1.0]), None, [0, ~0], [0], [0, 2], floats(), 1)
@@ -76,23 +53,10 @@ def test_a_row_of_a_tier_that_was_not_given_is_never_read() -> None:
         assert np.isnan(pooled(floats([1.0]), None, [0, ~0], [0], [0, 2], floats(), 1)).all()
 
 
-def test_bags_of_one_look_up_need_no_starts() -> None:
-    found = pooled(floats([1], [2]), floats([10]), [1, ~0, 1], [2, 0, 1], [], floats(), 3)
-    assert_same_bits(found, floats([10], [2], [2]))
-
-
-def test_bags_in_a_batchs_order_need_no_vectors() -> None:
-    """Two features of three samples: vectors are sample by sample."""
-    device = floats([0], [1], [2], [3], [4], [5])
-    found = pooled(device, None, [0, 1, 2, 3, 4, 5], [], [], floats(), 6, num_samples=3)
-    assert_same_bits(found, floats([0], [3], [1], [4], [2], [5]))
-    found = pooled(device, None, [0, 1, 2, 3, 4, 5], [], [0, 2, 2, 3, 4, 5, 6], floats(), 6, num_samples=3)
-    assert_same_bits(found, floats([1], [3], [0], [4], [2], [5]))
-
-
 @pytest.mark.parametrize("dim", [3, 16, 64])
 @pytest.mark.parametrize("samples", [1, 5])
-def test_what_is_not_sent_changes_no_bit(dim: int, samples: int) -> None:
+def test_arrays_that_are_left_out_change_no_bit(dim: int, samples: int) -> None:
+    """Vectors of bags in a batch's order; starts of bags with one lookup each."""
     sizes = [1] * 4 * samples
     device, host, locations, _, starts, scales, num = random_case(np.random.default_rng(dim), dim, sizes, scaled=True)
     vectors = np.add.outer(np.arange(4), np.arange(samples) * 4).ravel()
@@ -102,13 +66,13 @@ def test_what_is_not_sent_changes_no_bit(dim: int, samples: int) -> None:
     assert_same_bits(pooled(device, host, locations, [], [], scales, num, samples), expected)
 
 
-def random_case(rng: np.random.Generator, dim: int, sizes: Any, scaled: bool) -> tuple[Any, ...]:
+def random_case(rng: np.random.Generator, dim: int, sizes: Any, scaled: bool, num_rows: int = 5) -> tuple[Any, ...]:
     """(device, host, locations, bag vectors, bag starts, scales, number of vectors)"""
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return (
-        random_rows(rng, 5, dim),
-        random_rows(rng, 4, dim),
-        rng.integers(-4, 5, starts[-1]),
+        random_rows(rng, num_rows, dim),
+        random_rows(rng, num_rows, dim),
+        rng.integers(-num_rows, num_rows, starts[-1]),
         rng.permutation(len(sizes)),
         starts,
         random_rows(rng, starts[-1] if scaled else 0),
@@ -119,17 +83,8 @@ def random_case(rng: np.random.Generator, dim: int, sizes: Any, scaled: bool) ->
 def assert_equals_twin(case: tuple[Any, ...]) -> None:
     device, host, locations, vectors, starts, scales, num_vectors = case
     expected = np.full((num_vectors, device.shape[1]), np.nan, np.float32)
-    pool.pool(
-        expected,
-        vectors.astype(np.int32),
-        starts,
-        np.arange(len(locations), dtype=np.int32),
-        locations,
-        scales,
-        device,
-        host,
-        1,
-    )
+    inverse = np.arange(len(locations), dtype=np.int32)
+    pool.pool(expected, vectors.astype(np.int32), starts, inverse, locations, scales, device, host, 1)
     assert_same_bits(pooled(*case), expected)
 
 
@@ -149,6 +104,14 @@ def test_every_width_equals_the_twin(dim: int, scaled: bool) -> None:
 )
 def test_any_bags_equal_the_twin(dim: int, sizes: list[int], scaled: bool, seed: int) -> None:
     assert_equals_twin(random_case(np.random.default_rng(seed), dim, sizes, scaled))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dim", [16, 100, 300])
+def test_many_programs_at_once_give_the_bits_of_the_cpu(dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    assert_equals_twin(random_case(rng, dim, rng.integers(0, 30, 5000), scaled=True, num_rows=20_000))
 
 
 def test_values_that_are_not_finite_stay_in_their_column() -> None:

@@ -1,6 +1,6 @@
-"""No two programs of a launch share an address that either writes; results do not depend on the programs' order.
+"""No two programs of a launch share an address that either of them writes.
 
-Under Triton's interpreter, which runs programs one after the other: what they touch is noted, and their order drawn.
+Triton's interpreter runs programs one after the other. The tests record the addresses, and reverse the order.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from support import triton_setup
-from support.triton_setup import INTERPRETED, OPTIMIZERS, Pinned, random_rows, ready, run, settings_of
+from support.row_kernels import OPTIMIZERS, every_optimizer, random_rows
+from support.triton_setup import INTERPRETED, Pinned, hot_of, ready, run, settings_of
 
-from adaptive.kernels.planning.lookups import hot_rows
 from adaptive.kernels.rows.gpu import decay, deferred, move, update
 from adaptive.optim import RowOptimizer
 
@@ -24,7 +24,7 @@ SIZES = [3, 1, 80, 2, 70, 1, 5, 4, 1, 90]
 
 
 class Races:
-    """What the programs of the current launch have read and written, by address."""
+    """Addresses that the programs of the current launch have read and written."""
 
     def __init__(self) -> None:
         self.launches = 0
@@ -40,19 +40,19 @@ class Races:
         at = np.asarray(pointers.data).ravel()
         if mask is not None:
             at = at[np.broadcast_to(np.asarray(mask.data).ravel().astype(bool), at.shape)]
-        found: list[int] = at.tolist()
-        return found
+        addresses: list[int] = at.tolist()
+        return addresses
 
     def writes(self, pointers: Any, mask: Any) -> None:
-        for one in self.touched(pointers, mask):
-            if self.written.setdefault(one, self.now) != self.now or self.read.get(one, set()) - {self.now}:
-                self.bad.append((one, self.now))
+        for address in self.touched(pointers, mask):
+            if self.written.setdefault(address, self.now) != self.now or self.read.get(address, set()) - {self.now}:
+                self.bad.append((address, self.now))
 
     def reads(self, pointers: Any, mask: Any) -> None:
-        for one in self.touched(pointers, mask):
-            self.read.setdefault(one, set()).add(self.now)
-            if self.written.get(one, self.now) != self.now:
-                self.bad.append((one, self.now))
+        for address in self.touched(pointers, mask):
+            self.read.setdefault(address, set()).add(self.now)
+            if self.written.get(address, self.now) != self.now:
+                self.bad.append((address, self.now))
 
 
 @pytest.fixture
@@ -98,12 +98,8 @@ def a_batch(dim: int) -> tuple[Any, ...]:
     return rng.permutation(20)[:10], segments, vectors, random_rows(rng, segments[-1]), random_rows(rng, 6, dim)
 
 
-def hot_of(segments: Any) -> torch.Tensor:
-    return torch.from_numpy(hot_rows(segments))
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+@every_optimizer
 @pytest.mark.parametrize("dim", [17, 64])
 def test_updates_and_sums(optimizer: RowOptimizer, dim: int, races: Races) -> None:
     slots, segments, vectors, scales, gradients = a_batch(dim)
@@ -115,18 +111,18 @@ def test_updates_and_sums(optimizer: RowOptimizer, dim: int, races: Races) -> No
     for _ in range(2):
         run(triton_setup.accumulate, slots, *batch, sums, squares, np.zeros(20, np.bool_), hot=hot)
     each = np.arange(11), slots.astype(np.int32), np.zeros(0, np.float32), sums
-    given = torch.from_numpy(squares)
-    run(triton_setup.update, weights, state, slots, *each, *tail, squares=given)
+    run(triton_setup.update, weights, state, slots, *each, *tail, squares=torch.from_numpy(squares), hot=hot[:0])
 
 
 @pytest.mark.parametrize("dim", [5, 64])
-def test_what_pools_moves_and_measures(dim: int, races: Races) -> None:
+def test_pooling_moves_decay_drift_and_initial_values(dim: int, races: Races) -> None:
     rng = np.random.default_rng(dim)
     weights, host = random_rows(rng, 700, dim), random_rows(rng, 700, dim)
     state, host_state, rows = random_rows(rng, 700, 3), random_rows(rng, 700, 3), rng.permutation(700)[:300]
-    pairs = (weights, state, rows, Pinned(host), Pinned(host_state), rng.permutation(700)[:300])
-    run(triton_setup.fetch, *pairs)
-    run(triton_setup.write_back, *pairs)
+    slots = weights, state, rows
+    on_host = Pinned(host), Pinned(host_state), rng.permutation(700)[:300]
+    run(triton_setup.copy_rows, *slots, *on_host)
+    run(triton_setup.copy_rows, *on_host, *slots)
     run(triton_setup.decay, weights, rows, 0.9)
     starts, locations = np.arange(0, 61, 3), rng.integers(-40, 40, 30)
     lookups, vectors = rng.integers(0, 30, 60).astype(np.int32), rng.permutation(20).astype(np.int32)
@@ -140,13 +136,13 @@ def test_what_pools_moves_and_measures(dim: int, races: Races) -> None:
     run(triton_setup.initial_rows, weights, state, rows, rows, *tables, 0.5)
 
 
-def test_a_race_is_seen(races: Races) -> None:
+def test_a_race_is_detected(races: Races) -> None:
     """Two rows of one slot."""
     _, segments, vectors, scales, gradients = a_batch(64)
     optimizer = OPTIMIZERS[0]
     tail = optimizer.kind, settings_of(optimizer), optimizer.corrections(), np.empty(10, np.float32)
     rows = np.zeros((20, 64), np.float32), np.zeros((20, 0), np.float32), np.zeros(10, np.int64)
-    run(triton_setup.update, *rows, segments, vectors, scales, gradients, *tail)
+    run(triton_setup.update, *rows, segments, vectors, scales, gradients, *tail, hot=hot_of(segments))
     assert races.bad
     races.bad.clear()
 
@@ -158,12 +154,12 @@ def test_the_order_of_programs_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -
     hot, place = hot_of(batch[0]), interpreter.InterpreterBuilder.set_grid_idx
 
     def trained(order: Callable[[int], int]) -> list[Any]:
-        """The three programs of the update are run in this order."""
+        """Run the three programs of the update in this order."""
 
         def placed(self: Any, x: int, y: int, z: int) -> Any:
             return place(self, order(x) if self.grid_dim[0] == 3 else x, y, z)
 
-        found = []
+        results = []
         with monkeypatch.context() as patch:
             patch.setattr(interpreter.InterpreterBuilder, "set_grid_idx", placed)
             for optimizer in OPTIMIZERS:
@@ -171,8 +167,8 @@ def test_the_order_of_programs_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -
                 state, norms = np.ones((20, optimizer.state_width(64)), np.float32), np.empty(10, np.float32)
                 tail = optimizer.kind, settings_of(optimizer), optimizer.corrections(), norms
                 run(triton_setup.update, weights, state, slots, *batch, *tail, hot=hot)
-                found += [weights, state, norms]
-        return found
+                results += [weights, state, norms]
+        return results
 
-    for one, other in zip(trained(lambda x: x), trained(lambda x: 2 - x), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for result, expected in zip(trained(lambda x: x), trained(lambda x: 2 - x), strict=True):
+        np.testing.assert_array_equal(result, expected)

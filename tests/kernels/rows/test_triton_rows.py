@@ -1,4 +1,4 @@
-"""Drift, moves and initial values in Triton: bit for bit as on the CPU, interpreted or on a GPU."""
+"""Drift, decay, moves and initial values in Triton: bits of the CPU, interpreted or on a GPU."""
 
 from dataclasses import fields
 from typing import Any
@@ -9,13 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import triton_setup
-from support.triton_setup import DEVICE, INTERPRETED, Floats, Pinned, assert_same_bits, random_rows, ready, run
+from support.row_kernels import Floats, random_rows
+from support.triton_setup import DEVICE, INTERPRETED, Pinned, assert_same_bits, needs_gpu, ready, run
 
 from adaptive.config import TableConfig
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.tiers.gpu.build import launch_once
+from adaptive.kernels.rows import cpu_tensors
 from adaptive.kernels.rows.choose import RowKernels
-from adaptive.kernels.rows.cpu import drift, initial
+from adaptive.kernels.rows.cpu import decay, drift, initial
 from adaptive.kernels.rows.gpu import move
 from adaptive.optim import Adam, RowOptimizer, RowwiseAdagrad
 
@@ -36,28 +38,46 @@ def assert_drift_equals_twin(
     return drifts[1]
 
 
-def test_drift_compares_with_the_snapshot_and_renews_it() -> None:
-    """Slot 0 went from (0, 4) to (3, 4): 3 of 5. Host row 0 had no snapshot. Slot 1 stood still.
-
-    Slots 2 and 3 are zeros: one has become so, the other has always been.
-    """
-    device, host = np.array([[3, 4], [1, 1], [0, 0], [0, 0]], np.float32), np.array([[6, 8]], np.float32)
-    snapshots = np.array([[7, 7], [1, 1], [0, 4], [1, 1], [0, 0]], np.float32)
-    known = np.array([True, False, True, True, True])
-    entries = np.array([2, 0, 1, 3, 4], np.int32)
-    drifts = assert_drift_equals_twin(np.array([0, ~0, 1, 2, 3]), entries, known, device, host, snapshots)
-    np.testing.assert_array_equal(drifts, np.array([0.6, np.nan, 0, np.inf, 0], np.float32))
-    np.testing.assert_array_equal(snapshots, [[6, 8], [1, 1], [3, 4], [0, 0], [0, 0]])
-
-
 @pytest.mark.parametrize("dim", DIMS)
 def test_drift_of_any_width_equals_the_twin(dim: int) -> None:
-    """More rows than a program takes, among them some that are not finite."""
+    """More rows than a program takes; some stood still, are not finite, or are or were zeros."""
     rng = np.random.default_rng(dim)
     device, host, snapshots = random_rows(rng, 20, dim), random_rows(rng, 20, dim), random_rows(rng, 50, dim)
     device[3, 0], host[4, -1], snapshots[5, 0] = np.nan, np.inf, np.inf
     locations, entries = rng.permutation(np.arange(-20, 20)), rng.permutation(50)[:40].astype(np.int32)
-    assert_drift_equals_twin(locations, entries, rng.random(40) < 0.7, device, host, snapshots)
+    known = rng.random(40) < 0.7
+    in_slots, still = np.flatnonzero(locations >= 0)[:5], np.flatnonzero(locations < 0)[:3]
+    device[locations[in_slots[:3]]] = snapshots[entries[in_slots[2:]]] = 0
+    snapshots[entries[still]], known[in_slots], known[still] = host[~locations[still]], True, True
+    drifts = assert_drift_equals_twin(locations, entries, known, device, host, snapshots)
+    assert np.isinf(drifts[in_slots[:2]]).all() and drifts[in_slots[2]] == 0
+
+
+# --- decay --------------------------------------------------------------------------------------------------------
+
+
+def test_only_rows_of_the_tier_decay() -> None:
+    device, host = np.ones((3, 2), np.float32), np.ones((2, 2), np.float32)
+    locations = np.array([2, ~0, 0])
+    for chunks in (1, 2):
+        decay.decay(0, locations, np.float32(0.5), device, chunks)
+        decay.decay(-1, locations, np.float32(0.5), host, chunks)
+    assert device[:, 0].tolist() == [0.25, 1, 0.25] and host[:, 0].tolist() == [0.25, 1]
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("size", [0, 23])
+def test_decay_is_one_multiplication_everywhere(dim: int, size: int) -> None:
+    random, factor = np.random.default_rng(dim), np.float32(0.97)
+    rows, slots = random_rows(random, 40, dim), random.permutation(40)[:size]
+    expected = rows.copy()
+    expected[slots] *= factor
+    by_numba, by_tensor, by_triton = rows.copy(), torch.from_numpy(rows.copy()), rows.copy()
+    decay.decay(0, slots, factor, by_numba, 2)
+    cpu_tensors.decay(by_tensor, torch.from_numpy(slots), float(factor))
+    run(triton_setup.decay, by_triton, slots, float(factor))
+    for result in (by_numba, by_tensor.numpy(), by_triton):
+        assert_same_bits(result, expected)
 
 
 # --- moves --------------------------------------------------------------------------------------------------------
@@ -65,24 +85,27 @@ def test_drift_of_any_width_equals_the_twin(dim: int) -> None:
 
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("width", [0, 1, 300])
-def test_rows_move_with_their_state(dim: int, width: int) -> None:
-    """There, NaN and all, and back. A state wider than 256 values is copied in several turns."""
+@pytest.mark.parametrize("to_host", [False, True])
+def test_rows_move_with_their_state(dim: int, width: int, to_host: bool) -> None:
+    """In either direction. A state wider than 256 values is copied in several turns."""
     rng = np.random.default_rng(dim)
-    weights, state = random_rows(rng, 30, dim), random_rows(rng, 30, width)
-    host, host_state = random_rows(rng, 40, dim), random_rows(rng, 40, width)
-    host[7, 0] = np.nan
-    slots, rows = rng.permutation(30)[:20], rng.permutation(40)[:20]
-    expected, expected_state = weights.copy(), state.copy()
-    expected[slots], expected_state[slots] = host[rows], host_state[rows]
-    run(triton_setup.fetch, weights, state, slots, Pinned(host), Pinned(host_state), rows)
-    np.testing.assert_array_equal(weights, expected)
-    np.testing.assert_array_equal(state, expected_state)
-    slots, rows = rng.permutation(30)[:20], rng.permutation(40)[:20]
-    expected, expected_state = host.copy(), host_state.copy()
-    expected[rows], expected_state[rows] = weights[slots], state[slots]
-    run(triton_setup.write_back, weights, state, slots, Pinned(host), Pinned(host_state), rows)
-    np.testing.assert_array_equal(host, expected)
-    np.testing.assert_array_equal(host_state, expected_state)
+    device, host = (tuple(random_rows(rng, 40, columns) for columns in (dim, width)) for _ in range(2))
+    to, source = (host, device) if to_host else (device, host)
+    source[0][7, 0] = np.nan
+    to_rows, rows = rng.permutation(40)[:20], rng.permutation(40)[:20]
+    expected = [array.copy() for array in to]
+    for array, values in zip(expected, source, strict=True):
+        array[to_rows] = values[rows]
+    on_host, on_device = tuple(map(Pinned, host)), device
+    run(
+        triton_setup.copy_rows,
+        *(on_host if to_host else on_device),
+        to_rows,
+        *(on_device if to_host else on_host),
+        rows,
+    )
+    for array, values in zip(to, expected, strict=True):
+        np.testing.assert_array_equal(array, values)
 
 
 def test_every_bit_of_a_row_moves() -> None:
@@ -91,17 +114,24 @@ def test_every_bit_of_a_row_moves() -> None:
     host = bits.view(torch.float32).reshape(16, 256)
     host = host if INTERPRETED else host.pin_memory()
     weights, rows = torch.zeros(16, 256, device=DEVICE), torch.arange(16, device=DEVICE)
-    states = torch.zeros(16, 0, device=DEVICE), torch.zeros(16, 0)
     with ready():
-        triton_setup.fetch(weights, states[0], rows, host, states[1], rows)
+        triton_setup.copy_rows(weights, torch.zeros(16, 0, device=DEVICE), rows, host, torch.zeros(16, 0), rows)
     assert torch.equal(weights.cpu().view(bits.dtype).flatten(), bits)
 
 
-@pytest.mark.parametrize(("dim", "state"), [(1, 0), (16, 1), (64, 129)])
-def test_a_copy_is_one_launch_of_few_programs_whatever_it_moves(
-    dim: int, state: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.gpu
+@needs_gpu
+def test_memory_that_is_not_pinned_is_refused() -> None:
+    weights, rows = torch.zeros(2, 4, device=DEVICE), torch.arange(2, device=DEVICE)
+    with ready(), pytest.raises(ValueError, match="cpu tensor"):
+        triton_setup.copy_rows(weights, weights, rows, torch.zeros(2, 4), torch.zeros(2, 4), rows)
+
+
+@pytest.mark.parametrize(("dim", "state", "count"), [(1, 0, 700), (16, 1, 700), (64, 129, 700), (3, 3, 0)])
+def test_a_copy_is_one_launch_of_few_programs(
+    dim: int, state: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It runs beside the model: 700 rows by three programs here, which take tile after tile."""
+    """It runs alongside the model: all rows by three programs here, which take tile after tile."""
     monkeypatch.setattr(move, "COPY_PROGRAMS", 3)
     grids, kernel = [], move.copy_kernel
 
@@ -112,19 +142,12 @@ def test_a_copy_is_one_launch_of_few_programs_whatever_it_moves(
 
     monkeypatch.setattr(move, "copy_kernel", Counted())
     rng = np.random.default_rng(dim)
-    weights, states = np.zeros((700, dim), np.float32), np.zeros((700, state), np.float32)
-    host, host_states, rows = random_rows(rng, 700, dim), random_rows(rng, 700, state), rng.permutation(700)
-    run(triton_setup.fetch, weights, states, np.arange(700), Pinned(host), Pinned(host_states), rows)
+    weights, states = np.zeros((count, dim), np.float32), np.zeros((count, state), np.float32)
+    host, host_states, rows = random_rows(rng, count, dim), random_rows(rng, count, state), rng.permutation(count)
+    run(triton_setup.copy_rows, weights, states, np.arange(count), Pinned(host), Pinned(host_states), rows)
     np.testing.assert_array_equal(weights, host[rows])
     np.testing.assert_array_equal(states, host_states[rows])
-    assert grids == [(3,)]
-
-
-def test_no_rows_move() -> None:
-    weights, none = np.ones((2, 3), np.float32), np.zeros(0, np.int64)
-    for moving in (triton_setup.fetch, triton_setup.write_back):
-        run(moving, weights, weights, none, Pinned(weights), Pinned(weights), none)
-    assert (weights == 1).all()
+    assert grids == ([(3,)] if count else [])
 
 
 # --- initial values -----------------------------------------------------------------------------------------------
@@ -175,8 +198,8 @@ def test_initial_values_equal_the_twin(dim: int, sizes: list[int], seed: int, da
 
 
 @pytest.mark.parametrize("optimizer", [Adam(), RowwiseAdagrad(weight_decay=0.1)], ids=lambda o: type(o).__name__)
-def test_each_kernel_is_launched_once_when_tiers_are_made(optimizer: RowOptimizer) -> None:
-    """Of those that two threads would otherwise compile at once."""
+def test_kernels_are_launched_once_when_tiers_are_made(optimizer: RowOptimizer) -> None:
+    """Those that two threads would otherwise compile at once."""
     launched = []
 
     def noted(name: str) -> Any:
@@ -189,5 +212,5 @@ def test_each_kernel_is_launched_once_when_tiers_are_made(optimizer: RowOptimize
     kernels = RowKernels(**{field.name: noted(field.name) for field in fields(RowKernels)})
     with ready():
         launch_once(kernels, DEVICE, 16, optimizer)
-    expected = ["initial_rows", "fetch", "write_back", "pool", "pool", "update"]
+    expected = ["initial_rows", "copy_rows", "pool", "pool", "update"]
     assert sorted(launched) == sorted([*expected, *(["decay"] if optimizer.kept != 1 else [])])

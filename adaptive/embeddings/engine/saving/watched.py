@@ -44,7 +44,7 @@ def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArr
         return {}
     prefix += WATCHED
     hot, book = skipper.hot, skipper.deferral
-    columns, watched = hot.columns(), lane.device.kept(hot.num_entries)
+    columns, watched = hot.columns(), lane.device.export_watched(hot.num_entries)
     owned_rows = columns.pop("row")
     rows = lane.group.group_rows(owned_rows)
     columns["entry"] = np.arange(len(rows), dtype=np.int32)
@@ -144,4 +144,4 @@ def load_watched(lane: Lane, part: Arrays) -> None:
         rows = part["row"][part["summed"]]
         lane.put_on_host(rows, part["raw_values"], part["raw_states"])
         watched = WatchedValues(watched.snapshots, part["summed"], part["sums"], part["squares"])
-    lane.device.keep(watched)
+    lane.device.import_watched(watched)

@@ -1,4 +1,4 @@
-"""The device tier on a torch device: slots, plans sent ahead of training, and the two ways for rows to cross.
+"""The device tier on a torch device: slots, plans sent ahead, and two ways to move rows.
 
-`planning` decides which rows lie here; streams and events are in `tiers.mover`, the kernels in `kernels.rows`.
+`planning` decides which rows are here; streams and events are in `tiers.mover`, the kernels in `kernels.rows`.
 """

@@ -1,11 +1,13 @@
-"""Pinned buffers: what crosses between host and device waits here. All are reused; none is freed during a run.
+"""Pinned buffers for everything that crosses between host and device.
 
-    PinnedBlock      pinned memory, used again when its contents have been sent
+All are reused; none is freed during a run.
+
+    PinnedBlock      pinned memory, reused when its contents have been sent
     TransferBuffer   a block with a twin on the device, for one stream: several arrays, one copy
     IndexSender      lists of rows and slots, for the kernels of one stream
 
-Sizes grow to the largest use and are powers of two, as torch's pinned memory is anyway. What the training thread sends
-and reads has buffers of its own: `link`.
+Sizes grow to the largest use and are powers of two, as torch's pinned memory is anyway. The training thread has its own
+buffers for what it sends and reads: `link`.
 """
 
 from collections import deque
@@ -24,10 +26,10 @@ from adaptive.embeddings.tiers.mover import Event, Mover, Shape, Stream
 Bytes = tuple[int, int]  # of pinned memory on the host, of device memory
 Parts = Sequence[tuple[DTypeLike, Shape]]  # arrays in one block
 
-ALIGNMENT = 16  # bytes; what vector loads of kernels like
+ALIGNMENT = 16  # bytes, for vector loads of kernels
 SMALLEST = 1 << 16
 NUM_LISTS = 8  # a plan needs up to 4
-LIST_ROWS = 1 << 19  # at once: buffers are never freed, and a flush, or a tier that shrinks, names every row there is
+LIST_ROWS = 1 << 19  # at once: buffers are never freed, and a flush, or a tier that shrinks, names every row
 
 TORCH_DTYPES = {
     np.dtype(np.int32): torch.int32,
@@ -43,7 +45,7 @@ TORCH_DTYPES = {
 
 
 class PinnedBlock:
-    """Pinned memory of one owner, used again when its contents have been sent."""
+    """Pinned memory of one owner, reused when its contents have been sent."""
 
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
@@ -51,7 +53,7 @@ class PinnedBlock:
         self.memory = mover.pinned(0)
 
     def take(self, num_bytes: int) -> None:
-        """Wait until the host may write into it, and make room for at least `num_bytes`."""
+        """Wait until the host may write to it, and make room for at least `num_bytes`."""
         if self._sent is not None:
             self._mover.await_sent(self._sent)
             self._sent = None
@@ -59,7 +61,7 @@ class PinnedBlock:
             self.memory = self._mover.pinned(_rounded(num_bytes))
 
     def sent(self, event: Event) -> None:
-        """Note that its contents will have been sent at `event`."""
+        """Record that its contents will have been sent at `event`."""
         self._sent = event
 
     @property
@@ -67,12 +69,15 @@ class PinnedBlock:
         return len(self.memory)
 
     def array(self, dtype: DTypeLike, shape: Shape, start: int = 0) -> NDArray[Any]:
-        """The memory from byte `start` on."""
+        """Return the memory from byte `start` on as an array."""
         return part_of(self.memory, start, np.dtype(dtype), shape).numpy()
 
 
 class TransferBuffer:
-    """Several arrays in one pinned block, with twins on the device that a stream fills, by default the copying one."""
+    """Several arrays in one pinned block, with twins on the device that one copy fills.
+
+    Copies go to `stream`, by default the copying stream.
+    """
 
     def __init__(self, mover: Mover, stream: Stream | None = None) -> None:
         self._stream = stream or mover.copying
@@ -83,7 +88,7 @@ class TransferBuffer:
         self.tensors: list[Tensor] = []
 
     def take(self, parts: Parts) -> None:
-        """Make `arrays` for the host to write into, one for each (dtype, shape)."""
+        """Make `arrays` for the host to write to, one for each (dtype, shape)."""
         self._starts = starts_of(parts)
         self._block.take(self._starts[-1])
         if len(self._twin) < self._starts[-1]:
@@ -93,12 +98,12 @@ class TransferBuffer:
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """Of pinned memory, of device memory."""
+        """Bytes of pinned memory, of device memory."""
         return self._block.num_bytes, len(self._twin)
 
     @property
     def size(self) -> int:
-        """Bytes of what the arrays hold now, with the gaps between them."""
+        """Bytes of the current arrays, including the gaps between them."""
         return self._starts[-1]
 
     def send(self, num_parts: int | None = None) -> None:
@@ -108,22 +113,22 @@ class TransferBuffer:
             self._stream.copy(self._twin[:stop], self._block.memory[:stop])
             self._block.sent(self._stream.record())
 
-    def bring(self, first_part: int) -> Event:
-        """Copy the arrays from `first_part` on back to the host; they are there at the event."""
+    def to_host(self, first_part: int) -> Event:
+        """Copy the arrays from `first_part` on back to the host; they have arrived at the event."""
         start, stop = self._starts[first_part], self._starts[-1]
         self._stream.copy(self._block.memory[start:stop], self._twin[start:stop])
         return self._stream.record()
 
 
 class DeviceBlock:
-    """Several arrays in one block of device memory, for one stream to write; used again."""
+    """Several arrays in one block of device memory, for one stream to write; reused."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._memory = stream.empty(0, torch.uint8)
 
     def take(self, parts: Parts) -> list[Tensor]:
-        """An array for each (dtype, shape)."""
+        """Return an array for each (dtype, shape)."""
         if len(self._memory) < (size := starts_of(parts)[-1]):
             self._memory = self._stream.empty(_rounded(size), torch.uint8)
         return parts_of(self._memory, parts)
@@ -145,20 +150,20 @@ class Ring:
 
     @property
     def num_bytes(self) -> Bytes:
-        return added(transfer_buffer.num_bytes for transfer_buffer in list(self._transfer_buffers))
+        return add_bytes(transfer_buffer.num_bytes for transfer_buffer in list(self._transfer_buffers))
 
 
 class IndexSender:
     """Sends numbers of rows or slots to the device, for the kernels of the copying stream.
 
-    What is sent lies in buffers that are used again, so work on it has to be asked for before the next call.
+    The buffers are reused, so queue work on what was sent before the next call.
     """
 
     def __init__(self, mover: Mover) -> None:
         self._ring = Ring(mover, NUM_LISTS)
 
     def send(self, *numbers: Int64s) -> Iterator[list[Tensor]]:
-        """Lists of one length on the device, a stretch of all of them at a time."""
+        """Yield lists of one length on the device, LIST_ROWS of each at a time."""
         for first in range(0, len(numbers[0]), LIST_ROWS):
             parts = [array[first : first + LIST_ROWS] for array in numbers]
             transfer_buffer = self._ring.next()
@@ -173,8 +178,8 @@ class IndexSender:
         return self._ring.num_bytes
 
 
-def added(parts: Iterable[Bytes]) -> Bytes:
-    """Bytes of all parts."""
+def add_bytes(parts: Iterable[Bytes]) -> Bytes:
+    """Return the sum of (pinned, device) bytes."""
     pinned = device = 0
     for part in parts:
         pinned, device = pinned + part[0], device + part[1]
@@ -187,16 +192,16 @@ def take_rows(table: Tensor, places: Tensor, out: Tensor) -> None:
 
 
 def starts_of(parts: Parts) -> list[int]:
-    """Where arrays of these (dtype, shape) begin in one block, in bytes; and where the last one ends."""
+    """Return the first bytes of arrays (dtype, shape) in one block, and the end of the last."""
     sizes = [np.dtype(dtype).itemsize * prod(_dims(shape)) for dtype, shape in parts]
     starts: list[int] = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
     return starts
 
 
 def parts_of(memory: Tensor, parts: Parts) -> list[Tensor]:
-    """The arrays of these (dtype, shape), side by side in memory."""
-    found = zip(starts_of(parts)[:-1], parts, strict=True)
-    return [part_of(memory, start, np.dtype(dtype), shape) for start, (dtype, shape) in found]
+    """Return arrays of these (dtype, shape), one after the other in memory."""
+    starts = starts_of(parts)[:-1]
+    return [part_of(memory, start, np.dtype(dtype), shape) for start, (dtype, shape) in zip(starts, parts, strict=True)]
 
 
 def part_of(memory: Tensor, start: int, dtype: np.dtype[Any], shape: Shape) -> Tensor:

@@ -1,10 +1,10 @@
-"""Makes the slots of every group on a torch device, and chooses which way their rows take (`gpu.transfer`).
+"""Construction of device tiers on a torch device, and the choice of `gpu.transfer`.
 
-`tier.transfer = "auto"` is direct on a GPU if the host tier lies in memory and pinning all of it takes at most half of
-the memory that is free, and staged otherwise. If the system does not let so much memory be pinned, rows are staged too,
-and where every row has a slot of its own: rows come once and never leave, and pinning takes seconds and all memory.
+`tier.transfer = "auto"` is direct on a GPU if the host tier is in memory and pinning all of it takes at most half of
+the free memory, and staged otherwise. Rows are also staged if the system does not allow so much memory to be pinned, or
+if every row has a slot: rows are then fetched once and never evicted, and pinning takes seconds and all memory.
 
-`tier.lookups = "auto"` has a GPU find what batches look up (`gpu.lookups`) where only distinct rows are needed here.
+`tier.lookups = "auto"` lets a GPU search the lookups of batches (`gpu.lookups`) if the host needs only distinct rows.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,12 @@ from adaptive.policy import Policy
 from adaptive.system import available_bytes
 
 WORKS: Final = "the GPU path works here"
+MOST_PINNED: Final = 0.5  # share of the free memory
 _ROWS, _WIDTH = 1000, 32
 
 
-def launched(device: torch.device) -> str:
-    """Copy rows of pinned host memory to the device, with the kernel that training uses; what came out."""
+def check_copy(device: torch.device) -> str:
+    """Copy pinned rows with the kernel that training uses; return WORKS or the failure."""
     host = whole_pages(_ROWS, _WIDTH)
     host[:] = np.random.default_rng(0).standard_normal(host.shape, np.float32)
     try:
@@ -43,18 +44,14 @@ def launched(device: torch.device) -> str:
         try:
             rows = torch.arange(_ROWS - 1, -1, -2, device=device)
             slots = torch.arange(len(rows), device=device)
-            there = torch.zeros((len(rows), _WIDTH), device=device)
-            none = torch.empty((_ROWS, 0), device=device)
-            row_kernels(device).fetch(there, none, slots, pinned.tensor, none, rows)
-            found, expected = there.cpu().numpy(), host[rows.cpu().numpy()]
+            weights, no_state = torch.zeros((len(rows), _WIDTH), device=device), torch.empty((_ROWS, 0), device=device)
+            row_kernels(device).copy_rows(weights, no_state, slots, pinned.tensor, no_state, rows)
+            result, expected = weights.cpu().numpy(), host[rows.cpu().numpy()]
         finally:
             pinned.close()
     except Exception as error:  # compilers, drivers and torch raise anything
         return f"failed: {type(error).__name__}: {error}"
-    return WORKS if np.array_equal(found.view(np.int32), expected.view(np.int32)) else "failed: rows arrived changed"
-
-
-MOST_PINNED = 0.5  # share of the free memory
+    return WORKS if np.array_equal(result.view(np.int32), expected.view(np.int32)) else "failed: copied rows differ"
 
 
 def build_devices(
@@ -67,17 +64,17 @@ def build_devices(
     *,
     finds: bool = False,
 ) -> tuple[list[TorchDevice], Sizes]:
-    """A device tier for each host tier, with fewer slots than wanted if memory runs out, and the sizes they have.
+    """Return a device tier for each host tier, and their sizes, smaller if memory runs out.
 
-    `finds`: the device itself finds what batches look up, where `tier.lookups` says so.
+    finds: the device itself searches the lookups of batches, if they are as `tier.lookups` requires.
 
     Raises:
         ConfigError: if rows cannot cross as `tier.transfer` says.
-        DeviceMemoryError: if the device's memory does not hold what the look-ahead must.
+        DeviceMemoryError: if the rows that the look-ahead holds do not fit in the device's memory.
     """
     groups = [host.group for host in hosts]
     fits = all(slots >= group.num_rows for slots, group in zip(sizes.slots, groups, strict=True))
-    choice = choose_transfer(hosts, tier, mover.device, lands=policy.misses == "host", fits=fits)
+    choice = choose_transfer(hosts, tier, mover.device, used_in_place=policy.misses == "host", fits=fits)
     while True:
         try:
             devices = []
@@ -98,8 +95,8 @@ def build_devices(
 def launch_once(kernels: RowKernels, device: torch.device, width: int, optimizer: RowOptimizer) -> None:
     """Launch each kernel on one row, as training usually does.
 
-    Triton compiles a kernel at its first launch, which two threads must not make at once. Rows that wait or drift are
-    the training thread's alone.
+    Triton compiles a kernel at its first launch, which must not happen in two threads at once. The kernels for deferral
+    and drift are left out: only the training thread launches them.
     """
     slot, segments, vectors = (
         torch.arange(count, dtype=kind, device=device)
@@ -110,8 +107,7 @@ def launch_once(kernels: RowKernels, device: torch.device, width: int, optimizer
     settings = [float(value) for value in optimizer.settings()]
     corrections, norms = torch.from_numpy(optimizer.corrections()).to(device), torch.empty(1, device=device)
     kernels.initial_rows(weights, state, slot, slot, segments, slot, norms, 0.0)
-    for move in (kernels.fetch, kernels.write_back):
-        move(weights, state, slot, gradients, state.clone(), slot)
+    kernels.copy_rows(weights, state, slot, gradients, state.clone(), slot)
     kernels.pool(weights, None, slot, vectors, vectors[:0], segments[:0], none, gradients, 1)
     kernels.pool(weights, None, slot, vectors, vectors, segments, none, gradients)
     if optimizer.kept != 1:
@@ -122,32 +118,34 @@ def launch_once(kernels: RowKernels, device: torch.device, width: int, optimizer
 
 @dataclass(frozen=True)
 class TransferChoice:
-    """What was chosen for all host tiers: their memory as the device sees it, if rows are read and written in place."""
+    """The choice for all host tiers, with their pinned memory if rows cross in place."""
 
     pinned: dict[int, tuple[Pinned, Pinned]]  # by id of the host tier: weights, state; empty: staged
-    lands: bool  # rows on the host are used in place
+    used_in_place: bool  # rows on the host are used in place
     text: str  # for the user
 
     def transfer(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> Transfer:
-        """The transfer of one host tier's rows."""
+        """Return the transfer of one host tier's rows."""
         if id(host) not in self.pinned:
             return StagedTransfer(host, mover, kernels, optimizer)
         pair = self.pinned[id(host)]
-        rows = RowArrays(pair[0].tensor, pair[1].tensor)
-        return DirectTransfer(host, mover, kernels, optimizer, rows, lands=self.lands, close=lambda: _close(pair))
+        rows, used = RowArrays(pair[0].tensor, pair[1].tensor), self.used_in_place
+        return DirectTransfer(host, mover, kernels, optimizer, rows, used_in_place=used, release=lambda: _close(pair))
 
 
 def choose_transfer(
-    hosts: Sequence[HostTier], tier: TierConfig, device: torch.device, *, lands: bool, fits: bool = False
+    hosts: Sequence[HostTier], tier: TierConfig, device: torch.device, *, used_in_place: bool, fits: bool = False
 ) -> TransferChoice:
-    """Choose between direct and staged, and pin the host tiers for direct. `fits`: every row has a slot of its own.
+    """Choose between direct and staged, and pin the host tiers for direct.
+
+    used_in_place: the host uses rows in place. fits: every row has a slot.
 
     Raises:
-        ConfigError: if direct is asked for and cannot be.
+        ConfigError: if direct is set and impossible.
     """
     wanted, reason = _wanted(hosts, tier, device, fits)
     if wanted == "staged":
-        return TransferChoice({}, lands, f"rows cross in pinned buffers{reason}")
+        return TransferChoice({}, used_in_place, f"rows cross in pinned buffers{reason}")
     pinned: dict[int, tuple[Pinned, Pinned]] = {}
     try:
         for host in hosts:
@@ -156,39 +154,46 @@ def choose_transfer(
         for pair in pinned.values():
             _close(pair)
         if tier.transfer == "direct":
-            found = f"host memory cannot be pinned ({error})"
-            raise ConfigError(f"tier.transfer=direct: {found}; use auto or staged") from None
-        return TransferChoice({}, lands, f"rows cross in pinned buffers: the tables' memory cannot be pinned ({error})")
-    return TransferChoice(pinned, lands, "rows are read and written in place in pinned host memory")
+            raise ConfigError(
+                f"tier.transfer=direct: expected host memory that can be pinned, got {error}. Set it to auto or staged"
+            ) from None
+        text = f"rows cross in pinned buffers: the tables' memory cannot be pinned ({error})"
+        return TransferChoice({}, used_in_place, text)
+    return TransferChoice(pinned, used_in_place, "rows are read and written in place in pinned host memory")
 
 
 def _wanted(hosts: Sequence[HostTier], tier: TierConfig, device: torch.device, fits: bool) -> tuple[str, str]:
     in_memory = tier.host == "memory"
     if tier.transfer == "direct" and not in_memory:
-        raise ConfigError(f"tier.transfer=direct needs tier.host=memory, found {tier.host}; use auto or staged")
+        raise ConfigError(
+            f"tier.transfer=direct: expected tier.host=memory, got {tier.host}. Set tier.transfer to auto or staged"
+        )
     if tier.transfer != "auto":
         return tier.transfer, ""
     size = sum(sum(host.num_bytes) for host in hosts)
     if not in_memory or device.type != "cuda":
         return "staged", ""
     if fits:
-        return "staged", ": every row has a slot, so each crosses once at most"
+        return "staged", ": every row has a slot, so each crosses at most once"
     if size > MOST_PINNED * available_bytes():
         return "staged", f": pinning {size / 2**30:.1f} GiB would take more than half of the free memory"
     return "direct", ""
 
 
 def device_finds(tier: TierConfig, device: torch.device, hindrance: str) -> bool:
-    """Whether the device may be asked what batches look up. `hindrance`: why not; empty: nothing stands against it.
+    """True if the device may search the lookups of batches.
+
+    hindrance: the reason why it cannot; empty: it can.
 
     Raises:
-        ConfigError: if it is asked for and cannot be.
+        ConfigError: if it is set to do so and cannot.
     """
     if device.type == "cpu" and tier.device != "cpu-torch":
-        hindrance = f"the device tier of tier.device={tier.device} is main memory here"
+        hindrance = f"tier.device={tier.device} is main memory here"
     if tier.lookups == "device" and hindrance:
         raise ConfigError(
-            f"tier.lookups=device: only distinct rows come back from the device, but {hindrance}; use auto or host"
+            f"tier.lookups=device: expected a run in which the host needs only distinct rows, got one in which "
+            f"{hindrance}. Set tier.lookups to auto or host"
         )
     return not hindrance and (tier.lookups == "device" or (tier.lookups == "auto" and device.type == "cuda"))
 
@@ -205,13 +210,13 @@ def _close(pair: tuple[Pinned, Pinned]) -> None:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes that can still be allocated on a GPU; None where the device tier is ordinary memory.
+    """Return the bytes that can still be allocated on a GPU; None for ordinary memory.
 
-    The tiers are made before the model, so what model, activations and gradients will take is not known yet: a share
-    of what is free is kept for them (`tier.reserve`). Running out later is no disaster: slots are given back.
+    The tiers are made before the model, so the size of model, activations and gradients is not known yet: a share of
+    the free memory is reserved for them (`tier.reserve`). If it runs out later, slots are given back.
     """
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
-    kept_by_torch: int = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + kept_by_torch
+    cached_by_torch: int = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + cached_by_torch

@@ -1,13 +1,14 @@
-"""Look-ups that the device finds itself, where bags hold many: distinct rows come back, for the books are the host's.
+"""Search for a batch's distinct rows on the device, for batches with many lookups.
 
-    host                                    finding stream
-    row of each look-up, bags    ------->   sort, number, group (`kernels.planning.torch_lookups`)
-    distinct rows, their counts  <-------   for as many rows as the largest batch so far had, and the rest if need be
-    decide, plan                            the distinct row of each look-up, and look-ups by row, lie where they are
+    host                                   finding stream
+    row of each lookup, bags     ------->  sort, number, group (`kernels.planning.torch_lookups`)
+    distinct rows, their counts  <-------  for as many rows as the largest batch so far had, and the rest if necessary
+    decide, plan                           the distinct row of each lookup, and lookups by row, stay on the device
 
-What is as long as the look-ups crosses once, 4 bytes each (8 in groups of 2^31 rows and more; 4 for a weight), and
-stays until the batch is trained. The host waits for the distinct rows, the last that is asked for, so copies and
-training of the batch find everything done. The numbers are those that the host finds, in the same order.
+The host needs the distinct rows, because it plans. Arrays as long as the lookups cross once, 4 bytes each (8 in groups
+of 2^31 rows and more; 4 for a weight), and stay until the batch is trained. The host waits for the distinct rows, which
+come last, so copies and training of the batch find everything done. The numbers are those that the host would find, in
+the same order.
 """
 
 from typing import Any, Final
@@ -29,66 +30,66 @@ from adaptive.embeddings.planning.lookups import (
     lay_out_bags,
 )
 from adaptive.embeddings.planning.plan import Int64s, OnDevice
-from adaptive.embeddings.tiers.gpu.buffers import Bytes, DeviceBlock, TransferBuffer, added
+from adaptive.embeddings.tiers.gpu.buffers import Bytes, DeviceBlock, TransferBuffer, add_bytes
 from adaptive.embeddings.tiers.gpu.sent import SentBags
 from adaptive.embeddings.tiers.mover import Event, Mover
 from adaptive.kernels.planning import lookups as kernels
 from adaptive.kernels.planning import torch_lookups
 from adaptive.kernels.planning.torch_lookups import Found
 
-# From which batches on `tier.lookups=auto` has a GPU find their look-ups. A guess: no GPU has measured it.
-LONG_BAGS: Final = 4  # look-ups a bag, on average
-MANY_LOOKUPS: Final = 1 << 16  # asking for some 30 operations takes as long as the host needs for a tenth of these
+# Smallest batches for which `tier.lookups=auto` lets a GPU search. A guess: no GPU has measured it.
+LONG_BAGS: Final = 4  # lookups a bag, on average
+MANY_LOOKUPS: Final = 1 << 16  # launching some 30 operations takes as long as the host needs for a tenth of these
 
-FREE: Final = -1  # no batch uses this memory; otherwise the number of the one that does, or
+FREE: Final = -1  # no batch uses this memory; otherwise the number of the batch that does, or
 NOT_PLANNED: Final = 1 << 62
-FIRST_ROOM: Final = 8  # room for a distinct row to so many look-ups, at least
+FIRST_ROOM: Final = 8  # lookups for each distinct row that fits, at least
 
 
 class FoundLookups(OnDevice):
-    """Memory for the look-ups of one batch, and what was found; used again when the batch has been trained."""
+    """Memory for the lookups of one batch and their results; reused after its training."""
 
     def __init__(self, mover: Mover) -> None:
         self.user = FREE
-        self.sent, self.brought = TransferBuffer(mover, mover.finding), TransferBuffer(mover, mover.finding)
-        self.kept = DeviceBlock(mover.finding)
+        self.sent, self.received = TransferBuffer(mover, mover.finding), TransferBuffer(mover, mover.finding)
+        self.block = DeviceBlock(mover.finding)
         self.bags: torch_lookups.Bags
-        self.found: Found
+        self.results: Found
 
     def bags_at(self, row_locations: Tensor) -> SentBags:
-        """Bags for the pooling kernel, with the distinct rows at these slots (U,)."""
+        """Return bags for the pooling kernel, with the distinct rows at these slots (U,)."""
         bags = self.bags
-        return SentBags(bags.num_samples, row_locations, self.found.inverse, bags.vectors, bags.starts, bags.scales)
+        return SentBags(bags.num_samples, row_locations, self.results.inverse, bags.vectors, bags.starts, bags.scales)
 
     @property
     def crossed(self) -> tuple[int, int]:
-        """Bytes that were sent to the device, and that came back."""
-        return self.sent.size, self.brought.size
+        """Bytes sent to the device, and back to the host."""
+        return self.sent.size, self.received.size
 
     @property
     def num_bytes(self) -> Bytes:
-        return added([self.sent.num_bytes, self.brought.num_bytes, (0, self.kept.num_bytes)])
+        return add_bytes([self.sent.num_bytes, self.received.num_bytes, (0, self.block.num_bytes)])
 
 
 class DeviceSearcher(Searcher):
-    """Finds what batches look up in one group.
+    """Finds the lookups of batches in one group.
 
     Args:
         group: the tables.
         mover: of the device; for its finding stream.
-        least, least_per_bag: look-ups of a batch, and of a bag on average, from which on the device finds them. What is
-            empty is the host's in any case.
+        least, least_per_bag: smallest number of lookups in a batch, and in a bag on average, for which the device
+            searches. A batch without lookups is left to the host.
     """
 
     def __init__(self, group: Group, mover: Mover, *, least: int, least_per_bag: float) -> None:
         self.group, self.mover = group, mover
         self.most_rows = 0  # of a batch so far
         self._least, self._least_per_bag = max(1, least), least_per_bag
-        self._memories: list[FoundLookups] = []  # all there are
+        self._memories: list[FoundLookups] = []
 
     @property
     def num_bytes(self) -> Bytes:
-        return added(memory.num_bytes for memory in list(self._memories))
+        return add_bytes(memory.num_bytes for memory in list(self._memories))
 
     def begin(self) -> None:
         for memory in self._memories:
@@ -108,7 +109,7 @@ class DeviceSearcher(Searcher):
 
 
 class DeviceSearch(Search):
-    """The search for one batch's look-ups, in memory of its own."""
+    """The search for one batch's lookups, in its own memory."""
 
     _event: Event
     _bags: Bags
@@ -124,17 +125,17 @@ class DeviceSearch(Search):
         places, int32s = (dtype, num_lookups + 1), (np.int32, num_lookups)
         scales = (np.float32, len(self._bags.scales))
         parts = [places, (np.int32, num_lookups + 1), (np.int64, len(lookup_ends)), int32s, int32s, scales]
-        found, bags = Found(*memory.kept.take(parts)), memory.bags
-        memory.found = found
-        self._stream.run(lambda: torch_lookups.find_lookups(rows, lookup_ends, bags, found))
+        results, bags = Found(*memory.block.take(parts)), memory.bags
+        memory.results = results
+        self._stream.run(lambda: torch_lookups.find_lookups(rows, lookup_ends, bags, results))
         most = self._searcher.most_rows
-        self._bring(dtype, max(num_lookups // FIRST_ROOM, most + most // FIRST_ROOM, 1))
+        self._to_host(dtype, max(num_lookups // FIRST_ROOM, most + most // FIRST_ROOM, 1))
 
     def _send(self) -> list[Tensor]:
-        """The row of each look-up, and where those of each table end, on the device; the bags too."""
+        """Send the row of each lookup, the ends of each table's lookups, and the bags."""
         group, batch, sent = self._searcher.group, self._batch, self._memory.sent
         bags = self._bags = lay_out_bags(group, batch)
-        arrays = *told_bags(bags.num_samples, bags.vectors, bags.starts), bags.scales
+        arrays = *implied_left_out(bags.num_samples, bags.vectors, bags.starts), bags.scales
         dtype = np.int32 if group.num_rows < 1 << 31 else np.int64
         parts = [(dtype, self._num_lookups), (np.int64, len(group.tables))]
         sent.take([*parts, *((array.dtype, array.shape) for array in arrays)])
@@ -150,19 +151,19 @@ class DeviceSearch(Search):
         self._memory.bags = torch_lookups.Bags(bags.num_vectors, bags.num_samples, *sent.tensors[2:])
         return sent.tensors[:2]
 
-    def _bring(self, dtype: type, room: int) -> None:
-        """Ask for the first `room` distinct rows."""
-        found, brought = self._memory.found, self._memory.brought
+    def _to_host(self, dtype: type, room: int) -> None:
+        """Start to copy the first `room` distinct rows to the host."""
+        results, received = self._memory.results, self._memory.received
         room = min(room, self._num_lookups)
-        brought.take([(np.int64, len(found.table_ends)), (dtype, room), (np.int32, room)])
-        to = brought.tensors
+        received.take([(np.int64, len(results.table_ends)), (dtype, room), (np.int32, room)])
+        to = received.tensors
 
         def gather() -> None:
-            for tensor, part in zip(to, (found.table_ends, found.rows[:room], found.counts[:room]), strict=True):
+            for tensor, part in zip(to, (results.table_ends, results.rows[:room], results.counts[:room]), strict=True):
                 tensor.copy_(part)
 
         self._stream.run(gather)
-        self._event = brought.bring(0)
+        self._event = received.to_host(0)
 
     def lookups(self) -> Lookups:
         distinct = self._distinct()
@@ -173,19 +174,20 @@ class DeviceSearch(Search):
     def _distinct(self) -> Distinct:
         while True:
             self._searcher.mover.await_brought(self._event)
-            table_ends, rows, counts = self._memory.brought.arrays
+            table_ends, rows, counts = self._memory.received.arrays
             num_rows = int(table_ends[-1])
             assert 0 < num_rows <= self._num_lookups
             if num_rows <= len(rows):
                 break
-            self._bring(rows.dtype.type, num_rows)
+            self._to_host(rows.dtype.type, num_rows)
         self._searcher.most_rows = max(self._searcher.most_rows, num_rows)
-        found = rows[:num_rows].astype(np.int64), counts[:num_rows].copy()
-        return Distinct(*found, _nowhere(np.int32), table_ends.copy())
+        return Distinct(
+            rows[:num_rows].astype(np.int64), counts[:num_rows].copy(), _nowhere(np.int32), table_ends.copy()
+        )
 
 
-def told_bags(num_samples: int, vectors: NDArray[np.int32], starts: Int64s) -> tuple[NDArray[np.int32], Int64s]:
-    """The vectors and starts of bags that a device is sent: none of what it can tell from a bag's number."""
+def implied_left_out(num_samples: int, vectors: NDArray[np.int32], starts: Int64s) -> tuple[NDArray[np.int32], Int64s]:
+    """Return vectors and starts of bags to send, each empty if a bag's number implies them."""
     return vectors[: 0 if num_samples else None], starts[: 0 if kernels.one_each(starts, int(starts[-1])) else None]
 
 

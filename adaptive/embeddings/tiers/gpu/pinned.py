@@ -1,7 +1,7 @@
 """Host tables as memory that a GPU reads and writes itself.
 
-Memory is pinned where it lies, page by page: torch's own pinned memory would be rounded up to the next power of two.
-Pinning takes all of a table's memory at once, also of rows that were never written.
+Memory is pinned in place, page by page: torch's own pinned memory would be rounded up to the next power of two.
+Pinning takes all of a table's memory at once, including rows that were never written.
 """
 
 import mmap
@@ -18,15 +18,18 @@ from adaptive.system import usable_cores
 
 Floats = NDArray[np.float32]
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the process
-# Pinned at once. Drivers have refused far larger stretches than they can pin in pieces: from 2 GiB on (Linux 6.11) or
-# 512 GiB (r580). Only kernels use this memory, which see one address space; a copy could not cross from piece to piece.
+# Pinned in one call. Drivers refuse long stretches that they can pin in pieces: from 2 GiB on (Linux 6.11) or 512 GiB
+# (r580). Only kernels use this memory, and they see one address space; a copy could not cross from piece to piece.
 PIECE_BYTES = 1 << 30
-TOUCHED_BYTES = 64 << 20  # whose pages one thread has given at a time
-MOST_THREADS = 8  # the system's own locks let more hardly help
+TOUCHED_BYTES = 64 << 20  # that one thread touches at a time
+MOST_THREADS = 8  # more hardly help: they wait for locks of the system
 
 
 def _ask_for_huge_pages(array: Floats) -> None:
-    """For all of an array of `whole_pages`, before they are taken: 500 times fewer to pin, and to look up later."""
+    """Ask for huge pages for an array of `whole_pages`, before its pages are taken.
+
+    There are 500 times fewer to pin, and to translate later.
+    """
     below: Any = array
     while isinstance(below, np.ndarray):
         below = below.base
@@ -35,11 +38,14 @@ def _ask_for_huge_pages(array: Floats) -> None:
 
 
 class Pinned:
-    """An array of `whole_pages`, pinned until `close`; `tensor` is the same memory as the device sees it."""
+    """An array of `whole_pages`, pinned until `close`; `tensor` is the device's view of it.
+
+    Raises:
+        MemoryError: if the system does not allow so much memory to be pinned.
+    """
 
     def __init__(self, array: Floats, device: torch.device) -> None:
-        """Raises MemoryError if the system does not let so much memory be pinned."""
-        # Of no size (the state of SGD): there is nothing to pin, but kernels want all of a table on one device.
+        # An empty array (the state of SGD) is not pinned, but kernels expect all of a table on one device.
         self.tensor = torch.from_numpy(array) if array.size else torch.empty(array.shape, device=device)
         self._close: weakref.finalize[..., Pinned] | None = None
         if device.type == "cuda" and array.size:
@@ -51,13 +57,13 @@ class Pinned:
             assert self.tensor.data_ptr() == array.ctypes.data
 
     def close(self) -> None:
-        """Unpin it, with no copy under way. Closing twice is fine."""
+        """Unpin it; no copy may be in flight. Closing twice is fine."""
         if self._close is not None:
             self._close()
 
 
 class _SeenFromDevice:
-    """Pinned memory has one address for host and device."""
+    """An array for torch to view on the device: pinned memory has one address for both."""
 
     def __init__(self, array: Floats) -> None:
         self._array = array
@@ -68,47 +74,50 @@ class _SeenFromDevice:
 
 
 def _pin(runtime: Any, array: Floats, device: torch.device) -> None:
-    """All of it, or nothing."""
+    """Pin all of an array, or nothing."""
     _ask_for_huge_pages(array)
     _take_pages(array)
     pieces = _pieces(array)
     for number, (address, size) in enumerate(pieces):
         code = int(runtime.cudaHostRegister(address, size, PORTABLE))
         if code:
-            _let_go(runtime, pieces[:number])
-            _forget_error(device)
+            _unpin_pieces(runtime, pieces[:number])
+            _clear_error(device)
             raise MemoryError(f"CUDA error {code} for {size:,} of {array.nbytes:,} bytes")
 
 
 def _unpin(runtime: Any, array: Floats) -> None:
-    _let_go(runtime, _pieces(array))
+    _unpin_pieces(runtime, _pieces(array))
 
 
-def _let_go(runtime: Any, pieces: list[tuple[int, int]]) -> None:
+def _unpin_pieces(runtime: Any, pieces: list[tuple[int, int]]) -> None:
     for address, _ in reversed(pieces):
         runtime.cudaHostUnregister(address)  # fails harmlessly when the process is ending
 
 
 def _pieces(array: Floats) -> list[tuple[int, int]]:
-    """(address, bytes) of the stretches that are pinned one by one."""
+    """Return (address, bytes) of the pieces that are pinned one by one."""
     starts = range(0, array.nbytes, PIECE_BYTES)
     return [(array.ctypes.data + start, min(PIECE_BYTES, array.nbytes - start)) for start in starts]
 
 
 def _take_pages(array: Floats) -> None:
-    """Have the system give all pages of an array, from several threads; values stay. Pinning would do so in one."""
-    every = array.reshape(-1).view(np.uint8)
+    """Touch all pages of an array from several threads; pinning would do so in one.
+
+    Values do not change.
+    """
+    every_byte = array.reshape(-1).view(np.uint8)
 
     def take(start: int) -> None:
-        one_each = every[start : start + TOUCHED_BYTES : mmap.PAGESIZE]
-        np.bitwise_or(one_each, 0, out=one_each)  # written, and the same
+        first_bytes = every_byte[start : start + TOUCHED_BYTES : mmap.PAGESIZE]
+        np.bitwise_or(first_bytes, 0, out=first_bytes)  # a write that changes nothing
 
     with ThreadPoolExecutor(min(MOST_THREADS, usable_cores())) as pool:
         list(pool.map(take, range(0, array.nbytes, TOUCHED_BYTES)))
 
 
-def _forget_error(device: torch.device) -> None:
-    """Clear an error that does not matter: CUDA would report it at the next launch of a kernel."""
+def _clear_error(device: torch.device) -> None:
+    """Clear an error that was handled: CUDA would report it at the next kernel launch."""
     try:
         torch.empty(1, device=device).fill_(1.0)
     except RuntimeError:

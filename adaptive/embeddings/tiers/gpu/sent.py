@@ -1,4 +1,4 @@
-"""What a plan becomes on the device: arguments of kernels, which lie there. `sent_plan` makes them."""
+"""Plans on the device: arguments of kernels, as tensors. `sent_plan` makes them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,17 +18,17 @@ class SentBags:
     row_locations: Tensor  # of distinct rows: slots, or ~i of the rows that cross
     inverse: Tensor
     vectors: Tensor  # empty: in the order of `num_samples`
-    starts: Tensor  # empty: each bag has one look-up
+    starts: Tensor  # empty: each bag has one lookup
     scales: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentPooling(Pooling):
-    """A forward pass cut in two: bags pooled on the device, and bags wholly on the host."""
+    """A forward pass cut in two: bags pooled on the device, and bags entirely on the host."""
 
     bags: SentBags | None  # None: no bag has a row on the device
     crossing: Int64s  # host rows that these bags need
-    on_host: Pooling | None  # bags wholly on the host, their vectors numbered 0 ..., or the whole
+    on_host: Pooling | None  # bags entirely on the host, their vectors numbered 0 ..., or the whole
     host_vectors: Tensor | None  # where those vectors belong; None: `on_host` is the whole
 
 
@@ -40,18 +40,18 @@ class Segments:
     starts: Tensor
     vectors: Tensor
     scales: Tensor
-    hot: Tensor  # of the rows, those with many look-ups: see `kernels.planning.lookups`
+    hot: Tensor  # of the rows, those with many lookups: see `kernels.planning.lookups`
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentRowUpdates(RowUpdates):
-    """An update cut in two: rows in slots (`here`) and on the host (`there`), as positions in `rows`."""
+    """An update cut in two: rows in slots and rows on the host, as positions in `rows`."""
 
-    here: Int64s
-    segments_here: Segments
-    there: Int64s
-    on_host: RowUpdates  # the rows `there`
-    needed: Tensor | None  # the vectors whose gradients the host needs, numbered 0 ... in `on_host`; None: all
+    device_positions: Int64s
+    device_segments: Segments
+    host_positions: Int64s
+    host_updates: RowUpdates
+    needed: Tensor | None  # vectors whose gradients the host needs, numbered 0 ... in `host_updates`; None: all
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SnapshotArguments:
 
     locations: Tensor  # slots, or ~i of the rows that cross
     entries: Tensor
-    known: Tensor
+    has_snapshot: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +85,6 @@ class SentPlan(GroupPlan):
     """A plan whose `pooling`, `row_updates`, `snapshots` and `deferred` are the classes above."""
 
     original: GroupPlan  # over the same arrays
-    inputs: tuple[NDArray[Any], ...]  # of the batch, that go along
+    inputs: tuple[NDArray[Any], ...]  # of the batch, sent with the plan
     sent_inputs: tuple[Tensor, ...]
     transfer_buffer: TransferBuffer

@@ -1,13 +1,13 @@
-"""A plan on the device: what training needs of it, sent ahead of time in one copy, and what it becomes there.
+"""Sends what training needs of a plan to the device, ahead of time and in one copy.
 
 A plan may leave rows on the host (`misses = "host"`); it is cut here:
 
-    bags whose rows all lie on the host     are pooled there; their vectors cross, and their gradients return
-    other bags                              are pooled on the device; host rows among theirs cross one by one
-    rows to update                          are updated where they lie, from gradients of vectors
+    bags whose rows are all on the host     are pooled there; their vectors cross, and their gradients return
+    other bags                              are pooled on the device; their rows on the host cross one by one
+    rows to update                          are updated where they are, from gradients of vectors
 
-Either way a sum runs in look-up order, so the cut does not change the numbers. Where the device has found the look-ups
-itself (`lookups`) no row is on the host, and what is as long as the look-ups lies there already.
+Either way a sum runs in lookup order, so the cut does not change the numbers. If the device has searched the lookups
+itself (`lookups`), no row is on the host, and arrays as long as the lookups are on the device already.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from adaptive.embeddings.planning.plan import (
 )
 from adaptive.embeddings.tiers.gpu.buffers import TransferBuffer
 from adaptive.embeddings.tiers.gpu.link import ComputeLink
-from adaptive.embeddings.tiers.gpu.lookups import FoundLookups, told_bags
+from adaptive.embeddings.tiers.gpu.lookups import FoundLookups, implied_left_out
 from adaptive.embeddings.tiers.gpu.sent import (
     Segments,
     SentBags,
@@ -45,20 +45,22 @@ from adaptive.embeddings.tiers.gpu.sent import (
 from adaptive.kernels.planning.lookups import hot_rows
 
 T = TypeVar("T")
-Sent = Callable[[list[Tensor]], T]  # from all that was sent to what was asked for
+Sent = Callable[[list[Tensor]], T]  # picks, from all tensors that were sent
 Picked = Sent[tuple[Tensor, ...]]
 
 
 def send_plan(plan: GroupPlan, transfer_buffer: TransferBuffer, inputs: Sequence[NDArray[Any]] = ()) -> SentPlan:
-    """Send a plan and arrays of its batch, by one copy. A plan that changed in slots only can be sent again, with the
-    same arrays: its tensors stay."""
+    """Send a plan and arrays of its batch, in one copy.
+
+    If only slots have changed, the plan can be sent again with the same arrays: its tensors remain.
+    """
     packing = _Packing()
-    along = packing.add(*inputs)
+    pick_inputs = packing.add(*inputs)
     if plan.found is None:
         pooling = _cut_pooling(plan.pooling, packing)
         row_updates = _cut_row_updates(plan.row_updates, plan.pooling.num_vectors, packing)
     else:
-        pooling, row_updates = _complete(plan, found_of(plan.found), packing)
+        pooling, row_updates = _complete(plan, device_lookups(plan.found), packing)
     snapshots = None if plan.snapshots is None else _send_snapshots(plan.snapshots, packing)
     deferred = None if plan.deferred is None else _send_deferred(plan.deferred, packing)
     sent = packing.send(transfer_buffer)
@@ -73,30 +75,32 @@ def send_plan(plan: GroupPlan, transfer_buffer: TransferBuffer, inputs: Sequence
         found=plan.found,
         original=plan,
         inputs=tuple(inputs),
-        sent_inputs=along(sent),
+        sent_inputs=pick_inputs(sent),
         transfer_buffer=transfer_buffer,
     )
 
 
-def counted(plan: SentPlan) -> SentPlan:
-    """The plan with its own bytes counted as sent to the device, shared out among tables by their look-ups; where the
-    device has found these, with what it was sent for that, and what came back."""
-    there, back = plan.transfer_buffer.size, 0
+def count_bytes(plan: SentPlan) -> SentPlan:
+    """Count the bytes that crossed for the plan, in its tally, and return it.
+
+    Bytes are divided among tables by their lookups. A search on the device counts, too.
+    """
+    to_device, to_host = plan.transfer_buffer.size, 0
     if plan.found is not None:
-        asked, back = found_of(plan.found).crossed
-        there += asked
-    plan.tally[:, Counter.BYTES_H2D] += shared_out(there, plan.tally[:, Counter.LOOKUPS])
-    plan.tally[:, Counter.BYTES_D2H] += shared_out(back, plan.tally[:, Counter.LOOKUPS])
+        searched, to_host = device_lookups(plan.found).crossed
+        to_device += searched
+    plan.tally[:, Counter.BYTES_H2D] += divide_by_weight(to_device, plan.tally[:, Counter.LOOKUPS])
+    plan.tally[:, Counter.BYTES_D2H] += divide_by_weight(to_host, plan.tally[:, Counter.LOOKUPS])
     return plan
 
 
-def found_of(found: OnDevice) -> FoundLookups:
-    assert isinstance(found, FoundLookups)
-    return found
+def device_lookups(lookups: OnDevice) -> FoundLookups:
+    assert isinstance(lookups, FoundLookups)
+    return lookups
 
 
-def shared_out(total: int, weights: Int64s) -> Int64s:
-    """Whole shares (n,) of `total` in proportion to weights (n,) >= 0; what does not divide goes to the largest."""
+def divide_by_weight(total: int, weights: Int64s) -> Int64s:
+    """Return whole shares of `total` by weights (n,) >= 0; the largest gets the remainder."""
     shares: Int64s = total * weights // max(int(weights.sum()), 1)
     shares[weights.argmax()] += total - int(shares.sum())
     return shares
@@ -109,14 +113,14 @@ def send_pooling(pooling: Pooling, link: ComputeLink) -> SentPooling:
 
 
 class _Packing:
-    """Arrays to be sent together, each once: forward pass and update mostly name rows by the very same locations."""
+    """Arrays to send together, each once: forward pass and update mostly share locations."""
 
     def __init__(self) -> None:
         self.arrays: list[NDArray[Any]] = []
         self._places: dict[int, int] = {}  # id of an array -> its place
 
     def add(self, *arrays: NDArray[Any]) -> Picked:
-        """Picks the tensors of these arrays out of all that was sent."""
+        """Return a function that picks the tensors of these arrays out of all that were sent."""
         places = [self._place(array) for array in arrays]
         return lambda sent: tuple(sent[place] for place in places)
 
@@ -135,26 +139,26 @@ class _Packing:
 
 
 def _complete(
-    plan: GroupPlan, found: FoundLookups, packing: _Packing
+    plan: GroupPlan, lookups: FoundLookups, packing: _Packing
 ) -> tuple[Sent[SentPooling], Sent[SentRowUpdates]]:
-    """A plan whose look-ups the device has found: where its rows lie is all that is added."""
+    """A plan whose lookups are on the device: only the locations of its rows are added."""
     row_updates = plan.row_updates
     locations, segments = row_updates.locations, row_updates.segments
-    assert not len(locations) or locations.min() >= 0, "no row lies on the host"
+    assert not len(locations) or locations.min() >= 0, "no row is on the host"
     at = packing.add(plan.pooling.row_locations)
     sums = packing.add(locations, segments, hot_rows(segments))
 
     def pooling(sent: list[Tensor]) -> SentPooling:
-        return _cut(plan.pooling, found.bags_at(*at(sent)), no_rows(), None, None)
+        return _cut(plan.pooling, lookups.bags_at(*at(sent)), no_rows(), None, None)
 
     def updates(sent: list[Tensor]) -> SentRowUpdates:
         to, starts, hot = sums(sent)
         return SentRowUpdates(
             **vars(row_updates),
-            here=np.arange(len(locations)),
-            segments_here=Segments(to, starts, found.found.vectors, found.found.scales, hot),
-            there=no_rows(),
-            on_host=_take_rows(row_updates, np.zeros(len(locations), np.bool_)),
+            device_positions=np.arange(len(locations)),
+            device_segments=Segments(to, starts, lookups.results.vectors, lookups.results.scales, hot),
+            host_positions=no_rows(),
+            host_updates=_take_rows(row_updates, np.zeros(len(locations), np.bool_)),
             needed=None,
         )
 
@@ -162,25 +166,25 @@ def _complete(
 
 
 def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[SentPooling]:
-    if not (pooling.row_locations < 0).any():  # before anything is as long as the look-ups
+    if not (pooling.row_locations < 0).any():  # checked first: nothing else here is as short
         bags = packing.add(*bag_arrays(pooling, pooling.row_locations))
         return lambda sent: _cut(pooling, SentBags(pooling.num_samples, *bags(sent)), no_rows(), None, None)
     on_host = pooling.locations < 0
     if on_host.all():  # empty bags need no device either
         return lambda sent: _cut(pooling, None, no_rows(), pooling, None)
     sums = np.concatenate([[0], np.cumsum(on_host)])
-    found, counts = np.diff(sums[pooling.bag_starts]), np.diff(pooling.bag_starts)
-    whole = (found == counts) & (counts > 0)
-    here, there = _take_bags(pooling, ~whole), _take_bags(pooling, whole)
-    used = np.zeros(len(here.row_locations), np.bool_)
-    used[here.inverse] = True
-    locations, crossing = _crossing(here.row_locations, used)
-    bags = packing.add(*bag_arrays(here, locations))
+    host_counts, counts = np.diff(sums[pooling.bag_starts]), np.diff(pooling.bag_starts)
+    whole = (host_counts == counts) & (counts > 0)
+    device, host = _take_bags(pooling, ~whole), _take_bags(pooling, whole)
+    used = np.zeros(len(device.row_locations), np.bool_)
+    used[device.inverse] = True
+    locations, crossing = _crossing(device.row_locations, used)
+    bags = packing.add(*bag_arrays(device, locations))
     if not whole.any():
-        return lambda sent: _cut(pooling, SentBags(here.num_samples, *bags(sent)), crossing, None, None)
-    vectors = packing.add(there.bag_vectors)
-    numbered = replace(there, num_vectors=len(there.bag_vectors), bag_vectors=_count(there.bag_vectors))
-    return lambda sent: _cut(pooling, SentBags(here.num_samples, *bags(sent)), crossing, numbered, vectors(sent)[0])
+        return lambda sent: _cut(pooling, SentBags(device.num_samples, *bags(sent)), crossing, None, None)
+    vectors = packing.add(host.bag_vectors)
+    numbered = replace(host, num_vectors=len(host.bag_vectors), bag_vectors=_count(host.bag_vectors))
+    return lambda sent: _cut(pooling, SentBags(device.num_samples, *bags(sent)), crossing, numbered, vectors(sent)[0])
 
 
 def _cut(
@@ -190,8 +194,8 @@ def _cut(
 
 
 def bag_arrays(pooling: Pooling, row_locations: Int64s) -> tuple[NDArray[Any], ...]:
-    """The arguments of `SentBags`. What the kernel can tell from a bag's number is left out."""
-    vectors, starts = told_bags(pooling.num_samples, pooling.bag_vectors, pooling.bag_starts)
+    """Return the arguments of `SentBags`, without arrays that a bag's number implies."""
+    vectors, starts = implied_left_out(pooling.num_samples, pooling.bag_vectors, pooling.bag_starts)
     return row_locations, pooling.inverse, vectors, starts, pooling.scales
 
 
@@ -208,44 +212,44 @@ def _take_bags(pooling: Pooling, which: NDArray[np.bool_]) -> Pooling:
 
 def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packing) -> Sent[SentRowUpdates]:
     on_host = row_updates.locations < 0
-    here, there = _take_rows(row_updates, ~on_host), _take_rows(row_updates, on_host)
-    segments = _add_segments(here, packing)
+    device, host = _take_rows(row_updates, ~on_host), _take_rows(row_updates, on_host)
+    segments = _add_segments(device, packing)
     needed: Picked | None = None
     if on_host.any() and not on_host.all():
         wanted = np.zeros(num_vectors, np.bool_)
-        wanted[there.vectors] = True
+        wanted[host.vectors] = True
         needed = packing.add(np.flatnonzero(wanted))
-        there = replace(there, vectors=(np.cumsum(wanted, dtype=np.int32) - 1)[there.vectors])
+        host = replace(host, vectors=(np.cumsum(wanted, dtype=np.int32) - 1)[host.vectors])
     return lambda sent: SentRowUpdates(
         **vars(row_updates),
-        here=np.flatnonzero(~on_host),
-        segments_here=Segments(*segments(sent)),
-        there=np.flatnonzero(on_host),
-        on_host=there,
+        device_positions=np.flatnonzero(~on_host),
+        device_segments=Segments(*segments(sent)),
+        host_positions=np.flatnonzero(on_host),
+        host_updates=host,
         needed=None if needed is None else needed(sent)[0],
     )
 
 
 def _cut_sums(deferred: Deferred, packing: _Packing) -> Sent[SentRowUpdates]:
-    """The update from sums that are due, one each; the host gets those of its rows."""
+    """Cut the update from sums that are due, one each; the host gets those of its rows."""
     starts, entries = np.arange(len(deferred.due_rows) + 1), deferred.due_entries.astype(np.int32)
     due = RowUpdates(deferred.due_rows, deferred.due_locations, starts, entries, np.zeros(0, np.float32))
     on_host = due.locations < 0
-    here, there = _take_rows(due, ~on_host), _take_rows(due, on_host)
-    segments = _add_segments(here, packing)
-    needed = packing.add(there.vectors)
+    device, host = _take_rows(due, ~on_host), _take_rows(due, on_host)
+    segments = _add_segments(device, packing)
+    needed = packing.add(host.vectors)
     return lambda sent: SentRowUpdates(
         **vars(due),
-        here=np.flatnonzero(~on_host),
-        segments_here=Segments(*segments(sent)),
-        there=np.flatnonzero(on_host),
-        on_host=replace(there, vectors=_count(there.vectors)),
+        device_positions=np.flatnonzero(~on_host),
+        device_segments=Segments(*segments(sent)),
+        host_positions=np.flatnonzero(on_host),
+        host_updates=replace(host, vectors=_count(host.vectors)),
         needed=needed(sent)[0],
     )
 
 
 def _add_segments(row_updates: RowUpdates, packing: _Packing) -> Picked:
-    """The arguments of `Segments`."""
+    """Add the arguments of `Segments`."""
     arrays = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales
     return packing.add(*arrays, hot_rows(row_updates.segments))
 
@@ -276,17 +280,23 @@ def _send_deferred(deferred: Deferred, packing: _Packing) -> Sent[SentDeferred]:
 
 
 def _crossing(locations: Int64s, used: NDArray[np.bool_] | None = None) -> tuple[Int64s, Int64s]:
-    """Locations in which the i-th host row is ~i, and the host rows; of those `used`, default all."""
+    """Return locations in which the i-th host row is ~i, and the host rows.
+
+    used: which locations count, default all.
+    """
     on_host = np.flatnonzero(locations < 0 if used is None else (locations < 0) & used)
     if not len(on_host):
         return locations, no_rows()
-    found = locations.copy()
-    found[on_host] = ~np.arange(len(on_host))
-    return found, ~locations[on_host]
+    numbered = locations.copy()
+    numbered[on_host] = ~np.arange(len(on_host))
+    return numbered, ~locations[on_host]
 
 
 def _spans(starts: Int64s, which: Int64s) -> tuple[Int64s, Int64s]:
-    """The positions that the spans `which` of [starts[i], starts[i + 1]) cover, and where each begins among them."""
+    """Return positions in the spans `which` of [starts[i], starts[i + 1]), and their starts.
+
+    The starts (n + 1,) are positions among the positions returned.
+    """
     lengths = starts[which + 1] - starts[which]
     begins = np.concatenate([[0], np.cumsum(lengths)])
     return np.repeat(starts[which] - begins[:-1], lengths) + np.arange(begins[-1]), begins

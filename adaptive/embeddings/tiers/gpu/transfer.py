@@ -1,9 +1,10 @@
-"""Rows between a device's slots and the host tier, on the streams for copies. Two ways, with equal results:
+"""Movement of rows between a device's slots and the host tier, on the copying stream.
+
+There are two ways, with equal results:
 
     DirectTransfer   kernels read and write the host's rows in place; its memory must be pinned (`gpu.pinned`)
     StagedTransfer   rows are gathered into pinned buffers, which are copied: for a host tier in a file, or memory that
-                     cannot be pinned. Rows that are written back lie in a buffer until they *land*: until the host
-                     stores them.
+                     cannot be pinned. Rows that are written back stay in a buffer until the host stores them.
 
 Rows that never changed do not cross at all: their initial values are computed on the device.
 """
@@ -14,13 +15,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from adaptive.embeddings.planning.plan import Int64s, Moves
-from adaptive.embeddings.tiers.gpu.buffers import Bytes, IndexSender, Ring, TransferBuffer, added
+from adaptive.embeddings.tiers.gpu.buffers import Bytes, IndexSender, Ring, TransferBuffer, add_bytes
 from adaptive.embeddings.tiers.host import Floats, HostTier
 from adaptive.embeddings.tiers.mover import Event, Mover
 from adaptive.kernels.rows.choose import RowKernels
@@ -31,11 +33,10 @@ from adaptive.system import usable_cores
 BLOCK_BYTES = 8 << 20  # rows that cross at once; at 50 GB/s a block takes 0.17 ms
 NUM_BLOCKS = 4  # in each direction: one is filled while others cross
 PIECE_ROWS = 2048  # that one thread gathers or stores at a time
-THREADS = 4  # of a staged transfer, the look-ahead's own among them, where there are cores
+THREADS = 4  # of a staged transfer, including the look-ahead thread, if there are more cores
 
 
-@dataclass
-class RowArrays:
+class RowArrays(NamedTuple):
     """Rows with their state on the device: weights (slots, D), state (slots, S)."""
 
     weights: Tensor
@@ -43,7 +44,10 @@ class RowArrays:
 
 
 class Transfer(ABC):
-    """Moves rows between slots and a host tier. The caller holds the pipeline's lock; no slot or row comes twice."""
+    """Moves rows between slots and a host tier.
+
+    The caller holds the pipeline's lock; no slot or row is named twice in a call.
+    """
 
     def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> None:
         self._host, self._mover, self._kernels = host, mover, kernels
@@ -57,7 +61,7 @@ class Transfer(ABC):
 
     @property
     def num_bytes(self) -> Bytes:
-        """Bytes of its buffers: of pinned memory, of device memory."""
+        """Bytes of the buffers: pinned memory, device memory."""
         return self._lists.num_bytes
 
     @abstractmethod
@@ -65,30 +69,38 @@ class Transfer(ABC):
         """Copy the rows `moves.back_rows` from their slots to the host."""
 
     def fetch(self, slots: RowArrays, moves: Moves) -> None:
-        """Bring, or make, the rows `moves.fetch_rows` into their slots; store `moves.fresh_rows` on the host."""
+        """Copy or compute `moves.fetch_rows` into slots; store `moves.fresh_rows` on the host."""
         self._host.store_initial(moves.fresh_rows)
         initial = moves.fetch_initial
-        if not initial.any():  # the usual case after some thousand batches: nothing to pick out
+        if not initial.any():  # the usual case after some thousand batches: nothing to select
             self._fetch_stored(slots, moves.fetch_slots, moves.fetch_rows)
             return
         if not initial.all():
             self._fetch_stored(slots, moves.fetch_slots[~initial], moves.fetch_rows[~initial])
-        fresh = self._host.group.group_rows(moves.fetch_rows[initial])  # values follow from numbers of all ranks' rows
+        fresh = self._host.group.group_rows(
+            moves.fetch_rows[initial]
+        )  # initial values follow from row numbers over all ranks
         for places, rows in self._lists.send(moves.fetch_slots[initial], fresh):
-            self._make(slots, places, rows)
+            self._initialize(slots, places, rows)
 
-    def _make(self, slots: RowArrays, places: Tensor, rows: Tensor) -> None:
+    def _initialize(self, slots: RowArrays, places: Tensor, rows: Tensor) -> None:
         self._mover.copying.run(
-            lambda: self._kernels.initial_rows(
-                slots.weights, slots.state, places, rows, *self._tables, self._first_state
-            )
+            lambda: self._kernels.initial_rows(*slots, places, rows, *self._tables, self._first_state)
         )
+
+    def _copy(self, to: RowArrays, to_rows: Tensor, source: RowArrays, source_rows: Tensor) -> None:
+        """Copy rows with their state, on the copying stream."""
+        self._mover.copying.run(lambda: self._kernels.copy_rows(*to, to_rows, *source, source_rows))
+
+    def _poison(self, table: RowArrays, rows: Int64s) -> None:
+        for (sent,) in self._lists.send(rows):
+            self._mover.copying.run(partial(_fill_with_nan, table, sent))
 
     @abstractmethod
     def _fetch_stored(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None: ...
 
     @abstractmethod
-    def land(self) -> None:
+    def finish_host_writes(self) -> None:
         """Return when the host has stored the rows that copies brought; the copies are done."""
 
     def close(self) -> None:
@@ -96,21 +108,21 @@ class Transfer(ABC):
         return
 
     def poison_slots(self, slots: RowArrays, places: Int64s) -> None:
-        """Debug: NaN into slots whose rows have been written back."""
-        for (sent,) in self._lists.send(places):
-            self._mover.copying.run(partial(_poison, slots, sent))
+        """Debug: write NaN to slots whose rows have been written back."""
+        self._poison(slots, places)
 
     @abstractmethod
     def poison_host(self, rows: Int64s) -> None:
-        """Debug: NaN into rows of the host."""
+        """Debug: write NaN to rows of the host."""
 
 
 class DirectTransfer(Transfer):
-    """Rows cross in place: kernels on the device read and write the host tables' pinned memory.
+    """Rows cross in place: kernels read and write the host tables' pinned memory.
 
     Args:
         host_rows: the host's weights and state as the device sees them.
-        lands: rows on the host are used in place there, so what is written back must land with the next plan.
+        used_in_place: rows are used in place on the host, so what a plan writes back must be stored by the next one.
+        release: called by `close`, when no kernel uses the memory any more.
     """
 
     def __init__(
@@ -121,36 +133,32 @@ class DirectTransfer(Transfer):
         optimizer: RowOptimizer,
         host_rows: RowArrays,
         *,
-        lands: bool,
-        close: Callable[[], None],
+        used_in_place: bool,
+        release: Callable[[], None],
     ) -> None:
         super().__init__(host, mover, kernels, optimizer)
-        self._let_go = close
+        self._release = release
         self._host_rows: RowArrays | None = host_rows
-        self._lands = lands
+        self._used_in_place = used_in_place
         self._written: Event | None = None
 
     def write_back(self, slots: RowArrays, moves: Moves) -> None:
-        if self._written is not None and self._lands:
+        if self._written is not None and self._used_in_place:
             self._mover.await_brought(self._written)
         for places, rows in self._lists.send(moves.back_slots, moves.back_rows):
-            self._run(self._kernels.write_back, slots, places, rows)
+            self._copy(self._open_rows(), rows, slots, places)
         if len(moves.back_slots):
             self._written = self._mover.copying.record()
 
     def _fetch_stored(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
         for sent_places, sent_rows in self._lists.send(places, rows):
-            self._run(self._kernels.fetch, slots, sent_places, sent_rows)
-
-    def _run(self, kernel: Callable[..., None], slots: RowArrays, places: Tensor, rows: Tensor) -> None:
-        host = self._open_rows()
-        self._mover.copying.run(lambda: kernel(slots.weights, slots.state, places, host.weights, host.state, rows))
+            self._copy(slots, sent_places, self._open_rows(), sent_rows)
 
     def _open_rows(self) -> RowArrays:
-        assert self._host_rows is not None, "the tiers are closed: their memory is not the device's any more"
+        assert self._host_rows is not None, "the tiers are closed: the device no longer has their memory"
         return self._host_rows
 
-    def land(self) -> None:
+    def finish_host_writes(self) -> None:
         pass
 
     def close(self) -> None:
@@ -158,17 +166,15 @@ class DirectTransfer(Transfer):
         try:
             self._mover.finish_copies()  # a kernel that reads released memory ends the process
         finally:
-            self._let_go()
+            self._release()
 
     def poison_host(self, rows: Int64s) -> None:
-        host = self._open_rows()
-        for (sent,) in self._lists.send(rows):  # they may be on their way to the device: poisoned behind them
-            self._mover.copying.run(partial(_poison, host, sent))
+        self._poison(self._open_rows(), rows)  # on the copying stream, after copies of them that are in flight
 
 
 @dataclass(frozen=True)
-class _Landing:
-    """Rows on their way to the host, which stores them once `event` has come."""
+class _Arrival:
+    """Rows in flight to the host, which stores them after `event`."""
 
     event: Event
     rows: Int64s
@@ -179,14 +185,14 @@ class _Landing:
 class StagedTransfer(Transfer):
     """Rows cross in bounded pinned buffers, which the host fills and empties.
 
-    What a plan writes back lands when the next one is carried out, or when buffers run out.
+    The host stores what a plan writes back when the next plan moves rows, or when buffers run out.
     """
 
     def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> None:
         super().__init__(host, mover, kernels, optimizer)
-        self._coming, self._leaving = Ring(mover, NUM_BLOCKS), Ring(mover, NUM_BLOCKS)
-        self._landings: deque[_Landing] = deque()
-        in_memory = len(host.weights) > 0  # files have threads of their own, and one place to count what they read
+        self._to_device, self._to_host = Ring(mover, NUM_BLOCKS), Ring(mover, NUM_BLOCKS)
+        self._arrivals: deque[_Arrival] = deque()
+        in_memory = len(host.weights) > 0  # files have their own threads, and count in one place what they read
         self._pool = (
             ThreadPoolExecutor(THREADS - 1, "adaptive-rows") if in_memory and usable_cores() > THREADS else None
         )
@@ -196,57 +202,56 @@ class StagedTransfer(Transfer):
 
     @property
     def num_bytes(self) -> Bytes:
-        rings = self._coming.num_bytes, self._leaving.num_bytes
-        return added([super().num_bytes, *rings, (0, self._count.nbytes)])
+        rings = self._to_device.num_bytes, self._to_host.num_bytes
+        return add_bytes([super().num_bytes, *rings, (0, self._count.nbytes)])
 
     def write_back(self, slots: RowArrays, moves: Moves) -> None:
-        self.land()
+        self.finish_host_writes()
         for first in range(0, len(moves.back_slots), self._at_once):
             part = slice(first, first + self._at_once)
-            if len(self._landings) == NUM_BLOCKS:
-                self._land_next()
-            self._leave(slots, moves.back_slots[part], moves.back_rows[part])
+            if len(self._arrivals) == NUM_BLOCKS:
+                self._store_next()
+            self._start_to_host(slots, moves.back_slots[part], moves.back_rows[part])
 
-    def _leave(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
-        transfer_buffer = self._leaving.next()
+    def _start_to_host(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
+        transfer_buffer = self._to_host.next()
         self._take(transfer_buffer, places)
         transfer_buffer.send(1)
         sent, weights, state = transfer_buffer.tensors
-        count = self._count[: len(rows)]
-        self._mover.copying.run(
-            lambda: self._kernels.write_back(slots.weights, slots.state, sent, weights, state, count)
-        )
-        self._landings.append(_Landing(transfer_buffer.bring(1), rows, *transfer_buffer.arrays[1:]))
+        self._copy(RowArrays(weights, state), self._count[: len(rows)], slots, sent)
+        self._arrivals.append(_Arrival(transfer_buffer.to_host(1), rows, *transfer_buffer.arrays[1:]))
 
-    def land(self) -> None:
-        while self._landings:
-            self._land_next()
+    def finish_host_writes(self) -> None:
+        while self._arrivals:
+            self._store_next()
 
-    def _land_next(self) -> None:
-        landing = self._landings.popleft()
-        self._mover.await_brought(landing.event)
+    def _store_next(self) -> None:
+        arrival = self._arrivals.popleft()
+        self._mover.await_brought(arrival.event)
         self._in_pieces(
-            len(landing.rows),
-            lambda at, which: self._host.copy_in(landing.rows[at], landing.weights, landing.state, which),
+            len(arrival.rows),
+            lambda at, numbers: self._host.copy_in(arrival.rows[at], arrival.weights, arrival.state, numbers),
         )
 
     def _fetch_stored(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
         for first in range(0, len(rows), self._at_once):
             part = slice(first, first + self._at_once)
-            self._come(slots, places[part], rows[part])
+            self._start_to_device(slots, places[part], rows[part])
 
-    def _come(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
-        transfer_buffer = self._coming.next()
+    def _start_to_device(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
+        transfer_buffer = self._to_device.next()
         self._take(transfer_buffer, places)
         _, to_weights, to_state = transfer_buffer.arrays
-        self._in_pieces(len(rows), lambda at, which: self._host.copy_out(rows[at], to_weights, to_state, which))
+        self._in_pieces(len(rows), lambda at, numbers: self._host.copy_out(rows[at], to_weights, to_state, numbers))
         transfer_buffer.send()
         sent, weights, state = transfer_buffer.tensors
-        count = self._count[: len(rows)]
-        self._mover.copying.run(lambda: self._kernels.fetch(slots.weights, slots.state, sent, weights, state, count))
+        self._copy(slots, sent, RowArrays(weights, state), self._count[: len(rows)])
 
     def _in_pieces(self, count: int, work: Callable[[slice, Int64s], None]) -> None:
-        """Do the work on all of `count` rows, stretch by stretch, by several threads where there are many."""
+        """Do the work on `count` rows, in several threads if there are many.
+
+        `work` gets the rows of a piece as a slice and as numbers.
+        """
         numbers = np.arange(count)
         pieces = [slice(first, min(first + PIECE_ROWS, count)) for first in range(0, count, PIECE_ROWS)]
         if self._pool is None or len(pieces) < 2:
@@ -262,7 +267,7 @@ class StagedTransfer(Transfer):
         try:
             do(shares[0])
         finally:
-            wait(others)  # they use the buffer
+            wait(others)  # even after an error: they use the buffer
         for other in others:
             other.result()
 
@@ -279,6 +284,6 @@ class StagedTransfer(Transfer):
         self._host.poison(rows)
 
 
-def _poison(table: RowArrays, numbers: Tensor) -> None:
-    table.weights.index_fill_(0, numbers, torch.nan)
-    table.state.index_fill_(0, numbers, torch.nan)
+def _fill_with_nan(table: RowArrays, rows: Tensor) -> None:
+    for tensor in table:
+        tensor.index_fill_(0, rows, torch.nan)

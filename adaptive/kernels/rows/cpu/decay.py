@@ -1,6 +1,7 @@
-"""Weight decay of the rows that are about to be updated. Letters and locations: see `kernels.rows.cpu`.
+"""Weight decay of the rows that are about to be updated.
 
-A pass of its own, before the update's: who does without decay pays nothing, and the update's formulas are the same.
+Letters and locations: see `kernels.rows.cpu`. A separate pass before the update: without decay it costs nothing, and
+the update's formulas are the same.
 """
 
 import numba
@@ -11,16 +12,17 @@ from adaptive.kernels.vector.row_ops import AHEAD, Scalar, prefetch_row, row_op
 
 
 @row_op
-def scale_row(rows, kept: Scalar):
-    """rows[i] *= kept"""
-    return rows * kept
+def scale_row(rows, factor: Scalar):
+    """rows[i] *= factor"""
+    return rows * factor
 
 
 @kernel(parallel=True)
-def decay(flip, locations, kept, weights, num_chunks):
-    """weights[i] *= kept for rows in one tier: slots i (flip 0), or rows i = ~location of the host (flip -1).
+def decay(flip, locations, factor, weights, num_chunks):
+    """weights[i] *= factor for the rows of one tier.
 
-    locations (n,) int64, each row once; kept float32; weights (rows, D) float32.
+    These are slots i = location (flip 0), or rows i = ~location of the host (flip -1).
+    locations (n,) int64, each row once; factor float32; weights (rows, D) float32.
     """
     num_rows = locations.size
     for chunk in numba.prange(num_chunks):
@@ -31,4 +33,4 @@ def decay(flip, locations, kept, weights, num_chunks):
                 continue
             if u + AHEAD < last and (locations[u + AHEAD] < 0) == (flip < 0):
                 prefetch_row(weights, locations[u + AHEAD] ^ flip)
-            scale_row(weights, np.uint64(location ^ flip), kept)
+            scale_row(weights, np.uint64(location ^ flip), factor)

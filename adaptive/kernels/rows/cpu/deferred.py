@@ -1,18 +1,18 @@
-"""Deferral: gradients of popular rows wait in sums, beside the squares that the optimizer's state is to grow by.
+"""Deferral: gradients of popular rows accumulate in sums, and their squares next to them.
 
 Letters and locations: see `cpu`; H entries of the hot set. `sums` (H, D) float32; `squares` (H, S) float32, where S is
 D for Adagrad, 1 for row-wise Adagrad (the mean over the columns), D + 1 for Adam, whose last column counts the
-gradients, and 0 for SGD, which needs none. Each visit adds its gradient to the one and the gradient's square to the
-other. Under the Adagrad family the state grows as if every visit had been applied, and the step is that of the sum.
+gradients, and 0 for SGD, which needs none. Each visit adds its gradient to the sum and the gradient's square to the
+squares. With the Adagrad family the state grows as if every visit had been applied, and the step is that of the sum.
 
-Under Adam a sum G of k gradients with squares Q stands for k updates with their mean G / k, of mean square Q / k:
+With Adam a sum G of k gradients with squares Q stands for k updates with their mean G / k, of mean square Q / k:
 
     count += k
-    first = beta1**k * first + (1 - beta1**k) * (G / k)        second likewise, of beta2 and Q / k
+    first = beta1**k * first + (1 - beta1**k) * (G / k)        second the same, of beta2 and Q / k
     w -= k * size(count) * first / (sqrt(second) + eps)        size: the plain update's after `count` updates
 
 The moments forget as much as in k updates, and the row moves as far; one update with G would do one k-th of that. A sum
-of one visit is applied as `update.update` would have, bit for bit, under any optimizer.
+of one visit is applied as `update.update` would have done, bit for bit, with any optimizer.
 """
 
 import numba
@@ -67,16 +67,17 @@ def adam_sum_step(
 
 @kernel(inline=True)
 def power(base, exponent):
-    """base**exponent for a whole number from 0 to 255, by squaring: the same bits on every device.
+    """Return base**exponent for a whole number from 0 to 255, by squaring.
 
-    Its eight rounds need no table, and vectors of exponents take as many (`rows.gpu.steps.power`).
+    The bits are the same on every device. Eight rounds for any exponent, so that vectors of exponents take the same
+    path (`rows.gpu.steps.power`).
     """
-    found, squared = np.float32(1.0), np.float32(base)
+    result, squared = np.float32(1.0), np.float32(base)
     for bit in range(8):
         if (int(exponent) >> bit) & 1:
-            found *= squared
+            result *= squared
         squared *= squared
-    return found
+    return result
 
 
 @kernel(inline=True)
@@ -88,9 +89,11 @@ def prefetch_sum(sums, squares, entry):
 
 @kernel(noalias=True)
 def accumulate(first, last, entries, segments, vectors, scales, gradients, sums, squares, pending, g):
-    """Add the gradients of the rows [first, last) to sums[entries[u]], or start these sums, and mark them pending.
+    """Add gradients of the rows [first, last) to sums[entries[u]], or start these sums.
 
+    The sums are marked as pending.
     entries (U,) int64, each once; gradients are summed as in `update.update`; pending (H,) bool; g (1, D) is scratch.
+    Sums and squares are random rows of large arrays, so those of later rows are prefetched.
     """
     ahead, last_row, dim = np.uint64(AHEAD), np.uint64(last), g.shape[1]
     elements = squares[:, :dim]
@@ -102,7 +105,7 @@ def accumulate(first, last, entries, segments, vectors, scales, gradients, sums,
         if pending[entry]:
             add_row(sums, entry, g, 0)
         else:
-            copy_row(sums, entry, g, 0)  # added to 0.0, -0.0 would lose its sign; squares have none
+            copy_row(sums, entry, g, 0)  # not added to 0.0, where -0.0 would lose its sign; squares have none
             clear_row(squares, entry)
             pending[entry] = True
         if squares.shape[1] == 1:
@@ -115,7 +118,7 @@ def accumulate(first, last, entries, segments, vectors, scales, gradients, sums,
 
 @kernel(inline=True)
 def apply_sum(weights, state, i, sums, squares, entry, delta, kind, settings, corrections):
-    """`steps.apply_update` with the gradient sums[entry], where the state grows by squares[entry]: see the module."""
+    """`steps.apply_update` with the gradient sums[entry]; the state grows by squares[entry]."""
     if kind == ADAGRAD:
         adagrad_sum_step(
             weights, i, delta, 0, state, i, squares, entry, sums, entry, settings[LR], settings[EPS],
@@ -125,13 +128,13 @@ def apply_sum(weights, state, i, sums, squares, entry, delta, kind, settings, co
         rowwise_adagrad_step(weights, state, i, sums, entry, squares[entry, 0], delta, settings)
         return norm(delta)
     if kind == ADAM:
-        dim, one = delta.shape[1], np.float32(1.0)
+        dim, unit = delta.shape[1], np.float32(1.0)
         number = squares[entry, dim]
         beta1, beta2 = power(settings[BETA1], number), power(settings[BETA2], number)
         size = number * adam_size(state, i, dim, number, corrections)
         adam_sum_step(
             weights, i, delta, 0, state, i, state[:, dim:], i, squares, entry, sums, entry,
-            number, size, beta1, one - beta1, beta2, one - beta2, settings[EPS],
+            number, size, beta1, unit - beta1, beta2, unit - beta2, settings[EPS],
         )  # fmt: skip
         return norm(delta)
     return apply_update(weights, state, i, sums, entry, delta, kind, settings, corrections)
@@ -139,25 +142,12 @@ def apply_sum(weights, state, i, sums, squares, entry, delta, kind, settings, co
 
 @kernel(noalias=True)
 def apply_sums(
-    first,
-    last,
-    flip,
-    locations,
-    entries,
-    sums,
-    squares,
-    weights,
-    state,
-    kind,
-    settings,
-    corrections,
-    norms,
-    delta,
+    first, last, flip, locations, entries, sums, squares, weights, state, kind, settings, corrections, norms, delta
 ):
-    """Take one optimizer step with each sum of [first, last) whose row lies in one tier; flip: as `update.update_tier`.
+    """Take one optimizer step with each sum of [first, last) whose row is in one tier.
 
-    locations (n,) int64, each row once; entries (n,) int64; norms (n,) float32 receives the L2 norm of each change;
-    delta (1, D) is scratch.
+    flip: as in `update.update_tier`. locations (n,) int64, each row once; entries (n,) int64; norms (n,) float32
+    receives the L2 norm of each change; delta (1, D) is scratch.
     """
     ahead, last_row = np.uint64(AHEAD), np.uint64(last)
     for u in range(np.uint64(first), last_row):
@@ -165,10 +155,10 @@ def apply_sums(
         if (location < 0) != (flip < 0):
             continue
         if u + ahead < last_row and (locations[u + ahead] < 0) == (flip < 0):
-            coming = locations[u + ahead] ^ flip
-            prefetch_row(weights, coming)
+            next_row = locations[u + ahead] ^ flip
+            prefetch_row(weights, next_row)
             if state.shape[1] > 0:
-                prefetch_row(state, coming)
+                prefetch_row(state, next_row)
             prefetch_sum(sums, squares, entries[u + ahead])
         row, entry = np.uint64(location ^ flip), np.uint64(entries[u])
         norms[u] = apply_sum(weights, state, row, sums, squares, entry, delta, kind, settings, corrections)
@@ -176,68 +166,29 @@ def apply_sums(
 
 @kernel(parallel=True)
 def update_from_sums(
-    flip,
-    locations,
-    entries,
-    sums,
-    squares,
-    weights,
-    state,
-    kind,
-    settings,
-    corrections,
-    norms,
-    scratch,
+    flip, locations, entries, sums, squares, weights, state, kind, settings, corrections, norms, scratch
 ):
-    """`apply_sums` for all rows that lie in one tier, or are copies (flip 0); scratch (chunks, 2, >= D)."""
+    """`apply_sums` for all rows of one tier, or copies (flip 0); scratch (chunks, 2, >= D)."""
     num_chunks = scratch.shape[0]
     num_rows = locations.size
     for chunk in numba.prange(num_chunks):
+        first, last = chunk * num_rows // num_chunks, (chunk + 1) * num_rows // num_chunks
+        delta = scratch[chunk, 1:, : sums.shape[1]]
         apply_sums(
-            chunk * num_rows // num_chunks,
-            (chunk + 1) * num_rows // num_chunks,
-            flip,
-            locations,
-            entries,
-            sums,
-            squares,
-            weights,
-            state,
-            kind,
-            settings,
-            corrections,
-            norms,
-            scratch[chunk, 1:, : sums.shape[1]],
-        )
+            first, last, flip, locations, entries, sums, squares, weights, state,
+            kind, settings, corrections, norms, delta,
+        )  # fmt: skip
 
 
 @kernel(parallel=True)
 def defer(
-    entries,
-    segments,
-    vectors,
-    scales,
-    gradients,
-    sums,
-    squares,
-    pending,
-    due,
-    due_locations,
-    due_entries,
-    device_weights,
-    device_state,
-    host_weights,
-    host_state,
-    kind,
-    settings,
-    corrections,
-    norms,
-    scratch,
-):
-    """Add the gradients of rows to their sums, see `accumulate`, and apply the sums that are due, see `apply_sums`.
+    entries, segments, vectors, scales, gradients, sums, squares, pending, due, due_locations, due_entries,
+    device_weights, device_state, host_weights, host_state, kind, settings, corrections, norms, scratch,
+):  # fmt: skip
+    """Add gradients to sums (`accumulate`), and apply the sums that are due (`apply_sums`).
 
-    due (n,) int64 ascending: which of the U rows are due. Their sums are applied by the thread that has just finished
-    them. The other arguments are those of `update.update`; norms (n,).
+    due (n,) int64 ascending: positions of the due rows among the U rows. The thread that has just finished a sum
+    applies it. The other arguments are those of `update.update`; norms (n,).
     """
     num_chunks = scratch.shape[0]
     dim = gradients.shape[1]
@@ -249,34 +200,10 @@ def defer(
         for i in range(first_due, last_due):
             pending[due_entries[i]] = False
         apply_sums(
-            first_due,
-            last_due,
-            np.int64(0),
-            due_locations,
-            due_entries,
-            sums,
-            squares,
-            device_weights,
-            device_state,
-            kind,
-            settings,
-            corrections,
-            norms,
-            delta,
-        )
+            first_due, last_due, np.int64(0), due_locations, due_entries, sums, squares,
+            device_weights, device_state, kind, settings, corrections, norms, delta,
+        )  # fmt: skip
         apply_sums(
-            first_due,
-            last_due,
-            np.int64(-1),
-            due_locations,
-            due_entries,
-            sums,
-            squares,
-            host_weights,
-            host_state,
-            kind,
-            settings,
-            corrections,
-            norms,
-            delta,
-        )
+            first_due, last_due, np.int64(-1), due_locations, due_entries, sums, squares,
+            host_weights, host_state, kind, settings, corrections, norms, delta,
+        )  # fmt: skip

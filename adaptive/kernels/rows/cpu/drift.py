@@ -1,4 +1,4 @@
-"""How far rows moved since their snapshots. Letters and locations: see `cpu`."""
+"""Movement of rows since their snapshots. Letters and locations: see `cpu`."""
 
 import math
 
@@ -26,7 +26,7 @@ def prefetch_located(location, device_weights, host_weights):
 
 
 @kernel(noalias=True)
-def drift_range(first, last, locations, entries, known, device_weights, host_weights, snapshots, drifts, delta):
+def drift_range(first, last, locations, entries, has_snapshot, device_weights, host_weights, snapshots, drifts, delta):
     """The rows [first, last): see `drift`. delta (1, D) is this chunk's scratch."""
     for i in range(first, last):
         if i + AHEAD < last:
@@ -38,7 +38,7 @@ def drift_range(first, last, locations, entries, known, device_weights, host_wei
             copy_row(delta, 0, host_weights, ~locations[i])
         size = square_sum(delta, 0)
         drifts[i] = np.float32(np.nan)
-        if known[i]:
+        if has_snapshot[i]:
             subtract_row(delta, 0, snapshots, entries[i])
             moved = square_sum(delta, 0)
             drifts[i] = np.float32(0.0) if moved == 0 else np.float32(math.sqrt(moved / size))
@@ -49,24 +49,17 @@ def drift_range(first, last, locations, entries, known, device_weights, host_wei
 
 
 @kernel(parallel=True)
-def drift(locations, entries, known, device_weights, host_weights, snapshots, drifts, scratch):
-    """drifts[i] = ||row - snapshot|| / ||row|| for rows that have a snapshot (NaN otherwise); then renew it.
+def drift(locations, entries, has_snapshot, device_weights, host_weights, snapshots, drifts, scratch):
+    """drifts[i] = ||row - snapshot|| / ||row||, NaN without a snapshot; renew the snapshot.
 
-    locations (n,) int64; entries (n,) int32 rows of `snapshots` (H, D), each once; known (n,) bool; scratch
+    locations (n,) int64; entries (n,) int32 rows of `snapshots` (H, D), each once; has_snapshot (n,) bool; scratch
     (chunks, >= D) float32. A row of zeros has drift inf, or 0 if its snapshot is zero too.
     """
     num_chunks = scratch.shape[0]
     num_rows = locations.size
     for chunk in numba.prange(num_chunks):
+        first, last = chunk * num_rows // num_chunks, (chunk + 1) * num_rows // num_chunks
+        delta = scratch[chunk : chunk + 1, : snapshots.shape[1]]
         drift_range(
-            chunk * num_rows // num_chunks,
-            (chunk + 1) * num_rows // num_chunks,
-            locations,
-            entries,
-            known,
-            device_weights,
-            host_weights,
-            snapshots,
-            drifts,
-            scratch[chunk : chunk + 1, : snapshots.shape[1]],
+            first, last, locations, entries, has_snapshot, device_weights, host_weights, snapshots, drifts, delta
         )

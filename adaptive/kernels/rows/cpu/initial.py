@@ -1,4 +1,4 @@
-"""Initial values of rows: a hash of (table, index, column), so that no row is written before it is first used."""
+"""Initial values of rows: a hash, so that no row is written before its first use."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ S27, S30, S31, S40 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(40)
 
 @kernel()
 def mix(x):
-    """A bijection of 64-bit words that scatters well (the finaliser of SplitMix64)."""
+    """A bijection of 64-bit words that scatters well (the finalizer of SplitMix64)."""
     x = (x ^ (x >> S30)) * MIX1
     x = (x ^ (x >> S27)) * MIX2
     return x ^ (x >> S31)
@@ -22,8 +22,9 @@ def mix(x):
 def initial_rows(to_weights, to_state, to_rows, rows, table_starts, table_keys, table_bounds, first_state):
     """Write the initial values of `rows` (n,) to rows `to_rows` of weights and state.
 
-    Values are uniform in +-table_bounds[t], a function of (table_keys[t], index, column) alone: no row needs to be
-    written before it is first used, and initial values do not depend on which tables share a width or a machine.
+    Values are uniform in +-table_bounds[t], a function of (table_keys[t], index, column) alone: they do not depend on
+    which tables share a width or a machine. A plain loop: integer hashes are not worth vectorizing by hand.
+    to_rows, rows (n,) int64; weights (rows, D), state (rows, S) float32.
     """
     for i in range(rows.size):
         table = np.searchsorted(table_starts, rows[i], side="right") - 1

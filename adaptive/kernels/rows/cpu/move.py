@@ -1,4 +1,4 @@
-"""Rows are copied, each with its state. Letters and locations: see `kernels.rows.cpu`."""
+"""Copies of rows with their state. Letters and locations: see `kernels.rows.cpu`."""
 
 import numpy as np
 
@@ -20,7 +20,11 @@ def clear_row(out, i):
 
 @kernel(noalias=True)
 def copy_rows(to_weights, to_state, to_rows, from_weights, from_state, from_rows):
-    """Row from_rows[i] with its state becomes row to_rows[i]; both (n,) int64, targets distinct."""
+    """Copy row from_rows[i] with its state to row to_rows[i].
+
+    Both (n,) int64, targets distinct. Rows are in random order, so both sides of later copies are prefetched. States
+    are mostly one number or as wide as the rows; the plain loop serves both.
+    """
     for i in range(to_rows.size):
         if i + AHEAD < to_rows.size:
             prefetch_row(from_weights, from_rows[i + AHEAD])

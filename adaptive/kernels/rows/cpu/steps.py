@@ -1,4 +1,7 @@
-"""One optimizer step of one row. Letters: see `kernels.rows.cpu`; the rules themselves are in `adaptive.optim`."""
+"""One optimizer step of one row, by the optimizers of `adaptive.optim`.
+
+Letters: see `kernels.rows.cpu`. Element-wise formulas are row operations, so that they become vector instructions.
+"""
 
 import math
 
@@ -19,7 +22,7 @@ def sgd_step(weights, delta, g, lr: Scalar):
 
 
 def adagrad(weights, total, g, lr, eps):
-    """New weights, change and state; `total` is the new state. Called by the row operations of Adagrad."""
+    """Return new weights, change and state; `total` is the new state."""
     change = lr * g / (square_root(total) + eps)
     return weights - change, change, total
 
@@ -30,7 +33,7 @@ def adagrad_step(weights, delta, state, g, lr: Scalar, eps: Scalar):
 
 
 def adam(weights, first, second, g, square, size, beta1, rest1, beta2, rest2, eps):
-    """New weights, change and moments; `square` is that of g. Called by the row operations of Adam."""
+    """Return new weights, change and moments; `square` is that of g."""
     first = beta1 * first + rest1 * g
     second = beta2 * second + rest2 * square
     change = size * first / (square_root(second) + eps)
@@ -58,7 +61,7 @@ def norm(delta):
 
 @kernel(inline=True)
 def rowwise_adagrad_step(weights, state, i, g, j, mean, delta, settings):
-    """The state (1,) grows by `mean`."""
+    """Grow the state (1,) by `mean`, and step."""
     total = state[i, 0] + mean
     state[i, 0] = total
     sgd_step(weights, i, delta, 0, g, j, settings[LR] / (np.sqrt(total) + settings[EPS]))
@@ -66,7 +69,7 @@ def rowwise_adagrad_step(weights, state, i, g, j, mean, delta, settings):
 
 @kernel(inline=True)
 def adam_size(state, i, dim, number, corrections):
-    """Adam's step size after `number` more updates of row i, which are counted."""
+    """Count `number` more updates of row i; return Adam's step size after them."""
     # A float32 counts to 2**24 exactly; by then every correction is 1.
     state[i, 2 * dim] += number
     return corrections[min(int(state[i, 2 * dim]), corrections.size) - 1]
@@ -74,7 +77,7 @@ def adam_size(state, i, dim, number, corrections):
 
 @kernel(inline=True)
 def apply_update(weights, state, i, g, j, delta, kind, settings, corrections):
-    """Take one optimizer step of row i with gradient g[j] (D,); returns the L2 norm of the change.
+    """Take one optimizer step of row i with gradient g[j] (D,); return the change's L2 norm.
 
     delta (1, D) is scratch. A gradient of zero is an update too: Adam's moments decay.
     """
@@ -86,11 +89,11 @@ def apply_update(weights, state, i, g, j, delta, kind, settings, corrections):
         rowwise_adagrad_step(weights, state, i, g, j, mean_square(g, j), delta, settings)
     else:
         dim = delta.shape[1]
-        one = np.float32(1.0)
+        unit = np.float32(1.0)
         beta1, beta2 = settings[BETA1], settings[BETA2]
-        size = adam_size(state, i, dim, one, corrections)
+        size = adam_size(state, i, dim, unit, corrections)
         adam_step(
-            weights, i, delta, 0, state, i, state[:, dim:], i, g, j, size, beta1, one - beta1, beta2, one - beta2,
+            weights, i, delta, 0, state, i, state[:, dim:], i, g, j, size, beta1, unit - beta1, beta2, unit - beta2,
             settings[EPS],
         )  # fmt: skip
     return norm(delta)

@@ -1,4 +1,4 @@
-"""Gradients of vectors become updates of rows, in one pass. Letters and locations: see `kernels.rows.cpu`."""
+"""Updates of rows from gradients of vectors. Letters, locations: see `kernels.rows.cpu`."""
 
 import numba
 import numpy as np
@@ -20,34 +20,24 @@ def sum_gradients(out, i, start, stop, vectors, scales, gradients):
 
 @kernel(noalias=True)
 def update_tier(
-    first,
-    last,
-    flip,
-    row_locations,
-    segments,
-    vectors,
-    scales,
-    gradients,
-    weights,
-    state,
-    kind,
-    settings,
-    corrections,
-    norms,
-    g,
-    delta,
-):
-    """The rows [first, last) that lie in one tier: slots (flip 0), or rows ~location of the host (flip -1)."""
+    first, last, flip, row_locations, segments, vectors, scales, gradients, weights, state,
+    kind, settings, corrections, norms, g, delta,
+):  # fmt: skip
+    """Update the rows of [first, last) that are in one tier.
+
+    These are slots (flip 0), or rows ~location of the host (flip -1). Rows and states of later updates are prefetched
+    here; `sum_rows` prefetches the gradients of later lookups.
+    """
     ahead = np.uint64(AHEAD)
     for u in range(np.uint64(first), np.uint64(last)):
         location = row_locations[u]
         if (location < 0) != (flip < 0):
             continue
         if u + ahead < np.uint64(last) and (row_locations[u + ahead] < 0) == (flip < 0):
-            coming = row_locations[u + ahead] ^ flip
-            prefetch_row(weights, coming)
+            next_row = row_locations[u + ahead] ^ flip
+            prefetch_row(weights, next_row)
             if state.shape[1] > 0:
-                prefetch_row(state, coming)
+                prefetch_row(state, next_row)
         start, stop = np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)])
         sum_gradients(g, 0, start, stop, vectors, scales, gradients)
         norms[u] = apply_update(weights, state, np.uint64(location ^ flip), g, 0, delta, kind, settings, corrections)
@@ -55,71 +45,27 @@ def update_tier(
 
 @kernel()
 def update_range(
-    first,
-    last,
-    row_locations,
-    segments,
-    vectors,
-    scales,
-    gradients,
-    device_weights,
-    device_state,
-    host_weights,
-    host_state,
-    kind,
-    settings,
-    corrections,
-    norms,
-    g,
-    delta,
-):
-    """The rows [first, last): see `update`. g, delta (1, D) are this chunk's scratch. Rows of each tier in turn."""
+    first, last, row_locations, segments, vectors, scales, gradients,
+    device_weights, device_state, host_weights, host_state, kind, settings, corrections, norms, g, delta,
+):  # fmt: skip
+    """Update the rows [first, last): see `update`. g, delta (1, D) are this chunk's scratch.
+
+    One tier after the other: a loop over both would decide for each row, and cannot promise that arrays do not overlap.
+    """
     num_host = 0
     for u in range(first, last):
         num_host += row_locations[u] < 0
+    sums = row_locations, segments, vectors, scales, gradients
+    rule = kind, settings, corrections, norms, g, delta
     if num_host < last - first:
-        update_tier(
-            first,
-            last,
-            np.int64(0),
-            row_locations,
-            segments,
-            vectors,
-            scales,
-            gradients,
-            device_weights,
-            device_state,
-            kind,
-            settings,
-            corrections,
-            norms,
-            g,
-            delta,
-        )
+        update_tier(first, last, np.int64(0), *sums, device_weights, device_state, *rule)
     if num_host > 0:
-        update_tier(
-            first,
-            last,
-            np.int64(-1),
-            row_locations,
-            segments,
-            vectors,
-            scales,
-            gradients,
-            host_weights,
-            host_state,
-            kind,
-            settings,
-            corrections,
-            norms,
-            g,
-            delta,
-        )
+        update_tier(first, last, np.int64(-1), *sums, host_weights, host_state, *rule)
 
 
 @kernel()
 def chunk_start(segments, chunk, num_chunks):
-    """First row of a chunk when rows and look-ups together are shared out evenly."""
+    """Return the first row of a chunk; rows and lookups together are divided evenly."""
     num_rows = segments.size - 1
     target = chunk * (num_rows + segments[num_rows]) // num_chunks
     low, high = 0, num_rows
@@ -134,24 +80,12 @@ def chunk_start(segments, chunk, num_chunks):
 
 @kernel(parallel=True)
 def update(
-    row_locations,
-    segments,
-    vectors,
-    scales,
-    gradients,
-    device_weights,
-    device_state,
-    host_weights,
-    host_state,
-    kind,
-    settings,
-    corrections,
-    norms,
-    scratch,
-):
-    """One pass over the rows to update: sum the row's gradients, take the optimizer step in place, measure it.
+    row_locations, segments, vectors, scales, gradients, device_weights, device_state, host_weights, host_state,
+    kind, settings, corrections, norms, scratch,
+):  # fmt: skip
+    """Sum each row's gradients, take the optimizer step in place and measure it, in one pass.
 
-    row_locations (U,) int64, each row once; its look-ups are [segments[u], segments[u + 1]) (int64, none empty) of
+    row_locations (U,) int64, each row once; its lookups are [segments[u], segments[u + 1]) (int64, none empty) of
     vectors (int32, rows of `gradients`) and scales (float32, or empty: all 1); gradients (V, D) float32; *_weights
     (rows, D), *_state (rows, S) float32; norms (U,) float32 receives the L2 norm of each change; scratch
     (chunks, 2, >= D) float32. One thread handles a row, so results do not depend on the number of chunks.
@@ -159,22 +93,9 @@ def update(
     num_chunks = scratch.shape[0]
     dim = gradients.shape[1]
     for chunk in numba.prange(num_chunks):
+        first, last = chunk_start(segments, chunk, num_chunks), chunk_start(segments, chunk + 1, num_chunks)
         update_range(
-            chunk_start(segments, chunk, num_chunks),
-            chunk_start(segments, chunk + 1, num_chunks),
-            row_locations,
-            segments,
-            vectors,
-            scales,
-            gradients,
-            device_weights,
-            device_state,
-            host_weights,
-            host_state,
-            kind,
-            settings,
-            corrections,
-            norms,
-            scratch[chunk, :1, :dim],
-            scratch[chunk, 1:, :dim],
-        )
+            first, last, row_locations, segments, vectors, scales, gradients,
+            device_weights, device_state, host_weights, host_state,
+            kind, settings, corrections, norms, scratch[chunk, :1, :dim], scratch[chunk, 1:, :dim],
+        )  # fmt: skip

@@ -1,14 +1,14 @@
-"""What happens to rows on a GPU, in Triton: contracts of `kernels.rows.cpu` on tensors of one device.
+"""Kernels for rows on a GPU, in Triton: what `kernels.rows.cpu` does, on one device.
 
-Triton comes with CUDA builds of torch; 3.6 (torch 2.10) or newer is needed: what older ones make of a division or a
-square root takes numbers below 2**-126 for 0. It is imported late: ask `available` first, then import `pool.pool`,
-`update.update`, `deferred.accumulate`, `drift.drift`, `move.fetch`, `move.write_back`, `initial.initial_rows`.
+Triton comes with CUDA builds of torch. Version 3.6 (torch 2.10) or newer is required: older ones flush divisions and
+square roots below 2**-126 to 0. It is imported late: call `available` first, then import `pool.pool`, `update.update`,
+`decay.decay`, `deferred.accumulate`, `drift.drift`, `move.copy_rows`, `initial.initial_rows`.
 
 Work goes to the current stream of the current device; nothing here waits for it. Host rows are read and written in
 place, so their tensors must be pinned: a GPU reaches no other memory of the host.
 
 Rounding. Additions, multiplications, divisions and square roots are each rounded to nearest; none is fused with
-another one; numbers below 2**-126 are kept. So bits equal those of `kernels.rows.cpu`, whatever the launch.
+another one; numbers below 2**-126 are preserved. So bits equal those of `kernels.rows.cpu` for every launch.
 Launch parameters follow from the width of a row alone.
 """
 
@@ -23,7 +23,7 @@ OLDEST = (3, 6)
 
 
 def available(device: torch.device) -> bool:
-    """Whether the kernels run on `device`: Triton can be imported, and it is a GPU or Triton interprets.
+    """True if Triton can be imported, and `device` is a GPU or Triton interprets.
 
     Triton interprets kernels, slowly and on any device, if TRITON_INTERPRET=1 was set before it was imported.
     """
@@ -34,7 +34,7 @@ def available(device: torch.device) -> bool:
 
 
 def _version() -> str | None:
-    """Triton's, None where it is missing."""
+    """Return Triton's version, None if it is missing."""
     try:
         import triton
     except ImportError:
@@ -43,11 +43,10 @@ def _version() -> str | None:
 
 
 def prepare() -> None:
-    """Make Triton ready to launch kernels: otherwise two threads would do so at once, and a fault would end training.
+    """Make Triton ready to launch kernels, before two threads would do so at once.
 
     Raises:
-        ConfigError: if it is missing, too old, or cannot: it has what launches kernels compiled on the spot, by the
-            machine's C compiler.
+        ConfigError: if it is missing, too old, or cannot launch: its launcher is compiled by the machine's C compiler.
     """
     if not available(torch.device("cuda")):
         oldest = ".".join(map(str, OLDEST))

@@ -1,18 +1,19 @@
-"""Shared by the kernels: reading and writing rows, sums of squares.
+"""Parts that several kernels share: reading and writing rows, sums of squares.
 
 Letters in shapes: R rows and C columns of a tile. Row numbers and locations are int64 before they are multiplied by a
-width: offsets pass 2**31.
+width, because offsets exceed 2**31.
 """
 
 import triton
 import triton.language as tl
 
-UNROLL = tl.constexpr(4)  # how many terms are on their way from memory at once, where a sum is taken in order
+UNROLL = tl.constexpr(4)  # terms in flight from memory at once, where a sum is taken in order
 
 
 @triton.jit
 def minus_zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """(R, C) -0.0: adding it changes no number, not even 0.0 or -0.0. (A literal -0.0 loses its sign in Triton.)"""
+    """(R, C) -0.0: adding it changes no number, not even 0.0 or -0.0."""
+    # A literal -0.0 loses its sign in Triton.
     return tl.full([ROWS, COLUMNS], 0x80000000, tl.uint32).to(tl.float32, bitcast=True)
 
 
@@ -36,9 +37,9 @@ def load_rows(device, host, locations, live, columns, WIDTH: tl.constexpr, HOST:
 
 @triton.jit
 def load_slots(table, slots, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """(R, C) float32 values of rows of `table`, 0.0 outside. slots (R,) int64; live (R,); columns (1, C).
+    """(R, C) float32 values of rows of `table`, 0.0 outside.
 
-    Rows are STRIDE values apart, WIDTH of them are read.
+    slots (R,) int64; live (R,); columns (1, C). Rows are STRIDE values apart, WIDTH of them are read.
     """
     return tl.load(table + slots[:, None] * STRIDE + columns, mask=live[:, None] & (columns < WIDTH), other=0.0)
 
@@ -58,14 +59,22 @@ def add_quarters(parts, ROWS: tl.constexpr):
 
 
 @triton.jit
-def kept_square_sum(kept, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """(R, 1) sums of squares of `scale` times the rows kept at `kept` (R, C), in the parts of `row_sums.square_sum`.
+def store_tile(scratch, values, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Write a tile's values (R, C) to scratch, for all threads to read; end with a barrier."""
+    tl.store(scratch + tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], values)
+    tl.debug_barrier()
 
-    A sum in a given order needs its terms one after the other, and the columns of a row are spread over threads. So the
-    caller writes the row down and waits at a barrier, and four threads a row walk along it. scale: number or (R, 1).
+
+@triton.jit
+def stored_square_sum(scratch, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """(R, 1) sums of squares of `scale` times a stored tile (R, C).
+
+    They are taken in the four parts of `row_sums.square_sum`. A sum in a given order needs its terms one after the
+    other, but the columns of a row are spread over threads. So `store_tile` writes the rows out, and four threads a row
+    walk along them. scale: number or (R, 1).
     """
     lane = tl.arange(0, 4)[None, :]
-    rows = kept + tl.arange(0, ROWS)[:, None] * BLOCK + lane
+    rows = scratch + tl.arange(0, ROWS)[:, None] * BLOCK + lane
     parts = tl.zeros([ROWS, 4], tl.float32)
     for column in tl.range(0, WIDTH, 4, loop_unroll_factor=2 * UNROLL):
         values = scale * tl.load(rows + column, mask=lane + column < WIDTH, other=0.0)
@@ -75,15 +84,15 @@ def kept_square_sum(kept, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS:
 
 @triton.jit
 def last_start(starts, positions, num_starts, num_steps, ROWS: tl.constexpr):
-    """(R,) number of the last of `starts` (num_starts, ascending, from 0) that is <= the position.
+    """(R,) number of the last start that is <= the position; `starts` ascend from 0.
 
-    num_steps: bits of num_starts.
+    A binary search of `num_steps` rounds, the bits of num_starts, so that all rows of a tile take the same path.
     """
     low = tl.zeros([ROWS], tl.int64)
     high = low + num_starts
     for _ in range(num_steps):
         middle = (low + high) >> 1
-        later = tl.load(starts + middle) > positions
-        high = tl.where(later, middle, high)
-        low = tl.where(later, low, middle)
+        is_later = tl.load(starts + middle) > positions
+        high = tl.where(is_later, middle, high)
+        low = tl.where(is_later, low, middle)
     return low

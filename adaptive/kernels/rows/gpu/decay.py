@@ -4,15 +4,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from adaptive.kernels.rows.gpu.launch import MAX_PROGRAMS, dense, tile_of
+from adaptive.kernels.rows.gpu.launch import MAX_PROGRAMS, assert_contiguous, tile_of
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles"])
 def decay_kernel(
-    weights, slots, kept, num_rows, num_tiles, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
-):  # fmt: skip
+    weights, slots, decay_factor, num_rows, num_tiles, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):
     columns = tl.arange(0, BLOCK)[None, :]
-    factor = tl.full([1, 1], kept, tl.float32)
+    factor = tl.full([1, 1], decay_factor, tl.float32)
     for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         rows = tile * ROWS + tl.arange(0, ROWS)
         live = rows < num_rows
@@ -21,14 +21,17 @@ def decay_kernel(
         tl.store(at, tl.load(at, mask=inside, other=0.0) * factor, mask=inside)
 
 
-def decay(weights: Tensor, slots: Tensor, kept: float) -> None:
-    """weights[slots] *= kept: weights (slots, D) float32, slots (n,) int64, each once. Bits as `cpu.decay.decay`."""
-    dense(weights, slots)
+def decay(weights: Tensor, slots: Tensor, factor: float) -> None:
+    """weights[slots] *= factor, with the bits of `cpu.decay.decay`.
+
+    weights (slots, D) float32; slots (n,) int64, each once.
+    """
+    assert_contiguous(weights, slots)
     if not len(slots):
         return
     tile = tile_of(weights.shape[1])
     num_tiles = tile.programs(len(slots))
     decay_kernel[(min(num_tiles, MAX_PROGRAMS),)](
-        weights, slots, kept, len(slots), num_tiles,
+        weights, slots, factor, len(slots), num_tiles,
         WIDTH=weights.shape[1], BLOCK=tile.block, ROWS=tile.rows, **tile.options,
     )  # fmt: skip

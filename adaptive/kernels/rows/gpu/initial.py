@@ -1,11 +1,11 @@
-"""Initial values of rows, made where they are needed instead of crossing the link."""
+"""Initial values of rows, computed on the device instead of crossing the link."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from adaptive.kernels.rows.gpu.arithmetic import last_start
-from adaptive.kernels.rows.gpu.launch import dense, tile_of
+from adaptive.kernels.rows.gpu.launch import assert_contiguous, tile_of
 
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 MIX1 = tl.constexpr(0xBF58476D1CE4E5B9)
@@ -22,19 +22,10 @@ def mix(x):
 
 @triton.jit(do_not_specialize=["num_tables", "num_steps", "num_rows"])
 def initial_kernel(
-    weights,
-    slots,
-    rows,
-    table_starts,
-    table_keys,
-    table_bounds,
-    num_tables,
-    num_steps,
-    num_rows,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    weights, slots, rows, table_starts, table_keys, table_bounds, num_tables, num_steps, num_rows,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Every number is a hash of (table, index, column), so that each thread computes its own."""
     places = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)[None, :]
     live = places < num_rows
@@ -59,29 +50,17 @@ def initial_rows(
     table_bounds: Tensor,
     first_state: float,
 ) -> None:
-    """Write the initial values of `rows` (n,) to `slots` (n,), both int64: bits as `cpu.initial.initial_rows`.
+    """Write the initial values of `rows` to `slots`, with the bits of `cpu.initial`.
 
-    weights (slots, D), state (slots, S) float32; table_starts (T + 1,) int64;
+    slots, rows (n,) int64; weights (slots, D), state (slots, S) float32; table_starts (T + 1,) int64;
     table_keys (T,) int64 with the bits of uint64; table_bounds (T,) float32.
     """
-    dense(weights, state, slots, rows, table_starts, table_keys, table_bounds)
-    num_rows, width = len(rows), weights.shape[1]
-    if num_rows == 0:
+    assert_contiguous(weights, state, slots, rows, table_starts, table_keys, table_bounds)
+    if not len(rows):
         return
-    tile, num_tables = tile_of(width), len(table_keys)
-    initial_kernel[(tile.programs(num_rows),)](
-        weights,
-        slots,
-        rows,
-        table_starts,
-        table_keys,
-        table_bounds,
-        num_tables,
-        num_tables.bit_length(),
-        num_rows,
-        WIDTH=width,
-        BLOCK=tile.block,
-        ROWS=tile.rows,
-        **tile.options,
-    )
+    tile, num_tables = tile_of(weights.shape[1]), len(table_keys)
+    initial_kernel[(tile.programs(len(rows)),)](
+        weights, slots, rows, table_starts, table_keys, table_bounds, num_tables, num_tables.bit_length(), len(rows),
+        WIDTH=weights.shape[1], BLOCK=tile.block, ROWS=tile.rows, **tile.options,
+    )  # fmt: skip
     state.index_fill_(0, slots, first_state)

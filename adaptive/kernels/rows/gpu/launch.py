@@ -1,7 +1,8 @@
-"""How kernels are launched. Nothing here is tuned at run time: results must not depend on what measured faster.
+"""Launch parameters of kernels, which follow from the width of a row.
 
-A program works on a tile: a few rows, their columns padded to a power of two. One warp holds 256 values, eight for
-each thread, so that a row of 64 bytes does not leave half a warp idle; wider rows take more warps.
+Nothing is tuned at run time: results must not depend on what measured faster. A program works on a tile: a few rows,
+their columns padded to a power of two. One warp holds 256 values, eight for each thread, so that a row of 64 bytes does
+not leave half a warp idle; wider rows take more warps.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ MAX_WIDTH = 4096  # 16 warps, whose threads have 128 registers each: more than a
 WARP_VALUES = 256
 MAX_ROWS = 32
 # Of kernels that loop over tiles because each program needs scratch. An H100's 132 processors hold 17 each of what
-# takes 116 registers, 2,244 together; more than that are there so that one with long sums does not end last.
+# takes 116 registers, 2,244 in all; there are more than that, so that one with long sums does not end last.
 MAX_PROGRAMS = 4096
 
 
@@ -31,7 +32,7 @@ class Tile:
         return {"num_warps": max(1, self.rows * self.block // WARP_VALUES), **EXACT_ARITHMETIC}
 
     def programs(self, num_rows: int) -> int:
-        """How many tiles hold `num_rows` rows."""
+        """Number of tiles that hold `num_rows` rows."""
         return -(-num_rows // self.rows)
 
 
@@ -39,12 +40,12 @@ EXACT_ARITHMETIC: dict[str, Any] = {"enable_fp_fusion": False}  # no multiplicat
 
 
 def tile_of(width: int, *, warps: int = 1) -> Tile:
-    """The tile for rows of `width` values, 1 to 4096, of as many warps if its rows suffice."""
+    """Return the tile for rows of 1 to 4096 values, with `warps` warps if its rows suffice."""
     assert 1 <= width <= MAX_WIDTH, width
     block = int(triton.next_power_of_2(width))
     return Tile(min(MAX_ROWS, max(1, warps * WARP_VALUES // block)), block)
 
 
-def dense(*tensors: Tensor | None) -> None:
-    """Kernels compute offsets from shapes: rows must lie one after the other."""
+def assert_contiguous(*tensors: Tensor | None) -> None:
+    """Check that rows follow each other in memory: kernels compute offsets from shapes."""
     assert all(tensor is None or tensor.is_contiguous() for tensor in tensors)

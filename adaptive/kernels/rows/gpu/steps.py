@@ -1,22 +1,22 @@
-"""Optimizer steps of a tile of rows, as `cpu.steps.apply_update` takes them. State is float32.
+"""Optimizer steps of a tile of rows, as `cpu.steps.apply_update` takes them.
 
-Letters as in `arithmetic`. `slots` (R,); `columns` (1, C); `gradient` (R, C); settings (1, 1) float32.
-SUMMED: the gradient is a sum of several, and what the state grows by stands in `squares`, see
-`waiting_squares`. A number that belongs to a whole row is read by many threads and written by one: reads stand before
-a barrier, writes behind it.
+State is float32. Letters as in `arithmetic`. `slots` (R,); `columns` (1, C); `gradient` (R, C); settings (1, 1)
+float32. SUMMED: the gradient is a sum of several, and `squares` has what the state grows by, see `pending_squares`. A
+number that belongs to a whole row is read by many threads and written by one: reads come before a barrier, writes after
+it.
 """
 
 import triton
 import triton.language as tl
 
-from adaptive.kernels.rows.gpu.arithmetic import kept_square_sum, load_slots, store_slots
+from adaptive.kernels.rows.gpu.arithmetic import load_slots, store_slots, store_tile, stored_square_sum
 
 
 @triton.jit
-def waiting_squares(squares, vectors, starts, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """(R, C) the rows of `squares` that belong to the sums which are the rows' only gradients; 1 outside.
+def pending_squares(squares, vectors, starts, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
+    """(R, C) the rows of `squares` that belong to the rows' sums; 1 outside.
 
-    Rows are STRIDE values apart, WIDTH of them are read.
+    A row's only lookup is the entry of its sum. Rows are STRIDE values apart, WIDTH of them are read.
     """
     entries = tl.load(vectors + starts, mask=live, other=0).to(tl.int64)[:, None]
     return tl.load(squares + entries * STRIDE + columns, mask=live[:, None] & (columns < WIDTH), other=1.0)
@@ -24,21 +24,11 @@ def waiting_squares(squares, vectors, starts, live, columns, STRIDE: tl.constexp
 
 @triton.jit
 def adagrad_delta(
-    gradient,
-    squares,
-    vectors,
-    starts,
-    state,
-    slots,
-    live,
-    columns,
-    lr,
-    eps,
-    WIDTH: tl.constexpr,
-    SUMMED: tl.constexpr,
-):
+    gradient, squares, vectors, starts, state, slots, live, columns, lr, eps,
+    WIDTH: tl.constexpr, SUMMED: tl.constexpr,
+):  # fmt: skip
     """(R, C) what to subtract; stores the new accumulators."""
-    grown = waiting_squares(squares, vectors, starts, live, columns, WIDTH, WIDTH) if SUMMED else gradient * gradient
+    grown = pending_squares(squares, vectors, starts, live, columns, WIDTH, WIDTH) if SUMMED else gradient * gradient
     total = load_slots(state, slots, live, columns, WIDTH, WIDTH) + grown
     store_slots(state, slots, live, columns, total, WIDTH, WIDTH)
     return tl.div_rn(lr * gradient, tl.sqrt_rn(total) + eps)
@@ -46,55 +36,28 @@ def adagrad_delta(
 
 @triton.jit
 def rowwise_adagrad_scale(
-    kept,
-    gradient,
-    squares,
-    vectors,
-    starts,
-    state,
-    slots,
-    live,
-    lr,
-    eps,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    SUMMED: tl.constexpr,
-):
-    """(R, 1) by what to multiply the gradient, which is left at `kept`; stores the new accumulator."""
+    scratch, gradient, squares, vectors, starts, state, slots, live, lr, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, SUMMED: tl.constexpr,
+):  # fmt: skip
+    """(R, 1) factor for the gradient, which is left in `scratch`; stores the accumulator."""
     only = tl.arange(0, 1)[None, :]
-    before = load_slots(state, slots, live, only, 1, 1)
-    keep(kept, gradient, BLOCK, ROWS)
+    old = load_slots(state, slots, live, only, 1, 1)
+    store_tile(scratch, gradient, BLOCK, ROWS)
     if SUMMED:
-        grown = waiting_squares(squares, vectors, starts, live, only, 1, 1)
+        grown = pending_squares(squares, vectors, starts, live, only, 1, 1)
     else:
-        grown = kept_mean_square(kept, WIDTH, BLOCK, ROWS)
-    total = before + grown
+        grown = stored_mean_square(scratch, WIDTH, BLOCK, ROWS)
+    total = old + grown
     store_slots(state, slots, live, only, total, 1, 1)
     return tl.div_rn(lr, tl.sqrt_rn(total) + eps)
 
 
 @triton.jit
 def adam_delta(
-    gradient,
-    squares,
-    vectors,
-    starts,
-    state,
-    slots,
-    live,
-    columns,
-    number,
-    count,
-    corrections,
-    num_corrections,
-    eps,
-    beta1,
-    beta2,
-    WIDTH: tl.constexpr,
-    STATE: tl.constexpr,
-    SUMMED: tl.constexpr,
-):
+    gradient, squares, vectors, starts, state, slots, live, columns, number, count,
+    corrections, num_corrections, eps, beta1, beta2,
+    WIDTH: tl.constexpr, STATE: tl.constexpr, SUMMED: tl.constexpr,
+):  # fmt: skip
     """(R, C) what to subtract; stores both moments.
 
     count (R, 1): the row's updates with this one, from 1; number (R, 1): how many of them it stands for, if SUMMED.
@@ -102,7 +65,7 @@ def adam_delta(
     size = tl.load(corrections + tl.minimum(tl.maximum(count, 1.0), num_corrections.to(tl.float32)).to(tl.int32) - 1)
     square = gradient * gradient
     if SUMMED:
-        square = tl.div_rn(waiting_squares(squares, vectors, starts, live, columns, WIDTH + 1, WIDTH), number)
+        square = tl.div_rn(pending_squares(squares, vectors, starts, live, columns, WIDTH + 1, WIDTH), number)
         gradient = tl.div_rn(gradient, number)
         size = number * size
         beta1 = power(beta1, number)
@@ -118,31 +81,24 @@ def adam_delta(
 
 @triton.jit
 def power(base, exponents):
-    """(R, 1) base (1, 1) to whole exponents (R, 1) from 0 to 255, by squaring; see `cpu.deferred.power`."""
+    """(R, 1) base (1, 1) to whole exponents (R, 1) from 0 to 255: `cpu.deferred.power`."""
     bits = exponents.to(tl.int32)
-    found = tl.zeros_like(exponents) + 1.0
+    result = tl.zeros_like(exponents) + 1.0
     for bit in tl.static_range(8):
-        found = tl.where(((bits >> bit) & 1) != 0, found * base, found)
+        result = tl.where(((bits >> bit) & 1) != 0, result * base, result)
         base = base * base
-    return found
+    return result
 
 
 @triton.jit
-def kept_norm(kept, delta, BLOCK: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """(R, 1) L2 norms of delta (R, C), which is left at `kept`."""
-    keep(kept, delta, BLOCK, ROWS)
-    return tl.sqrt_rn(kept_square_sum(kept, tl.full([1, 1], 1.0, tl.float32), WIDTH, BLOCK, ROWS))
+def norm_of(scratch, delta, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """(R, 1) L2 norms of delta (R, C), which is left in `scratch`."""
+    store_tile(scratch, delta, BLOCK, ROWS)
+    return tl.sqrt_rn(stored_square_sum(scratch, tl.full([1, 1], 1.0, tl.float32), WIDTH, BLOCK, ROWS))
 
 
 @triton.jit
-def kept_mean_square(kept, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """(R, 1) means of the squares of what is kept: what one gradient adds to row-wise Adagrad's state."""
-    squares = kept_square_sum(kept, tl.full([1, 1], 1.0, tl.float32), WIDTH, BLOCK, ROWS)
+def stored_mean_square(scratch, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """(R, 1) mean squares of a stored tile: what it adds to row-wise Adagrad's state."""
+    squares = stored_square_sum(scratch, tl.full([1, 1], 1.0, tl.float32), WIDTH, BLOCK, ROWS)
     return tl.div_rn(squares, tl.full([ROWS, 1], WIDTH, tl.float32))
-
-
-@triton.jit
-def keep(kept, values, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Write a tile's values (R, C) down one after the other, for all threads to read; a barrier."""
-    tl.store(kept + tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], values)
-    tl.debug_barrier()

@@ -1,4 +1,4 @@
-"""Backward and optimizer in one pass: each row's gradients are summed, the step is taken in place and measured.
+"""Backward and optimizer in one pass: sum each row's gradients, step in place, measure.
 
 A program handles a few rows that no other one touches: nothing is added atomically, nothing depends on timing.
 """
@@ -9,10 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from adaptive.kernels.rows.cpu import steps
-from adaptive.kernels.rows.gpu.arithmetic import kept_square_sum, load_slots, store_slots
-from adaptive.kernels.rows.gpu.launch import MAX_PROGRAMS, dense, tile_of
-from adaptive.kernels.rows.gpu.steps import adagrad_delta, adam_delta, kept_norm, rowwise_adagrad_scale, waiting_squares
-from adaptive.kernels.rows.gpu.sums import sum_gradients, taken_before
+from adaptive.kernels.rows.gpu.arithmetic import load_slots, store_slots, stored_square_sum
+from adaptive.kernels.rows.gpu.launch import MAX_PROGRAMS, assert_contiguous, tile_of
+from adaptive.kernels.rows.gpu.steps import adagrad_delta, adam_delta, norm_of, pending_squares, rowwise_adagrad_scale
+from adaptive.kernels.rows.gpu.sums import sum_gradients, sum_hot_rows
 
 SGD_ = tl.constexpr(steps.SGD_)
 ADAGRAD = tl.constexpr(steps.ADAGRAD)
@@ -22,58 +22,58 @@ ADAM = tl.constexpr(steps.ADAM)
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles", "num_corrections"])
 def update_kernel(
-    weights, state, slots, segments, vectors, scales, gradients, squares, sums, corrections, norms, scratch,
+    weights, state, slots, segments, vectors, scales, gradients, squares, hot_sums, corrections, norms, scratch,
     num_rows, num_tiles, num_corrections, learning_rate, epsilon, decay1, decay2,
     KIND: tl.constexpr, WIDTH: tl.constexpr, STATE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    SCALED: tl.constexpr, APART: tl.constexpr, SUMMED: tl.constexpr,
+    SCALED: tl.constexpr, SUMMED: tl.constexpr,
 ):  # fmt: skip
+    """Programs take tile after tile: each needs scratch for sums of squares in a fixed order."""
     lr = tl.full([1, 1], learning_rate, tl.float32)
     eps = tl.full([1, 1], epsilon, tl.float32)
     beta1 = tl.full([1, 1], decay1, tl.float32)
     beta2 = tl.full([1, 1], decay2, tl.float32)
     columns = tl.arange(0, BLOCK)[None, :]
     only = tl.arange(0, 1)[None, :]
-    kept = scratch + tl.program_id(0) * (ROWS * BLOCK)
+    scratch += tl.program_id(0) * (ROWS * BLOCK)
     for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         rows = tile * ROWS + tl.arange(0, ROWS)
         live = rows < num_rows
         places = tl.load(slots + rows, mask=live, other=0)
-        before = load_slots(weights, places, live, columns, WIDTH, WIDTH)
+        old = load_slots(weights, places, live, columns, WIDTH, WIDTH)
         starts = tl.load(segments + rows, mask=live, other=0)
         counts = tl.load(segments + rows + 1, mask=live, other=0) - starts
         gradient = sum_gradients(
-            starts, counts, vectors, scales, gradients, sums, columns, WIDTH, BLOCK, ROWS, SCALED, APART
+            starts, counts, vectors, scales, gradients, hot_sums, columns, WIDTH, BLOCK, ROWS, SCALED
         )
         if KIND == ROWWISE_ADAGRAD:
             scale = rowwise_adagrad_scale(
-                kept, gradient, squares, vectors, starts, state, places, live, lr, eps,
+                scratch, gradient, squares, vectors, starts, state, places, live, lr, eps,
                 WIDTH, BLOCK, ROWS, SUMMED,
             )  # fmt: skip
             delta = scale * gradient
-            norm = tl.sqrt_rn(kept_square_sum(kept, scale, WIDTH, BLOCK, ROWS))
+            norm = tl.sqrt_rn(stored_square_sum(scratch, scale, WIDTH, BLOCK, ROWS))
         elif KIND == ADAM:
             number = tl.full([ROWS, 1], 1.0, tl.float32)
             if SUMMED:
-                number = waiting_squares(squares + WIDTH, vectors, starts, live, only, WIDTH + 1, 1)
+                number = pending_squares(squares + WIDTH, vectors, starts, live, only, WIDTH + 1, 1)
             count = number + load_slots(state + 2 * WIDTH, places, live, only, STATE, 1)
             delta = adam_delta(
                 gradient, squares, vectors, starts, state, places, live, columns, number, count,
                 corrections, num_corrections, eps, beta1, beta2, WIDTH, STATE, SUMMED,
             )  # fmt: skip
-            norm = kept_norm(kept, delta, BLOCK, ROWS, WIDTH)
+            norm = norm_of(scratch, delta, WIDTH, BLOCK, ROWS)
             store_slots(state + 2 * WIDTH, places, live, only, count, STATE, 1)
         else:
             if KIND == ADAGRAD:
                 delta = adagrad_delta(
-                    gradient, squares, vectors, starts, state, places, live, columns, lr, eps,
-                    WIDTH, SUMMED,
-                )  # fmt: skip
+                    gradient, squares, vectors, starts, state, places, live, columns, lr, eps, WIDTH, SUMMED
+                )
             else:
                 delta = lr * gradient
-            norm = kept_norm(kept, delta, BLOCK, ROWS, WIDTH)
-        store_slots(weights, places, live, columns, before - delta, WIDTH, WIDTH)
+            norm = norm_of(scratch, delta, WIDTH, BLOCK, ROWS)
+        store_slots(weights, places, live, columns, old - delta, WIDTH, WIDTH)
         tl.store(norms + rows[:, None] + only, norm, mask=live[:, None])
-        tl.debug_barrier()  # before the next tile overwrites what is kept
+        tl.debug_barrier()  # before the next tile overwrites the scratch
 
 
 def update(
@@ -89,8 +89,8 @@ def update(
     corrections: Tensor,
     norms: Tensor,
     *,
+    hot: Tensor,
     squares: Tensor | None = None,
-    hot: Tensor | None = None,
 ) -> None:
     """Take one optimizer step of the rows in `slots` with their summed gradients, in place.
 
@@ -99,30 +99,28 @@ def update(
     float32, and scales (G,) float32, or empty: all 1. kind, settings and corrections: of `adaptive.optim`. norms
     (U,) float32 receives the L2 norms of the changes. Sums run in lookup order; bits as `cpu.update.update`.
 
-    squares: if given, `gradients` and these are what `accumulate` has filled; each row has one look-up, not scaled: its
-    sum. States then grow by the row of squares (V, S) in place of the gradient's own, as `cpu.deferred` says.
+    hot: (h,) int32 all rows with more than 64 lookups (`kernels.planning.lookups.hot_rows`).
 
-    hot: (h,) int32 all rows with more than 64 lookups (`kernels.planning.lookups.hot_rows`); None: not known, which is
-    slower where there are any. It changes no bit.
+    squares: if given, `gradients` and these are what `accumulate` has filled; each row has one lookup, not scaled: its
+    sum. States then grow by the row of squares (V, S) in place of the gradient's own, as `cpu.deferred` says.
     """
     assert slots.is_cuda or not bool((slots < 0).any())
-    dense(weights, state, slots, segments)
-    dense(vectors, scales, gradients, squares, corrections, norms)
+    assert_contiguous(weights, state, slots, segments, vectors, scales, gradients, squares, corrections, norms)
     num_rows, width = len(slots), weights.shape[1]
     summed = squares is not None and kind != steps.SGD_
-    beside = width + 1 if kind == steps.ADAM else state.shape[1]
-    assert squares is None or squares.shape == (len(gradients), beside)
+    squares_width = width + 1 if kind == steps.ADAM else state.shape[1]
+    assert squares is None or squares.shape == (len(gradients), squares_width)
     if num_rows == 0:
         return
-    taken, apart = taken_before(segments, vectors, scales, gradients, hot)
+    hot_sums = sum_hot_rows(hot, segments, vectors, scales, gradients)
     tile = tile_of(width)
     num_tiles = tile.programs(num_rows)
     programs = min(num_tiles, MAX_PROGRAMS)
     scratch = torch.empty(programs * tile.rows * tile.block, dtype=torch.float32, device=weights.device)
     update_kernel[(programs,)](
         weights, state, slots, segments, vectors, scales, gradients, gradients if squares is None else squares,
-        taken, corrections, norms, scratch, num_rows, num_tiles, len(corrections),
+        hot_sums, corrections, norms, scratch, num_rows, num_tiles, len(corrections),
         settings[steps.LR], settings[steps.EPS], settings[steps.BETA1], settings[steps.BETA2],
         KIND=kind, WIDTH=width, STATE=state.shape[1], BLOCK=tile.block, ROWS=tile.rows,
-        SCALED=len(scales) > 0, APART=apart, SUMMED=summed, **tile.options,
+        SCALED=len(scales) > 0, SUMMED=summed, **tile.options,
     )  # fmt: skip

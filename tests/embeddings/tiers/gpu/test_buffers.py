@@ -1,4 +1,4 @@
-"""Buffers between host and device: what they take is told, and what plans send is counted."""
+"""Buffers between host and device: their size is reported, and the bytes of plans are counted."""
 
 import gc
 import weakref
@@ -17,9 +17,9 @@ from adaptive.counters import Counter
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.embeddings.tiers.gpu import buffers, sent_plan
 from adaptive.embeddings.tiers.gpu import device as device_module
-from adaptive.embeddings.tiers.gpu.buffers import SMALLEST, TransferBuffer, added
+from adaptive.embeddings.tiers.gpu.buffers import SMALLEST, TransferBuffer, add_bytes
 from adaptive.embeddings.tiers.gpu.link import ComputeLink
-from adaptive.embeddings.tiers.gpu.sent_plan import shared_out
+from adaptive.embeddings.tiers.gpu.sent_plan import divide_by_weight
 from adaptive.embeddings.tiers.mover import Mover, inline
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policy import Policy
@@ -41,7 +41,7 @@ def make(device: str, policy: type[Policy], transfer: str = "staged", lookups: s
 # --- what they take --------------------------------------------------------------------------------------------------
 
 
-def test_a_parcel_takes_pinned_memory_and_as_much_of_the_device() -> None:
+def test_a_buffer_takes_equal_pinned_and_device_memory() -> None:
     transfer_buffer = TransferBuffer(Mover(inline(torch.device("cpu"))))
     assert (transfer_buffer.num_bytes, transfer_buffer.size) == ((0, 0), 0)
     transfer_buffer.take([(np.int64, 3), (np.float32, (2, 5))])
@@ -50,16 +50,16 @@ def test_a_parcel_takes_pinned_memory_and_as_much_of_the_device() -> None:
     assert (transfer_buffer.num_bytes, transfer_buffer.size) == ((SMALLEST, SMALLEST), 16)
 
 
-def test_a_link_counts_blocks_in_either_direction_that_are_used_again() -> None:
+def test_a_link_counts_its_reused_blocks_in_both_directions() -> None:
     link = ComputeLink(Mover(inline(torch.device("cpu"))))
     assert link.num_bytes == 0
     link.send(np.zeros(3, np.float32))
-    first, second = (link.bring_view(torch.zeros(2)) for _ in range(2))
+    first, second = (link.start_to_host(torch.zeros(2)) for _ in range(2))
     assert link.num_bytes == 3 * SMALLEST
-    for brought in (first, second):
-        brought.view()
-        brought.done()
-    link.bring(torch.zeros(SMALLEST))()
+    for array in (first, second):
+        array.view()
+        array.release()
+    link.to_host(torch.zeros(SMALLEST))()
     assert link.num_bytes == 3 * SMALLEST + 3 * SMALLEST  # one of them has become 4 times as large
 
 
@@ -67,7 +67,7 @@ def test_a_link_counts_blocks_in_either_direction_that_are_used_again() -> None:
 @pytest.mark.parametrize(
     ("policy", "lookups"), [(Scattered, "host"), (Scattered, "device"), (ScatteredOnHost, "host"), (Hybrid, "host")]
 )
-def test_all_pinned_memory_is_told(
+def test_all_pinned_memory_is_reported(
     policy: type[Policy], lookups: str, transfer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alive: list[weakref.ref[Tensor]] = []
@@ -84,14 +84,14 @@ def test_all_pinned_memory_is_told(
     embeddings = make("cpu-torch", policy, transfer, lookups)
     step_all(embeddings, BATCHES, depth=2)
     gc.collect()
-    found = added(lane.device.buffer_bytes for lane in embeddings.runtime.pipeline.lanes)  # type: ignore[attr-defined]
-    assert found[0] == sum(memory.nbytes for one in alive if (memory := one()) is not None) > 0
-    assert 0 < found[1] <= found[0] + 2 * 8 * (1 << 20)  # twins, and a count of rows to a block
+    pinned_bytes, device_bytes = add_bytes(lane.device.buffer_bytes for lane in embeddings.runtime.pipeline.lanes)
+    assert pinned_bytes == sum(memory.nbytes for reference in alive if (memory := reference()) is not None) > 0
+    assert 0 < device_bytes <= pinned_bytes + 2 * 8 * (1 << 20)  # twins, and a count of rows to a block
 
 
 @pytest.mark.parametrize("transfer", ["direct", "staged"])
-def test_what_names_every_row_takes_no_list_of_every_row(transfer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flush, and giving slots back: the lists are on the device, and stay there."""
+def test_lists_of_rows_are_sent_in_bounded_pieces(transfer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flush, and giving slots back, name every row; buffers are never freed."""
     monkeypatch.setattr(buffers, "LIST_ROWS", 1 << 10)
     rows = 40_000
     embeddings = one_table(rows, "100%", device="cpu-torch", transfer=transfer)
@@ -113,9 +113,9 @@ def test_plans_are_counted_as_sent_to_the_device(policy: type[Policy], monkeypat
 
     def noted(plan: Any) -> Any:
         sizes.append(sum(-(-tensor.nbytes // 16) * 16 for tensor in plan.transfer_buffer.tensors))
-        return sent_plan.counted(plan)
+        return sent_plan.count_bytes(plan)
 
-    monkeypatch.setattr(device_module, "counted", noted)
+    monkeypatch.setattr(device_module, "count_bytes", noted)
     counts = {}
     for device in ("cpu", "cpu-torch"):
         embeddings = make(device, policy)
@@ -130,8 +130,8 @@ def test_plans_are_counted_as_sent_to_the_device(policy: type[Policy], monkeypat
 
 
 @pytest.mark.parametrize("lookups", ["host", "device"])
-def test_where_rows_lie_is_sent_once_for_forward_and_update(lookups: str) -> None:
-    """So it is when slots are given back, and the plans of batches in flight are sent again."""
+def test_locations_are_sent_once_for_forward_and_update(lookups: str) -> None:
+    """Also when slots are given back, and the plans of batches in flight are sent again."""
     with one_table(200, "20", device="cpu-torch", lookups=lookups) as embeddings:
         ahead = embeddings.look_ahead([bags(list(range(100, 116))), bags([3, 1], [4, 3]), bags([3])], depth=1)
         next(ahead)
@@ -140,13 +140,12 @@ def test_where_rows_lie_is_sent_once_for_forward_and_update(lookups: str) -> Non
         embeddings.runtime.make_room()
         sent = plan_of(embeddings, 1)
         assert sent is before
-        assert sent.pooling.bags.row_locations is sent.row_updates.segments_here.locations
-        here = resident(embeddings)
-        assert sent.pooling.bags.row_locations.tolist() == [here[row] for row in (3, 1, 4)]
-        by_look_up = 0 if lookups == "device" else 2 * 16 + 32  # the row of each, those of each row; where bags begin
-        assert (
-            sent.transfer_buffer.size == 32 + 32 + by_look_up + 32
-        )  # slots, where their look-ups begin; the batch's own
+        assert sent.pooling.bags.row_locations is sent.row_updates.device_segments.locations
+        slots = resident(embeddings)
+        assert sent.pooling.bags.row_locations.tolist() == [slots[row] for row in (3, 1, 4)]
+        by_lookup = 0 if lookups == "device" else 2 * 16 + 32  # row of each lookup, lookups of each row; starts of bags
+        own_inputs = 32
+        assert sent.transfer_buffer.size == 32 + 32 + by_lookup + own_inputs  # slots, starts of their lookups
         ahead.close()
 
 
@@ -157,12 +156,7 @@ def plan_of(embeddings: TieredEmbeddingBag, number: int) -> Any:
 
 @given(total=st.integers(0, 2**40), weights=st.lists(st.integers(0, 2**20), min_size=1, max_size=30))
 def test_shares_add_up_and_follow_the_weights(total: int, weights: list[int]) -> None:
-    shares = shared_out(total, np.array(weights))
+    shares = divide_by_weight(total, np.array(weights))
     assert shares.sum() == total and (shares >= 0).all()
     if sum(weights):
         assert (np.abs(shares - np.array(weights) / sum(weights) * total) <= len(weights) + 1e-12 * total).all()
-
-
-def test_shares_written_out() -> None:
-    assert shared_out(10, np.array([1, 2, 0])).tolist() == [3, 7, 0]
-    assert shared_out(10, np.array([0, 0])).tolist() == [10, 0]

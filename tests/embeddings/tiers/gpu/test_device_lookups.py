@@ -1,6 +1,6 @@
-"""Look-ups that the device finds itself, on CPU tensors: plans and bits as where the host finds them.
+"""Lookups that the device searches itself, on CPU tensors: plans and bits as if the host did.
 
-The order of its stream and the others is tested in `test_mover.py`, the torch operations in `test_torch_lookups.py`.
+`test_mover.py` tests the order of its stream and the others, `test_torch_lookups.py` the torch operations.
 """
 
 from collections.abc import Callable
@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from support.helpers import LFU, bags, one_table, random_batches, step_all, sum_of
-from test_invariance import Case, cases
+from support.helpers import LFU, bags, one_table, random_batches, step_all
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
@@ -59,36 +56,28 @@ def begun(mover: Mover) -> Mover:
 # --- equal to the host's -------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(cases().filter(lambda case: case.policy.misses == "prefetch"), st.sampled_from([1, 3]))
-def test_bits_are_those_of_ordinary_memory(case: Case, threads: int) -> None:
-    update = {"device": "cpu-torch", "lookups": "device", "plan_threads": threads}
-    single = case.run(LRU, TierConfig(device_rows="100%", poison=True), 0)
-    case.run(case.policy, case.tier.model_copy(update=update), case.depth).assert_equals(single)
-
-
 def search(searcher: DeviceSearcher, batch: Batch) -> Lookups:
-    found = searcher.start(batch)
-    assert found is not None
-    found.launch()
-    return found.lookups()
+    started = searcher.start(batch)
+    assert started is not None
+    started.launch()
+    return started.lookups()
 
 
-def check(found: Lookups, expected: Lookups) -> None:
-    memory = found.found
+def check(lookups: Lookups, expected: Lookups) -> None:
+    memory = lookups.found
     assert isinstance(memory, FoundLookups)
     for name in ("rows", "counts", "table_ends"):
-        here, there = getattr(found.distinct, name), getattr(expected.distinct, name)
-        assert here.dtype == there.dtype and here.tolist() == there.tolist()
-    assert found.segments.tolist() == expected.segments.tolist()
-    assert memory.found.inverse.tolist() == expected.distinct.inverse.tolist()
-    assert memory.found.vectors.tolist() == expected.vectors.tolist()
-    assert memory.found.scales.tolist() == expected.scales.tolist()
+        array, expected_array = getattr(lookups.distinct, name), getattr(expected.distinct, name)
+        assert array.dtype == expected_array.dtype and array.tolist() == expected_array.tolist()
+    assert lookups.segments.tolist() == expected.segments.tolist()
+    assert memory.results.inverse.tolist() == expected.distinct.inverse.tolist()
+    assert memory.results.vectors.tolist() == expected.vectors.tolist()
+    assert memory.results.scales.tolist() == expected.scales.tolist()
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_memory_is_used_again_for_batches_of_any_size(weighted: bool) -> None:
-    """More distinct rows than any batch before had, and than there is room for, come in a second copy."""
+def test_memory_is_reused_for_batches_of_any_size(weighted: bool) -> None:
+    """Distinct rows that do not fit in the room left for them come in a second copy."""
     tables = [table.model_copy(update={"pooling": "sum"}) for table in TABLES]
     sizes = (2, 40, 5, 60, 1)
     batches = [random_batches(tables, 1, seed=n, samples=n, weighted=weighted, max_bag=4)[0] for n in sizes]
@@ -109,7 +98,7 @@ def test_a_group_of_more_rows_than_four_bytes_count() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_bad_id_is_named_as_by_the_host(threads: int) -> None:
+def test_a_bad_id_is_reported_as_by_the_host(threads: int) -> None:
     spoilt = random_batches(TABLES, 1, seed=9, samples=6)[0]
     ids = spoilt.ids.copy()
     ids[spoilt.feature_span(1).stop - 1] = 10**6
@@ -124,25 +113,12 @@ def test_a_bad_id_is_named_as_by_the_host(threads: int) -> None:
     assert "feature y" in messages[0]
 
 
-def test_slots_may_be_given_back_while_batches_are_in_flight() -> None:
-    def trained(lookups: str) -> Any:
-        with make(lookups, "90%") as embeddings:
-            for planned in embeddings.look_ahead(BATCHES, depth=2):
-                if planned.number == 5:
-                    embeddings.runtime.make_room()
-                sum_of(embeddings(planned)).backward()
-                embeddings.step()
-            return [embeddings.rows.table_weights(table.name) for table in TABLES]
-
-    assert all(map(np.array_equal, trained("device"), trained("host")))
-
-
 # --- whose they are --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_there_is_memory_for_the_batches_that_are_on_their_way(depth: int) -> None:
-    """However many there are, in however many look-aheads, and whichever are given up."""
+def test_batches_in_flight_have_their_own_memory(depth: int) -> None:
+    """At any depth, in several look-aheads, and if some are closed early."""
     with make("device") as embeddings:
         step_all(embeddings, BATCHES, depth=depth)
         coming = embeddings.look_ahead(BATCHES, depth=depth)
@@ -154,7 +130,7 @@ def test_there_is_memory_for_the_batches_that_are_on_their_way(depth: int) -> No
             assert 1 <= len(memories) <= depth + 3  # in flight, read ahead, and one that may be trained by now
 
 
-def test_what_is_found_belongs_to_its_batch_until_it_is_trained() -> None:
+def test_memory_belongs_to_its_batch_until_it_is_trained() -> None:
     (group,) = make_groups([TableConfig(name="t", num_embeddings=50, embedding_dim=1)], 0)
     searcher = searcher_of(group)
     first, second = search(searcher, bags([1, 2])), search(searcher, bags([3]))
@@ -169,7 +145,7 @@ def test_what_is_found_belongs_to_its_batch_until_it_is_trained() -> None:
     assert {memory.user for memory in searcher._memories} == {FREE}
 
 
-def test_a_plan_sends_nothing_as_long_as_its_look_ups() -> None:
+def test_a_plan_sends_no_array_as_long_as_its_lookups() -> None:
     batch = bags(*[[row % 7, row % 5, 3] for row in range(200)])
     totals = {}
     for lookups in ("host", "device"):
@@ -181,17 +157,15 @@ def test_a_plan_sends_nothing_as_long_as_its_look_ups() -> None:
                 assert max(map(len, others)) == (8 if lookups == "device" else 600)
                 embeddings.discard()
             counts = embeddings.statistics.take().counts
-            totals[lookups] = [int(counts[:, one].sum()) for one in (Counter.BYTES_H2D, Counter.BYTES_D2H)]
-    look_ups, starts, inputs = 4 * 600, 8 * 201 + 8, 2 * 4 * 200
-    rows = 7 * 16 + 2 * 64 + 32  # fetched; a list of slots, where look-ups begin, which rows are hot
-    assert totals["host"] == [2 * look_ups + starts + rows + inputs, 0]
-    assert totals["device"] == [
-        look_ups + 16 + starts + rows + inputs,
-        16 + 2 * 304,
-    ]  # room for an eighth of the look-ups
+            totals[lookups] = [int(counts[:, column].sum()) for column in (Counter.BYTES_H2D, Counter.BYTES_D2H)]
+    by_lookup, starts, inputs = 4 * 600, 8 * 201 + 8, 2 * 4 * 200
+    rows = 7 * 16 + 2 * 64 + 32  # fetched; slots, starts of their lookups, hot rows
+    assert totals["host"] == [2 * by_lookup + starts + rows + inputs, 0]
+    received = 16 + 2 * 304  # room for distinct rows, an eighth of the lookups
+    assert totals["device"] == [by_lookup + 16 + starts + rows + inputs, received]
 
 
-# --- who finds them --------------------------------------------------------------------------------------------------
+# --- who searches --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -205,41 +179,41 @@ def test_a_plan_sends_nothing_as_long_as_its_look_ups() -> None:
         ("device", "cpu", "", True),
     ],
 )
-def test_who_finds_look_ups(setting: Any, device: str, hindrance: str, expected: bool) -> None:
+def test_device_or_host_searches(setting: Any, device: str, hindrance: str, expected: bool) -> None:
     tier = TierConfig(lookups=setting, device="cpu-torch" if device == "cpu" else "cuda")
     assert device_finds(tier, torch.device(device), hindrance) is expected
 
 
 @pytest.mark.parametrize(
-    ("samples", "size", "found"),
+    ("samples", "size", "searches"),
     [
         (MANY_LOOKUPS // 4, LONG_BAGS, True),
         (MANY_LOOKUPS // 4 - 1, LONG_BAGS, False),
         (MANY_LOOKUPS, LONG_BAGS - 1, False),
     ],
 )
-def test_by_default_a_gpu_is_asked_about_many_look_ups_in_long_bags(samples: int, size: int, found: bool) -> None:
+def test_auto_lets_a_gpu_search_many_lookups_in_long_bags(samples: int, size: int, searches: bool) -> None:
     (group,) = make_groups([TableConfig(name="t", num_embeddings=50, embedding_dim=1)], 0)
     host = type("Host", (MemoryHost,), {"__init__": lambda self: setattr(self, "group", group)})()
     offsets = np.arange(samples + 1) * size
     batch = Batch(np.zeros((samples, 0), np.float32), np.zeros(offsets[-1], np.int64), offsets, np.zeros(samples, "f"))
     mover = begun(Mover(inline(torch.device("cpu"))))
-    assert (_searcher(host, TierConfig(), mover).start(batch) is not None) is found
+    assert (_searcher(host, TierConfig(), mover).start(batch) is not None) is searches
     assert _searcher(host, TierConfig(lookups="device"), mover).start(batch) is not None
 
 
-def test_nothing_is_asked_about_a_group_without_look_ups() -> None:
-    """The others' are found all the same, and the batch is trained."""
+def test_the_host_searches_groups_without_lookups() -> None:
+    """The device searches the others, and the batch is trained."""
     empty = random_batches(TABLES, 1, seed=1, samples=3)[0]
     span = empty.feature_span(3)
     offsets = np.minimum(empty.offsets, span.start)
     batch = Batch(empty.dense, empty.ids[: span.start], offsets, empty.labels)
     with make("device") as embeddings, make("host") as expected:
         embeddings.runtime.pipeline.mover.begin(-1)
-        found = [searcher.start(batch) for searcher in embeddings.runtime.pipeline.lookups_ahead._searchers]  # type: ignore[union-attr]
-        assert [one is None for one in found] == [False, True]
-        for one in (embeddings, expected):
-            step_all(one, [BATCHES[0], batch, BATCHES[1]], depth=1)
+        started = [searcher.start(batch) for searcher in embeddings.runtime.pipeline.lookups_ahead._searchers]  # type: ignore[union-attr]
+        assert [search is None for search in started] == [False, True]
+        for trained in (embeddings, expected):
+            step_all(trained, [BATCHES[0], batch, BATCHES[1]], depth=1)
         for table in TABLES:
             assert np.array_equal(embeddings.rows.table_weights(table.name), expected.rows.table_weights(table.name))
 
@@ -255,22 +229,22 @@ def test_nothing_is_asked_about_a_group_without_look_ups() -> None:
         ),
     ],
 )
-def test_what_needs_look_ups_on_the_host_cannot_have_them_found_by_the_device(
+def test_runs_that_need_lookups_on_the_host_are_refused(
     build: Callable[[Callable[..., TierConfig]], TieredEmbeddingBag], reason: str
 ) -> None:
     def tier(**more: Any) -> TierConfig:
         return TierConfig.model_validate({"device": "cpu-torch", "lookups": "device", "device_rows": "80%"} | more)
 
-    with pytest.raises(ConfigError, match=f"tier.lookups=device: .*{reason}.*; use auto or host"):
+    with pytest.raises(ConfigError, match=f"tier.lookups=device: .*{reason}.* Set tier.lookups to auto or host"):
         build(tier)
 
 
-def test_ranks_need_look_ups_on_the_host() -> None:
+def test_ranks_need_lookups_on_the_host() -> None:
     assert "ranks request the rows" in _lookups_needed(LRU(), None, Ranks.__new__(Ranks))
     assert _lookups_needed(LRU(), None, LocalRanks()) == ""
 
 
-def test_a_policy_that_looks_ahead_sees_the_rows_that_the_device_found() -> None:
+def test_a_policy_that_looks_ahead_sees_rows_of_the_device() -> None:
     class Looks(LFU):
         window = 2
 

@@ -1,4 +1,4 @@
-"""Host memory that a GPU reads itself: how it is allocated, pinned and let go, with a CUDA runtime that is played."""
+"""Host memory that a GPU reads itself: allocation, pinning and release, with a fake CUDA runtime."""
 
 import mmap
 from pathlib import Path
@@ -53,7 +53,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
 def play(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> Runtime:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    monkeypatch.setattr(pinned, "_forget_error", lambda device: None)
+    monkeypatch.setattr(pinned, "_clear_error", lambda device: None)
     monkeypatch.setattr(torch, "as_tensor", lambda seen, device: seen_from_device(seen))
     monkeypatch.setattr(torch, "empty", lambda shape, device: EMPTY(shape, device="meta"))
     return runtime
@@ -81,65 +81,70 @@ def test_arrays_have_pages_of_their_own_and_are_not_rounded_up() -> None:
     assert whole_pages(5, 0).shape == (5, 0)
 
 
-def mapping_flags(array: np.ndarray[Any, Any]) -> set[str]:
-    """Of the memory of an array; see VmFlags in proc_pid_smaps(5)."""
+def mapping(array: np.ndarray[Any, Any], name: str) -> list[str]:
+    """A field of the array's mapping, such as VmFlags or Rss; see proc_pid_smaps(5)."""
     smaps = Path("/proc/self/smaps")
-    if not smaps.is_file() or "VmFlags:" not in (text := smaps.read_text()):
-        pytest.skip("the system does not tell how memory is mapped")
-    here = False
+    if not smaps.is_file() or f"{name}:" not in (text := smaps.read_text()):
+        pytest.skip("the system does not report how memory is mapped")
+    inside = False
     for line in text.splitlines():
         first, _, rest = line.partition(" ")
-        if "-" in first:
+        if "-" in first and ":" not in first:
             start, stop = (int(bound, 16) for bound in first.split("-"))
-            here = start <= array.ctypes.data < stop
-        elif here and first == "VmFlags:":
-            return set(rest.split())
+            inside = start <= array.ctypes.data < stop
+        elif inside and first == f"{name}:":
+            return rest.split()
     raise AssertionError
 
 
+def mapping_flags(array: np.ndarray[Any, Any]) -> set[str]:
+    """Whether it is shared, not inherited by forked processes, and may have huge pages."""
+    return set(mapping(array, "VmFlags")) & {"sh", "dc", "hg"}
+
+
 @pytest.mark.usefixtures("runtime")
-def test_pages_stay_in_the_process_and_may_be_huge_once_all_are_taken() -> None:
-    """Shared memory, which Python maps where it is not told otherwise, gets no huge pages. Pages of rows that were
-    never written, in memory that is not pinned, are not taken: huge ones would be, one for each row."""
+def test_pages_are_private_and_become_huge_when_pinned() -> None:
+    """Python maps shared memory by default, which gets no huge pages. Memory that is not pinned asks for none: each row
+    that is written would take one."""
     array = whole_pages(1 << 20, 2)
-    assert mapping_flags(array) & {"sh", "dc", "hg"} == {"dc"}
-    one = Pinned(array, CUDA)
-    assert mapping_flags(array) & {"sh", "dc", "hg"} == {"dc", "hg"}
-    one.close()
+    assert mapping_flags(array) == {"dc"}
+    table = Pinned(array, CUDA)
+    assert mapping_flags(array) == {"dc", "hg"}
+    table.close()
 
 
 def test_exactly_the_tables_are_pinned_until_they_are_closed(runtime: Runtime) -> None:
     hosts = hosts_of(100, 77)
-    chosen = choose_transfer(hosts, TierConfig(transfer="direct"), CUDA, lands=False)
+    chosen = choose_transfer(hosts, TierConfig(transfer="direct"), CUDA, used_in_place=False)
     sizes = {array.ctypes.data: array.nbytes for host in hosts for array in (host.weights, host.state)}
     assert runtime.registered == sizes
     assert chosen.text == "rows are read and written in place in pinned host memory"
     for pair in chosen.pinned.values():
-        for one in pair:
-            one.close()
-            one.close()
+        for table in pair:
+            table.close()
+            table.close()
     assert runtime.registered == {}
 
 
-def test_memory_that_is_let_go_is_not_pinned_any_more(runtime: Runtime) -> None:
+def test_memory_that_is_dropped_is_unpinned(runtime: Runtime) -> None:
     array = whole_pages(10, 4)
-    one = Pinned(array, CUDA)
-    one.tensor[3, 1] = 5
+    table = Pinned(array, CUDA)
+    table.tensor[3, 1] = 5
     assert array[3, 1] == 5
     del array
     assert len(runtime.registered) == 1
-    del one
+    del table
     assert runtime.registered == {}
 
 
-def test_large_tables_are_pinned_piece_by_piece_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tables_are_pinned_in_pieces_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 10,000 bytes a piece here: 64,000 bytes of weights."""
     monkeypatch.setattr(pinned, "PIECE_BYTES", 10_000)
     array, runtime = whole_pages(1000, 16), play(monkeypatch, Runtime())
     first = array.ctypes.data
-    one = Pinned(array, CUDA)
+    table = Pinned(array, CUDA)
     assert runtime.registered == {first + 10_000 * n: 10_000 for n in range(6)} | {first + 60_000: 4000}
-    one.close()
+    table.close()
     assert runtime.registered == {}
     runtime = play(monkeypatch, Runtime(refuse_from=4))
     with pytest.raises(MemoryError, match=r"CUDA error 2 for 10,000 of 64,000 bytes"):
@@ -148,7 +153,7 @@ def test_large_tables_are_pinned_piece_by_piece_or_not_at_all(monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("runtime")
-def test_pages_are_taken_ahead_of_pinning_and_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_touched_before_pinning_and_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pinned, "TOUCHED_BYTES", 3 * mmap.PAGESIZE)
     array = whole_pages(40, 1024)
     array[5:] = np.arange(35 * 1024).reshape(35, 1024)
@@ -156,72 +161,60 @@ def test_pages_are_taken_ahead_of_pinning_and_values_stay(monkeypatch: pytest.Mo
     registered = Runtime.cudaHostRegister
 
     def resident(self: Runtime, address: int, size: int, flags: int) -> int:
-        sites.append(mapped_bytes(array))
+        sites.append(1024 * int(mapping(array, "Rss")[0]))
         return registered(self, address, size, flags)
 
     monkeypatch.setattr(Runtime, "cudaHostRegister", resident)
-    one = Pinned(array, CUDA)
+    table = Pinned(array, CUDA)
     assert sites == [array.nbytes]
     assert np.array_equal(array, before)
-    one.close()
+    table.close()
 
 
-def mapped_bytes(array: np.ndarray[Any, Any]) -> int:
-    """Of the memory of an array, as far as the process has it; see proc_pid_smaps(5)."""
-    smaps = Path("/proc/self/smaps")
-    if not smaps.is_file():
-        pytest.skip("the system does not tell how memory is mapped")
-    here = False
-    for line in smaps.read_text().splitlines():
-        first, _, rest = line.partition(" ")
-        if "-" in first and ":" not in first:
-            start, stop = (int(bound, 16) for bound in first.split("-"))
-            here = start <= array.ctypes.data < stop
-        elif here and first == "Rss:":
-            return 1024 * int(rest.split()[0])
-    raise AssertionError
-
-
-def test_what_has_no_size_lies_on_the_device_all_the_same() -> None:
+def test_an_empty_array_is_on_the_device() -> None:
     """The state of SGD: on a GPU, kernels refuse tables of two devices."""
-    assert Pinned(whole_pages(5, 0), torch.device("meta")).tensor.device.type == "meta"
-    assert Pinned(whole_pages(5, 0), torch.device("meta")).tensor.shape == (5, 0)
+    tensor = Pinned(whole_pages(5, 0), torch.device("meta")).tensor
+    assert tensor.device.type == "meta" and tensor.shape == (5, 0)
 
 
-def test_where_every_row_has_a_slot_nothing_is_pinned(runtime: Runtime) -> None:
+def test_nothing_is_pinned_if_every_row_has_a_slot(runtime: Runtime) -> None:
     hosts = hosts_of(50)
-    chosen = choose_transfer(hosts, TierConfig(), CUDA, lands=False, fits=True)
+    chosen = choose_transfer(hosts, TierConfig(), CUDA, used_in_place=False, fits=True)
     assert runtime.calls == 0 and chosen.pinned == {}
-    assert chosen.text == "rows cross in pinned buffers: every row has a slot, so each crosses once at most"
-    assert choose_transfer(hosts, TierConfig(transfer="direct"), CUDA, lands=False, fits=True).pinned
+    assert chosen.text == "rows cross in pinned buffers: every row has a slot, so each crosses at most once"
+    assert choose_transfer(hosts, TierConfig(transfer="direct"), CUDA, used_in_place=False, fits=True).pinned
 
 
-def test_host_memory_that_cannot_be_pinned_is_no_lack_of_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_cannot_pin_is_not_a_full_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any, **options: Any) -> torch.Tensor:
         raise RuntimeError("CUDA error: out of memory\nmore lines")
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", full)
-        with pytest.raises(ConfigError, match=r"1,000 bytes of host memory cannot be pinned: CUDA error: .*lower"):
+        with pytest.raises(
+            ConfigError, match=r"expected 1,000 bytes of host memory that can be pinned, got CUDA error: .*lower"
+        ):
             streams._pinned(1000)
 
 
 def test_state_of_no_width_is_not_pinned(runtime: Runtime) -> None:
-    choose_transfer(hosts_of(10, optimizer=SGD()), TierConfig(transfer="direct"), CUDA, lands=False)
+    choose_transfer(hosts_of(10, optimizer=SGD()), TierConfig(transfer="direct"), CUDA, used_in_place=False)
     assert runtime.calls == 1
 
 
-def test_if_the_system_refuses_rows_are_staged_and_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_staged_if_the_system_refuses_to_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = play(monkeypatch, Runtime(refuse_from=3))
-    chosen = choose_transfer(hosts_of(100, 77), TierConfig(), CUDA, lands=False)
+    chosen = choose_transfer(hosts_of(100, 77), TierConfig(), CUDA, used_in_place=False)
     assert chosen.pinned == {} and runtime.registered == {}
     assert "cannot be pinned (CUDA error 2 for 1,540 of 1,540 bytes)" in chosen.text
 
 
-def test_if_the_system_refuses_what_was_asked_for_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_direct_is_an_error_if_the_system_refuses_to_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = play(monkeypatch, Runtime(refuse_from=0))
-    with pytest.raises(ConfigError, match=r"tier.transfer=direct: host memory cannot be pinned .* use auto or staged"):
-        choose_transfer(hosts_of(100), TierConfig(transfer="direct"), CUDA, lands=False)
+    with pytest.raises(
+        ConfigError, match=r"tier.transfer=direct: expected .* got CUDA error 2 .* Set it to auto or staged"
+    ):
+        choose_transfer(hosts_of(100), TierConfig(transfer="direct"), CUDA, used_in_place=False)
     assert runtime.registered == {}
 
 
@@ -232,17 +225,17 @@ def test_auto_pins_at_most_half_of_the_free_memory(
     free: int, expected: str, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "available_bytes", lambda: free)
-    chosen = choose_transfer(hosts_of(50), TierConfig(), CUDA, lands=False)  # 1,600 bytes
+    chosen = choose_transfer(hosts_of(50), TierConfig(), CUDA, used_in_place=False)  # 1,600 bytes
     assert expected in chosen.text
     assert bool(chosen.pinned) == (free > 3200) == (runtime.calls > 0)
 
 
 def test_other_choices(runtime: Runtime) -> None:
-    assert choose_transfer(hosts_of(50), TierConfig(transfer="staged"), CUDA, lands=False).pinned == {}
-    assert choose_transfer(hosts_of(50), TierConfig(), torch.device("cpu"), lands=False).pinned == {}
-    assert choose_transfer(hosts_of(50), TierConfig(host="mmap:/x"), CUDA, lands=False).pinned == {}
-    with pytest.raises(ConfigError, match=r"tier.transfer=direct needs tier.host=memory, found mmap:/x"):
-        choose_transfer(hosts_of(50), TierConfig(transfer="direct", host="mmap:/x"), CUDA, lands=False)
+    assert choose_transfer(hosts_of(50), TierConfig(transfer="staged"), CUDA, used_in_place=False).pinned == {}
+    assert choose_transfer(hosts_of(50), TierConfig(), torch.device("cpu"), used_in_place=False).pinned == {}
+    assert choose_transfer(hosts_of(50), TierConfig(host="mmap:/x"), CUDA, used_in_place=False).pinned == {}
+    with pytest.raises(ConfigError, match=r"tier.transfer=direct: expected tier.host=memory, got mmap:/x"):
+        choose_transfer(hosts_of(50), TierConfig(transfer="direct", host="mmap:/x"), CUDA, used_in_place=False)
     assert runtime.calls == 0
 
 
@@ -289,7 +282,7 @@ def test_groups_of_the_first_version(tmp_path: Path) -> None:
     assert list(system._of_groups(tmp_path, me)) == [107]
 
 
-def test_an_error_that_was_dealt_with_is_not_left_for_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_was_handled_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     launches = []
 
     class Scratch:
@@ -298,6 +291,5 @@ def test_an_error_that_was_dealt_with_is_not_left_for_the_next_kernel(monkeypatc
             raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(torch, "empty", lambda size, device: Scratch())
-    pinned._forget_error(CUDA)
+    pinned._clear_error(CUDA)
     assert launches == [1.0]
-    assert np.isfinite(launches[0])

@@ -1,4 +1,4 @@
-"""A batch's own arrays (dense inputs, labels, extras) cross in the parcel of its plan; what a loop gets is its own."""
+"""Dense inputs, labels and extras cross together with the plan; the loop gets its own tensors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,33 +9,33 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from support.gpu_helpers import TwoLabels
 from support.helpers import Scattered, bags, one_table, random_batches, sum_of
 from support.rank_cases import TABLES as RANK_TABLES
 from support.thread_ranks import on_ranks
-from torch import Tensor, nn
+from torch import Tensor
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.embeddings.tiers.gpu.link import ComputeLink
-from adaptive.models.tasks import Tasks
 from adaptive.training.trainer import Trainer
 
 TABLES = (
     TableConfig(name="a", num_embeddings=40, embedding_dim=4),
-    TableConfig(name="b", num_embeddings=30, embedding_dim=4, lr_scale=0.5),  # a group of its own
+    TableConfig(name="b", num_embeddings=30, embedding_dim=4, lr_scale=0.5),  # a separate group
 )
 TYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool", "uint16")
 
 
-def given(count: int = 9, samples: int = 5) -> list[Batch]:
+def make_batches(count: int = 9, samples: int = 5) -> list[Batch]:
     """Batches with extras of every type, of one and two dimensions."""
     random = np.random.default_rng(1)
 
     def extras() -> dict[str, NDArray[Any]]:
-        found = {name: random.integers(0, 2, samples).astype(name) for name in TYPES}
-        return found | {"pairs": random.normal(size=(samples, 2))}
+        arrays = {name: random.integers(0, 2, samples).astype(name) for name in TYPES}
+        return arrays | {"pairs": random.normal(size=(samples, 2))}
 
     return [replace(batch, extras=extras()) for batch in random_batches(TABLES, count, seed=3, samples=samples)]
 
@@ -47,17 +47,17 @@ def opened(tables: Any = TABLES, **more: Any) -> TieredEmbeddingBag:
 
 @contextmanager
 def sends(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
-    """Shapes of what the training thread copies into pinned memory and sends."""
-    found: list[tuple[int, ...]] = []
+    """Shapes of the arrays that the training thread copies to pinned memory and sends."""
+    shapes: list[tuple[int, ...]] = []
     send = ComputeLink.send_filled
 
     def noted(self: ComputeLink, dtype: Any, shape: Any, fill: Any) -> Tensor:
-        found.append(tuple(shape))
+        shapes.append(tuple(shape))
         return send(self, dtype, shape, fill)
 
     with monkeypatch.context() as patch:
         patch.setattr(ComputeLink, "send_filled", noted)
-        yield found
+        yield shapes
 
 
 def assert_of(batch: Batch, dense: Tensor, labels: Tensor, extras: dict[str, Tensor]) -> None:
@@ -68,22 +68,22 @@ def assert_of(batch: Batch, dense: Tensor, labels: Tensor, extras: dict[str, Ten
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-def test_they_come_with_the_plan_and_stay_the_loop_s_own(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list of all labels, say, is not written over when later plans cross in the same memory."""
-    batches, kept = given(), []
-    with opened() as embeddings, sends(monkeypatch) as found:
+def test_inputs_come_with_the_plan_and_belong_to_the_loop(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example, a list of all labels is not overwritten when later plans cross in the same memory."""
+    batches, received = make_batches(), []
+    with opened() as embeddings, sends(monkeypatch) as sent:
         for planned in embeddings.look_ahead(batches, depth=depth):
-            kept.append((planned.dense, planned.labels, planned.extras))
+            received.append((planned.dense, planned.labels, planned.extras))
             assert planned.num_samples == 5
             sum_of(embeddings(planned)).backward()
             embeddings.step()
-            assert found == []
-    for batch, tensors in zip(batches, kept, strict=True):
+            assert sent == []
+    for batch, tensors in zip(batches, received, strict=True):
         assert_of(batch, *tensors)
 
 
-def test_they_are_there_when_slots_were_given_back() -> None:
-    batches = given()
+def test_inputs_survive_when_slots_are_given_back() -> None:
+    batches = make_batches()
     with opened(tier={"device_rows": "100%"}) as embeddings:
         for batch, planned in zip(batches, embeddings.look_ahead(batches, depth=2), strict=True):
             if planned.number == 3:
@@ -92,16 +92,16 @@ def test_they_are_there_when_slots_were_given_back() -> None:
             embeddings.discard()
 
 
-def test_a_batch_that_is_only_read_sends_them_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    (batch,) = given(1)
-    with opened() as embeddings, sends(monkeypatch) as found:
+def test_a_batch_that_is_only_read_sends_inputs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    (batch,) = make_batches(1)
+    with opened() as embeddings, sends(monkeypatch) as sent:
         planned = embeddings.read(batch)
-        assert found == [(5, 1), (5,)]
+        assert sent == [(5, 1), (5,)]
         assert_of(batch, planned.dense, planned.labels, planned.extras)
 
 
 def test_in_ordinary_memory_a_loop_has_its_own_tensors() -> None:
-    """It may write into them: a batch that comes again, in the next pass, is as it was."""
+    """It may write to them: a batch that comes again, in the next pass, is unchanged."""
     batch = bags([1], [2, 3]).mark_unshared()
     with one_table(5) as embeddings:
         for planned in embeddings.look_ahead([batch]):
@@ -111,54 +111,42 @@ def test_in_ordinary_memory_a_loop_has_its_own_tensors() -> None:
             embeddings.discard()
 
 
-class TwoLabels(nn.Module):
-    """Logits of two labels."""
-
-    tasks = Tasks(("label", "bought"), (1.0, 0.5))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(9, 2)
-
-    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        found: Tensor = self.last(torch.cat([dense, pooled.flatten(1)], dim=1))
-        return found
-
-
-def test_a_model_of_several_labels_is_given_them_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_several_labels_gets_them_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(2)
-    batches = [replace(one, extras={"bought": random.integers(0, 2, 4).astype(np.float32)}) for one in given(6, 4)]
-    found = {}
+    batches = [
+        replace(batch, extras={"bought": random.integers(0, 2, 4).astype(np.float32)}) for batch in make_batches(6, 4)
+    ]
+    results = {}
     for device in ("cpu", "cpu-torch"):
         torch.manual_seed(0)
         with opened(tier={"device": device}) as embeddings, sends(monkeypatch) as sent:
-            model = TwoLabels()
+            model = TwoLabels(9)
             Trainer(embeddings, model, torch.optim.SGD(model.parameters(), lr=0.1)).train(batches, depth=2)
             assert sent == []
-            found[device] = [
+            results[device] = [
                 embeddings.rows.table_weights("a"),
                 embeddings.rows.table_weights("b"),
                 model.last.weight.detach(),
             ]
-    assert all(map(np.array_equal, found["cpu"], found["cpu-torch"]))
+    assert all(map(np.array_equal, results["cpu"], results["cpu-torch"]))
 
 
-def test_each_block_of_a_rank_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_block_of_a_rank_has_its_own_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = random_batches(RANK_TABLES, 6, samples=7, seed=4)
 
-    def kept(ranks: Ranks) -> list[tuple[int, Tensor, Tensor]]:
-        found = []
+    def received(ranks: Ranks) -> list[tuple[int, Tensor, Tensor]]:
+        parts = []
         with opened(RANK_TABLES, ranks=ranks) as embeddings:
             for planned in embeddings.look_ahead([ranks.own_part(batch) for batch in batches], depth=2):
-                found += [(part.first, part.dense, part.labels) for part in planned.parts()]
-        return found
+                parts += [(part.first, part.dense, part.labels) for part in planned.parts()]
+        return parts
 
     with sends(monkeypatch) as sent:
-        ranks = on_ranks(2, kept, blocks=4)
+        ranks = on_ranks(2, received, blocks=4)
     assert (7, 1) not in sent and (1, 1) not in sent and (2, 1) not in sent
     for rank in ranks:
         assert len(rank) == 2 * len(batches)
-    whole = [sorted(one + two) for one, two in zip(*(by_batch(rank) for rank in ranks), strict=True)]
+    whole = [sorted(first + second) for first, second in zip(*(by_batch(rank) for rank in ranks), strict=True)]
     for batch, parts in zip(batches, whole, strict=True):
         assert np.array_equal(np.concatenate([dense for _, dense, _ in parts]), batch.dense)
         assert np.array_equal(np.concatenate([labels for _, _, labels in parts]), batch.labels)

@@ -1,8 +1,9 @@
-"""The device tier on a CUDA device, beside the same on the CPU: bits, waits, memory that runs out, pinned tables."""
+"""The device tier on a CUDA device: bits of the CPU, waits, memory that runs out, pinned tables."""
 
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,24 +33,6 @@ pytestmark = [
 CUDA = "cuda"
 
 
-def run(case: Case, seed: int = 0) -> Run:
-    return Run(case.build(CUDA), case.depth, np.random.default_rng(seed), {}, case.shrinks)
-
-
-def assert_as_expected(case: Case, trained: Run) -> None:
-    arrays, readings = expected(case)
-    found = trained.train()
-    assert [name for name, array in arrays.items() if not same(found[name], array)] == []
-    for number, numbers in trained.readings.items():
-        assert all(map(np.array_equal, numbers, readings[number]))
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.policy.__name__}-{case.depth}-{case.way}")
-@pytest.mark.parametrize("seed", range(3))
-def test_bits_are_those_of_the_cpu(case: Case, seed: int) -> None:
-    assert_as_expected(case, run(case, seed))
-
-
 class Sleepy:
     """A stream that sleeps before some of its work."""
 
@@ -59,26 +42,30 @@ class Sleepy:
     def __getattr__(self, name: str) -> Callable[..., object]:
         if name in ("run", "copy") and self._random.random() < 0.5:
             self._stream.run(lambda: torch.cuda._sleep(int(self._random.integers(1, 2_000_000))))
-        found: Callable[..., object] = getattr(self._stream, name)
-        return found
+        method: Callable[..., object] = getattr(self._stream, name)
+        return method
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.policy.__name__}-{case.depth}-{case.way}")
-@pytest.mark.parametrize("sleeps", ["copying", "compute", "all"])
-def test_streams_that_sleep_change_nothing(case: Case, sleeps: str) -> None:
-    random = np.random.default_rng(1)
+@pytest.mark.parametrize("sleeps", ["none", "copying", "compute", "all"])
+@pytest.mark.parametrize("seed", range(2))
+def test_bits_are_those_of_the_cpu_if_streams_sleep(case: Case, sleeps: str, seed: int) -> None:
+    random = np.random.default_rng(seed)
 
     def sleepy(device: torch.device) -> Streams:
         real = streams_of(device)
-        copying = Sleepy(real.copying, random) if sleeps != "compute" else real.copying
-        compute = Sleepy(real.compute, random) if sleeps != "copying" else real.compute
-        return Streams(real.device, copying, compute, real.pinned, real.settle, another(real))  # type: ignore[arg-type]
+        copying = Sleepy(real.copying, random) if sleeps in ("copying", "all") else real.copying
+        compute = Sleepy(real.compute, random) if sleeps in ("compute", "all") else real.compute
+        another = (lambda: Sleepy(real.another(), random)) if sleeps == "all" else real.another
+        return replace(real, copying=copying, compute=compute, another=another)  # type: ignore[arg-type]
 
-    def another(real: Streams) -> Callable[[], Stream]:
-        return (lambda: Sleepy(real.another(), random)) if sleeps == "all" else real.another  # type: ignore[return-value]
-
+    arrays, readings = expected(case)
     with patched(build_module, streams_of=sleepy):
-        assert_as_expected(case, run(case))
+        run = Run(case.build(CUDA), case.depth, np.random.default_rng(seed), {}, case.shrinks)
+        results = run.train()
+    assert [name for name, array in arrays.items() if not same(results[name], array)] == []
+    for number, numbers in run.readings.items():
+        assert all(map(np.array_equal, numbers, readings[number]))
 
 
 # --- a loop as users write it: two threads, autograd on the device ---------------------------------------------------
@@ -91,14 +78,14 @@ def train(
     *,
     device: str = CUDA,
     depth: int = 3,
-    each: Callable[[int], None] = lambda number: None,
+    before_each: Callable[[int], None] = lambda number: None,
     **tier: object,
 ) -> dict[str, NDArray[np.float32]]:
-    """The gradient of the squares' sum is exact whatever order the device sums in: tables equal those of a CPU."""
+    """The gradient of the sum of squares is exact in any order of sums: tables equal those of a CPU."""
     settings = TierConfig.model_validate({"device": device, "device_rows": "70%", "poison": True} | tier)
     with TieredEmbeddingBag(TABLES, settings, policy=policy, optimizer=optimizer, skip=SKIP) as embeddings:
         for planned in embeddings.look_ahead(batches, depth=depth):
-            each(planned.number)
+            before_each(planned.number)
             torch.stack([vectors.square().sum() for vectors in embeddings(planned).values()]).sum().backward()
             embeddings.step()
         torch.cuda.set_sync_debug_mode("default")
@@ -115,35 +102,37 @@ OPTIMIZERS = [SGD(lr=0.05), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.0
 
 @pytest.mark.parametrize("transfer", ["direct", "staged"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
-def test_no_step_synchronises_with_the_device(optimizer: RowOptimizer, transfer: str) -> None:
-    """From the fourth batch on, buffers and kernels being there: neither thread."""
+def test_no_step_synchronizes_with_the_device(optimizer: RowOptimizer, transfer: str) -> None:
+    """In neither thread, from the fourth batch on, when buffers and kernels exist."""
 
     def forbid(number: int) -> None:
         if number == 4:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it says that it is a prototype
+                warnings.simplefilter("ignore")  # torch calls it a prototype
                 torch.cuda.set_sync_debug_mode("error")
 
     try:
-        found = train(Skips, optimizer, BATCHES, transfer=transfer, device_rows="90%", poison=False, each=forbid)
+        result = train(
+            Skips, optimizer, BATCHES, transfer=transfer, device_rows="90%", poison=False, before_each=forbid
+        )
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert_same(found, train(Skips, optimizer, BATCHES, device="cpu", device_rows="90%"))
+    assert_same(result, train(Skips, optimizer, BATCHES, device="cpu", device_rows="90%"))
 
 
 def test_the_training_thread_does_not_wait_for_its_device() -> None:
-    """A device that sleeps 0.2 s in each batch is asked for the last one before it has done the first."""
-    asked: list[float] = []
+    """On a device that sleeps 0.2 s in each batch, the last batch is queued before the first is done."""
+    first_done: list[bool] = []
     done = [torch.cuda.Event(enable_timing=False) for _ in range(3)]
 
-    def each(number: int) -> None:
+    def sleep(number: int) -> None:
         if 4 <= number < 7:
             torch.cuda._sleep(400_000_000)
             done[number - 4].record()
-            asked.append(float(done[0].query()))
+            first_done.append(done[0].query())
 
-    train(Scattered, SGD(lr=0.05), BATCHES[:8], each=each, depth=4, device_rows="100%")
-    assert asked[-1] == 0.0
+    train(Scattered, SGD(lr=0.05), BATCHES[:8], before_each=sleep, depth=4, device_rows="100%")
+    assert not first_done[-1]
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -189,7 +178,7 @@ def test_out_of_memory_in_a_forward_pass(little_memory: int) -> None:
         assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
-def test_free_memory_counts_what_torch_keeps_for_itself() -> None:
+def test_free_memory_includes_what_torch_caches() -> None:
     device = torch.device(CUDA, torch.cuda.current_device())
     before = free_bytes(device)
     assert before is not None
@@ -211,8 +200,7 @@ def test_pinned_memory_is_the_same_memory_on_both_sides() -> None:
     array[7] = 5.0
     assert pinned.tensor[7].tolist() == [5.0] * 33
     pinned.close()
-    again = Pinned(array, device)
-    again.close()
+    Pinned(array, device).close()  # it can be pinned again
 
 
 def test_no_thread_and_no_pinned_table_is_left_behind() -> None:
