@@ -1,1 +1,1 @@
-"""How fast it is, measured beside what one would use instead: `python -m benchmarks.run_all`."""
+"""Speed, measured next to the alternatives: `python -m benchmarks.run_all`."""

@@ -1,4 +1,4 @@
-"""What each ratio should at least be, on two cores; measured values swing by 10 % on a busy machine."""
+"""Smallest acceptable ratios on two cores; values vary by 10% on a busy machine."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -20,7 +20,7 @@ REQUIRED = (
 
 @dataclass(frozen=True)
 class Bar:
-    what: str
+    title: str
     name: str
     value: float
     at_least: bool = True
@@ -31,7 +31,7 @@ class Bar:
 
 _FBGEMM = "embedding part against FBGEMM"
 _BEST = "embedding part against the best peer"
-_SERIAL = "planning: what is left to the look-ahead thread, share"
+_SERIAL = "planning: share left to the look-ahead thread"
 _TURNS = "whole steps in long turns against FBGEMM"
 _TURN_TIERS = "10% device rows in long turns, against our single tier"
 _OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad")
@@ -56,11 +56,11 @@ BARS = (
     Bar("peak memory over tables and state", "peak_memory_ratio", 1.25, at_least=False),
     Bar("first step, nothing compiled, s", "startup_cold_first_step_s", 15, at_least=False),
     Bar("first step, kernels cached, s", "startup_warm_first_step_s", 2, at_least=False),
-    Bar("planning, million look-ups/s on one core", "plan_million_lookups_per_s_lru_10pct_b2048", 10),
-    Bar("planning, million look-ups/s on one core", "plan_million_lookups_per_s_lfu_10pct_b2048", 10),
-    Bar("planning, million look-ups/s on one core", "plan_million_lookups_per_s_device_100pct_b2048", 10),
-    Bar("planning, million look-ups/s on one core", "plan_million_lookups_per_s_lfu_10pct_b16384", 90),
-    Bar("planning, million look-ups/s on one core", "plan_million_lookups_per_s_lfu_10pct_b2048_multihot", 120),
+    Bar("planning, million lookups/s on one core", "plan_million_lookups_per_s_lru_10pct_b2048", 10),
+    Bar("planning, million lookups/s on one core", "plan_million_lookups_per_s_lfu_10pct_b2048", 10),
+    Bar("planning, million lookups/s on one core", "plan_million_lookups_per_s_device_100pct_b2048", 10),
+    Bar("planning, million lookups/s on one core", "plan_million_lookups_per_s_lfu_10pct_b16384", 90),
+    Bar("planning, million lookups/s on one core", "plan_million_lookups_per_s_lfu_10pct_b2048_multihot", 120),
     Bar(_SERIAL, "plan_serial_share_b16384", 1 / 3, at_least=False),
     Bar(_SERIAL, "plan_serial_share_b2048_multihot", 1 / 3, at_least=False),
     Bar(_TURNS, "turns_vs_fbgemm_sgd_multihot_small", 1.6),

@@ -2,7 +2,7 @@
 
     python -m benchmarks.bench_memory [--quick]
 
-Each case trains in a process of its own. What the process holds once everything is imported and compiled is taken
+Each case trains in a separate process. What the process holds once everything is imported and compiled is taken
 off the peak; both are shown.
 """
 

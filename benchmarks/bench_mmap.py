@@ -1,4 +1,4 @@
-"""Rows in a file (`host = "mmap:DIR"`) beside rows in memory, when the rows in use fit the device tier.
+"""Rows in a file (`host = "mmap:DIR"`) against rows in memory, if rows in use fit in slots.
 
     python -m benchmarks.bench_mmap [--quick] [--set folder=/fast/disk]
 

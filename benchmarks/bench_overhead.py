@@ -1,8 +1,8 @@
-"""What row statistics and deferred updates add to a DLRM step, side by side in one process.
+"""Cost of row statistics and deferred updates in a DLRM step, in one process.
 
     python -m benchmarks.bench_overhead [--quick] [--set dims=16 rounds=15]
 
-Three trainings of the same batches, 10 % of the rows on the device, look-ahead 4, in blocks of steps that take turns:
+Three trainings of the same batches, 10% of the rows on the device, look-ahead 4, in blocks of steps that take turns:
 
 `defer`  policy `slipstream`: popular rows are watched, their gradients summed, the sums applied when due
 `off`    the same policy with `skip=off`: the same rows move, every update is written
@@ -45,7 +45,7 @@ class Settings:
     batch: int = 2048
     dims: tuple[int, ...] = (16, 64)
     optimizer: str = "rowwise_adagrad"
-    fill: int = 600  # batches before what is timed: rows have become popular and come to rest
+    fill: int = 600  # batches before timing: rows become popular and stale
     steps: int = 4  # of a block
     rounds: int = 31
     warm_up: int = 3
@@ -146,7 +146,7 @@ def _bare(setup: Setup, parts: Sequence[Sequence[Batch]]) -> Ours:
 
 
 def fill(setup: Setup, ours: Ours, batches: Sequence[Batch]) -> None:
-    """Let rows come onto the device, become popular and come to rest: each is moved to and fro a little."""
+    """Let rows reach the device, become popular and stale: each moves back and forth a little."""
     gradient = fixed_gradient(setup, batches[0].num_samples)
     for planned in ours.stream(batches):
         torch.autograd.backward(ours.pool(planned), [gradient if planned.number % 2 else -gradient])

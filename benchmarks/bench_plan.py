@@ -1,11 +1,11 @@
-"""How fast batches are planned: look-ups a second on one core, by policy, device rows and batch; and with helpers.
+"""Speed of planning: lookups a second on one core, and with helpers.
 
     python -m benchmarks.bench_plan [--quick]
 
 Planning is what the look-ahead thread computes before rows move: distinct rows, slots, the policy's scores, bags and
-updates described to the kernels. Moving rows is shown beside it. Plans are compared with numpy's before anything is
-timed. Then how much helpers take off the look-ahead thread (`tier.plan_threads`): a batch may train no longer than
-planning takes, or planning limits it.
+updates described to the kernels. The time of moving rows is in another column. Plans are compared with numpy's before
+anything is timed. Then how much helpers take off the look-ahead thread (`tier.plan_threads`): a batch may train no
+longer than planning takes, or planning limits it.
 """
 
 import itertools
@@ -30,7 +30,7 @@ class Settings:
     rows: int = 10_000_000
     dim: int = 16
     batches: tuple[int, ...] = (2048, 16384)  # with one id a bag
-    multihot: tuple[int, ...] = (2048,)  # batches with 20 ids a bag on average, 10 % device rows
+    multihot: tuple[int, ...] = (2048,)  # batches with 20 ids a bag on average, 10% device rows
     shares: tuple[int, ...] = (1, 5, 10, 20)
     policies: tuple[str, ...] = ("lru", "lfu")
     fill_lookups: int = 16_000_000
@@ -56,7 +56,7 @@ def run(settings: Settings) -> Report:
     report = Report()
     table = report.table(
         f"planning on one core, {settings.rows:,} rows, medians of {settings.rounds} batches (ms)",
-        "batch", "ids a bag", "device rows", "policy", *STAGES, "mean plan", "million look-ups/s", "by the mean",
+        "batch", "ids a bag", "device rows", "policy", *STAGES, "mean plan", "million lookups/s", "by the mean",
         "hit rate",
     )  # fmt: skip
     for case in _cases(settings):
@@ -90,7 +90,7 @@ def _make(settings: Settings, case: Case, num_timed: int) -> tuple[Setup, int, l
 
 
 def _plan(ours: Ours, fill: Sequence[Batch], timed: Sequence[Batch]) -> tuple[float, list[object]]:
-    """Million look-ups planned a second, by the median, and the row of the table.
+    """Return million lookups planned a second, by the median, and the row of the table.
 
     Slots are freed for several batches at once, so most batches ask the policy for nothing: the mean has its share.
     """
@@ -116,7 +116,7 @@ def _plan(ours: Ours, fill: Sequence[Batch], timed: Sequence[Batch]) -> tuple[fl
 
 
 def _check(ours: Ours, batch: Batch) -> None:
-    """A plan holds every distinct row once and every look-up where its row lies."""
+    """Check that a plan has every distinct row once and every lookup at its row."""
     (planned,) = list(ours.bag.look_ahead([batch], depth=0))
     plan: Any = planned.works[0].plan
     rows, counts = np.unique(ours.bag.runtime.view.rows(batch), return_counts=True)
@@ -134,7 +134,7 @@ def _helpers(settings: Settings) -> Report:
     report = Report()
     table = report.table(
         "planning ahead, ms a batch (median): all, and what the look-ahead thread spends on planning",
-        "batch", "ids a bag", "threads", "all", "plan", "plan of one thread over this", "million look-ups/s planned",
+        "batch", "ids a bag", "threads", "all", "plan", "plan of one thread over this", "million lookups/s planned",
     )  # fmt: skip
     for case in _cases(settings):
         rounds = settings.rounds if case[1] == 1 else max(2, settings.rounds // 4)

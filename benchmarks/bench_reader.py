@@ -1,4 +1,4 @@
-"""Reading Criteo's format: MB/s and lines/s on one core, beside polars and pyarrow.
+"""Reading Criteo's format: MB/s and lines/s on one core, against polars and pyarrow.
 
     python -m benchmarks.bench_reader [--quick] [--set file=PATH]
 
@@ -34,7 +34,7 @@ ROW_GROUP = 1 << 17
 
 
 def prepared(spec: str, options: DataOptions, folder: Path) -> dict[str, Callable[[int], Iterator[Batch]]]:
-    """Read again, all blocks having been checked; and opened anew, as by another run."""
+    """Read again, with all blocks checked already; and reopened, as by another run."""
     target = folder / "prepared"
     prepare(spec, options, target)
 
@@ -44,7 +44,7 @@ def prepared(spec: str, options: DataOptions, folder: Path) -> dict[str, Callabl
     data = opened()
     return {
         "adaptive, prepared": lambda size: data.train(size),
-        "adaptive, prepared, opened anew": lambda size: opened().train(size),
+        "adaptive, prepared, reopened": lambda size: opened().train(size),
     }
 
 
@@ -107,7 +107,7 @@ HASH_ROWS = 1_000_000
 BATCH = 2048
 STORED = {
     "adaptive, prepared": "reader_prepared_vs_text",
-    "adaptive, prepared, opened anew": "reader_prepared_anew_vs_text",
+    "adaptive, prepared, reopened": "reader_prepared_anew_vs_text",
     "adaptive, Parquet of texts": "reader_parquet_texts_vs_text",
     "adaptive, Parquet of int32": "reader_parquet_int32_vs_text",
 }  # and the ratio of the text's time to theirs

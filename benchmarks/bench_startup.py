@@ -1,4 +1,4 @@
-"""How long until the first step has been trained: with no compiled kernels, and with those of an earlier run.
+"""Time until the first step is trained, without and with kernels compiled earlier.
 
     python -m benchmarks.bench_startup [--quick]
 
@@ -49,7 +49,7 @@ RUN = "import sys; from adaptive.cli.app import main; sys.argv = ['adaptive-trai
 
 @dataclass(frozen=True)
 class Settings:
-    cold: int = 3  # beside the start that fills the cache for the warm ones
+    cold: int = 3  # not counting the start that fills the cache for the warm ones
     warm: int = 7
     first_run: int = 1  # whole command-line runs of one step, cold and warm; 0: none
 

@@ -1,10 +1,10 @@
-"""The embeddings of a DLRM's step beside what one would use instead.
+"""The embedding part of a DLRM's step, against other libraries.
 
     python -m benchmarks.bench_step [--quick] [--set rows=1000000 'only=width 64, sgd']
 
-Forward, backward and update of the embeddings alone, fed a fixed gradient. Our planning, which runs ahead in a thread
-of its own in training, is shown in a column of its own; "over ours with planning" counts it in, as if one thread did
-everything (depth 0). `bench_turns` measures whole steps.
+Forward, backward and update of the embeddings alone, with a fixed gradient. Our planning, which runs ahead in its own
+thread during training, has a separate column; "over ours with planning" includes it, as if one thread did everything
+(depth 0). `bench_turns` measures whole steps.
 
 Peers get their inputs as tensors, prepared before the clock starts; all start from the same weights, and their
 weights are compared after some steps before anything is timed.
@@ -41,7 +41,7 @@ from benchmarks.variants import (
     hit_rate,
 )
 
-TOLERANCE = 2e-3  # of the change: sums of a popular row's gradients are rounded in another order by everybody
+TOLERANCE = 2e-3  # of the change: sums of a popular row's gradients are rounded in another order by each library
 PEERS: dict[str, Callable[[Setup], Embeddings]] = {
     "torch": EmbeddingBags,
     "torch_joined": JoinedTable,
@@ -95,7 +95,7 @@ def run(settings: Settings) -> Report:
 
 
 def make_setup(case: Case, settings: Settings, variants: int) -> Setup:
-    """The tables of a case, with fewer rows where all variants' tables and state would not fit in memory."""
+    """Return the tables of a case, with fewer rows if all variants would not fit in memory."""
     widths = {"sgd": 1, "rowwise_adagrad": 1, "adagrad": 2, "adam": 3}
     row_bytes = 4 * case.dim * widths[case.optimizer] + 32
     fitting = int(settings.memory_share * available_bytes() / (variants * row_bytes))
@@ -120,7 +120,7 @@ def make_peers(
 
 @dataclass
 class Line:
-    """A variant at work: each call of `step` takes one batch and adds a row of seconds per phase."""
+    """A running variant: each `step` takes one batch and adds a row of seconds per phase."""
 
     embeddings: Embeddings
     inputs: Iterator[Any]
@@ -182,7 +182,7 @@ def hit_rate_of(ours: Ours) -> float:
 def check_embeddings(
     case: Case, setup: Setup, variants: dict[str, Embeddings], batches: Sequence[Batch], gradient: Tensor
 ) -> None:
-    """Train all variants on a few batches and compare every row these look up (at most 4,096 a table).
+    """Train all variants on a few batches and compare their rows (at most 4,096 a table).
 
     Adam counts steps per row here and per table elsewhere: it gets one batch several times, where both agree.
     """
@@ -193,7 +193,7 @@ def check_embeddings(
         line = Line(one, one.stream(steps), gradient, [])
         for _ in steps:
             line.step()
-        assert next(line.inputs, None) is None, "more batches than were given"  # our look-ahead ends when it is asked
+        assert next(line.inputs, None) is None, "more batches than expected"  # our look-ahead ends when it is read
     expected: NDArray[np.float32] = variants["adaptive"].rows(ids)
     for key, one in variants.items():
         if not np.array_equal(before[key], before["adaptive"]):

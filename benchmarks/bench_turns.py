@@ -3,8 +3,8 @@
     python -m benchmarks.bench_turns [--quick] [--set 'only=20 ids' seconds=1]
 
 A turn is at least half a second of one variant alone, from an empty look-ahead until the last batch is trained; what
-planning takes from training's cores is in it. Every turn has batches of its own. Variants: ours in one tier and with
-10 % of the rows on the device, each 4 batches ahead; FBGEMM under the dense part of plain torch and under ours;
+planning takes from training's cores is included. Every turn has its own batches. Variants: ours in one tier and with
+10% of the rows on the device, each 4 batches ahead; FBGEMM under the dense part of plain torch and under ours;
 facebookresearch/dlrm from a checkout; and our dense part alone. Ids: one a bag, or 20 on average; MLPs as in DLRM's
 papers, and small ones, under which embeddings count most.
 """
@@ -65,7 +65,7 @@ class Settings:
     policies: tuple[str, ...] = ("lfu", "lru")
     seconds: float = 0.5  # a turn takes at least
     rounds: int = 5
-    fill: int = 12_000_000  # look-ups planned before the first batch is trained
+    fill: int = 12_000_000  # lookups planned before the first batch is trained
     most_steps: int = 300  # of a turn: batches are made before
     threads: int = 1  # that plan
     only: str = ""  # cases whose title contains this

@@ -1,4 +1,4 @@
-"""Processes that end in time, with what they have found by then: GPU time is dear, and whoever lends it may end it."""
+"""Processes that end in time, with their results so far: GPU time is scarce."""
 
 import contextlib
 import shlex
@@ -13,13 +13,13 @@ from pathlib import Path
 from benchmarks.harness import Report
 
 ROOT = Path(__file__).resolve().parents[1]
-GRACE_SECONDS = 30  # from being asked to end until being killed: tables of 60 GB are let go
+GRACE_SECONDS = 30  # from SIGTERM to SIGKILL: freeing tables of 60 GB takes time
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]], limit: float, ask: signal.Signals) -> bool:
-    """Return when all have ended; whether they did so by themselves, within `limit` seconds.
+    """Wait until all have ended; return True if all did so within `limit` seconds.
 
-    Those that did not are asked by a signal, and later killed.
+    The others get the signal `ask`, and are killed later.
     """
     until, by_themselves = time.monotonic() + limit, True
     try:
@@ -43,8 +43,10 @@ def wait(processes: Sequence[subprocess.Popen[bytes]], limit: float, ask: signal
 
 
 def run_module(module: str, *arguments: str, limit: float) -> Report:
-    """The report of a benchmark in a process of its own; if it fails or takes more than `limit` seconds, what it has
-    found by then."""
+    """Run a benchmark in a separate process and return its report.
+
+    If it fails or takes more than `limit` seconds, the report has the results until then.
+    """
     name = module.rpartition(".")[2]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
@@ -58,13 +60,13 @@ def run_module(module: str, *arguments: str, limit: float) -> Report:
     if not ended:
         report.absent[f"{name}: the rest"] = f"did not end within {limit:.0f} s"
     elif process.returncode:
-        report.absent[name] = f"ended with code {process.returncode}; its message stands above"
+        report.absent[name] = f"ended with code {process.returncode}; its message is above"
     return report
 
 
 @contextlib.contextmanager
 def kept_when_ended(report: Report) -> Iterator[None]:
-    """Whoever waits for this process may ask it to end: what it has found by then is its report."""
+    """Keep the report's results so far if the parent process ends this one with SIGTERM."""
     try:
         yield
     except SystemExit:

@@ -1,4 +1,4 @@
-"""What all benchmarks share: turns, medians, ratios paired by round, equality, the machine, the report.
+"""Parts of all benchmarks: turns, ratios paired by round, equality, machine, report.
 
 Every benchmark first shows that all variants compute the same, then times them in turns: each round runs every
 variant once, so that a busy machine slows all of them. Warm-up rounds are dropped. A ratio is the median over rounds
@@ -61,7 +61,7 @@ class Table:
 
 @dataclass
 class Report:
-    """What a benchmark found.
+    """The results of a benchmark.
 
     `ratios` have no unit (see `docs/benchmarks/details.md` for which direction is good), `figures` carry theirs
     in their name, `absent` says why a ratio is missing.
@@ -116,11 +116,11 @@ def cell_text(cell: object) -> str:
 
 
 def take_turns(cases: Mapping[str, Callable[[], float]], *, rounds: int, warm_up: int) -> Times:
-    """Run every case once a round; a case returns the seconds it took. The first case of a round changes."""
+    """Run every case once a round, each time starting with another; a case returns its seconds."""
     names = list(cases)
     times: Times = {name: [] for name in names}
     gc.collect()
-    gc.disable()  # collections would fall on whoever runs when the counter is full
+    gc.disable()  # a collection would slow the case that runs at that moment
     try:
         for number in range(warm_up + rounds):
             first = number % len(names)
@@ -156,7 +156,7 @@ def paired(over: Sequence[float], base: Sequence[float]) -> float:
 def check_equal(
     what: str, found: NDArray[Any], expected: NDArray[Any], *, before: NDArray[Any], tolerance: float
 ) -> None:
-    """Stop unless both changed alike: the difference is at most `tolerance` of the change's norm.
+    """Raise unless both changed alike, within `tolerance` of the change's norm.
 
     Raises:
         NotEqual: if they differ by more, or nothing has changed.
@@ -212,19 +212,23 @@ def _others(share: float | None, when: str) -> str:
 
 
 def main(description: str | None, run: Callable[[S], Report], settings: Mapping[str, S], *paths: str) -> None:
-    """The command line of one benchmark: `settings` has an entry for `full`, `quick` and `smoke`; `paths` are
-    settings that get an option of their own."""
+    """Run one benchmark from the command line.
+
+    `settings` has an entry for `full`, `quick` and `smoke`; `paths` are settings with their own option.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for flag, size, text in SIZES:
         parser.add_argument(flag, action="store_const", const=size, dest="size", default="full", help=text)
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="change settings: --set rounds=5")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write what was found as JSON")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the results as JSON")
     for name in paths:
         parser.add_argument(f"--{name}", metavar="PATH", help=f"short for --set {name}=PATH")
     options = parser.parse_args()
     given = [f"{name}={getattr(options, name)}" for name in paths if getattr(options, name) is not None]
     wanted = changed(settings[options.size], [*options.set, *given])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children end and files go, as with Ctrl-C
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # so that children end and files are removed, as with Ctrl-C
     print(hardware())
     print(quietness(), flush=True)
     others = OtherWork()
@@ -242,7 +246,7 @@ SIZES = (
 
 
 def changed(settings: S, changes: Sequence[str]) -> S:
-    """The settings, a dataclass, with changes written as `name=value`; a tuple's values are separated by commas.
+    """Return the settings with changes `name=value`; commas separate a tuple's values.
 
     Raises:
         SystemExit: for a name that is no setting of this benchmark, or one that is no number, text or tuple of them.
@@ -254,7 +258,7 @@ def changed(settings: S, changes: Sequence[str]) -> S:
     for change in changes:
         name, equals, value = change.partition("=")
         if name not in known or not equals:
-            raise SystemExit(f"--set {change}: no such setting; there are {', '.join(known)}")
+            raise SystemExit(f"--set: expected NAME=VALUE with a name among {', '.join(known)}, got {change}")
         values[name] = _parsed(value, known[name])
     result: S = replace(base, **values)
     return result

@@ -1,4 +1,4 @@
-"""facebookresearch/dlrm from a checkout given by path: its own model, trained step by step as its script does."""
+"""facebookresearch/dlrm from a checkout: its own model, trained as its script does."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched embeddings on the CPU, which TorchRec runs on: updates happen inside backward."""
+"""FBGEMM's table-batched embeddings on the CPU, as in TorchRec: backward updates rows."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +16,7 @@ class Fbgemm(Embeddings):
     """`SplitTableBatchedEmbeddingBagsCodegen`, in memory of the CPU, without bounds checks.
 
     Raises:
-        NotAvailable: if FBGEMM is not installed, does not load, or lacks the optimizer on the CPU.
+        NotAvailable: if FBGEMM is not installed, does not load, or does not have the optimizer on the CPU.
     """
 
     name = "FBGEMM, table-batched"

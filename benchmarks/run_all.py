@@ -64,7 +64,7 @@ def bars_table(report: Report, bars: Sequence[Bar] = BARS) -> Table:
         if bar.name in values:
             reached = bar.reached(values[bar.name])
             sign = ">=" if bar.at_least else "<="
-            table.add(bar.what, f"`{bar.name}`", f"{sign} {bar.value:g}", values[bar.name], "yes" if reached else "NO")
+            table.add(bar.title, f"`{bar.name}`", f"{sign} {bar.value:g}", values[bar.name], "yes" if reached else "NO")
     return table
 
 

@@ -1,4 +1,4 @@
-"""Look-ups in the shape of Criteo's Kaggle data: 26 tables of its cardinalities, ids by a bounded Zipf law.
+"""Lookups as in Criteo's Kaggle data: 26 tables of its sizes, ids by a bounded Zipf law.
 
 Letters: B samples, F features.
 """
@@ -18,7 +18,7 @@ SCATTER = 2_654_435_761  # a prime: popular ids are not neighbours
 
 
 def kaggle_tables(rows: int, dim: int) -> tuple[TableConfig, ...]:
-    """The 26 tables with `rows` rows together; small ones keep their size, the others are scaled."""
+    """Return the 26 tables with `rows` rows in all; only the large ones are scaled."""
     sizes = enumerate(table_sizes(rows), start=1)
     return tuple(TableConfig(name=f"C{number}", num_embeddings=size, embedding_dim=dim) for number, size in sizes)
 
@@ -71,7 +71,7 @@ def _make_batch(
 
 
 def one_each(tables: Sequence[TableConfig], batches: Sequence[Batch], limit: int = 4096) -> NDArray[np.int64]:
-    """(n, F) rows to compare: for each table rows that the batches look up, repeated up to the longest list."""
+    """Return (n, F) rows to compare: looked-up rows of each table, lists repeated to one length."""
     seen = []
     for feature in range(len(tables)):
         ids = [b.ids[b.offsets[feature * b.num_samples] : b.offsets[(feature + 1) * b.num_samples]] for b in batches]

@@ -1,8 +1,8 @@
-"""What the study of skipping trains: settings (data, model, optimizer, length), ways to skip, and which meets which.
+"""The cells of the study of skipping: settings, ways to skip, and their combinations.
 
-A *way* is a policy with its parameters, or a skip rule beside it, under a short label. `off` is the control that skips
-nothing (`lfu`, whose placement `slipstream` shares); the others are skip rules beside the same placement. Ways that
-drop inputs get a control of their own from `adaptive.studies.compare`, which drops as many at random.
+A *way* is a policy with its parameters, or with a skip rule, under a short label. `off` is the control that skips
+nothing (`lfu`, whose placement `slipstream` shares); the others are skip rules with the same placement. Ways that
+drop inputs get their own control from `adaptive.studies.compare`, which drops as many at random.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ class Block:
 
 
 def ruled(label: str, rule: str) -> Way:
-    """The control's placement with a skip rule beside it."""
+    """Return the control's placement with a skip rule."""
     return Way(label, "lfu", config={"skip": {"rule": rule}})
 
 

@@ -47,7 +47,7 @@ def put(text: str, name: str, table: str) -> str:
 
 def block_table(block: Block, runs: Runs) -> str:
     """A line for each setting and way that has a run."""
-    head = ["data", "way", "AUC", "change of AUC [95 %]", "log loss", "updates", "look-ups", "inputs", "seeds"]
+    head = ["data", "way", "AUC", "change of AUC [95%]", "log loss", "updates", "lookups", "inputs", "seeds"]
     lines = [_line(setting, facts) for setting in block.settings for facts in judged(block, setting, runs)]
     return markdown([head, *lines]) if lines else ""
 
@@ -67,7 +67,7 @@ def _line(setting: Setting, facts: Facts) -> Cells:
 
 
 def epochs_table(chosen: Sequence[Block], runs: Runs) -> str:
-    """Change of AUC after each epoch: does dropping stop hurting when a run goes on?"""
+    """Return the change of AUC after each epoch: does dropping hurt less in longer runs?"""
     passes = {run.setting: len(run.evaluations) for run in runs}
     several = [
         (block, setting)
@@ -99,7 +99,7 @@ def bars_table(runs: Runs) -> str:
             found = {facts["policy"]: facts for facts in judged(block, setting, runs)}
             if "defer" in found:
                 lines.append(_bar_line(setting, found["defer"], *BARS[block.name]))
-    head = ["data", "reached", "not written", "wanted", "change of AUC [95 %]", "wanted", "seeds"]
+    head = ["data", "reached", "not written", "wanted", "change of AUC [95%]", "wanted", "seeds"]
     return markdown([head, *lines]) if lines else ""
 
 

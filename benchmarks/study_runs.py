@@ -1,4 +1,4 @@
-"""The runs of the study and the file that keeps them: one JSON line per run, so that a stopped study goes on.
+"""The runs of the study and their file: one JSON line per run, so that a study can resume.
 
 A run is `adaptive-train compare`'s: the same seeds, streams and outcomes (`adaptive.studies.compare.comparison_runs`).
 """

@@ -1,6 +1,6 @@
 """Real data for the study of skipping, from the folder that ADAPTIVE_DATA names (default `../shared/data`).
 
-Sets with labels of their own are read as they are. Lists of what somebody looked at or bought have none: there each
+Sets with labels are read as they are. Lists of what somebody looked at or bought have none: there each
 item that came next is a sample with label 1, and the same place with another item, drawn from those of all samples
 (so as often as they come), one with label 0, as TBSM is trained (https://github.com/facebookresearch/tbsm).
 """

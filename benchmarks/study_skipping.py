@@ -1,6 +1,6 @@
 """What skipping costs and saves, mode by mode: the study behind `docs/explanation/skipping.md`.
 
-    python -m benchmarks.study_skipping --runs study.jsonl                  # all: about two hours; goes on if stopped
+    python -m benchmarks.study_skipping --runs study.jsonl                  # all: about two hours; resumes if stopped
     python -m benchmarks.study_skipping --runs study.jsonl --only bar real  # these blocks
     python -m benchmarks.study_skipping --runs study.jsonl --minutes 30     # start nothing later than that
     python -m benchmarks.study_skipping --runs study.jsonl --report         # train nothing, write the document

@@ -1,4 +1,4 @@
-"""One interface for embeddings, ours and others': what the step benchmarks time.
+"""One interface for the embeddings that the step benchmarks time, ours and others'.
 
 Letters: B samples, F features, D width.
 """
@@ -203,7 +203,7 @@ def fixed_gradient(setup: Setup, num_samples: int) -> Tensor:
 
 
 def hit_rate(statistics: Statistics) -> float:
-    """Share of the look-ups whose row was on the device."""
+    """Return the share of lookups whose row was on the device."""
     counts = statistics.counts.sum(axis=0)
     return float(counts[Counter.LOOKUP_HITS] / max(counts[Counter.LOOKUPS], 1))
 

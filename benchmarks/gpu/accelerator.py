@@ -1,4 +1,4 @@
-"""What is timed: the GPU, or the CPU in its place, where every call does the same work and nothing is a GPU number.
+"""The device that is timed: a GPU, or the CPU for rehearsals.
 
 With `cpu-torch` the device tier runs the GPU's code on the CPU; clocks are the host's and waiting is a no-op. So
 the tests walk through all of `benchmarks.gpu` on a machine without a GPU.
@@ -28,16 +28,16 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy")  # call
 
 @dataclass(frozen=True)
 class Work:
-    """What a profiler saw of some work on the device."""
+    """Work on the device, as a profiler saw it."""
 
     kernels: int  # kernels, copies and fills
-    device_ms: float  # without copies over the link, which run beside it
+    device_ms: float  # without copies over the link, which run at the same time
     host_waits: int  # calls in which a host thread waited for the device
     link_ms: float
 
 
 class Accelerator:
-    """A device with its clock. `tier` is what `TierConfig.device` takes."""
+    """A device with its clock. `tier` is a value of `TierConfig.device`."""
 
     def __init__(self, tier: TierDevice) -> None:
         self.tier = tier
@@ -46,7 +46,7 @@ class Accelerator:
         self._cache: Tensor | None = None
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has done all queued work."""
         if self.is_gpu:
             torch.cuda.synchronize()
 
@@ -63,7 +63,7 @@ class Accelerator:
         return float(first.elapsed_time(last) if self.is_gpu else (last - first) * 1e3)
 
     def times_ms(self, work: Callable[[], object], *, rounds: int, warm_up: int = 2) -> list[float]:
-        """The time of the current stream for each call of `work`, once its data have left the device's caches.
+        """Return the stream's time for each call of `work`, with its data not in caches.
 
         The stream is kept busy while the host launches the work: on an empty queue the time of a launch would count.
         """
@@ -102,7 +102,7 @@ class Accelerator:
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:
-        """Work inside goes to a stream of its own."""
+        """Queue work inside on a separate stream."""
         if not self.is_gpu:
             yield
             return
@@ -129,7 +129,7 @@ class Accelerator:
 
 
 def open_accelerator(tier: str) -> Accelerator:
-    """The device meant by `cuda` or `cpu-torch`.
+    """Return the device of the name `cuda` or `cpu-torch`.
 
     Raises:
         SystemExit: for any other name, and for `cuda` where torch finds none.
@@ -140,7 +140,7 @@ def open_accelerator(tier: str) -> Accelerator:
         return Accelerator("cuda")
     if tier == "cpu-torch":
         return Accelerator("cpu-torch")
-    raise SystemExit(f"device={tier}: needed cuda, or cpu-torch for a rehearsal")
+    raise SystemExit(f"expected device=cuda, or cpu-torch for a rehearsal, got {tier}")
 
 
 def built_for() -> str:
@@ -149,7 +149,7 @@ def built_for() -> str:
 
 
 def describe(tier: str) -> str:
-    """Host, versions and GPU, in words. The GPU is asked by nvidia-smi: no context is made on it."""
+    """Return host, versions and GPU as text, from nvidia-smi: no context is made on the GPU."""
     return f"{harness.hardware()}. {_describe_gpu() if tier == 'cuda' else 'A rehearsal on the CPU: no GPU numbers'}"
 
 

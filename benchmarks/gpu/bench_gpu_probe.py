@@ -1,11 +1,11 @@
-"""What decides the design, in two to four minutes: run this first on a machine that is lent for half an hour.
+"""The measurements that decide the design, in two to four minutes: run these first.
 
     python -m benchmarks.gpu.bench_gpu_probe [--smoke] [--set parts=kernels,link seconds=120]
 
-*kernels*: pooling and update of a batch, rows with many lookups in a launch of their own, and one by one.
-*link*: pinned rows read and written by kernels of 16, 64 and all programs, alone and beside matrix products.
-*planning*: what finding lookups on the device takes, and its sort. *dense*: the dense part in float32, TF32 and
-bfloat16, and the interaction three ways. *host*: what launches, streams, events and packing a plan take of the host.
+*kernels*: pooling and update of a batch, with and without its rows with many lookups.
+*link*: pinned rows read and written by kernels of 16, 64 and all programs, alone and during matrix products.
+*planning*: the search for lookups on the device, and its sort. *dense*: the dense part in float32, TF32 and
+bfloat16, and the interaction three ways. *host*: host time of launches, streams, events and packing a plan.
 
 Numbers are milliseconds of the device unless their name says otherwise. Results of these kernels are checked elsewhere
 (`tests/kernels`, the stage `suite`).
@@ -60,7 +60,7 @@ class Settings:
     pinned_rows: int = 4_000_000
     moved_rows: tuple[int, ...] = (15_000, 65_536)
     programs: tuple[int, ...] = (16, 64, 100_000)  # of a copy between the tiers
-    product: int = 4096  # side of the matrices beside it
+    product: int = 4096  # side of the matrices
     copy_megabytes: int = 512
     rounds: int = 15
     seconds: float = 240.0
@@ -93,7 +93,7 @@ class Probe:
         return median(self.accelerator.times_ms(work, rounds=self.settings.rounds))
 
     def host_us(self, work: Callable[[], object], count: int = 200) -> float:
-        """The host's time for a call; the device may be behind."""
+        """Return the host's time for a call; the device may be behind."""
         work()
         self.accelerator.synchronize()
         start = time.perf_counter()
@@ -122,7 +122,7 @@ def run(settings: Settings) -> Report:
                 PARTS[name](probe)
             except NotAvailable as reason:
                 report.absent[f"probe, {name}"] = str(reason)
-            except Exception as error:  # the other parts are worth as much
+            except Exception as error:  # the other parts still count
                 traceback.print_exception(error)
                 report.absent[f"bench_gpu_probe {name}"] = f"{type(error).__name__}: {error}"
     return report
@@ -175,24 +175,23 @@ def _updates(
     vectors: NDArray[np.int32],
     gradients: Tensor,
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Row-wise Adagrad: as training does it, without naming hot rows, and of the other rows alone."""
+    """Row-wise Adagrad of all rows as in training, and of the rows that are not hot."""
     optimizer, none = RowwiseAdagrad(), torch.empty(0, device=probe.device)
     state, norms = torch.zeros((len(weights), 1), device=probe.device), torch.empty(len(slots), device=probe.device)
-    settings, corrections = [float(one) for one in optimizer.settings()], probe.send(optimizer.corrections())
+    settings, corrections = [float(value) for value in optimizer.settings()], probe.send(optimizer.corrections())
     hot = hot_rows(segments)
     cold = np.setdiff1d(np.arange(len(slots)), hot)
     starts = np.concatenate([[0], np.cumsum(np.diff(segments)[cold])])
-    kept = np.repeat(segments[cold] - starts[:-1], np.diff(starts)) + np.arange(starts[-1])
-    whole = [probe.send(array) for array in (slots, segments, vectors)]
-    few = [probe.send(array) for array in (slots[cold], starts, vectors[kept])]
+    positions = np.repeat(segments[cold] - starts[:-1], np.diff(starts)) + np.arange(starts[-1])
 
-    def work(sent: list[Tensor], **options: Any) -> Callable[[], object]:
+    def work(hot: NDArray[np.int32], *arrays: NDArray[Any]) -> Callable[[], object]:
+        sent = [probe.send(array) for array in arrays]
         arguments = *sent, none, gradients, optimizer.kind, settings, corrections, norms[: len(sent[0])]
-        return lambda: kernels.update(weights, state, *arguments, **options)
+        sent_hot = probe.send(hot)
+        return lambda: kernels.update(weights, state, *arguments, hot=sent_hot)
 
-    yield "usual", work(whole, hot=probe.send(hot))
-    yield "one_by_one", work(whole)
-    yield "without_hot_rows", work(few, hot=probe.send(hot[:0]))
+    yield "usual", work(hot, slots, segments, vectors)
+    yield "without_hot_rows", work(hot[:0], slots[cold], starts, vectors[positions])
 
 
 # --- link --------------------------------------------------------------------------------------------------------
@@ -228,29 +227,29 @@ def _products(probe: Probe) -> Callable[[], object]:
 
 
 def _move(probe: Probe, name: str, tensors: tuple[Tensor, ...]) -> None:
-    here, state, host_state, slots, host, rows = tensors
-    kernels, products = row_kernels(probe.device), _products(probe)
-    num_bytes = len(rows) * here.shape[1] * 4
+    device, state, host_state, slots, host, rows = tensors
+    copy_rows, products = row_kernels(probe.device).copy_rows, _products(probe)
+    num_bytes = len(rows) * device.shape[1] * 4
 
     def fetch() -> None:
-        kernels.fetch(here, state, slots, host, host_state, rows)
+        copy_rows(device, state, slots, host, host_state, rows)
 
-    def beside() -> None:
+    def fetch_during_products() -> None:
         with probe.accelerator.side_stream():
             for _ in range(8):
                 fetch()
         products()
 
     probe.note(f"fetch_{name}_gb_per_s", num_bytes / probe.ms(fetch) / 1e6)
-    back = probe.ms(lambda: kernels.write_back(here, state, slots, host, host_state, rows))
+    back = probe.ms(lambda: copy_rows(host, host_state, rows, device, state, slots))
     probe.note(f"write_back_{name}_gb_per_s", num_bytes / back / 1e6)
-    probe.note(f"products_beside_{name}_ms", probe.ms(beside))
+    probe.note(f"products_beside_{name}_ms", probe.ms(fetch_during_products))
     probe.accelerator.synchronize()
 
 
 @contextmanager
 def _capped(probe: Probe, programs: int) -> Iterator[None]:
-    """Copies between the tiers by so many programs at most, where Triton makes them."""
+    """Limit the programs of Triton's copies between the tiers."""
     if not probe.accelerator.is_gpu:
         yield
         return
@@ -280,7 +279,7 @@ def _planning(probe: Probe) -> None:
             search.launch()
             search.lookups()
             memory, (rows, ends) = search._memory, search._memory.sent.tensors[:2]
-            name, given = f"{len(rows)}_lookups", (rows, ends, memory.bags, memory.found)
+            name, given = f"{len(rows)}_lookups", (rows, ends, memory.bags, memory.results)
             probe.note(f"sort_{name}_ms", probe.ms(lambda rows=rows: torch.sort(rows, stable=True)))  # type: ignore[misc]
             probe.note(f"find_{name}_ms", probe.ms(lambda given=given: find_lookups(*given)))  # type: ignore[misc]
 

@@ -1,8 +1,8 @@
-"""The whole training step with rows in two tiers, beside all rows on the device and beside what one would use instead.
+"""The whole training step with rows in two tiers, against one tier and other libraries.
 
     python -m benchmarks.gpu.bench_gpu_step [--smoke] [--set gigabytes=10 shares=1,25 seconds=500]
 
-One base case (`dlrm`, 10 GB, width 64, row-wise Adagrad, batch 16384, 10 % of the rows on the device, `lru`,
+One base case (`dlrm`, 10 GB, width 64, row-wise Adagrad, batch 16384, 10% of the rows on the device, `lru`,
 look-ahead 4), and one dimension varied at a time. `speed` is the time of all rows on the device over the variant's, in
 the same turn. `floor` is the larger of what the device needs (bytes of the embeddings over memory bandwidth, plus the
 dense part alone, measured) and what the link needs (`benchmarks/gpu/floors.py`).
@@ -44,7 +44,7 @@ class Settings:
     device: str = "cuda"
     gigabytes: float = 10.0
     dim: int = 64
-    optimizer: str = "rowwise_adagrad"
+    optimizer: Optimizer = "rowwise_adagrad"
     batch: int = 16_384
     share: int = 10  # per cent of the rows on the device
     policy: str = "lru"
@@ -53,11 +53,14 @@ class Settings:
     depths: tuple[int, ...] = (0, 1, 2, 8)
     shares: tuple[int, ...] = (1, 5, 25, 100)
     batches: tuple[int, ...] = (2048, 4096, 8192, 32_768, 65_536)
-    optimizers: tuple[str, ...] = ("sgd", "adam")  # torch has no row-wise Adagrad, so these come with its variants
+    optimizers: tuple[Optimizer, ...] = (
+        "sgd",
+        "adam",
+    )  # with variants of torch, which has no row-wise Adagrad
     dims: tuple[int, ...] = (128,)
     sizes: tuple[float, ...] = (1.0,)
-    models: tuple[str, ...] = ("heavy",)
-    ways: tuple[str, ...] = ("staged",)  # of rows over the link, besides the usual one
+    models: tuple[ModelName, ...] = ("heavy",)
+    ways: tuple[Transfer, ...] = ("staged",)  # of rows over the link, besides the usual one
     lookups: int = 1  # 1: long bags, of the models above, with lookups found by the GPU, too
     bf16: int = 1  # 1: the base case with bf16 MLPs, too
     trainer: int = 1  # 1: the base case, and the smallest batch, by `Trainer`, too
@@ -98,7 +101,7 @@ def run(settings: Settings) -> Report:
             dense = DensePart(accelerator, workload)
             timings = []
             for timing in comparison.run(wanted, seconds=until - time.monotonic()):
-                _tell(table, workload, timing, rates, dense)
+                _add_row(table, workload, timing, rates, dense)
                 timings.append(timing)
                 _ratios(report, settings, workload, timings)
     return report
@@ -106,14 +109,14 @@ def run(settings: Settings) -> Report:
 
 def plan(settings: Settings) -> Wanted:
     """The base case, and one dimension varied at a time."""
-    base = Workload("dlrm", settings.gigabytes, settings.dim, _optimizer(settings.optimizer))
+    base = Workload("dlrm", settings.gigabytes, settings.dim, settings.optimizer)
     staged, here = _staged(settings), Point(settings.batch, settings.depth)
     wanted: Wanted = defaultdict(lambda: defaultdict(list))
     for spec in (DEVICE, staged, HYBRID):
         wanted[base][spec] = [here, *(Point(batch, settings.depth) for batch in settings.batches)]
     wanted[base][staged] += [Point(settings.batch, depth) for depth in settings.depths]
     for way in settings.ways:
-        wanted[base][replace(staged, transfer=_way(way))] = [here]
+        wanted[base][replace(staged, transfer=way)] = [here]
     if settings.trainer:
         least = Point(min((settings.batch, *settings.batches)), settings.depth)
         wanted[base][replace(staged, trainer=True)] = list(dict.fromkeys([here, least]))
@@ -130,9 +133,9 @@ def plan(settings: Settings) -> Wanted:
 
 
 def _other_workloads(base: Workload, settings: Settings) -> Iterator[Workload]:
-    yield from (replace(base, optimizer=_optimizer(name)) for name in settings.optimizers)
+    yield from (replace(base, optimizer=name) for name in settings.optimizers)
     yield from (replace(base, dim=dim) for dim in settings.dims)
-    yield from (replace(base, model=_model(name)) for name in settings.models)
+    yield from (replace(base, model=name) for name in settings.models)
     yield from (replace(base, gigabytes=size) for size in settings.sizes)
     if settings.bf16:
         yield replace(base, bf16=True)
@@ -140,18 +143,6 @@ def _other_workloads(base: Workload, settings: Settings) -> Iterator[Workload]:
 
 def _staged(settings: Settings) -> Spec:
     return Spec(settings.policy, settings.share)
-
-
-def _optimizer(name: str) -> Optimizer:
-    return name  # type: ignore[return-value]
-
-
-def _way(name: str) -> Transfer:
-    return name  # type: ignore[return-value]
-
-
-def _model(name: str) -> ModelName:
-    return name  # type: ignore[return-value]
 
 
 class DensePart:
@@ -169,7 +160,7 @@ class DensePart:
         return self._ms[samples]
 
 
-def _tell(table: Table, workload: Workload, timing: Timing, rates: Rates, dense: DensePart) -> None:
+def _add_row(table: Table, workload: Workload, timing: Timing, rates: Rates, dense: DensePart) -> None:
     point, it = timing.point, timing.it
     ours = it if it.statistics is not None else timing.reference
     traffic = ours.traffic(workload, point.batch)
@@ -199,12 +190,12 @@ def _ratios(report: Report, settings: Settings, workload: Workload, timings: lis
             name += "_lookups_device" if spec.lookups == "device" else ""
             report.ratios[f"gpu_staged_vs_device{name}{suffix}"] = timing.speed
         elif spec != DEVICE and staged is not None:
-            # Both were measured beside the reference, not beside each other.
+            # Each was measured in turns with the reference, not with the other.
             report.ratios[f"gpu_staged_vs_{spec.kind}{suffix}"] = timing.over_reference * staged.speed
 
 
 def _suffix(settings: Settings, workload: Workload) -> str:
-    """What a ratio's name ends with; nothing for the base case."""
+    """Return the end of a ratio's name; empty for the base case."""
     parts = (
         (f"_{workload.optimizer}", workload.optimizer != settings.optimizer),
         (f"_d{workload.dim}", workload.dim != settings.dim),

@@ -1,4 +1,6 @@
-"""Variants of one workload: built, checked, filled, and timed beside the reference, which has all rows on the device.
+"""Variants of one workload: built, checked, filled, and timed in turns with a reference.
+
+The reference has all rows on the device.
 
 Each variant is first trained on a few batches; the rows these look up must come out as the reference's do: bit for
 bit where both are ours, up to the order of sums otherwise. Then its device tier is filled with the most popular rows,
@@ -36,7 +38,7 @@ REFERENCE_DEPTH = 4
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure."""
+    """Duration of measurements."""
 
     rounds: int
     steps: int  # of a turn, at most
@@ -46,7 +48,7 @@ class Effort:
 
 
 class Comparison:
-    """All variants of a workload against the reference; what could not be measured is told to `report`."""
+    """All variants of a workload against the reference; `report` lists what is missing."""
 
     def __init__(self, accelerator: Accelerator, workload: Workload, effort: Effort, report: Report) -> None:
         self.accelerator, self.workload, self.effort, self.report = accelerator, workload, effort, report
@@ -54,7 +56,10 @@ class Comparison:
         self._batches: dict[Point, list[Batch]] = {}
 
     def run(self, wanted: Mapping[Spec, Sequence[Point]], *, seconds: float) -> Iterator[Timing]:
-        """Every point of every variant, until the time is over. A variant that fails does not stop the others."""
+        """Time every point of every variant, until the time is over.
+
+        A variant that fails does not stop the others.
+        """
         name = self.workload.title
         try:
             if seconds <= 0:
@@ -62,11 +67,11 @@ class Comparison:
             yield from self._run(wanted, time.monotonic() + seconds)
         except NotAvailable as reason:
             self.report.absent[name] = str(reason)
-        except Exception as error:  # GPU time is dear: whatever happens to one workload, the others go on
+        except Exception as error:  # GPU time is scarce: the other workloads continue
             self._failed(name, error)
 
     def _run(self, wanted: Mapping[Spec, Sequence[Point]], until: float) -> Iterator[Timing]:
-        gc.collect()  # of the workload before
+        gc.collect()  # of the previous workload
         with self._open(DEVICE) as reference:
             for spec, points in wanted.items():
                 yield from self._try(spec, points, reference, until)
@@ -87,7 +92,7 @@ class Comparison:
                 yield timing
         except NotAvailable as reason:
             self.report.absent[name] = str(reason)
-        except Exception as error:  # nor does a variant stop the others
+        except Exception as error:  # the other variants continue
             self._failed(name, error)
         finally:
             timings.close()
@@ -107,7 +112,7 @@ class Comparison:
 
     @contextmanager
     def _open(self, spec: Spec) -> Iterator[Embeddings]:
-        """Built, checked, and filled."""
+        """Build, check and fill the variant."""
         embeddings = open_variant(spec, self.workload, self.accelerator)
         try:
             self._check(spec, embeddings)
@@ -128,15 +133,13 @@ class Comparison:
         line = self._line(embeddings, batches, depth=0)
         line.train(CHECK_STEPS)
         line.stop()
-        found = embeddings.rows(one_each(self.workload.setup().tables, batches))
+        rows = embeddings.rows(one_each(self.workload.setup().tables, batches))
         if self._expected is None:
-            self._expected = found
-        what, before = f"{self.workload.title}: {spec.title}", np.full_like(found, STORED)
-        check_equal(what, found, self._expected, before=before, tolerance=TOLERANCE)
-        if spec.is_ours and not np.array_equal(found, self._expected):
-            self.report.notes.append(
-                f"{what}: rows agree with all on the device, but NOT bit for bit, dense part included."
-            )
+            self._expected = rows
+        name, stored = f"{self.workload.title}: {spec.title}", np.full_like(rows, STORED)
+        check_equal(name, rows, self._expected, before=stored, tolerance=TOLERANCE)
+        if spec.is_ours and not np.array_equal(rows, self._expected):
+            self.report.notes.append(f"{name}: rows and dense part equal the reference's, but NOT bit for bit.")
 
     def _line(self, embeddings: Embeddings, batches: Sequence[Batch], *, depth: int) -> Line:
         by_trainer = isinstance(embeddings, Tiers) and embeddings.by_trainer
@@ -144,7 +147,7 @@ class Comparison:
         return Line(self.accelerator, embeddings, part, batches, depth=depth, steps=self.effort.steps)
 
     def _measure(self, variants: Mapping[str, Embeddings], point: Point) -> dict[str, Measured]:
-        """Turn by turn; `reference` looks ahead as it is used to."""
+        """Time variants in turns; `reference` has its usual depth."""
         effort, batches = self.effort, self._timed_batches(point)
         lines: dict[str, Line] = {}
         try:
@@ -152,9 +155,9 @@ class Comparison:
                 depth = REFERENCE_DEPTH if name == "reference" else point.depth
                 lines[name] = self._line(embeddings, batches, depth=depth)
                 lines[name].choose_steps(effort.turn_seconds)
-            ours = {name: one for name, one in variants.items() if isinstance(one, Tiers)}
-            for one in ours.values():
-                one.statistics()
+            ours = {name: variant for name, variant in variants.items() if isinstance(variant, Tiers)}
+            for tiers in ours.values():
+                tiers.statistics()
             cases = {name: line.turn for name, line in lines.items()}
             times = harness.take_turns(cases, rounds=effort.rounds, warm_up=effort.warm_up)
         finally:
@@ -166,7 +169,10 @@ class Comparison:
         }
 
     def _timed_batches(self, point: Point) -> list[Batch]:
-        """Equal for all variants, and others at every point: a tier must not have seen them before."""
+        """Return batches, equal for all variants and different at every point.
+
+        A tier must not have trained them before.
+        """
         if point not in self._batches:
             while len(self._batches) > 1:
                 del self._batches[next(iter(self._batches))]
@@ -178,7 +184,7 @@ class Comparison:
 
 
 def fill(tiers: Tiers, workload: Workload, *, train: bool) -> None:
-    """Bring the most popular rows onto the device, as many as it has slots; with `train`, change them."""
+    """Fill the device with the most popular rows; with `train`, change them."""
     bag, slots = tiers.bag, tiers.bag.runtime.view.device_rows
     if not slots:
         return

@@ -1,4 +1,4 @@
-"""What a step must cost at least: the bytes it has to move, over bandwidths that were measured on the same device.
+"""Lower bounds of a step: the bytes it has to move, over the device's measured bandwidths.
 
 Bytes are counted once per pass: each row that is read, each vector and row that is written. Indices are left out, and
 so is every byte that a cache may serve, so no implementation is faster than its floor but for noise.
@@ -27,7 +27,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one step of the embeddings has to move, in bytes."""
+    """Bytes that one step of the embeddings has to move."""
 
     forward: int  # U * R + E: rows are read, vectors written
     update: int  # E + 2 * U * (R + S): gradients are read, rows with their state read and written
@@ -46,7 +46,7 @@ class Traffic:
         return max(self.fetched / rates.to_device, self.written_back / rates.to_host) * 1e3
 
     def step_ms(self, rates: Rates, dense_ms: float = 0.0) -> float:
-        """Copies run beside the kernels, the dense part cannot run beside its embeddings."""
+        """Copies can overlap with kernels, the dense part cannot overlap with its embeddings."""
         return max(self.memory_ms(rates) + dense_ms, self.link_ms(rates))
 
 

@@ -31,7 +31,7 @@ class WholeStep:
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=DENSE_RATE)
 
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What `train` needs of the batch besides the embeddings' inputs; outside all timings."""
+        """Return what `train` needs besides the embeddings' inputs; outside all timings."""
         dense, labels = torch.from_numpy(batch.dense), torch.from_numpy(batch.labels)
         return dense.to(self._device), labels.to(self._device)
 
@@ -53,7 +53,7 @@ class WholeStep:
         self._optimizer.step()
 
     def dense_alone(self, batch: Batch) -> Callable[[], None]:
-        """The dense part's work on a batch, with vectors that come from nowhere: the floor of a step."""
+        """Return the dense part's work on a batch, without embeddings: the floor of a step."""
         dense, labels = self.prepare(batch)
         shape = (batch.num_samples, self._model.num_features, self._model.config.embedding_dim)
         pooled = torch.full(shape, 0.01, device=self._device, requires_grad=True)
@@ -66,7 +66,7 @@ class WholeStep:
 
 
 class TrainerStep(WholeStep):
-    """The same by `Trainer`, which waits for the device once a step; all of it counts as its dense phase."""
+    """The step of `Trainer`, which waits for the device once; all of it is in the dense phase."""
 
     def __init__(self, workload: Workload, accelerator: Accelerator) -> None:
         super().__init__(workload, accelerator)

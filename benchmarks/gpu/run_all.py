@@ -1,24 +1,20 @@
-"""Everything about the GPU: builds, checks, times. Where there is no CUDA device it says so and exits with code 1.
+"""All tests and benchmarks on a GPU. Without a CUDA device the exit code is 1.
 
     python -m benchmarks.gpu.run_all                             # a quarter of an hour
     python -m benchmarks.gpu.run_all --smoke                     # two minutes: does everything run, is it right?
-    python -m benchmarks.gpu.run_all --only probe suite --reports out  # in parts of ten minutes, the telling ones first
+    python -m benchmarks.gpu.run_all --only probe suite --reports out  # parts of ten minutes, the most useful first
     python -m benchmarks.gpu.run_all --only step --reports out --json results.json
     python -m benchmarks.gpu.run_all --write --reports out       # anywhere: the tables of these reports into the page
     python -m benchmarks.gpu.run_all --smoke --device cpu-torch  # a rehearsal on the CPU; no GPU numbers
 
-Run it in the root of the repository; nothing needs to be installed but what `docs/explanation/gpu.md` lists. The
-tables go to that page.
+Run it in the root of the repository; `docs/explanation/gpu.md` lists the required packages. The tables go to that page.
 """
 
 import argparse
 import importlib.util
 import json
-import os
 import shlex
-import shutil
 import sys
-import sysconfig
 import tempfile
 import time
 from datetime import date
@@ -29,14 +25,14 @@ from benchmarks.bars import GPU_BARS, GPU_REQUIRED
 from benchmarks.harness import Report
 
 STAGES = ("probe", "suite", "step")
-SECONDS: dict[str, dict[str, float]] = {  # allowed to each stage; those that measure in turns end by themselves
+SECONDS: dict[str, dict[str, float]] = {  # of each stage; those that measure in turns end by themselves
     "full": {"probe": 240, "suite": 240, "step": 420},
     "quick": {"probe": 90, "suite": 120, "step": 180},
     "smoke": {"probe": 100, "suite": 200, "step": 30},
 }
-MOST_SECONDS = 600  # of a stage, asked to end and killed included: machines are lent by the ten minutes
+MOST_SECONDS = 600  # of a stage, including its end: such machines are lent for ten minutes at a time
 START_SECONDS = 30  # imports, and kernels to compile, of a stage that ends by itself
-MARGIN = 1.25  # what was begun in time is measured to its end
+MARGIN = 1.25  # measurements that began in time are finished
 TINY = {  # sizes of a rehearsal
     "probe": ("rows=2000", "ids=2000", "dims=8", "batches=32", "heavy=16", "pinned_rows=500", "moved_rows=64",
               "programs=64", "product=16", "copy_megabytes=1", "rounds=1"),
@@ -47,43 +43,30 @@ BEGIN, END = "<!-- results: written by python -m benchmarks.gpu.run_all -->", "<
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/explanation/gpu.md"
 
 
-def missing_packages() -> list[str]:
-    return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-
-
-def missing_for_triton() -> list[str]:
-    """Triton is a compiler, but has what launches its kernels compiled by another one."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    scheme = sysconfig.get_default_scheme()
-    if scheme == "posix_local":  # of Debian's Pythons, under which headers do not lie; Triton looks where they do, too
-        scheme = "posix_prefix"
-    header = Path(sysconfig.get_paths(scheme)["include"]) / "Python.h"
-    missing = [] if compiler else ["a C compiler (gcc, clang, or the one that CC names)"]
-    return missing + ([] if header.is_file() else [f"{header} (python3-dev)"])
-
-
 def check_machine(tier: str) -> None:
-    """
+    """Check packages, device and Triton.
+
     Raises:
-        SystemExit: if packages are missing, there is no CUDA device, or Triton cannot be used.
+        SystemExit: if packages are missing, there is no CUDA device, or Triton cannot launch kernels.
     """
-    missing = missing_packages()
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise SystemExit(
-            f"missing here: {', '.join(missing)}; install them, or put them on PYTHONPATH (docs/explanation/gpu.md)"
+            f"missing packages: {', '.join(missing)}. Install them, or put them on PYTHONPATH (docs/explanation/gpu.md)"
         )
+    from adaptive.errors import ConfigError
     from adaptive.kernels.rows import gpu
     from benchmarks.gpu.accelerator import open_accelerator
 
-    accelerator = open_accelerator(tier)
-    if accelerator.is_gpu:
-        missing = missing_for_triton() if gpu.available(accelerator.device) else ["Triton 3.6 or newer"]
-        if missing:
-            raise SystemExit(f"missing here: {', '.join(missing)}; Triton's kernels need it (docs/explanation/gpu.md)")
+    if open_accelerator(tier).is_gpu:
+        try:
+            gpu.prepare()
+        except ConfigError as error:
+            raise SystemExit(f"{error} (docs/explanation/gpu.md)") from error
 
 
 def limit_of(seconds: float) -> float:
-    """After how many seconds a stage that should take so long is asked to end."""
+    """Return the seconds after which a stage of this length gets SIGTERM."""
     return min(seconds * MARGIN + START_SECONDS, MOST_SECONDS - ending.GRACE_SECONDS)
 
 
@@ -100,7 +83,7 @@ def run_stage(stage: str, size: str, tier: str, seconds: float) -> Report:
 
 
 def gather(folder: Path) -> Report:
-    """The reports of all stages that are there, in order."""
+    """Return the reports of all stages in the folder, in order."""
     report = Report()
     for stage in STAGES:
         path = folder / f"{stage}.json"
@@ -110,7 +93,7 @@ def gather(folder: Path) -> Report:
 
 
 def run(options: argparse.Namespace, folder: Path) -> Report:
-    """Run the stages wanted; the reports of these and of earlier commands, together."""
+    """Run the selected stages; return their reports and those of earlier commands."""
     until = time.monotonic() + options.seconds if options.seconds else float("inf")
     command = shlex.join(["python", "-m", "benchmarks.gpu.run_all", *sys.argv[1:]])
     for stage in [stage for stage in STAGES if stage in options.only]:
@@ -134,8 +117,12 @@ def arguments() -> argparse.ArgumentParser:
         parser.add_argument(flag, action="store_const", const=size, dest="size", default="full", help=text)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios, figures and what is absent as JSON")
     parser.add_argument("--only", nargs="+", choices=STAGES, default=STAGES, help="run only these")
-    parser.add_argument("--reports", type=Path, metavar="FOLDER", help="keep what each stage found, and add to it")
-    parser.add_argument("--seconds", type=float, metavar="N", help="end after about so long; what is left out is said")
+    parser.add_argument(
+        "--reports", type=Path, metavar="FOLDER", help="keep the reports of stages here, and add to them"
+    )
+    parser.add_argument(
+        "--seconds", type=float, metavar="N", help="end after about N seconds; the results list what is missing"
+    )
     parser.add_argument("--device", choices=("cuda", "cpu-torch"), default="cuda", help="cpu-torch: a rehearsal")
     parser.add_argument("--write", action="store_true", help="run nothing: write the document from --reports")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables go (docs/explanation/gpu.md)")
@@ -143,14 +130,14 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def write(options: argparse.Namespace, folder: Path) -> Report:
-    """Write the document from the reports that are there, in the words of the machine that made them.
+    """Write the document from the reports in the folder; machine and command are the run's.
 
     Raises:
         SystemExit: if there are none.
     """
     path = folder / "machine.json"
     if not path.is_file():
-        raise SystemExit(f"{path} is not there: --write needs the folder that --reports of a run has filled")
+        raise SystemExit(f"expected {path}, which a run with --reports writes. Run one first, or choose its folder")
     about, report = json.loads(path.read_text()), gather(folder)
     if about["size"] != "full":
         report.notes.append("small sizes: a first impression, no verdict on the bars.")
@@ -163,7 +150,7 @@ def main() -> None:
     options = arguments().parse_args()
     if options.write:
         if options.reports is None:
-            raise SystemExit("--write needs --reports FOLDER, which an earlier run has filled")
+            raise SystemExit("--write: expected --reports FOLDER with the reports of an earlier run. Add it")
         write(options, options.reports)
         return
     check_machine(options.device)

@@ -1,4 +1,4 @@
-"""The tests in `tests/gpu`, run on this machine: a benchmark of something that is wrong is worth nothing."""
+"""The tests in `tests/gpu`, run on this machine: timing wrong results is useless."""
 
 import os
 import shlex
@@ -15,15 +15,15 @@ from benchmarks.harness import Report
 
 EXAMPLES = {"full": 200, "quick": 40, "smoke": 10}  # drawn trainings of the invariance suite
 NO_TESTS = 5  # what pytest ends with where it finds none
-# Side by side: on a new machine most of their time goes into compiling kernels, which a process does on one core.
+# In parallel: on a new machine most of their time goes into compiling kernels, on one core for each process.
 PROCESSES = (("contract",), ("invariance",), ("bf16", "determinism", "lookups", "ranks", "saving", "waits"))
-# What names a wrong kernel, on a GPU.
+# Tests that point to a wrong kernel, on a GPU.
 KERNELS = ("tests/kernels/rows", "tests/kernels/gpu", "tests/embeddings/tiers/gpu")
 OF_A_GPU = "triton or gpu or pinned"
 
 
 def run_suite(tier: str, size: str, seconds: float, *, only: str = "") -> Report:
-    """What passed, failed and was skipped. `tier` is `cuda`, or `cpu-torch` for a rehearsal on the CPU."""
+    """Return passed, failed and skipped tests; tier `cpu-torch` is a rehearsal on the CPU."""
     environment = os.environ | {"GPU_SUITE_DEVICE": tier, "GPU_SUITE_EXAMPLES": str(EXAMPLES[size])}
     shares = [[f"tests/gpu/test_gpu_{name}.py" for name in names] for names in PROCESSES]
     # Without a GPU one process rehearses the suite; kernels are interpreted by their own tests there.
@@ -35,7 +35,7 @@ def run_suite(tier: str, size: str, seconds: float, *, only: str = "") -> Report
         for files, path, output in zip(shares, results, outputs, strict=True):
             chosen = ["-k", OF_A_GPU] if files == list(KERNELS) else ["-m", "gpu", "-k", only]
             command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", *chosen]
-            # Elsewhere torch, Triton and pytest have other versions, and other things to warn of.
+            # Other versions of torch, Triton and pytest have other warnings.
             command += ["-o", "filterwarnings=default", f"--junitxml={path}", "--durations=5"]
             print(f"\n=== {shlex.join(command[1:])}", flush=True)
             with output.open("wb") as file:
@@ -48,9 +48,9 @@ def run_suite(tier: str, size: str, seconds: float, *, only: str = "") -> Report
     if not ended:
         report.absent["bench_gpu_suite"] = f"the tests did not end within {seconds:.0f} s"
     elif not set(codes) <= {0, 1, NO_TESTS}:  # 1: some tests failed
-        report.absent["bench_gpu_suite"] = f"pytest ended with codes {codes}; its message stands above"
+        report.absent["bench_gpu_suite"] = f"pytest ended with codes {codes}; its message is above"
     if report.absent and not report.ratios["gpu_tests_failed"]:
-        del report.ratios["gpu_tests_failed"]  # not known
+        del report.ratios["gpu_tests_failed"]  # unknown
     return report
 
 

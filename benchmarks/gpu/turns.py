@@ -70,7 +70,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Timing:
-    """A variant beside the reference."""
+    """A variant and the reference, timed in turns."""
 
     spec: Spec
     point: Point
@@ -126,7 +126,7 @@ class Line:
         return ((self._embeddings.prepare(batch), self._part.prepare(batch)) for batch in batches)
 
     def _next(self, count: int) -> Iterator[tuple[Any, Any]]:
-        """Ours come as the look-ahead brings them; others' inputs lie on the device before the clock starts."""
+        """Ours arrive from the look-ahead; other inputs are on the device before the clock starts."""
         coming = islice(self._inputs, count)
         return coming if self._ours is not None else iter(list(coming))
 

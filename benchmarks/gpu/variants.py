@@ -1,10 +1,9 @@
-"""Who is timed on the GPU: our tiers, and what one would use instead.
+"""Variants that are timed on the GPU: our tiers, and their alternatives.
 
 Letters: B samples, F features, D width.
 """
 
 import gc
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -86,52 +85,40 @@ DEVICE = Spec("device")  # the reference: all rows in device memory
 
 
 def missing_memory(workload: Workload, spec: Spec, accelerator: Accelerator) -> str:
-    """What is short, in words; nothing if the variant fits in what is free now."""
+    """Return the memory that is missing, as text; empty if the variant fits."""
     host, device = (size * SPARE for size in spec.memory_bytes(workload))
     if not accelerator.is_gpu:
         host, device = host + device, 0.0
-    for name, needed, free in (
-        ("host", host, available_bytes()),
-        ("device", device, accelerator.free_bytes()),
-    ):
+    for name, needed, free in (("host", host, available_bytes()), ("device", device, accelerator.free_bytes())):
         if needed > free:
-            return f"needs {needed / 1e9:.1f} GB of {name} memory, {free / 1e9:.1f} GB are free"
+            return f"expected {needed / 1e9:.1f} GB of free {name} memory, got {free / 1e9:.1f} GB"
     return ""
 
 
 def open_variant(spec: Spec, workload: Workload, accelerator: Accelerator) -> Embeddings:
-    """Built, every value of every row being `STORED`.
+    """Return the variant, with every value of every row being `STORED`.
 
     Raises:
         NotAvailable: if it does not fit in memory, or has no such optimizer.
     """
-    gc.collect()  # whoever was there before may hold itself in a circle
+    gc.collect()  # earlier variants may have reference cycles
     short = missing_memory(workload, spec, accelerator)
     if short:
         raise NotAvailable(short)
     setup = workload.setup()
     if spec.is_ours:
         return Tiers(setup, spec, accelerator)
-    kinds: dict[str, Callable[[Setup, torch.device], Embeddings]] = {
-        "torch": BagsOnDevice,
-        "torch_host": BagsOnHost,
-    }
-    return kinds[spec.kind](setup, accelerator.device)
+    return (BagsOnDevice if spec.kind == "torch" else BagsOnHost)(setup, accelerator.device)
 
 
 class Tiers(Ours):
-    """`TieredEmbeddingBag` on the accelerator; every row is stored on the host as if it had been trained."""
+    """`TieredEmbeddingBag` on the accelerator, with every row stored on the host."""
 
     def __init__(self, setup: Setup, spec: Spec, accelerator: Accelerator, *, device_rows: str | None = None) -> None:
         policy = load_policy_class(POLICIES[spec.kind])
         wanted = policy.device_rows or device_rows or f"{spec.share}%"
-        tier = TierConfig(
-            device_rows=wanted,
-            device=accelerator.tier,
-            when_full="reduce_lookahead",
-            transfer=spec.transfer,
-            lookups=spec.lookups,
-        )
+        ways = {"transfer": spec.transfer, "lookups": spec.lookups, "device": accelerator.tier}
+        tier = TierConfig.model_validate({"device_rows": wanted, "when_full": "reduce_lookahead", **ways})
         skip = SkipConfig() if spec.kind == "slipstream" else None
         optimizer = row_optimizer(setup.optimizer)
         self.title, self.by_trainer = spec.title, spec.trainer
@@ -141,7 +128,7 @@ class Tiers(Ours):
         self._store_every_row()
 
     def _store_every_row(self) -> None:
-        """What loading a checkpoint of all rows would do, without arrays of their size."""
+        """Do what loading a checkpoint of all rows does, without arrays of their size."""
         (lane,) = self.bag.runtime.pipeline.lanes
         weights = np.full((BLOCK_ROWS, lane.host.weights.shape[1]), STORED, np.float32)
         state = np.zeros((BLOCK_ROWS, lane.host.state.shape[1]), np.float32)
@@ -154,7 +141,7 @@ class Tiers(Ours):
         lane.planner.tracker.codes[:] = ON_HOST
 
     def look_ahead(self, depth: int) -> None:
-        """How far, from the next `stream` on."""
+        """Set the depth from the next `stream` on."""
         self._depth = depth
 
     def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -98,8 +98,11 @@ def in_threads(work: Callable[[int], T], numbers: range) -> list[T]:
 
 
 def popular_counts(sizes: Sequence[int], wanted: int) -> list[int]:
-    """How many of each table's most popular rows are among the `wanted` most popular of all, each feature being
-    looked up once a sample: a row of rank r has weight r ** -EXPONENT over its table's total (continuous law)."""
+    """Count the rows of each table among the `wanted` most popular rows of all tables.
+
+    A row of rank r has weight r ** -EXPONENT over its table's total (continuous law), with one lookup of each feature
+    in a sample.
+    """
     power = 1 - EXPONENT
     totals = [((size + 1.0) ** power - 1) / power for size in sizes]
 
@@ -124,8 +127,10 @@ def rank_ids(ranks: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 def covering_batches(tables: Sequence[TableConfig], wanted: int, lookups: int) -> Iterator[Batch]:
-    """Batches of about `lookups` look-ups, in which the `wanted` most popular rows come once each, the most popular
-    ones last."""
+    """Yield batches of about `lookups` lookups with the `wanted` most popular rows, once each.
+
+    The most popular rows come last.
+    """
     sizes = [table.num_embeddings for table in tables]
     counts = popular_counts(sizes, wanted)
     number = max(1, -(-sum(counts) // lookups))

@@ -1,4 +1,4 @@
-"""Every benchmark at its smallest size: results are compared, ratios come out, the document is written."""
+"""Every benchmark at its smallest size: equal results, ratios, and the document."""
 
 import importlib
 import json
@@ -62,7 +62,7 @@ class DLRM_Net(nn.Module):
 
 @pytest.fixture
 def one_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers that are installed everywhere."""
+    """Use only peers that are always installed."""
     monkeypatch.setattr(bench_step, "PEERS", {"torch": EmbeddingBags})
 
 
@@ -70,7 +70,7 @@ def test_ids_follow_the_law_and_stay_in_the_table() -> None:
     ids = zipf(np.random.default_rng(0), 200_000, 1000, 1.05)
     counts = np.sort(np.bincount(ids, minlength=1000))[::-1]
     assert ids.min() >= 0 and len(counts) == 1000
-    assert counts[0] / counts[9] == pytest.approx(10**1.05, rel=0.35)  # the continuous law favours the first a little
+    assert counts[0] / counts[9] == pytest.approx(10**1.05, rel=0.35)  # the continuous law favors the first a little
     assert (counts[:500] > 0).all()
 
 
@@ -94,7 +94,7 @@ def test_names_of_ratios() -> None:
     assert Case(16384, 64, "adagrad", 20).suffix == "adagrad_d64_b16384_multihot"
 
 
-def test_a_peer_that_learns_otherwise_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_learns_differently_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slower(EmbeddingBags):
         def __init__(self, setup: Setup) -> None:
             super().__init__(setup)
@@ -105,7 +105,7 @@ def test_a_peer_that_learns_otherwise_is_not_timed(monkeypatch: pytest.MonkeyPat
         bench_step.bench_embeddings(Case(32, 4, "sgd"), bench_step.SETTINGS["smoke"])
 
 
-def test_a_missing_optimizer_is_a_reason(one_peer: None) -> None:
+def test_a_missing_optimizer_is_absent(one_peer: None) -> None:
     report = bench_step.bench_embeddings(Case(32, 4, "rowwise_adagrad"), bench_step.SETTINGS["smoke"])
     assert "rowwise_adagrad" in report.absent["embedding_vs_torch_rowwise_adagrad_d4_b32"]
 
@@ -117,7 +117,7 @@ def run_with_checkout(path: Path, optimizer: str) -> Report:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that stands for a checkout, importable and not imported yet."""
+    """A folder in the place of a checkout, importable and not imported yet."""
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("dlrm_s_pytorch", "optim", "optim.rwsadagrad"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -133,7 +133,7 @@ def test_a_checkout_of_dlrm_takes_part(checkout: Path, optimizer: str, capsys: p
     assert "does without" in printed.err and not printed.out
 
 
-def test_a_checkout_that_lacks_a_package_or_an_optimizer_is_a_reason(checkout: Path) -> None:
+def test_a_checkout_without_package_or_optimizer_is_absent(checkout: Path) -> None:
     report = run_with_checkout(checkout, "rowwise_adagrad")
     assert "needs optim" in report.absent["turns_vs_dlrm_rowwise_adagrad_b64_small"]
     (checkout / "dlrm_s_pytorch.py").write_text("import no_such_package_1\n")
@@ -144,7 +144,7 @@ def test_a_checkout_that_lacks_a_package_or_an_optimizer_is_a_reason(checkout: P
     assert report.ratios["turns_over_dense_alone_sgd_b64_small"] > 0
 
 
-def test_a_folder_without_dlrm_is_a_reason(tmp_path: Path) -> None:
+def test_a_folder_without_dlrm_is_absent(tmp_path: Path) -> None:
     report = run_with_checkout(tmp_path, "sgd")
     assert "is no checkout" in report.absent["turns_vs_dlrm_sgd_b64_small"]
 
@@ -159,7 +159,7 @@ def test_plan() -> None:
 
 
 def test_turns() -> None:
-    """Each turn begins and ends with an empty look-ahead: all batches of it are planned inside, and no others."""
+    """Each turn starts and ends with an empty look-ahead: it plans its own batches and no others."""
     planned: list[int] = []
     report = bench_turns.run(bench_turns.SETTINGS["smoke"])
     assert report.ratios["turns_10pct_lru_vs_single_sgd_b64_multihot_small"] > 0
@@ -177,7 +177,7 @@ def test_turns() -> None:
 
 def test_switching_the_tracker_off_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup(kaggle_tables(20_000, 4), "sgd")
-    answers = bench_overhead.deque([np.zeros(1)])  # to the one question while slots are free
+    answers = bench_overhead.deque([np.zeros(1)])  # to the single call while slots are free
     ours = Ours(setup, device_rows="10%", policy=bench_overhead.Replay(answers), depth=0)
     bench_overhead.switch_tracking_off(ours)
 
@@ -190,7 +190,7 @@ def test_switching_the_tracker_off_reaches_it(monkeypatch: pytest.MonkeyPatch) -
         ours.pool(planned).sum().backward()  # type: ignore[no-untyped-call]
         ours.update()
     ours.close()
-    assert not answers, "the policy was never asked"
+    assert not answers, "the policy was never called"
 
 
 def test_mmap(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_memory() -> None:
     assert 0.9 < report.ratios["peak_memory_ratio"] < 2
 
 
-@pytest.mark.nightly  # compiles every kernel anew
+@pytest.mark.nightly  # compiles every kernel again
 def test_startup() -> None:
     report = bench_startup.run(bench_startup.SETTINGS["smoke"])
     assert {"startup_cold_first_step_s", "startup_warm_first_step_s", "startup_help_s"} <= set(report.figures)
@@ -235,7 +235,7 @@ def test_turns_alternate_and_warm_up_is_dropped() -> None:
 def test_settings_change_by_text() -> None:
     settings = harness.changed(bench_plan.SETTINGS["full"], ["rounds=3", "shares=1,10", "policies=lru"])
     assert (settings.rounds, settings.shares, settings.policies) == (3, (1, 10), ("lru",))
-    with pytest.raises(SystemExit, match="no such setting"):
+    with pytest.raises(SystemExit, match=r"expected NAME=VALUE with a name among rounds, .*got speed=9"):
         harness.changed(settings, ["speed=9"])
 
 
@@ -261,7 +261,7 @@ def test_json_holds_a_ratio_or_a_reason_for_every_required_name(tmp_path: Path) 
     assert found["absent"]["embedding_vs_fbgemm_sgd"] == "fbgemm_gpu cannot be imported"
 
 
-def test_the_document_keeps_what_stands_around_the_results(tmp_path: Path) -> None:
+def test_the_document_keeps_the_text_around_the_results(tmp_path: Path) -> None:
     path = tmp_path / "docs" / "benchmarks.md"
     path.parent.mkdir()
     path.write_text(f"# Before\n\n{run_all.BEGIN}\nold\n{run_all.END}\n\nafter\n")
@@ -272,6 +272,6 @@ def test_the_document_keeps_what_stands_around_the_results(tmp_path: Path) -> No
     assert "| 7 | yes |" in text and "| 0.5 | NO |" in text
 
 
-def test_bars_have_names_of_their_own() -> None:
+def test_bars_have_distinct_names() -> None:
     names = [bar.name for bar in BARS]
     assert len(names) == len(set(names))

@@ -1,4 +1,4 @@
-"""The study of skipping: runs are kept and not repeated, controls get their share, tables say what was found."""
+"""The study of skipping: runs are stored and not repeated, controls, tables."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,7 @@ def tiny(**config: Any) -> Setting:
 
 
 def made(setting: Setting, way: Way, seed: int, auc: float, **summary: Any) -> Run:
-    """A run as it stands in the file, without training."""
+    """A run as it is in the file, without training."""
     zero = ("hit_rate", "row_hit_rate", "bytes_h2d", "bytes_d2h", "fetched_rows", "written_back_rows", "steps")
     more = ("samples", "samples_per_s", "skipped_update_share", "skipped_lookup_share", "deferred_update_share")
     found: dict[str, Any] = {"auc": auc, "log_loss": 0.5, "auc_of": "evaluation", **dict.fromkeys(zero + more, 0)}
@@ -34,7 +34,7 @@ def made(setting: Setting, way: Way, seed: int, auc: float, **summary: Any) -> R
 # --- runs ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_stopped_study_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_study_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = tiny()
     block = Block("b", (setting,), (OFF, DEFER, DROP), seeds=1)
     path = tmp_path / "runs.jsonl"
@@ -60,7 +60,7 @@ def test_a_stopped_study_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(path.read_text().splitlines()) == 4
 
 
-def test_a_run_that_was_asked_for_differently_is_not_there(tmp_path: Path) -> None:
+def test_a_run_with_other_settings_is_not_reused(tmp_path: Path) -> None:
     setting, runs = tiny(), Runs(tmp_path / "runs.jsonl")
     runs.add(made(setting, DEFER, 0, 0.7))
     assert Runs(runs.path).get(setting, DEFER, 0) is not None
@@ -79,7 +79,7 @@ def test_a_line_cut_short_is_removed(tmp_path: Path) -> None:
     assert [run.seed for run in Runs(runs.path)] == [0, 1]
 
 
-def test_a_run_that_fails_is_kept_and_told(tmp_path: Path) -> None:
+def test_a_run_that_fails_is_stored_and_reported(tmp_path: Path) -> None:
     setting, runs = tiny(), Runs(tmp_path / "runs.jsonl")
     (run,) = train(setting, Way("bad", options={"warmup": -1}), 0, folder=tmp_path)
     assert run.error is not None
