@@ -1,12 +1,12 @@
-"""Thirty mistakes that systems like this one have shipped, each with a test that would have caught it.
+"""Thirty mistakes that similar systems have shipped, each with a test that would have caught it.
 
-Here are those about order and indices (1 to 18); 19 to 30 are in `test_traps_state.py`.
+This file has those about order and indices (1 to 18); `test_traps_state.py` has 19 to 30. The numbers are those of a
+survey of embedding caches and parameter servers. Some are missing, or tested in part:
 
-The numbers are those of a survey of embedding caches and parameter servers. Not here, and why:
-
-* 3 and 4 (memory freed, or work begun, while another stream is not done) need a GPU: the tests at the end skip without.
+* 3 and 4 (memory freed, or work begun, while another stream is not done) need a GPU: the test at the end is skipped
+  without one.
 * 15, "an empty batch on one rank only", 23 (rows not divisible by devices) and 24 (another world size on load) need
-  several ranks; rows live on one machine. The other halves of 15 are tested.
+  several ranks, which `tests/ranks` has. The other halves of 15 are tested here.
 * 26 (the cache's precision differs from the table's) cannot happen: both tiers are float32, which is what is tested.
 """
 
@@ -55,7 +55,7 @@ from adaptive.policy import Policy, RowStats, TierView
 
 
 @pytest.mark.parametrize("depth", [3, 5])
-def test_trap_01_later_prefetch_does_not_evict_what_an_earlier_one_staged(depth: int) -> None:
+def test_trap_01_a_later_prefetch_evicts_no_staged_row(depth: int) -> None:
     """A cache staged batch i, then batch i + 1 evicted these rows before i was trained. Here the device has room for
     exactly the rows in flight, and every batch is trained as late as possible."""
     batches = random_batches(TABLE, 20, seed=1, samples=3)
@@ -87,9 +87,7 @@ def test_trap_02_update_goes_to_the_copy_that_is_valid(policy: type[Policy]) -> 
 
 
 @pytest.mark.parametrize("depth", range(7))
-def test_trap_05_every_batch_is_planned_once_for_loaders_of_any_length(
-    depth: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trap_05_every_batch_is_planned_once(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipeline that was refilled in its steady state prefetched twice and drew too many batches from the loader."""
     planned_numbers: list[int] = []
     commit = Planner.commit
@@ -115,13 +113,13 @@ def test_trap_05_every_batch_is_planned_once_for_loaders_of_any_length(
 
 @pytest.mark.parametrize("fault", ["no forward", "no backward", "no grad", "exception"])
 def test_trap_06_prefetch_without_backward_leaks_no_pins(fault: str) -> None:
-    """Pins were released by a backward hook; a batch without backward kept its rows for ever, until nothing fitted."""
+    """Pins were released by a backward hook; a batch without backward held its rows forever, until nothing fit."""
     embeddings = one_table(10, "6", when_full="error")
     initial, trained = embeddings.rows.table_weights("t"), []
     for _ in range(5):
-        coming = embeddings.look_ahead([bags([n, n + 1]) for n in range(0, 10, 2)], depth=2)
-        with suppress(RuntimeError), closing(coming):
-            for planned in coming:
+        look_ahead = embeddings.look_ahead([bags([n, n + 1]) for n in range(0, 10, 2)], depth=2)
+        with suppress(RuntimeError), closing(look_ahead):
+            for planned in look_ahead:
                 if planned.number % 5 == 4:
                     trained.append(planned.batch)
                     sum_of(embeddings(planned)).backward()
@@ -147,25 +145,25 @@ def test_trap_07_statistics_on_or_off_give_the_same_bits() -> None:
         embeddings.statistics.take()
         trainee.learn(embeddings(planned), planned.batch)
         embeddings.step()
-    asked = snapshot(embeddings, trainee)
-    asked.assert_equals(train(build(device_rows="60%"), TABLE, batches, 2))
+    observed = snapshot(embeddings, trainee)
+    observed.assert_equals(train(build(device_rows="60%"), TABLE, batches, 2))
 
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_trap_08_fewer_slots_than_rows_is_an_error_or_falls_back(depth: int) -> None:
     """A cache smaller than a batch's distinct ids, or N batches', crashed or overwrote rows in use."""
     batches = random_batches(TABLE, 10, samples=4)
-    alone, together = rows_held(TABLE, batches, 0)[4], rows_held(TABLE, batches, depth)[4]
-    with pytest.raises(DeviceMemoryError, match=f"{together} device rows of width 4 are needed"):
-        train(build(device_rows=str(together - 1), when_full="error"), TABLE, batches, depth)
+    one_batch, in_flight = rows_held(TABLE, batches, 0)[4], rows_held(TABLE, batches, depth)[4]
+    with pytest.raises(DeviceMemoryError, match=f"{in_flight} device rows of width 4 are needed"):
+        train(build(device_rows=str(in_flight - 1), when_full="error"), TABLE, batches, depth)
     expected = train_slowly(TABLE, batches, SGD(lr=0.5))
-    train(build(device_rows=str(alone)), TABLE, batches, depth).assert_equals(expected)
+    train(build(device_rows=str(one_batch)), TABLE, batches, depth).assert_equals(expected)
     train(build(policy=LFUOnHost, device_rows="1"), TABLE, batches, depth).assert_equals(expected)
 
 
-def test_trap_09_rows_written_back_are_there_before_they_are_read_or_flushed(tmp_path: Path) -> None:
-    """A host store freed a row before it was unlinked; background eviction ran against writes. Here rows leave and
-    come back in neighbouring batches while the store on disk is flushed."""
+def test_trap_09_rows_are_written_back_before_they_are_read(tmp_path: Path) -> None:
+    """A host store freed a row before it was unlinked; background eviction ran against writes. Here rows are
+    evicted and fetched in neighboring batches while the store on disk is flushed."""
     embeddings = one_table(12, "7", Scattered, eviction_share=1.0, host=f"mmap:{tmp_path}")
     rng = np.random.default_rng(2)
     batches = [bags(rng.integers(0, 12, 3).tolist()) for _ in range(60)]
@@ -188,7 +186,7 @@ class Listens(Policy):
 
 
 @pytest.mark.parametrize("depth", [0, 4])
-def test_trap_10_look_ups_are_counted_once_and_belong_to_the_row(depth: int) -> None:
+def test_trap_10_lookups_are_counted_once_and_follow_the_row(depth: int) -> None:
     """Prefetching skipped the frequency counter, or counted twice; and a new key inherited the score of the key that
     had its place before."""
     batches = random_batches(TABLE, 15, samples=3)
@@ -199,15 +197,15 @@ def test_trap_10_look_ups_are_counted_once_and_belong_to_the_row(depth: int) -> 
 
     policy = Listens()
     step_all(one_table(9, "2", policy), [bags([1, 1, 1]), bags([2]), bags([3]), bags([4])])
-    assert [dict(zip(told.rows.tolist(), told.accesses.tolist(), strict=True)) for told in policy.heard] == [
-        {1: 3},  # while slots are free, to see that the policy answers
+    assert [dict(zip(stats.rows.tolist(), stats.accesses.tolist(), strict=True)) for stats in policy.heard] == [
+        {1: 3},  # while slots are free, to check the policy's answer
         {1: 3, 2: 1},
         {3: 1, 2: 1},  # row 3 took the slot of row 1
     ]
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-def test_trap_11_what_arranges_inputs_keeps_its_state(depth: int) -> None:
+def test_trap_11_a_policy_that_arranges_inputs_keeps_its_state(depth: int) -> None:
     """A preprocessing module run for the look-ahead's batch ran again for the batch itself, or lost its state."""
 
     class Numbering(LRU):
@@ -258,7 +256,7 @@ def test_trap_12_tables_beyond_32_bits(tmp_path: Path, num_rows: int, width: int
 
     initial = values()
     batches = [featured([[1]], [[row]]) for row in far] + [featured([[2]], [far[:2]])]
-    # Enough other rows in between for the first ones to leave the device.
+    # Enough other rows in between to evict the first ones.
     crowd = [featured([[0]], [list(range(1000 + k, 1000 + k + 15))]) for k in range(0, 90, 15)]
     step_all(embeddings, [*batches, *crowd, *batches], depth=1)
     expected = initial.copy()
@@ -271,8 +269,8 @@ def test_trap_12_tables_beyond_32_bits(tmp_path: Path, num_rows: int, width: int
 
 @pytest.mark.parametrize("bad", [-1, 60, 2**31, -(2**40)])
 @pytest.mark.parametrize("depth", [0, 2])
-def test_trap_13_ids_outside_the_table_are_errors_that_say_where(bad: int, depth: int) -> None:
-    """Negative and too large ids became row 0 without a word, or crashed the process."""
+def test_trap_13_ids_outside_the_table_are_errors(bad: int, depth: int) -> None:
+    """Negative and too large ids silently became row 0, or crashed the process."""
     embeddings = build()
     before = embeddings.rows.table_weights("t")
     with pytest.raises(InputError, match=f"feature t, sample 1, position 2: id {bad} is outside table t, .* 0 to 59"):
@@ -282,14 +280,14 @@ def test_trap_13_ids_outside_the_table_are_errors_that_say_where(bad: int, depth
 
 @pytest.mark.parametrize("offsets", [[1, 2, 3], [0, 2, 1], [0, 1, 2], [0, 1, 4], [0, 3], [0, -1, 3], [0, 1, 2, 3], []])
 def test_trap_14_offsets_are_checked_before_anything_runs(offsets: list[int]) -> None:
-    """Offsets that fall, are negative, end elsewhere or are one too few were read beyond the end of arrays."""
+    """Offsets that decrease, are negative, end elsewhere or are one too few were read beyond the end of arrays."""
     with pytest.raises(ValueError, match=r"batch: .*offsets"):
         Batch(np.zeros((2, 0), np.float32), np.arange(3), np.array(offsets, np.int64), np.zeros(2, np.float32))
 
 
 @pytest.mark.parametrize("pooling", ["sum", "mean", "none"])
 def test_trap_15_empty_bags_tables_and_batches_give_zeros(pooling: Literal["sum", "mean", "none"]) -> None:
-    """Mean over an empty bag gave NaN; a table without look-ups in a batch, or a batch without any, crashed."""
+    """Mean over an empty bag gave NaN; a table without lookups in a batch, or a batch without any, crashed."""
     tables = [
         TableConfig(name="a", num_embeddings=5, embedding_dim=4, pooling=pooling),
         TableConfig(name="b", num_embeddings=5, embedding_dim=16, pooling=pooling),
@@ -311,7 +309,7 @@ def test_trap_15_empty_bags_tables_and_batches_give_zeros(pooling: Literal["sum"
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
-def test_trap_16_duplicates_are_summed_in_look_up_order_and_updated_once(optimizer: RowOptimizer) -> None:
+def test_trap_16_duplicates_are_summed_in_order_updated_once(optimizer: RowOptimizer) -> None:
     """Duplicates in a bag, over bags and over features that share a table were updated once each, or in the order in
     which threads came."""
     tables = (TableConfig(name="t", num_embeddings=4, embedding_dim=4, features=("x", "y")),)
@@ -345,7 +343,7 @@ def test_trap_17_a_gradient_of_zero_is_an_update() -> None:
 
 
 def test_trap_18_weights_scale_gradients_and_are_not_counted() -> None:
-    """Per-sample weights were left out of the gradient, and look-ups were counted by weight."""
+    """Per-sample weights were left out of the gradient, and lookups were counted by weight."""
     embeddings = one_table()
     initial = embeddings.rows.table_weights("t")
     step_all(embeddings, [bags([1, 2], [2, 3], weights=[0.5, 2.0, -4.0, 0.0])])
@@ -360,8 +358,12 @@ def test_trap_18_weights_scale_gradients_and_are_not_counted() -> None:
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: streams race only there")
 
 
-def train_beside_a_busy_gpu(depth: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """A table trained on the GPU while other streams allocate, free and work; and what it should be."""
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+def test_trap_03_04_streams_wait_for_each_other(depth: int) -> None:
+    """Memory went back to the allocator while a copy on another stream still read it; or one stream waited for the
+    copies, and another one used them. Here other streams allocate, free and work."""
     embeddings = one_table(40, "50%", Scattered, device="cuda", when_full="reduce_lookahead")
     rng = np.random.default_rng(4)
     batches = [bags(rng.integers(0, 40, 6).tolist()) for _ in range(50)]
@@ -386,21 +388,4 @@ def train_beside_a_busy_gpu(depth: int) -> tuple[NDArray[np.float32], NDArray[np
     finally:
         stop.set()
         thread.join()
-    return embeddings.rows.table_weights("t"), after_sums(initial, batches)
-
-
-@pytest.mark.gpu
-@needs_gpu
-def test_trap_03_no_memory_is_freed_while_another_stream_reads_it() -> None:
-    """Memory went back to the allocator while a copy on another stream still read it."""
-    found, expected = train_beside_a_busy_gpu(depth=3)
-    assert np.array_equal(found, expected)
-
-
-@pytest.mark.gpu
-@needs_gpu
-def test_trap_04_the_stream_that_waits_is_the_stream_that_works() -> None:
-    """One stream waited for the copies and another one used them."""
-    for depth in (1, 2, 5):
-        found, expected = train_beside_a_busy_gpu(depth)
-        assert np.array_equal(found, expected)
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))

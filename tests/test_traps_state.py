@@ -1,4 +1,4 @@
-"""The traps of `test_traps.py`, 19 to 30: state, precision, measuring, and one of our own."""
+"""The traps of `test_traps.py`, 19 to 30: state, precision, measuring, and one of ours."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ from adaptive.policy import Policy
 # --- state ---------------------------------------------------------------------------------------------------------
 
 
-def test_trap_19_saving_needs_no_flush_and_flushing_twice_is_flushing_once() -> None:
+def test_trap_19_saving_needs_no_flush_and_a_flush_changes_nothing() -> None:
     """State saved before a flush held old rows; flushing in the middle of training changed the result."""
     batches = random_batches(TABLE, 10)
     unflushed, flushed = build(device_rows="70%"), build(device_rows="70%")
@@ -45,8 +45,8 @@ def test_trap_19_saving_needs_no_flush_and_flushing_twice_is_flushing_once() -> 
     assert all(np.array_equal(left[name], right[name]) for name in left)
 
 
-def test_trap_20_adams_step_count_is_saved_and_is_the_rows_own() -> None:
-    """The step count was not part of the state, so bias correction began anew after a restart."""
+def test_trap_20_adams_step_count_is_saved_for_each_row() -> None:
+    """The step count was not part of the state, so bias correction started again after a restart."""
     batches = random_batches(TABLE, 10)
     first, trainee = build(optimizer=Adam(lr=0.01)), Trainee(TABLE)
     train_more(first, trainee, batches[:5], 0)
@@ -69,13 +69,13 @@ def test_trap_21_state_is_loaded_into_a_smaller_device(optimizer: RowOptimizer) 
 
 
 def test_trap_22_saving_while_rows_move_sees_every_row_once() -> None:
-    """A checkpoint taken while memory was on its way held zeros. Here the look-ahead moves rows during every save."""
+    """A checkpoint taken during a copy had zeros. Here the look-ahead moves rows during every save."""
     batches = random_batches(TABLE, 20, samples=3)
     embeddings, trainee = build(device_rows="40%", eviction_share=1.0), Trainee(TABLE)
     for planned in embeddings.look_ahead(batches, depth=3):
         trainee.learn(embeddings(planned), planned.batch)
         embeddings.step()
-        arrays = embeddings.rows.state_arrays()  # unsynchronised: rows of later batches move at the same time
+        arrays = embeddings.rows.state_arrays()  # not synchronized: rows of later batches move at the same time
         saved = np.full((60, 4), np.nan, np.float32)
         saved[arrays["rows0.changed"]] = arrays["rows0.weights"]
         slow = train_slowly(TABLE, batches[: planned.number + 1], SGD(lr=0.5)).weights["t"]
@@ -123,7 +123,7 @@ def test_trap_27_any_width(optimizer: RowOptimizer) -> None:
 
 @pytest.mark.parametrize("policy", [LRU, Hybrid, LFUOnHost])
 def test_trap_28_new_rows_are_never_uninitialised(policy: type[Policy]) -> None:
-    """A row's first look-up read whatever was in memory. Initial values are the same on whatever way they come."""
+    """A row's first lookup read uninitialized memory. Initial values are the same however they are read."""
     embeddings = build(policy=policy, device_rows="auto" if policy is Hybrid else "20%")
     table = embeddings.rows.table_weights("t")
     assert np.isfinite(table).all()
@@ -138,7 +138,7 @@ def test_trap_28_new_rows_are_never_uninitialised(policy: type[Policy]) -> None:
 # --- measuring -----------------------------------------------------------------------------------------------------
 
 
-def test_trap_29_a_warm_up_does_not_hide_in_the_hit_rate() -> None:
+def test_trap_29_a_warm_up_is_not_part_of_the_hit_rate() -> None:
     """A benchmark's warm-up left the cache in a state in which every key missed. Statistics are of the batches since
     the last call, and calibrating moves nothing."""
     embeddings = one_table()
@@ -156,8 +156,8 @@ def test_trap_29_a_warm_up_does_not_hide_in_the_hit_rate() -> None:
 
 
 def test_trap_30_a_skipped_row_stands_still_and_can_be_woken() -> None:
-    """Nobody else skips updates. A skipped row keeps weights, moments and step count; when the verdict is revised, it
-    is updated again, from where it was."""
+    """No other system skips updates. A skipped row keeps weights, moments and step count; when the verdict changes, it
+    is updated again from there."""
 
     class SleepsForAWhile(LRU):
         def __init__(self) -> None:

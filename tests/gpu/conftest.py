@@ -10,7 +10,7 @@ DEVICE = os.environ.get("GPU_SUITE_DEVICE", "cuda")
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """What `TierConfig.device` takes."""
+    """A value of `TierConfig.device`."""
     if DEVICE == "cuda" and not torch.cuda.is_available():
         pytest.skip(f"no CUDA device; torch {torch.__version__} is built for CUDA {torch.version.cuda}")
     return DEVICE

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.gpu
 
 
 def test_placement_changes_nothing_under_bf16(device: str) -> None:
-    found = Training(device, LRU, Adam(), bf16=True).run()
+    result = Training(device, LRU, Adam(), bf16=True).run()
     expected = Training(device, Device, Adam(), depth=0, bf16=True).run()
-    tables = [name for name in expected if name.startswith(("table", "dense", "losses"))]
-    assert_same({name: found[name] for name in tables}, {name: expected[name] for name in tables})
+    names = [name for name in expected if name.startswith(("table", "dense", "losses"))]
+    assert_same({name: result[name] for name in names}, {name: expected[name] for name in names})
 
 
 def test_rows_and_state_stay_float32(device: str) -> None:
@@ -35,9 +35,9 @@ def test_rows_and_state_stay_float32(device: str) -> None:
 
 
 def test_it_learns_as_on_the_cpu(device: str) -> None:
-    there = Training(device, LRU, RowwiseAdagrad(), bf16=True).run()
-    here = Training("cpu", LRU, RowwiseAdagrad(), bf16=True).run()
+    on_gpu = Training(device, LRU, RowwiseAdagrad(), bf16=True).run()
+    on_cpu = Training("cpu", LRU, RowwiseAdagrad(), bf16=True).run()
     exact = Training("cpu", LRU, RowwiseAdagrad()).run()
     for name in ("table t0", "table t1", "table t2"):
-        assert np.linalg.norm(there[name] - here[name]) < 0.02 * np.linalg.norm(exact[name])
-    np.testing.assert_allclose(there["losses"], here["losses"], rtol=0.02)
+        assert np.linalg.norm(on_gpu[name] - on_cpu[name]) < 0.02 * np.linalg.norm(exact[name])
+    np.testing.assert_allclose(on_gpu["losses"], on_cpu["losses"], rtol=0.02)

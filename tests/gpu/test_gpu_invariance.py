@@ -1,4 +1,4 @@
-"""Where rows lie never changes the numbers, on a GPU either: placements, tiers, look-ahead, optimizers, widths."""
+"""Placement never changes the numbers on a GPU: tiers, look-ahead, optimizers, widths."""
 
 import numpy as np
 import pytest
@@ -20,12 +20,12 @@ ONE_TIER = TierConfig(device_rows="100%", poison=True)
 TOLERANCE = 1e-5  # of an array's norm: another processor may round a root, or a product and a sum, differently
 
 
-def assert_near(found: Trained, expected: Trained) -> None:
-    """Equal but for rounding; and finite."""
+def assert_near(result: Trained, expected: Trained) -> None:
+    """Equal up to rounding, and finite."""
     for name, weights in expected.weights.items():
-        for one, other in ((found.weights[name], weights), (found.state[name], expected.state[name])):
-            assert np.linalg.norm(one - other) <= TOLERANCE * np.linalg.norm(other), name
-    np.testing.assert_allclose(found.losses, expected.losses, rtol=TOLERANCE)
+        for array, wanted in ((result.weights[name], weights), (result.state[name], expected.state[name])):
+            assert np.linalg.norm(array - wanted) <= TOLERANCE * np.linalg.norm(wanted), name
+    np.testing.assert_allclose(result.losses, expected.losses, rtol=TOLERANCE)
 
 
 def check(device: str, case: Case) -> None:
@@ -43,7 +43,7 @@ def test_placement_never_changes_the_numbers_on_the_gpu(device: str, case: Case)
     check(device, case)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
 @pytest.mark.parametrize("width", [1, 3, 63, 128, 257, 1024, 1040])
 def test_any_width(device: str, width: int, optimizer: RowOptimizer) -> None:
     tables = [TableConfig(name="t", num_embeddings=50, embedding_dim=width)]
@@ -59,7 +59,7 @@ def test_any_width(device: str, width: int, optimizer: RowOptimizer) -> None:
     assert_near(single, train_slowly(tables, batches, optimizer))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
 def test_rows_looked_up_ten_thousand_times(device: str, optimizer: RowOptimizer) -> None:
     tables = [TableConfig(name="t", num_embeddings=4, embedding_dim=8)]
     batches = random_batches(tables, 3, samples=5000, max_bag=8)

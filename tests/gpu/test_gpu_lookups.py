@@ -1,17 +1,16 @@
-"""Look-ups that the GPU finds itself: the numbers are those of look-ups found by the host; no step waits for them."""
+"""Lookups that the GPU searches itself: the same numbers as if the host did."""
 
 import pytest
-from support.gpu_helpers import Training, assert_same, train_on, waiting_is_an_error
+from support.gpu_helpers import Training, assert_same, train_on
 from support.helpers import Trained, random_batches
 from test_invariance import OPTIMIZERS
 
 from adaptive.config import TableConfig, TierConfig
-from adaptive.optim import Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import Adam, RowOptimizer
 from adaptive.policies.lru import LRU
 
 pytestmark = pytest.mark.gpu
 
-WARM_UP = 4  # steps in which kernels are compiled, buffers made
 TABLES = [
     TableConfig(name="a", num_embeddings=3000, embedding_dim=16, features=("x", "y")),
     TableConfig(name="b", num_embeddings=3, embedding_dim=16),
@@ -20,23 +19,18 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
-def test_placement_never_changes_the_numbers_of_long_bags(device: str, optimizer: RowOptimizer) -> None:
-    """Bags of up to 40 look-ups, weighted; some rows come hundreds of times; from batch to batch sizes differ."""
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
+def test_placement_never_changes_numbers_of_long_bags(device: str, optimizer: RowOptimizer) -> None:
+    """Bags of up to 40 lookups, weighted; some rows come hundreds of times; batch sizes differ."""
     sizes = (40, 3, 64, 1, 64, 20)
     batches = [
         random_batches(TABLES, 1, seed=n, samples=size, max_bag=40, weighted=True)[0] for n, size in enumerate(sizes)
     ]
 
     def run(lookups: str, share: str, depth: int) -> Trained:
-        tier = {
-            "device": device,
-            "lookups": lookups,
-            "device_rows": share,
-            "when_full": "reduce_lookahead",
-            "poison": True,
-        }
-        return train_on(device, TABLES, batches, optimizer, LRU, TierConfig.model_validate(tier), depth)
+        tier = {"lookups": lookups, "device_rows": share, "when_full": "reduce_lookahead", "poison": True}
+        settings = TierConfig.model_validate(tier | {"device": device})
+        return train_on(device, TABLES, batches, optimizer, LRU, settings, depth)
 
     single = run("host", "100%", 0)
     for share, depth in (("100%", 0), ("95%", 1), ("100%", 3)):
@@ -44,19 +38,6 @@ def test_placement_never_changes_the_numbers_of_long_bags(device: str, optimizer
 
 
 @pytest.mark.parametrize("lookups", ["host", "device"])
-def test_repeats_are_equal_whoever_finds_look_ups(device: str, lookups: str) -> None:
+def test_repeats_are_equal_wherever_lookups_are_searched(device: str, lookups: str) -> None:
     expected = Training(device, LRU, Adam(), lookups="host").run()
     assert_same(Training(device, LRU, Adam(), lookups=lookups).run(), expected)
-
-
-def test_no_host_waits_in_a_step(device: str) -> None:
-    """Not in the look-ahead thread either, but for the events that it waits for by intention."""
-    training = Training(device, LRU, RowwiseAdagrad(), lookups="device")
-    running = training.open()
-    with running.embeddings:
-        steps = running.train(training.batches(), training.depth)
-        for _ in range(WARM_UP):
-            next(steps)
-        with waiting_is_an_error(device):
-            done = sum(1 for _ in steps)
-    assert done == training.num_batches - WARM_UP

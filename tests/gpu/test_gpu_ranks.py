@@ -1,6 +1,6 @@
-"""Several ranks with their rows on a GPU, in processes of their own.
+"""Several ranks with their rows on a GPU, in separate processes.
 
-Two ranks share one GPU, over gloo: all but NCCL itself. NCCL refuses two ranks on one GPU, so one rank uses it alone.
+Two ranks share one GPU over gloo. NCCL refuses two ranks on one GPU, so a single rank uses it.
 """
 
 import json
@@ -19,22 +19,22 @@ WORKER = str(ROOT / "tests/support/rank_process.py")
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    found = RankPool(tmp_path_factory.mktemp("ranks"))
-    yield found
-    found.close()
+    ranks = RankPool(tmp_path_factory.mktemp("ranks"))
+    yield ranks
+    ranks.close()
 
 
 def trained(pool: RankPool, size: int, out: Path, device: str, way: str = "gloo") -> dict[str, Any]:
     """Checksums after 20 steps of a DLRM in four blocks, the dense part on the same device."""
-    for one in pool.run(size, [WORKER, str(out), "4", "20", "adagrad", device, way]):
-        assert one.code == 0, one.err
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    for rank in pool.run(size, [WORKER, str(out), "4", "20", "adagrad", device, way]):
+        assert rank.code == 0, rank.err
+    checksums: dict[str, Any] = json.loads(out.read_text())
+    return checksums
 
 
 def test_two_ranks_on_one_gpu_give_the_bits_of_one(pool: RankPool, tmp_path: Path, device: str) -> None:
-    one, two = (trained(pool, size, tmp_path / f"{size}.json", device) for size in (1, 2))
-    assert one == two
+    single, pair = (trained(pool, size, tmp_path / f"{size}.json", device) for size in (1, 2))
+    assert single == pair
 
 
 def test_one_rank_by_nccl_gives_the_bits_of_gloo(pool: RankPool, tmp_path: Path, device: str) -> None:
@@ -44,8 +44,8 @@ def test_one_rank_by_nccl_gives_the_bits_of_gloo(pool: RankPool, tmp_path: Path,
     assert trained(pool, 1, tmp_path / "a.json", device, way) == trained(pool, 1, tmp_path / "b.json", device)
 
 
-def test_ranks_that_share_a_gpu_unasked_are_told(pool: RankPool, tmp_path: Path, device: str) -> None:
+def test_ranks_that_share_a_gpu_by_mistake_fail(pool: RankPool, tmp_path: Path, device: str) -> None:
     if device != "cuda" or torch.cuda.device_count() > 1:
-        pytest.skip("there is no GPU that they would have to share")
-    for one in pool.run(2, [WORKER, str(tmp_path / "out.json"), "4", "1", "sgd", device, "auto"]):
-        assert one.code != 0 and "share one GPU" in one.err
+        pytest.skip("needs exactly one GPU")
+    for rank in pool.run(2, [WORKER, str(tmp_path / "out.json"), "4", "1", "sgd", device, "auto"]):
+        assert rank.code != 0 and "share one GPU" in rank.err

@@ -1,5 +1,7 @@
-"""A training step gives the device work and never waits for it, but for `Trainer`'s one look at loss and gradients;
-the device tier takes the memory it was given."""
+"""A training step never waits for the device, except for `Trainer`'s one look at loss and gradients.
+
+The device tier takes the memory that is configured.
+"""
 
 import gc
 from contextlib import closing, nullcontext
@@ -8,13 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.gpu_helpers import Running, Training, reading_is_allowed, waiting_is_an_error
-from torch import Tensor, nn
+from support.gpu_helpers import Running, Training, TwoLabels, reading_is_allowed, waiting_is_an_error
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.models.tasks import Tasks
 from adaptive.optim import SGD, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policies.device import Device
 from adaptive.policies.lfu import LFU
@@ -28,10 +28,11 @@ pytestmark = pytest.mark.gpu
 WARM_UP = 4  # steps in which kernels are compiled, buffers made
 
 
-@pytest.mark.parametrize("optimizer", [SGD(), RowwiseAdagrad(), Adam()], ids=lambda one: type(one).__name__)
-@pytest.mark.parametrize("policy", [LRU, LFU, Device], ids=lambda one: one.__name__)
-def test_no_host_waits_in_a_step(device: str, policy: type[Policy], optimizer: RowOptimizer) -> None:
-    training = Training(device, policy, optimizer)
+@pytest.mark.parametrize("optimizer", [SGD(), RowwiseAdagrad(), Adam()], ids=lambda optimizer: type(optimizer).__name__)
+@pytest.mark.parametrize(("policy", "lookups"), [(LRU, "host"), (LFU, "host"), (Device, "host"), (LRU, "device")])
+def test_no_host_waits_in_a_step(device: str, policy: type[Policy], lookups: str, optimizer: RowOptimizer) -> None:
+    """Nor does the look-ahead thread, except for the events that it waits for on purpose."""
+    training = Training(device, policy, optimizer, lookups=lookups)
     running = training.open()
     with running.embeddings:
         steps = running.train(training.batches(), training.depth)
@@ -41,30 +42,31 @@ def test_no_host_waits_in_a_step(device: str, policy: type[Policy], optimizer: R
     assert done == training.num_batches - WARM_UP
 
 
-def test_what_belongs_to_samples_comes_without_a_wait(device: str) -> None:
-    """With the plans; and a loop may keep it."""
+def test_inputs_of_samples_arrive_without_a_wait(device: str) -> None:
+    """They come with the plans, and a loop may keep them."""
     training = Training(device, LRU, RowwiseAdagrad())
     random = np.random.default_rng(0)
-    batches = [replace(one, extras={"stars": random.integers(0, 5, one.num_samples)}) for one in training.batches()]
-    kept = []
+    batches = [
+        replace(batch, extras={"stars": random.integers(0, 5, batch.num_samples)}) for batch in training.batches()
+    ]
+    received = []
     with training.open().embeddings as embeddings:
-        coming = embeddings.look_ahead(batches, depth=training.depth)
-        for planned in coming:
+        for planned in embeddings.look_ahead(batches, depth=training.depth):
             with waiting_is_an_error(device) if planned.number >= WARM_UP else nullcontext():
-                kept.append((planned.dense, planned.labels, planned.extras["stars"]))
+                received.append((planned.dense, planned.labels, planned.extras["stars"]))
             embeddings.discard()
-    for batch, tensors in zip(batches, kept, strict=True):
+    for batch, tensors in zip(batches, received, strict=True):
         for tensor, array in zip(tensors, (batch.dense, batch.labels, batch.extras["stars"]), strict=True):
             assert np.array_equal(tensor.cpu().numpy(), array)
 
 
 def reads_of(trainer: Trainer, training: Training, batches: list[Batch]) -> int:
-    """How often the host reads the device in the steps after warm-up; any other wait there is an error."""
-    coming = trainer.embeddings.look_ahead(batches, depth=training.depth)
+    """Count reads of the device by the host in the steps after warm-up; other waits are errors."""
+    look_ahead = trainer.embeddings.look_ahead(batches, depth=training.depth)
     for _ in range(WARM_UP):
-        trainer.step(next(coming))
+        trainer.step(next(look_ahead))
     with waiting_is_an_error(training.device), reading_is_allowed(training.device) as reads:
-        for planned in coming:
+        for planned in look_ahead:
             trainer.step(planned)
     return len(reads)
 
@@ -78,23 +80,9 @@ def test_the_trainer_waits_once_a_step(device: str, dense: type[torch.optim.Opti
         assert reads_of(trainer, training, training.batches()) == training.num_batches - WARM_UP
 
 
-class TwoLabels(nn.Module):
-    """Logits of two labels."""
-
-    tasks = Tasks(("label", "bought"), (1.0, 0.5))
-
-    def __init__(self, inputs: int) -> None:
-        super().__init__()
-        self.last = nn.Linear(inputs, 2)
-
-    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        found: Tensor = self.last(torch.cat([dense, pooled.flatten(1)], dim=1))
-        return found
-
-
 def test_several_labels_cost_no_more_waits(device: str) -> None:
     training = Training(device, LRU, RowwiseAdagrad())
-    batches = [replace(one, extras={"bought": 1 - one.labels}) for one in training.batches()]
+    batches = [replace(batch, extras={"bought": 1 - batch.labels}) for batch in training.batches()]
     with training.open().embeddings as embeddings:
         model = TwoLabels(1 + 3 * training.dim).to(embeddings.device)
         trainer = Trainer(embeddings, model, torch.optim.SGD(model.parameters(), lr=0.01))
@@ -102,7 +90,7 @@ def test_several_labels_cost_no_more_waits(device: str) -> None:
 
 
 def test_twice_the_steps_cost_no_more_waits(device: str) -> None:
-    """The profiler waits itself, when it begins and ends; what grows with the steps is ours."""
+    """The profiler waits itself, when it starts and ends; waits that grow with the steps are ours."""
     training = Training(device, LRU, RowwiseAdagrad(), num_batches=40)
     running, accelerator = training.open(), open_accelerator(device)
     if device == "cuda" and not accelerator.profile(lambda: torch.ones(1, device=device)).kernels:
@@ -122,18 +110,17 @@ def advance(steps: "object", count: int) -> None:
         next(steps)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("optimizer", [SGD(), RowwiseAdagrad(), Adam()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("optimizer", [SGD(), RowwiseAdagrad(), Adam()], ids=lambda optimizer: type(optimizer).__name__)
 @pytest.mark.parametrize("size", ["64MB", "25%"])
-def test_a_tier_takes_the_memory_it_was_given(device: str, size: str, optimizer: RowOptimizer) -> None:
+def test_a_tier_takes_the_memory_that_is_configured(device: str, size: str, optimizer: RowOptimizer) -> None:
     tables = [TableConfig(name="t", num_embeddings=1_000_000, embedding_dim=64)]
     row_bytes = 4 * (64 + optimizer.state_width(64))
     configured = 64e6 if size == "64MB" else 0.25 * 1_000_000 * row_bytes
     gc.collect()
     before = taken(device)
-    with TieredEmbeddingBag(
-        tables, TierConfig(device_rows=size, device=device), optimizer=optimizer, policy=LRU
-    ) as one:  # type: ignore[arg-type]
-        memory = one.statistics.memory()
+    tier = TierConfig(device_rows=size, device=device)  # type: ignore[arg-type]
+    with TieredEmbeddingBag(tables, tier, optimizer=optimizer, policy=LRU) as embeddings:
+        memory = embeddings.statistics.memory()
         assert memory["device_weights"] + memory["device_state"] == pytest.approx(configured, rel=0.03)
         if device == "cuda":
             assert taken(device) - before == pytest.approx(configured, rel=0.03)
@@ -152,7 +139,7 @@ def test_training_longer_takes_no_more_memory(device: str) -> None:
 
 
 def peak(device: str, running: Running, steps: "object") -> int:
-    """Most bytes taken in the course of 15 steps, losses kept aside."""
+    """Most bytes allocated during 15 steps, without the losses."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     advance(steps, 15)
