@@ -92,7 +92,10 @@ def _child(task: dict[str, str | int]) -> dict[str, int]:
 
 
 def _train_all(rows: int, dim: int, optimizer: Optimizer, device_rows: str) -> int:
-    """Train every row once, then the first ones again, which have left a small device tier; bytes of bookkeeping."""
+    """Train every row once, then the first ones again; return bytes of bookkeeping.
+
+    A small device tier has evicted the first rows by then.
+    """
     setup = Setup((TableConfig(name="t", num_embeddings=rows, embedding_dim=dim),), optimizer)
     ours = Ours(setup, device_rows=device_rows, policy="lru")
     size = min(LOOKUPS, max(1, rows // 50))

@@ -1,4 +1,4 @@
-"""Rows in a file (`host = "mmap:DIR"`) against rows in memory, if rows in use fit in slots.
+"""Rows in a file (`host = "mmap:DIR"`) against memory, if the rows in use fit in slots.
 
     python -m benchmarks.bench_mmap [--quick] [--set folder=/fast/disk]
 

@@ -130,7 +130,7 @@ def _check(ours: Ours, batch: Batch) -> None:
 
 
 def _helpers(settings: Settings) -> Report:
-    """Batches planned and moved, none trained, by the look-ahead thread with and without helpers."""
+    """Plan and move batches, and train none, with and without helpers of the look-ahead thread."""
     report = Report()
     table = report.table(
         "planning ahead, ms a batch (median): all, and what the look-ahead thread spends on planning",
@@ -163,7 +163,7 @@ def _helpers(settings: Settings) -> Report:
 
 
 class _Made(LookupsAhead):
-    """Outlines made before the clock starts: what is left to the look-ahead thread if helpers have cores enough."""
+    """Time the look-ahead thread if helpers have enough cores: outlines are made before."""
 
     def __init__(self, ours: Ours, batches: Sequence[Batch]) -> None:
         super().__init__([lane.group for lane in ours.bag.runtime.pipeline.lanes], 0)

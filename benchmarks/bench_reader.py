@@ -51,7 +51,7 @@ def prepared(spec: str, options: DataOptions, folder: Path) -> dict[str, Callabl
 def parquet(
     path: Path, options: DataOptions, folder: Path, dense: list[str], categories: list[str]
 ) -> dict[str, Callable[[int], Iterator[Batch]]]:
-    """Parquet files as pyarrow writes them, with categories as texts, and as int32 of the same bits.
+    """Write Parquet files by pyarrow, with categories as texts, and as int32 of the same bits.
 
     Raises:
         NotAvailable: without pyarrow.
@@ -141,7 +141,7 @@ def run(settings: Settings) -> Report:
 
 
 def _make_file(path: Path, megabytes: float) -> Path:
-    """Lines like Criteo's: small and large counts, a fifth of them missing, hex categories by a power law."""
+    """Write lines like Criteo's: counts, a fifth of them missing, hex categories by a power law."""
     rng = np.random.default_rng(0)
     lines = [_line(rng) for _ in range(max(100, min(SAMPLE_LINES, int(megabytes * 1e6 / 400))))]
     left = int(megabytes * 1e6)
@@ -188,7 +188,7 @@ def _polars(path: Path) -> Callable[[], Any]:
 
 
 def _same_columns(frame: Any) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
-    """(labels (n,), dense (n, 13), keys (26, n) with -1 for missing) of polars' frame, by polars."""
+    """Return labels (n,), dense (n, 13), keys (26, n) of polars' frame; -1 for missing."""
     import polars as pl
 
     numbers = frame.select(

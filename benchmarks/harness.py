@@ -116,7 +116,7 @@ def cell_text(cell: object) -> str:
 
 
 def take_turns(cases: Mapping[str, Callable[[], float]], *, rounds: int, warm_up: int) -> Times:
-    """Run every case once a round, each time starting with another; a case returns its seconds."""
+    """Run every case once a round, starting with another each time; a case returns seconds."""
     names = list(cases)
     times: Times = {name: [] for name in names}
     gc.collect()

@@ -1,4 +1,4 @@
-"""Plain PyTorch: `nn.EmbeddingBag(sparse=True)` for each table, or all tables joined in one."""
+"""Plain PyTorch: `nn.EmbeddingBag(sparse=True)` for each table, or one for all tables."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Run the benchmarks of `docs/benchmarks/details.md`, each in its own process, and write the results there.
+"""Run the benchmarks of `docs/benchmarks/details.md`, each in a process, and write it.
 
     python -m benchmarks.run_all                       # about an hour on two quiet cores
     python -m benchmarks.run_all --quick               # two minutes

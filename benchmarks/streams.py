@@ -24,7 +24,9 @@ def kaggle_tables(rows: int, dim: int) -> tuple[TableConfig, ...]:
 
 
 def zipf(rng: np.random.Generator, count: int, size: int, exponent: float) -> NDArray[np.int64]:
-    """(count,) ids in [0, size), the rank-th most popular with weight about rank ** -exponent, exponent != 1.
+    """Draw (count,) ids in [0, size) by Zipf's law.
+
+    The rank-th most popular has a weight of about rank ** -exponent, exponent != 1.
 
     The continuous law on [1, size + 1) inverted and rounded down; ranks are scattered over the table by a bijection.
     """
@@ -47,7 +49,9 @@ def make_batches(
     exponent: float = 1.05,
     seed: int = 0,
 ) -> list[Batch]:
-    """Batches with one feature a table; with `mean_hot` > 1 a bag holds 1 to 2 * mean_hot - 1 ids, each as likely."""
+    """Make batches with one feature a table.
+
+    With `mean_hot` > 1 a bag has 1 to 2 * mean_hot - 1 ids, uniformly."""
     rng = np.random.default_rng(seed)
     return [_make_batch(rng, tables, num_samples, mean_hot, exponent) for _ in range(num_batches)]
 
@@ -71,7 +75,7 @@ def _make_batch(
 
 
 def one_each(tables: Sequence[TableConfig], batches: Sequence[Batch], limit: int = 4096) -> NDArray[np.int64]:
-    """Return (n, F) rows to compare: looked-up rows of each table, lists repeated to one length."""
+    """Return (n, F) rows to compare: looked-up rows of each table, repeated to one length."""
     seen = []
     for feature in range(len(tables)):
         ids = [b.ids[b.offsets[feature * b.num_samples] : b.offsets[(feature + 1) * b.num_samples]] for b in batches]

@@ -22,7 +22,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained, apart from the policy: `data` is a built-in stream or a name of `study_sets`."""
+    """A setting without its policy: `data` is a built-in stream or a name of `study_sets`."""
 
     name: str
     data: str
@@ -64,8 +64,10 @@ def updates(target: float) -> Way:
 
 
 def inputs(target: float) -> Way:
-    """`inputs` up to a share of those that could be dropped, cold rows not counted: where few inputs are all hot, the
-    paper's own rule drops next to none."""
+    """`inputs` up to a share of the inputs, even with cold rows.
+
+    The paper's rule drops almost none where few inputs have only hot rows.
+    """
     return ruled(f"inputs, any cold {target:g}", f"inputs+hot_only=false+target_drop={target:g}")
 
 
@@ -120,7 +122,7 @@ def blocks() -> tuple[Block, ...]:
 
 
 def cells(block: Block) -> Iterator[tuple[Setting, Way, int]]:
-    """Seed by seed, so that a study that was stopped has all of a block's cells at fewer seeds."""
+    """Yield cells seed by seed, so that a stopped study has all cells at fewer seeds."""
     for seed in range(block.seeds):
         for setting in block.settings:
             for way in block.ways:

@@ -1,4 +1,4 @@
-"""Lists of events as delimited files with labels: what came next, and cancelled lines of invoices."""
+"""Lists of events as delimited files with labels: next items, and cancelled invoice lines."""
 
 import csv
 import gzip
@@ -32,13 +32,13 @@ def read_pairs(path: Path) -> Sequences:
 
 
 def read_user_log(path: Path) -> Sequences:
-    """`user,item,category,behaviour,time` per line, the lines of a user together (UserBehavior.csv of Taobao)."""
+    """Read lines `user,item,category,behaviour,time`, grouped by user (Taobao's UserBehavior.csv)."""
     lines = sorted((line.split(",") for line in _lines(path)), key=lambda line: (int(line[0]), int(line[4])))
     return [_changes(int(line[1]) for line in mine) for _, mine in groupby(lines, key=lambda line: line[0])]
 
 
 def read_behaviours(path: Path) -> Sequences:
-    """Steps `sku+behaviour+...` in a line per session; several behaviours on one product in a row count once."""
+    """Read a session per line, of steps `sku+behaviour+...`; repeats of a product count once."""
     return [_changes(int(step.partition("+")[0]) for step in line.split()) for line in _lines(path)]
 
 
@@ -57,7 +57,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def write_next_items(sequences: Sequences, path: Path, *, part: Part = "all", seed: int = 0) -> None:
-    """Write `label,target,last,history`: for each item after the first of its sequence a line, and a negative.
+    """Write lines `label,target,last,history` and a negative for each item but the first.
 
     A negative's target is that of a line drawn at random among all of `part`.
     """

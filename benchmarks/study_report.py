@@ -1,4 +1,6 @@
-"""The study's tables, put between markers into `docs/explanation/skipping.md`; people write the words around them.
+"""The study's tables, between markers in `docs/explanation/skipping.md`.
+
+People write the words around them.
 
 A table stands between `<!-- table NAME -->` and `<!-- end of NAME -->`. Every number in it is from
 `adaptive.studies.compare.verdicts`: means over seeds, differences paired by seed, Student's t intervals.
@@ -121,7 +123,7 @@ def _bar_line(setting: Setting, facts: Facts, share: float, budget: float) -> Ce
 
 
 def judged(block: Block, setting: Setting, runs: Runs, *, after: Callable[[Run], Run] = lambda run: run) -> list[Facts]:
-    """What a comparison says about the ways of a block, in their order; ways without a run are left out."""
+    """Return a comparison's results for the ways of a block, without ways that have no run."""
     found = (
         runs.get(setting, way, seed, control=control)
         for way in block.ways

@@ -1,4 +1,6 @@
-"""Real data for the study of skipping, from the folder that ADAPTIVE_DATA names (default `../shared/data`).
+"""Real data for the study of skipping, from the folder ADAPTIVE_DATA.
+
+The default is `../shared/data`.
 
 Sets with labels are read as they are. Lists of what somebody looked at or bought have none: there each
 item that came next is a sample with label 1, and the same place with another item, drawn from those of all samples
@@ -64,7 +66,7 @@ def _in_time(read: Callable[[Path], events.Sequences]) -> Callable[[Path, Path],
 
 
 def _by_user(read: Callable[[Path], events.Sequences]) -> Callable[[Path, Path], Data]:
-    """Sequences of users without a common time: each one's last item is for evaluation, the others are shuffled."""
+    """Read sequences without a common time; the last item of each is for evaluation."""
 
     def data(source: Path, folder: Path) -> Data:
         train, last = folder / f"{source.name}.train.csv", folder / f"{source.name}.last.csv"

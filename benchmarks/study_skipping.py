@@ -1,4 +1,4 @@
-"""What skipping costs and saves, mode by mode: the study behind `docs/explanation/skipping.md`.
+"""Costs and savings of skipping, by mode: the study of `docs/explanation/skipping.md`.
 
     python -m benchmarks.study_skipping --runs study.jsonl                  # all: about two hours; resumes if stopped
     python -m benchmarks.study_skipping --runs study.jsonl --only bar real  # these blocks
@@ -38,7 +38,7 @@ def wanted(names: Sequence[str] | None) -> tuple[Block, ...]:
 def run_blocks(
     chosen: Sequence[Block], runs: Runs, folder: Path, *, until: float, is_there: Callable[[Setting], bool]
 ) -> None:
-    """Train what the file does not hold yet; errors end their own run only and are kept in the file."""
+    """Train what is not in the file yet; an error ends its own run only and is stored."""
     for block in chosen:
         for setting, way, seed in cells(block):
             if runs.get(setting, way, seed) is not None or not is_there(setting):

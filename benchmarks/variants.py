@@ -102,7 +102,7 @@ class Embeddings(ABC):
 
     @abstractmethod
     def update(self) -> None:
-        """Apply the gradients of the last backward pass and drop them, where that has not happened yet."""
+        """Apply and drop the gradients of the last backward pass, if that has not happened yet."""
 
     def stream(self, batches: Sequence[Batch]) -> Iterator[Any]:
         """What `pool` takes, batch by batch."""
@@ -137,7 +137,7 @@ def row_optimizer(optimizer: Optimizer) -> RowOptimizer:
 
 
 class Ours(Embeddings):
-    """`TieredEmbeddingBag`. `stream` is its look-ahead: asking it for a batch ends the last one."""
+    """`TieredEmbeddingBag`; `stream` is its look-ahead: the next batch ends the last one."""
 
     name = "adaptive"
 

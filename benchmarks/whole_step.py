@@ -1,4 +1,4 @@
-"""The whole training step of `bench_turns`: embeddings and the dense part, ours and others'.
+"""The whole training step of `bench_turns`: embeddings and dense part, ours and others'.
 
 Peers that are only embeddings get the usual dense part of plain torch (cat, bmm, index; no padding), with our initial
 weights; facebookresearch/dlrm, where a checkout is given, is trained as it is. Every MLP is updated by plain SGD.
@@ -89,7 +89,7 @@ class WithModel(Whole):
 
 
 class DenseAlone(Whole):
-    """Our dense part with vectors that need a gradient but come from nowhere: the floor of a step."""
+    """Our dense part with constant vectors that need a gradient: the floor of a step."""
 
     name = "our dense part alone"
 
@@ -202,7 +202,7 @@ def index_interaction(bottom: Tensor, pooled: Tensor) -> Tensor:
 
 
 def without_padding(model: DLRM) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
-    """The same model with a top MLP of exactly as many inputs as there are values; its layers and its forward."""
+    """Return layers and forward of the model, with a top MLP of as many inputs as values."""
     width = model.config.embedding_dim + NUM_DOTS
     padded = model.top[0]
     assert isinstance(padded, nn.Linear)

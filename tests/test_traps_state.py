@@ -30,7 +30,7 @@ from adaptive.policy import Policy
 # --- state ---------------------------------------------------------------------------------------------------------
 
 
-def test_trap_19_saving_needs_no_flush_and_a_flush_changes_nothing() -> None:
+def test_trap_19_saving_needs_no_flush_which_changes_nothing() -> None:
     """State saved before a flush held old rows; flushing in the middle of training changed the result."""
     batches = random_batches(TABLE, 10)
     unflushed, flushed = build(device_rows="70%"), build(device_rows="70%")
