@@ -47,7 +47,7 @@ SEEN = {"torch_build": "CUDA 13.0", "nvidia_gpus": "1", "driver": "580.65.06", "
         (HIDDEN, ["(CUDA 13.0) cannot use the NVIDIA GPU of this machine with driver 550.90.07; it needs driver 580"]),
         ({**SEEN, "triton": "none"}, ["pip install triton"]),
         ({**SEEN, "c_compiler": "none", "python_h": "none"}, ["sudo apt install gcc", "sudo apt install python3-dev"]),
-        ({**SEEN, "kernel_on_cuda:0": "failed: copied rows differ"}, ["cuda:0 failed: rows arrived changed"]),
+        ({**SEEN, "kernel_on_cuda:0": "failed: copied rows differ"}, ["cuda:0 failed: copied rows differ"]),
     ],
 )
 def test_a_gpu_that_training_cannot_use_is_a_problem(
@@ -70,7 +70,7 @@ def test_a_hidden_gpu_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_launch_compares_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU the same copy runs in numba; one that changes a bit, or raises, is told."""
     assert check_copy(torch.device("cpu")) == WORKS
-    monkeypatch.setattr("adaptive.kernels.rows.cpu_tensors.fetch", lambda *given: None)
+    monkeypatch.setattr("adaptive.kernels.rows.cpu_tensors.copy_rows", lambda *given: None)
     assert check_copy(torch.device("cpu")) == "failed: copied rows differ"
-    monkeypatch.setattr("adaptive.kernels.rows.cpu_tensors.fetch", None)
+    monkeypatch.setattr("adaptive.kernels.rows.cpu_tensors.copy_rows", None)
     assert check_copy(torch.device("cpu")).startswith("failed: TypeError")
