@@ -8,7 +8,8 @@ if every row has a slot: rows are then fetched once and never evicted, and pinni
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -27,6 +28,8 @@ from adaptive.kernels.rows.choose import RowKernels, row_kernels
 from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy
 from adaptive.system import available_bytes
+
+PinnedPair = tuple[Pinned, Pinned]  # weights and state of a host tier
 
 WORKS: Final = "the GPU path works here"
 MOST_PINNED: Final = 0.5  # share of the free memory
@@ -74,19 +77,20 @@ def build_devices(
     """
     groups = [host.group for host in hosts]
     fits = all(slots >= group.num_rows for slots, group in zip(sizes.slots, groups, strict=True))
-    choice = choose_transfer(hosts, tier, mover.device, used_in_place=policy.misses == "host", fits=fits)
+    pinned, text = choose_transfer(hosts, tier, mover.device, fits=fits)
+    pairs: Sequence[PinnedPair | None] = pinned or [None] * len(hosts)
     while True:
         try:
             devices = []
-            for host, num_slots in zip(hosts, sizes.slots, strict=True):
+            for host, num_slots, pair in zip(hosts, sizes.slots, pairs, strict=True):
                 kernels = row_kernels(mover.device)
                 if mover.device.type == "cuda":
                     launch_once(kernels, mover.device, host.group.embedding_dim, optimizer)
-                transfer = choice.transfer(host, mover, kernels, optimizer)
+                transfer = _make_transfer(pair, policy, host, mover, kernels, optimizer)
                 searcher = _searcher(host, tier, mover) if finds else None
                 work = mover, kernels, transfer, searcher
                 devices.append(TorchDevice(host, num_slots, optimizer, *work, poison=tier.poison))
-            return devices, replace(sizes, text=f"{sizes.text}; {choice.text}")
+            return devices, replace(sizes, text=f"{sizes.text}; {text}")
         except torch.OutOfMemoryError:
             devices.clear()
         sizes = shrunk(sizes, groups, tier, optimizer, policy)
@@ -116,50 +120,47 @@ def launch_once(kernels: RowKernels, device: torch.device, width: int, optimizer
     kernels.update(weights, state, slot, segments, vectors, none, gradients, *rule, hot=vectors[:0])
 
 
-@dataclass(frozen=True)
-class TransferChoice:
-    """The choice for all host tiers, with their pinned memory if rows cross in place."""
-
-    pinned: dict[int, tuple[Pinned, Pinned]]  # by id of the host tier: weights, state; empty: staged
-    used_in_place: bool  # rows on the host are used in place
-    text: str  # for the user
-
-    def transfer(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> Transfer:
-        """Return the transfer of one host tier's rows."""
-        if id(host) not in self.pinned:
-            return StagedTransfer(host, mover, kernels, optimizer)
-        pair = self.pinned[id(host)]
-        rows, used = RowArrays(pair[0].tensor, pair[1].tensor), self.used_in_place
-        return DirectTransfer(host, mover, kernels, optimizer, rows, used_in_place=used, release=lambda: _close(pair))
+def _make_transfer(
+    pair: PinnedPair | None,
+    policy: Policy,
+    host: HostTier,
+    mover: Mover,
+    kernels: RowKernels,
+    optimizer: RowOptimizer,
+) -> Transfer:
+    if pair is None:
+        return StagedTransfer(host, mover, kernels, optimizer)
+    rows, used_in_place = RowArrays(*(pinned.tensor for pinned in pair)), policy.misses == "host"
+    release = partial(_close, pair)
+    return DirectTransfer(host, mover, kernels, optimizer, rows, used_in_place=used_in_place, release=release)
 
 
 def choose_transfer(
-    hosts: Sequence[HostTier], tier: TierConfig, device: torch.device, *, used_in_place: bool, fits: bool = False
-) -> TransferChoice:
+    hosts: Sequence[HostTier], tier: TierConfig, device: torch.device, *, fits: bool = False
+) -> tuple[list[PinnedPair], str]:
     """Choose between direct and staged, and pin the host tiers for direct.
 
-    used_in_place: the host uses rows in place. fits: every row has a slot.
+    fits: every row has a slot. Returns the pinned tables of all host tiers, none for staged, and the choice as text.
 
     Raises:
         ConfigError: if direct is set and impossible.
     """
     wanted, reason = _wanted(hosts, tier, device, fits)
     if wanted == "staged":
-        return TransferChoice({}, used_in_place, f"rows cross in pinned buffers{reason}")
-    pinned: dict[int, tuple[Pinned, Pinned]] = {}
+        return [], f"rows cross in pinned buffers{reason}"
+    pinned: list[PinnedPair] = []
     try:
         for host in hosts:
-            pinned[id(host)] = Pinned(host.weights, device), Pinned(host.state, device)
+            pinned.append((Pinned(host.weights, device), Pinned(host.state, device)))
     except MemoryError as error:
-        for pair in pinned.values():
+        for pair in pinned:
             _close(pair)
         if tier.transfer == "direct":
             raise ConfigError(
                 f"tier.transfer=direct: expected host memory that can be pinned, got {error}. Set it to auto or staged"
             ) from None
-        text = f"rows cross in pinned buffers: the tables' memory cannot be pinned ({error})"
-        return TransferChoice({}, used_in_place, text)
-    return TransferChoice(pinned, used_in_place, "rows are read and written in place in pinned host memory")
+        return [], f"rows cross in pinned buffers: the tables' memory cannot be pinned ({error})"
+    return pinned, "rows are read and written in place in pinned host memory"
 
 
 def _wanted(hosts: Sequence[HostTier], tier: TierConfig, device: torch.device, fits: bool) -> tuple[str, str]:
@@ -204,7 +205,7 @@ def _searcher(host: HostTier, tier: TierConfig, mover: Mover) -> DeviceSearcher:
     return DeviceSearcher(host.group, mover, least=MANY_LOOKUPS, least_per_bag=LONG_BAGS)
 
 
-def _close(pair: tuple[Pinned, Pinned]) -> None:
+def _close(pair: PinnedPair) -> None:
     for pinned in pair:
         pinned.close()
 

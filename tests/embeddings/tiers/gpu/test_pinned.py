@@ -115,11 +115,11 @@ def test_pages_are_private_and_become_huge_when_pinned() -> None:
 
 def test_exactly_the_tables_are_pinned_until_they_are_closed(runtime: Runtime) -> None:
     hosts = hosts_of(100, 77)
-    chosen = choose_transfer(hosts, TierConfig(transfer="direct"), CUDA, used_in_place=False)
+    tables, text = choose_transfer(hosts, TierConfig(transfer="direct"), CUDA)
     sizes = {array.ctypes.data: array.nbytes for host in hosts for array in (host.weights, host.state)}
     assert runtime.registered == sizes
-    assert chosen.text == "rows are read and written in place in pinned host memory"
-    for pair in chosen.pinned.values():
+    assert text == "rows are read and written in place in pinned host memory"
+    for pair in tables:
         for table in pair:
             table.close()
             table.close()
@@ -179,10 +179,10 @@ def test_an_empty_array_is_on_the_device() -> None:
 
 def test_nothing_is_pinned_if_every_row_has_a_slot(runtime: Runtime) -> None:
     hosts = hosts_of(50)
-    chosen = choose_transfer(hosts, TierConfig(), CUDA, used_in_place=False, fits=True)
-    assert runtime.calls == 0 and chosen.pinned == {}
-    assert chosen.text == "rows cross in pinned buffers: every row has a slot, so each crosses at most once"
-    assert choose_transfer(hosts, TierConfig(transfer="direct"), CUDA, used_in_place=False, fits=True).pinned
+    tables, text = choose_transfer(hosts, TierConfig(), CUDA, fits=True)
+    assert runtime.calls == 0 and tables == []
+    assert text == "rows cross in pinned buffers: every row has a slot, so each crosses at most once"
+    assert choose_transfer(hosts, TierConfig(transfer="direct"), CUDA, fits=True)[0]
 
 
 def test_a_host_that_cannot_pin_is_not_a_full_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,15 +198,15 @@ def test_a_host_that_cannot_pin_is_not_a_full_device(monkeypatch: pytest.MonkeyP
 
 
 def test_state_of_no_width_is_not_pinned(runtime: Runtime) -> None:
-    choose_transfer(hosts_of(10, optimizer=SGD()), TierConfig(transfer="direct"), CUDA, used_in_place=False)
+    choose_transfer(hosts_of(10, optimizer=SGD()), TierConfig(transfer="direct"), CUDA)
     assert runtime.calls == 1
 
 
 def test_rows_are_staged_if_the_system_refuses_to_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = play(monkeypatch, Runtime(refuse_from=3))
-    chosen = choose_transfer(hosts_of(100, 77), TierConfig(), CUDA, used_in_place=False)
-    assert chosen.pinned == {} and runtime.registered == {}
-    assert "cannot be pinned (CUDA error 2 for 1,540 of 1,540 bytes)" in chosen.text
+    tables, text = choose_transfer(hosts_of(100, 77), TierConfig(), CUDA)
+    assert tables == [] and runtime.registered == {}
+    assert "cannot be pinned (CUDA error 2 for 1,540 of 1,540 bytes)" in text
 
 
 def test_direct_is_an_error_if_the_system_refuses_to_pin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_direct_is_an_error_if_the_system_refuses_to_pin(monkeypatch: pytest.Mon
     with pytest.raises(
         ConfigError, match=r"tier.transfer=direct: expected .* got CUDA error 2 .* Set it to auto or staged"
     ):
-        choose_transfer(hosts_of(100), TierConfig(transfer="direct"), CUDA, used_in_place=False)
+        choose_transfer(hosts_of(100), TierConfig(transfer="direct"), CUDA)
     assert runtime.registered == {}
 
 
@@ -225,17 +225,17 @@ def test_auto_pins_at_most_half_of_the_free_memory(
     free: int, expected: str, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "available_bytes", lambda: free)
-    chosen = choose_transfer(hosts_of(50), TierConfig(), CUDA, used_in_place=False)  # 1,600 bytes
-    assert expected in chosen.text
-    assert bool(chosen.pinned) == (free > 3200) == (runtime.calls > 0)
+    tables, text = choose_transfer(hosts_of(50), TierConfig(), CUDA)  # 1,600 bytes
+    assert expected in text
+    assert bool(tables) == (free > 3200) == (runtime.calls > 0)
 
 
 def test_other_choices(runtime: Runtime) -> None:
-    assert choose_transfer(hosts_of(50), TierConfig(transfer="staged"), CUDA, used_in_place=False).pinned == {}
-    assert choose_transfer(hosts_of(50), TierConfig(), torch.device("cpu"), used_in_place=False).pinned == {}
-    assert choose_transfer(hosts_of(50), TierConfig(host="mmap:/x"), CUDA, used_in_place=False).pinned == {}
+    assert choose_transfer(hosts_of(50), TierConfig(transfer="staged"), CUDA)[0] == []
+    assert choose_transfer(hosts_of(50), TierConfig(), torch.device("cpu"))[0] == []
+    assert choose_transfer(hosts_of(50), TierConfig(host="mmap:/x"), CUDA)[0] == []
     with pytest.raises(ConfigError, match=r"tier.transfer=direct: expected tier.host=memory, got mmap:/x"):
-        choose_transfer(hosts_of(50), TierConfig(transfer="direct", host="mmap:/x"), CUDA, used_in_place=False)
+        choose_transfer(hosts_of(50), TierConfig(transfer="direct", host="mmap:/x"), CUDA)
     assert runtime.calls == 0
 
 
