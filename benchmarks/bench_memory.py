@@ -59,11 +59,11 @@ def run(settings: Settings) -> Report:
         "ratio with the process itself",
     )  # fmt: skip
     for case in CASES[: settings.num_cases]:
-        found = _measure(case, settings.table_bytes)
-        ratio = (found["peak"] - found["before"]) / found["tables"]
+        measured = _measure(case, settings.table_bytes)
+        ratio = (measured["peak"] - measured["before"]) / measured["tables"]
         report.ratios[case.ratio] = ratio
-        sizes = [round(found[name] / 1e6) for name in ("tables", "bookkeeping", "before", "peak")]
-        table.add(case.dim, case.optimizer, case.device_rows, *sizes, ratio, found["peak"] / found["tables"])
+        sizes = [round(measured[name] / 1e6) for name in ("tables", "bookkeeping", "before", "peak")]
+        table.add(case.dim, case.optimizer, case.device_rows, *sizes, ratio, measured["peak"] / measured["tables"])
     return report
 
 
@@ -73,8 +73,8 @@ def _measure(case: MemoryCase, table_bytes: int) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return measured
 
 
 # --- in the child ------------------------------------------------------------------------------------------------

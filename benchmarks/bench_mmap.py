@@ -74,10 +74,10 @@ def _fitting(report: Report, settings: Settings, folder: Path) -> None:
     }
     gradient = fixed_gradient(setup, settings.batch)
     _check_fitting(setup, variants, batches, gradient)
-    for one in variants.values():
-        for _ in one.bag.look_ahead(batches, depth=0):
+    for variant in variants.values():
+        for _ in variant.bag.look_ahead(batches, depth=0):
             pass  # all rows in use come onto the device
-        one.statistics()
+        variant.statistics()
     position = dict.fromkeys(variants, 0)
 
     def train_block(host: str) -> float:
@@ -113,13 +113,13 @@ def _within(setup: Setup, batches: Sequence[Batch], share: float) -> list[Batch]
 
 
 def _check_fitting(setup: Setup, variants: dict[str, Ours], batches: Sequence[Batch], gradient: Tensor) -> None:
-    found = []
+    results = []
     for ours in variants.values():
         stream = ours.stream(batches[:2])
         train(ours, stream, gradient, 2)
         ours.stop()
-        found.append(ours.rows(one_each(setup.tables, batches[:2])))
-    if not np.array_equal(found[0], found[1]):
+        results.append(ours.rows(one_each(setup.tables, batches[:2])))
+    if not np.array_equal(results[0], results[1]):
         raise harness.NotEqual("rows trained with a file and in memory differ")
 
 

@@ -107,9 +107,9 @@ def _compare(report: Report, setup: Setup, settings: Settings) -> None:
     parts = batches[: settings.fill], batches[settings.fill : settings.fill + CHECK_STEPS], batches[-steps:]
     variants = {"defer": _ours(setup, "defer"), "off": _ours(setup, "off"), "bare": _bare(setup, parts)}
     case = Case(settings.batch, setup.dim, setup.optimizer)
-    wholes = {key: our_model(key, one, case) for key, one in variants.items()}
-    for one in variants.values():
-        fill(setup, one, parts[0])
+    wholes = {key: our_model(key, variant, case) for key, variant in variants.items()}
+    for variant in variants.values():
+        fill(setup, variant, parts[0])
     _check(case, setup, parts, {key: wholes[key] for key in ("off", "bare")}, variants)
     _train(wholes["defer"], parts[1])
     for key, whole in wholes.items():
@@ -118,8 +118,8 @@ def _compare(report: Report, setup: Setup, settings: Settings) -> None:
     cases = {key: timed(lambda whole=whole: _block(whole, settings.steps)) for key, whole in wholes.items()}  # type: ignore[misc]
     times = harness.take_turns(cases, rounds=settings.rounds, warm_up=settings.warm_up)
     _tell(report, setup, settings, variants, times)
-    for one in variants.values():
-        one.close()
+    for variant in variants.values():
+        variant.close()
     wholes.clear()
     variants.clear()
     gc.collect()
@@ -185,9 +185,9 @@ def _tell(report: Report, setup: Setup, settings: Settings, variants: dict[str, 
         f"{DEVICE_ROWS} on the device, depth {DEPTH}, {settings.rounds} rounds",
         "variant", "step ms", "over bare", "plan ms", "policy ms", "update ms", "wait ms", "hit rate", "not written",
     )  # fmt: skip
-    for key, one in variants.items():
-        one.stop()
-        statistics = one.statistics()
+    for key, variant in variants.items():
+        variant.stop()
+        statistics = variant.statistics()
         spent = {name: total / max(statistics.batches, 1) for name, total in statistics.times_ms.items()}
         counts = statistics.counts.sum(axis=0)
         skipped = counts[Counter.SKIPPED_UPDATES] / max(counts[Counter.UNIQUE_ROWS], 1)

@@ -147,10 +147,10 @@ def _helpers(settings: Settings) -> Report:
         for ours in variants.values():
             _all(ours, batches[:num_fill])
         for first in range(num_fill, len(batches), PER_ROUND):
-            mine = batches[first : first + PER_ROUND]
-            variants[ENOUGH].bag.runtime.pipeline.lookups_ahead = _Made(variants[ENOUGH], mine)
+            round_batches = batches[first : first + PER_ROUND]
+            variants[ENOUGH].bag.runtime.pipeline.lookups_ahead = _Made(variants[ENOUGH], round_batches)
             for name, ours in variants.items():
-                wall, plan = _all(ours, mine)
+                wall, plan = _all(ours, round_batches)
                 walls[name].append(wall)
                 plans[name].append(plan)
         for name, ours in variants.items():

@@ -84,17 +84,17 @@ def parquet(
         integers = integers.set_column(
             integers.schema.get_field_index(name), name, pyarrow.array(keys, pyarrow.int32())
         )
-    found = dict[str, Callable[[int], Iterator[Batch]]]()
+    readers = dict[str, Callable[[int], Iterator[Batch]]]()
     for name, table in (("texts", texts), ("int32", integers)):
         files.write_table(table, folder / f"{name}.parquet", row_group_size=ROW_GROUP)
         data = open_dataset(f"parquet:{folder / name}.parquet", DataOptions(schema_path=schema))
-        found[f"adaptive, Parquet of {name}"] = data.train
-    return found
+        readers[f"adaptive, Parquet of {name}"] = data.train
+    return readers
 
 
-def check_same_batches(wanted: Dataset, found: dict[str, Callable[[int], Iterator[Batch]]], size: int) -> None:
+def check_same_batches(wanted: Dataset, readers: dict[str, Callable[[int], Iterator[Batch]]], size: int) -> None:
     """Every way gives the batches of the text."""
-    for name, train in found.items():
+    for name, train in readers.items():
         for one, other in zip(wanted.train(size), train(size), strict=True):
             for part in ("dense", "ids", "offsets", "labels"):
                 if not np.array_equal(getattr(one, part), getattr(other, part)):
@@ -298,13 +298,13 @@ def _bench(path: Path, settings: Settings, folder: Path) -> Report:
 def _stored(path: Path, data: RowDataset, folder: Path, report: Report) -> dict[str, Callable[[], object]]:
     """The same lines stored in other ways, once it is shown that they give the same batches."""
     options = DataOptions(hash_rows=HASH_ROWS)
-    found = prepared(f"criteo:{path}", options, folder)
+    readers = prepared(f"criteo:{path}", options, folder)
     try:
-        found |= parquet(path, options, folder, DENSE, CATEGORIES)
+        readers |= parquet(path, options, folder, DENSE, CATEGORIES)
     except NotAvailable as error:
         report.absent["reader_parquet_int32_vs_text"] = str(error)
-    check_same_batches(data, found, BATCH)
-    return {name: lambda train=train: sum(1 for _ in train(BATCH)) for name, train in found.items()}
+    check_same_batches(data, readers, BATCH)
+    return {name: lambda train=train: sum(1 for _ in train(BATCH)) for name, train in readers.items()}
 
 
 if __name__ == "__main__":

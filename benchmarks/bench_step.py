@@ -77,8 +77,8 @@ SETTINGS = {
         rows=1_000_000,
         rounds=7,
         warm_up=2,
-        cases=(*(Case(2048, 16, one) for one in ALL), Case(2048, 64, "sgd"), Case(2048, 64, "rowwise_adagrad"),
-               Case(2048, 16, "sgd", 20)),
+        cases=(*(Case(2048, 16, optimizer) for optimizer in ALL), Case(2048, 64, "sgd"),
+               Case(2048, 64, "rowwise_adagrad"), Case(2048, 16, "sgd", 20)),
     ),
     "smoke": Settings(
         rows=20_000, rounds=2, warm_up=1, cases=(Case(64, 16, "sgd"), Case(64, 16, "adam"), Case(64, 4, "adagrad", 3)),
@@ -160,15 +160,17 @@ def bench_embeddings(case: Case, settings: Settings) -> Report:
     gradient = fixed_gradient(setup, case.batch)
     check_embeddings(case, setup, variants, batches[:CHECK_STEPS], gradient)
     ours.statistics()
-    lines = {key: Line(one, one.stream(batches[CHECK_STEPS:]), gradient, []) for key, one in variants.items()}
+    lines = {
+        key: Line(variant, variant.stream(batches[CHECK_STEPS:]), gradient, []) for key, variant in variants.items()
+    }
     times = harness.take_turns(
         {key: line.step for key, line in lines.items()}, rounds=settings.rounds, warm_up=settings.warm_up
     )
     report = _embedding_report(case, setup, lines, times, hit_rate_of(ours))
     for key, reason in reasons.items():
         report.absent[f"embedding_vs_{key}_{case.suffix}"] = reason
-    for one in variants.values():
-        one.close()
+    for variant in variants.values():
+        variant.close()
     del lines, peers, variants, ours
     gc.collect()
     return report
@@ -188,18 +190,18 @@ def check_embeddings(
     """
     steps = [batches[0]] * len(batches) if case.optimizer == "adam" else list(batches)
     ids = one_each(setup.tables, steps)
-    before = {key: one.rows(ids) for key, one in variants.items()}
-    for one in variants.values():
-        line = Line(one, one.stream(steps), gradient, [])
+    before = {key: variant.rows(ids) for key, variant in variants.items()}
+    for variant in variants.values():
+        line = Line(variant, variant.stream(steps), gradient, [])
         for _ in steps:
             line.step()
         assert next(line.inputs, None) is None, "more batches than expected"  # our look-ahead ends when it is read
     expected: NDArray[np.float32] = variants["adaptive"].rows(ids)
-    for key, one in variants.items():
+    for key, variant in variants.items():
         if not np.array_equal(before[key], before["adaptive"]):
-            raise harness.NotEqual(f"{case.title}: {one.name} starts from other weights")
+            raise harness.NotEqual(f"{case.title}: {variant.name} starts from other weights")
         check_equal(
-            f"{case.title}: {one.name}", one.rows(ids), expected, before=before["adaptive"], tolerance=TOLERANCE
+            f"{case.title}: {variant.name}", variant.rows(ids), expected, before=before["adaptive"], tolerance=TOLERANCE
         )
 
 

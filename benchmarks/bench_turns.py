@@ -101,15 +101,15 @@ def bench_turns(case: Turns, settings: Settings) -> Report:
     _fill(ours, settings, setup, step)
     num_steps = _steps_of_a_turn(wholes, settings, setup, step)
     times: harness.Times = {key: [] for key in wholes}
-    for one in ours.values():
-        one.statistics()
+    for variant in ours.values():
+        variant.statistics()
     for number in range(settings.rounds + 1):
         batches = make_batches(setup.tables, num_steps, step.batch, mean_hot=step.mean_hot, seed=100 + number)
-        found = harness.take_turns(
+        round_times = harness.take_turns(
             {key: lambda whole=whole, batches=batches: turn(whole, batches) / num_steps  # type: ignore[misc]
              for key, whole in wholes.items()}, rounds=1, warm_up=0,
         )  # fmt: skip
-        for key, seconds in found.items():
+        for key, seconds in round_times.items():
             times[key] += seconds if number else []  # the first round warms up
     _tell(report, case, setup, wholes, ours, times, num_steps)
     for whole in wholes.values():
@@ -137,7 +137,9 @@ def _variants(
     for policy in settings.policies:
         ours[policy] = Ours(setup, depth=4, policy=policy, device_rows="10%", plan_threads=settings.threads)
     names = {key: "single tier" if key == "adaptive" else f"10% device rows, {key}" for key in ours}
-    wholes = {key: our_model(f"adaptive, {names[key]}, depth 4", one, step, small=small) for key, one in ours.items()}
+    wholes = {
+        key: our_model(f"adaptive, {names[key]}, depth 4", variant, step, small=small) for key, variant in ours.items()
+    }
     try:
         wholes["fbgemm"] = with_plain_model(Fbgemm, step, setup, ours["adaptive"], small=small)
         peer, model = Fbgemm(setup), make_model(step, len(setup.tables), small=small)
@@ -156,8 +158,8 @@ def _fill(ours: dict[str, Ours], settings: Settings, setup: Setup, step: Case) -
     """Let rows come onto the device as batches bring them, without training any."""
     size = step.batch * step.mean_hot * len(setup.tables)
     batches = make_batches(setup.tables, max(1, settings.fill // size), step.batch, mean_hot=step.mean_hot, seed=7)
-    for one in ours.values():
-        for _ in one.bag.look_ahead(batches, depth=0):
+    for variant in ours.values():
+        for _ in variant.bag.look_ahead(batches, depth=0):
             pass
 
 

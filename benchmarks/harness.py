@@ -150,11 +150,11 @@ def median_ms(times: Sequence[float]) -> float:
 
 def paired(over: Sequence[float], base: Sequence[float]) -> float:
     """Median of over / base by round."""
-    return statistics.median(one / other for one, other in zip(over, base, strict=True))
+    return statistics.median(time / base_time for time, base_time in zip(over, base, strict=True))
 
 
 def check_equal(
-    what: str, found: NDArray[Any], expected: NDArray[Any], *, before: NDArray[Any], tolerance: float
+    title: str, result: NDArray[Any], expected: NDArray[Any], *, before: NDArray[Any], tolerance: float
 ) -> None:
     """Raise unless both changed alike, within `tolerance` of the change's norm.
 
@@ -162,9 +162,9 @@ def check_equal(
         NotEqual: if they differ by more, or nothing has changed.
     """
     change = float(np.linalg.norm(expected - before))
-    difference = float(np.linalg.norm(found - expected))
+    difference = float(np.linalg.norm(result - expected))
     if not (change > 0 and difference <= tolerance * change):
-        raise NotEqual(f"{what}: results differ by {difference:.3g}, the change itself is {change:.3g}")
+        raise NotEqual(f"{title}: results differ by {difference:.3g}, the change itself is {change:.3g}")
 
 
 # --- the machine -------------------------------------------------------------------------------------------------
@@ -224,8 +224,8 @@ def main(description: str | None, run: Callable[[S], Report], settings: Mapping[
     for name in paths:
         parser.add_argument(f"--{name}", metavar="PATH", help=f"short for --set {name}=PATH")
     options = parser.parse_args()
-    given = [f"{name}={getattr(options, name)}" for name in paths if getattr(options, name) is not None]
-    wanted = changed(settings[options.size], [*options.set, *given])
+    path_changes = [f"{name}={getattr(options, name)}" for name in paths if getattr(options, name) is not None]
+    wanted = changed(settings[options.size], [*options.set, *path_changes])
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(143)
     )  # so that children end and files are removed, as with Ctrl-C
@@ -252,21 +252,21 @@ def changed(settings: S, changes: Sequence[str]) -> S:
         SystemExit: for a name that is no setting of this benchmark, or one that is no number, text or tuple of them.
     """
     base: Any = settings
-    known = {one.name: getattr(base, one.name) for one in fields(base)}
-    known = {name: value for name, value in known.items() if _is_plain(value)}
+    current = {setting.name: getattr(base, setting.name) for setting in fields(base)}
+    current = {name: value for name, value in current.items() if _is_plain(value)}
     values = {}
     for change in changes:
         name, equals, value = change.partition("=")
-        if name not in known or not equals:
-            raise SystemExit(f"--set: expected NAME=VALUE with a name among {', '.join(known)}, got {change}")
-        values[name] = _parsed(value, known[name])
+        if name not in current or not equals:
+            raise SystemExit(f"--set: expected NAME=VALUE with a name among {', '.join(current)}, got {change}")
+        values[name] = _parsed(value, current[name])
     result: S = replace(base, **values)
     return result
 
 
 def _is_plain(value: object) -> bool:
     if isinstance(value, tuple):
-        return bool(value) and all(isinstance(one, int | float | str) for one in value)
+        return bool(value) and all(isinstance(part, int | float | str) for part in value)
     return isinstance(value, int | float | str)
 
 

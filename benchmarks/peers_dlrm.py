@@ -27,8 +27,8 @@ class DlrmCheckout:
     def __init__(self, path: Path, setup: Setup, model: DLRM) -> None:
         script = _import(path, "dlrm_s_pytorch")
         assert model.bottom is not None
-        layers = [[one for one in part if isinstance(one, nn.Linear)] for part in (model.bottom, model.top)]
-        bottom, top = ([one.in_features for one in part] + [part[-1].out_features] for part in layers)
+        layers = [[layer for layer in part if isinstance(layer, nn.Linear)] for part in (model.bottom, model.top)]
+        bottom, top = ([layer.in_features for layer in part] + [part[-1].out_features] for part in layers)
         num_vectors = len(setup.tables) + 1
         top[0] = setup.dim + num_vectors * (num_vectors - 1) // 2  # ours is padded
         self.net: Any = script.DLRM_Net(
@@ -48,7 +48,7 @@ class DlrmCheckout:
     @torch.no_grad()
     def _load_dense(self, layers: list[list[nn.Linear]]) -> None:
         for part, ours in zip((self.net.bot_l, self.net.top_l), layers, strict=True):
-            for theirs, own in zip([one for one in part if isinstance(one, nn.Linear)], ours, strict=True):
+            for theirs, own in zip([layer for layer in part if isinstance(layer, nn.Linear)], ours, strict=True):
                 theirs.weight.copy_(own.weight[:, : theirs.in_features])
                 theirs.bias.copy_(own.bias)
 

@@ -28,13 +28,13 @@ def read_lines(path: Path) -> Sequences:
 def read_pairs(path: Path) -> Sequences:
     """`user item` per line, the lines of a user together and in time order."""
     pairs = (line.split() for line in _lines(path))
-    return [[int(item) for _, item in mine] for _, mine in groupby(pairs, key=lambda pair: pair[0])]
+    return [[int(item) for _, item in group] for _, group in groupby(pairs, key=lambda pair: pair[0])]
 
 
 def read_user_log(path: Path) -> Sequences:
     """Read lines `user,item,category,behaviour,time`, grouped by user (Taobao's UserBehavior.csv)."""
     lines = sorted((line.split(",") for line in _lines(path)), key=lambda line: (int(line[0]), int(line[4])))
-    return [_changes(int(line[1]) for line in mine) for _, mine in groupby(lines, key=lambda line: line[0])]
+    return [_changes(int(line[1]) for line in group) for _, group in groupby(lines, key=lambda line: line[0])]
 
 
 def read_behaviours(path: Path) -> Sequences:

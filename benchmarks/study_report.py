@@ -98,9 +98,9 @@ def bars_table(runs: Runs) -> str:
     lines = []
     for block in (block for block in blocks() if block.name in BARS):
         for setting in block.settings:
-            found = {facts["policy"]: facts for facts in judged(block, setting, runs)}
-            if "defer" in found:
-                lines.append(_bar_line(setting, found["defer"], *BARS[block.name]))
+            results = {facts["policy"]: facts for facts in judged(block, setting, runs)}
+            if "defer" in results:
+                lines.append(_bar_line(setting, results["defer"], *BARS[block.name]))
     head = ["data", "reached", "not written", "wanted", "change of AUC [95%]", "wanted", "seeds"]
     return markdown([head, *lines]) if lines else ""
 
@@ -124,13 +124,13 @@ def _bar_line(setting: Setting, facts: Facts, share: float, budget: float) -> Ce
 
 def judged(block: Block, setting: Setting, runs: Runs, *, after: Callable[[Run], Run] = lambda run: run) -> list[Facts]:
     """Return a comparison's results for the ways of a block, without ways that have no run."""
-    found = (
+    results = (
         runs.get(setting, way, seed, control=control)
         for way in block.ways
         for control in (False, True)
         for seed in range(block.seeds)
     )
-    outcomes = [after(run).outcome for run in found if run is not None]
+    outcomes = [after(run).outcome for run in results if run is not None]
     facts: list[Facts] = [asdict(policy) for policy in judge(outcomes, auc_budget=BUDGET).policies] if outcomes else []
     return [one for one in facts if one["seeds"]]
 
@@ -139,8 +139,8 @@ def after_epoch(epoch: int) -> Callable[[Run], Run]:
     """The quality of a run as it was after an epoch, counted from 0."""
 
     def earlier(run: Run) -> Run:
-        found = run.evaluations[epoch]
-        return replace(run, summary={**run.summary, "auc": found["auc"], "log_loss": found["log_loss"]})
+        results = run.evaluations[epoch]
+        return replace(run, summary={**run.summary, "auc": results["auc"], "log_loss": results["log_loss"]})
 
     return earlier
 

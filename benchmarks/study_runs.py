@@ -78,8 +78,8 @@ class Runs:
 
 def fingerprint(setting: Setting, way: Way) -> str:
     """Of the settings of a run, without its seed and without where files lie."""
-    asked = [setting.data, setting.config, setting.stream, way.policy, way.options, way.config]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=dict).encode()).hexdigest()[:16]
+    parts = [setting.data, setting.config, setting.stream, way.policy, way.options, way.config]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=dict).encode()).hexdigest()[:16]
 
 
 def control_label(way: Way) -> str:

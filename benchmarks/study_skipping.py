@@ -28,11 +28,11 @@ def wanted(names: Sequence[str] | None) -> tuple[Block, ...]:
     Raises:
         SystemExit: for a name that is none.
     """
-    known = {block.name: block for block in blocks()}
-    unknown = [name for name in names or [] if name not in known]
+    by_name = {block.name: block for block in blocks()}
+    unknown = [name for name in names or [] if name not in by_name]
     if unknown:
-        raise SystemExit(f"--only {' '.join(unknown)}: no such block; there are {', '.join(known)}")
-    return tuple(known[name] for name in names) if names else tuple(known.values())
+        raise SystemExit(f"--only: expected blocks among {', '.join(by_name)}, got {' '.join(unknown)}")
+    return tuple(by_name[name] for name in names) if names else tuple(by_name.values())
 
 
 def run_blocks(
@@ -50,8 +50,8 @@ def run_blocks(
             for run in train(setting, way, seed, folder=folder):
                 runs.add(run)
                 auc = run.summary.get("auc")
-                found = run.error or f"auc {'-' if auc is None else f'{auc:.5f}'}"
-                print(f"{block.name}: {setting.name} | {run.label} | seed {seed}: {found}", flush=True)
+                result = run.error or f"auc {'-' if auc is None else f'{auc:.5f}'}"
+                print(f"{block.name}: {setting.name} | {run.label} | seed {seed}: {result}", flush=True)
             print(f"  {time.perf_counter() - start:.1f} s", flush=True)
 
 
@@ -61,14 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", metavar="BLOCK", help="blocks to train")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run later than that")
     parser.add_argument("--report", action="store_true", help="write the document from what is there, train nothing")
-    given = parser.parse_args(arguments)
-    chosen, runs = wanted(given.only), Runs(given.runs)
-    if not given.report:
+    options = parser.parse_args(arguments)
+    chosen, runs = wanted(options.only), Runs(options.runs)
+    if not options.report:
         from benchmarks.study_sets import is_there
 
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as folder:
-            until = time.monotonic() + 60 * given.minutes
+            until = time.monotonic() + 60 * options.minutes
             run_blocks(chosen, runs, Path(folder), until=until, is_there=is_there)
         return
     from benchmarks.study_report import write_document

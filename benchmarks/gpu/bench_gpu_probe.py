@@ -337,7 +337,7 @@ def _host(probe: Probe) -> None:
     )
     state, norms, vectors = torch.zeros((64, 1), device=device), torch.empty(8, device=device), slots.int()
     optimizer = RowwiseAdagrad()
-    settings = [float(one) for one in optimizer.settings()]
+    settings = [float(value) for value in optimizer.settings()]
     bags = slots, vectors, none, none, none
     probe.note("pool_host_us", probe.host_us(lambda: kernels.pool(weights, None, *bags, out, 8)))
     arguments = slots, segments, vectors, none, out, optimizer.kind, settings, none, norms

@@ -179,10 +179,10 @@ def _add_row(table: Table, workload: Workload, timing: Timing, rates: Rates, den
 
 def _ratios(report: Report, settings: Settings, workload: Workload, timings: list[Timing]) -> None:
     """Of the points at the base's batch and depth."""
-    here = {one.spec: one for one in timings if one.point == Point(settings.batch, settings.depth)}
+    at_base = {timing.spec: timing for timing in timings if timing.point == Point(settings.batch, settings.depth)}
     suffix = _suffix(settings, workload)
-    staged = here.get(_staged(settings))
-    for spec, timing in here.items():
+    staged = at_base.get(_staged(settings))
+    for spec, timing in at_base.items():
         if spec.is_staged:
             name = "" if spec == _staged(settings) else f"_{spec.kind}_{spec.share}pct"
             name += "_trainer" if spec.trainer else ""

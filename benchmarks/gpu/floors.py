@@ -63,7 +63,7 @@ def traffic(
 def measure_rates(accelerator: Accelerator, megabytes: int, rounds: int = 9) -> Rates:
     """Large copies: device to device, from pinned memory, and to it."""
     size = megabytes * 250_000  # float32 values
-    here, there = torch.ones(size, device=accelerator.device), torch.empty(size, device=accelerator.device)
+    rows, copies = torch.ones(size, device=accelerator.device), torch.empty(size, device=accelerator.device)
     host = accelerator.pinned(size)
     count = 4 * size
 
@@ -71,4 +71,4 @@ def measure_rates(accelerator: Accelerator, megabytes: int, rounds: int = 9) -> 
         times = accelerator.times_ms(lambda: target.copy_(source, non_blocking=True), rounds=rounds)
         return num_bytes / median(times) * 1e3
 
-    return Rates(rate(2 * count, here, there), rate(count, host, there), rate(count, here, host))
+    return Rates(rate(2 * count, rows, copies), rate(count, host, copies), rate(count, rows, host))

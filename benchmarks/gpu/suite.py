@@ -61,11 +61,11 @@ def _report(results: Sequence[Path], tier: str) -> Report:
     all_failed = [case for case in cases if _has(case, "failure") or _has(case, "error")]
     all_passed = [case for case in cases if case not in all_failed and not _has(case, "skipped")]
     for name in sorted({str(case.get("classname")) for case in cases}):
-        mine, failed, passed = (
+        of_file, failed, passed = (
             [c for c in some if c.get("classname") == name] for some in (cases, all_failed, all_passed)
         )
-        seconds = sum(float(case.get("time", 0)) for case in mine)
-        table.add(name, len(passed), len(failed), len(mine) - len(passed) - len(failed), seconds)
+        seconds = sum(float(case.get("time", 0)) for case in of_file)
+        table.add(name, len(passed), len(failed), len(of_file) - len(passed) - len(failed), seconds)
     report.notes += [f"FAILED: {case.get('classname')}::{case.get('name')}" for case in all_failed]
     report.ratios["gpu_tests_failed"] = float(len(all_failed))
     report.figures["gpu_tests_passed"] = float(len(all_passed))

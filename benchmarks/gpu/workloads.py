@@ -142,7 +142,7 @@ def covering_batches(tables: Sequence[TableConfig], wanted: int, lookups: int) -
 
 def _spread(ids: Sequence[NDArray[np.int64]], samples: int = 64) -> Batch:
     """The batch in which the ids of each feature are spread over the samples."""
-    sizes = np.concatenate([np.diff(np.linspace(0, len(one), samples + 1).astype(np.int64)) for one in ids])
+    sizes = np.concatenate([np.diff(np.linspace(0, len(part), samples + 1).astype(np.int64)) for part in ids])
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return Batch(
