@@ -9,8 +9,8 @@ SETUP = Setup(kaggle_tables(20_000, 4), "rowwise_adagrad")
 
 
 def cells(report: Report, table: int, column: str) -> list[str]:
-    found = report.tables[table]
-    return [row[found.header.index(column)] for row in found.rows]
+    columns = report.tables[table]
+    return [row[columns.header.index(column)] for row in columns.rows]
 
 
 def test_overhead() -> None:

@@ -36,15 +36,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_bytes_of_a_step() -> None:
     # 10 rows of 4 floats with 1 float of state; 5 samples of 2 features: 40 floats of vectors
-    found = traffic(10, samples=5, features=2, dim=4, state_width=1, moved=(100, 60))
-    assert found.forward == 10 * 16 + 160
-    assert found.update == 160 + 2 * 10 * (16 + 4)
-    assert found.on_device == found.forward + found.update == 880
+    step = traffic(10, samples=5, features=2, dim=4, state_width=1, moved=(100, 60))
+    assert step.forward == 10 * 16 + 160
+    assert step.update == 160 + 2 * 10 * (16 + 4)
+    assert step.on_device == step.forward + step.update == 880
     rates = Rates(memory=880_000, to_device=10_000, to_host=10_000)
-    assert found.memory_ms(rates) == pytest.approx(1)
-    assert found.link_ms(rates) == pytest.approx(10)  # both ways at once
-    assert found.step_ms(rates, dense_ms=2) == pytest.approx(10)
-    assert found.step_ms(rates, dense_ms=20) == pytest.approx(21)
+    assert step.memory_ms(rates) == pytest.approx(1)
+    assert step.link_ms(rates) == pytest.approx(10)  # both ways at once
+    assert step.step_ms(rates, dense_ms=2) == pytest.approx(10)
+    assert step.step_ms(rates, dense_ms=20) == pytest.approx(21)
 
 
 # --- rows that fill a tier -----------------------------------------------------------------------------------------
@@ -84,8 +84,8 @@ def test_covering_batches_have_every_row_once_popular_ones_last() -> None:
 
 def test_batches_depend_on_their_number_only() -> None:
     workload = Workload(gigabytes=20_000 * 16 / 1e9, dim=4)
-    (one,), two = workload.batches(1, 8, seed=6), workload.batches(2, 8, seed=5)
-    assert np.array_equal(one.ids, two[1].ids) and not np.array_equal(one.ids, two[0].ids)
+    (first,), both = workload.batches(1, 8, seed=6), workload.batches(2, 8, seed=5)
+    assert np.array_equal(first.ids, both[1].ids) and not np.array_equal(first.ids, both[0].ids)
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------
@@ -176,11 +176,11 @@ def test_the_gpu_is_described_by_its_driver(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_without_a_gpu_it_says_so_and_fails(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.run_all", "--smoke", "--document", str(tmp_path / "gpu.md")]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
                            env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""})  # fmt: skip
-    assert found.returncode == 1
-    assert "no CUDA device here: nothing was checked and nothing was timed" in found.stderr
-    assert "Traceback" not in found.stderr
+    assert process.returncode == 1
+    assert "no CUDA device here: nothing was checked and nothing was timed" in process.stderr
+    assert "Traceback" not in process.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -209,9 +209,9 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 def test_stages_are_merged_in_one_document(
     stages: list[tuple[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document, found = tmp_path / "gpu.md", tmp_path / "results.json"
+    document, results = tmp_path / "gpu.md", tmp_path / "results.json"
     document.write_text(f"# GPU\n\n{run_all.BEGIN}\nold\n{run_all.END}\n\nafter\n")
-    common = ("--reports", str(tmp_path / "out"), "--document", str(document), "--json", str(found))
+    common = ("--reports", str(tmp_path / "out"), "--document", str(document), "--json", str(results))
     call(monkeypatch, "--only", "suite", "probe", *common)
     call(monkeypatch, "--only", "step", *common)
     assert [name for name, _ in stages] == ["probe", "suite", "step"]
@@ -219,7 +219,7 @@ def test_stages_are_merged_in_one_document(
     assert text.startswith("# GPU") and text.endswith("after\n") and "old" not in text
     assert all(f"table of {name}" in text for name in ("suite", "probe", "step"))
     assert "GPU" in text and "probe: 20" in text
-    result = json.loads(found.read_text())
+    result = json.loads(results.read_text())
     assert result["ratios"]["ratio_step"] == 1.0 and result["absent"]["gpu_staged_vs_device"]
 
 

@@ -116,8 +116,8 @@ def test_variants_that_learn_differently_are_not_timed(
 ) -> None:
     monkeypatch.setattr(EmbeddingBags, "update", lambda self: None)
     report = Report()
-    found = timings(SMALL, {Spec("torch"): [HERE], Spec("lfu", 20): [HERE]}, report)
-    assert [one.spec.kind for one in found] == ["lfu"]
+    timed = timings(SMALL, {Spec("torch"): [HERE], Spec("lfu", 20): [HERE]}, report)
+    assert [one.spec.kind for one in timed] == ["lfu"]
     ((name, reason),) = report.absent.items()
     assert name.startswith("bench_gpu dlrm") and "results differ" in reason
 

@@ -27,8 +27,8 @@ def made(setting: Setting, way: Way, seed: int, auc: float, **summary: Any) -> R
     """A run as it is in the file, without training."""
     zero = ("hit_rate", "row_hit_rate", "bytes_h2d", "bytes_d2h", "fetched_rows", "written_back_rows", "steps")
     more = ("samples", "samples_per_s", "skipped_update_share", "skipped_lookup_share", "deferred_update_share")
-    found: dict[str, Any] = {"auc": auc, "log_loss": 0.5, "auc_of": "evaluation", **dict.fromkeys(zero + more, 0)}
-    return Run(setting.name, way.label, seed, fingerprint(setting, way), {**found, **summary})
+    results: dict[str, Any] = {"auc": auc, "log_loss": 0.5, "auc_of": "evaluation", **dict.fromkeys(zero + more, 0)}
+    return Run(setting.name, way.label, seed, fingerprint(setting, way), {**results, **summary})
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------
@@ -92,15 +92,15 @@ def test_a_run_that_fails_is_stored_and_reported(tmp_path: Path) -> None:
 
 
 def test_names_mean_one_thing() -> None:
-    asked: dict[tuple[str, str], str] = {}
+    fingerprints: dict[tuple[str, str], str] = {}
     for block in blocks():
         labels = [way.label for way in block.ways]
         assert len(set(labels)) == len(labels)
         assert labels[0] == "off"
         assert block.seeds >= 3
         for setting, way, _ in cells(block):
-            mine = fingerprint(setting, way)
-            assert asked.setdefault((setting.name, way.label), mine) == mine
+            value = fingerprint(setting, way)
+            assert fingerprints.setdefault((setting.name, way.label), value) == value
 
 
 def test_only_known_blocks() -> None:
@@ -137,9 +137,9 @@ def test_a_table_has_means_and_intervals(three_seeds: tuple[Block, Runs]) -> Non
 
 def test_the_quality_after_an_epoch(three_seeds: tuple[Block, Runs]) -> None:
     _, runs = three_seeds
-    one = next(iter(runs))
-    told = [{"step": 1, "auc": 0.6, "log_loss": 0.9}, {"step": 2, "auc": 0.7, "log_loss": 0.5}]
-    earlier = after_epoch(0)(Run(**{**one.__dict__, "evaluations": told}))
+    run = next(iter(runs))
+    evaluations = [{"step": 1, "auc": 0.6, "log_loss": 0.9}, {"step": 2, "auc": 0.7, "log_loss": 0.5}]
+    earlier = after_epoch(0)(Run(**{**run.__dict__, "evaluations": evaluations}))
     assert (earlier.summary["auc"], earlier.summary["log_loss"]) == (0.6, 0.9)
 
 

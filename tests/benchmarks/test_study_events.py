@@ -45,12 +45,12 @@ def test_history_is_cut(tmp_path: Path) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=6))
 def test_last_and_but_last_make_up_all(sequences: list[list[int]]) -> None:
-    if not any(len(one) > 1 for one in sequences):
+    if not any(len(sequence) > 1 for sequence in sequences):
         return
-    places = {part: [(id(s), at) for one in sequences for s, at in events._places(one, part)]
+    places = {part: [(id(s), at) for sequence in sequences for s, at in events._places(sequence, part)]
               for part in ("all", "but last", "last")}  # fmt: skip
     assert sorted(places["but last"] + places["last"]) == sorted(places["all"])
-    assert len(places["last"]) == sum(len(one) > 1 for one in sequences)
+    assert len(places["last"]) == sum(len(sequence) > 1 for sequence in sequences)
 
 
 def test_invoices(tmp_path: Path) -> None:

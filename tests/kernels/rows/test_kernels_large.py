@@ -119,10 +119,10 @@ def test_distinct_rows_of_tables_larger_than_2_31(choose: Choose) -> None:
     places, used = np.zeros(16, np.int32), np.ones(1, np.int64)
     rows, counts, inverse = np.empty(7, np.int64), np.empty(7, np.int32), np.empty(7, np.int32)
     ends = np.empty(2, np.int64)
-    found = choose(lookups.distinct_rows)(
+    count = choose(lookups.distinct_rows)(
         ids, spans, span_tables, sizes, starts, places, used, rows, counts, inverse, ends
     )
-    assert rows[:found].tolist() == [1, 1 + 2**32, size - 1, size, size + 2**32, 2 * size - 1]
+    assert rows[:count].tolist() == [1, 1 + 2**32, size - 1, size, size + 2**32, 2 * size - 1]
     assert inverse.tolist() == [0, 1, 2, 0, 3, 4, 5]
     assert ends.tolist() == [3, 6]
 

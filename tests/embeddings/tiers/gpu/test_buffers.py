@@ -107,7 +107,7 @@ def test_lists_of_rows_are_sent_in_bounded_pieces(transfer: str, monkeypatch: py
 # --- what crosses ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [Scattered, ScatteredOnHost, Hybrid], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("policy", [Scattered, ScatteredOnHost, Hybrid], ids=lambda policy: policy.__name__)
 def test_plans_are_counted_as_sent_to_the_device(policy: type[Policy], monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 

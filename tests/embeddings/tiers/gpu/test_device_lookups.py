@@ -84,17 +84,17 @@ def test_memory_is_reused_for_batches_of_any_size(weighted: bool) -> None:
     for group in make_groups(tables, 0):
         searcher, finder = searcher_of(group), DistinctFinder(group)
         for batch in batches:
-            found = search(searcher, batch)
-            check(found, finder.find_lookups(batch))
-            found.found.user = -1  # type: ignore[union-attr]  # trained
+            lookups = search(searcher, batch)
+            check(lookups, finder.find_lookups(batch))
+            lookups.found.user = -1  # type: ignore[union-attr]  # trained
         assert len(searcher._memories) == 1
 
 
 def test_a_group_of_more_rows_than_four_bytes_count() -> None:
     (group,) = make_groups([TableConfig(name="t", num_embeddings=2**32, embedding_dim=1)], 0)
-    found = search(searcher_of(group), bags([2**31, 7], [2**31, 2**32 - 1]))
-    assert found.distinct.rows.tolist() == [2**31, 7, 2**32 - 1]
-    assert found.distinct.counts.tolist() == [2, 1, 1]
+    lookups = search(searcher_of(group), bags([2**31, 7], [2**31, 2**32 - 1]))
+    assert lookups.distinct.rows.tolist() == [2**31, 7, 2**32 - 1]
+    assert lookups.distinct.counts.tolist() == [2, 1, 1]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
