@@ -1,7 +1,7 @@
-"""Trainings on a simulated device, whose host never waits for a result, beside the same on ordinary memory.
+"""Trainings on a simulated device whose host never waits for a result, and on ordinary memory.
 
-They run on one thread, which does the look-ahead's part and the training's in an order drawn by a seed. The "model"
-runs on the device, too: a gradient is a multiple of the vector and a constant. So the host may be many batches ahead.
+They run on one thread, which does the work of look-ahead and training in an order drawn by a seed. The "model" also
+runs on the device: a gradient is a multiple of the vector plus a constant. So the host may be many batches ahead.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ SKIP = SkipConfig(interval=3, min_visits=1, hot_rows="100%", min_accesses=2, fee
 
 
 class Skips(Scattered):
-    """Saturated by what training measured, and deferred: everything that comes back from the device is used."""
+    """Skips and defers by measured movement, so that every number from the device is used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,9 +60,9 @@ class Case:
     depth: int = 2
     way: str = "staged"
     device_rows: str = "65%"
-    ample: bool = False  # buffers, so that nobody waits for one
-    shrinks: bool = False  # the device tier, in the middle
-    lookups: str = "host"  # or "device": it finds what batches look up, read ahead; some are pooled and no more
+    ample: bool = False  # enough buffers, so that no thread waits for one
+    shrinks: bool = False  # the device tier shrinks in the middle
+    lookups: str = "host"  # or "device", which searches them; every other batch is then only pooled
 
     @property
     def forgets(self) -> bool:
@@ -96,18 +96,18 @@ CASES = [
     Case(depth=0, device_rows="35%", ample=True),
     Case(way="direct", device_rows="60%", ample=True, lookups="device"),
     Case(depth=1, device_rows="50%", shrinks=True, lookups="device"),
-    Case(way="direct", device_rows="50%", ample=True),  # slots are shared anew
+    Case(way="direct", device_rows="50%", ample=True),  # slots are rebalanced
 ]
 
 
 @contextmanager
 def patched(module: ModuleType, **values: object) -> Iterator[None]:
-    before = {name: getattr(module, name) for name in values}
+    originals = {name: getattr(module, name) for name in values}
     vars(module).update(values)
     try:
         yield
     finally:
-        vars(module).update(before)
+        vars(module).update(originals)
 
 
 @contextmanager
@@ -133,13 +133,13 @@ def simulated(seed: int) -> Iterator[Simulation]:
 
 @dataclass
 class Run:
-    """Trains rows on the device alone. `readings`: after which batches rows are read, and found as they were then."""
+    """Trains rows on the device only. `readings`: batch -> values of rows that were read after it."""
 
     embeddings: TieredEmbeddingBag
     depth: int
     random: np.random.Generator
     readings: dict[int, list[NDArray[np.float32]]]
-    shrinks: bool  # once
+    shrinks: bool  # once, not yet
     forgets: bool = False  # every other batch is pooled, and not updated
     pooled: dict[int, list[Tensor]] = field(default_factory=dict)  # the vectors of these
 
@@ -150,27 +150,29 @@ class Run:
             self._train(num_batches)
         self.assert_host_at_rest()
         self.catch_up()
-        self.readings |= {~number: [one.numpy().copy() for one in found] for number, found in self.pooled.items()}
+        self.readings |= {
+            ~number: [tensor.numpy().copy() for tensor in vectors] for number, vectors in self.pooled.items()
+        }
         return dict(self.embeddings.rows.state_arrays())
 
     def _train(self, num_batches: int) -> None:
         pipeline = self.embeddings.runtime.pipeline
-        coming = deque[ReadyBatch]()
+        ready = deque[ReadyBatch]()
 
         def train_until(number: int) -> None:
-            """What the look-ahead waits for where slots are shared anew; else it has been trained already."""
+            """Train what the look-ahead waits for before it rebalances slots; otherwise that is done."""
             while pipeline.trained < number:
-                self.train_one(coming.popleft())
-                self.read_now_and_then()
+                self.train_one(ready.popleft())
+                self.read_sometimes()
 
         source = _plan_and_move(pipeline, iter(BATCHES), self.depth, train_until)
         try:
             while pipeline.trained < num_batches - 1:
-                if self.may_plan() and (not coming or self.random.random() < 0.5):
-                    coming.append(next(source))
+                if self.may_plan() and (not ready or self.random.random() < 0.5):
+                    ready.append(next(source))
                 else:
-                    self.train_one(coming.popleft())
-                    self.look_around()
+                    self.train_one(ready.popleft())
+                    self.disturb()
             while self.may_plan():
                 next(source)
         finally:
@@ -181,16 +183,16 @@ class Run:
         return pipeline.next_number < min(len(BATCHES), pipeline.trained + self.depth + 2)
 
     def assert_host_at_rest(self) -> None:
-        """No copy to the host is under way."""
+        """No copy to the host is in flight."""
         pipeline = self.embeddings.runtime.pipeline
         rows = [np.flatnonzero(lane.planner.tracker.codes == books.ON_HOST) for lane in pipeline.lanes]
-        found = [lane.host.read(own) for lane, own in zip(pipeline.lanes, rows, strict=True)]
+        values = [lane.host.read(on_host) for lane, on_host in zip(pipeline.lanes, rows, strict=True)]
         pipeline.finish_copies()
-        for lane, own, before in zip(pipeline.lanes, rows, found, strict=True):
-            assert all(map(np.array_equal, before, lane.host.read(own)))
+        for lane, on_host, expected_values in zip(pipeline.lanes, rows, values, strict=True):
+            assert all(map(np.array_equal, expected_values, lane.host.read(on_host)))
 
     def assert_flushed(self) -> None:
-        """Rows that changed since they came, and will not change in a batch in flight, are on the host, too."""
+        """Rows that changed, and will not change in a batch in flight, are also on the host."""
         for lane in self.embeddings.runtime.pipeline.lanes:
             slots = np.flatnonzero(lane.planner.slots.flags == books.CHANGED)
             on_host = lane.host.read(lane.planner.slots.rows[slots])
@@ -220,12 +222,12 @@ class Run:
     def on_device(self, like: Tensor, work: Callable[[Tensor], object]) -> Tensor:
         compute = self.embeddings.runtime.pipeline.mover.compute
         out = compute.empty(tuple(like.shape))
-        compute.run(lambda: (work(out), None)[1])
+        compute.run(lambda: work(out))
         return out
 
-    def look_around(self) -> None:
-        """Now and then rows are read, flushed, or given fewer slots while batches are in flight."""
-        self.read_now_and_then()
+    def disturb(self) -> None:
+        """Sometimes read or flush rows, or give slots back, while batches are in flight."""
+        self.read_sometimes()
         if self.random.random() < 0.1:
             self.embeddings.rows.flush()
             self.assert_flushed()
@@ -233,14 +235,14 @@ class Run:
             self.shrinks = False
             self.embeddings.runtime.make_room()
 
-    def read_now_and_then(self) -> None:
+    def read_sometimes(self) -> None:
         if self.random.random() < 0.2:
             planned = self.embeddings.read(BATCHES[3])
             rows = [work._weights for work in planned.works]
             vectors = [work.pool() for work in planned.works]
             self.catch_up()
-            found = [numbers.copy() for numbers in (*rows, *(tensor.cpu().numpy() for tensor in vectors))]
-            self.readings[self.embeddings.runtime.pipeline.trained] = found
+            arrays = [numbers.copy() for numbers in (*rows, *(tensor.cpu().numpy() for tensor in vectors))]
+            self.readings[self.embeddings.runtime.pipeline.trained] = arrays
 
     def catch_up(self) -> None:
         compute = self.embeddings.runtime.pipeline.mover.compute
@@ -248,7 +250,7 @@ class Run:
 
 
 def expected(case: Case) -> tuple[Arrays, dict[int, list[NDArray[np.float32]]]]:
-    """On a device tier of ordinary memory, which has no streams; rows are read after every batch."""
+    """Results on a device tier of ordinary memory, without streams; rows are read after every batch."""
     if case not in _EXPECTED:
         readings: dict[int, list[NDArray[np.float32]]] = {}
         run = Run(case.build("cpu"), case.depth, np.random.default_rng(0), readings, case.shrinks, case.forgets)
@@ -261,7 +263,7 @@ _EXPECTED: dict[Case, tuple[Arrays, dict[int, list[NDArray[np.float32]]]]] = {}
 
 
 class AlwaysLooks:
-    """Draws that let every reading happen, and no look-ahead more than needed."""
+    """Draws with which every reading happens, and look-ahead only when necessary."""
 
     def __init__(self) -> None:
         self.draws = 0
@@ -271,28 +273,28 @@ class AlwaysLooks:
         return 0.0
 
 
-def same(found: NDArray[Any], expected: NDArray[Any]) -> bool:
-    """Equal, what is not known (NaN: the drift of a row without a snapshot) among it."""
-    return np.array_equal(found, expected, equal_nan=expected.dtype.kind == "f")
+def same(result: NDArray[Any], expected: NDArray[Any]) -> bool:
+    """True if both are equal; NaN (the drift of a row without a snapshot) equals NaN."""
+    return np.array_equal(result, expected, equal_nan=expected.dtype.kind == "f")
 
 
 def assert_right(case: Case, seed: int) -> None:
     arrays, readings = expected(case)
     with simulated(seed) as simulation, small_buffers(case.ample):
         run = Run(case.build(), case.depth, simulation.random, {}, case.shrinks, case.forgets)
-        found = run.train()
+        results = run.train()
     for name, array in arrays.items():
-        assert same(found[name], array), name
+        assert same(results[name], array), name
     for number, numbers in run.readings.items():
         assert all(map(np.array_equal, numbers, readings[number])), f"rows read after batch {number}"
 
 
 def assert_stops(case: Case, seed: int) -> None:
-    """Batches that were planned and never trained leave nothing under way."""
+    """Batches that were planned and never trained leave nothing in flight."""
     with simulated(seed) as simulation, small_buffers(case.ample):
         run = Run(case.build(), case.depth, simulation.random, {}, case.shrinks, case.forgets)
         run.train(14)
-        if case.lookups == "device":  # of the batches that were read, some had been looked for
+        if case.lookups == "device":  # some batches had been searched ahead
             run.train()
 
 

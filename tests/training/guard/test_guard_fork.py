@@ -140,12 +140,12 @@ class Overwritten(Run):
         super().__init__(case.build(device), case.depth, random, {}, case.shrinks)
         self.values, self.looks = values, looks
 
-    def look_around(self) -> None:
+    def disturb(self) -> None:
         if self.embeddings.runtime.pipeline.trained == AFTER:
             self.embeddings.rows.overwrite(self.values)
             if self.looks:
                 self.assert_overwritten()
-        super().look_around()
+        super().disturb()
 
     def assert_overwritten(self) -> None:
         found = self.embeddings.rows.state_arrays()
