@@ -64,15 +64,14 @@ def send_plan(plan: GroupPlan, transfer_buffer: TransferBuffer, inputs: Sequence
     snapshots = None if plan.snapshots is None else _send_snapshots(plan.snapshots, packing)
     deferred = None if plan.deferred is None else _send_deferred(plan.deferred, packing)
     sent = packing.send(transfer_buffer)
+    parts = {
+        "pooling": pooling(sent),
+        "row_updates": row_updates(sent),
+        "snapshots": None if snapshots is None else snapshots(sent),
+        "deferred": None if deferred is None else deferred(sent),
+    }
     return SentPlan(
-        number=plan.number,
-        pooling=pooling(sent),
-        row_updates=row_updates(sent),
-        moves=plan.moves,
-        tally=plan.tally,
-        snapshots=None if snapshots is None else snapshots(sent),
-        deferred=None if deferred is None else deferred(sent),
-        found=plan.found,
+        **{**vars(plan), **parts},
         original=plan,
         inputs=tuple(inputs),
         sent_inputs=pick_inputs(sent),

@@ -77,16 +77,11 @@ class Transfer(ABC):
             return
         if not initial.all():
             self._fetch_stored(slots, moves.fetch_slots[~initial], moves.fetch_rows[~initial])
-        fresh = self._host.group.group_rows(
-            moves.fetch_rows[initial]
-        )  # initial values follow from row numbers over all ranks
-        for places, rows in self._lists.send(moves.fetch_slots[initial], fresh):
-            self._initialize(slots, places, rows)
-
-    def _initialize(self, slots: RowArrays, places: Tensor, rows: Tensor) -> None:
-        self._mover.copying.run(
-            lambda: self._kernels.initial_rows(*slots, places, rows, *self._tables, self._first_state)
-        )
+        # Initial values follow from row numbers over all ranks.
+        group_rows = self._host.group.group_rows(moves.fetch_rows[initial])
+        for places, rows in self._lists.send(moves.fetch_slots[initial], group_rows):
+            arguments = *slots, places, rows, *self._tables, self._first_state
+            self._mover.copying.run(partial(self._kernels.initial_rows, *arguments))
 
     def _copy(self, to: RowArrays, to_rows: Tensor, source: RowArrays, source_rows: Tensor) -> None:
         """Copy rows with their state, on the copying stream."""
