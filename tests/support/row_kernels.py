@@ -1,13 +1,15 @@
 """Helpers of the tests of kernels for rows."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
+import reference
 from numpy.typing import NDArray
 
-from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 Choose = Callable[[Any], Callable[..., Any]]  # see `support.variants`
 Floats = NDArray[np.float32]
@@ -23,3 +25,39 @@ def floats(*values: Any) -> Floats:
 def random_rows(rng: np.random.Generator, *shape: int) -> Floats:
     """Values over several powers of ten, so that another order of summation shows."""
     return (rng.normal(size=shape) * 10.0 ** rng.integers(-3, 4, shape)).astype(np.float32)
+
+
+@dataclass
+class TwoTiers:
+    """Rows with their state in slots and on the host, for a kernel or for its slow twin."""
+
+    optimizer: RowOptimizer
+    dim: int
+    num_slots: int = 3
+    num_host: int = 4
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def __post_init__(self) -> None:
+        state = reference.initial_state(self.optimizer, self.dim)
+        self.device, self.host = self.values(self.num_slots), self.values(self.num_host)
+        self.device_state, self.host_state = (np.tile(state, (num, 1)) for num in (self.num_slots, self.num_host))
+
+    def values(self, num: int) -> Floats:
+        return (self.rng.normal(size=(num, self.dim)) * 10.0 ** self.rng.integers(-2, 2, (num, 1))).astype(np.float32)
+
+    @property
+    def tables(self) -> tuple[Floats, ...]:
+        return self.device, self.device_state, self.host, self.host_state
+
+    @property
+    def rule(self) -> tuple[Any, ...]:
+        return self.optimizer.kind, self.optimizer.settings(), self.optimizer.corrections()
+
+    def step_slowly(self, location: int, gradient: Floats, squares: Any = None) -> np.float32:
+        """One step of the twin; returns its norm."""
+        weights, state = self.tables[:2] if location >= 0 else self.tables[2:]
+        place = max(location, ~location)
+        return reference.update_row(self.optimizer, weights[place], state[place], gradient, squares)
+
+    def equals(self, other: "TwoTiers") -> bool:
+        return all(np.array_equal(*arrays, equal_nan=True) for arrays in zip(self.tables, other.tables, strict=True))

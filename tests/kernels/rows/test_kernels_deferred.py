@@ -1,7 +1,6 @@
 """Deferred sums, their squares and the steps that apply them: written out, then the twin."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.row_kernels import Choose, Floats, every_optimizer, floats
+from support.row_kernels import Choose, Floats, TwoTiers, every_optimizer, floats
 from support.variants import both
 
 from adaptive.kernels.rows.cpu import update
@@ -20,32 +19,16 @@ NOTHING = np.zeros(0, np.float32)
 DIMS = st.sampled_from([1, 3, 16, 17, 40])
 
 
-@dataclass
-class Watched:
-    """Rows of both tiers, each with an entry: entry e is slot e, or host row e - num_slots."""
-
-    optimizer: RowOptimizer
-    dim: int
-    num_slots: int = 3
-    num_host: int = 4
-    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+class Watched(TwoTiers):
+    """Each row has an entry: entry e is slot e, or host row e - num_slots."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.num = self.num_slots + self.num_host
-        state = reference.initial_state(self.optimizer, self.dim)
-        self.device, self.host = self.values(self.num_slots), self.values(self.num_host)
-        self.device_state, self.host_state = (np.tile(state, (n, 1)) for n in (self.num_slots, self.num_host))
         self.sums = np.full((self.num, self.dim), np.nan, np.float32)
         self.squares = np.full((self.num, self.optimizer.squares_width(self.dim)), np.nan, np.float32)
         self.pending = np.zeros(self.num, np.bool_)
         self.waiting: dict[int, reference.Waiting] = {}  # the twin's
-
-    def values(self, num: int) -> Floats:
-        return self.rng.normal(size=(num, self.dim)).astype(np.float32)
-
-    @property
-    def step(self) -> tuple[Any, ...]:
-        return self.optimizer.kind, self.optimizer.settings(), self.optimizer.corrections()
 
     def location(self, entry: int) -> int:
         return entry if entry < self.num_slots else ~(entry - self.num_slots)
@@ -58,7 +41,7 @@ class Watched:
         choose(defer)(
             entries, np.asarray(segments, np.int64), np.asarray(vectors, np.int32), np.asarray(scales, np.float32),
             gradients, self.sums, self.squares, self.pending, due, due_locations, entries[due],
-            self.device, self.device_state, self.host, self.host_state, *self.step, norms,
+            *self.tables, *self.rule, norms,
             np.full((num_chunks, 2, self.dim), np.nan, np.float32),
         )  # fmt: skip
         return norms
@@ -72,14 +55,8 @@ class Watched:
         return [self.apply_slowly(entries[u]) for u in due]
 
     def apply_slowly(self, entry: int) -> np.float32:
-        place, pending = self.location(entry), self.waiting.pop(entry)
-        weights, state = (self.device, self.device_state) if place >= 0 else (self.host, self.host_state)
-        place = place if place >= 0 else ~place
-        return reference.update_row(self.optimizer, weights[place], state[place], pending.gradient, pending.squares)
-
-    def equals(self, other: "Watched") -> bool:
-        names = ("device", "device_state", "host", "host_state")
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+        pending = self.waiting.pop(entry)
+        return self.step_slowly(self.location(entry), pending.gradient, pending.squares)
 
     def keeps(self, waiting: dict[int, reference.Waiting]) -> bool:
         """True if these sums and no others are pending."""
@@ -227,7 +204,7 @@ def test_a_sum_of_one_visit_is_the_plain_update(choose: Choose, optimizer: RowOp
         deferred_norms = summed.defer(choose, entries, segments, vectors, [], gradients, np.arange(5))
         update.update(
             np.array([plain.location(entry) for entry in entries]), segments, vectors, NOTHING, gradients,
-            plain.device, plain.device_state, plain.host, plain.host_state, *plain.step, norms,
+            *plain.tables, *plain.rule, norms,
             np.empty((1, 2, dim), np.float32),
         )  # fmt: skip
         np.testing.assert_array_equal(deferred_norms, norms)
@@ -286,7 +263,7 @@ def test_update_from_sums_equals_its_twin(choose: Choose, optimizer: RowOptimize
     choose(update_from_sums)(
         tier, locations, entries, rows.sums, rows.squares,
         *((rows.device, rows.device_state) if tier == 0 else (rows.host, rows.host_state)),
-        *rows.step, norms, np.empty((num_chunks, 2, 8), np.float32),
+        *rows.rule, norms, np.empty((num_chunks, 2, 8), np.float32),
     )  # fmt: skip
     np.testing.assert_array_equal(norms, [twin.apply_slowly(entry) for entry in entries])
     assert rows.equals(twin)

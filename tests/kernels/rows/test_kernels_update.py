@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,39 +9,20 @@ import pytest
 import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.row_kernels import Choose, Floats, every_optimizer
+from support.row_kernels import Choose, Floats, TwoTiers, every_optimizer
 from support.variants import both
 
 from adaptive.kernels.rows.cpu import update
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 
-@dataclass
-class Rows:
-    """Both tiers, and how to update their rows."""
-
-    optimizer: RowOptimizer
-    dim: int
-    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-    num_slots: int = 3
-    num_host: int = 4
-
-    def __post_init__(self) -> None:
-        self.device, self.host = self.values(self.num_slots), self.values(self.num_host)
-        state = reference.initial_state(self.optimizer, self.dim)
-        self.device_state = np.tile(state, (self.num_slots, 1))
-        self.host_state = np.tile(state, (self.num_host, 1))
-
-    def values(self, num: int) -> Floats:
-        return (self.rng.normal(size=(num, self.dim)) * 10.0 ** self.rng.integers(-2, 2, (num, 1))).astype(np.float32)
-
+class Rows(TwoTiers):
     def update(self, choose: Choose, locations: Any, segments: Any, vectors: Any, scales: Any, gradients: Any,
                num_chunks: int = 1) -> Floats:  # fmt: skip
         norms = np.full(len(locations), np.nan, np.float32)
         choose(update.update)(
             np.asarray(locations, np.int64), np.asarray(segments, np.int64), np.asarray(vectors, np.int32),
-            np.asarray(scales, np.float32), gradients, self.device, self.device_state, self.host, self.host_state,
-            self.optimizer.kind, self.optimizer.settings(), self.optimizer.corrections(), norms,
+            np.asarray(scales, np.float32), gradients, *self.tables, *self.rule, norms,
             np.full((num_chunks, 2, self.dim), np.nan, np.float32),
         )  # fmt: skip
         return norms
@@ -50,16 +30,10 @@ class Rows:
     def update_slowly(self, locations: Any, segments: Any, vectors: Any, scales: Any, gradients: Any) -> list[Any]:
         norms = []
         for u, location in enumerate(locations):
-            weights, state = (self.device, self.device_state) if location >= 0 else (self.host, self.host_state)
-            place = location if location >= 0 else ~location
             span = slice(segments[u], segments[u + 1])
             gradient = reference.weighted_sum(gradients[vectors[span]], scales[span] if len(scales) else None)
-            norms.append(reference.update_row(self.optimizer, weights[place], state[place], gradient))
+            norms.append(self.step_slowly(location, gradient))
         return norms
-
-    def equals(self, other: "Rows") -> bool:
-        names = ("device", "device_state", "host", "host_state")
-        return all(np.array_equal(getattr(self, name), getattr(other, name), equal_nan=True) for name in names)
 
 
 # --- written out ---------------------------------------------------------------------------------------------------
@@ -172,7 +146,7 @@ def test_threads_share_many_rows_and_give_the_same_bits(optimizer: RowOptimizer,
     """Enough rows that chunks really run at once."""
     rng = np.random.default_rng(1)
     num = 5000
-    alone, shared = (Rows(optimizer, 17, np.random.default_rng(3), num_slots=num // 2, num_host=num) for _ in range(2))
+    alone, shared = (Rows(optimizer, 17, num // 2, num, np.random.default_rng(3)) for _ in range(2))
     locations = rng.permutation(np.arange(-num, num // 2))
     sizes = rng.geometric(0.3, len(locations))
     sizes[0] = 20_000
