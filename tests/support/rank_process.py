@@ -71,4 +71,8 @@ def main(out: str, blocks: int, steps: int, optimizer: str, device: Any = "cpu",
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
+    try:
+        main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
+    finally:
+        if "values_on" in vars(TorchTransport):  # the process may run other jobs after this one
+            del TorchTransport.values_on
