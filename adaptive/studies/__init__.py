@@ -1,1 +1,1 @@
-"""Commands that look at data, policies and results: compare, simulate, profile, placements, reproduce, report."""
+"""Studies of data, policies and results, each behind a command."""

@@ -1,7 +1,7 @@
-"""Pictures: PNG files, and inline SVG for pages. matplotlib is imported with the first one.
+"""Draw PNG files, and inline SVG for pages. matplotlib is imported with the first picture.
 
-Colors of SVG are placeholders until the end, when they become variables of the page's style: one picture is read in
-light and in dark. Texts stay texts; numbers are cut to what a screen shows.
+SVG is drawn in placeholder colors, which become variables of the page's style at the end, so that one picture works in
+light and dark mode. Text stays text; numbers are rounded to what a screen shows.
 """
 
 import importlib
@@ -19,9 +19,9 @@ from adaptive.storage.durable import write_atomic
 from adaptive.training.telemetry.document import COLORS, Figure, visible
 
 DPI: Final = 110  # of PNG files
-MOST_CHARACTERS: Final = 22  # of a name beside an axis
-MOST_MARKS: Final = 40  # points of a curve that are told apart
-MOST_WIDTHS: Final = 4  # curves of widths of their own
+MAX_CHARACTERS: Final = 22  # of a name next to an axis
+MAX_MARKS: Final = 40  # points of a curve that get a marker
+MAX_WIDTHS: Final = 4  # curves with different line widths
 _INK, _SOFT, _GRID, _PAPER = "#0a0a01", "#0a0a02", "#0a0a03", "#0a0a04"
 _SERIES: Final = tuple(f"#0a0b{number:02x}" for number in range(COLORS))
 _VARIABLES: Final = {
@@ -42,15 +42,14 @@ _RC: Final[dict[Any, Any]] = {
         "axes.formatter.limits": (-5, 7),
     },
 }
-DRAWS: Final = "report draws with"  # matplotlib
 _TAG: Final = re.compile(r"<[^>]+>")
-_ID: Final = re.compile(r' id="[a-zA-Z.]+_\d+"')  # numbered by picture, so a page of several would have them twice
+_ID: Final = re.compile(r' id="[a-zA-Z.]+_\d+"')  # numbered by picture, so they repeat on a page with several
 _FONTS: Final = re.compile(r"font-family: [^;\"]*")
 _LONG: Final = re.compile(r"-?\d+\.\d{3,}")
 
 
-def need_matplotlib(who: str = "--plot needs") -> None:
-    """Look before long work whether its pictures can be drawn. who: the beginning of the message.
+def need_matplotlib(feature: str) -> None:
+    """Check before long work that pictures can be drawn; `feature` begins the message.
 
     Raises:
         ConfigError: if matplotlib is not installed.
@@ -58,14 +57,16 @@ def need_matplotlib(who: str = "--plot needs") -> None:
     try:
         importlib.import_module("matplotlib.figure")
     except ImportError as error:
-        raise ConfigError(f"{who} matplotlib, which is not installed: pip install 'adaptive-train[report]'") from error
+        raise ConfigError(
+            f"{feature}: expected matplotlib, which is not installed. Run pip install 'adaptive-train[report]'"
+        ) from error
 
 
 def write_png(path: Path, draw: Callable[[Any], None], *, size: tuple[float, float] = (9, 5)) -> Path:
-    """Write a figure of so many inches on which `draw` draws, in matplotlib's own colors.
+    """Write a figure of `size` inches, drawn by `draw` in matplotlib's default colors.
 
     Raises:
-        OutputError: if it cannot be written.
+        OutputError: if the file cannot be written.
     """
     from matplotlib.figure import Figure as Canvas
 
@@ -75,31 +76,33 @@ def write_png(path: Path, draw: Callable[[Any], None], *, size: tuple[float, flo
     try:
         write_atomic(path, picture.getvalue())
     except OSError as error:
-        raise OutputError(f"picture {path} could not be written: {error}") from error
+        raise OutputError(f"picture {path} cannot be written: {error}") from error
     return path
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: x and y of its points, and the number of its color. What is None or not finite is a gap."""
+    """A curve; `number` is its color. A y that is None or not finite is a gap."""
 
     number: int
     x: Sequence[float]
     y: Sequence[float | None]
     dashed: bool = False
-    marked: bool = False  # points, joined by a thin line
+    marked: bool = False  # markers joined by a thin line
 
 
 def curves(title: str, lines: Sequence[Line], *, x: str = "step", y: str = "", zero: bool = False) -> Figure:
-    """Curves over x; `zero`: the axis begins there."""
+    """Draw curves over x; with `zero`, the y axis starts at 0."""
 
     def draw(axes: Any) -> None:
         for place, line in enumerate(lines):
             style = "--" if line.dashed or line.number >= COLORS else "-"
-            marked = line.marked and len(line.x) <= MOST_MARKS
+            marked = line.marked and len(line.x) <= MAX_MARKS
             marks: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1.0} if marked else {}
-            if not marks and len(lines) <= MOST_WIDTHS:
-                marks = {"linewidth": 1.3 + 1.1 * (len(lines) - 1 - place)}  # equal curves are seen below each other
+            if not marks and len(lines) <= MAX_WIDTHS:
+                marks = {
+                    "linewidth": 1.3 + 1.1 * (len(lines) - 1 - place)
+                }  # equal curves stay visible below each other
             if len(line.x) == 1:
                 marks = {"marker": "o", "markersize": 4}
             axes.plot(line.x, list(map(_number, line.y)), style, color=_color(line.number), **marks)
@@ -111,7 +114,7 @@ def curves(title: str, lines: Sequence[Line], *, x: str = "step", y: str = "", z
 
 
 def areas(title: str, x: Sequence[float], layers: Sequence[tuple[str, Sequence[float]]], *, room: Any = ()) -> Figure:
-    """Layers on one another, each named at its right end where there is space; `room`: a dashed line above them."""
+    """Draw stacked layers, named at their right end; `room` is a dashed line."""
 
     def draw(axes: Any) -> None:
         at = list(x) if len(x) > 1 else [*x, *(value + 1 for value in x)]
@@ -131,7 +134,7 @@ def areas(title: str, x: Sequence[float], layers: Sequence[tuple[str, Sequence[f
 
 
 def _name_layers(axes: Any, at: float, layers: Any, heights: Sequence[Sequence[float]], top: float) -> None:
-    """Next to the last value; a layer lower than a line of text has no name there, the legend has it."""
+    """Name layers next to their last value, except those lower than a line of text."""
     below = 0.0
     for (name, _), values in zip(layers, heights, strict=True):
         if top and values[-1] / top > 0.045:
@@ -142,8 +145,7 @@ def _name_layers(axes: Any, at: float, layers: Any, heights: Sequence[Sequence[f
 def bars(
     title: str, names: Sequence[str], parts: Sequence[tuple[str, Sequence[float]]], *, x: str, first: int = 0
 ) -> Figure:
-    """A bar for each name, of parts behind one another, in colors from number `first` on, with their legend if there
-    are several."""
+    """Draw a stacked bar per name, in colors from `first` on; several parts get a legend."""
 
     def draw(axes: Any) -> None:
         left = [0.0] * len(names)
@@ -164,7 +166,7 @@ def bars(
 def intervals(
     title: str, names: Sequence[str], points: Sequence[tuple[float | None, Any]], *, x: str, marks: Sequence[float] = ()
 ) -> Figure:
-    """A point for each name with its interval (low, high), None where there is none; dotted lines at `marks`."""
+    """Draw a point per name with its interval (low, high) or None; dotted lines at `marks`."""
 
     def draw(axes: Any) -> None:
         for mark in marks:
@@ -188,16 +190,15 @@ def _drawn(title: str, draw: Callable[[Any], None], *, size: tuple[float, float]
 
 
 def drawn_figure(title: str, draw: Callable[[Any], None], *, size: tuple[float, float]) -> Figure:
-    """What `draw` draws on a figure of so many inches, in the page's colors where it names none of its own; texts
-    must be `visible`."""
-    need_matplotlib(DRAWS)
+    """Draw a figure of `size` inches in the page's colors; all texts must be `visible`."""
+    need_matplotlib("report")
     import matplotlib.figure
     from cycler import cycler
 
     text = io.StringIO()
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the browser has the letters
-        matplotlib.rcdefaults()  # no style of the user's own: colors would be fixed
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the browser has the glyphs
+        matplotlib.rcdefaults()  # ignore the user's style, which would fix colors
         matplotlib.rcParams["axes.prop_cycle"] = cycler(color=_SERIES)
         matplotlib.rcParams.update({**_RC, "svg.hashsalt": visible(title)})
         figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
@@ -207,12 +208,12 @@ def drawn_figure(title: str, draw: Callable[[Any], None], *, size: tuple[float, 
                 _number_ticks(axis)
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(text, format="svg", metadata=nothing)
-    assert "<image" not in text.getvalue(), "a picture of pixels, which the page's policy keeps out"
+    assert "<image" not in text.getvalue(), "a picture of pixels, which the page's security policy blocks"
     return Figure(title, _inline(text.getvalue()))
 
 
 def _number_ticks(axis: Any) -> None:
-    """Thousands apart, and no formulas, which other axes of matplotlib's would write; names stay."""
+    """Write plain numbers with thousands separators instead of matplotlib's formulas."""
     from matplotlib.ticker import LogFormatter, NullFormatter, ScalarFormatter
 
     if isinstance(axis.get_major_formatter(), ScalarFormatter | LogFormatter):
@@ -222,7 +223,7 @@ def _number_ticks(axis: Any) -> None:
 
 
 def _inline(svg: str) -> str:
-    """The `svg` element for a page: no XML head, no size of its own, no numbered ids, variables for colors."""
+    """Return the `svg` element for a page, with variables for colors."""
     body = svg[svg.index("<svg ") :]
     body = re.sub(r"<style.*?</style>", "", body, count=1, flags=re.DOTALL)
     body = re.sub(r' (?:width|height)="[\d.]+pt"', "", body, count=2)
@@ -246,6 +247,6 @@ def _number(value: float | None) -> float:
 
 
 def _short(name: str) -> str:
-    """With beginning and end: names of policies differ by their parameters."""
+    """Shorten a name but keep its end: policies differ by their parameters."""
     text = visible(name).replace("\n", " ")
-    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 13]}…{text[-12:]}"
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 13]}…{text[-12:]}"

@@ -1,8 +1,8 @@
-"""`MachineSpec`: what a machine file says, and reading and writing one.
+"""Machine files: `MachineSpec`, reading and writing.
 
-A file describes a machine by its parts (`[gpu]`, `[host]`, `[network]`, `[watts]`), or holds what was measured on one
-(`[measured]`, as `adaptive-train profile --save` writes it), or both. `[assumed]` says which share of a peak is
-reached; it is a guess of ours unless the file says otherwise, and so is whatever is modelled with it.
+A file describes a machine by its parts (`[gpu]`, `[host]`, `[network]`, `[watts]`), or holds rates measured on it
+(`[measured]`, written by `adaptive-train profile --save`), or both. `[assumed]` has the share of each peak that is
+reached. The defaults are our guesses, and so is everything modelled with them.
 """
 
 from pathlib import Path
@@ -11,58 +11,57 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field
 
 from adaptive.config import Config, parse_size
-from adaptive.storage.durable import write_atomic
-from adaptive.storage.presets import load_named, names_in
+from adaptive.storage.presets import load_named
 
 PRESETS: Final = Path(__file__).parent / "machine_presets"
-HERE: Final = "here"  # the machine this runs on, measured now
+HERE: Final = "here"  # this machine, measured on the spot
 
 
 def _bytes(value: Any) -> Any:
-    """`32GB` or `900GB/s` as a number."""
+    """Parse `32GB` or `900GB/s`; other values are returned as they are."""
     if isinstance(value, str):
         text = value.replace(" ", "").removesuffix("/s")
         if not text.endswith("B"):
-            raise ValueError(f"{value!r}: needed bytes with a unit, such as 32GB or 900GB/s")
+            raise ValueError(f"expected bytes with a unit, such as 32GB or 900GB/s, got {value!r}")
         return float(parse_size(text, row_bytes=1, num_rows=2**62))
     return value
 
 
-LEAST, MOST = 1e-6, 1e24  # of any number here: beyond are mistakes, and steps that take no time or no end
+LEAST, MOST = 1e-6, 1e24  # bounds of every number: anything beyond is a mistake
 Bytes = Annotated[float, BeforeValidator(_bytes), Field(ge=1, le=MOST)]
 
 
 class Gpus(Config):
-    """Accelerators of one machine."""
+    """The accelerators of a machine."""
 
-    count: int = Field(ge=1, le=2**20, description="accelerators")
-    memory: Bytes = Field(description="of each")
-    bandwidth: Bytes = Field(description="of each one's memory, per second")
-    flops: float = Field(ge=1, le=MOST, description="peak of each in float32 (or tf32, if `note` says so), per second")
+    count: int = Field(ge=1, le=2**20, description="number of accelerators")
+    memory: Bytes = Field(description="memory of each")
+    bandwidth: Bytes = Field(description="memory bandwidth of each, per second")
+    flops: float = Field(ge=1, le=MOST, description="peak FLOPS of each in float32 (or tf32, if `note` says so)")
     link: Bytes | None = Field(
-        default=None, description="from one to all others, each way, per second; none: by the host"
+        default=None, description="from each to all others, per second and direction; null: through the host"
     )
 
 
 class Host(Config):
-    """Processors and main memory."""
+    """The processors and main memory of a machine."""
 
     memory: Bytes = Field(description="main memory")
-    bandwidth: Bytes = Field(description="of main memory, per second")
-    flops: float = Field(ge=1, le=MOST, description="peak in float32, per second")
-    link: Bytes = Field(default=12e9, description="to each accelerator, each way, per second")
+    bandwidth: Bytes = Field(description="main memory bandwidth, per second")
+    flops: float = Field(ge=1, le=MOST, description="peak FLOPS in float32")
+    link: Bytes = Field(default=12e9, description="to each accelerator, per second and direction")
 
 
 class Network(Config):
-    """Servers that could hold tables."""
+    """Remote servers that can hold tables."""
 
-    rate: Bytes = Field(description="of this machine, each way, per second")
-    servers: int = Field(default=1, ge=1, le=2**20, description="remote servers that hold tables")
-    bandwidth: Bytes = Field(description="of each server's main memory, per second")
+    rate: Bytes = Field(description="network bandwidth of this machine, per second and direction")
+    servers: int = Field(default=1, ge=1, le=2**20, description="number of remote servers with tables")
+    bandwidth: Bytes = Field(description="main memory bandwidth of each server, per second")
 
 
 class Assumed(Config):
-    """Shares of the peaks that are reached."""
+    """Share of each peak that is reached."""
 
     gpu_bandwidth: float = Field(default=0.6, ge=LEAST, le=1)
     host_bandwidth: float = Field(default=0.6, ge=LEAST, le=1)
@@ -71,23 +70,25 @@ class Assumed(Config):
 
 
 class Measured(Config):
-    """What `adaptive-train profile` measured by training; milliseconds are of one step of `batch_size`."""
+    """Rates from `adaptive-train profile`; milliseconds are per step of `batch_size`."""
 
-    device: Bytes = Field(description="pooling and updating rows of the device tier, per second")
-    host: Bytes = Field(description="the same of rows that stay on the host, per second")
-    move: Bytes = Field(description="copying rows between the tiers, per second, both ways together")
+    device: Bytes = Field(description="bytes per second for pooling and updating rows of the device tier")
+    host: Bytes = Field(description="the same for rows that stay on the host")
+    move: Bytes = Field(description="bytes per second for copying rows between the tiers, both directions together")
     dense_ms: float = Field(
-        ge=LEAST, le=MOST, description="forward, backward and update of the dense part, with what is around it"
+        ge=LEAST, le=MOST, description="forward, backward and update of the dense part, and overhead"
     )
-    flops_per_sample: float = Field(ge=LEAST, le=MOST, description="of the dense part that was measured")
+    flops_per_sample: float = Field(ge=LEAST, le=MOST, description="of the measured dense part")
     batch_size: int = Field(ge=1, le=2**24)
     overlap_staged: float = Field(
-        ge=-1, le=1, description="share of the shorter of training and look-ahead that is hidden; below 0: they disturb"
+        ge=-1,
+        le=1,
+        description="hidden share of the shorter of training and look-ahead; negative if they slow each other",
     )
     overlap_host: float = Field(ge=-1, le=1, description="the same for policies that leave misses on the host")
-    plan_factor: float = Field(ge=LEAST, le=MOST, description="planning in training over planning in `simulate`")
-    vectors_cross: bool = Field(description="whether pooled vectors are copied between host and device")
-    depth: int = Field(ge=0, le=2**20, description="look-ahead with which the overlap was measured")
+    plan_factor: float = Field(ge=LEAST, le=MOST, description="planning time in training over that in `simulate`")
+    vectors_cross: bool = Field(description="true if pooled vectors are copied between host and device")
+    depth: int = Field(ge=0, le=2**20, description="look-ahead depth at which the overlap was measured")
     when: str = Field(default="", description="date of the measurement")
     on: str = Field(default="", description="device, cores and versions")
 
@@ -96,45 +97,35 @@ class MachineSpec(Config):
     """One machine."""
 
     name: str
-    source: str = Field(default="", description="where the numbers come from")
+    source: str = Field(default="", description="source of the numbers")
     note: str = ""
     gpu: Gpus | None = None
     host: Host | None = None
     network: Network | None = None
-    watts: float | None = Field(default=None, ge=LEAST, le=MOST, description="of the whole machine at work")
+    watts: float | None = Field(default=None, ge=LEAST, le=MOST, description="power of the whole machine under load")
     assumed: Assumed = Assumed()
     measured: Measured | None = None
 
 
-def preset_names() -> list[str]:
-    """The machines that come with the package."""
-    return names_in(PRESETS)
-
-
 def load_machine(name: str) -> MachineSpec:
-    """A preset by name, or a file by path.
+    """Load a preset by name, or a file by path.
 
     Raises:
-        ConfigError: if there is none, or it does not say what is needed.
+        ConfigError: if there is no such preset or file, or it is incomplete.
     """
     return load_named(MachineSpec, name, PRESETS, "machine file")
 
 
 def machine_toml(spec: MachineSpec) -> str:
-    """The file that reads as this machine."""
+    """Return the machine as the text of a TOML file."""
     plain = spec.model_dump(exclude_none=True, exclude_defaults=True)
     head = [line for key, value in plain.items() if not isinstance(value, dict) for line in [f"{key} = {_toml(value)}"]]
     parts = [
-        "\n".join([f"[{key}]", *(f"{name} = {_toml(one)}" for name, one in value.items())])
+        "\n".join([f"[{key}]", *(f"{name} = {_toml(number)}" for name, number in value.items())])
         for key, value in plain.items()
         if isinstance(value, dict)
     ]
     return "\n\n".join(["\n".join(head), *parts]) + "\n"
-
-
-def write_machine(path: Path, spec: MachineSpec) -> None:
-    """Write the file whole."""
-    write_atomic(path, machine_toml(spec).encode())
 
 
 def _toml(value: Any) -> str:

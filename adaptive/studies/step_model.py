@@ -1,50 +1,48 @@
-"""Milliseconds of a training step by where rows live, modelled: `simulate`, `placements` and `profile` share it.
+"""Model the milliseconds of a training step by where its rows are.
 
-Letters, per batch: N lookups, U distinct rows, V vectors (one a bag), R bytes of a row's values, s bytes of its
+Letters, per batch: N lookups, U distinct rows, V vectors (one per bag), R bytes of a row's values, s bytes of its
 optimizer state, E = V * R bytes of all vectors, F rows fetched, W rows written back.
 
-    rows at a rate    (N*R + 2*E + 2*U*(R+s)) / rate: a row is read at each lookup, its vector written and its gradient
-                      read, the row with its state read and written by the update
+    rows at a rate    (N*R + 2*E + 2*U*(R+s)) / rate: each lookup reads a row, each vector is written and its gradient
+                      read, the update reads and writes each row with its state
     device only       rows/device + dense
     hybrid            rows/host + 2*E/link + dense
-    link              max(F, W)*(R+s)/link: one way and the other at the same time
-    moves             (F + W)*(R+s)/host: the host's memory sees both
+    link              max(F, W)*(R+s)/link: both directions at the same time
+    moves             (F + W)*(R+s)/host: both directions use the host's memory
     serial            plan + device only + link + moves
     look-ahead        max(plan, device only, link, moves)
     XDL               hybrid + 2 * bytes of all dense weights / link: a parameter server (FAE, PVLDB 15(1), 5.2.3)
 
-`step_ms` has these for the traffic that a simulation counted; *plan* is what planning a batch took there. Without
-overlap (serial, rows cached on demand) all is waited for; look-ahead hides whatever is not the longest, if overlap is
-perfect. A real step is between the two. The floor is a device that holds everything, for which nothing need be planned.
+`step_ms` returns these for the traffic of a simulation; *plan* is the time that planning a batch took there. Without
+overlap (serial: rows cached on demand), a step waits for everything. With perfect overlap (look-ahead), it waits only
+for the longest part. A real step is in between. The floor is a device that holds all rows, which needs no planning.
 
-Where a policy leaves misses on the host (`misses = "host"`) their share of the work stays there and cannot be hidden:
-device only becomes hits at the device's bandwidth plus misses as under hybrid, and look-ahead hides only the planning
-or else everything but it. With nothing on the device serial is plan + hybrid.
+If a policy leaves misses on the host (`misses = "host"`), their share of the work stays there and cannot be hidden:
+device only becomes hits at the device's bandwidth plus misses as under hybrid, and look-ahead hides either the planning
+or everything else. With no rows on the device, serial is plan + hybrid.
 
-Where a machine was measured (`adaptive-train profile --save`), `expected_ms` is the step that it is expected to take,
-with what overlap hides there in place of all or nothing:
+For a measured machine (`adaptive-train profile --save`), `expected_ms` predicts the step with the measured overlap:
 
     expected          train + look - overlap * min(train, look)
-    train             device only, or served where rows are; vectors cross the link only where they do so in training
+    train             device only, or rows served where they are; vectors cross the link only if they do in training
     look              reading + planning * factor + (F+W)*(R+s)/move
 
-`StepModel` has placements of a shape on G accelerators, with traffic from the locality of some data (h: share of hot
-inputs, q: share of lookups on the device). Dense work is operations / (G * flops), plus the sum of gradients over the
-accelerators' links, 2 * bytes of the dense weights:
+`StepModel` models placements of a shape on G accelerators, with traffic from the locality of some data (h: share of hot
+inputs, q: share of lookups on the device). Dense work takes operations / (G * flops), plus the sum of gradients over
+the accelerators' links, 2 * bytes of the dense weights:
 
-    device            device only + exchange of 2*E*(G-1)/G over the accelerators' links (else over the host)
+    device            device only + exchange of 2*E*(G-1)/G over the accelerators' links (else through the host)
     host              hybrid
     remote            rows/servers + 2*E/network + dense
-    tables            whole tables on the device while they fit, those of most lookups a byte first; the others hybrid
+    tables            whole tables on the device while they fit, most lookups per byte first; the others hybrid
     lfu               serial without planning: F = W = misses of the q most frequent rows, fetched on demand
-    scratchpipe       the same rows, but fetched ahead: look-ahead without planning
-    fae               h * device + (1 - h) * host + 4 copies of the hot rows an epoch of 45 million samples
+    scratchpipe       the same rows, prefetched: look-ahead without planning
+    fae               h * device + (1 - h) * host + 4 copies of the hot rows per epoch of 45 million samples
     hotline           max(h * device, gathering the rest) + (1 - h) * device
 
-FAE's and Hotline's formulas are this project's reading of the papers (PVLDB 15(1), 2022; arXiv 2204.05436v1). A
-simulation has one device tier: it takes several accelerators as one of their bandwidths, without an exchange and
-without the sum of gradients. Peaks are multiplied by the machine's assumed shares. What comes out orders placements; it
-does not predict milliseconds.
+The formulas for FAE and Hotline are our reading of the papers (PVLDB 15(1), 2022; arXiv 2204.05436v1). A simulation has
+one device tier, so it treats several accelerators as one with their total bandwidth, without exchange or gradient sums.
+Peaks are multiplied by the machine's assumed shares. Rely on the order of placements, not on the milliseconds.
 """
 
 import math
@@ -60,27 +58,27 @@ from adaptive.errors import ConfigError
 from adaptive.studies.machines import MachineSpec, Measured
 from adaptive.studies.placements.shape import Shape
 
-EPOCH: Final = 45_000_000  # samples between which FAE's hot rows are copied SWAPS times
+EPOCH: Final = 45_000_000  # samples, in which FAE copies its hot rows SWAPS times
 SWAPS: Final = 4
-ROOM: Final = 0.8  # of memory for tables
+ROOM: Final = 0.8  # share of memory for tables
 _RATE: Final = re.compile(r"(\S+B)/s")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine as a whole.
+    """Rates and sizes of a whole machine.
 
     Attributes:
-        link, device, host: bytes per second between the tiers (each way; infinity: nothing crosses), of device and of
-            host memory.
-        dense_ms: of a step's dense part.
-        dense_bytes: of all dense weights; 0: not known.
-        measured: with it there is an expected step.
+        link, device, host: bytes per second between the tiers (per direction; infinity if nothing crosses), of device
+            memory and of host memory.
+        dense_ms: milliseconds of the dense part of a step.
+        dense_bytes: bytes of all dense weights; 0 if unknown.
+        measured: needed for the expected step.
         flops: operations per second.
-        devices: accelerators; 0: only a host.
-        exchange: bytes per second between accelerators, all together; None: by way of the host.
+        devices: number of accelerators; 0 for a host alone.
+        exchange: bytes per second between all accelerators together; None: through the host.
         network, servers: bytes per second of the network, and of the memory of remote servers.
-        device_bytes, host_bytes: memory for tables; None: not known, so everything fits.
+        device_bytes, host_bytes: memory for tables; None if unknown, so that everything fits.
     """
 
     link: float
@@ -99,7 +97,7 @@ class Machine:
 
 
 def rates_of(spec: MachineSpec) -> Machine:
-    """The machine of a file without a dense part: measured rates, or else peaks with the shares that it assumes.
+    """Return a file's machine without a dense part: measured rates, or shares of peaks.
 
     Raises:
         ConfigError: if the file has neither.
@@ -110,7 +108,7 @@ def rates_of(spec: MachineSpec) -> Machine:
         return Machine(link, measured.device, measured.host, measured=measured, flops=flops)
     share, host, gpu, network = spec.assumed, spec.host, spec.gpu, spec.network
     if host is None:
-        raise ConfigError(f"machine {spec.name!r} has neither [measured] nor [host]: needed one of them")
+        raise ConfigError(f"machine {spec.name!r}: expected [measured] or [host], got neither")
     host_rate = host.bandwidth * share.host_bandwidth
     return Machine(
         link=gpu.count * host.link * share.link if gpu else math.inf,
@@ -127,7 +125,7 @@ def rates_of(spec: MachineSpec) -> Machine:
 
 
 def described(spec: MachineSpec, *, flops_per_sample: float, batch_size: int) -> Machine:
-    """The machine of a file with a dense part of so many operations.
+    """Return a file's machine with a dense part of `flops_per_sample`.
 
     Raises:
         ConfigError: from `rates_of`.
@@ -137,10 +135,10 @@ def described(spec: MachineSpec, *, flops_per_sample: float, batch_size: int) ->
 
 
 def parse_rate(text: str, *, name: str) -> float:
-    """Bytes per second of `50GB/s`.
+    """Parse `50GB/s` into bytes per second.
 
     Raises:
-        ConfigError: if it is no rate above 0; `name` is what it is the rate of.
+        ConfigError: if it is no rate above 0; the message begins with `name`.
     """
     match = _RATE.fullmatch(text.replace(" ", ""))
     try:
@@ -148,13 +146,13 @@ def parse_rate(text: str, *, name: str) -> float:
     except ValueError:
         rate = 0
     if rate <= 0:
-        raise ConfigError(f"{name} {text!r}: needed a rate above 0, such as 50GB/s or 900MB/s")
+        raise ConfigError(f"{name}: expected a rate above 0 such as 50GB/s, got {text!r}")
     return float(rate)
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a mean batch looks up and moves; counts are means, so not whole."""
+    """Lookups and moved rows of an average batch."""
 
     lookups: float
     rows: float
@@ -163,28 +161,28 @@ class Traffic:
     row_bytes: int  # with optimizer state
     lookup_hits: float = 0.0
     row_hits: float = 0.0
-    host_vectors: float = 0.0  # pooled at least in part on the host
+    host_vectors: float = 0.0  # pooled fully or partly on the host
     fetched: float = 0.0
     written_back: float = 0.0
 
     def rows_ms(self, rate: float) -> float:
-        """Pooling and updating all rows in memory of so many bytes per second."""
+        """Milliseconds for pooling and updating all rows, at `rate` bytes per second."""
         return 1e3 * self._touched(self.lookups, self.vectors, self.rows) / rate
 
     def vectors_ms(self, rate: float) -> float:
-        """All vectors one way, and their gradients the other."""
+        """Milliseconds for sending all vectors one way and their gradients the other."""
         return 1e3 * 2 * self.vectors * self.value_bytes / rate
 
     def link_ms(self, rate: float) -> float:
-        """Rows that come and go, both ways at once."""
+        """Milliseconds for moved rows over a link that works in both directions at once."""
         return 1e3 * max(self.fetched, self.written_back) * self.row_bytes / rate
 
     def moves_ms(self, rate: float) -> float:
-        """The same rows, one after another."""
+        """Milliseconds for moved rows, one after another."""
         return 1e3 * (self.fetched + self.written_back) * self.row_bytes / rate
 
     def served_ms(self, machine: Machine) -> float:
-        """Pooling and updating rows in the tier where they are."""
+        """Milliseconds for pooling and updating rows in the tier that has them."""
         missed = self.lookups - self.lookup_hits, self.host_vectors, self.rows - self.row_hits
         hit = self.lookup_hits, self.vectors - self.host_vectors, self.row_hits
         across = 2 * self.host_vectors * self.value_bytes
@@ -192,13 +190,13 @@ class Traffic:
         return 1e3 * (touched + across / machine.link)
 
     def _touched(self, lookups: float, vectors: float, rows: float) -> float:
-        """Bytes of memory that pooling and updating touch."""
+        """Bytes that pooling and updating read and write."""
         return (lookups + 2 * vectors) * self.value_bytes + 2 * rows * self.row_bytes
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Milliseconds of a step by where rows live, as the module says; `xdl`: None where the dense part has no size."""
+    """Milliseconds of a step, see the module docstring; `xdl` needs the dense size."""
 
     look_ahead: float
     serial: float
@@ -208,13 +206,13 @@ class StepTimes:
 
 
 def step_ms(traffic: Traffic, machine: Machine, *, staged: bool, plan_ms: float) -> StepTimes:
-    """Milliseconds of a step with the traffic of a mean batch.
+    """Model a step with the traffic of an average batch.
 
     Args:
-        traffic: of a mean batch.
-        machine: on which it would run.
-        staged: misses are fetched (or else served on the host).
-        plan_ms: milliseconds that planning the batch takes.
+        traffic: of an average batch.
+        machine: runs the step.
+        staged: misses are prefetched, not served on the host.
+        plan_ms: milliseconds for planning the batch.
     """
     device_only = traffic.rows_ms(machine.device) + machine.dense_ms
     link, moves = traffic.link_ms(machine.link), traffic.moves_ms(machine.host)
@@ -232,7 +230,7 @@ def step_ms(traffic: Traffic, machine: Machine, *, staged: bool, plan_ms: float)
 def expected_ms(
     traffic: Traffic, machine: Machine, *, staged: bool, plan_ms: float, read_ms: float, depth: int
 ) -> float | None:
-    """Milliseconds of a step as a measured machine would take them; None for one that was not measured."""
+    """Return the expected milliseconds of a step; None without a measured machine."""
     measured = machine.measured
     if measured is None:
         return None
@@ -243,16 +241,25 @@ def expected_ms(
 
 
 def hidden_share(*, train_ms: float, look_ms: float, hidden_ms: float) -> float:
-    """The overlap of `expected_ms`: how much of the shorter of training and look-ahead is hidden behind the longer, at
-    most 1; below 0 where they disturb each other more than they overlap, as on few cores."""
+    """Return the hidden share of the shorter of training and look-ahead, at most 1.
+
+    Negative if they slow each other down more than they overlap, as on few cores.
+    """
     shorter = min(train_ms, look_ms)
     return min(max(hidden_ms / shorter, -1.0), 1.0) if shorter else 0.0
 
 
 @dataclass(frozen=True)
 class Locality:
-    """By share of the rows on the device: lookups of these rows, inputs all of whose rows they are; by batch size:
-    distinct rows over lookups. Between the points that were counted lines are drawn."""
+    """Locality of the lookups in some data, interpolated between the counted points.
+
+    Attributes:
+        shares: shares of the rows that are on the device.
+        lookups: share of the lookups that go to these rows.
+        inputs: share of the inputs that look up these rows only.
+        sizes: batch sizes.
+        distinct: distinct rows over lookups of such batches.
+    """
 
     source: str
     shares: tuple[float, ...]
@@ -268,13 +275,13 @@ class Locality:
         return float(np.interp(share, (0.0, *self.shares, 1.0), (0.0, *self.inputs, 1.0)))
 
     def distinct_share(self, batch_size: int) -> float:
-        """Beyond the sizes that were counted: that of the nearest one."""
+        """Distinct rows over lookups; beyond the counted sizes, that of the nearest."""
         return float(np.interp(np.log(batch_size), np.log(self.sizes), self.distinct))
 
 
 @dataclass(frozen=True)
 class Placed:
-    """One placement: milliseconds of a step and of its parts, of which `limit` is the largest; none if it cannot be."""
+    """One placement: milliseconds of a step and of its parts; None if it does not fit."""
 
     step_ms: float | None = None
     parts_ms: dict[str, float] | None = None
@@ -290,13 +297,13 @@ class Placed:
 
 
 class StepModel:
-    """Times of one shape on one machine, with the locality of some data.
+    """Step times of one shape on one machine, with the locality of some data.
 
     Args:
         shape: of the model.
         rates: of the machine.
         locality: of the data.
-        device_share: of the rows that the device holds; None: as many as its memory takes.
+        device_share: share of the rows on the device; None for as many as its memory holds.
     """
 
     def __init__(self, shape: Shape, rates: Machine, locality: Locality, *, device_share: float | None = None) -> None:
@@ -315,26 +322,21 @@ class StepModel:
         )
 
     def placed(self, placement: str) -> Placed:
-        """
-        Raises:
-            ConfigError: for a placement that nobody knows.
-        """
-        if placement not in PLACEMENTS:
-            raise ConfigError(f"--placements {placement!r}: needed some of {', '.join(PLACEMENTS)}")
+        """Model one placement of `PLACEMENTS`."""
         obstacle = self._obstacle(placement)
         return Placed(note=obstacle) if obstacle else PLACEMENTS[placement](self)
 
     def _obstacle(self, placement: str) -> str:
-        """Why a placement cannot be; empty if it can."""
+        """The reason why a placement does not fit; empty if it does."""
         if not self.rates.devices and placement not in ("host", "remote"):
             return "no accelerator"
         if placement == "remote":
             has_network = self.rates.network is not None and self.rates.servers is not None
             return "" if has_network else "the machine file has no [network]"
         if placement == "device":
-            return "" if self.fits_device else "tables do not fit the device"
+            return "" if self.fits_device else "tables do not fit on the device"
         fits = self.fits_host or (self.fits_device and placement != "host")
-        return "" if fits else "tables do not fit the host"
+        return "" if fits else "tables do not fit on the host"
 
     def dense_ms(self) -> float:
         flops = self.shape.flops_per_sample * self.shape.batch_size
@@ -344,7 +346,7 @@ class StepModel:
         return 1e3 * (flops / self.rates.flops + reduced)
 
     def exchange_ms(self) -> float:
-        """Vectors and their gradients between accelerators, by their own links or up to the host and down again."""
+        """Vectors and gradients between accelerators, over their own links or through the host."""
         each = self.rates.devices
         if each <= 1:
             return 0.0
@@ -359,21 +361,21 @@ class StepModel:
         return {"device memory": rows, "exchange": self.exchange_ms(), "dense": self.dense_ms()}
 
     def on_host(self) -> dict[str, float]:
-        """The same with all rows on the host, without the dense part."""
+        """Milliseconds of each part with all rows on the host, without the dense part."""
         return {
             "host memory": self.traffic.rows_ms(self.rates.host),
             "link": self.traffic.vectors_ms(self.rates.link),
         }
 
     def misses(self) -> dict[str, float]:
-        """Rows that come and go: what is looked up and not on the device, both ways at once over the link."""
+        """Milliseconds for moving the rows that are looked up and not on the device."""
         return {
             "link": self.traffic.link_ms(self.rates.link),
             "host memory": self.traffic.moves_ms(self.rates.host),
         }
 
-    def share_note(self, share: float, what: str) -> str:
-        return "" if self.fits_device else f"{100 * share:.1f} % of the {what}"
+    def share_note(self, share: float, noun: str) -> str:
+        return "" if self.fits_device else f"{100 * share:.1f}% of the {noun}"
 
 
 def _sum(parts_ms: dict[str, float], note: str = "") -> Placed:
@@ -392,7 +394,7 @@ def _remote(model: StepModel) -> Placed:
 
 
 def _tables(model: StepModel) -> Placed:
-    number = int(model.share * model.shape.num_sparse)  # tables of a shape are alike
+    number = int(model.share * model.shape.num_sparse)  # all tables of a shape are equal
     share = number / model.shape.num_sparse
     host = {name: (1 - share) * ms for name, ms in model.on_host().items()}
     device = {name: ms if name == "dense" else share * ms for name, ms in model.on_device().items()}
@@ -433,4 +435,4 @@ PLACEMENTS: Final[dict[str, Callable[[StepModel], Placed]]] = {
 POLICIES: Final = {"device": "device", "host": "hybrid"} | {
     name: name for name in ("tables", "lfu", "scratchpipe", "fae", "hotline")
 }
-"""The placements that exist here, and the policy of each."""
+"""Placements that can be trained here -> their policies."""

@@ -1,4 +1,4 @@
-"""Results of `compare`: policies trained on the same data, and the verdict on what skipping cost.
+"""Results of `compare`: runs of policies on the same data, and verdicts.
 
 `contenders` parses the policies and settings to compare, `comparison_runs` trains them, `verdicts` judges the runs.
 """
@@ -32,7 +32,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class SampleTest:
-    """Differences from the control, averaged over seeds, with confidence intervals over samples."""
+    """Mean differences from the control, with confidence intervals over samples."""
 
     auc_difference: float
     auc_difference_ci: Interval

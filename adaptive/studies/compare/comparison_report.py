@@ -1,10 +1,11 @@
-"""A comparison as a document for the terminal, Markdown and the page, and its numbers as CSV.
+"""A comparison as a document and as CSV.
 
 In a sweep, the tables appear once per combination of values, under its name, followed by one table over all values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Final
 
 from adaptive.studies.compare import ComparedPolicy, Comparison, Interval
@@ -49,7 +50,7 @@ Column = tuple[str, Callable[[ComparedPolicy], str]]
 
 
 def comparison_document(result: Comparison) -> Document:
-    """The outcome in a sentence, tables, a verdict per policy, and problems; only the problems if no run finished."""
+    """The outcome in a sentence, tables, verdicts and problems."""
     problems = [Items([f"problem: {problem}" for problem in result.problems])] if result.problems else []
     if not any(policy.seeds for policy in result.policies):
         return Document([Note("No run finished."), *problems])
@@ -61,7 +62,7 @@ def comparison_document(result: Comparison) -> Document:
     if result.values:
         keys = list(result.values[0].swept)
         columns = [column for column in _columns(result.policies) if column[0] in OF_ALL_VALUES]
-        columns = [*((key, _swept(key)) for key in keys), *columns]
+        columns = [*((key, _entry(_value_text, "swept", key)) for key in keys), *columns]
         blocks += [Heading("All values"), _table(columns, result.policies, keys=len(keys) + 1)]
     else:
         blocks = _blocks(result)
@@ -75,12 +76,13 @@ def _blocks(result: Comparison) -> list[DocumentBlock]:
     reporting = [policy for policy in policies if policy.policy_numbers]
     stages = dict.fromkeys(stage for policy in policies for stage in policy.time_ms)
     names = dict.fromkeys(name for policy in reporting for name in policy.policy_numbers)
-    reports = _table([("policy reports", _name), *((name, _number(name)) for name in names)], reporting)
+    times = [(stage, _entry(_milliseconds, "time_ms", stage)) for stage in stages]
+    reports = [(name, _entry(partial(number_text, name), "policy_numbers", name)) for name in names]
     return [
         Note(outcome_sentence(policies)),
         _table(_columns(policies), policies),
-        _table([("ms per step", _name), *((stage, _time(stage)) for stage in stages)], policies),
-        *([reports] if reporting else []),
+        _table([("ms per step", _name), *times], policies),
+        *([_table([("policy reports", _name), *reports], reporting)] if reporting else []),
         Items([_verdict_line(policy, result) for policy in policies]),
     ]
 
@@ -91,7 +93,7 @@ def _table(columns: Sequence[Column], policies: Policies, *, keys: int = 1) -> T
 
 
 def _columns(policies: Policies) -> list[Column]:
-    """Columns of quality, speed and traffic; a column that no policy has a value for is omitted."""
+    """Columns of quality, speed and traffic, without those that are empty."""
 
     def optional(title: str, name: str, text: Callable[[Any], str]) -> list[Column]:
         has_value = any(getattr(policy, name) not in (None, 0) for policy in policies)
@@ -102,7 +104,7 @@ def _columns(policies: Policies) -> list[Column]:
         ("reached", _reached),
         ("at step", _field(count_text, "target_step")),
         ("after samples", _field(count_text, "target_samples")),
-        ("after s", lambda policy: _fixed(policy.target_seconds, 1)),
+        ("after s", _field(_seconds, "target_seconds")),
     ]
     files: list[Column] = [("from files", _per_step("host_bytes_read")), ("to files", _per_step("host_bytes_written"))]
     random: list[Column] = [("against random", _against_random)]
@@ -136,16 +138,9 @@ def _field(text: Callable[[Any], str], name: str) -> Callable[[ComparedPolicy], 
     return lambda policy: text(getattr(policy, name))
 
 
-def _swept(key: str) -> Callable[[ComparedPolicy], str]:
-    return lambda policy: _value_text(policy.swept[key])
-
-
-def _time(stage: str) -> Callable[[ComparedPolicy], str]:
-    return lambda policy: _fixed(policy.time_ms.get(stage), 2)
-
-
-def _number(name: str) -> Callable[[ComparedPolicy], str]:
-    return lambda policy: number_text(name, policy.policy_numbers.get(name))
+def _entry(text: Callable[[Any], str], name: str, key: str) -> Callable[[ComparedPolicy], str]:
+    """Text of an entry of a mapping, such as `time_ms`."""
+    return lambda policy: text(getattr(policy, name).get(key))
 
 
 def _per_step(name: str) -> Callable[[ComparedPolicy], str]:
@@ -161,8 +156,12 @@ def _value_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
-def _fixed(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def _reached(policy: ComparedPolicy) -> str:
@@ -208,7 +207,7 @@ def _has_random(policies: Policies) -> bool:
 
 
 def outcome_sentence(policies: Policies) -> str:
-    """Name the policies with the best AUC and the highest speed, and their lead over the control."""
+    """Name the policies with the best AUC and speed, and their lead over the control."""
     control = next((policy.policy for policy in policies if policy.reason == "the control"), None)
     aucs = {policy.policy: policy.auc for policy in policies if policy.auc is not None}
     speeds = {policy.policy: policy.samples_per_s for policy in policies if policy.samples_per_s is not None}
@@ -231,7 +230,7 @@ def best_text(
     base: str | None,
     remarks: Callable[[Sequence[str]], Sequence[str]] = lambda winners: (),
 ) -> str:
-    """`highest AUC: slipstream, 0.7512 (+0.00040 against lru, undecided)`; ties are all named, no values give ""."""
+    """`highest AUC: slipstream, 0.7512 (+0.00040 against lru)`; names all ties."""
     if not values:
         return ""
     most = max(values.values())

@@ -84,7 +84,7 @@ class FinishedRuns:
         return path, dict(record["summary"])
 
     def free_folder(self, path: Path) -> Path:
-        """The folder, or one with a number if a finished run had the same place in an earlier list."""
+        """The folder, with a number if a finished run has the same place in its list."""
         taken = {folder for folder, _ in self._runs.values()}
         numbered = (path if number == 1 else path.with_name(f"{path.name}.{number}") for number in count(1))
         return next(folder for folder in numbered if folder not in taken)
@@ -147,7 +147,7 @@ def train_all(
     stream: TextIO | None = None,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Outcome]:
-    """Train every policy with every seed, seed by seed, and the controls; an error ends only its own run.
+    """Train every policy with every seed, and the controls; an error ends only its run.
 
     Args:
         contenders: settings that differ in the policy and, group by group, in the swept values.
@@ -194,7 +194,7 @@ def train_all(
 
 
 def _groups(contenders: Sequence[Contender]) -> list[tuple[str, list[Contender]]]:
-    """Contenders by combination of values, each with its words for progress: `, batch_size=256 (1 of 3)`."""
+    """Contenders by combination of values, with words such as `, batch_size=256 (1 of 3)`."""
     groups = [list(members) for _, members in groupby(contenders, key=lambda contender: contender.swept)]
     points = [members[0].swept for members in groups]
     words = [f", {title(point)} ({place} of {len(points)})" if point else "" for place, point in enumerate(points, 1)]

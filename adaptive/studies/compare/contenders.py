@@ -1,4 +1,4 @@
-"""Parse the policies and sweeps of a comparison into one set of settings per policy and combination of values.
+"""Parse the policies and sweeps of a comparison into settings.
 
 `lru,slipstream+threshold=0.02` is a list of policies with parameters. Mistakes are reported in the words of the list,
 before anything is trained.
@@ -44,7 +44,7 @@ SweepPoint = tuple[Value, ...]
 
 
 def sweep_points(lists: Sequence[str], origins: Mapping[str, str]) -> list[SweepPoint]:
-    """Return every combination of the values of `KEY=VALUE,VALUE` lists; one empty combination for no list.
+    """Return every combination of the values of `KEY=VALUE,VALUE` lists.
 
     Commas in quotes and brackets belong to a value. Keys and values are checked later, when settings are loaded.
 
@@ -62,7 +62,7 @@ def sweep_points(lists: Sequence[str], origins: Mapping[str, str]) -> list[Sweep
         if key in NOT_SWEPT:
             raise ConfigError(f"--sweep {key}: expected a setting other than {', '.join(NOT_SWEPT)}. {NOT_SWEPT[key]}")
         if key in seen:
-            raise ConfigError(f"--sweep {key}: expected one value per setting, got {key} from {seen[key]}, too")
+            raise ConfigError(f"--sweep {key}: expected one source per setting, got {key} also from {seen[key]}")
         seen[key] = "another --sweep"
     return [tuple(value for part in combination for value in part) for combination in product(*choices)]
 
@@ -73,7 +73,7 @@ def title(point: SweepPoint) -> str:
 
 
 def folders(point: SweepPoint) -> list[str]:
-    """One folder name per key, such as `batch_size=256`. Different values have different names."""
+    """One folder name per key, such as `batch_size=256`; different for each value."""
     return [quote(f"{value.key}={value.text}", safe=_SAFE) for value in point]
 
 
@@ -123,7 +123,7 @@ Load = Callable[[str, str, Mapping[str, str], Sequence[str]], TrainConfig]
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy as the user wrote it, and the settings of its runs; `swept` has those from `--sweep`."""
+    """A policy as the user wrote it, and the settings of its runs."""
 
     label: str
     config: TrainConfig
@@ -131,7 +131,7 @@ class Contender:
 
     @property
     def arranges(self) -> bool:
-        """True if the policy regroups or drops inputs, so that its batches differ from those of other policies."""
+        """True if the policy regroups or drops inputs, so that its batches differ."""
         policy = make_policy(self.config.policy, self.config.policy_options)
         with_rule(policy, self.config.skip)
         return arranges(policy)

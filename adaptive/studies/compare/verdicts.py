@@ -1,4 +1,4 @@
-"""Judge the runs of a comparison: means over seeds, paired differences, and a verdict on each policy.
+"""Judge the runs of a comparison: means, paired differences, verdicts.
 
 The *control* is the first policy of the list that skips nothing and trains the batches as they come; if there is none,
 the first that skips nothing. Policies that do both must train the same weights as the control, bit for bit: placement
@@ -15,6 +15,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -173,14 +174,13 @@ def _differences(name: str, pairs: Pairs) -> list[float]:
     return [a - b for run, control in pairs for a in _values(name, [run]) for b in _values(name, [control])]
 
 
-def _mean(numbers: Iterable[float | None]) -> float | None:
+def _mean(numbers: Iterable[float | None], average: Callable[[list[float]], float] = statistics.fmean) -> float | None:
+    """Return the mean, or another average, of the numbers that are not None."""
     present = [number for number in numbers if number is not None]
-    return statistics.fmean(present) if present else None
+    return average(present) if present else None
 
 
-def _median(numbers: Iterable[float | None]) -> float | None:
-    present = [number for number in numbers if number is not None]
-    return statistics.median(present) if present else None
+_median = partial(_mean, average=statistics.median)
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def seeds_to_decide(differences: Sequence[float], budget: float) -> int | None:
 
 
 def interval(differences: Sequence[float]) -> Interval | None:
-    """Student's t interval of the mean of paired differences, at `CONFIDENCE`; None for fewer than two."""
+    """Student's t interval of the mean of paired differences; None for fewer than two."""
     number = len(differences)
     if number < 2:
         return None
@@ -303,7 +303,7 @@ def _student(number: int) -> float:
 
 
 def over_samples(pairs: Pairs, budget: float) -> SampleTest | None:
-    """Test the differences of AUC and log loss between a policy and its control over evaluation samples.
+    """Test the differences between a policy and its control over evaluation samples.
 
     Where seeds share their evaluation samples, each sample's contribution is averaged over the seeds. Samples of
     different seeds are independent, so the variances of their means add up.
@@ -338,7 +338,7 @@ def over_samples(pairs: Pairs, budget: float) -> SampleTest | None:
 
 
 def other_samples(pairs: Pairs) -> list[str]:
-    """One line per run whose evaluation samples differ from the control's, so that no difference means anything."""
+    """One line per run whose evaluation samples differ from the control's."""
     return [
         f"seed {run.seed}: expected the evaluation samples of {control.policy}, got others (labels differ). Evaluate "
         "all policies on the same samples"
@@ -348,7 +348,7 @@ def other_samples(pairs: Pairs) -> list[str]:
 
 
 def p_value(difference: float, error: float) -> float:
-    """Two-sided probability of a difference at least this large if there is none, from the normal distribution."""
+    """Two-sided probability of at least this difference under the normal distribution."""
     if error == 0:
         return 1.0 if difference == 0 else 0.0
     return math.erfc(abs(difference) / error / math.sqrt(2))

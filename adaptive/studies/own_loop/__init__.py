@@ -1,4 +1,4 @@
-"""For custom models and training loops what the command line has for its own: records, comparisons, simulations, a
-guard. The functions behind the commands do it; these modules hand them what a custom loop has. See
-docs/how-to/own-loop.md.
+"""Records, comparisons, simulations and a guard for custom models and training loops.
+
+These modules call the functions behind the commands with the parts of a custom loop. See docs/how-to/own-loop.md.
 """

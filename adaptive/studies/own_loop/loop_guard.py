@@ -1,4 +1,4 @@
-"""`Guard`: the quality guard of a run (`adaptive.training.guard`) for a custom training loop."""
+"""`Guard`: the quality guard (`adaptive.training.guard`) for a custom training loop."""
 
 import contextlib
 import math
@@ -25,11 +25,11 @@ from adaptive.training.guard.guard import Guard as _Guard
 from adaptive.training.telemetry.record import Record
 from adaptive.training.telemetry.report import GuardSummary
 
-REACH: Final = "it must reach tables, models and optimizers through its arguments only, which are copies in a check"
+REACH: Final = "It must use tables, models and optimizers from its arguments only, which are copies during a check"
 
 
 class Guard:
-    """Keeps what a policy skips in a custom loop within a loss of AUC: a context manager around the loop.
+    """Keep the cost of skipping in a custom loop within an AUC budget.
 
         with adaptive.Guard(embeddings, step, net, dense, score=score, batch_size=256, total=len(loader)) as guard:
             for planned in guard.look_ahead(loader):
@@ -37,26 +37,25 @@ class Guard:
                 guard.after(planned, loss)
         print(guard.summary()["guard_decisions"])
 
-    It decides as `--set guard.budget=...` does for a run with the same model, data and settings.
+    It decides like `--set guard.budget=...` for a run with the same model, data and settings.
 
     Args:
         embeddings: the tables, with a policy that skips.
-        step: `step(*parts, planned)` trains a batch, `embeddings.step()` included, and returns its mean loss from
-            before the update, alone or first in a tuple. The guard calls it with copies of the parts. So it must reach
-            all that it trains through them, and whatever changes learning rates belongs into it.
-        parts: modules, optimizers and the like (`state_dict`, `load_state_dict`), which may hold the tables or be
-            them.
-        score: `score(*parts, planned)` gives logits (B,) and trains nothing; modules among the parts are in evaluation
-            mode, and gradients are off.
-        batch_size: samples of a batch.
-        total: batches of the whole loop; an upper bound will do. None if not known, for a policy that defers only.
+        step: `step(*parts, planned)` trains a batch, calls `embeddings.step()`, and returns the mean loss from before
+            the update, alone or first in a tuple. The guard calls it with copies of the parts, so it must reach all
+            that it trains through them. Change learning rates inside it.
+        parts: modules, optimizers and other objects with `state_dict` and `load_state_dict`; they may hold the tables.
+        score: `score(*parts, planned)` returns logits (B,) and trains nothing. Modules among the parts are in
+            evaluation mode, and gradients are off.
+        batch_size: samples per batch.
+        total: batches of the whole loop, or an upper bound; None if unknown, for a policy that only defers.
         depth: batches of look-ahead.
-        record: the recording of this loop, which then has the decisions, too.
+        record: the recording of this loop, which then also gets the decisions.
         limits: `budget`, `warmup`, `steps`, `holdout`, `every`, as in `GuardConfig`.
 
     Raises:
-        ConfigError: for tables of several ranks, a part that cannot be copied back, limits that are none, or a policy
-            that drops something while `total` is not known.
+        ConfigError: for tables of several ranks, a part that cannot be copied back, invalid limits, or a policy that
+            drops updates while `total` is unknown.
     """
 
     def __init__(
@@ -72,15 +71,15 @@ class Guard:
         **limits: Any,
     ) -> None:
         if not embeddings.ranks.is_local:
-            raise ConfigError("guard: expected tables of one process, got those of several ranks, which it cannot copy")
+            raise ConfigError("guard: expected tables of one process, got several ranks, which it cannot copy")
         for number, part in enumerate(parts):
             if not all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict")):
                 raise ConfigError(
-                    "guard: expected modules, optimizers and other parts with state_dict() and load_state_dict(), as "
-                    f"a check that fails gives them other values, got a {type(part).__name__} (part {number + 1})"
+                    "guard: expected modules, optimizers and other parts with state_dict() and load_state_dict(), got "
+                    f"a {type(part).__name__} (part {number + 1}). A failed check restores the parts through them"
                 )
         self._recorder: LoopRecorder = _StepCounter() if record is None else record.recorder
-        self._embeddings, self._depth, self._heard = embeddings, depth, 0
+        self._embeddings, self._depth, self._calls = embeddings, depth, 0
         settings = checked(GuardConfig, limits, "guard")
         skip = None if embeddings.skip is None else SkipConfig(feedback_delay=embeddings.skip.feedback_delay)
         name = type(embeddings.policy).__name__.lower()
@@ -88,11 +87,11 @@ class Guard:
         self._guard = _Guard(settings, config, _CustomLoop(embeddings, parts, step, score), self._recorder, total)
 
     def look_ahead(self, batches: Iterable[Batch]) -> LookAhead:
-        """The batches of the next pass over the data, planned ahead, in the place of `embeddings.look_ahead`.
+        """Plan the batches of the next pass; use it instead of `embeddings.look_ahead`.
 
         Raises:
             ConfigError: if `after` was not called for a batch.
-            InputError: for a batch without labels 0 and 1.
+            InputError: for a batch with labels other than 0 and 1.
         """
         return LookAhead(partial(self._look_ahead, batches), batches)
 
@@ -101,30 +100,35 @@ class Guard:
         guarded = self._guard.guarded(_labelled(as_batch(in_order(batch, order)).unshared() for batch in batches))
         with contextlib.closing(self._embeddings.look_ahead(guarded, depth=self._depth)) as coming:
             for planned in coming:
-                before = self._heard
+                calls = self._calls
                 yield planned
-                if self._heard != before + 1:
+                if self._calls != calls + 1:
                     raise ConfigError(
-                        "guard: expected one call of after(planned, loss) for a batch, after its step, got "
-                        f"{self._heard - before} (batch {planned.number})"
+                        "guard: expected one call of after(planned, loss) after the step of a batch, got "
+                        f"{self._calls - calls} (batch {planned.number})"
                     )
 
     def after(self, planned: Planned, loss: Tensor | float) -> None:
-        """A batch is trained; `loss`: its mean, from before the update. With a recording: after `record.step`."""
+        """Call this after the step of a batch (and after `record.step`, if recorded).
+
+        Args:
+            planned: the trained batch.
+            loss: its mean loss, from before the update.
+        """
         recorder = self._recorder
         if isinstance(recorder, _StepCounter):
             recorder.steps += 1
             recorder.samples += planned.num_samples
             recorder.loss = loss_value(loss)
-        self._heard += 1
-        if recorder.steps != self._heard:
+        self._calls += 1
+        if recorder.steps != self._calls:
             raise ConfigError(
-                f"guard: expected record.step before after, got {recorder.steps} recorded, {self._heard} told"
+                f"guard: expected record.step before after, got {recorder.steps} calls of it and {self._calls} of after"
             )
         self._guard.after_step()
 
     def summary(self) -> GuardSummary:
-        """Decisions with their evidence, extra batches, and what was left out or undone, as in a run's summary."""
+        """Decisions with their evidence, extra batches, skipped and restored updates."""
         return self._guard.summary()
 
     def __enter__(self) -> Self:
@@ -133,7 +137,7 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Undo what an unfinished check has skipped; after an error nothing but memory is given back."""
+        """Undo what an unfinished check has skipped; after an error, only release memory."""
         if error is None:
             self._guard.finish()
         else:
@@ -158,22 +162,22 @@ class _CustomLoop(TrainingLoop):
                     result = self._step(*self.parts, planned)
                 except ConfigError as error:
                     raise ConfigError(
-                        f"guard: step(*parts, planned) failed on copies of the parts: {error}; {REACH}"
+                        f"guard: step(*parts, planned) failed on copies of the parts: {error}. {REACH}"
                     ) from error
                 loss = loss_value(result[0] if isinstance(result, tuple) else result)
                 if not math.isfinite(loss):
-                    raise NonFiniteError(f"step {step + 1} of the guard's copy: the loss is {loss}")
+                    raise NonFiniteError(f"guard: expected a finite loss, got {loss} (step {step + 1} of its copy)")
 
     def logits(self, planned: Planned) -> Tensor:
         logits = self._score(*self.parts, planned)
         if not isinstance(logits, Tensor) or logits.shape != (planned.num_samples,):
-            what = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ConfigError(f"guard: expected logits ({planned.num_samples},) of score(...), got {what}")
+            result = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ConfigError(f"guard: expected logits ({planned.num_samples},) from score(...), got {result}")
         return logits
 
 
 class _StepCounter:
-    """A recorder of a loop without a recording."""
+    """Replaces the recorder if the loop has no recording."""
 
     def __init__(self) -> None:
         self.steps, self.samples, self.loss = 0, 0, math.nan
@@ -182,7 +186,7 @@ class _StepCounter:
         return contextlib.nullcontext()
 
     def write(self, record: Record) -> None:
-        """The summary has it."""
+        """Ignore the record; the summary has the decisions."""
 
 
 def _labelled(batches: Iterable[Batch]) -> Iterator[Batch]:

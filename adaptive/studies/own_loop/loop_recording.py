@@ -1,4 +1,4 @@
-"""`Recording`: the record of a custom training loop, as a run has it: `metrics.jsonl` and TensorBoard."""
+"""`Recording`: write `metrics.jsonl` and TensorBoard files for a custom training loop."""
 
 import contextlib
 from collections.abc import Generator, Iterable
@@ -25,7 +25,7 @@ from adaptive.training.telemetry.tensorboard import TensorBoardView
 
 
 class Recording:
-    """Records a loop in a directory: a context manager.
+    """Record a loop in a directory; a context manager.
 
         with Recording(embeddings, "runs/mine") as record:
             for planned in record.batches(embeddings.look_ahead(loader)):
@@ -35,19 +35,19 @@ class Recording:
                 embeddings.step()
                 record.step(planned, loss, logits)
 
-    `run.json` says that it is a custom loop; no command can resume or evaluate it.
+    `run.json` marks the run as a custom loop; no command can resume or evaluate it.
 
     Args:
-        embeddings: whose statistics are recorded; nobody else may take them (`statistics.take`) meanwhile.
+        embeddings: their statistics are recorded; nothing else may take them (`statistics.take`) meanwhile.
         directory: new or empty.
-        log_every: batches of an interval, one record each.
-        tensorboard: write TensorBoard files, too.
-        progress: where a line of progress is shown, such as `sys.stderr`.
-        overwrite: replace the run that is there.
+        log_every: batches per interval; each interval is one record.
+        tensorboard: also write TensorBoard files.
+        progress: stream for a line of progress, such as `sys.stderr`.
+        overwrite: replace a run in the directory.
 
     Raises:
         OutputError: if the directory cannot be used, or is not empty.
-        ConfigError: for a number of batches below 1.
+        ConfigError: for `log_every` below 1.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Recording:
         overwrite: bool = False,
     ) -> None:
         if log_every < 1:
-            raise ConfigError(f"log_every: expected a whole number from 1 on, got {log_every}")
+            raise ConfigError(f"log_every: expected a whole number above 0, got {log_every}")
         self._embeddings, self._name = embeddings, type(embeddings.policy).__name__.lower()
         self._recorder = Recorder(embeddings, log_every=log_every)
         self._directory = RunDirectory(Path(directory), overwrite=overwrite)
@@ -76,7 +76,7 @@ class Recording:
 
     @property
     def recorder(self) -> Recorder:
-        """What counts its steps and writes its records; for a guard."""
+        """The recorder that counts steps and writes records, for a guard."""
         return self._recorder
 
     def __enter__(self) -> Self:
@@ -85,12 +85,12 @@ class Recording:
         self._recorder.start()
         return self
 
-    def batches(self, coming: Iterable[Planned]) -> LookAhead:
-        """The batches of a look-ahead; the wait for each is timed, and records are written between them."""
-        return LookAhead(partial(self._batches, coming), coming)
+    def batches(self, planned_batches: Iterable[Planned]) -> LookAhead:
+        """Yield the batches of a look-ahead; times the waits and writes records in between."""
+        return LookAhead(partial(self._batches, planned_batches), planned_batches)
 
-    def _batches(self, coming: Iterable[Planned]) -> Generator[Planned, None, None]:
-        iterator = iter(coming)
+    def _batches(self, planned_batches: Iterable[Planned]) -> Generator[Planned, None, None]:
+        iterator = iter(planned_batches)
         self._recorder.start()
         with contextlib.closing(iterator) if isinstance(iterator, Generator) else contextlib.nullcontext():
             while True:
@@ -104,22 +104,22 @@ class Recording:
         self._recorder.write_interval()
 
     def timed(self, stage: str) -> AbstractContextManager[None]:
-        """Count the time inside for a stage: `forward`, `backward`, `update` or `row_update`."""
+        """Time a stage inside: `forward`, `backward`, `update` or `row_update`."""
         return self._recorder.timed(stage)
 
     def step(self, planned: Planned, loss: Tensor | float, logits: Tensor) -> None:
-        """A batch is trained: its mean loss and its logits (B,), from before the update, for AUC and log loss."""
+        """Record a trained batch: its mean loss and logits (B,) from before the update."""
         labels = planned.batch.labels
         if logits.shape != labels.shape:
-            raise ConfigError(f"record.step: expected logits ({len(labels)},), got {tuple(logits.shape)}")
+            raise ConfigError(f"record.step: expected logits of shape ({len(labels)},), got {tuple(logits.shape)}")
         self._recorder.step(loss_value(loss), logits, labels)
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        """Record the quality on other samples: what `adaptive.evaluate` or `adaptive.quality_of` gives."""
+        """Record the quality on other samples, from `adaptive.evaluate` or `quality_of`."""
         self._recorder.write_evaluation(evaluation)
 
     def summary(self) -> RunSummary:
-        """What `adaptive-train run --json` would print, of the batches recorded so far; `table`: the same as text."""
+        """Summary of the recorded batches, as `adaptive-train run --json`; `table` is text."""
         self._recorder.write_interval()
         recorder, latest = self._recorder, next(reversed(self._recorder.evaluations), None)
         auc, log_loss, accuracy = recorder.auc.value(), recorder.log_loss.value(), recorder.auc.accuracy()
@@ -141,5 +141,5 @@ class Recording:
 
 
 def loss_value(loss: Any) -> float:
-    """Of a tensor or a number."""
+    """Return the loss as a number."""
     return float(loss.detach() if isinstance(loss, Tensor) else loss)

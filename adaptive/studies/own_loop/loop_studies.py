@@ -1,4 +1,4 @@
-"""`compare_policies` and `simulate_policies`: the command line's studies for a custom loop and batches."""
+"""`compare_policies` and `simulate_policies`: studies of a custom loop and custom batches."""
 
 import hashlib
 import time
@@ -40,44 +40,45 @@ def compare_policies(
     seeds: int = 3,
     first_seed: int = 0,
     auc_budget: float = 0.0005,
-    told: Callable[[str], None] = lambda which: None,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Train with each policy and seed, and compare.
+    """Train with each policy and seed, and compare the policies.
 
-    Verdicts are those of `adaptive-train compare`: policies that skip nothing must have trained the same rows, bit for
-    bit; what the others differ by is the cost of skipping, with a confidence interval over seeds.
+    Verdicts are those of `adaptive-train compare`. Policies that skip nothing must train the same rows, bit for bit.
+    For the others, the difference is the cost of skipping, with a confidence interval over seeds.
 
     Args:
-        train: called as `train(seed=0, policy="lfu")`, or with `skip="defer"`, too: what `TieredEmbeddingBag` takes.
-            Trains on the same data for the same seed, and returns (embeddings, logits (n,), labels (n,)), these two of
-            samples that are the same for all policies. The embeddings are closed then.
+        train: called as `train(seed=0, policy="lfu")`, and with `skip="defer"` if there is a rule; the arguments are
+            those of `TieredEmbeddingBag`. For one seed it must train on the same data. It returns (embeddings, logits
+            (n,), labels (n,)); logits and labels are of the same samples for all policies. The embeddings are closed
+            afterwards.
         policies: names, with a skip rule as in `lfu+skip=defer`; or label -> arguments of `train`. The first that skips
             nothing is the control.
-        seeds: trainings of each policy.
-        first_seed: of the first one.
-        auc_budget: loss of AUC that a policy may cause.
-        told: called before each training.
+        seeds: training runs per policy.
+        first_seed: seed of the first run.
+        auc_budget: AUC that a policy may lose.
+        on_progress: called with a line before each training.
 
     Returns:
-        What `adaptive-train compare --json` prints; `table` is its text.
+        The object that `adaptive-train compare --json` prints; `table` is its text.
 
     Raises:
-        ConfigError: for no policies, or no seeds. What `train` raises ends its own training, and is in `problems`.
+        ConfigError: without policies or seeds. An error of `train` ends only that run and is listed in `problems`.
     """
     if not policies or seeds < 1:
-        raise ConfigError(f"compare_policies: expected policies and a seed or more, got {len(policies)} and {seeds}")
+        raise ConfigError(f"compare_policies: expected policies and seeds, got {len(policies)} and {seeds}")
     named = policies if isinstance(policies, Mapping) else {label: _arguments_of(label) for label in policies}
     outcomes = []
     for seed in range(first_seed, first_seed + seeds):
         for label, arguments in named.items():
-            told(f"seed {seed}, {label}")
+            on_progress(f"seed {seed}, {label}")
             outcomes.append(_outcome(train, label, seed, arguments))
     comparison = judge(outcomes, auc_budget=auc_budget)
     return {**asdict(comparison), "table": comparison_document(comparison).to_text()}
 
 
 def _arguments_of(label: str) -> dict[str, str]:
-    """Arguments of `TieredEmbeddingBag`: `lfu+skip=defer` -> policy and skip."""
+    """Return arguments of `TieredEmbeddingBag`: `lfu+skip=defer` -> policy and skip."""
     policy, plus, rule = label.partition(SKIP)
     return {"policy": policy, "skip": rule} if plus else {"policy": policy}
 
@@ -97,13 +98,13 @@ def _outcome(train: Callable[..., Trained], label: str, seed: int, arguments: Ma
                 bits=_digest(embeddings, scores[0]),
                 scores=scores,
             )
-    except Exception as error:  # whatever stops one training, the others are still worth having
+    except Exception as error:  # any error ends only this run
         traceback.clear_frames(error.__traceback__)
         return Outcome(label, seed, "", error=error)
 
 
 def _summary(label: str, embeddings: TieredEmbeddingBag, scores: np.ndarray, seconds: float) -> dict[str, Any]:
-    """That of a run with these logits and labels, (2, n)."""
+    """Return the summary of a run with these logits and labels, (2, n)."""
     bins, log_loss, totals, statistics = StreamingAUC(), StreamingLogLoss(), RunTotals(), embeddings.statistics
     bins.update(*scores)
     log_loss.update(*scores)
@@ -120,7 +121,7 @@ def _summary(label: str, embeddings: TieredEmbeddingBag, scores: np.ndarray, sec
 
 
 def _digest(embeddings: TieredEmbeddingBag, logits: np.ndarray) -> str:
-    """Of all rows and predictions: equal exactly if two trainings agree bit for bit."""
+    """Digest of all rows and predictions; equal exactly if two runs agree bit for bit."""
     digest = hashlib.sha256(logits.tobytes())
     for name in sorted(embeddings.table_names):
         for block in embeddings.rows.table_blocks(name):
@@ -138,19 +139,19 @@ def simulate_policies(
     optimizer: str = "adagrad",
     machine: Machine = EXAMPLE,
 ) -> dict[str, Any]:
-    """Hit rates, traffic, Belady's bound and modelled step times; no row has a value.
+    """Predict hit rates, traffic, Belady's bound and modelled step times, without row values.
 
     Args:
-        batches: read several times, in the same order: a list, or a function that starts from the first.
-        tables: of one width and one `lr_scale`; others one after the other.
+        batches: read several times in the same order: a list, or a function that returns them from the start.
+        tables: of one width and one `lr_scale`; simulate others separately.
         policies: names, with a skip rule as in `lfu+skip=defer`.
         device_rows: as in `TierConfig.device_rows`.
         depth: batches of look-ahead.
-        optimizer: `sgd`, `adagrad`, `rowwise_adagrad` or `adam`: how large a row is with its state.
-        machine: bandwidths in bytes a second; the default is the one of the command line.
+        optimizer: `sgd`, `adagrad`, `rowwise_adagrad` or `adam`; determines the size of a row with its state.
+        machine: bandwidths in bytes per second; the default is that of the command line.
 
     Returns:
-        What `adaptive-train simulate --json` prints; `table` is its text.
+        The object that `adaptive-train simulate --json` prints; `table` is its text.
 
     Raises:
         ConfigError: for tables of several widths, or batches that can be read only once.
@@ -158,7 +159,7 @@ def simulate_policies(
     groups = make_groups(tables, 0)
     if len(groups) != 1:
         widths = ", ".join(f"{group.embedding_dim} (lr_scale {group.lr_scale:g})" for group in groups)
-        raise ConfigError(f"simulate_policies: expected tables of one width, got {widths}; simulate each alone")
+        raise ConfigError(f"simulate_policies: expected tables of one width, got {widths}. Simulate each alone")
     dataset = _CustomBatches(batches, tables)
     rows = OptimizerConfig.model_validate({"name": optimizer})
     cases = []
@@ -171,13 +172,13 @@ def simulate_policies(
 
 
 class _CustomBatches(Dataset):
-    """Batches as a data set without an evaluation part."""
+    """Batches as a data set without evaluation samples."""
 
     def __init__(self, batches: Batches, tables: Sequence[TableConfig]) -> None:
         if not callable(batches) and isinstance(batches, Iterator):
             raise ConfigError(
-                "simulate_policies: expected a list of batches, or a function that starts from the first, as they are "
-                "read several times, got an iterator"
+                "simulate_policies: expected a list of batches, or a function that returns them from the start, got an "
+                "iterator. They are read several times"
             )
         rows = {name: table.num_embeddings for table in tables for name in table.feature_names}
         self._batches, self._order = batches, feature_order(tables)

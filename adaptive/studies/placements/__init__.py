@@ -1,1 +1,1 @@
-"""Which placement of the tables on which machine: throughput, what limits it, throughput per watt; modelled."""
+"""Modelled throughput of table placements on machines."""

@@ -1,4 +1,4 @@
-"""A study of placements as a document, and its pictures."""
+"""A placement study as a document, and its picture."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,30 +10,29 @@ from adaptive.training.telemetry.document import Document, DocumentBlock, Items,
 from adaptive.training.telemetry.formatting import bytes_text, count_text, percent_text
 
 Rows = list[list[str]]
-LEGEND = (
-    "of host: throughput over that of all tables in main memory on the same machine; limited by: the largest "
-    "part of the step; samples/s/W: for the watts of the whole machine, as given. Modelled: from peaks and "
-    "assumed shares of them, which orders placements and predicts no milliseconds. With --measure, measured "
-    "stands beside it, with the model's error."
+LEGEND: Final = (
+    "of host: throughput over that of all tables in main memory on the same machine. limited by: the largest part of "
+    "the step. samples/s/W: per watt of the whole machine, as given. Modelled from peak rates and assumed shares of "
+    "them: rely on the order of placements, not on the milliseconds. With --measure, placements trained here appear "
+    "next to the model, with its error."
 )
-
-STOPPED: Final = "Stopped on the way: placements that are not among the measured ones were not trained."
+STOPPED: Final = "Stopped early: only the placements under measured were trained."
 
 
 def placements_document(result: PlacementStudy) -> Document:
-    """Shapes, modelled lines, what was measured next to them, notes and where the machines' numbers come from."""
+    """Shapes, modelled and measured placements, notes, and sources."""
     notes = dict.fromkeys(
         f"{line.shape} on {line.machine}, {line.placement}: {line.note}" for line in result.lines if line.note
     )
     keys = 2 + (len(result.shapes) > 1) + len(result.sweep)
     blocks: list[DocumentBlock] = [
-        Items([*map(_shape_text, result.shapes), f"hot rows and inputs as in {result.locality} (measured)"]),
+        Items([*map(_shape_text, result.shapes), f"hot rows and inputs are those of {result.locality} (measured)"]),
         Table(lines_table(result), keys=keys, name="placements"),
     ]
     blocks += [Table(measured_table(result), name="measured")] if result.measured else []
     blocks += [Note(STOPPED)] if result.was_stopped else []
     sources = [
-        f"{machine.name}: {'; '.join(filter(None, (machine.source or 'no source given', machine.note)))}"
+        f"{machine.name}: {'; '.join(filter(None, (machine.source or 'no source', machine.note)))}"
         for machine in result.machines
     ]
     return Document([*blocks, Items(list(notes)[:24]), Note(LEGEND), Items(sources)])
@@ -43,13 +42,13 @@ def _shape_text(shape: PlacedShape) -> str:
     source = f" ({shape.source}{f'; ours: {shape.ours}' if shape.ours else ''})" if shape.source else ""
     return (
         f"{shape.name}: {count_text(shape.num_sparse)} tables of {count_text(shape.hash_size)} rows on average, "
-        f"{bytes_text(shape.table_bytes)}; {shape.num_dense} dense inputs, {shape.lookups} lookups a bag, "
+        f"{bytes_text(shape.table_bytes)}; {shape.num_dense} dense inputs, {shape.lookups} lookups per bag, "
         f"{shape.bottom_mlp} / {shape.top_mlp}{source}"
     )
 
 
 def lines_table(result: PlacementStudy) -> Rows:
-    """The modelled lines, head first."""
+    """Table of the modelled placements, head first."""
     several = len(result.shapes) > 1
     head = [*(["shape"] if several else []), "machine", "placement", *result.sweep, "fits", "ms/step", "samples/s"]
     rows = [[*head, "of host", "limited by", "samples/s/W", "kind"]]
@@ -73,7 +72,7 @@ def lines_table(result: PlacementStudy) -> Rows:
 
 
 def measured_table(result: PlacementStudy) -> Rows:
-    """What was trained here next to the model, head first."""
+    """Table of the placements trained here, next to the model, head first."""
     swept = [key for key in result.sweep if any(key in line.point for line in result.measured)]
     rows = [["placement", *swept, "measured ms", "modelled ms", "error", "samples/s", "rows on the device", "note"]]
     rows += [
@@ -82,7 +81,7 @@ def measured_table(result: PlacementStudy) -> Rows:
             *(line.point.get(key, "-") for key in swept),
             _text(line.step_ms, "{:.2f}"),
             _text(line.modelled_ms, "{:.2f}"),
-            _text(None if line.error_share is None else 100 * line.error_share, "{:+.0f} %"),
+            _text(None if line.error_share is None else 100 * line.error_share, "{:+.0f}%"),
             count_text(line.samples_per_s),
             percent_text(line.device_share),
             line.note,
@@ -97,7 +96,7 @@ def _text(value: float | None, form: str) -> str:
 
 
 def draw_placements(result: PlacementStudy, folder: Path) -> Path:
-    """placements.png: bars; over one key lines on log axes; over two a heat map with numbers.
+    """Write placements.png: bars, lines for one swept key, or a heat map for two.
 
     Raises:
         OutputError: if it cannot be written.
@@ -134,16 +133,19 @@ def _lines(figure: Any, result: PlacementStudy) -> None:
 
 
 SPEED, PER_WATT = "samples_per_s", "samples_per_s_per_watt"
-LIGHT: Final = 0.65  # of the colours' range, from which on they are light
+LIGHT: Final = 0.65  # share of the color range from which colors are light
 
 
-def heat_map(result: PlacementStudy, what: str = SPEED) -> tuple[list[str], list[str], list[list[float | None]], str]:
-    """Values of both keys, and a number for each pair: throughput (or that per watt) of the first machine's best
-    placement, over that of the last machine's if there are several."""
+def heat_map(result: PlacementStudy, field: str = SPEED) -> tuple[list[str], list[str], list[list[float | None]], str]:
+    """Return the values of both keys, a number for each pair, and what the numbers are.
+
+    A number is the throughput (or throughput per watt) of the first machine's best placement, over that of the last
+    machine if there are several.
+    """
     first, second = result.sweep
     best: dict[tuple[str, str, str], float] = {}
     for line in result.lines:
-        if value := getattr(line, what):
+        if value := getattr(line, field):
             place = line.point[first], line.point[second], line.machine
             best[place] = max(value, best.get(place, 0.0))
     top, base = result.machines[0].name, result.machines[-1].name
@@ -155,7 +157,7 @@ def heat_map(result: PlacementStudy, what: str = SPEED) -> tuple[list[str], list
 
     rows = list(dict.fromkeys(line.point[first] for line in result.lines))
     columns = list(dict.fromkeys(line.point[second] for line in result.lines))
-    unit = "samples/s" if what == SPEED else "samples/s/W"
+    unit = "samples/s" if field == SPEED else "samples/s/W"
     label = f"{unit} of {top}" + (f" over {base}" if len(result.machines) > 1 else "")
     return rows, columns, [[number(row, column) for column in columns] for row in rows], label
 
@@ -163,14 +165,14 @@ def heat_map(result: PlacementStudy, what: str = SPEED) -> tuple[list[str], list
 def _heat(figure: Any, result: PlacementStudy) -> None:
     powered = all(machine.watts for machine in result.machines)
     panels = figure.subplots(1, 1 + powered, squeeze=False)[0]
-    for axes, what in zip(panels, (SPEED, PER_WATT), strict=False):
-        _panel(axes, result, what)
+    for axes, field in zip(panels, (SPEED, PER_WATT), strict=False):
+        _panel(axes, result, field)
 
 
-def _panel(axes: Any, result: PlacementStudy, what: str) -> None:
-    rows, columns, numbers, label = heat_map(result, what)
+def _panel(axes: Any, result: PlacementStudy, field: str) -> None:
+    rows, columns, numbers, label = heat_map(result, field)
     values = [[value or 0.0 for value in line] for line in numbers]
-    axes.pcolormesh(values, cmap="viridis", edgecolors="none")  # cells, no pixels: a page takes no image
+    axes.pcolormesh(values, cmap="viridis", edgecolors="none")  # vector cells, as a page takes no image
     low, high = min(map(min, values)), max(map(max, values))
     for y, line in enumerate(numbers):
         for x, value in enumerate(line):
@@ -185,4 +187,4 @@ def _panel(axes: Any, result: PlacementStudy, what: str) -> None:
 
 
 DRAW: Final[tuple[Callable[[Any, PlacementStudy], None], ...]] = (_bars, _lines, _heat)
-"""By the number of keys that are swept."""
+"""Drawing functions by the number of swept keys."""

@@ -1,4 +1,4 @@
-"""`compare_placements`: placements of shapes on machines, modelled; and those that exist here, measured."""
+"""Model placements of shapes on machines, and measure those that exist here."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,28 +6,33 @@ from itertools import product
 from math import prod
 from typing import Final
 
+from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.embeddings.planning.layout import Group
+from adaptive.embeddings.planning.layout import Group, make_groups
+from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.errors import AdaptiveError, ConfigError
+from adaptive.models.factory import model_config
+from adaptive.models.model_settings import TowerConfig
+from adaptive.optim import row_optimizer
 from adaptive.studies.machines import MachineSpec
-from adaptive.studies.placements.shape import Shape, with_values
+from adaptive.studies.placements.shape import Shape, swept_settings, with_values
 from adaptive.studies.profile import DataProfile
 from adaptive.studies.profile.data_profile import DataQuestion, profile_data
-from adaptive.studies.profile.step_profile import Case, StepLength, measure
+from adaptive.studies.profile.step_profile import Case, StepLength, measure, measured_machine, profile_step
 from adaptive.studies.step_model import PLACEMENTS, POLICIES, Locality, StepModel, rates_of
-from adaptive.training.components import open_data
+from adaptive.training.components import build_tables, inputs_of, open_data
 
 SCHEMA: Final = 1
 KIND: Final = "placements"
 Sweep = tuple[str, Sequence[str]]  # a key of a shape, and its values
-MOST_POINTS: Final = 400
+MAX_POINTS: Final = 400
 SHARES: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75)
 SAMPLES: Final = 200_000
 
 
 @dataclass(frozen=True)
 class PlacedShape:
-    """The shape of a model; `hash_size`: rows of a table, on average."""
+    """The shape of a model; `hash_size` is the mean number of rows of a table."""
 
     name: str
     source: str
@@ -43,7 +48,7 @@ class PlacedShape:
 
 @dataclass(frozen=True)
 class PlacedMachine:
-    """A machine, and where its numbers come from."""
+    """A machine and the source of its numbers."""
 
     name: str
     source: str
@@ -53,11 +58,11 @@ class PlacedMachine:
 
 @dataclass(frozen=True)
 class ModelledPlacement:
-    """One placement of a shape on a machine; numbers are None if it cannot be.
+    """One placement of a shape on a machine; numbers are None if it does not fit.
 
     Attributes:
         point: swept key -> value.
-        of_host: throughput over that of all tables in main memory; None if that cannot be.
+        of_host: throughput over that of all tables in main memory; None if those do not fit.
         limited_by: the largest part of the step.
     """
 
@@ -78,7 +83,7 @@ class ModelledPlacement:
 
 @dataclass(frozen=True)
 class MeasuredPlacement:
-    """One placement that was trained here, next to the model; `error_share`: of the model, over what was measured."""
+    """One placement trained here; `error_share` is modelled over measured time, minus 1."""
 
     placement: str
     point: Mapping[str, str]
@@ -95,7 +100,7 @@ class MeasuredPlacement:
 
 @dataclass(frozen=True)
 class PlacementStudy:
-    """What `adaptive-train placements --json` prints; `locality`: the data that hot rows and inputs were counted in."""
+    """The object that `adaptive-train placements --json` prints."""
 
     locality: str
     sweep: Sequence[str]
@@ -117,18 +122,19 @@ def compare_placements(
     sweeps: Sequence[Sweep] = (),
     watts: Mapping[str, float] | None = None,
 ) -> PlacementStudy:
-    """Every placement of every shape, at each point of the sweeps, on every machine.
+    """Model every placement of every shape, at each point of the sweeps, on every machine.
 
     Raises:
-        ConfigError: for an unknown placement, watts of no machine, too many sweeps.
+        ConfigError: for an unknown placement, watts of an unknown machine, or too many points.
     """
-    check_asked(placements, sweeps, [machine.name for machine in machines], watts or ())
+    check_request(placements, sweeps, [machine.name for machine in machines], watts or ())
     power = {machine.name: (watts or {}).get(machine.name, machine.watts) for machine in machines}
     lines = []
     for base in shapes:
         for point, shape in points_of(base, sweeps):
             for machine in machines:
-                lines += _lines(shape, point, machine, placements, StepModel(shape, rates_of(machine), locality))
+                model = StepModel(shape, rates_of(machine), locality)
+                lines += _lines(shape, point, machine, placements, model, power[machine.name])
     return PlacementStudy(
         locality=locality.source,
         sweep=[key for key, _ in sweeps],
@@ -136,54 +142,54 @@ def compare_placements(
             PlacedShape(**shape.model_dump(exclude={"width", "batch_size"}), table_bytes=shape.table_bytes)
             for shape in shapes
         ],
-        machines=[PlacedMachine(one.name, one.source, one.note, power[one.name]) for one in machines],
-        lines=[_with_watts(line, power[line.machine]) for line in lines],
+        machines=[
+            PlacedMachine(machine.name, machine.source, machine.note, power[machine.name]) for machine in machines
+        ],
+        lines=lines,
     )
 
 
-def check_asked(
+def check_request(
     placements: Sequence[str],
     sweeps: Sequence[Sweep],
     machines: Sequence[str],
     watts: Iterable[str],
     *,
-    measured: bool = False,
+    is_measured: bool = False,
 ) -> None:
-    """What can be told before data are read.
+    """Check a request before data are read.
 
     Args:
-        placements, sweeps: as asked for.
-        machines: their names.
+        placements, sweeps: as requested.
+        machines: names of machines.
         watts: names of machines whose power is given.
-        measured: some placements are to be trained here.
+        is_measured: placements are also to be trained here.
 
     Raises:
-        ConfigError: see `compare_placements`; or if there is nothing to train.
+        ConfigError: as in `compare_placements`, or if no placement can be trained.
     """
-    wrong = [name for name in placements if name not in PLACEMENTS]
-    if wrong or not placements:
-        raise ConfigError(f"--placements {','.join(wrong)!r}: needed some of {', '.join(PLACEMENTS)}")
-    if strangers := sorted(set(watts) - set(machines)):
-        raise ConfigError(f"--watts {', '.join(strangers)}: not among the machines, {', '.join(machines)}")
+    unknown = [name for name in placements if name not in PLACEMENTS]
+    if unknown or not placements:
+        raise ConfigError(f"--placements: expected some of {', '.join(PLACEMENTS)}, got {','.join(unknown)!r}")
+    if unknown := sorted(set(watts) - set(machines)):
+        raise ConfigError(f"--watts: expected one of the machines {', '.join(machines)}, got {', '.join(unknown)}")
     keys = [key for key, _ in sweeps]
     if len(keys) > 2:
         raise ConfigError(f"--sweep: expected one or two keys, got {len(keys)}")
     if len(keys) == 2 and keys[0] == keys[1]:
-        raise ConfigError(f"--sweep {keys[0]}: given twice; give all its values at once, {keys[0]}=VALUE,VALUE,...")
+        raise ConfigError(f"--sweep: expected two different keys, got {keys[0]} again. List its values in one --sweep")
     number = prod(len(values) for _, values in sweeps)
-    if number > MOST_POINTS:
-        raise ConfigError(f"--sweep: {number:,} points are more than {MOST_POINTS}")
-    if measured and not set(placements) & set(POLICIES):
-        raise ConfigError(
-            f"--measure: none of {', '.join(placements)} can be trained here; needed one of {', '.join(POLICIES)}"
-        )
+    if number > MAX_POINTS:
+        raise ConfigError(f"--sweep: expected at most {MAX_POINTS} points, got {number:,}")
+    if is_measured and not set(placements) & set(POLICIES):
+        raise ConfigError(f"--measure: expected one of {', '.join(POLICIES)}, got {', '.join(placements)}")
 
 
 def points_of(shape: Shape, sweeps: Sequence[Sweep]) -> list[tuple[dict[str, str], Shape]]:
-    """Every point of the sweeps, as its keys and values, with its shape; the shape itself where nothing is swept.
+    """Return the points of the sweeps as (keys and values, shape).
 
     Raises:
-        ConfigError: for a value that no shape has.
+        ConfigError: for a value that no shape can have.
     """
     keys = [key for key, _ in sweeps]
     points = [dict(zip(keys, values, strict=True)) for values in product(*(values for _, values in sweeps))]
@@ -191,13 +197,19 @@ def points_of(shape: Shape, sweeps: Sequence[Sweep]) -> list[tuple[dict[str, str
 
 
 def _lines(
-    shape: Shape, point: Mapping[str, str], machine: MachineSpec, placements: Sequence[str], model: StepModel
+    shape: Shape,
+    point: Mapping[str, str],
+    machine: MachineSpec,
+    placements: Sequence[str],
+    model: StepModel,
+    watts: float | None,
 ) -> list[ModelledPlacement]:
-    """The placements of one shape on one machine."""
-    host = model.placed("host").step_ms if "host" in placements else None
+    """Model the placements of one shape on one machine."""
+    host_ms = model.placed("host").step_ms if "host" in placements else None
     lines = []
     for placement in placements:
         placed = model.placed(placement)
+        speed = shape.batch_size / placed.step_ms * 1e3 if placed.step_ms else None
         lines.append(
             ModelledPlacement(
                 shape=shape.name,
@@ -207,75 +219,145 @@ def _lines(
                 batch_size=shape.batch_size,
                 fits=placed.fits,
                 step_ms=placed.step_ms,
-                samples_per_s=shape.batch_size / placed.step_ms * 1e3 if placed.step_ms else None,
-                of_host=host / placed.step_ms if host and placed.step_ms else None,
+                samples_per_s=speed,
+                of_host=host_ms / placed.step_ms if host_ms and placed.step_ms else None,
                 limited_by=placed.limit,
                 parts_ms=placed.parts_ms,
-                samples_per_s_per_watt=None,
+                samples_per_s_per_watt=speed / watts if speed and watts else None,
                 note=placed.note,
             )
         )
     return lines
 
 
-def _with_watts(line: ModelledPlacement, watts: float | None) -> ModelledPlacement:
-    return replace(line, samples_per_s_per_watt=line.samples_per_s / watts if line.samples_per_s and watts else None)
+# --- the user's model, trained on this machine ------------------------------------------------------------------------
+
+LoadCase = Callable[[str, Sequence[str]], Case]
+"""Returns the case of a policy with further KEY=VALUE settings."""
+TrainedPoint = tuple[dict[str, str], Shape, list[str]]
+"""Swept key -> value, the shape at this point, and settings that give the trained model this shape."""
 
 
 @dataclass(frozen=True)
-class MeasuredHere:
-    """What is trained to measure placements, and the model next to it.
+class LocalModel:
+    """The model and data of the user's settings.
 
     Attributes:
-        shape: of the model that is trained.
-        machine: with this machine's rates.
-        locality: of the data that are trained.
+        load: the case of a policy.
         length: of each training.
-        dataset: that of all settings, if it is open: opening may read all files.
-        point: swept key -> value of the shape.
+        row_bytes: bytes of a row with its optimizer state.
     """
 
-    shape: Shape
-    machine: MachineSpec
-    locality: Locality
+    load: LoadCase
     length: StepLength
-    dataset: Dataset | None = None
-    point: Mapping[str, str] = field(default_factory=dict)
+    config: TrainConfig
+    dataset: Dataset
+    shape: Shape
+    group: Group
+    row_bytes: int
+
+
+def open_model(load: LoadCase, length: StepLength) -> LocalModel:
+    """Open the data of the settings and derive the shape of their model.
+
+    Raises:
+        AdaptiveError: if the data cannot be read, or the model is no DLRM of one width.
+    """
+    _, config = load("lfu", ())
+    dataset = open_data(config)
+    tower = model_config(config.model, config.model_options, inputs_of(dataset))
+    if not isinstance(tower, TowerConfig) or tower.widths:
+        raise ConfigError(
+            f"placements: expected a DLRM whose tables have one width, got model={config.model}. Leave out --model and "
+            "model.widths"
+        )
+    (group,) = make_groups(build_tables(dataset, tower.embedding_dim), config.seed)
+    batch = next(dataset.train(256))
+    features = len(dataset.features)
+    shape = Shape(
+        name="yours",
+        num_dense=dataset.num_dense,
+        num_sparse=features,
+        lookups=max(1, round(len(batch.ids) / (batch.num_samples * features))),
+        hash_size=max(1, group.num_rows // features),
+        width=tower.embedding_dim,
+        bottom_mlp="-".join(map(str, tower.bottom_mlp)),
+        top_mlp="-".join(map(str, tower.top_mlp)),
+        batch_size=config.batch_size,
+    )
+    return LocalModel(
+        load, length, config, dataset, shape, group, row_bytes=row_bytes(group, row_optimizer(config.optimizer))
+    )
+
+
+def trained_points(model: LocalModel, sweeps: Sequence[Sweep]) -> list[TrainedPoint]:
+    """Return the points of the sweeps with the settings to train them.
+
+    Raises:
+        ConfigError: if a sweep changes the shape of data in files.
+    """
+    fixed = sorted({key for key, _ in sweeps} - {"batch_size", "mlp"})
+    if fixed and model.config.data != "synthetic":
+        raise ConfigError(
+            f"--measure with --sweep: expected batch_size or mlp for data {model.config.data}, got {fixed[0]}, which "
+            "only the built-in stream can vary"
+        )
+    shape = model.shape
+    return [
+        (point, swept, swept_settings(point, shape.num_sparse, shape.width))
+        for point, swept in points_of(shape, sweeps)
+    ]
+
+
+def measure_machine(model: LocalModel, *, on_progress: Callable[[str], None]) -> MachineSpec:
+    """Measure this machine's rates by training `hybrid` and `lfu`."""
+    on_progress("measuring this machine")
+    steps = profile_step([model.load("hybrid", ()), model.load("lfu", ())], model.length, dataset=model.dataset)
+    return measured_machine(
+        steps,
+        value_bytes=model.shape.value_bytes,
+        row_bytes=model.row_bytes,
+        features=model.shape.num_sparse,
+        plan_factor=1.0,
+    )
 
 
 def measure_placements(
-    make_case: Callable[[str], Case],
+    model: LocalModel,
     placements: Sequence[str],
-    here: MeasuredHere,
+    points: Sequence[TrainedPoint],
+    machine: MachineSpec,
+    locality: Locality,
     *,
-    stopped: Callable[[], bool] = lambda: False,
-    told: Callable[[str], None] = lambda line: None,
+    is_stopped: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> list[MeasuredPlacement]:
-    """Train the placements that exist here, and put the model's answer next to what was measured.
+    """Train the placements that exist here at every point, next to the model's prediction.
 
     Args:
-        make_case: from the policy of a placement its settings.
-        placements: those that exist nowhere here are left out.
-        here: what is trained.
-        stopped: the placements that are not begun when it says yes are left out.
-        told: called with a line before each training.
+        model: the user's model and data.
+        placements: those without a policy are left out.
+        points: from `trained_points`.
+        machine: this machine's rates.
+        locality: of the data.
+        is_stopped: asked before each training; the remaining ones are left out.
+        on_progress: called with a line before each training.
     """
+    dataset = None if model.config.data == "synthetic" else model.dataset  # points change the built-in stream
     results = []
-    for placement in placements:
-        if placement not in POLICIES:
-            continue
-        if stopped():
+    for (point, shape, sets), placement in product(points, (name for name in placements if name in POLICIES)):
+        if is_stopped():
             break
-        told(f"training {placement}")
-        label, config = make_case(POLICIES[placement])
-        result = MeasuredPlacement(placement, here.point, config.batch_size, fits=False, note="", policy=label)
+        on_progress(f"training {placement} {', '.join(f'{key}={value}' for key, value in point.items())}".rstrip())
+        label, config = model.load(POLICIES[placement], sets)
+        result = MeasuredPlacement(placement, point, config.batch_size, fits=False, note="", policy=label)
         try:
-            step = measure(label, config, here.length, open_data(config) if here.dataset is None else here.dataset)
-        except AdaptiveError as error:  # one that cannot be here does not stop the others
+            step = measure(label, config, model.length, open_data(config) if dataset is None else dataset)
+        except AdaptiveError as error:  # a placement that does not fit does not stop the others
             results.append(replace(result, note=str(error)))
             continue
         share, ms = step.device_share, step.step_ms
-        placed = StepModel(here.shape, rates_of(here.machine), here.locality, device_share=share).placed(placement)
+        placed = StepModel(shape, rates_of(machine), locality, device_share=share).placed(placement)
         results.append(
             replace(
                 result,
@@ -291,19 +373,21 @@ def measure_placements(
     return results
 
 
-def locality_of(dataset: Dataset, group: Group, row_bytes: int, source: str) -> Locality:
-    """Counted in the first samples of the data (measured)."""
-    budgets = tuple((f"{share:g}", max(int(share * group.num_rows), 1)) for share in SHARES)
-    return from_profile(profile_data(dataset, group, row_bytes, DataQuestion(SAMPLES, budgets)), source)
+def locality_of(model: LocalModel) -> Locality:
+    """Count the locality of the model's data in their first samples (measured)."""
+    rows = model.group.num_rows
+    budgets = tuple((f"{share:g}", max(int(share * rows), 1)) for share in SHARES)
+    data = profile_data(model.dataset, model.group, model.row_bytes, DataQuestion(SAMPLES, budgets))
+    return from_profile(data, f"data {model.config.data}")
 
 
 def from_profile(data: DataProfile, source: str) -> Locality:
-    """From the counts of `profile_data`.
+    """Return the locality in a data profile.
 
-    A budget below what is seen of the rows may be larger than all that were seen: the rest of the curve is theirs.
+    A budget below the number of rows may exceed the rows that were seen, which then are all hot.
     """
-    each = data.lookups / data.samples
-    sizes = {float(size): rows / (each * float(size)) for size, rows in data.reuse.distinct_by_batch_size.items()}
+    lookups = data.lookups / data.samples
+    sizes = {float(size): rows / (lookups * float(size)) for size, rows in data.reuse.distinct_by_batch_size.items()}
     return Locality(
         source=source,
         shares=tuple(budget.rows_that_fit / data.rows for budget in data.hot),

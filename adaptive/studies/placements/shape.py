@@ -1,4 +1,4 @@
-"""`Shape`: what of a model decides how long its step takes; those of papers come with the package."""
+"""`Shape`: the sizes of a model that determine its step time."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -10,26 +10,26 @@ from pydantic import Field
 from adaptive.config import Config
 from adaptive.errors import ConfigError
 from adaptive.models.model_settings import MOST_LAYERS, WIDEST, parse_mlp
-from adaptive.storage.presets import checked, load_named, names_in
+from adaptive.storage.presets import checked, load_named
 
 SHAPES: Final = Path(__file__).parent / "shapes"
-STATE_BYTES: Final = 4  # of a row under row-wise Adagrad, as in DLRM's practice
+STATE_BYTES: Final = 4  # of a row under row-wise Adagrad, which DLRM uses
 
 
 class Shape(Config):
-    """A DLRM and its tables."""
+    """The sizes of a DLRM and its tables."""
 
     name: str
     source: str = ""
-    ours: str = Field(default="", description="what the source does not say")
+    ours: str = Field(default="", description="what we added to the source")
     num_dense: int = Field(ge=0, le=2**20)
-    num_sparse: int = Field(ge=1, le=2**16, description="tables, each with a feature")
-    lookups: int = Field(ge=1, le=2**20, description="of a bag")
-    hash_size: int = Field(ge=1, le=2**48, description="rows of a table, on average")
-    width: int = Field(ge=1, le=WIDEST, description="values of a row")
+    num_sparse: int = Field(ge=1, le=2**16, description="number of tables, each with one feature")
+    lookups: int = Field(ge=1, le=2**20, description="lookups per bag")
+    hash_size: int = Field(ge=1, le=2**48, description="mean number of rows of a table")
+    width: int = Field(ge=1, le=WIDEST, description="values per row")
     bottom_mlp: str
     top_mlp: str
-    batch_size: int = Field(ge=1, le=2**24, description="samples of a step, on all devices together")
+    batch_size: int = Field(ge=1, le=2**24, description="samples per step, on all devices together")
 
     @property
     def value_bytes(self) -> int:
@@ -45,7 +45,7 @@ class Shape(Config):
 
     @property
     def weights(self) -> int:
-        """Of the MLPs' matrices."""
+        """Number of weights of the MLPs' matrices."""
         bottom = (self.num_dense, *parse_mlp(self.bottom_mlp)) if self.num_dense else ()
         vectors = self.num_sparse + bool(self.num_dense)
         inputs = vectors * (vectors - 1) // 2 + (self.width if self.num_dense else 0)
@@ -54,7 +54,7 @@ class Shape(Config):
 
     @property
     def flops_per_sample(self) -> float:
-        """Of a training step: two a weight and product forward, twice that backward."""
+        """Operations of a training step: two per weight and product forward, twice that backward."""
         vectors = self.num_sparse + bool(self.num_dense)
         return 6.0 * (self.weights + vectors * (vectors - 1) / 2 * self.width)
 
@@ -63,16 +63,11 @@ class Shape(Config):
         return 4 * self.weights
 
 
-def shape_names() -> list[str]:
-    """The shapes that come with the package."""
-    return names_in(SHAPES)
-
-
 def load_shape(name: str) -> Shape:
-    """A preset by name, or a file by path.
+    """Load a preset by name, or a file by path.
 
     Raises:
-        ConfigError: if there is none, or it does not say what is needed.
+        ConfigError: if there is no such preset or file, or it is incomplete.
     """
     return load_named(Shape, name, SHAPES, "preset")
 
@@ -81,7 +76,7 @@ SWEPT: Final = ("num_dense", "num_sparse", "hash_size", "lookups", "mlp", "batch
 
 
 def parse_sweep(text: str) -> tuple[str, list[str]]:
-    """Key and values of `num_dense=64,256`, `mlp=64^2,1024^4`.
+    """Parse `num_dense=64,256` or `mlp=64^2,1024^4` into a key and its values.
 
     Raises:
         ConfigError: for another key, or no values.
@@ -89,16 +84,16 @@ def parse_sweep(text: str) -> tuple[str, list[str]]:
     key, _, rest = text.partition("=")
     values = [value.strip() for value in rest.split(",") if value.strip()]
     if key not in SWEPT or not values:
-        raise ConfigError(f"--sweep {text!r}: needed KEY=VALUE,VALUE,... with a key of {', '.join(SWEPT)}")
+        raise ConfigError(f"--sweep: expected KEY=VALUE,VALUE with a key of {', '.join(SWEPT)}, got {text!r}")
     return key, values
 
 
 def swept_settings(point: Mapping[str, str], tables: int, width: int) -> list[str]:
-    """`KEY=VALUE` settings with which the built-in stream and its model have a point's shape.
+    """Return settings that give the built-in stream and model the shape of a point.
 
     Args:
         point: swept keys and their values.
-        tables: of the stream where the point does not say.
+        tables: number of tables, unless the point says so.
         width: of a row.
     """
     number = int(point.get("num_sparse", tables))
@@ -118,10 +113,10 @@ def swept_settings(point: Mapping[str, str], tables: int, width: int) -> list[st
 
 
 def mlps(text: str, width: int) -> dict[str, str]:
-    """Both towers of `512^3`: three layers of 512 before their last ones.
+    """Return both towers of `512^3`: three layers of 512 before their last ones.
 
     Raises:
-        ValueError: if it is no such text, or says what no MLP has.
+        ValueError: if the text has another form, or the sizes are out of range.
     """
     size, power, depth = text.partition("^")
     number = int(depth) if power else 1
@@ -132,7 +127,7 @@ def mlps(text: str, width: int) -> dict[str, str]:
 
 
 def with_values(shape: Shape, keys: Sequence[str], values: Sequence[str]) -> Shape:
-    """The shape with other values; `mlp=512^3` gives both MLPs three layers of 512 before their last ones.
+    """Return the shape with other values; `mlp=512^3` sets both MLPs.
 
     Raises:
         ConfigError: for a value that is no whole number above 0.
@@ -145,8 +140,8 @@ def with_values(shape: Shape, keys: Sequence[str], values: Sequence[str]) -> Sha
             else:
                 changes[key] = int(value)
         except ValueError as error:
-            meant = f"such as 512^3, at most {MOST_LAYERS} layers of {WIDEST}" if key == "mlp" else "a whole number"
-            raise ConfigError(f"{key}={value!r}: needed {meant}") from error
+            expected = f"up to {MOST_LAYERS} layers of {WIDEST}, such as 512^3" if key == "mlp" else "a whole number"
+            raise ConfigError(f"{key}: expected {expected}, got {value!r}") from error
     return checked(
         Shape,
         shape.model_dump() | changes,

@@ -1,7 +1,7 @@
-"""What every policy must satisfy, as a list of checks: `adaptive-train policies check` and the tests run them.
+"""Checks that every policy must pass, for `adaptive-train policies check` and tests.
 
-The checks call the policy's methods with made-up rows and batches, then train a tiny model under it and compare
-the tables, bit for bit, with the same training on a single tier.
+The checks call the policy's methods with made-up rows and batches, then train a tiny model under it and compare the
+tables, bit for bit, with the same training on a single tier.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from adaptive.policy import Policy, SkipRule
 from adaptive.studies.policy_checks.checks import CHECKS, RULE_CHECKS
 from adaptive.studies.policy_checks.fixtures import BrokenError, DoubtError, HungError, Subject
 
-TIMEOUT_S = TierConfig().policy_timeout_s  # a run's
+TIMEOUT_S = TierConfig().policy_timeout_s  # that of a run
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check: its name, whether the policy passed, and why not (empty when passed, unless there is a doubt)."""
+    """The result of one check; `reason` is empty if it passed, unless there is a doubt."""
 
     check: str
     passed: bool
@@ -29,7 +29,7 @@ class CheckResult:
 
     @property
     def is_doubtful(self) -> bool:
-        """Passed, but hardly what the author means."""
+        """True if the policy passed, but probably does not do what its author means."""
         return self.passed and bool(self.reason)
 
 
@@ -38,10 +38,9 @@ def check_policy(
 ) -> list[CheckResult]:
     """Run every check on a policy, given as a class, name, `module:Class` or `file.py:Class`.
 
-    A policy that cannot be loaded or made with `options` gives the one failed check `loads`; otherwise each check is
-    run, whatever the ones before it found. Only a method that does not return within `timeout_s` seconds (0: however
-    long it takes) ends them all: it is left behind in a thread, and the checks after it are not run. A policy's
-    `arrange` yields every sample once: only a skip rule leaves samples out.
+    A policy that cannot be loaded or created with `options` fails the one check `loads`. Otherwise every check runs. A
+    method that does not return within `timeout_s` seconds (0: no limit) ends the checks: it is left behind in a thread,
+    and the remaining checks are not run.
     """
     try:
         cls = load_policy_class(policy) if isinstance(policy, str) else policy
@@ -50,7 +49,7 @@ def check_policy(
     make = partial(Subject, cls, dict(options or {}), timeout_s)
     results, hung = [_run("loads", lambda: _with(make, lambda subject: subject.make()))[0]], False
     for name, check in CHECKS.items() if results[0].passed else ():
-        result = CheckResult(name, False, "not run: a method did not return in an earlier check", was_run=False)
+        result = CheckResult(name, False, "not run, because a method did not return in an earlier check", was_run=False)
         if not hung:
             result, hung = _run(name, partial(_with, make, check))
         results.append(result)
@@ -58,8 +57,10 @@ def check_policy(
 
 
 def check_rule(rule: str | type[SkipRule], *, timeout_s: float = TIMEOUT_S) -> list[CheckResult]:
-    """Run every check on a skip rule, given as a class, name, `module:Class` or `file.py:Class`, with parameters as in
-    `defer+bound=0.1`. A rule that cannot be loaded or made gives the one failed check `loads`."""
+    """Run every check on a skip rule, given as for `check_policy`.
+
+    Parameters are given as in `defer+bound=0.1`. A rule that cannot be loaded fails the one check `loads`.
+    """
     try:
         make_rule(rule)
     except Exception as error:  # a rule under test may raise anything
@@ -74,7 +75,7 @@ def _with(make: Callable[[], Subject], check: Callable[[Subject], object]) -> No
 
 
 def _run(name: str, check: Callable[[], object]) -> tuple[CheckResult, bool]:
-    """Also whether a method is still running."""
+    """Run one check; also return True if a method is still running."""
     try:
         check()
     except DoubtError as doubt:

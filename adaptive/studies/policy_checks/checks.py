@@ -1,5 +1,7 @@
-"""The checks that every policy and every skip rule must pass. Each is a function that raises what it finds wrong: of a
-`Subject`, for policies, or of what makes rules."""
+"""The checks for policies and skip rules.
+
+Each is a function that raises an error if its `Subject` (for policies) or factory (for rules) fails the check.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -31,8 +33,8 @@ from adaptive.studies.policy_checks.fixtures import (
     samples_of,
 )
 
-_SIZES: Final = (0, 1, 2, 1000)  # candidates in one question
-_READ_AT_MOST: Final = 1000  # batches that `arrange` may read before it yields its first
+_SIZES: Final = (0, 1, 2, 1000)  # candidates in one call
+_MAX_READ: Final = 1000  # batches that `arrange` may read before it yields its first
 
 
 def _calibrated(subject: Subject, times: int = 1) -> TimedPolicy:
@@ -46,8 +48,11 @@ def _parameters(subject: Subject) -> None:
     for name, parameter in policy_parameters(subject.cls).items():
         _require(parameter.default is not Parameter.empty, f"parameter {name} has no default")
         _require(parameter.annotation is not Parameter.empty, f"parameter {name} has no annotation")
-        _require(_rejected(subject, {name: object()}), f"parameter {name} takes values of any type")
-    _require(_rejected(subject, {"no_such_parameter": 1}), "takes parameters it does not have")
+        _require(
+            _rejected(subject, {name: object()}),
+            f"parameter {name} accepts values of any type; check the type in __init__",
+        )
+    _require(_rejected(subject, {"no_such_parameter": 1}), "accepts parameters that it does not have")
 
 
 def _rejected(subject: Subject, options: Options) -> bool:
@@ -66,11 +71,13 @@ def _score(subject: Subject) -> None:
 
 def _check_scores(scores: object, size: int) -> None:
     if not isinstance(scores, np.ndarray):
-        raise BrokenError(f"score must return an array, found {type(scores).__name__}")
-    _require(scores.shape == (size,), f"score of {size} rows must have shape ({size},), found {scores.shape}")
-    _require(scores.dtype.kind in "biuf", f"score must return real numbers, found {scores.dtype}")
+        raise BrokenError(f"score: expected an array, got {type(scores).__name__}")
+    _require(scores.shape == (size,), f"score: expected shape ({size},), got {scores.shape}")
+    _require(scores.dtype.kind in "biuf", f"score: expected real numbers, got {scores.dtype}")
     bad = np.flatnonzero(np.isnan(scores))
-    _require(not len(bad), f"score is NaN for {len(bad)} of {size} rows, first at position {bad[:1]}")
+    _require(
+        not len(bad), f"score: expected numbers, got NaN for {len(bad)} of {size} rows, first at position {bad[:1]}"
+    )
 
 
 def _ordered(subject: Subject) -> None:
@@ -78,13 +85,16 @@ def _ordered(subject: Subject) -> None:
     columns = policy.order
     if not columns:
         return
-    _require(columns in ORDERS, f"order is {columns}; it must be () or one of {', '.join(map(str, ORDERS))}")
+    _require(columns in ORDERS, f"order: expected () or one of {', '.join(map(str, ORDERS))}, got {columns}")
     for size in _SIZES:
         stats = made_up_stats(size)
         scores = np.asarray(policy.score(stats))
         by_score = np.argsort(scores, kind="stable")
         by_order = np.lexsort([getattr(stats, name) for name in reversed(columns)])
-        _require(np.array_equal(by_score, by_order), f"score does not order {size} rows by {' and '.join(columns)}")
+        _require(
+            np.array_equal(by_score, by_order),
+            f"score does not order {size} rows by {' and '.join(columns)}, as order says",
+        )
 
 
 def _has_window(subject: Subject) -> None:
@@ -92,20 +102,20 @@ def _has_window(subject: Subject) -> None:
     policy.score(rows)
     if "next_access" in rows.read and not policy.window:
         raise DoubtError(
-            "score reads next_access, which is NEVER for every row, as no batch is read ahead for it: set window = 16, "
-            "or as many batches as it is to see"
+            "score reads next_access, which is NEVER for every row because no batch is read ahead for it. Set window = "
+            "16, or to as many batches as the policy needs"
         )
 
 
 def _deterministic(subject: Subject) -> None:
     first, second = _calibrated(subject), _calibrated(subject)
-    _require(_answers(first) == _answers(second), "two policies that saw the same answered differently")
+    _require(_answers(first) == _answers(second), "two policies with the same inputs returned different scores")
 
 
 def _calibrates(subject: Subject) -> None:
     subject.make().calibrate([], MadeUpView())
     once, twice = _calibrated(subject, 1), _calibrated(subject, 2)
-    _require(_answers(once) == _answers(twice), "calibrated twice with one sample, it answers differently")
+    _require(_answers(once) == _answers(twice), "calibrated twice with the same sample, it returns other scores")
 
 
 def _restores(subject: Subject) -> None:
@@ -113,15 +123,17 @@ def _restores(subject: Subject) -> None:
     _answers(policy)
     state = policy.state_dict()
     for name, value in state.items():
-        _require(isinstance(value, np.ndarray), f"state {name} must be an array, found {type(value).__name__}")
-        _require(value.dtype.kind in "biufSU", f"state {name} must hold numbers or text, found {value.dtype}")
+        _require(
+            isinstance(value, np.ndarray), f"state_dict()[{name!r}]: expected an array, got {type(value).__name__}"
+        )
+        _require(value.dtype.kind in "biufSU", f"state_dict()[{name!r}]: expected numbers or text, got {value.dtype}")
     restored = subject.make()
     restored.load_state_dict({name: value.copy() for name, value in state.items()})
-    _require(_answers(policy) == _answers(restored), "restored from its own state, it answers differently")
+    _require(_answers(policy) == _answers(restored), "restored from its state_dict(), it returns other scores")
 
 
 def _answers(policy: TimedPolicy) -> list[bytes]:
-    """Scores over a few batches that it is told of, comparable."""
+    """Return its scores during a few batches, in a comparable form."""
     answers, view = [], FollowedView()
     for step in (0, 700, 10_000):
         policy.follow(step, np.arange(step % 7, 900, 7), view)
@@ -131,44 +143,45 @@ def _answers(policy: TimedPolicy) -> list[bytes]:
 
 def _follows(subject: Subject) -> None:
     policy, view = _calibrated(subject), FollowedView()
-    for number, size in enumerate((1, 2, 0, 1000)):  # a batch may look nothing up
+    for number, size in enumerate((1, 2, 0, 1000)):  # a batch may have no lookups
         policy.follow(number, np.sort(made_up_stats(size).rows), view)
         _check_scores(policy.score(made_up_stats(1000, step=number)), 1000)
 
 
 def _arranges(subject: Subject) -> None:
     batches = list(made_up_batches(12))
-    given, returned = _samples(batches, _calibrated(subject).arrange(iter(batches), MadeUpView()))
+    num_samples, returned = _samples(batches, _calibrated(subject).arrange(iter(batches), MadeUpView()))
     _require(
-        given == returned, f"arrange lost {given - returned} of {given} samples; only a skip rule leaves inputs out"
+        num_samples == returned,
+        f"arrange: expected all {num_samples} samples, got {returned}; only a skip rule may leave samples out",
     )
 
 
 def _samples(batches: Sequence[Batch], arranged: Iterable[object]) -> tuple[int, int]:
-    """Samples given and samples returned, each of which is checked to be as it was, and returned once."""
-    given = {number: sample for batch in batches for number, sample in samples_of(batch)}
+    """Return the number of samples in `batches` and `arranged`, which must be unchanged."""
+    samples = {number: sample for batch in batches for number, sample in samples_of(batch)}
     returned: set[int] = set()
-    for position, batch in enumerate(arranged):  # which may go on without an end
+    for position, batch in enumerate(arranged):  # which may never end
         if not isinstance(batch, Batch):
-            raise BrokenError(f"arrange yielded {type(batch).__name__} at position {position}, needed a Batch")
-        _require(batch.num_samples > 0, f"arrange yielded a batch without samples at position {position}; leave it out")
+            raise BrokenError(f"arrange: expected a Batch at position {position}, got {type(batch).__name__}")
+        _require(batch.num_samples > 0, f"arrange: expected samples in the batch at position {position}, got none")
         for number, sample in samples_of(batch):
             _require(number not in returned, f"arrange yielded sample {number} twice")
-            _require(given.get(number) == sample, f"arrange changed sample {number}")
+            _require(samples.get(number) == sample, f"arrange changed sample {number}")
             returned.add(number)
-    return len(given), len(returned)
+    return len(samples), len(returned)
 
 
 def _arranges_lazily(subject: Subject) -> None:
     arranged = _calibrated(subject).arrange(_limited(), MadeUpView())
     if next(arranged, None) is None:
-        raise BrokenError("arrange of an endless stream ended")
+        raise BrokenError("arrange: expected batches of an endless stream, got none")
 
 
 def _limited() -> Iterator[Batch]:
     for read, batch in enumerate(made_up_batches(None)):
-        if read == _READ_AT_MOST:
-            raise BrokenError(f"arrange read {read} batches before it yielded one; data may be endless")
+        if read == _MAX_READ:
+            raise BrokenError(f"arrange read {read} batches before it yielded one; the data may be endless")
         yield batch
 
 
@@ -192,7 +205,7 @@ def _rule(subject: Subject) -> None:
 
 
 class OneTier(Policy):
-    """All rows on the device; the measure of all others."""
+    """All rows on the device: the reference for all other policies."""
 
     device_rows = "100%"
 
@@ -209,8 +222,10 @@ def train_tables(
     skip: SkipConfig | None = None,
     timeout: float = 0.0,
 ) -> tuple[list[Batch], dict[str, NDArray[np.float32]]]:
-    """The batches in the order in which they were trained, and the trained tables."""
-    from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag  # late: with it comes the compiler
+    """Train, and return the batches in training order and the trained tables."""
+    from adaptive.embeddings.tiered_embedding_bag import (
+        TieredEmbeddingBag,
+    )  # imported here, as it loads torch's compiler
 
     tables = [
         TableConfig(name=f"t{table}", num_embeddings=rows, embedding_dim=4) for table, rows in enumerate(TABLE_ROWS)
@@ -222,15 +237,13 @@ def train_tables(
         poison=True,
         policy_timeout_s=timeout,
     )
-    given, trained = batches or list(made_up_batches(24)), list[Batch]()
-    at_most = sum(batch.num_samples for batch in given)  # batches, if no sample comes twice
+    inputs, trained = batches or list(made_up_batches(24)), list[Batch]()
+    at_most = sum(batch.num_samples for batch in inputs)  # batches, as no sample may come twice
     with TieredEmbeddingBag(tables, tier, policy=policy, skip=skip) as embeddings:
         embeddings.calibrate(a_sample())
-        with closing(embeddings.look_ahead(iter(given), depth=depth)) as coming:
-            for planned in coming:
-                _require(
-                    len(trained) < at_most, f"arrange yielded more batches than the {at_most} samples it was given"
-                )
+        with closing(embeddings.look_ahead(iter(inputs), depth=depth)) as planned_batches:
+            for planned in planned_batches:
+                _require(len(trained) < at_most, f"arrange yielded more batches than the {at_most} samples it got")
                 embeddings.stack(planned).square().sum().backward()  # type: ignore[no-untyped-call]
                 embeddings.step()
                 trained.append(planned.batch)
@@ -244,13 +257,13 @@ def _require(condition: bool, message: str) -> None:
 
 CHECKS: Final[Mapping[str, Callable[[Subject], None]]] = {
     "parameters are named, annotated, with defaults and checked": _parameters,
-    "score gives one number per row, inputs untouched": _score,
-    "order says the same as score": _ordered,
-    "who reads next_access has a window": _has_window,
-    "same questions, same answers": _deterministic,
+    "score returns one number per row, inputs unchanged": _score,
+    "order agrees with score": _ordered,
+    "window is set if next_access is read": _has_window,
+    "same inputs, same scores": _deterministic,
     "calibrating again changes nothing": _calibrates,
     "state_dict restores it": _restores,
-    "looked_up, left and came return nothing, rows untouched": _follows,
+    "looked_up, left and came return nothing, rows unchanged": _follows,
     "arrange keeps every sample": _arranges,
     "arrange is lazy": _arranges_lazily,
     "trained tables equal those of a single tier": _trains,
@@ -266,7 +279,7 @@ Make = Callable[[], SkipRule]
 
 
 class _Anywhere(Policy):
-    """Rows lie wherever there is room: the placement beside which a rule is checked."""
+    """The placement under which rules are checked: rows are wherever there is room."""
 
     def __init__(self, rule: SkipRule) -> None:
         self.rule = rule
@@ -276,7 +289,7 @@ class _Anywhere(Policy):
 
 
 def _rule_answers(make: Make, timeout_s: float, optimizer: str = "adagrad") -> list[NDArray[np.int64]]:
-    """What a new rule says of made-up rows, checked as in training; nothing, if it need not be asked."""
+    """Return the visits of a new rule for made-up rows; none if it asks for no rows."""
     caller = PolicyCaller(_Anywhere(make()), timeout_s)
     with caller.listening():
         caller.begin(optimizer)
@@ -292,33 +305,34 @@ def _visits(make: Make, timeout_s: float) -> None:
 def _rule_is_deterministic(make: Make, timeout_s: float) -> None:
     answers = zip(_rule_answers(make, timeout_s), _rule_answers(make, timeout_s), strict=True)
     same = all(np.array_equal(first, second) for first, second in answers)
-    _require(same, "two rules with the same settings answered the same questions differently")
+    _require(same, "two rules with the same settings and inputs returned different visits")
 
 
 def _keeps_inputs(make: Make, timeout_s: float) -> None:
-    rule, batches = _asked(make(), (700,)), list(made_up_batches(12))
-    given, returned = _samples(batches, rule.arrange(iter(batches), MadeUpView()))
+    rule, batches = _called(make(), (700,)), list(made_up_batches(12))
+    num_samples, returned = _samples(batches, rule.arrange(iter(batches), MadeUpView()))
     if not rule.drops_inputs:
-        _require(given == returned, f"arrange lost {given - returned} samples and drops_inputs is not set")
-    elif (rule.seen_inputs, rule.dropped_inputs) != (given, given - returned):
+        lost = num_samples - returned
+        _require(lost == 0, f"arrange lost {lost} samples, but drops_inputs is not set")
+    elif (rule.seen_inputs, rule.dropped_inputs) != (num_samples, num_samples - returned):
         counts = f"seen_inputs={rule.seen_inputs}, dropped_inputs={rule.dropped_inputs}"
-        raise BrokenError(f"of {given} samples {returned} were left, but the rule counts {counts}")
+        raise BrokenError(f"the rule counts {counts}, but kept {returned} of {num_samples} samples")
 
 
-def _asked(rule: SkipRule, steps: Sequence[int]) -> SkipRule:
+def _called(rule: SkipRule, steps: Sequence[int]) -> SkipRule:
     for step in steps if rule.asks else ():
         rule.visits(made_up_stats(1000, step))
     return rule
 
 
 def _rule_restores(make: Make, timeout_s: float) -> None:
-    state, restored = _asked(make(), (200, 264)).state_dict(), make()
+    state, restored = _called(make(), (200, 264)).state_dict(), make()
     for name, array in state.items():
         if not isinstance(array, np.ndarray) or array.dtype == object:
-            raise BrokenError(f"state_dict()[{name!r}] must be an array of numbers, found {type(array).__name__}")
+            raise BrokenError(f"state_dict()[{name!r}]: expected an array of numbers, got {type(array).__name__}")
     restored.load_state_dict({name: array.copy() for name, array in state.items()})
     same = all(np.array_equal(array, restored.state_dict()[name], equal_nan=True) for name, array in state.items())
-    _require(same, "a rule restored from state_dict() has another state")
+    _require(same, "a rule restored from its state_dict() has another state")
 
 
 def _rule_trains(make: Make, timeout_s: float) -> None:
@@ -334,9 +348,9 @@ def _rule_trains(make: Make, timeout_s: float) -> None:
 
 
 RULE_CHECKS: Final[Mapping[str, Callable[[Make, float], None]]] = {
-    "visits gives one whole number per row, inputs untouched": _visits,
-    "same questions, same answers": _rule_is_deterministic,
-    "inputs are left as they are, and those left out counted": _keeps_inputs,
+    "visits returns one whole number per row, inputs unchanged": _visits,
+    "same inputs, same visits": _rule_is_deterministic,
+    "inputs are unchanged, and dropped inputs are counted": _keeps_inputs,
     "state_dict restores": _rule_restores,
-    "trained tables do not depend on where rows lie": _rule_trains,
+    "trained tables do not depend on where rows are": _rule_trains,
 }

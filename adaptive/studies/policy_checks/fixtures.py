@@ -1,6 +1,6 @@
-"""What checks are made with: rows, batches and tiers that need no training, and `Subject`, the policy under test.
+"""Made-up rows, batches and tiers for the checks, and `Subject`, the policy under test.
 
-A method of the policy is waited for no longer than a run would wait.
+A call of a policy's method times out as it would in a run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ BATCH_SIZE = 16
 
 
 def made_up_stats(size: int, step: int = 700) -> RowStats:
-    """Made-up candidates: every special value occurs, and the arrays are read-only."""
+    """Return made-up candidates with every special value; the arrays are read-only."""
     random = np.random.default_rng(size + step)
     last_access = random.integers(-1, step + 1, size)
     next_access = np.where(random.random(size) < 0.5, NEVER, step + random.integers(1, 64, size))
@@ -55,7 +55,7 @@ def made_up_stats(size: int, step: int = 700) -> RowStats:
 
 
 class NotedStats(RowStats):
-    """Candidates that note which of their columns are read."""
+    """Candidates that record which of their columns are read."""
 
     def __init__(self, stats: RowStats) -> None:
         super().__init__(**{name: getattr(stats, name) for name in (item.name for item in fields(stats))})
@@ -74,7 +74,10 @@ def a_sample() -> list[Batch]:
 
 
 def made_up_batches(num: int | None) -> Iterator[Batch]:
-    """Batches of skewed ids, endlessly or `num` of them, the last one smaller; `dense` holds the sample's number."""
+    """Yield `num` batches of skewed ids, the last one smaller, or endlessly if None.
+
+    `dense` has the number of the sample.
+    """
     for number in count() if num is None else range(num):
         num_samples = BATCH_SIZE - 5 if number + 1 == num else BATCH_SIZE
         random = np.random.default_rng(number)
@@ -93,7 +96,7 @@ def made_up_batches(num: int | None) -> Iterator[Batch]:
 
 
 def samples_of(batch: Batch) -> Iterator[tuple[int, tuple[object, ...]]]:
-    """The number and content of every sample."""
+    """Yield the number and content of every sample."""
     for sample in range(batch.num_samples):
         bags = range(sample, batch.num_samples * batch.num_features, batch.num_samples)
         ids = tuple(tuple(batch.ids[batch.offsets[bag] : batch.offsets[bag + 1]].tolist()) for bag in bags)
@@ -102,7 +105,7 @@ def samples_of(batch: Batch) -> Iterator[tuple[int, tuple[object, ...]]]:
 
 @dataclass(frozen=True)
 class MadeUpView:
-    """Tiers in which every third row is resident and every tenth saturated."""
+    """Tiers in which every third row is resident and every tenth is saturated."""
 
     num_rows: int = int(STARTS[-1])
     device_rows: int = int(STARTS[-1]) // 3
@@ -125,33 +128,33 @@ class MadeUpView:
 
 @dataclass(frozen=True)
 class FollowedView(MadeUpView):
-    """Tiers that have what a policy was told to have come and not to have left."""
+    """Tiers whose residents are the rows reported as `came` and not as `left`."""
 
-    there: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(int(STARTS[-1]), np.bool_))
+    resident_rows: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(int(STARTS[-1]), np.bool_))
 
     def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return self.there[rows]
+        return self.resident_rows[rows]
 
 
 class BrokenError(Exception):
-    """A check that found the contract broken; the message says how."""
+    """The policy breaks the contract; the message says how."""
 
 
 class DoubtError(Exception):
-    """Nothing is broken, but it can hardly be what its author means; the message says why."""
+    """The policy keeps the contract, but probably not its author's intent."""
 
 
 class HungError(BrokenError):
-    """A method did not return. It is left behind in its thread, so there is nothing more to ask."""
+    """A method did not return; it is left behind in its thread, which takes no more calls."""
 
 
 class Subject:
-    """Makes policies of one class and asks them, in a thread that ends with it.
+    """Create policies of one class and call them in a thread that ends with it.
 
     Args:
         cls: their class.
         options: their parameters.
-        timeout: seconds that a method may take; 0: as long as it likes, without a thread.
+        timeout: seconds that a method may take; 0 for no limit and no thread.
     """
 
     def __init__(self, cls: type[Policy], options: Options, timeout: float) -> None:
@@ -166,10 +169,10 @@ class Subject:
             self._thread.close()
 
     def policy(self, options: Options | None = None) -> Policy:
-        """The bare policy, with its own parameters or other ones.
+        """Create a policy with its parameters, or with other ones.
 
         Raises:
-            PolicyError: if it does not take them.
+            PolicyError: if it rejects them.
             HungError: see `ask`.
         """
         return self.ask("__init__", lambda: make_policy(self.cls, self.options if options is None else options))
@@ -178,10 +181,10 @@ class Subject:
         return TimedPolicy(self.policy(), self)
 
     def ask(self, method: str, question: Callable[[], Answer], step: int = -1) -> Answer:
-        """The answer of a method; raises what it raises.
+        """Call a method and return its result; errors pass through.
 
         Raises:
-            HungError: if there is none in time.
+            HungError: if it does not return in time.
         """
         if self._thread is None:
             return question()
@@ -192,7 +195,7 @@ class Subject:
 
 
 class TimedPolicy:
-    """A policy's methods, asked by a `Subject`; what they return is not checked."""
+    """The methods of a policy, called through a `Subject`; results are not checked."""
 
     def __init__(self, policy: Policy, subject: Subject) -> None:
         self._policy, self._subject = policy, subject
@@ -209,28 +212,30 @@ class TimedPolicy:
         return self._subject.ask("score", lambda: self._policy.score(rows), rows.step)
 
     def follow(self, number: int, rows: NDArray[np.int64], view: FollowedView) -> None:
-        """A batch as a policy that follows accesses is told of it: the rows that are not there come, and of those that
-        are not needed half as many leave. `view` has them then."""
-        coming = rows[~view.there[rows]]
-        leaving = np.setdiff1d(np.flatnonzero(view.there), rows)[: len(coming) // 2]
+        """Report a batch as training does, and update `view`.
+
+        Missing rows come, and half as many of the rows that are not needed leave.
+        """
+        coming = rows[~view.resident_rows[rows]]
+        leaving = np.setdiff1d(np.flatnonzero(view.resident_rows), rows)[: len(coming) // 2]
         for array in (rows, coming, leaving):
             array.flags.writeable = False
         policy = self._policy
-        told: dict[str, Callable[[], object]] = {
+        calls: dict[str, Callable[[], object]] = {
             "looked_up": lambda: policy.looked_up(number, rows, view),
             "left": lambda: policy.left(number, leaving),
             "came": lambda: policy.came(number, coming),
         }
-        for method, tell in told.items():
-            if (answer := self._subject.ask(method, tell, number)) is not None:
-                raise BrokenError(f"{method} must return nothing, found {type(answer).__name__}")
-        view.there[leaving], view.there[coming] = False, True
+        for method, call in calls.items():
+            if (answer := self._subject.ask(method, call, number)) is not None:
+                raise BrokenError(f"{method}: expected to return None, got {type(answer).__name__}")
+        view.resident_rows[leaving], view.resident_rows[coming] = False, True
 
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
         self._subject.ask("calibrate", lambda: self._policy.calibrate(sample, view))
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Any]:
-        """Lazily, each batch in its own time."""
+        """Arrange lazily; each batch has its own timeout."""
         end = object()
         arranged = self._subject.ask("arrange", lambda: iter(self._policy.arrange(batches, view)))
         while (batch := self._subject.ask("arrange", lambda: next(arranged, end))) is not end:

@@ -1,6 +1,7 @@
-"""What `profile` finds before training: who is looked up how often, where a step's time goes, how rows come to rest.
+"""Results of `profile`: lookups by row, step time by stage, movement of hot rows.
 
-`Profile` is what `adaptive-train profile --json` prints; all its numbers are measured. Shares are None of nothing.
+`Profile` is the object that `adaptive-train profile --json` prints. All its numbers are measured. A share of nothing is
+None.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,12 @@ KIND = "profile"
 
 @dataclass(frozen=True)
 class TableSkew:
-    """How unevenly rows of a table are looked up; `seen`: rows that are; `rows_for_half`, `rows_for_90`: the least
-    number of rows with 50 and 90 % of the lookups."""
+    """Access skew of one table.
+
+    Attributes:
+        seen: rows that were looked up.
+        rows_for_half, rows_for_90: smallest number of rows with 50% and 90% of the lookups.
+    """
 
     table: str
     rows: int
@@ -30,7 +35,7 @@ class TableSkew:
 
 @dataclass(frozen=True)
 class SkewCurve:
-    """(rank from 1, lookups) of the rows of a table, most frequent first: of all inputs, and of the sample."""
+    """(rank from 1, lookups) of rows, most frequent first, in all inputs and a sample."""
 
     table: str
     full: Sequence[tuple[int, int]]
@@ -39,8 +44,10 @@ class SkewCurve:
 
 @dataclass(frozen=True)
 class HotShares:
-    """Hot rows, the lookups that they take, inputs all of whose rows are hot; by size: mini-batches all of whose
-    inputs are."""
+    """Hot rows, and their shares of the lookups and inputs.
+
+    `hot_batch_share` has, by batch size, the share of mini-batches with such inputs only.
+    """
 
     hot_rows: int
     lookup_share: float | None
@@ -50,7 +57,7 @@ class HotShares:
 
 @dataclass(frozen=True)
 class HotByThreshold(HotShares):
-    """Rows with at least a share of their table's lookups are hot."""
+    """Rows are hot from a share of their table's lookups on."""
 
     threshold: float
     bytes: int
@@ -58,7 +65,7 @@ class HotByThreshold(HotShares):
 
 @dataclass(frozen=True)
 class HotBySample(HotShares):
-    """What a random sample of the inputs chooses for the same memory, and FAE's estimate of its number of rows."""
+    """Hot rows chosen from a sample for the same memory, and FAE's estimate."""
 
     same_rows_share: float | None
     estimated_rows: float
@@ -68,7 +75,7 @@ class HotBySample(HotShares):
 
 @dataclass(frozen=True)
 class HotByMemory(HotShares):
-    """The hottest rows that fit; `threshold`: the least share of a hot row, None where only whole tables are hot."""
+    """The hottest rows that fit; `threshold` is None if only whole tables are hot."""
 
     memory: str
     rows_that_fit: int
@@ -79,18 +86,21 @@ class HotByMemory(HotShares):
 
 @dataclass(frozen=True)
 class Reuse:
-    """Of a batch's distinct rows, the share that one of so many batches before had; mean distinct rows by batch
-    size."""
+    """Rows that batches share.
+
+    `reused_from` has, by number n, the share of a batch's distinct rows that one of the n batches before it also looked
+    up. `distinct_by_batch_size` has mean distinct rows.
+    """
 
     batch_size: int
     batches: int
-    known_from: Mapping[str, float | None]
+    reused_from: Mapping[str, float | None]
     distinct_by_batch_size: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class SuggestedSize:
-    """Of the device tier: the larger of the rows with 90 % of the lookups and those that batches in flight hold."""
+    """Device tier size: the larger of `rows_for_90` and `rows_in_flight`."""
 
     device_rows: int
     bytes: int
@@ -101,7 +111,7 @@ class SuggestedSize:
 
 @dataclass(frozen=True)
 class DataProfile:
-    """What a data set looks up, exactly; `seconds`: spent by part, `lookups_per_s`: counted on one core."""
+    """Exact lookup counts of a data set; `lookups_per_s` is on one core."""
 
     samples: int
     lookups: int
@@ -123,13 +133,15 @@ class DataProfile:
 
 @dataclass(frozen=True)
 class StepProfile:
-    """The step of one policy: milliseconds of a step, medians.
+    """A training step under one policy; times are medians in milliseconds.
 
     Attributes:
-        training_ms: by stage, without look-ahead; `beside_ms`: of what look-ahead does next to training.
-        serial_ms: the whole step without look-ahead; `step_ms`: with it, of which `wait_ms` are waited.
-        counts: of a step, by name of the counter.
-        hidden_share: of the shorter of training and look-ahead, hidden behind the longer.
+        training_ms: by stage, without look-ahead.
+        look_ahead_ms: look-ahead stages, which run next to training.
+        serial_ms: the whole step without look-ahead.
+        step_ms: the whole step with look-ahead, including `wait_ms` of waiting for it.
+        counts: per step, by name of the counter.
+        hidden_share: share of the shorter of training and look-ahead that runs behind the longer.
     """
 
     policy: str
@@ -140,7 +152,7 @@ class StepProfile:
     batch_size: int
     depth: int
     training_ms: Mapping[str, float]
-    beside_ms: Mapping[str, float]
+    look_ahead_ms: Mapping[str, float]
     other_ms: float
     serial_ms: float
     step_ms: float
@@ -155,14 +167,19 @@ class StepProfile:
 
     @property
     def stages_ms(self) -> dict[str, float]:
-        """All stages, those of look-ahead, too."""
-        return {**self.training_ms, **self.beside_ms}
+        """All stages, including those of look-ahead."""
+        return {**self.training_ms, **self.look_ahead_ms}
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Shares of the inputs that a rule would drop: all, 75 % or any of their lookups are of resting rows; hot: 75 % of
-    them, all of whose rows are watched; and of the row updates."""
+    """Shares that a movement threshold would leave out.
+
+    Attributes:
+        all, most, any: inputs for which all, 75%, or any of their lookups are of stale rows.
+        hot: inputs for which 75% are, and all rows are watched.
+        updates: row updates.
+    """
 
     all: float | None
     most: float | None
@@ -173,8 +190,13 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class MovementPoint:
-    """After an interval: shares that moved less than each threshold, quantiles of movement by band, what each
-    threshold would leave out."""
+    """Movement in one interval.
+
+    Attributes:
+        below: share of the judged rows that moved less than each threshold.
+        bands: quantiles of movement by band of rows; None without a judged row.
+        dropped: shares that each threshold would leave out.
+    """
 
     steps: int
     judged_rows: int
@@ -185,7 +207,7 @@ class MovementPoint:
 
 @dataclass(frozen=True)
 class MovementProfile:
-    """How far hot rows move; `every`: steps of an interval, `judged_from`: lookups in it."""
+    """Movement of hot rows in intervals of `every` steps."""
 
     optimizer: str
     lr: float
@@ -201,7 +223,7 @@ class MovementProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """The sections that were profiled; `machine`: this machine's rates as its file has them, if they were asked for."""
+    """The profiled sections; `machine` has this machine's rates as in its file, if requested."""
 
     data_of: str
     data: DataProfile | None = None

@@ -1,33 +1,26 @@
-"""`profile_data`: what a data set looks up, exactly, from its ids alone.
+"""`profile_data`: exact lookup counts of a data set, from its ids alone.
 
-Two passes: one counts, the second asks of every input whether all its rows are hot. The second takes the row numbers
-that the first kept.
+There are two passes. The first counts lookups; the second, over the row numbers that the first kept, finds the inputs
+all of whose rows are hot.
 
-Hot rows and hot inputs: which rows a budget of memory makes hot, how FAE would estimate it from a sample, and which
-inputs then find all their rows hot (https://arxiv.org/abs/2103.00686, PVLDB 15(1), 2022).
+Hot rows follow FAE (https://arxiv.org/abs/2103.00686, PVLDB 15(1), 2022). A row's *heat* is its share of its table's
+lookups. Under a threshold t, rows with a heat of at least t are hot, and so are all rows of tables below 1 MB (section
+4.1.2). A memory budget takes the smallest t whose hot rows fit; if it is too small for the small tables, it takes the
+smallest of them.
 
-A row's *heat* is its share of its table's lookups. Under a threshold t the rows with a heat of at least t are hot, and
-all rows of tables below 1 MB, as in the paper (its 4.1.2). A budget takes the smallest t whose hot rows fit; a budget
-too small for the small tables takes the smallest of them.
-
-Letters: T tables, C rows that were looked up.
-
-How unevenly the rows of each table are looked up, from their counts.
-
-Letters: T tables, R rows of all tables, C rows of a table that were looked up.
+Letters: T tables, R rows of all tables, C rows that were looked up.
 """
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from adaptive.counters import Stopwatch
 from adaptive.data.dataset import Dataset
 from adaptive.data.kernels import access
 from adaptive.embeddings.planning.layout import Group
@@ -42,18 +35,18 @@ from adaptive.studies.profile import (
     SuggestedSize,
     TableSkew,
 )
-from adaptive.studies.profile.id_trace import IdTrace, Told, reuse
+from adaptive.studies.profile.id_trace import IdTrace, OnProgress, reuse
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 SMALL_TABLE_BYTES: Final = 1_000_000
-CHUNKS, CHUNK_ROWS, CONFIDENCE = 35, 1024, 0.999  # of FAE's estimate (its 4.1.3)
+CHUNKS, CHUNK_ROWS, CONFIDENCE = 35, 1024, 0.999  # of FAE's estimate (section 4.1.3)
 
 
 @dataclass(frozen=True, eq=False)
 class Heat:
-    """The rows of all tables that were looked up, hottest first."""
+    """Rows of all tables that were looked up, hottest first."""
 
     rows: Int64s  # (C,)
     tables: NDArray[np.int32]  # (C,)
@@ -62,23 +55,23 @@ class Heat:
 
 @dataclass(frozen=True, eq=False)
 class HotRows:
-    """Which rows are hot: those of whole tables, and of all others the `first` ones of a `Heat`."""
+    """Hot rows under one rule: all rows of some tables, and other rows from a threshold on."""
 
-    whole: NDArray[np.bool_]  # (T,)
-    threshold: float  # least heat of a hot row; infinity where only whole tables are hot
+    whole: NDArray[np.bool_]  # (T,) tables that are hot as a whole
+    threshold: float  # smallest heat of a hot row; infinity if only whole tables are hot
     num_rows: int
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Hot rows as FAE estimates them, with half the width of the confidence interval (99.9 %)."""
+    """FAE's estimate of hot rows, with half its confidence interval (99.9%)."""
 
     rows: float
     margin: float
 
 
 def heat_of(group: Group, counts: Int64s) -> Heat:
-    """From the lookups (R,) of every row."""
+    """Return rows by heat, from the number of lookups (R,) of every row."""
     rows = np.flatnonzero(counts)
     tables = group.tables_of(rows)
     whole = np.bincount(tables, counts[rows], minlength=len(group.tables))
@@ -88,7 +81,7 @@ def heat_of(group: Group, counts: Int64s) -> Heat:
 
 
 def small_tables(group: Group, row_bytes: int, room: int) -> NDArray[np.bool_]:
-    """(T,) the tables that are hot as a whole: below 1 MB, smallest first, as far as `room` rows hold them."""
+    """Return a mask (T,) of whole hot tables: below 1 MB, smallest first, up to `room` rows."""
     sizes = group.table_sizes
     order = np.argsort(sizes, kind="stable")
     fits = (np.cumsum(sizes[order]) <= room) & (sizes[order] * row_bytes < SMALL_TABLE_BYTES)
@@ -98,25 +91,25 @@ def small_tables(group: Group, row_bytes: int, room: int) -> NDArray[np.bool_]:
 
 
 def above(group: Group, heat: Heat, threshold: float, row_bytes: int) -> HotRows:
-    """The hot rows under a threshold, whatever memory they take."""
+    """Return the hot rows under a threshold, without a memory limit."""
     whole = small_tables(group, row_bytes, group.num_rows)
     number = int(((heat.heat >= threshold) & ~whole[heat.tables]).sum())
     return HotRows(whole, threshold, number + int(group.table_sizes[whole].sum()))
 
 
 def within(group: Group, heat: Heat, budget: int, row_bytes: int) -> HotRows:
-    """The hot rows under the smallest threshold whose hot rows are at most `budget`."""
+    """Return the hot rows under the smallest threshold that makes at most `budget` rows hot."""
     whole = small_tables(group, row_bytes, budget)
     in_whole = int(group.table_sizes[whole].sum())
     falling = heat.heat[~whole[heat.tables]]
     most = min(budget - in_whole, len(falling))
-    if most < len(falling) and most > 0 and falling[most] == falling[most - 1]:  # all rows of one heat, or none
+    if most < len(falling) and most > 0 and falling[most] == falling[most - 1]:  # take all rows of one heat, or none
         most = int(np.searchsorted(-falling, -falling[most], "left"))
     return HotRows(whole, float(falling[most - 1]) if most else math.inf, most + in_whole)
 
 
 def row_marks(group: Group, rules: Sequence[tuple[HotRows, Heat]]) -> NDArray[np.uint64]:
-    """(R,) with bit k for rows that are hot under rule k, by the heat it is judged by; at most 64 rules."""
+    """Return bit masks (R,): bit k is set for rows that are hot under rule k."""
     assert len(rules) <= 64, len(rules)
     marks = np.zeros(group.num_rows, np.uint64)
     for k, (rule, heat) in enumerate(rules):
@@ -129,15 +122,15 @@ def row_marks(group: Group, rules: Sequence[tuple[HotRows, Heat]]) -> NDArray[np
 
 
 class Estimator:
-    """FAE's estimate of how many rows a threshold makes hot, from 35 random chunks of 1024 rows of each large table.
+    """FAE's estimate of hot rows, from 35 random chunks of 1,024 rows per large table.
 
-    Tables hardly larger than that are counted; small ones are hot as a whole. The paper's equations 1 to 4: the mean
-    number of hot rows a chunk times the number of chunks, with Student's t at 99.9 % for its interval.
+    Tables that are hardly larger are counted. Equations 1 to 4 of the paper: the mean number of hot rows per chunk
+    times the number of chunks, with Student's t at 99.9% for the interval.
 
     Args:
         group: the tables.
-        counts: lookups (R,), of a sample.
-        seed: of the chunks.
+        counts: lookups (R,) in a sample.
+        seed: for drawing the chunks.
     """
 
     def __init__(self, group: Group, counts: Int64s, seed: int = 0) -> None:
@@ -149,14 +142,14 @@ class Estimator:
 
     @staticmethod
     def _drawn(counts: Int64s, random: np.random.Generator) -> Floats:
-        """Heat (35, 1024) of random rows, or (1, rows) of all rows of a table that is not much larger."""
+        """Heat (35, 1024) of random rows; (1, rows) of all rows if the table is not much larger."""
         heat = counts / max(int(counts.sum()), 1)
         if len(counts) <= 2 * CHUNKS * CHUNK_ROWS:
             return heat[None]
         return heat[random.choice(len(counts), (CHUNKS, CHUNK_ROWS), replace=False)]
 
     def estimate(self, threshold: float, whole: NDArray[np.bool_]) -> Estimate:
-        """Rows with at least this heat, and all rows of the whole tables (T,)."""
+        """Estimate the rows with at least this heat, plus all rows of the tables in `whole` (T,)."""
         rows, variance = float(self._sizes[whole].sum()), 0.0
         for chunks, size in ((self._chunks[t], self._sizes[t]) for t in np.flatnonzero(~whole)):
             hot = (chunks >= threshold).sum(axis=1)
@@ -170,11 +163,11 @@ class Estimator:
         return Estimate(rows, float(stats.t.ppf((1 + CONFIDENCE) / 2, CHUNKS - 1)) * math.sqrt(variance))
 
 
-CURVE_POINTS: Final = 60  # of a sorted curve, evenly on a log axis
+CURVE_POINTS: Final = 60  # of a sorted curve, evenly spaced on a log axis
 
 
 def table_skew(group: Group, counts: Int64s, num_samples: int) -> list[TableSkew]:
-    """A line for each table, and one for all of them together if there are several; counts (R,) of lookups."""
+    """Return the skew of each table, then of all; counts (R,) are lookups."""
     names = [(table.name, slice(*group.table_starts[t : t + 2])) for t, table in enumerate(group.tables)]
     if len(names) > 1:
         names.append(("all", slice(0, group.num_rows)))
@@ -182,7 +175,7 @@ def table_skew(group: Group, counts: Int64s, num_samples: int) -> list[TableSkew
 
 
 def _skew(table: str, counts: Int64s, num_samples: int) -> TableSkew:
-    """Facts of one table; counts (rows,). Shares are None without lookups."""
+    """Skew of one table; counts (rows,)."""
     falling = falling_counts(counts)
     lookups, seen = int(falling.sum()), len(falling)
     return TableSkew(
@@ -200,18 +193,18 @@ def _skew(table: str, counts: Int64s, num_samples: int) -> TableSkew:
 
 
 def falling_counts(counts: Int64s) -> Int64s:
-    """(C,) the counts above 0, largest first."""
+    """Return the counts above 0, (C,), largest first."""
     return np.sort(counts[counts > 0])[::-1]
 
 
 def rows_for(falling: Int64s, share: float) -> int:
-    """The least number of rows with at least this share of the lookups; falling (C,) counts, largest first."""
+    """Return the smallest number of rows with this share of falling counts (C,)."""
     covered = np.cumsum(falling)
     return 0 if not len(falling) else int(np.searchsorted(covered, share * covered[-1])) + 1
 
 
 def curve(falling: Int64s) -> list[tuple[int, int]]:
-    """(rank from 1, count) at ranks that lie evenly on a log axis, both ends among them."""
+    """Return (rank from 1, count) at ranks evenly spaced on a log axis, both ends included."""
     if not len(falling):
         return []
     ranks = np.unique(np.geomspace(1, len(falling), CURVE_POINTS).round().astype(np.int64))
@@ -225,29 +218,23 @@ MOST_BUDGETS: Final = (64 - len(THRESHOLDS)) // 2  # a bit of a mark for each, a
 
 @dataclass(frozen=True)
 class DataQuestion:
-    """What is asked of a data set."""
+    """Options of `profile_data`.
 
-    samples: int | None = 1_000_000  # most; None: all
-    budgets: tuple[tuple[str, int], ...] = ()  # memory for hot rows as written, and rows that fit
-    sample_share: float = 0.05  # for the sampled curve and FAE's estimate
-    batch_size: int = 2048  # for reuse
-    depth: int = 4  # of look-ahead, for the suggested size
-    seed: int = 0  # of the sample and the estimate's chunks
+    Attributes:
+        samples: maximum number; None for all.
+        budgets: memory for hot rows: as the user wrote it, and the rows that fit.
+        sample_share: share of the inputs for the sampled curve and FAE's estimate.
+        batch_size: for row reuse.
+        depth: of look-ahead, for the suggested size.
+        seed: for the sample and the estimate's chunks.
+    """
 
-
-@dataclass
-class _Seconds:
-    """Where the time of profiling goes."""
-
-    spent: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def of(self, what: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.spent[what] = self.spent.get(what, 0.0) + time.perf_counter() - started
+    samples: int | None = 1_000_000
+    budgets: tuple[tuple[str, int], ...] = ()
+    sample_share: float = 0.05
+    batch_size: int = 2048
+    depth: int = 4
+    seed: int = 0
 
 
 def profile_data(
@@ -256,62 +243,77 @@ def profile_data(
     row_bytes: int,
     question: DataQuestion,
     *,
-    stopped: Callable[[], bool] = lambda: False,
-    told: Told = lambda samples: None,
+    is_stopped: Callable[[], bool] = lambda: False,
+    on_progress: OnProgress = lambda samples: None,
 ) -> DataProfile:
-    """Skew, hot rows and inputs by memory and by threshold, reuse; all numbers exact but FAE's estimate.
+    """Profile a data set: skew, hot rows and inputs by memory and by threshold, row reuse.
+
+    All numbers are exact except FAE's estimate.
 
     Args:
-        dataset: its training part.
+        dataset: its training part is read.
         group: its tables.
-        row_bytes: of a row with its optimizer state.
-        question: see there.
-        stopped: asked between chunks; what was read by then is profiled.
-        told: called with the samples read so far.
+        row_bytes: bytes of a row with its optimizer state.
+        question: options.
+        is_stopped: asked between chunks; the samples read by then are profiled.
+        on_progress: called with the number of samples read so far.
     """
-    seconds = _Seconds()
-    trace = IdTrace(dataset, group, question.samples, stopped=stopped, told=told)
-    counts, sampled, chosen = _count(trace, question, seconds)
-    with seconds.of("sort"):
+    watch = Stopwatch()
+    trace = IdTrace(dataset, group, question.samples, is_stopped=is_stopped, on_progress=on_progress)
+    counts, sampled, chosen = _count(trace, question, watch)
+    with watch.stage("sort"):
         heat, sampled_heat = heat_of(group, counts), heat_of(group, sampled)
         tables = table_skew(group, counts, trace.num_samples)
+    # Rules by number: one per threshold, then two per budget, from all counts and from the sample
+    rules: list[Rule] = [(above(group, heat, t, row_bytes), heat) for t in THRESHOLDS]
+    for _, rows in question.budgets:
+        rules += [(within(group, of_rule, rows, row_bytes), of_rule) for of_rule in (heat, sampled_heat)]
     estimator = Estimator(group, sampled, question.seed)
-    rules, budgets = _rules(group, heat, sampled_heat, row_bytes, question, estimator, seconds)
-    with seconds.of("mark"):
+    with watch.stage("estimate"):
+        estimates = [estimator.estimate(rule.threshold, rule.whole) for rule, _ in rules[len(THRESHOLDS) + 1 :: 2]]
+    with watch.stage("mark"):
         marks = row_marks(group, rules)
-    with seconds.of("classify"):
+    with watch.stage("classify"):
         inputs = _classify(trace, marks)
     shares = _Shares(rules, marks, counts, inputs)
-    with seconds.of("reuse"):
-        again = reuse(trace, group.num_rows, question.batch_size)
-    counting = sum(seconds.spent[name] for name in ("count", "count_sample", "classify", "reuse", "sort", "mark"))
+    with watch.stage("reuse"):
+        reused = reuse(trace, group.num_rows, question.batch_size)
+    seconds = {name: ms / 1e3 for name, ms in watch.total_ms().items()}
+    counting = sum(seconds[name] for name in ("count", "count_sample", "classify", "reuse", "sort", "mark"))
     return DataProfile(
         samples=trace.num_samples,
         lookups=trace.num_lookups,
         rows=group.num_rows,
         row_bytes=row_bytes,
         table_bytes=row_bytes * group.num_rows,
-        was_stopped=bool(stopped()),
+        was_stopped=bool(is_stopped()),
         tables=tables,
         curves=_curves(group, counts, sampled),
         sample_share=question.sample_share,
         sampled_samples=chosen,
-        hot=[_by_memory(budget, shares, row_bytes) for budget in budgets],
+        hot=[
+            _by_memory(budget, len(THRESHOLDS) + 2 * number, shares, estimates[number], row_bytes)
+            for number, budget in enumerate(question.budgets)
+        ],
         thresholds=[
             HotByThreshold(**vars(shares.of(k)), threshold=rule.threshold, bytes=rule.num_rows * row_bytes)
             for k, (rule, _) in enumerate(rules[: len(THRESHOLDS)])
         ],
-        reuse=again,
-        suggested=suggested_size(tables[-1].rows_for_90, again, group.num_rows, row_bytes, question.depth),
-        seconds={**seconds.spent, "read": trace.read_seconds},
+        reuse=reused,
+        suggested=suggested_size(tables[-1].rows_for_90, reused, group.num_rows, row_bytes, question.depth),
+        seconds={**seconds, "read": trace.read_seconds},
         lookups_per_s=trace.num_lookups / counting if counting else None,
     )
 
 
 def suggested_size(rows_for_90: int, reuse: Reuse, num_rows: int, row_bytes: int, depth: int) -> SuggestedSize:
-    """The hottest rows with 90 % of the lookups, and no less than a policy that fetches rows ahead must hold: those of
-    the batch that is trained, of `depth` batches before it and of the one being planned, as if they had no row in
-    common."""
+    """Suggest a device tier size.
+
+    It holds the rows with 90% of the lookups, but no less than batches in flight hold.
+
+    In flight are the batch in training, `depth` batches before it and the one being planned, counted as if they shared
+    no row.
+    """
     distinct = reuse.distinct_by_batch_size
     each = distinct.get(str(reuse.batch_size), max(distinct.values(), default=0.0))
     in_flight = min(num_rows, math.ceil((depth + 2) * each))
@@ -319,59 +321,26 @@ def suggested_size(rows_for_90: int, reuse: Reuse, num_rows: int, row_bytes: int
     return SuggestedSize(rows, rows * row_bytes, rows_for_90, in_flight, depth)
 
 
-def _count(trace: IdTrace, question: DataQuestion, seconds: _Seconds) -> tuple[Int64s, Int64s, int]:
-    """Look-ups (R,) of every row: of all inputs, and of those drawn; how many were drawn."""
+def _count(trace: IdTrace, question: DataQuestion, watch: Stopwatch) -> tuple[Int64s, Int64s, int]:
+    """Return lookups (R,) in all inputs and in the sample, and the sample's size."""
     counts, sampled = np.zeros(trace.group.num_rows, np.int64), np.zeros(trace.group.num_rows, np.int64)
     random = np.random.default_rng(question.seed)
     drawn = 0
     for chunk in trace:
-        with seconds.of("count"):
+        with watch.stage("count"):
             access.count_rows(chunk.rows, counts)
-        with seconds.of("count_sample"):
+        with watch.stage("count_sample"):
             chosen = random.random(chunk.num_samples) < question.sample_share
             access.count_chosen(chunk.rows, chunk.offsets, chosen, sampled)
             drawn += int(chosen.sum())
     return counts, sampled, drawn
 
 
-@dataclass(frozen=True)
-class _Budget:
-    """One budget: as written, the rules from all counts and from the sample by number, FAE's estimate."""
-
-    text: str
-    rows: int
-    full: int
-    sampled: int
-    estimate: Estimate
-
-
 Rule = tuple[HotRows, Heat]
 
 
-def _rules(
-    group: Group,
-    heat: Heat,
-    sampled_heat: Heat,
-    row_bytes: int,
-    question: DataQuestion,
-    estimator: Estimator,
-    seconds: _Seconds,
-) -> tuple[list[Rule], list[_Budget]]:
-    """The rules that make rows hot: thresholds first, then two for each budget."""
-    rules: list[Rule] = [(above(group, heat, t, row_bytes), heat) for t in THRESHOLDS]
-    budgets = []
-    for text, rows in question.budgets:
-        full = within(group, heat, rows, row_bytes)
-        sampled = within(group, sampled_heat, rows, row_bytes)
-        with seconds.of("estimate"):
-            estimate = estimator.estimate(sampled.threshold, sampled.whole)
-        budgets.append(_Budget(text, rows, len(rules), len(rules) + 1, estimate))
-        rules += [(full, heat), (sampled, sampled_heat)]
-    return rules, budgets
-
-
 def _classify(trace: IdTrace, marks: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """(samples,) the rules under which each input is hot."""
+    """Return (samples,) bit masks of the rules under which each input is hot."""
     marked = np.empty(trace.num_samples, np.uint64)
     first = 0
     for chunk in trace:
@@ -382,7 +351,7 @@ def _classify(trace: IdTrace, marks: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class _Shares:
-    """What the rules make of the lookups and inputs."""
+    """Shares of the lookups and inputs that are hot under each rule."""
 
     def __init__(
         self, rules: Sequence[Rule], marks: NDArray[np.uint64], counts: Int64s, inputs: NDArray[np.uint64]
@@ -396,7 +365,7 @@ class _Shares:
         }
 
     def of(self, k: int) -> HotShares:
-        """Rule k: hot rows, the lookups they take, hot inputs, mini-batches of consecutive inputs all of which are."""
+        """Shares under rule k; mini-batches are of consecutive inputs."""
         covered = int(self._seen_counts[_has(self._seen_marks, k)].sum())
         batches = {str(size): _mean(_has(inputs, k)) for size, inputs in self._batches.items()}
         return HotShares(
@@ -407,9 +376,8 @@ class _Shares:
         )
 
     def same_rows(self, k: int, other: int) -> float | None:
-        """Share of the rows hot under k that are hot under the other rule, too."""
-        mine = _has(self._marks, k)
-        return _mean(_has(self._marks[mine], other))
+        """Share of the rows hot under rule k that are also hot under the other rule."""
+        return _mean(_has(self._marks[_has(self._marks, k)], other))
 
 
 def _has(marks: NDArray[np.uint64], k: int) -> NDArray[np.bool_]:
@@ -420,17 +388,19 @@ def _mean(mask: NDArray[np.bool_]) -> float | None:
     return float(mask.mean()) if len(mask) else None
 
 
-def _by_memory(budget: _Budget, shares: _Shares, row_bytes: int) -> HotByMemory:
-    threshold, estimate = shares.rules[budget.full][0].threshold, budget.estimate
+def _by_memory(budget: tuple[str, int], rule: int, shares: _Shares, estimate: Estimate, row_bytes: int) -> HotByMemory:
+    """Hot rows within a budget, under rule number `rule`; the next rule is that of the sample."""
+    text, rows = budget
+    threshold = shares.rules[rule][0].threshold
     return HotByMemory(
-        **vars(shares.of(budget.full)),
-        memory=budget.text,
-        rows_that_fit=budget.rows,
-        bytes=budget.rows * row_bytes,
+        **vars(shares.of(rule)),
+        memory=text,
+        rows_that_fit=rows,
+        bytes=rows * row_bytes,
         threshold=threshold if math.isfinite(threshold) else None,
         sampled=HotBySample(
-            **vars(shares.of(budget.sampled)),
-            same_rows_share=shares.same_rows(budget.full, budget.sampled),
+            **vars(shares.of(rule + 1)),
+            same_rows_share=shares.same_rows(rule, rule + 1),
             estimated_rows=estimate.rows,
             estimated_margin=estimate.margin,
             estimated_bytes=estimate.rows * row_bytes,
@@ -439,7 +409,7 @@ def _by_memory(budget: _Budget, shares: _Shares, row_bytes: int) -> HotByMemory:
 
 
 def _curves(group: Group, counts: Int64s, sampled: Int64s) -> list[SkewCurve]:
-    """Sorted counts of every table, of all inputs and of the sample."""
+    """Sorted counts of every table, in all inputs and in the sample."""
     parts = [(table.name, slice(*group.table_starts[t : t + 2])) for t, table in enumerate(group.tables)]
     return [
         SkewCurve(name, curve(falling_counts(counts[part])), curve(falling_counts(sampled[part])))

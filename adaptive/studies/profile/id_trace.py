@@ -1,8 +1,6 @@
-"""`IdTrace`: the lookups of a data set as row numbers, read once and kept if they fit, else read again.
+"""`IdTrace`: the lookups of a data set as row numbers; `reuse` of rows by batches.
 
 Letters: B samples, F features, N lookups of a batch, R rows of all tables.
-
-How soon rows come again, and how many rows a batch has: what caches and look-ahead live on.
 """
 
 import time
@@ -21,10 +19,10 @@ from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch
 from adaptive.errors import InputError
 from adaptive.studies.profile import Reuse
 
-CHUNK_SAMPLES: Final = 16_384  # read at a time
-KEPT_BYTES: Final = 1 << 30  # of row numbers in memory; more are read from the data once more
+CHUNK_SAMPLES: Final = 16_384
+KEPT_BYTES: Final = 1 << 30  # of row numbers in memory; with more, the data are read again
 
-Told = Callable[[int], None]  # how many samples have been read
+OnProgress = Callable[[int], None]  # called with the number of samples or steps that are done
 
 
 @dataclass(frozen=True)
@@ -37,19 +35,19 @@ class Chunk:
 
 
 class IdTrace:
-    """The first `most` training samples of a data set; iterating gives them in chunks, any number of times.
+    """The first training samples of a data set in chunks; can be iterated any number of times.
 
     Args:
-        dataset: whose first epoch is read.
+        dataset: only its first epoch is read.
         group: its tables.
-        most: samples, at most; None: all.
-        stopped: asked between chunks; after it said yes nothing new is read, and every pass ends where the first did.
-        told: called with the samples of the first pass so far.
-        kept_bytes: of row numbers that may stay in memory.
+        most: maximum number of samples; None for all.
+        is_stopped: asked between chunks. After it returns True nothing new is read, and every pass ends there.
+        on_progress: called with the number of samples of the first pass so far.
+        kept_bytes: maximum size of the row numbers kept in memory.
 
     Attributes:
-        num_samples, num_lookups: of the first pass, once it is over.
-        read_seconds: spent reading the data, in all passes.
+        num_samples, num_lookups: complete after the first pass.
+        read_seconds: time spent reading the data, in all passes.
     """
 
     def __init__(
@@ -58,14 +56,14 @@ class IdTrace:
         group: Group,
         most: int | None,
         *,
-        stopped: Callable[[], bool] = lambda: False,
-        told: Told = lambda samples: None,
+        is_stopped: Callable[[], bool] = lambda: False,
+        on_progress: OnProgress = lambda samples: None,
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
         self.group = group
-        self._dataset, self._most, self._stopped, self._told = dataset, most, stopped, told
+        self._dataset, self._most, self._is_stopped, self._on_progress = dataset, most, is_stopped, on_progress
         self._kept_bytes = kept_bytes
-        self._kept: list[Chunk] | None = []
+        self._chunks: list[Chunk] | None = []  # None if they are too large
         self._is_read = False
         features = sorted(group.features, key=lambda feature: feature.position)
         tables = np.array([feature.table for feature in features])
@@ -77,30 +75,30 @@ class IdTrace:
     def __iter__(self) -> Iterator[Chunk]:
         if not self._is_read:
             yield from self._first_pass()
-        elif self._kept is not None:
-            yield from self._kept
+        elif self._chunks is not None:
+            yield from self._chunks
         else:
             yield from self._read(self.num_samples)
 
     @property
     def is_kept(self) -> bool:
-        return self._kept is not None
+        return self._chunks is not None
 
     def _first_pass(self) -> Iterator[Chunk]:
         for chunk in self._read(self._most):
             self.num_samples += chunk.num_samples
             self.num_lookups += len(chunk.rows)
-            if self._kept is not None:
-                self._kept.append(chunk)
+            if self._chunks is not None:
+                self._chunks.append(chunk)
                 if self.num_lookups * np.dtype(self._dtype).itemsize > self._kept_bytes:
-                    self._kept = None
-            self._told(self.num_samples)
+                    self._chunks = None
+            self._on_progress(self.num_samples)
             yield chunk
-            if self._stopped():
+            if self._is_stopped():
                 break
         self._is_read = True
         if not self.num_samples:
-            raise InputError("the data have no training samples to profile")
+            raise InputError("expected training samples to profile, got none. Check data.holdout and the data's size")
 
     def _read(self, most: int | None) -> Iterator[Chunk]:
         left = most
@@ -122,7 +120,7 @@ class IdTrace:
         rows = np.empty(len(batch.ids), self._dtype)
         bad = access.number_rows(batch.ids, batch.offsets, batch.num_samples, self._starts, self._sizes, rows)
         if bad >= 0:
-            DistinctFinder(self.group).find(batch)  # names feature, sample and line
+            DistinctFinder(self.group).find(batch)  # raises, with feature, sample and line
             raise AssertionError("an id outside its table was not refused")
         return Chunk(rows, batch.offsets, batch.num_samples)
 
@@ -130,14 +128,14 @@ class IdTrace:
 MOST_BATCHES: Final = 64
 WITHIN: Final = (1, 2, 4, 8, 16, 32, 64)  # batches
 SIZES: Final = (64, 256, 1024, 4096, 16_384)  # samples
-SAMPLES_FOR_SIZES: Final = 131_072  # enough for a mean, and eight batches of the largest size
+SAMPLES_FOR_SIZES: Final = 131_072  # eight batches of the largest size
 
 
 class Visits:
-    """Follows the batches of one size through the data; rows below `num_rows`.
+    """Tracks when batches of one size look rows up again; rows are below `num_rows`.
 
     Attributes:
-        distinct: rows of each batch so far, each counted once.
+        distinct: distinct rows of each batch so far.
     """
 
     def __init__(self, batch_size: int, num_rows: int) -> None:
@@ -148,7 +146,7 @@ class Visits:
         self._samples = 0
 
     def add(self, chunk: Chunk) -> None:
-        """The next samples of the data; a batch may begin in one chunk and end in another."""
+        """Add the next samples; a batch may span chunks."""
         first = 0
         while first < chunk.num_samples:
             number, inside = divmod(self._samples, self.batch_size)
@@ -167,30 +165,32 @@ class Visits:
         """Distinct rows of the batches that are complete."""
         return self.distinct[: self._samples // self.batch_size]
 
-    def known_from(self, batches: int) -> float | None:
-        """Share of the batches' distinct rows that one of the `batches` batches before had looked up, too; the first
-        batches have fewer before them. None for a single batch."""
+    def reused_from(self, batches: int) -> float | None:
+        """Share of distinct rows that one of the `batches` batches before also looked up.
+
+        The first batches have fewer before them. None for a single batch.
+        """
         if len(self.distinct) < 2:
             return None
         return float(self._gaps[1 : batches + 1].sum()) / sum(self.distinct)
 
 
 def reuse(chunks: Iterable[Chunk], num_rows: int, batch_size: int) -> Reuse:
-    """Facts of all chunks in batches of `batch_size`; distinct rows of other sizes from the first samples beside it."""
-    own = Visits(batch_size, num_rows)
+    """Return row reuse in batches of `batch_size`, and distinct rows at other sizes."""
+    chosen = Visits(batch_size, num_rows)
     others = [Visits(size, num_rows) for size in SIZES if size != batch_size]
     samples = 0
     for chunk in chunks:
-        own.add(chunk)
+        chosen.add(chunk)
         if samples < SAMPLES_FOR_SIZES:
             for visits in others:
                 visits.add(chunk)
         samples += chunk.num_samples
-    by_size = sorted([own, *others], key=lambda visits: visits.batch_size)
+    by_size = sorted([chosen, *others], key=lambda visits: visits.batch_size)
     return Reuse(
         batch_size=batch_size,
-        batches=len(own.distinct),
-        known_from={str(n): own.known_from(n) for n in WITHIN},
+        batches=len(chosen.distinct),
+        reused_from={str(n): chosen.reused_from(n) for n in WITHIN},
         distinct_by_batch_size={
             str(visits.batch_size): float(np.mean(visits.whole_batches)) for visits in by_size if visits.whole_batches
         },

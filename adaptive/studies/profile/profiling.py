@@ -1,4 +1,4 @@
-"""`profile`: the parts that were asked for, one after another, as one record."""
+"""`profile`: run the requested sections one after another and return one record."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -22,19 +22,19 @@ from adaptive.training.components import build_tables, open_data
 from adaptive.training.telemetry.progress import Countdown
 
 PARTS: Final = ("data", "step", "movement")
-SIMULATED: Final = 30  # batches from which planning in a simulation is timed
+SIMULATED: Final = 30  # batches for which planning in a simulation is timed
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be profiled.
+    """Options of `profile`.
 
     Attributes:
-        parts: of PARTS.
-        data: what is asked of the data; its budgets follow from `memory`.
+        parts: some of PARTS.
+        data: options of the data section; its budgets follow from `memory`.
         memory: budgets for hot rows, as in `--device-rows`.
-        step, movement: how long is trained.
-        with_rates: this machine's rates are wanted, too.
+        step, movement: lengths of the trainings.
+        with_rates: also measure this machine's rates.
     """
 
     parts: tuple[str, ...] = ("data", "step")
@@ -45,16 +45,17 @@ class Question:
     with_rates: bool = False
 
     def __post_init__(self) -> None:
-        """
+        """Check the options.
+
         Raises:
-            ConfigError: for parts that there are not, too many budgets, or rates without the step.
+            ConfigError: for unknown parts, too many budgets, or rates without the step.
         """
         if not self.parts or set(self.parts) - set(PARTS):
-            raise ConfigError(f"--sections {','.join(self.parts)!r}: needed some of {', '.join(PARTS)}")
+            raise ConfigError(f"--sections: expected some of {', '.join(PARTS)}, got {','.join(self.parts)!r}")
         if self.with_rates and "step" not in self.parts:
-            raise ConfigError("--save needs the step, from which rates are measured: --sections step")
+            raise ConfigError("--save: expected the section that measures rates. Add step to --sections")
         if "data" in self.parts and not self.memory:
-            raise ConfigError("--memory: expected one or several sizes, such as 1%,5% or 512MiB, got none")
+            raise ConfigError("--memory: expected sizes such as 1%,5% or 512MiB, got none")
         if len(self.memory) > MOST_BUDGETS:
             raise ConfigError(f"--memory: expected at most {MOST_BUDGETS} sizes, got {len(self.memory)}")
 
@@ -64,17 +65,20 @@ def profile(
     question: Question,
     *,
     dataset: Dataset | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-    told: Callable[[str], None] = lambda line: None,
+    is_stopped: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Profile, MachineSpec | None]:
-    """The record, and this machine's rates if they were asked for and measured.
+    """Profile the requested sections.
 
     Args:
-        cases: policies for the step, as written, with the settings; data and movement take the first one's settings.
-        question: see there.
-        dataset: that of the settings, if it is open: opening may read all files, and cannot be stopped on the way.
-        stopped: what is done by the time it says yes is kept; the rest is left out.
-        told: called with lines of progress.
+        cases: policies as the user wrote them, with their settings, for the step; data and movement use the first.
+        question: options.
+        dataset: that of the settings, if it is open already: opening may read all files and cannot be stopped.
+        is_stopped: after it returns True, the remaining sections are left out.
+        on_progress: called with lines of progress.
+
+    Returns:
+        The record, and this machine's rates if they were requested and measured.
 
     Raises:
         AdaptiveError: for settings or data that cannot be profiled.
@@ -87,16 +91,18 @@ def profile(
     result, machine = Profile(config.data), None
     if "data" in question.parts:
         budgets = _budgets(question.memory, group, size)
-        asked = replace(question.data, budgets=budgets, batch_size=config.batch_size, depth=config.depth)
-        samples = [number for number in (dataset.num_train_samples(), asked.samples) if number is not None]
-        progress = Countdown(told, "samples read", min(samples, default=None))
-        data = profile_data(dataset, group, size, asked, stopped=stopped, told=progress)
+        options = replace(question.data, budgets=budgets, batch_size=config.batch_size, depth=config.depth)
+        samples = [number for number in (dataset.num_train_samples(), options.samples) if number is not None]
+        progress = Countdown(on_progress, "samples read", min(samples, default=None))
+        data = profile_data(dataset, group, size, options, is_stopped=is_stopped, on_progress=progress)
         result = replace(result, data=data)
-    if "step" in question.parts and not stopped():
-        progress = Countdown(told, "steps trained", 2 * (question.step.warmup + question.step.steps) * len(cases))
-        steps = profile_step(cases, question.step, dataset=dataset, stopped=stopped, told=progress)
+    if "step" in question.parts and not is_stopped():
+        progress = Countdown(
+            on_progress, "steps trained", 2 * (question.step.warmup + question.step.steps) * len(cases)
+        )
+        steps = profile_step(cases, question.step, dataset=dataset, is_stopped=is_stopped, on_progress=progress)
         result = replace(result, step=steps)
-        if question.with_rates and not stopped():
+        if question.with_rates and not is_stopped():
             machine = measured_machine(
                 steps,
                 value_bytes=4 * width,
@@ -105,10 +111,12 @@ def profile(
                 plan_factor=_plan_factor(cases, steps, dataset, group),
             )
             result = replace(result, machine=machine.model_dump(exclude_none=True))
-    if "movement" in question.parts and not stopped():
-        progress = Countdown(told, "steps trained", question.movement.steps)
+    if "movement" in question.parts and not is_stopped():
+        progress = Countdown(on_progress, "steps trained", question.movement.steps)
         moving = config.model_copy(update={"policy": "lru", "policy_options": {}, "skip": None})
-        moved = profile_movement(moving, question.movement, dataset=dataset, stopped=stopped, told=progress)
+        moved = profile_movement(
+            moving, question.movement, dataset=dataset, is_stopped=is_stopped, on_progress=progress
+        )
         result = replace(result, movement=moved)
     return result, machine
 
@@ -120,19 +128,17 @@ def _budgets(memory: Sequence[str], group: Group, size: int) -> tuple[tuple[str,
         raise ConfigError(f"--memory: {error}") from error
     for text, rows in budgets:
         if not rows:
-            raise ConfigError(
-                f"--memory {text}: needed room for one row at least, which takes {size} bytes with its state"
-            )
+            raise ConfigError(f"--memory: expected at least one row ({size} bytes with its state), got {text}")
     return budgets
 
 
 def _plan_factor(cases: Sequence[Case], steps: Sequence[StepProfile], dataset: Dataset, group: Group) -> float:
-    """Planning in training over planning the same policies in a simulation."""
+    """Time of planning in training over that of planning the same policies in a simulation."""
     factors = []
     machine = Machine(link=1e9, device=1e9, host=1e9, dense_ms=1.0)
     for (label, config), step in zip(cases, steps, strict=True):
         size = str(step.device_rows)
         short = config.model_copy(update={"steps": SIMULATED, "epochs": 1})
         runs = simulate_group([(label, short)], [size], machine, (dataset, group)).runs
-        factors += [step.beside_ms["plan"] / run.plan_ms for run in runs if run.plan_ms]
+        factors += [step.look_ahead_ms["plan"] / run.plan_ms for run in runs if run.plan_ms]
     return statistics.median(factors) if factors else 1.0

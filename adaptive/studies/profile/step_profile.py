@@ -1,25 +1,24 @@
-"""`profile_step`: where the time of a training step goes, policy by policy, measured by training.
+"""`profile_step`: the measured time of a training step by stage, for each policy.
 
-Each policy is trained twice over the same few batches' worth of data: without look-ahead, where one stage runs after
-the other and each has its own time, and with it, where only the whole step can be told. What look-ahead hides is the
-difference. The trainer is that of a run, with all it does in a step: *check* is whether loss and gradients are finite,
-and quality so far is recorded. Times are medians over blocks of a few steps.
+Each policy is trained twice on the same few batches. Without look-ahead, stages run one after another and each is
+timed. With look-ahead, only the whole step can be timed; the difference is what look-ahead hides. The trainer is that
+of a run with all its work: *check* is the test for finite loss and gradients, and quality is recorded. Times are
+medians over blocks of a few steps.
 
-`measured_rates`: what profiling a step found out about this machine, as `simulate` and `placements` take it.
-
-Rates come from the halves without look-ahead, in which stages do not disturb each other; what look-ahead hides from
-both halves. Bytes that embeddings touch are those of `adaptive.studies.step_model`.
+`measured_machine` turns such profiles into the rates of this machine, for `simulate` and `placements`. Rates come from
+the halves without look-ahead, where stages do not disturb each other; the overlap comes from both halves. Bytes that
+embeddings touch are those of `adaptive.studies.step_model`.
 """
 
 import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import date
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -35,6 +34,7 @@ from adaptive.models.tasks import log_losses
 from adaptive.plugins import make_policy
 from adaptive.studies.machines import HERE, MachineSpec, Measured
 from adaptive.studies.profile import StepProfile
+from adaptive.studies.profile.id_trace import OnProgress
 from adaptive.studies.step_model import Traffic, hidden_share
 from adaptive.system import usable_cores
 from adaptive.training.components import (
@@ -52,18 +52,17 @@ from adaptive.training.telemetry.record import IntervalRecord, Record, sum_table
 from adaptive.training.telemetry.recorder import Recorder
 from adaptive.training.trainer import Trainer
 
-BLOCK: Final = 10  # steps of which one time is taken
+BLOCK: Final = 10  # steps that are timed together
 TRAINING: Final = ("embedding", "mlp_forward", "mlp_backward", "check", "row_update", "dense_update")
-NAMES: Final = {"backward": "check", "update": "dense_update"}  # the trainer's stages, of which only that is left here
+NAMES: Final = {"backward": "check", "update": "dense_update"}  # what remains of the trainer's stages
 COUNTS: Final = tuple(counter.name.lower() for counter in Counter)
-BESIDE: Final = ("read", "plan", "move")  # by look-ahead, if there is any
-Case = tuple[str, TrainConfig]  # the policy as written, and the settings with it
-Told = Callable[[int], None]  # how many steps have been trained
+LOOK_AHEAD: Final = ("read", "plan", "move")  # stages of look-ahead
+Case = tuple[str, TrainConfig]  # the policy as the user wrote it, and its settings
 
 
 @dataclass(frozen=True)
 class StepLength:
-    """How long a measurement is, in steps of each of its two halves."""
+    """Length of a measurement, in steps of each of its two halves."""
 
     warmup: int = 10
     steps: int = 50
@@ -74,17 +73,17 @@ def profile_step(
     length: StepLength,
     *,
     dataset: Dataset | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-    told: Told = lambda steps: None,
+    is_stopped: Callable[[], bool] = lambda: False,
+    on_progress: OnProgress = lambda steps: None,
 ) -> list[StepProfile]:
-    """The step of every policy; those not reached when `stopped()` said so are left out.
+    """Measure the step of every policy.
 
     Args:
-        cases: of the same data.
-        length: of each.
-        dataset: that of the settings, if it is open: opening may read all files.
-        stopped: asked before each policy.
-        told: how many steps of all policies have been trained.
+        cases: policies on the same data.
+        length: of each measurement.
+        dataset: that of the settings, if it is open already: opening may read all files.
+        is_stopped: asked before each policy; the remaining policies are left out.
+        on_progress: called with the number of trained steps of all policies.
 
     Raises:
         AdaptiveError: for settings that cannot be trained.
@@ -93,27 +92,32 @@ def profile_step(
     dataset = open_data(cases[0][1]) if dataset is None else dataset
     each = 2 * (length.warmup + length.steps)
     for number, (label, config) in enumerate(cases):
-        if stopped():
+        if is_stopped():
             break
-        steps.append(measure(label, config, length, dataset, told=_after(number * each, told)))
+        steps.append(measure(label, config, length, dataset, on_progress=_after(number * each, on_progress)))
     return steps
 
 
-def _after(steps: int, told: Told) -> Told:
-    return lambda more: told(steps + more)
+def _after(steps: int, on_progress: OnProgress) -> OnProgress:
+    return lambda more: on_progress(steps + more)
 
 
 def measure(
-    label: str, config: TrainConfig, length: StepLength, dataset: Dataset, *, told: Told = lambda steps: None
+    label: str,
+    config: TrainConfig,
+    length: StepLength,
+    dataset: Dataset,
+    *,
+    on_progress: OnProgress = lambda steps: None,
 ) -> StepProfile:
-    """One policy, as written: stages without look-ahead, the step with it. `dataset`: that of the settings."""
+    """Measure one policy: stages without look-ahead, the step with it."""
     components = build(config, dataset, first_batches(config, dataset))
     with components.embeddings as embeddings, torch_settings(config):
         embeddings.calibrate(prepare([embeddings.policy], config, dataset))
         batches = endless(config, dataset)
-        serial = _Loop(config, components, told).run(batches, 0, length)
-        ahead = _Loop(config, components, lambda steps: told(length.warmup + length.steps + steps))
-        together = ahead.run(batches, config.depth, length) if config.depth else serial
+        serial = _Loop(config, components, on_progress).run(batches, 0, length)
+        ahead = _Loop(config, components, _after(length.warmup + length.steps, on_progress))
+        overlapped = ahead.run(batches, config.depth, length) if config.depth else serial
         dense_bytes = sum(weight.numel() * weight.element_size() for weight in components.model.parameters())
         training = {name: serial.ms.get(name, 0.0) for name in TRAINING}
         look_ahead = {
@@ -121,10 +125,10 @@ def measure(
             "plan": serial.ms.get("plan", 0.0) + serial.ms.get("learn", 0.0),
             "move": serial.ms.get("fetch", 0.0) + serial.ms.get("write_back", 0.0),
         }
-        whole, step = serial.ms["whole"], together.ms["whole"]
+        whole, step = serial.ms["whole"], overlapped.ms["whole"]
         other = max(whole - sum(training.values()) - sum(look_ahead.values()), 0.0)
         train_ms, look_ms = sum(training.values()) + other, sum(look_ahead.values())
-        lookups = together.counts["lookups"]
+        lookups = overlapped.counts["lookups"]
         return StepProfile(
             policy=label,
             device=str(embeddings.device),
@@ -134,15 +138,15 @@ def measure(
             batch_size=config.batch_size,
             depth=config.depth,
             training_ms=training,
-            beside_ms=look_ahead,
+            look_ahead_ms=look_ahead,
             other_ms=other,
             serial_ms=whole,
             step_ms=step,
-            wait_ms=together.ms.get("wait", 0.0),
+            wait_ms=overlapped.ms.get("wait", 0.0),
             counts=serial.counts,
-            hit_rate=together.counts["lookup_hits"] / lookups if lookups else None,
-            bytes_h2d=together.counts["bytes_h2d"],
-            bytes_d2h=together.counts["bytes_d2h"],
+            hit_rate=overlapped.counts["lookup_hits"] / lookups if lookups else None,
+            bytes_h2d=overlapped.counts["bytes_h2d"],
+            bytes_d2h=overlapped.counts["bytes_d2h"],
             flops_per_sample=model_flops(components.model, dataset.steps),
             dense_bytes=dense_bytes,
             hidden_share=hidden_share(train_ms=train_ms, look_ms=look_ms, hidden_ms=whole - step),
@@ -150,27 +154,27 @@ def measure(
 
 
 def endless(config: TrainConfig, dataset: Dataset) -> Iterator[Batch]:
-    """Whole batches of the training part, again and again: a few steps of little data are wanted, too."""
+    """Repeat the whole batches of the training part forever, so that little data are enough."""
     epochs = iter(int, 1)
     batches = chain.from_iterable(dataset.train(config.batch_size, epoch=0) for _ in epochs)
     first = next(dataset.train(config.batch_size), None)
     if first is None:
-        raise InputError(f"data {config.data}: no training samples to time a step with")
+        raise InputError(f"data {config.data}: expected training samples to time a step with, got none")
     return (batch for batch in batches if batch.num_samples == first.num_samples)
 
 
 class _Means(NamedTuple):
-    """Milliseconds of a step by stage, medians of blocks, and counts of a step."""
+    """Milliseconds per step by stage (medians of blocks), and counts per step."""
 
     ms: dict[str, float]
     counts: dict[str, float]
 
 
 class _Stages(Recorder):
-    """A recorder whose stages are told apart as a profile wants them, and end when the device has done them.
+    """A recorder whose stages end when the device has finished them.
 
     Attributes:
-        latest: the record of the latest interval.
+        latest: record of the latest interval.
     """
 
     def __init__(self, embeddings: TieredEmbeddingBag) -> None:
@@ -178,16 +182,20 @@ class _Stages(Recorder):
         self.watch = Stopwatch()
         super().__init__(embeddings, [self])
 
-    def timed(self, stage: str) -> AbstractContextManager[None]:
-        return _Synchronized(self.watch, NAMES.get(stage, stage), self._embeddings.device)
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        with self.watch.stage(NAMES.get(stage, stage)):
+            yield
+            if self._embeddings.device.type == "cuda":
+                torch.cuda.synchronize(self._embeddings.device)
 
     def write(self, record: Record) -> None:
-        assert isinstance(record, IntervalRecord), "nothing is evaluated here"
+        assert isinstance(record, IntervalRecord), "a profile evaluates nothing"
         self.latest = record
 
 
 class _StagedTrainer(Trainer):
-    """The trainer that runs have, with the embeddings' part of the passes timed apart."""
+    """The trainer of a run, with separate times for the embeddings in both passes."""
 
     def _forward_backward(self, part: Planned) -> tuple[torch.Tensor, torch.Tensor]:
         timed, samples = self.recorder.timed, part.num_samples_of_all
@@ -207,8 +215,8 @@ class _StagedTrainer(Trainer):
 class _Loop:
     """Trains batches as a run does, in blocks."""
 
-    def __init__(self, config: TrainConfig, components: Components, told: Told) -> None:
-        self._told = told
+    def __init__(self, config: TrainConfig, components: Components, on_progress: OnProgress) -> None:
+        self._on_progress = on_progress
         self._stages = _Stages(components.embeddings)
         self._trainer = _StagedTrainer(
             components.embeddings,
@@ -219,7 +227,7 @@ class _Loop:
         )
 
     def run(self, batches: Iterator[Batch], depth: int, length: StepLength) -> _Means:
-        """Of blocks; the first steps only warm up."""
+        """Train the warm-up steps, then timed blocks."""
         blocks, counts = [], dict.fromkeys(COUNTS, 0)
         with closing(self._trainer.embeddings.look_ahead(batches, depth=depth)) as coming:
             self._block(coming, length.warmup)
@@ -235,7 +243,7 @@ class _Loop:
         )
 
     def _block(self, coming: Iterator[Planned], steps: int) -> dict[str, float]:
-        """Milliseconds a step by stage. It ends with a record, as every so many steps of a run do."""
+        """Milliseconds per step by stage; ends with a record, as an interval of a run does."""
         stages = self._stages
         stages.watch = Stopwatch()
         started = time.perf_counter()
@@ -244,52 +252,39 @@ class _Loop:
                 planned = next(coming)
             self._trainer.step(planned)
             self._trainer.measure(planned)
-            self._told(stages.steps)
+            self._on_progress(stages.steps)
         stages.write_interval()
         whole = {"whole": 1e3 * (time.perf_counter() - started), **stages.watch.total_ms()}
-        beside = stages.latest.time_ms if stages.latest is not None else {}
-        return {**beside, **{name: ms / max(steps, 1) for name, ms in whole.items()}}
-
-
-class _Synchronized(AbstractContextManager[None]):
-    """A stage of the stopwatch that ends when the device has done what was asked of it."""
-
-    def __init__(self, watch: Stopwatch, name: str, device: torch.device) -> None:
-        self._stage, self._device = watch.stage(name), device
-
-    def __enter__(self) -> None:
-        self._stage.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self._stage.__exit__(*error)
+        look_ahead = stages.latest.time_ms if stages.latest is not None else {}
+        return {**look_ahead, **{name: ms / max(steps, 1) for name, ms in whole.items()}}
 
 
 def measured_machine(
     policies: Sequence[StepProfile], *, value_bytes: int, row_bytes: int, features: int, plan_factor: float
 ) -> MachineSpec:
-    """The machine file.
+    """Return the rates of this machine.
 
     Args:
-        policies: from `profile_step`, at least one policy that leaves misses on the host and has nothing on the
-            device (`hybrid`), and one that fetches them.
-        value_bytes, row_bytes: of a row's values, and with its optimizer state.
-        features: of a sample, each of which gives one vector.
-        plan_factor: planning in training over planning in a simulation.
+        policies: profiles of at least one policy that leaves misses on the host and has no device rows (`hybrid`), and
+            one that prefetches them.
+        value_bytes, row_bytes: bytes of a row's values, and of a row with its optimizer state.
+        features: of a sample; each gives one vector.
+        plan_factor: time of planning in training over that in a simulation.
 
     Raises:
         ConfigError: if one of the two kinds is missing.
     """
-    served = [one for one in policies if one.misses == "host" and not one.device_rows]
-    staged = [one for one in policies if one.misses == "prefetch"]
+    served = [step for step in policies if step.misses == "host" and not step.device_rows]
+    staged = [step for step in policies if step.misses == "prefetch"]
     _need_both(served=bool(served), staged=bool(staged))
     first = policies[0]
-    moving = [one for one in staged if one.beside_ms["move"] > 0 and _moved(one)]
-    host = statistics.median(_rate(one, value_bytes, row_bytes, features) for one in served)
-    device = statistics.median(_rate(one, value_bytes, row_bytes, features) for one in staged)
+    moving = [step for step in staged if step.look_ahead_ms["move"] > 0 and _moved(step)]
+    host = statistics.median(_rate(step, value_bytes, row_bytes, features) for step in served)
+    device = statistics.median(_rate(step, value_bytes, row_bytes, features) for step in staged)
     move = (
-        statistics.median(1e3 * _moved(one) * row_bytes / one.beside_ms["move"] for one in moving) if moving else host
+        statistics.median(1e3 * _moved(step) * row_bytes / step.look_ahead_ms["move"] for step in moving)
+        if moving
+        else host
     )
     return MachineSpec(
         name=HERE,
@@ -312,42 +307,42 @@ def measured_machine(
     )
 
 
-def check_measurable(cases: Sequence[tuple[str, TrainConfig]]) -> None:
-    """Whether trainings of these policies, as written and with their settings, would give the rates of a machine: told
-    before they begin.
+def check_measurable(cases: Sequence[Case]) -> None:
+    """Check before any training that these policies would give the rates of a machine.
 
     Raises:
         ConfigError: if one of the two kinds that `measured_machine` needs is missing.
     """
     policies = [(make_policy(config.policy, config.policy_options), config.tier.device_rows) for _, config in cases]
     _need_both(
-        served=any(one.misses == "host" and _is_nothing(one.device_rows or rows) for one, rows in policies),
-        staged=any(one.misses == "prefetch" for one, _ in policies),
+        served=any(policy.misses == "host" and _is_zero(policy.device_rows or size) for policy, size in policies),
+        staged=any(policy.misses == "prefetch" for policy, _ in policies),
     )
 
 
-def _is_nothing(size: str) -> bool:
+def _is_zero(size: str) -> bool:
     return size != "auto" and parse_size(size, row_bytes=1, num_rows=1) == 0
 
 
 def _need_both(*, served: bool, staged: bool) -> None:
     if not (served and staged):
         raise ConfigError(
-            "--save needs rates of both tiers: give --policies at least hybrid and one that fetches rows, such as lfu"
+            "--save: expected policies that measure both tiers. Give --policies hybrid and one that prefetches, such "
+            "as lfu"
         )
 
 
-def _dense_ms(one: StepProfile) -> float:
-    stages = one.training_ms
-    return float(stages["mlp_forward"] + stages["mlp_backward"] + stages["dense_update"] + one.other_ms)
+def _dense_ms(step: StepProfile) -> float:
+    stages = step.training_ms
+    return float(stages["mlp_forward"] + stages["mlp_backward"] + stages["dense_update"] + step.other_ms)
 
 
-def _moved(one: StepProfile) -> float:
-    return one.counts["fetched"] + one.counts["written_back"]
+def _moved(step: StepProfile) -> float:
+    return step.counts["fetched"] + step.counts["written_back"]
 
 
-def _rate(one: StepProfile, value_bytes: int, row_bytes: int, features: int) -> float:
-    """Bytes per second of pooling and updating rows."""
-    counts, stages = one.counts, one.training_ms
-    traffic = Traffic(counts["lookups"], counts["unique_rows"], features * one.batch_size, value_bytes, row_bytes)
+def _rate(step: StepProfile, value_bytes: int, row_bytes: int, features: int) -> float:
+    """Bytes per second for pooling and updating rows."""
+    counts, stages = step.counts, step.training_ms
+    traffic = Traffic(counts["lookups"], counts["unique_rows"], features * step.batch_size, value_bytes, row_bytes)
     return traffic.rows_ms(1.0) / float(stages["embedding"] + stages["row_update"])

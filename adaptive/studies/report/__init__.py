@@ -1,5 +1,5 @@
-"""One HTML page of what a command left: runs, a comparison, profiles, simulations. It needs no server and no network.
+"""One HTML page of the results of a command: runs, a comparison, profiles, simulations.
 
-`html_report.KINDS` says what can be shown; `run_page` and `study_pages` make the blocks of a `Document` of it, and
-`adaptive.studies.charts` draws.
+The page needs no server and no network. `html_report.KINDS` lists what a page can show, `run_page` and `study_pages`
+build the blocks of its `Document`, and `adaptive.studies.charts` draws.
 """

@@ -1,4 +1,4 @@
-"""`write_report`: paths in, one HTML file out."""
+"""`write_report`: write one HTML page of the results at some paths."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -8,45 +8,43 @@ from typing import Any, Final
 
 from adaptive.errors import InputError, OutputError
 from adaptive.storage.durable import write_atomic
-from adaptive.studies.charts import DRAWS, need_matplotlib
+from adaptive.studies.charts import need_matplotlib
 from adaptive.studies.report.page_records import PageRecord, load_records
 from adaptive.studies.report.run_page import run_blocks
 from adaptive.studies.report.study_pages import STUDIES
 from adaptive.studies.reproduce.reproduction_page import is_reproduction, reproduction_blocks
 from adaptive.training.telemetry.document import Blocks, Document, prefixed
 
-_DAMAGE: Final = (KeyError, TypeError, AttributeError, IndexError)  # of a record that is JSON, but not whole
-
-
+_DAMAGE: Final = (KeyError, TypeError, AttributeError, IndexError)  # raised by incomplete records
 KINDS: Final = {
-    "run": lambda record: False,  # known by its folder, where its metrics are
+    "run": lambda record: False,  # recognized by its folder, which has its metrics
     **{name: study.is_record for name, study in STUDIES.items()},
     "reproduction": is_reproduction,
 }
-"""Names of the kinds of records that a page shows, each with a function that is True for JSON objects of this kind."""
+"""Kind of records that a page can show -> function that is True for JSON objects of this kind."""
 
 
 def write_report(paths: Sequence[Path], out: Path) -> dict[str, Any]:
-    """Write a page of what the paths hold; returns what it shows and its size in bytes.
+    """Write a page of the results at the paths; return its kind, content and size in bytes.
 
     Raises:
-        CheckpointError, InputError: if the paths are none of a page, or what they hold is damaged.
+        CheckpointError, InputError: if the paths have no results that a page can show, or damaged ones.
         ConfigError: if matplotlib is not installed.
         OutputError: if the page cannot be written.
     """
-    need_matplotlib(DRAWS)
+    need_matplotlib("report")
     records = load_records(paths, KINDS)
     page = _page(records).encode()
     try:
         write_atomic(out, page)
     except OSError as error:
-        raise OutputError(f"page {out} could not be written: {error}") from error
+        raise OutputError(f"page {out} cannot be written: {error}") from error
     shown = [str(record.path) for record in records]
     return {"kind": records[0].kind, "shown": shown, "page": str(out), "page_bytes": len(page)}
 
 
 def _blocks(records: Sequence[PageRecord]) -> Blocks:
-    """Runs side by side; other records one after another, with their names in the headings of several."""
+    """Runs side by side; other records one after another, under headings with their names."""
     kind, is_alone = records[0].kind, len(records) == 1
     if kind == "run":
         return run_blocks(records)
@@ -61,8 +59,8 @@ def _page(records: Sequence[PageRecord]) -> str:
         blocks = _blocks(records)
     except _DAMAGE as error:
         raise InputError(
-            f"{where}: not a whole record of a {kind} ({type(error).__name__}: {error}); it is damaged, or of another "
-            "version of adaptive-train"
+            f"{where}: expected a complete record of a {kind}, got {type(error).__name__}: {error}. It is damaged, or "
+            "of another version of adaptive-train"
         ) from error
     several = f"{len(records)} {kind}s" if len(records) > 1 else kind
     title = f"{several[0].upper()}{several[1:]}: {', '.join(record.name for record in records)}"

@@ -1,4 +1,4 @@
-"""Paths of the command line as records: what they hold, and of which kind it is."""
+"""Load the records at the paths of a command line, and recognize their kind."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,26 +12,26 @@ from adaptive.storage.untrusted import open_plain, parse_json, read_plain
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import Record
 
-MOST: Final = 16  # next to each other: more curves nobody tells apart
-MOST_LINE: Final = 1 << 16  # bytes of one of them
-MOST_REJECTS: Final = 50  # bad lines that are kept, to be shown
-# Records that have a folder. The first that exists counts: a reproduction's commands leave records next to its own.
+MAX_RECORDS: Final = 16  # on a page: nobody can tell more curves apart
+MAX_LINE: Final = 1 << 16  # bytes of a bad line
+MAX_REJECTS: Final = 50  # bad lines that a page shows
+# Files that identify a folder. The first that exists counts: a reproduction also has the records of its commands.
 FILES: Final = ("reproduction.json", "comparison.json", "profile.json", "placements.json")
 
-JsonObject = Mapping[str, Any]  # as a command wrote it
+JsonObject = Mapping[str, Any]  # written by a command
 
 
 @dataclass(frozen=True)
 class PageRecord:
-    """A record as a page shows it.
+    """A record that a page shows.
 
     Attributes:
         kind: "run", "comparison", "simulation", ...
-        name: as short as tells it from the others of the page.
+        name: the shortest part of the path that tells it from the others.
         path: its folder, or the file.
         record: the JSON object.
-        metrics: of a run, the records of `metrics.jsonl`; empty if there is no such file.
-        rejects: of a run, its first bad lines.
+        metrics: for a run, the records of `metrics.jsonl`; empty without that file.
+        rejects: for a run, its first bad lines.
     """
 
     kind: str
@@ -43,41 +43,42 @@ class PageRecord:
 
 
 def load_records(paths: Sequence[Path], kinds: Mapping[str, Callable[[JsonObject], bool]]) -> list[PageRecord]:
-    """What the paths hold: run directories, comparisons, files of `--json`, or folders of runs.
+    """Load the records at the paths.
+
+    Paths are run directories, comparisons, files of `--json`, or folders of runs.
 
     Args:
-        kinds: name of a kind -> True for a JSON object that is a record of it.
+        kinds: kind -> function that is True for a JSON object of this kind.
 
     Raises:
-        CheckpointError, InputError: if they hold something else, or too much, or several kinds.
+        CheckpointError, InputError: if the paths have other content, too many records, or several kinds.
     """
     places = list(dict.fromkeys(place for path in paths for place in _places(path)))
-    if len(places) > MOST:
+    if len(places) > MAX_RECORDS:
         raise InputError(
-            f"{len(places)} records, {places[0]} to {places[-1]}: a page shows at most {MOST} side by side; "
-            "name those that are wanted"
+            f"expected at most {MAX_RECORDS} records on a page, got {len(places)} ({places[0]} to {places[-1]}). Name "
+            "those that you want to see"
         )
     records = [_load(place, kinds) for place in places]
     by_kind = {record.kind: record.path for record in records}
     if len(by_kind) > 1:
         where = ", ".join(f"{path} is a {kind}" for kind, path in by_kind.items())
-        raise InputError(f"{where}: a page shows records of one kind; make a page of each")
+        raise InputError(f"expected records of one kind, got several: {where}. Make a page of each kind")
     return [replace(record, name=name) for record, name in zip(records, _names(places), strict=True)]
 
 
 def _places(path: Path) -> list[Path]:
-    """The path itself, or the runs in a folder that is none."""
+    """Return the path itself, or the folders with records in it."""
     if not path.exists():
         raise InputError(
-            f"{path}: there is no such file or folder; needed a run directory, a comparison, a profile or a file of "
-            "--json"
+            f"{path}: expected a run directory, a comparison, a profile or a file of --json, got no file or folder"
         )
     if not path.is_dir() or _record_in(path):
         return [path]
     inside = sorted(folder for folder in path.iterdir() if _record_in(folder))
     if not inside:
         raise InputError(
-            f"{path}: holds none of {RECORD}, {', '.join(FILES)}, and is no folder of folders that do; needed a run "
+            f"{path}: expected {RECORD} or {', '.join(FILES)}, or folders with one of them, got neither. Name a run "
             "directory, that of a comparison or a profile, or a file that simulate --json printed"
         )
     return inside
@@ -94,28 +95,28 @@ def _load(path: Path, kinds: Mapping[str, Callable[[JsonObject], bool]]) -> Page
     try:
         record = read_json(file)
     except InputError as error:
-        raise InputError(f"{error}, or none of --json") from error
+        raise InputError(f"{error}, or not a file of --json") from error
     for kind, is_of_kind in kinds.items():
         if isinstance(record, dict) and is_of_kind(record):
             return PageRecord(kind, "", path, record)
-    what = "object" if isinstance(record, dict) else "list" if isinstance(record, list) else "value"
+    content = "object" if isinstance(record, dict) else "list" if isinstance(record, list) else "value"
     run_dir = record.get("run_dir") if isinstance(record, dict) else None  # `run --json` prints it
-    hint = f"; the run itself is in {run_dir}" if isinstance(run_dir, str) else ""
-    raise InputError(f"{file}: a JSON {what}, but no record that a page can show ({', '.join(kinds)}){hint}")
+    hint = f". The run itself is in {run_dir}" if isinstance(run_dir, str) else ""
+    raise InputError(f"{file}: expected a record of {', '.join(kinds)}, got another JSON {content}{hint}")
 
 
 def load_run(path: Path) -> PageRecord:
-    """The run in a directory, under way or at its end.
+    """Load the run in a directory, finished or not.
 
     Raises:
-        CheckpointError, InputError: if its record, or a line of its metrics, is damaged.
+        CheckpointError, InputError: if its record or a line of its metrics is damaged.
     """
     record = read_record(path)
     if record.get("own_loop"):  # `adaptive.Recording` writes no settings
         record = {**record, "config": {"policy": record.get("policy")}}
     if not isinstance(record.get("config"), dict):
         raise CheckpointError(
-            f"{path / RECORD}: expected the settings of a run as config, found none; the file is damaged"
+            f"{path / RECORD}: expected the settings of a run as config, got none. The file is damaged"
         )
     metrics, rejects = path / "metrics.jsonl", path / "rejects.jsonl"
     return PageRecord(
@@ -129,7 +130,7 @@ def load_run(path: Path) -> PageRecord:
 
 
 def read_json(file: Path) -> Any:
-    """The content of a JSON file of a stranger's.
+    """Read an untrusted JSON file.
 
     Raises:
         InputError: if it is no plain file, or no JSON.
@@ -140,20 +141,20 @@ def read_json(file: Path) -> Any:
 def _first_lines(file: Path) -> list[JsonObject]:
     bad_lines: list[JsonObject] = []
     with open_plain(file, error=InputError) as lines:
-        for number in range(MOST_REJECTS):
-            line = lines.readline(MOST_LINE)
+        for number in range(MAX_REJECTS):
+            line = lines.readline(MAX_LINE)
             if not line:
                 break
             try:
                 bad_lines.append(dict(json.loads(line)))
             except (ValueError, TypeError, RecursionError) as error:
-                if line.endswith(b"\n"):  # the last one may be being written
-                    raise InputError(f"{file}:{number + 1}: expected a bad line as JSON, found {error}") from error
+                if line.endswith(b"\n"):  # the last line may be incomplete
+                    raise InputError(f"{file}:{number + 1}: expected a JSON object, got {error}") from error
     return bad_lines
 
 
 def _names(places: Sequence[Path]) -> list[str]:
-    """The last part of each path, with as many before it as tell them apart."""
+    """Return the last part of each path, with as many parts before it as tell them apart."""
     full = [place.resolve().parts for place in places]
     for length in range(1, max(map(len, full), default=1) + 1):
         names = ["/".join(parts[-length:]) for parts in full]

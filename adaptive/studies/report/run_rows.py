@@ -1,4 +1,4 @@
-"""What rows did in runs: where they were, what crossed between the tiers and ranks, whose updates were skipped."""
+"""Rows of runs on a page: their tiers, traffic between tiers and ranks, skipped updates."""
 
 from collections.abc import Sequence
 from typing import Final, cast
@@ -21,20 +21,20 @@ from adaptive.training.telemetry.formatting import bytes_text, count_text, perce
 from adaptive.training.telemetry.record import TableCounts, sum_tables
 from adaptive.training.telemetry.report import SPARED, RunSummary, crossed_numbers, skipping_lines
 
-LAYERS: Final = COLORS - 1  # tables with a layer of their own; the others are one more
+LAYERS: Final = COLORS - 1  # tables with a separate layer; the others share one
 KIB: Final = 1024
 
 
 def rows_in_tiers(runs: Sequence[RunView]) -> Blocks:
-    """Rows on the device by table over time, and how many were promoted and demoted."""
+    """Rows on the device by table over time, and rows promoted and demoted."""
     runs = [run for run in runs if run.stretches]
     if not runs:
         return []
-    alike: dict[frozenset[str], list[RunView]] = {}  # so that a color is one table in all pictures under a legend
+    by_tables: dict[frozenset[str], list[RunView]] = {}  # so that each legend fits all pictures below it
     for run in runs:
-        alike.setdefault(frozenset(run.totals.tables), []).append(run)
+        by_tables.setdefault(frozenset(run.totals.tables), []).append(run)
     blocks: Blocks = [Heading("Tier movement")]
-    for same_tables in alike.values():
+    for same_tables in by_tables.values():
         names = _largest(same_tables)
         figures = [_resident(run, names) for run in same_tables if any(s.whole.resident_rows for s in run.stretches)]
         others = ["other tables"] if len(same_tables[0].totals.tables) > len(names) else []
@@ -49,7 +49,7 @@ def rows_in_tiers(runs: Sequence[RunView]) -> Blocks:
 
 
 def _largest(runs: Sequence[RunView]) -> list[str]:
-    """The tables of which most rows were on the device at the end, in all these runs together."""
+    """Tables with the most rows on the device at the end, in all runs together."""
     ends = [run.stretches[-1].totals.tables for run in runs]
     rows = {name: sum(end[name].resident_rows for end in ends) for name in ends[0]}
     return sorted(rows, key=lambda name: (-rows[name], name))[:LAYERS]
@@ -58,7 +58,9 @@ def _largest(runs: Sequence[RunView]) -> list[str]:
 def _resident(run: RunView, names: Sequence[str]) -> Figure:
     tables, none = [stretch.totals.tables for stretch in run.stretches], TableCounts()
     layers = [(name, [float(counts.get(name, none).resident_rows) for counts in tables]) for name in names]
-    rest = [sum_tables([one for name, one in counts.items() if name not in names]).resident_rows for counts in tables]
+    rest = [
+        sum_tables([table for name, table in counts.items() if name not in names]).resident_rows for counts in tables
+    ]
     if any(rest):
         layers.append(("other tables", list(map(float, rest))))
     room = [stretch.last.device_rows for stretch in run.stretches]
@@ -70,15 +72,15 @@ def _place(run: RunView) -> Note:
     resident, rows = run.stretches[-1].whole.resident_rows, sum(run.table_rows.values())
     host = str((run.config.get("tier") or {}).get("host", "memory"))
     where = f"files in {host.removeprefix('mmap:')}" if host.startswith("mmap:") else "host memory"
-    share = f", {percent_text(resident / rows)} of {count_text(rows)}" if rows else ""
+    share = f" ({percent_text(resident / rows)} of {count_text(rows)})" if rows else ""
     room = run.stretches[-1].last.device_rows
-    line = "" if room is None else f" (dashed: room for {count_text(room)})"
+    line = "" if room is None else f" (dashed: its capacity, {count_text(room)} rows)"
     at_end = f"{count_text(resident)} rows{share} are on the device at the end{line}"
-    return Note(f"{run.name}: {at_end}; all others in {where}.")
+    return Note(f"{run.name}: {at_end}; all others are in {where}.")
 
 
 def rows_moved(runs: Sequence[RunView]) -> Blocks:
-    """Bytes between the tiers, over time and by table."""
+    """Bytes between the tiers over time and by table."""
     runs = [run for run in runs if run.stretches]
     if not runs:
         return []
@@ -86,7 +88,7 @@ def rows_moved(runs: Sequence[RunView]) -> Blocks:
         runs,
         ("KiB to the device, per step", per_step("bytes_h2d", KIB)),
         ("KiB to the host, per step", per_step("bytes_d2h", KIB)),
-        ("Waiting for rows, ms per step", lambda stretch: stretch.totals.time_ms.get("wait")),
+        ("Wait for rows, ms per step", lambda stretch: stretch.totals.time_ms.get("wait")),
     )
     whole = [sum_tables(list(run.totals.tables.values())) for run in runs]
     rows = [
@@ -124,25 +126,25 @@ def _skips(counts: TableCounts) -> bool:
 
 
 def rows_between_ranks(runs: Sequence[RunView]) -> Blocks:
-    """Bytes that ranks sent each other, whom they waited for, the load of owners; nothing of single processes."""
+    """Bytes between ranks, waits, and the load of owners; empty for single processes."""
     runs = [run for run in runs if run.stretches and len(run.totals.ranks) > 1]
     if not runs:
         return []
     numbers = [crossed_numbers(run.totals.ranks, run.totals.ranks_steps) for run in runs]
-    sent = {"bytes": "sent by a rank a step", **{f"bytes_{kind}": kind for kind in KINDS}}
-    spared = {f"{kind}_spared_share": f"{kind} that needed not cross" for kind in SPARED}
+    sent = {"bytes": "sent by a rank per step", **{f"bytes_{kind}": kind for kind in KINDS}}
+    spared = {f"{kind}_spared_share": f"{kind} that were not sent" for kind in SPARED}
     rows = [["", *(run.name for run in runs)], ["ranks", *(str(len(run.totals.ranks)) for run in runs)]]
     for titles, text in ((sent, bytes_text), (spared, percent_text)):
         for name, title in titles.items():
             if any(of_run[name] for of_run in numbers):
                 rows.append([title, *(text(of_run[name]) for of_run in numbers)])
     rows.append(["slowest rank", *(f"{of_run['slowest']:.0f}" for of_run in numbers)])
-    rows.append(["waiting for it, ms a step", *(f"{of_run['waited_for_slowest_ms']:.2f}" for of_run in numbers)])
-    rows.append(["most asked owner over the mean", *(f"{of_run['owner_load']:.2f}" for of_run in numbers)])
+    rows.append(["wait for it, ms per step", *(f"{of_run['waited_for_slowest_ms']:.2f}" for of_run in numbers)])
+    rows.append(["busiest owner over the mean", *(f"{of_run['owner_load']:.2f}" for of_run in numbers)])
     curves = charts(
         runs,
         ("KiB sent by a rank, per step", _crossed("bytes", KIB)),
-        ("Waiting for other ranks, ms per step", _crossed("wait_ms", 1)),
+        ("Wait for other ranks, ms per step", _crossed("wait_ms", 1)),
     )
     return [Heading("Between ranks"), run_legend(runs), curves, Table(rows)]
 
@@ -156,12 +158,12 @@ def _crossed(name: str, unit: float) -> Value:
 
 
 def rows_skipped(runs: Sequence[RunView]) -> Blocks:
-    """Updates that were skipped or deferred; said of runs that skip nothing, too."""
-    blocks: Blocks = [Heading("What was skipped")]
+    """Skipped and deferred updates; runs that skip nothing get a line, too."""
+    blocks: Blocks = [Heading("Skipped updates")]
     for run in runs:
         lines = skipping_lines(cast(RunSummary, run.summary)) if "skipped_update_share" in run.summary else []
         skipped = "; ".join(lines) or "nothing was skipped, dropped or deferred"
-        blocks.append(Note(f"{run.name}: {skipped if run.summary else 'no record says what was skipped'}."))
+        blocks.append(Note(f"{run.name}: {skipped if run.summary else 'no record of skipped updates'}."))
     runs = [run for run in runs if any(_skips(stretch.whole) for stretch in run.stretches)]
     if not runs:
         return blocks

@@ -1,4 +1,4 @@
-"""A run as a page shows it: its intervals, thinned to what a picture holds, with totals, summary and curves."""
+"""A run as a page shows it: intervals joined for pictures, totals, summary and curves."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ from adaptive.training.telemetry.record import (
 from adaptive.training.telemetry.report import run_summary
 
 Kind = TypeVar("Kind", bound=Record)
-MOST_POINTS: Final = 1600  # of the curves of all runs together
+MAX_POINTS: Final = 1600  # of the curves of all runs together
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Some intervals that follow each other, as one: means over their steps, and "so far" or "now" at the end."""
+    """Consecutive intervals as one: means over their steps, and the state at their end."""
 
     step: int
     steps: int
@@ -46,12 +46,12 @@ Value = Callable[[Stretch], float | None]
 
 
 class RunView:
-    """A run and what is computed of it once.
+    """A run and numbers computed from it.
 
     Attributes:
-        number, name: its color, and as it is called.
-        record: of run.json; `config` its settings.
-        stretches: of its intervals, in order.
+        number, name: its color and name.
+        record: of run.json; `config` has its settings.
+        stretches: joined intervals, in order.
         evaluations, guards, resumes: the other records.
         table_rows: rows of each table.
         totals: of all intervals.
@@ -85,21 +85,23 @@ class RunView:
 
 
 def views(runs: Sequence[PageRecord]) -> list[RunView]:
-    """Several runs; the more there are, the fewer points has each."""
-    most = min(300, max(60, MOST_POINTS // len(runs)))
+    """Views of several runs; with more runs, each has fewer points."""
+    most = min(300, max(60, MAX_POINTS // len(runs)))
     return [RunView(number, run, most) for number, run in enumerate(runs)]
 
 
 def stretches(intervals: Sequence[IntervalRecord], most: int) -> list[Stretch]:
-    """At most so many stretches, of as many intervals each (the last may have fewer). Samples and steps count from the
-    interval before, so those of the first interval count from the start."""
+    """Join intervals into at most `most` stretches of equal length (the last may be shorter).
+
+    Samples and steps count from the interval before, so those of the first interval count from the start.
+    """
     size = -(-len(intervals) // most) or 1
     joined, step, samples = [], 0, 0
     for start in range(0, len(intervals), size):
-        totals, losses, before = RunTotals(first_step=step, first_samples=samples), 0.0, step
+        totals, losses, previous = RunTotals(first_step=step, first_samples=samples), 0.0, step
         for interval in intervals[start : start + size]:
-            losses += interval.loss * (interval.step - before)
-            before = interval.step
+            losses += interval.loss * (interval.step - previous)
+            previous = interval.step
             totals.add(interval)
             step, samples = interval.step, interval.samples
         joined.append(Stretch(step, totals.steps, losses / max(totals.steps, 1), totals, interval))
@@ -107,10 +109,10 @@ def stretches(intervals: Sequence[IntervalRecord], most: int) -> list[Stretch]:
 
 
 def charts(runs: Sequence[RunView], *drawn: tuple[str, Value], zero: bool = True, wide: bool = False) -> Gallery:
-    """A figure for each title and number of a stretch, if any run has it, with a curve for each run.
+    """Return a figure per title and number, with a curve per run that has the number.
 
     Args:
-        zero: the axis begins there.
+        zero: start the y axis at 0.
     """
     figures = []
     for title, value in drawn:
@@ -125,7 +127,7 @@ def charts(runs: Sequence[RunView], *drawn: tuple[str, Value], zero: bool = True
 
 
 def run_legend(runs: Sequence[RunView]) -> Legend:
-    """Colors are those of the numbers of runs; a run without intervals keeps its own."""
+    """Legend of runs by their color numbers."""
     labels = [""] * (runs[-1].number + 1)
     for run in runs:
         labels[run.number] = f"{run.name} ({run.policy})"
@@ -133,22 +135,22 @@ def run_legend(runs: Sequence[RunView]) -> Legend:
 
 
 def evaluation_figures(title: str, runs: Sequence[RunView], name: str) -> list[Figure]:
-    """A number of the runs' evaluations over the steps; nothing if no run has two."""
+    """Draw a number of the evaluations over the steps; nothing if no run has two."""
     lines = [
         Line(run.number, [e.step for e in run.evaluations], list(map(attrgetter(name), run.evaluations)), marked=True)
         for run in runs
     ]
-    worth = [line for line in lines if any(value is not None for value in line.y)]
-    return [curves(title, worth)] if any(len(line.x) > 1 for line in worth) else []
+    drawn = [line for line in lines if any(value is not None for value in line.y)]
+    return [curves(title, drawn)] if any(len(line.x) > 1 for line in drawn) else []
 
 
 def per_step(name: str, unit: float = 1.0) -> Value:
-    """A count of all tables, per step, in units of `unit`."""
+    """A count over all tables, per step, divided by `unit`."""
     return lambda stretch: float(getattr(stretch.whole, name)) / stretch.steps / unit if stretch.steps else None
 
 
 def _thinned(records: Sequence[Kind], most: int) -> list[Kind]:
-    """Every n-th, and the last."""
+    """Every n-th record, and the last."""
     every = -(-len(records) // most) or 1
     return [*records[:-1:every], *records[-1:]]
 

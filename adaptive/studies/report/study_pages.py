@@ -1,4 +1,4 @@
-"""The blocks of a page of one study's record: a comparison, a profile, placements or a simulation."""
+"""Blocks of a page of a study: a comparison, a profile, placements or a simulation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from adaptive.studies.placements.placement_report import (
 from adaptive.studies.placements.placement_study import PlacementStudy
 from adaptive.studies.profile import Profile
 from adaptive.studies.profile.profile_report import PICTURES, TITLES, has_section, profile_document
-from adaptive.studies.report.page_records import MOST, JsonObject, PageRecord, load_run
+from adaptive.studies.report.page_records import MAX_RECORDS, JsonObject, PageRecord, load_run
 from adaptive.studies.report.run_page import shared_blocks, stages_of
 from adaptive.studies.simulate.simulation import PolicyForecast, Simulation
 from adaptive.studies.simulate.simulation_report import simulation_document
@@ -44,28 +44,24 @@ from adaptive.training.telemetry.document import (
 from adaptive.training.telemetry.formatting import bytes_text
 
 MIB: Final = 1024 * 1024
-MOST_LINES: Final = 32  # of a table of placements that is not folded
+MAX_LINES: Final = 32  # a longer table of placements is folded
 
 
 def comparison_blocks(comparison: PageRecord, *, is_alone: bool) -> Blocks:
-    """Tables, verdicts and pictures; of a comparison alone, curves of the runs of the first seed, if they exist."""
+    """Tables, verdicts and pictures; alone, also curves of the first seed's runs."""
     record = comparison.record
     blocks: Blocks = [Heading("Result")]
-    for block in _comparison_document(record).blocks:
+    for block in comparison_document(from_json(Comparison, record)).blocks:
         if isinstance(block, Heading) and block.text not in ("Result", "All values"):
             block = Heading(f"Result, {block.text}")
         blocks.append(block)
     if trained := [policy for policy in record["policies"] if policy["seeds"]]:
         figures = _comparison_figures(trained, float(record["auc_budget"]))
-        blocks += [Heading("In pictures"), Gallery(figures, wide=True)]
+        blocks += [Heading("Charts"), Gallery(figures, wide=True)]
     for seed in sorted(path for path in comparison.path.glob("seed-*") if path.is_dir())[: int(is_alone)]:
-        folders = sorted(file.parent for file in seed.glob(f"**/{RECORD}"))[:MOST]
+        folders = sorted(file.parent for file in seed.glob(f"**/{RECORD}"))[:MAX_RECORDS]
         blocks += prefixed(shared_blocks(list(map(load_run, folders))), f"{seed.name}: ")
     return blocks
-
-
-def _comparison_document(record: JsonObject) -> Document:
-    return comparison_document(from_json(Comparison, record))
 
 
 def _comparison_figures(policies: Sequence[JsonObject], budget: float) -> list[Figure]:
@@ -87,76 +83,70 @@ def _comparison_figures(policies: Sequence[JsonObject], budget: float) -> list[F
     training, _ = stages_of([policy["time_ms"] for policy in policies])
     stages = [(name, [float(policy["time_ms"].get(name) or 0.0) for policy in policies]) for name in training]
     moved = [("to the device", per_step("bytes_h2d")), ("to the host", per_step("bytes_d2h"))]
-    dotted = "AUC (dotted: none, and the budget)"
+    dotted = "AUC (dotted: 0 and the budget)"
     return [
-        intervals("AUC less the control's", names, differences, x=dotted, marks=(0.0, -budget)),
-        intervals("AUC", names, aucs, x="mean, and one standard deviation"),
+        intervals("AUC minus the control's", names, differences, x=dotted, marks=(0.0, -budget)),
+        intervals("AUC", names, aucs, x="mean and one standard deviation"),
         bars("Samples per second", names, [("samples/s", speeds)], x=""),
         bars("MiB per step", names, moved, x="MiB"),
-        bars("Stages of a step of training", names, stages, x="ms per step"),
+        bars("Stages of a training step", names, stages, x="ms per step"),
     ]
 
 
 CAPTIONS: Final = {
-    "skew": ("tables", "How often rows are looked up"),
+    "skew": ("tables", "Lookups by row"),
     "tables": ("tables", "Rows and lookups of tables"),
     "hot": ("hot", "Hot rows and hot inputs by threshold"),
-    "reuse": ("reuse", "Rows that come again, and distinct rows"),
+    "reuse": ("reuse", "Row reuse, and distinct rows"),
     "step": ("step", "Stages of a step"),
-    "movement": ("movement", "How far hot rows move"),
-    "drop": ("movement", "What a threshold would leave out"),
+    "movement": ("movement", "Movement of hot rows"),
+    "drop": ("movement", "Inputs and updates that a threshold would leave out"),
 }
-"""Of the pictures of a profile: the table that each belongs to, and its title."""
+"""Picture of a profile -> the table that it belongs to, and its title."""
 
 
 def profile_blocks(profile: PageRecord, *, is_alone: bool) -> Blocks:
-    """A section for each table of a profile, with its pictures."""
+    """A section per table of a profile, with its pictures."""
     figures, blocks = profile_figures(profile.record), Blocks()
-    for title, section in sections_of([Heading("Data and device size"), *_profile_document(profile.record).blocks]):
+    for title, section in sections_of(
+        [Heading("Data and device size"), *profile_document(from_json(Profile, profile.record)).blocks]
+    ):
         gallery = [Gallery(figures[title], wide=True)] if title in figures else []
         blocks += [Heading(title), *section, *gallery]
-    return blocks or [Heading("Profile"), Note("It was stopped before a part was done.")]
+    return blocks or [Heading("Profile"), Note("It was stopped before a section was done.")]
 
 
 def profile_figures(record: JsonObject) -> dict[str, list[Figure]]:
-    """Heading of a profile's table -> its pictures, in the page's colors."""
+    """Heading of a profile's table -> its pictures."""
     profile, figures = from_json(Profile, all_visible(record)), dict[str, list[Figure]]()
     for name, (section, draw) in PICTURES.items():
         if has_section(profile, section):
             table, title = CAPTIONS.get(name, (section, name))
-            figure = drawn_figure(title, partial(draw, profile, None), size=(6.6, 3.6))
+            figure = drawn_figure(title, partial(draw, getattr(profile, section)), size=(6.6, 3.6))
             figures.setdefault(TITLES[table], []).append(figure)
     return figures
 
 
-def _profile_document(record: JsonObject) -> Document:
-    return profile_document(from_json(Profile, record))
-
-
 def placement_blocks(placements: PageRecord, *, is_alone: bool) -> Blocks:
-    """Modelled lines with their picture, and what was measured next to them."""
+    """Modelled placements with their picture, and measured ones next to them."""
     study, drawn = (from_json(PlacementStudy, record) for record in (placements.record, all_visible(placements.record)))
     draw = DRAW[len(study.sweep)]
     figure = drawn_figure("Throughput (modelled)", lambda figure: draw(figure, drawn), size=(7.2, 4.4))
     rows = lines_table(study)
-    is_long = len(rows) > MOST_LINES
+    is_long = len(rows) > MAX_LINES
     lines = Folded(f"All {len(rows) - 1} lines", [Table(rows)]) if is_long else Table(rows)
     blocks: Blocks = [Heading("Placements, modelled"), Gallery([figure], wide=True), lines, Note(LEGEND)]
     if study.measured:
-        blocks += [Heading("Trained here next to the model"), Table(measured_table(study))]
+        blocks += [Heading("Trained here, next to the model"), Table(measured_table(study))]
     if study.was_stopped:
-        blocks += [Heading("Not all was trained"), Note(STOPPED)]
-    machines = [["machine", "where its numbers come from", "and what is not from there"]]
+        blocks += [Heading("Not all placements were trained"), Note(STOPPED)]
+    machines = [["machine", "source of its numbers", "other numbers"]]
     machines += [[machine.name, machine.source, machine.note] for machine in study.machines]
     return [*blocks, Heading("Machines"), Table(machines, numbers=False)]
 
 
-def _placement_document(record: JsonObject) -> Document:
-    return placements_document(from_json(PlacementStudy, record))
-
-
 def all_visible(value: Any) -> Any:
-    """The JSON value with every text as a page shows it: pictures write names as they are."""
+    """Return the JSON value with every text made visible, as pictures write names unescaped."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, Mapping):
@@ -165,14 +155,14 @@ def all_visible(value: Any) -> Any:
 
 
 def simulation_blocks(page: PageRecord, *, is_alone: bool) -> Blocks:
-    """A table, curves and the machine."""
+    """Table, curves and machine of a simulation."""
     simulation = from_json(Simulation, page.record)
     blocks: Blocks = [Heading("Prediction"), *simulation_document(simulation).blocks]
     if simulation.runs:
         blocks += [Heading("By size of the device tier"), *_simulation_curves(simulation)]
     machine = simulation.machine
     rates = {
-        "between the tiers, each way": machine.link_bytes_per_s,
+        "between the tiers, per direction": machine.link_bytes_per_s,
         "memory of the device": machine.device_bytes_per_s,
         "memory of the host": machine.host_bytes_per_s,
     }
@@ -185,7 +175,7 @@ def _simulation_curves(simulation: Simulation) -> Blocks:
     runs: dict[str, list[PolicyForecast]] = {}  # by policy
     for run in sorted(simulation.runs, key=lambda run: run.device_share):
         runs.setdefault(run.policy, []).append(run)
-    bound = COLORS - 1  # its color is no policy's
+    bound = COLORS - 1  # this color is for the bound only
     colors = {policy: number % bound + number // bound * COLORS for number, policy in enumerate(runs)}
 
     def lines(name: str, factor: float = 1.0, *, is_bound: bool = False) -> list[Line]:
@@ -205,7 +195,7 @@ def _simulation_curves(simulation: Simulation) -> Blocks:
     labels = [""] * (max(*colors.values(), bound) + 1)
     for policy, number in colors.items():
         labels[number] = policy
-    labels[bound] = "Belady: the most row hits that any policy could have had"
+    labels[bound] = "Belady: upper bound of row hits for any policy"
     x = "rows on the device (%)"
     kib = 1 / 1024 / (simulation.batches or 1)
     best = lines("belady_row_hit_rate", 100, is_bound=True)
@@ -222,17 +212,23 @@ def _simulation_curves(simulation: Simulation) -> Blocks:
 
 @dataclass(frozen=True)
 class Study:
-    """How records of a study are told from others, and shown.
+    """A kind of record.
 
     Attributes:
-        is_record: of a JSON object. True for records of this study alone.
-        document: its tables, for the terminal.
+        is_record: True for JSON objects of this kind only.
+        result: the class of the record.
+        to_document: its tables, for the terminal.
         page: its blocks on a page, with pictures; `is_alone` if the page shows no other record.
     """
 
     is_record: Callable[[JsonObject], bool]
-    document: Callable[[JsonObject], Document]
+    result: type[Any]
+    to_document: Callable[[Any], Document]
     page: Callable[..., Blocks]
+
+    def document(self, record: JsonObject) -> Document:
+        """The tables of a JSON object of this kind."""
+        return self.to_document(from_json(self.result, record))
 
 
 def _is_comparison(record: JsonObject) -> bool:
@@ -243,18 +239,18 @@ def _is_simulation(record: JsonObject) -> bool:
     return isinstance(record.get("runs"), list) and isinstance(record.get("machine"), dict)
 
 
-def _simulation_document(record: JsonObject) -> Document:
-    return simulation_document(from_json(Simulation, record))
+def _is_of(kind: str) -> Callable[[JsonObject], bool]:
+    return lambda record: record.get("kind") == kind
 
 
 STUDIES: Final = {
-    "comparison": Study(_is_comparison, _comparison_document, comparison_blocks),
-    "profile": Study(lambda record: record.get("kind") == "profile", _profile_document, profile_blocks),
-    "placements": Study(lambda record: record.get("kind") == "placements", _placement_document, placement_blocks),
-    "simulation": Study(_is_simulation, _simulation_document, simulation_blocks),
+    "comparison": Study(_is_comparison, Comparison, comparison_document, comparison_blocks),
+    "profile": Study(_is_of("profile"), Profile, profile_document, profile_blocks),
+    "placements": Study(_is_of("placements"), PlacementStudy, placements_document, placement_blocks),
+    "simulation": Study(_is_simulation, Simulation, simulation_document, simulation_blocks),
 }
 
 
 def study_of(record: JsonObject) -> Study | None:
-    """The study that a record is of."""
+    """Return the study that a record is of."""
     return next((study for study in STUDIES.values() if study.is_record(record)), None)

@@ -1,1 +1,1 @@
-"""Papers' figures and tables: scripts of commands of this program, what they should show, what cannot be had here."""
+"""Reproduce figures and tables of papers with the commands of this program."""

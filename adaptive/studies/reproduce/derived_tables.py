@@ -1,5 +1,7 @@
-"""Tables that follow from several commands' records, which the scripts of several papers have: transfers and ratios of
-systems (counted here, and modelled), quality by step (trained here)."""
+"""Tables derived from the records of several commands, for several papers.
+
+Transfers are counted, ratios of systems are modelled, quality by step is trained here.
+"""
 
 from pathlib import Path
 from typing import Final
@@ -17,36 +19,42 @@ from adaptive.training.telemetry.record import EvalRecord
 
 MODELLED_ON: Final = "v100-pcie3"
 SHAPE: Final = "rmc2"
-SHARE: Final = 0.1  # of the rows on the device
+SHARE: Final = 0.1  # share of the rows on the device
 
 
 def transfers(records: Records) -> DerivedTable:
-    """FAE's tables 6 and 7, Hotline's table 6: MiB a step between host and device, of DLRM and XDL as `hybrid`'s
-    vectors (XDL: and all dense weights, both ways), of FAE with two homes of the hot rows, and of each policy here.
-    Counted (measured); and what that takes on the link of a V100 (modelled)."""
+    """MiB per step between host and device: FAE's tables 6 and 7, Hotline's table 6.
+
+    DLRM moves the vectors of `hybrid`, XDL also all dense weights in both directions, FAE also copies its hot rows
+    between their two homes. Policies trained here are counted (measured). The note has the time that this takes on the
+    link of a V100 (modelled).
+    """
     policies = {policy["policy"]: policy for policy in records["compare"]["policies"] if policy["steps"]}
     vectors = _bytes_per_step(policies["hybrid"])
     sizes = {"DLRM": vectors, "XDL": vectors + 2 * records["step"]["step"][0]["dense_bytes"]}
     for name, policy in policies.items():
         if copies := float(policy["policy_numbers"].get("two_home_bytes", 0.0)) / policy["steps"]:
             sizes[f"{name}, two homes"] = _bytes_per_step(policy) + copies
-        if name != "hybrid":  # which is DLRM's
+        if name != "hybrid":  # the same as DLRM
             sizes[f"{name} here"] = _bytes_per_step(policy)
     link = rates_of(load_machine(MODELLED_ON)).link
     times = ", ".join(f"{name} {1e3 * size / link:.3g}" for name, size in sizes.items())
-    note = f"Milliseconds of a step on the link of {MODELLED_ON}, one way after the other (modelled): {times}."
-    title = "MiB a step between host and device, by design (measured)"
+    note = f"Milliseconds per step on the link of {MODELLED_ON}, one direction after the other (modelled): {times}."
+    title = "MiB per step between host and device, by design (measured)"
     return DerivedTable("transfers", title, "MiB", {name: size / 2**20 for name, size in sizes.items()}, note)
 
 
 def _bytes_per_step(policy: Records) -> float:
-    """Both ways."""
+    """Bytes per step in both directions."""
     return float((policy["bytes_h2d"] + policy["bytes_d2h"]) / policy["steps"])
 
 
 def ratios(records: Records) -> DerivedTable:
-    """Throughput over DLRM's, modelled on a V100 with the shape RMC2 from hot shares that were measured in the data, at
-    10% of the rows on the device; Slipstream: with as many hot inputs fewer as a policy of the comparison dropped."""
+    """Throughput over DLRM's, modelled on a V100 with the shape RMC2.
+
+    Uses hot shares measured in the data, with 10% of the rows on the device. Slipstream has fewer hot inputs by the
+    share that a policy of the comparison dropped.
+    """
     model = step_model(records)
     link = 1e3 * 2 * model.shape.dense_bytes / model.rates.link
     device, dlrm, gather = sum(model.on_device().values()), host_step_ms(model), sum(model.misses().values())
@@ -65,7 +73,7 @@ def ratios(records: Records) -> DerivedTable:
     speeds = {name: dlrm / ms for name, ms in steps.items()}
     wins = ", ".join(f"{name} {speeds['Slipstream'] / speeds[name]:.3g}x" for name in ("XDL", "DLRM", "FAE", "Hotline"))
     note = (
-        f"With {100 * model.hot:.1f} % of the inputs hot (measured) and {100 * dropped:.1f} % dropped (measured). "
+        f"{100 * model.hot:.1f}% of the inputs are hot and {100 * dropped:.1f}% are dropped (measured). "
         f"Slipstream over {wins}."
     )
     details = {"hot_inputs": model.hot, "dropped": dropped, "step_ms": steps}
@@ -73,19 +81,21 @@ def ratios(records: Records) -> DerivedTable:
 
 
 def step_model(records: Records) -> StepModel:
-    """A step of a V100 with the locality that the command `data` measured."""
+    """Model of a step on a V100, with the locality that the command `data` measured."""
     locality = from_profile(from_json(DataProfile, records["data"]["data"]), "the data")
     return StepModel(load_shape(SHAPE), rates_of(load_machine(MODELLED_ON)), locality, device_share=SHARE)
 
 
 def host_step_ms(model: StepModel) -> float:
-    """Milliseconds of a step with all tables on the host: DLRM's."""
+    """Milliseconds of a DLRM step: all tables on the host."""
     return sum(model.on_host().values()) + model.dense_ms()
 
 
 def evaluations_by_step(records: Records, name: str) -> DerivedTable:
-    """FAE's figure 12, Hotline's figure 14: AUC or accuracy (per cent) of the held-out samples as training goes on, of
-    the first seed's runs that still exist."""
+    """AUC or accuracy of the held-out samples by step: FAE's figure 12, Hotline's figure 14.
+
+    Uses the first seed's runs that still exist.
+    """
     label, factor = {"auc": ("AUC", 1.0), "accuracy": ("accuracy (%)", 100.0)}[name]
     lines: dict[str, list[tuple[float, float]]] = {}
     for policy in records["compare"]["policies"]:

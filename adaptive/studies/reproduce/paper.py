@@ -1,7 +1,7 @@
-"""`Paper`: what a script of `examples/reproduce/` declares, and loading one.
+"""`Paper`: the declaration in a script of `examples/reproduce/`, and loading one.
 
-A script runs nothing itself. Its `PAPER` names command lines of this program, and a function that is called with their
-records (what each prints with `--json`, by id) and yields claims and tables.
+A script runs nothing itself. Its `PAPER` has command lines of this program, and a function that yields claims and
+tables from their records (the objects that they print with `--json`, by id).
 """
 
 import importlib.util
@@ -17,24 +17,24 @@ from adaptive.errors import ConfigError, error_text
 from adaptive.training.telemetry.formatting import short_text
 
 PAPERS: Final = Path(__file__).parent / "papers"
-VERBS: Final = ("profile", "placements", "compare", "simulate")  # commands with a record that pages show
+VERBS: Final = ("profile", "placements", "compare", "simulate")  # commands whose record a page can show
 
 Records = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command line, without the program's name.
+    """A command line without the program's name.
 
     Attributes:
-        id: of its record and folder: small letters, digits and dashes.
+        id: name of its record and folder: lowercase letters, digits and dashes.
         shows: the figure or table of the paper that it stands for.
-        words: the command with the flags that it always has.
-        full: more flags, without `--quick`.
-        quick: more flags, with `--quick`.
+        words: the command with its fixed flags.
+        full: more flags without `--quick`.
+        quick: more flags with `--quick`.
 
     Raises:
-        ConfigError: if the id is no name of a folder, or the words are no such command.
+        ConfigError: if the id is no folder name, or the command is not one of VERBS.
     """
 
     id: str
@@ -45,7 +45,7 @@ class Command:
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[a-z0-9-]+", self.id):
-            raise ConfigError(f"id of a command: expected small letters, digits and dashes, got {self.id!r}")
+            raise ConfigError(f"id of a command: expected lowercase letters, digits and dashes, got {self.id!r}")
         if self.verb not in VERBS:
             raise ConfigError(f"command {self.id}: expected one of {', '.join(VERBS)}, got {self.words!r}")
 
@@ -54,19 +54,19 @@ class Command:
         return self.words.partition(" ")[0]
 
     def line(self, *, quick: bool) -> list[str]:
-        """Its words."""
+        """Return the words of the command line."""
         return shlex.split(f"{self.words} {self.quick if quick else self.full}")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper's figure shows, as a comparison of a number found here with a bound; unknown numbers do not hold.
+    """A statement of a paper: a measured number compared with a bound.
 
     Attributes:
-        says: the claim in words.
-        ours: the number found here.
-        sign: `within` holds if the number is at most `bound` from 0, either way.
-        why: shown where the claim does not hold: what is to blame.
+        says: the statement.
+        ours: the number measured here.
+        sign: `within` holds if the number is at most `bound` away from 0.
+        why: the reason, shown if the claim does not hold.
     """
 
     says: str
@@ -87,12 +87,17 @@ class Claim:
     def numbers(self) -> str:
         """`3 not < 2.5`"""
         if self.ours is None or self.bound is None:
-            return "not known"
+            return "unknown"
         return f"{short_text(self.ours)} {'' if self.holds else 'not '}{self.sign} {short_text(self.bound)}"
+
+    def record(self) -> dict[str, Any]:
+        """Return the claim as JSON; `why` only if it does not hold."""
+        outcome = {"holds": self.holds, "numbers": self.numbers, "why": "" if self.holds else self.why}
+        return asdict(self) | outcome
 
 
 class Curves(NamedTuple):
-    """Names of both axes, and the points (x, y) of each line."""
+    """Names of both axes, and line -> points (x, y)."""
 
     x: str
     y: str
@@ -101,10 +106,10 @@ class Curves(NamedTuple):
 
 @dataclass(frozen=True)
 class DerivedTable:
-    """A table that follows from records of several commands.
+    """A table derived from the records of several commands.
 
     Attributes:
-        id: of its picture, if it has curves.
+        id: name of its picture, if it has curves.
         title: says whether its numbers are measured or modelled.
         unit: of the values.
         note: a sentence below it.
@@ -121,16 +126,16 @@ class DerivedTable:
 
     @property
     def lines(self) -> Mapping[str, Sequence[tuple[float, float]]]:
-        """Of its curves."""
+        """Points of each curve."""
         return self.curves.lines if self.curves else {}
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the table as JSON."""
         return asdict(self) | {"curves": self.curves and self.curves._asdict()}
 
 
 class Published(NamedTuple):
-    """A number of the paper."""
+    """A number that the paper reports."""
 
     what: str
     number: str
@@ -138,7 +143,7 @@ class Published(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """What cannot be had here."""
+    """A figure or number that cannot be reproduced here."""
 
     what: str
     why: str
@@ -149,15 +154,16 @@ Findings = Iterator[Claim | DerivedTable]
 
 @dataclass(frozen=True)
 class Paper:
-    """One paper, or the tutorial.
+    """A paper, or the tutorial.
 
     Attributes:
         title, source: of the paper.
-        findings: yields claims and tables from the records. Of a reproduction that was stopped it is called with the
-            records of the commands that finished, and what it yields before it misses one counts.
+        findings: yields claims and tables from the records. After a stop it is called with the records of the finished
+            commands; what it yields before it needs a missing record counts.
+        name: of the script, set when it is loaded.
 
     Raises:
-        ConfigError: if two commands have one id.
+        ConfigError: if two commands have the same id.
     """
 
     title: str
@@ -166,12 +172,12 @@ class Paper:
     findings: Callable[[Records], Findings]
     published: Sequence[Published] = ()
     missing: Sequence[Missing] = ()
-    name: str = ""  # of the script, when it is loaded
+    name: str = ""
 
     def __post_init__(self) -> None:
         ids = [command.id for command in self.commands]
-        if twice := sorted({id for id in ids if ids.count(id) > 1}):
-            raise ConfigError(f"{self.title}: expected a different id for each command, got {', '.join(twice)} twice")
+        if repeated := sorted({id for id in ids if ids.count(id) > 1}):
+            raise ConfigError(f"{self.title}: expected different ids, got {', '.join(repeated)} twice")
 
 
 def paper_names() -> list[str]:
@@ -179,14 +185,14 @@ def paper_names() -> list[str]:
 
 
 def load_paper(name: str) -> Paper:
-    """The `PAPER` of a script that comes with the package, by name, or of another by path, which runs it.
+    """Load the `PAPER` of a script by name, or by path, which runs its code.
 
     Raises:
-        ConfigError: if there is none, or it declares no paper.
+        ConfigError: if there is no such script, or it declares no paper.
     """
     path = PAPERS / f"{name}.py" if name in paper_names() else Path(name)
     if path.suffix != ".py" or not os.path.isfile(path):
-        raise ConfigError(f"paper {name!r}: expected one of {', '.join(paper_names())}, or a Python file, got neither")
+        raise ConfigError(f"paper {name!r}: expected one of {', '.join(paper_names())}, or a Python file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -206,7 +212,7 @@ def load_paper(name: str) -> Paper:
 
 
 def row(rows: Sequence[Records], **values: object) -> Records:
-    """The first of the rows that has these values.
+    """Return the first row that has these values.
 
     Raises:
         KeyError: if there is none.
@@ -218,10 +224,10 @@ def row(rows: Sequence[Records], **values: object) -> Records:
 
 
 def over(value: float | None, other: float | None) -> float | None:
-    """The quotient; None if a number is not known, or the divisor is 0."""
+    """Return the quotient; None if a number is None or the divisor is 0."""
     return value / other if value is not None and other else None
 
 
 def less(value: float | None, other: float | None) -> float | None:
-    """The difference; None if a number is not known."""
+    """Return the difference; None if a number is None."""
     return None if value is None or other is None else value - other

@@ -1,4 +1,4 @@
-"""`reproduce`: run a paper's commands, judge its claims, write records, tables and pictures."""
+"""`reproduce`: run a paper's commands, check its claims, write records and pictures."""
 
 import json
 import shlex
@@ -16,12 +16,12 @@ from adaptive.studies.reproduce.reproduction_page import KIND, reproduction_docu
 SCHEMA: Final = 1
 SEEDED: Final = ("compare",)  # commands that take --seeds
 
-Line = tuple[Command, list[str]]  # with the words of its command line
-Run = Callable[[Sequence[str]], dict[str, Any]]  # a command line's result
+Line = tuple[Command, list[str]]  # a command and the words of its command line
+Run = Callable[[Sequence[str]], dict[str, Any]]  # runs a command line and returns its record
 
 
 class StoppedError(Exception):
-    """A command was stopped by a signal; `code` is the exit code that says which."""
+    """A signal stopped a command; `code` is its exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -31,18 +31,18 @@ class StoppedError(Exception):
 def command_lines(
     paper: Paper, out: Path, *, quick: bool = False, seeds: int | None = None, more: Sequence[str] = ()
 ) -> list[Line]:
-    """The command lines in order. Of a flag given twice the last one counts.
+    """Return the command lines in order; if a flag is repeated, the last one counts.
 
     Args:
         out: folder of all records.
-        seeds: trainings of each policy, where policies are compared.
+        seeds: training runs per policy, for comparisons.
         more: words for every command, such as `--data ...`.
     """
     lines = []
     for command in paper.commands:
         words = [*command.line(quick=quick), *more]
         words += ["--seeds", str(seeds)] if seeds is not None and command.verb in SEEDED else []
-        is_picture = command.verb == "simulate"  # the others write a folder
+        is_picture = command.verb == "simulate"  # all others write a folder
         words += ["--plot", str(out / f"{command.id}.png")] if is_picture else ["--out", str(out / command.id)]
         lines.append((command, words))
     return lines
@@ -55,26 +55,31 @@ def reproduce(
     run: Run,
     *,
     quick: bool = False,
-    told: Callable[[str], None] = lambda line: None,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """The record, also written with a page `report.md` and every command's own record into `out`; `table`: its text.
+    """Run the commands, check the claims, and write everything to `out`.
+
+    Writes `reproduction.json`, the page `report.md`, and the record of every command.
 
     Args:
-        paper: whose claims are judged.
+        paper: its claims are checked.
         lines: its command lines.
-        out: a folder that exists.
-        run: runs a command line of this program and returns what it prints with `--json`; raises `StoppedError` if a
-            signal stopped it, after which no command is run, and what is there by then is judged (`stopped_by`).
+        out: an existing folder.
+        run: runs a command line and returns the object that it prints with `--json`. If it raises `StoppedError`, no
+            further command runs, and the records so far are used (`stopped_by`).
         quick: noted in the record.
-        told: called with each command before it is run.
+        on_progress: called with each command before it runs.
+
+    Returns:
+        The record; `table` is its text.
 
     Raises:
-        AdaptiveError: if a command fails, or the paper needs what no record has.
+        AdaptiveError: if a command fails, or the paper needs something that no record has.
     """
     records: dict[str, Any] = {}
     stopped_by = None
     for command, words in lines:
-        told(f"{command.shows}: adaptive-train {shlex.join(words)}")
+        on_progress(f"{command.shows}: adaptive-train {shlex.join(words)}")
         try:
             records[command.id] = run(words)
         except StoppedError as stopped:
@@ -101,13 +106,7 @@ def reproduce(
         ],
         "stopped_by": stopped_by,
         "derived": {table.id: table.record() for table in tables},
-        "claims": [
-            {
-                **{"says": claim.says, "ours": claim.ours, "sign": claim.sign, "bound": claim.bound},
-                **{"holds": claim.holds, "numbers": claim.numbers, "why": "" if claim.holds else claim.why},
-            }
-            for claim in claims
-        ],
+        "claims": [claim.record() for claim in claims],
         "published": [number._asdict() for number in paper.published],
         "missing": [missing._asdict() for missing in paper.missing],
         "out": str(out),
@@ -121,7 +120,7 @@ def reproduce(
 
 
 def _judge(paper: Paper, records: Records, *, is_whole: bool) -> tuple[list[Claim], list[DerivedTable]]:
-    """Claims and tables; where commands were stopped, those before the first that needs what they did not leave."""
+    """Return claims and tables; after a stop, up to the first without its record."""
     claims, tables = [], []
     try:
         for finding in paper.findings(records):
@@ -132,8 +131,7 @@ def _judge(paper: Paper, records: Records, *, is_whole: bool) -> tuple[list[Clai
     except (KeyError, IndexError) as error:
         if is_whole:
             raise ConfigError(
-                f"paper {paper.name}: its findings need {error}, which no command's record has; there is "
-                f"{', '.join(records)}"
+                f"paper {paper.name}: expected {error} in the records of its commands, got {', '.join(records)}"
             ) from error
     return claims, tables
 

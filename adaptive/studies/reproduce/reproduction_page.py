@@ -1,4 +1,4 @@
-"""A reproduction as a document: claims, derived tables, and what each command found as its own page shows it."""
+"""A reproduction as a document: claims, derived tables, and the results of each command."""
 
 from typing import Final
 
@@ -29,11 +29,10 @@ def is_reproduction(record: JsonObject) -> bool:
 
 
 def reproduction_document(result: JsonObject, records: JsonObject) -> Document:
-    """For the terminal and Markdown: commands, their tables, numbers of the paper, and three lines: comes out, does
-    not, cannot here.
+    """Commands, tables, numbers of the paper and claims, for the terminal and Markdown.
 
     Args:
-        result: as `reproduction.json` holds it.
+        result: as in `reproduction.json`.
         records: of its commands, by id.
     """
     commands = result["commands"]
@@ -46,13 +45,13 @@ def reproduction_document(result: JsonObject, records: JsonObject) -> Document:
         blocks += _derived(derived)
     claims = result["claims"]
     claimed = {
-        "comes out": [f"{claim['says']} ({claim['numbers']})" for claim in claims if claim["holds"]],
-        "does not": [
+        "reproduced": [f"{claim['says']} ({claim['numbers']})" for claim in claims if claim["holds"]],
+        "not reproduced": [
             f"{claim['says']} ({'; '.join(filter(None, [claim['numbers'], claim['why']]))})"
             for claim in claims
             if not claim["holds"]
         ],
-        "cannot here": [f"{missing['what']} ({missing['why']})" for missing in result["missing"]],
+        "not available here": [f"{missing['what']} ({missing['why']})" for missing in result["missing"]],
     }
     last = Items([f"{verdict}: {'; '.join(texts) or 'nothing'}" for verdict, texts in claimed.items()])
     return Document([*blocks, *_published(result), last])
@@ -63,23 +62,23 @@ def _command_text(command: JsonObject) -> str:
 
 
 def reproduction_blocks(reproduction: PageRecord, *, is_alone: bool) -> Blocks:
-    """Claims first, then derived tables, then commands one after another, then what is not from here."""
+    """Claims first, then derived tables, commands, and numbers of the paper."""
     record = reproduction.record
-    claims = [["claim", "comes out", "numbers"]]
+    claims = [["claim", "reproduced", "numbers"]]
     claims += [[claim["says"], "yes" if claim["holds"] else "no", claim["numbers"]] for claim in record["claims"]]
-    short = "Of a short run (--quick): of quality it shows little. " if record.get("quick") else ""
+    short = "A short run (--quick), which says little about quality. " if record.get("quick") else ""
     reasons = [Note(f"{claim['says']}: {claim['why']}") for claim in record["claims"] if claim.get("why")]
-    blocks: Blocks = [Heading("What comes out"), Note(record["title"]), Note(f"{short}{record['source']}")]
+    blocks: Blocks = [Heading("Claims"), Note(record["title"]), Note(f"{short}{record['source']}")]
     blocks += [Table(claims, numbers=False), *reasons]
     for derived in record["derived"].values():
         heading, *table = _derived(derived)
         blocks += [heading, Columns(table, _figure(derived))]
     for command in record["commands"] if is_alone else ():
         blocks += _command(reproduction, command)
-    missing = [["cannot be had here", "why"], *([what["what"], what["why"]] for what in record["missing"])]
+    missing = [["not available here", "why"], *([gap["what"], gap["why"]] for gap in record["missing"])]
     commands = [["shows", "command"], *([command["shows"], _command_text(command)] for command in record["commands"])]
     blocks += _published(record)
-    blocks += [Heading("What cannot be had here"), Table(missing, numbers=False)]
+    blocks += [Heading("Not available here"), Table(missing, numbers=False)]
     return [*blocks, Heading("Commands"), Table(commands, numbers=False)]
 
 
@@ -89,7 +88,7 @@ def _derived(derived: JsonObject) -> Blocks:
 
 
 def _figure(derived: JsonObject) -> Blocks:
-    """The curves of a derived table; else its values as bars."""
+    """Curves of a derived table, or its values as bars."""
     if drawn := derived.get("curves"):
         lines = [
             Line(number, [x for x, _ in points], [y for _, y in points], marked=True)
@@ -104,14 +103,14 @@ def _figure(derived: JsonObject) -> Blocks:
 
 def _published(record: JsonObject) -> Blocks:
     rows = [[number["what"], number["number"], number["source"]] for number in record["published"]]
-    table = Table([["the paper", "number", "source"], *rows], numbers=False)
-    return [Heading("Numbers of the paper"), table] if rows else []
+    table = Table([["result", "number", "source"], *rows], numbers=False)
+    return [Heading("Numbers in the paper"), table] if rows else []
 
 
 def _command(reproduction: PageRecord, command: JsonObject) -> Blocks:
-    """What a command left in the folder, under its id; nothing for a record that is no longer there."""
+    """Results of a command in the folder; empty if its record no longer exists."""
     name, folder = str(command["id"]), reproduction.path
-    # a name that came from a file never becomes a path out of the folder
+    # a name from a file must never become a path outside the folder
     is_there = folder.is_dir() and name.replace("-", "").isalnum() and (folder / f"{name}.json").exists()
     record = read_json(folder / f"{name}.json") if is_there else None
     study = study_of(record) if isinstance(record, dict) else None

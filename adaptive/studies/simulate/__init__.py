@@ -1,5 +1,5 @@
-"""Planner and policies over ids alone: what a device size would give, before anything is trained or bought.
+"""Run the planner and policies over ids alone, to predict what a device size gives.
 
-Rows have no values here, so no movement is known, and nothing is skipped that follows from it. Gradients that wait by
-counts of visits wait here, too.
+Rows have no values here, so their movement is unknown and nothing is skipped by movement. Deferral by visits works as
+in training.
 """

@@ -1,10 +1,10 @@
-"""`simulate_rank_traffic`: what several ranks would send each other in a step of training, counted from ids alone.
+"""`simulate_rank_traffic`: count the bytes between ranks in a step, from ids alone.
 
-Every batch is cut as ranks would cut it, the distinct rows of each block are found, and each is dealt to its owner by
-the formula of training (`adaptive.embeddings.ranks.owners`). So bytes are those of the messages, not an estimate; what
-rows do (saturate, wait) ids do not show, and is reported as what a share of them would save.
+Each batch is cut as ranks would cut it, the distinct rows of each block are found, and each row goes to its owner by
+the formula of training (`adaptive.embeddings.ranks.owners`). So the bytes are those of the messages, not an estimate.
+Ids do not show how rows move; the report says what a share of saturated rows would save.
 
-Letters: W ranks, K blocks, T tables of a group, n rows that a rank asks of others, D width of a row.
+Letters: W ranks, K blocks, T tables of a group, n rows that a rank requests from others, D width of a row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,14 +27,14 @@ from adaptive.embeddings.ranks.owners import BITS, SIZE, Owners
 from adaptive.embeddings.ranks.transport import header_size
 from adaptive.errors import ConfigError, InputError
 from adaptive.models.factory import model_config
-from adaptive.studies.simulate.simulated_run import Told, total_batches
+from adaptive.studies.simulate.simulated_run import OnProgress, total_batches
 from adaptive.system import StopRequest, stop_request
 from adaptive.training.components import build_tables, dense_weights, inputs_of, open_data
 
 SCHEMA: Final = 1
-EXCHANGES: Final = 3  # of a step of the trainer: requests, vectors, gradients with all that goes with them
+EXCHANGES: Final = 3  # per step of the trainer: requests, vectors, gradients
 VALUE: Final = 4  # bytes
-MOST_RANKS: Final = SIZE  # each has a bucket of rows at least
+MAX_RANKS: Final = SIZE  # each rank needs a bucket of rows
 
 
 @dataclass
@@ -51,12 +51,12 @@ class SentBytes:
 
 @dataclass(frozen=True)
 class RanksForecast:
-    """Of one number of ranks, means over batches and ranks.
+    """Traffic of one number of ranks; means over batches and ranks.
 
     Attributes:
-        bytes_saturated: in all, if gradients of saturated rows are not sent.
-        owner_load: requests of the most asked owner over the mean.
-        pooled_table_wise_bytes, pooled_row_wise_bytes: what sending pooled vectors would take.
+        bytes_saturated: all bytes, if gradients of saturated rows are not sent.
+        owner_load: requests to the busiest owner over the mean.
+        pooled_table_wise_bytes, pooled_row_wise_bytes: bytes if pooled vectors were sent instead of rows.
     """
 
     ranks: int
@@ -74,7 +74,7 @@ class RanksForecast:
 
 @dataclass(frozen=True)
 class TrafficForecast:
-    """What `adaptive-train simulate --ranks ... --json` prints; `asked_batches`: None if nobody knows how many."""
+    """The object that `adaptive-train simulate --ranks ... --json` prints."""
 
     schema: int
     batches: int
@@ -89,7 +89,7 @@ class TrafficForecast:
     saturated_share: float
     ranks: Sequence[RanksForecast]
     was_stopped: bool
-    asked_batches: int | None
+    total_batches: int | None
 
 
 def simulate_rank_traffic(
@@ -98,21 +98,21 @@ def simulate_rank_traffic(
     *,
     saturated: float = 0.5,
     embedding_dim: int | None = None,
-    told: Told | None = None,
+    on_progress: OnProgress = lambda batches, total: None,
     stop: StopRequest | None = None,
 ) -> TrafficForecast:
-    """Bytes that a rank sends in a step, by kind, for several numbers of ranks.
+    """Count the bytes that a rank sends in a step, by kind, for several numbers of ranks.
 
     Args:
         config: of the training; `batch_size` is that of all ranks together.
         sizes: numbers of ranks.
-        saturated: share of the requests that is taken to be for saturated rows, whose gradients are not sent.
-        embedding_dim: width of a row; None: the model's.
-        told: called now and then.
-        stop: signals set it while batches are counted; then no more are read.
+        saturated: assumed share of the requests that are for saturated rows, whose gradients are not sent.
+        embedding_dim: width of a row; None for the model's.
+        on_progress: called with counted batches and, if known, their total.
+        stop: set by signals; after that no more batches are read.
 
     Raises:
-        ConfigError: for numbers of ranks that cannot be.
+        ConfigError: for an impossible number of ranks.
         InputError: if there is no training data.
     """
     _check_sizes(sizes, config.ranks.blocks)
@@ -138,10 +138,9 @@ def simulate_rank_traffic(
             batches, samples, lookups = batches + 1, samples + batch.num_samples, lookups + len(batch.ids)
             distinct += sum(len(finder.find(batch).rows) for finder in finders)
             _count(batch, counted, groups, finders)
-            if told is not None:
-                told(batches, total)
+            on_progress(batches, total)
     if not batches:
-        raise InputError(f"data {config.data}: no training samples")
+        raise InputError(f"data {config.data}: expected training samples, got none")
     return TrafficForecast(
         schema=SCHEMA,
         batches=batches,
@@ -156,49 +155,58 @@ def simulate_rank_traffic(
         saturated_share=saturated,
         ranks=[ranks.means(batches, samples, saturated) for ranks in counted],
         was_stopped=was_stopped,
-        asked_batches=total,
+        total_batches=total,
     )
 
 
 def _check_sizes(sizes: Sequence[int], blocks: int | None) -> None:
-    most = MOST_RANKS if blocks is None else min(blocks, MOST_RANKS)
+    most = MAX_RANKS if blocks is None else min(blocks, MAX_RANKS)
     for size in sizes:
         if not 2 <= size <= most:
-            why = "" if most == MOST_RANKS else f" (ranks.blocks={blocks})"
-            raise ConfigError(f"--ranks {size}: needed are 2 ranks or more, at most {most:,}{why}")
+            why = "" if most == MAX_RANKS else f" (ranks.blocks={blocks})"
+            raise ConfigError(f"--ranks: expected 2 to {most:,} ranks{why}, got {size}")
 
 
 def _batches(config: TrainConfig, dataset: Dataset) -> Iterator[Batch]:
-    """Those of all epochs, as far as they are asked for."""
+    """Batches of all epochs, up to `steps`."""
     every = (batch for epoch in range(config.epochs) for batch in dataset.train(config.batch_size, epoch=epoch))
     return islice(every, config.steps)
 
 
 @dataclass
 class _Counted:
-    """One number of ranks, and what has been counted for it."""
+    """Counts for one number of ranks.
+
+    Attributes:
+        row_value: bytes of a value of rows and their gradients.
+        sent: by all ranks in all batches.
+        rows: requested, including those of the rank itself.
+        load: largest over mean requests of the owners, summed over batches.
+    """
 
     size: int
     blocks: int
     groups: Sequence[Group]
     weights: int
     labels: int
-    row_value: int  # bytes, of rows and their gradients
+    row_value: int
     owners: list[Owners] = field(init=False)
-    sent: SentBytes = field(default_factory=SentBytes)  # of all ranks and batches
-    rows: int = 0  # requested, of the rank itself, too
-    load: float = 0.0  # of owners: largest over mean, summed over batches
+    sent: SentBytes = field(default_factory=SentBytes)
+    rows: int = 0
+    load: float = 0.0
 
     def __post_init__(self) -> None:
         shares = own_share(self.groups, 0, self.size)
         self.owners = [share.owners for share in shares if isinstance(share, OwnedGroup)]
 
     def add(self, batch: Batch, pieces: Sequence[Sequence["_Rows | None"]]) -> None:
-        """Count a batch; `pieces`: of each block the distinct rows in each group."""
+        """Count a batch; `pieces` has the distinct rows in each group, for each block."""
         bounds = np.array([rank * self.blocks // self.size for rank in range(self.size + 1)])
-        filled = np.add.reduceat([block[0] is not None for block in pieces], bounds[:-1], dtype=np.int64)  # blocks
+        filled = np.add.reduceat(
+            [block[0] is not None for block in pieces], bounds[:-1], dtype=np.int64
+        )  # blocks with samples, by rank
         of_rank = np.repeat(np.arange(self.size), np.diff(bounds)).tolist()
-        requests = np.zeros((self.size, self.size), np.int64)  # from whom, of whom
+        requests = np.zeros((self.size, self.size), np.int64)  # [rank, owner]
         for number in range(len(self.groups)):
             requests += self._add_group(number, [(rank, b[number]) for rank, b in zip(of_rank, pieces, strict=True)])
         self.rows += int(requests.sum())
@@ -216,15 +224,15 @@ class _Counted:
         self.sent.headers += exchanges * header_size(self.size) * others * self.size
 
     def _add_group(self, number: int, pieces: Sequence[tuple[int, "_Rows | None"]]) -> NDArray[np.int64]:
-        """Count the rows (with the rank of their block) of one group; returns requests (ranks, owners)."""
+        """Count the rows of one group, each piece with its rank; return requests (ranks, owners)."""
         group, owners = self.groups[number], self.owners[number]
         requests = np.zeros((self.size, self.size), np.int64)
         many = 0
         for rank, rows in pieces:
             if rows is not None:
-                whose = owners.buckets_of(rows.rows, rows.tables) * self.size >> BITS
-                requests[rank] += np.bincount(whose, minlength=self.size)
-                many += int(((rows.lookups >= MANY) & (whose != rank)).sum())
+                owner = owners.buckets_of(rows.rows, rows.tables) * self.size >> BITS
+                requests[rank] += np.bincount(owner, minlength=self.size)
+                many += int(((rows.lookups >= MANY) & (owner != rank)).sum())
         crossing = int(requests.sum() - np.trace(requests))
         counts = 4 * len(group.tables) * self.blocks * (self.size - 1)
         self.sent.requests += counts + crossing * (choose_index_type(group).itemsize + 1) + 4 * many
@@ -233,7 +241,7 @@ class _Counted:
         return requests
 
     def means(self, batches: int, samples: int, saturated: float) -> RanksForecast:
-        """Over batches and ranks."""
+        """Means over batches and ranks."""
         each = batches * self.size
         sent = SentBytes(**{name: size / each for name, size in vars(self.sent).items()})
         pooled = sum(group.num_columns * group.embedding_dim for group in self.groups) * VALUE * samples / each
@@ -256,7 +264,7 @@ class _Counted:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Distinct rows of a block in a group, (U,) each."""
+    """Distinct rows of a block in a group, arrays of shape (U,)."""
 
     rows: NDArray[np.int64]
     tables: NDArray[np.int64]
@@ -266,7 +274,7 @@ class _Rows:
 def _count(
     batch: Batch, counted: Sequence[_Counted], groups: Sequence[Group], finders: Sequence[DistinctFinder]
 ) -> None:
-    """Ranks that cut a batch into as many blocks see the same ones."""
+    """Count a batch once per number of blocks."""
     for blocks in dict.fromkeys(ranks.blocks for ranks in counted):
         bounds = [number * batch.num_samples // blocks for number in range(blocks + 1)]
         pieces = [

@@ -1,8 +1,8 @@
-"""`SimulatedRun`: one policy and one device size. Its planner keeps books as in training; no row has a value.
+"""`SimulatedRun`: one policy with one device size, planned without row values.
+
+`SharedTrace` plans the same batches for several runs, in chunks, and keeps the trace of these batches.
 
 Letters: U distinct rows of a batch, T tables.
-
-`SharedTrace`: runs that plan the same batches, in chunks, with the trace of those batches.
 """
 
 import sys
@@ -39,7 +39,7 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Setup:
-    """What all runs of a simulation share."""
+    """Settings that all runs of a simulation share."""
 
     group: Group
     optimizer: RowOptimizer
@@ -48,7 +48,7 @@ class Setup:
 
 
 class _ByVisits(SkipRule):
-    """What a rule bounds by visits, whatever rows do."""
+    """The part of a rule that depends on visits only, not on movement."""
 
     watches = asks = False
 
@@ -60,29 +60,29 @@ class _ByVisits(SkipRule):
 
 
 class SimulatedRun:
-    """Plans batch after batch as training would, and counts what `statistics.take` would count.
+    """Plans batches as training would, and counts what `statistics.take` would count.
 
-    What a policy is told of values (update sizes, drift) is what it is told of fresh rows. Deferral that goes by visits
-    is decided as in training; a rule that lets rows which move wait less is taken by its bound on visits, as if none
-    moved (`skips_at_most`). What goes by movement alone ids do not tell: then nothing is skipped (`skips_unknown`).
+    Policies see the update sizes and drift of fresh rows. Deferral by visits works as in training. For a rule that
+    defers rows less when they move, its bound on visits is used, as if no row moved (`skips_at_most`). Ids do not show
+    decisions by movement alone, so nothing is skipped then (`skips_unknown`).
 
     Attributes:
-        tally: (T, counters) sums over the batches planned so far.
+        tally: (T, counters) sums over the planned batches.
         popular: samples all of whose rows were on the device when their batch was planned.
-        seconds: spent, on calibration and on what only a simulation counts, too.
-        plan_seconds: of each batch, spent planning it.
-        error: why the run stopped: its device tier is too small, or its policy failed.
-        skips_unknown: training would skip or defer updates of rows by how far they move.
+        seconds: total time, including calibration and counts that only a simulation makes.
+        plan_seconds: time of planning each batch.
+        error: the reason why the run stopped: its device tier is too small, or its policy failed.
+        skips_unknown: training would skip or defer updates by movement.
         skips_at_most: training defers no more than is counted here.
 
     Args:
-        setup: what it shares with others.
-        policy: with its skip rule, if it has one beside it.
+        setup: shared settings.
+        policy: with its skip rule, if it has one.
         device_rows: as in `tier.device_rows`.
-        skip: settings of skipping; None: nothing is skipped.
+        skip: settings of skipping; None to skip nothing.
 
     Raises:
-        AdaptiveError: for a size that cannot be, or a rule that fails at once.
+        AdaptiveError: for an impossible size, or a rule that fails at once.
     """
 
     def __init__(self, setup: Setup, policy: Policy, device_rows: str, skip: SkipConfig | None = None) -> None:
@@ -106,7 +106,7 @@ class SimulatedRun:
         self._ahead: deque[tuple[Batch, Distinct]] = deque()
 
     def _begin_skipping(self, skip: SkipConfig | None) -> bool:
-        """Watch the rows that training would watch, unless it would watch how far they move; then return True."""
+        """Watch rows as training would; return True if it would measure their movement."""
         caller, optimizer = self.policy_caller, self.setup.optimizer
         caller.begin(type(optimizer).__name__.lower())
         self._skip = skip if caller.skips else None
@@ -126,7 +126,7 @@ class SimulatedRun:
 
     @property
     def arranges(self) -> bool:
-        """The policy regroups or drops inputs, so that its batches are its own."""
+        """True if the policy regroups or drops inputs, so that no other run has its batches."""
         return arranges(self.policy_caller.policy)
 
     def calibrate(self, sample: Sequence[Batch]) -> None:
@@ -135,23 +135,23 @@ class SimulatedRun:
             self.policy_caller.calibrate(sample, self.view)
 
     def arranged(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches as the policy arranges them."""
+        """Return the batches as the policy arranges them."""
         return self.policy_caller.arrange(batches, self.view)
 
     def add(self, batch: Batch, distinct: Distinct) -> None:
-        """The next batch has been read; plan the one whose window it completes."""
+        """Add the next batch, and plan the one whose window it completes."""
         self._ahead.append((batch, distinct))
         if len(self._ahead) > self.policy.window:
             self._plan_first()
 
     def end_epoch(self) -> None:
-        """No batch follows; plan those that were read for the window."""
+        """Plan the batches that are left in the window."""
         while self._ahead:
             self._plan_first()
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Adds up the time spent inside. An error of this run stops this run only."""
+        """Add the time spent inside; an error stops only this run."""
         started = time.perf_counter()
         try:
             yield
@@ -175,7 +175,7 @@ class SimulatedRun:
             self.plan_seconds.append(time.perf_counter() - counted + prepared - started)
 
     def _ask(self) -> None:
-        """As the pipeline does, before it plans a batch."""
+        """Ask the skip rule when it is due, as the pipeline does before it plans a batch."""
         skipper = self.planner.skipper
         if skipper is not None and self._skip is not None and self.batches and self.batches % self._skip.interval == 0:
             skipper.ask(self.batches)
@@ -191,13 +191,13 @@ class SimulatedRun:
                 depth -= 1
 
     def _count_popular(self, batch: Batch, arrival: Arrival) -> None:
-        """Samples that find all their rows on the device, before the batch has changed that."""
+        """Count samples whose rows are all on the device, before the batch moves any."""
         cold = np.empty(batch.num_samples, np.bool_)
         inverse, locations = arrival.distinct.inverse, arrival.locations
         self.popular += int(belady.popular_inputs(batch.offsets, inverse, locations, cold))
 
     def _commit(self, batch: Batch, arrival: Arrival) -> None:
-        """The planner's own books."""
+        """Commit the batch to the planner's records and add its counts."""
         bags = None if self.staged else lay_out_bags(self.setup.group, batch)
         tally, host_vectors = self.planner.commit_books(arrival, bags)
         self.tally += tally
@@ -206,19 +206,20 @@ class SimulatedRun:
         self.samples += batch.num_samples
 
 
-CHUNK: Final = 32  # batches that one run plans before the next run does: its books stay in the processor's cache
+CHUNK: Final = 32  # batches that a run plans before the next run does, so that its records stay in the CPU cache
 
-Told = Callable[[int, int | None], None]  # how many batches have been planned, of how many if that is known
+OnProgress = Callable[[int, int | None], None]
+"""Called with the number of planned batches and, if known, their total."""
 
 
 def least_device_rows(streams: "Sequence[SharedTrace]") -> int | None:
-    """Device rows that are enough for all batches of all streams that tell."""
-    known = [rows for stream in streams if (rows := stream.least_device_rows) is not None]
-    return max(known, default=None)
+    """Device rows that are enough for all batches of all streams; None if no stream knows."""
+    sizes = [rows for stream in streams if (rows := stream.least_device_rows) is not None]
+    return max(sizes, default=None)
 
 
 def total_batches(config: TrainConfig, dataset: Dataset) -> int | None:
-    """Batches of all epochs, as far as they are asked for; None if nobody knows before reading them."""
+    """Batches of all epochs, up to `steps`; None if unknown before reading the data."""
     samples = dataset.num_train_samples()
     if samples is None:
         return config.steps
@@ -227,64 +228,78 @@ def total_batches(config: TrainConfig, dataset: Dataset) -> int | None:
 
 @dataclass
 class SharedTrace:
-    """Runs that see the same batches, and the trace of those."""
+    """Runs that plan the same batches, and the trace of these batches.
 
-    runs: list[tuple[str, str, SimulatedRun]]  # policy and device size as written
+    Attributes:
+        runs: policy and device size as the user wrote them, and the run.
+        total: requested batches; None if unknown.
+        seconds: time of finding distinct rows and recording the trace.
+        find_seconds, read_seconds: time of each batch for finding its distinct rows, and for reading it.
+        is_done: all batches are planned.
+    """
+
+    runs: list[tuple[str, str, SimulatedRun]]
     setup: Setup
     trace: Trace = field(init=False)
-    total: int | None = None  # batches that were asked for; None: nobody knows
+    total: int | None = None
     lookups: int = 0
     batches: int = 0
-    seconds: float = 0.0  # spent on distinct rows and the trace
-    find_seconds: list[float] = field(default_factory=list)  # of each batch, spent on its distinct rows
-    read_seconds: list[float] = field(default_factory=list)  # of each batch, spent reading it
-    is_done: bool = False  # nothing is left to plan
+    seconds: float = 0.0
+    find_seconds: list[float] = field(default_factory=list)
+    read_seconds: list[float] = field(default_factory=list)
+    is_done: bool = False
 
     def __post_init__(self) -> None:
         self.trace = Trace(self.setup.group.num_rows)
         self._finder = DistinctFinder(self.setup.group)
 
-    def read(self, dataset: Dataset, config: TrainConfig, told: Told, stop: StopRequest) -> None:
-        """Plan the batches that training with `config` would train; after a stop only those that were read by then,
-        which are a chunk at least."""
+    def read(self, dataset: Dataset, config: TrainConfig, on_progress: OnProgress, stop: StopRequest) -> None:
+        """Plan the batches that training with `config` would train.
+
+        After a stop, the batches read so far are planned, at least a chunk.
+        """
         self.total = total_batches(config, dataset)
         self.is_done = True
         for epoch in range(config.epochs):
             left = None if config.steps is None else config.steps - self.batches
             if left == 0 or self.is_over or not self.is_done:
                 break
-            self._read_epoch(self._timed(islice(dataset.train(config.batch_size, epoch=epoch), left)), told, stop)
+            self._read_epoch(
+                self._timed(islice(dataset.train(config.batch_size, epoch=epoch), left)), on_progress, stop
+            )
             for _, _, run in self.runs:
                 run.end_epoch()
         if not self.batches and not self.is_over:
-            raise InputError(f"data {config.data}: no training samples")
+            raise InputError(f"data {config.data}: expected training samples, got none")
 
     @property
     def is_over(self) -> bool:
-        """No run can go on. Where all are too small the batches are read to their end, to tell how much is enough."""
+        """True if no run can continue.
+
+        If all runs are too small, batches are still read, to find the size that is enough.
+        """
         return all(run.error for _, _, run in self.runs) and not self.is_too_small
 
     @property
     def is_too_small(self) -> bool:
-        """Every run was stopped by its device size."""
+        """True if every run stopped because of its device size."""
         errors = [run.error for _, _, run in self.runs]
         return all(isinstance(error, DeviceMemoryError) for error in errors) and not self.runs[0][2].arranges
 
     @property
     def least_device_rows(self) -> int | None:
-        """Device rows that hold all that batches in flight ask for; None if not all batches were read, or no policy
-        needs them there."""
+        """Device rows for the batches in flight; None if unknown, or if no policy prefetches."""
         is_staged = any(run.staged for _, _, run in self.runs)
         return self.trace.most_held(self.setup.depth) if is_staged and not self.is_over else None
 
-    def _read_epoch(self, batches: Iterator[Batch], told: Told, stop: StopRequest) -> None:
+    def _read_epoch(self, batches: Iterator[Batch], on_progress: OnProgress, stop: StopRequest) -> None:
         (_, _, first), size = self.runs[0], CHUNK
-        if first.arranges:  # it may ask where rows lie now, so it must not be ahead of the plan
+        if first.arranges:  # it may ask where rows are, so it must not run ahead of the plan
             batches, size = first.arranged(batches), 1
         while not self.is_over:
             try:
                 chunk = list(islice(batches, size))
-            except PolicyError as error:  # of `arrange`, so of the only run of this stream
+            except PolicyError as error:  # from `arrange`, so the stream has only this run
                 first.error = error
                 break
             if not chunk:
@@ -293,10 +308,10 @@ class SharedTrace:
                 self.is_done = False
                 break
             self._plan(chunk)
-            told(self.batches, self.total)
+            on_progress(self.batches, self.total)
 
     def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches; how long each took to read is kept."""
+        """Yield the batches and record the time of reading each."""
         while True:
             started = time.perf_counter()
             batch = next(batches, None)

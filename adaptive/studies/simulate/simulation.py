@@ -1,7 +1,7 @@
-"""`simulate`: policies and device sizes side by side over the ids of a data set.
+"""`simulate`: compare policies and device sizes over the ids of a data set.
 
-The data are read once for all policies that take batches as they come; a policy that arranges its inputs has a
-stream of its own. In memory at a time: a chunk of batches, the records and slots of every run, and the trace for
+The data are read once for all policies that take batches as they come. A policy that arranges its inputs gets a
+separate stream. In memory at a time are a chunk of batches, the records and slots of every run, and the trace for
 Belady's bound.
 """
 
@@ -23,22 +23,22 @@ from adaptive.embeddings.planning.sizing import held_rows, row_bytes
 from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
-from adaptive.studies.simulate.simulated_run import Setup, SharedTrace, SimulatedRun, Told, least_device_rows
+from adaptive.studies.simulate.simulated_run import OnProgress, Setup, SharedTrace, SimulatedRun, least_device_rows
 from adaptive.studies.step_model import Machine, StepTimes, Traffic, expected_ms, step_ms
 from adaptive.system import StopRequest, stop_request
 from adaptive.training.components import build_tables, dense_flops, first_batches, open_data, prepare
 
 SCHEMA: Final = 1
-AS_FAST: Final = 1.01  # a step that takes no longer than this many of those with all rows on the device
+AS_FAST: Final = 1.01  # a step counts as fast up to this multiple of one with all rows on the device
 MachineOf = Callable[[float, int], Machine]
-Case = tuple[str, TrainConfig]  # the policy as the user wrote it, and the settings with that policy
+Case = tuple[str, TrainConfig]  # the policy as the user wrote it, and its settings
 
 
 @dataclass(frozen=True)
 class SimulatedMachine:
-    """The machine of the modelled times; `measured`: when, or "yes"; None: described, not measured."""
+    """The machine of the modelled times; `measured` is a date, "yes" or None."""
 
-    link_bytes_per_s: float | None  # None: nothing crosses a link
+    link_bytes_per_s: float | None  # None if nothing crosses a link
     device_bytes_per_s: float
     host_bytes_per_s: float
     dense_ms: float
@@ -56,7 +56,7 @@ class SizedPolicy:
 
 @dataclass(frozen=True)
 class FailedRun(SizedPolicy):
-    """A run that did not come to its end."""
+    """A run that did not finish."""
 
     device_rows: int
     error: str
@@ -64,7 +64,7 @@ class FailedRun(SizedPolicy):
 
 @dataclass(frozen=True)
 class SizeAdvice(SizedPolicy):
-    """The smallest device tier that costs no time."""
+    """The smallest device tier that is about as fast as all rows on the device."""
 
     device_rows: int
     device_share: float
@@ -72,15 +72,15 @@ class SizeAdvice(SizedPolicy):
 
 @dataclass(frozen=True)
 class PolicyForecast(SizedPolicy):
-    """One policy with one size of the device tier; sums over all batches, times of a batch.
+    """One policy with one device size; totals over all batches, times per batch.
 
     Attributes:
-        belady_row_hit_rate: the most that any policy could have had.
-        popular_input_share: of samples that found all their rows on the device.
-        skipped_update_share, deferred_update_share: of the row updates; None where ids do not show it.
+        belady_row_hit_rate: upper bound for any policy.
+        popular_input_share: share of samples that found all their rows on the device.
+        skipped_update_share, deferred_update_share: shares of the row updates; None if ids do not show them.
         skips_unknown, skips_at_most: see `SimulatedRun`.
-        policy_numbers: what the policy reports.
-        plan_ms, read_ms: measured here; step_ms, expected_ms: modelled.
+        policy_numbers: numbers that the policy reports.
+        plan_ms, read_ms: measured here. step_ms, expected_ms: modelled.
     """
 
     device_rows: int
@@ -108,13 +108,13 @@ class PolicyForecast(SizedPolicy):
 
 @dataclass(frozen=True)
 class Simulation:
-    """What `adaptive-train simulate --json` prints.
+    """The object that `adaptive-train simulate --json` prints.
 
     Attributes:
-        least_device_rows: enough for all batches under policies that fetch what is missing; None if not known.
+        least_device_rows: enough for all batches under policies that prefetch misses; None if unknown.
         recommended: None if no size is about as fast as all rows on the device.
-        asked_batches: None if nobody knows how many the data have.
-        missing: not simulated because of a stop.
+        total_batches: requested batches; None if the data do not tell their number.
+        missing: policies and sizes that were not simulated because of a stop.
     """
 
     schema: int
@@ -130,7 +130,7 @@ class Simulation:
     least_device_rows: int | None
     recommended: SizeAdvice | None
     was_stopped: bool
-    asked_batches: int | None
+    total_batches: int | None
     missing: Sequence[SizedPolicy]
     runs: Sequence[PolicyForecast]
     failed: Sequence[FailedRun]
@@ -142,30 +142,30 @@ def simulate(
     machine: Machine | MachineOf,
     *,
     embedding_dim: int = 16,
-    told: Told | None = None,
+    on_progress: OnProgress = lambda batches, total: None,
     stop: StopRequest | None = None,
 ) -> Simulation:
-    """Hit rates, moved bytes, Belady's bound and modelled step times of every policy at every device size.
+    """Predict hit rates, traffic and step times of every policy at every device size.
 
     Args:
-        cases: settings that differ in the policy only.
-        sizes: device rows, as in `tier.device_rows`; a policy that fixes its size is run at that one.
-        machine: for the modelled times; or a function that gives it, of the operations of the model's dense part for a
-            sample and the batch size.
+        cases: settings that differ only in the policy.
+        sizes: device rows, as in `tier.device_rows`; a policy with a fixed size gets that one.
+        machine: for the modelled times, or a function that returns it for the operations of the dense part per sample
+            and the batch size.
         embedding_dim: width of a row.
-        told: called now and then.
-        stop: signals set it while batches are planned. What is read by then is planned; policies that arrange their
-            inputs, and so have batches of their own, are among the runs only if they saw all of these.
+        on_progress: called with planned batches and, if known, their total.
+        stop: set by signals. The batches read by then are planned; a policy that arranges its inputs, and so has a
+            separate stream, is in the result only if it planned all of them.
 
     Raises:
-        AdaptiveError: for bad settings or data, or if no run came to its end.
+        AdaptiveError: for bad settings or data, or if no run finished.
     """
     _check(cases, sizes)
     config = cases[0][1]
     dataset = open_data(config)
     (group,) = make_groups(build_tables(dataset, embedding_dim), config.seed)
     described = machine if isinstance(machine, Machine) else machine(dense_flops(config, dataset), config.batch_size)
-    return simulate_group(cases, sizes, described, (dataset, group), told=told, stop=stop)
+    return simulate_group(cases, sizes, described, (dataset, group), on_progress=on_progress, stop=stop)
 
 
 def simulate_group(
@@ -174,10 +174,10 @@ def simulate_group(
     machine: Machine,
     data: tuple[Dataset, Group],
     *,
-    told: Told | None = None,
+    on_progress: OnProgress = lambda batches, total: None,
     stop: StopRequest | None = None,
 ) -> Simulation:
-    """`simulate` over data that are open, for the tables of a group, in whose features' order batches come."""
+    """Simulate over open data; batches have the order of the group's features."""
     _check(cases, sizes)
     config, (dataset, group) = cases[0][1], data
     held = config.tier.held_rows or held_rows(first_batches(config, dataset), config.depth)
@@ -194,8 +194,8 @@ def simulate_group(
                     run.calibrate(sample)
                     if run.error is None:
                         listening.enter_context(run.policy_caller.listening())
-                stream.read(dataset, config, told or (lambda batches, total: None), stopped)
-    # A later stream that was cut short would be compared with numbers of other batches
+                stream.read(dataset, config, on_progress, stopped)
+    # A later stream that was cut short has counted other batches than the first
     done = [streams[0], *(stream for stream in streams[1:] if stream.is_done)]
     _refuse_failure(done)
     return _result(setup, done, machine, missing=[stream for stream in streams[1:] if not stream.is_done])
@@ -203,7 +203,7 @@ def simulate_group(
 
 def _check(cases: Sequence[Case], sizes: Sequence[str]) -> None:
     if not cases or not sizes:
-        raise ConfigError("simulate: needed at least one policy and one device size")
+        raise ConfigError(f"simulate: expected policies and device sizes, got {len(cases)} and {len(sizes)}")
     for size in sizes:
         try:
             TierConfig.model_validate({"device_rows": size})
@@ -241,7 +241,7 @@ def _refuse_failure(streams: Sequence[SharedTrace]) -> None:
     if len(entries) == 1:
         raise type(largest.error)(f"{text}{enough}") from largest.error
     raise type(largest.error)(
-        f"none of the {len(entries)} runs came to its end; the one with the most device rows, {label} with {size}: "
+        f"none of the {len(entries)} runs finished. The one with the most device rows, {label} with {size}: "
         f"{text}{enough}"
     ) from largest.error
 
@@ -249,7 +249,7 @@ def _refuse_failure(streams: Sequence[SharedTrace]) -> None:
 def _result(
     setup: Setup, streams: Sequence[SharedTrace], machine: Machine, *, missing: Sequence[SharedTrace]
 ) -> Simulation:
-    """Facts of the data, the machine and every run; the first stream may have been stopped on the way."""
+    """Collect the results; the first stream may be incomplete."""
     entries = [(stream, *entry) for stream in streams for entry in stream.runs]
     planned = sum(int(run.tally[:, Counter.LOOKUPS].sum()) for _, _, _, run in entries)
     seconds = sum(stream.seconds for stream in streams) + sum(run.seconds for _, _, _, run in entries)
@@ -276,7 +276,7 @@ def _result(
         least_device_rows=least_device_rows(streams),
         recommended=recommended(runs),
         was_stopped=bool(missing) or not first.is_done,
-        asked_batches=first.batches if first.is_done else first.total,
+        total_batches=first.batches if first.is_done else first.total,
         missing=[SizedPolicy(label, size) for stream in missing for label, size, _ in stream.runs],
         runs=runs,
         failed=[
@@ -288,7 +288,7 @@ def _result(
 
 
 def recommended(runs: Sequence[PolicyForecast]) -> SizeAdvice | None:
-    """The smallest device tier with which a modelled step is about as fast as with all rows there; None if none is."""
+    """Return the smallest size that is about as fast as all rows on the device."""
     as_fast = [run for run in runs if run.step_ms.look_ahead <= AS_FAST * run.step_ms.device_only]
     if not as_fast:
         return None
@@ -318,7 +318,7 @@ def _forecast(
     )
 
     def share(count: int) -> float | None:
-        """Of the row updates; None where ids do not show it."""
+        """Share of the row updates; None if ids do not show it."""
         return None if run.skips_unknown or not rows else count / rows
 
     return PolicyForecast(
@@ -351,5 +351,5 @@ def _forecast(
 
 
 def _without_policy(run: SimulatedRun) -> str:
-    """What stopped a run, in words that are the same for every policy that it would stop."""
+    """The error without the policy's name, so that equal causes are listed once."""
     return str(run.error).replace(f" (policy {type(run.policy).__name__})", "")

@@ -1,4 +1,4 @@
-"""A simulation, or what ranks would send each other, as a document; curves of a simulation as a picture."""
+"""A simulation, or the traffic between ranks, as a document; a picture of curves."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,39 +12,38 @@ from adaptive.training.telemetry.document import Document, Items, Note, Table
 from adaptive.training.telemetry.formatting import bytes_text, count_text, percent_text
 
 LEGEND: Final = (
-    "lookup hits: lookups whose row was on the device when its batch was planned; row hits: the same of "
-    "each batch's distinct rows, each counted once; row hits, Belady: the most row hits that any policy could "
-    "have had (it bounds row hits, not lookup hits); popular: inputs all of whose rows were there; to "
-    "device, to host: bytes of a batch; deferred: updates of rows that are not written because they wait for "
-    "a later one; plan: milliseconds of planning a batch, as measured here; then the modelled milliseconds of "
-    "a step: look-ahead with perfect overlap, serial without any, both with planning."
+    "lookup hits: lookups whose row was on the device when their batch was planned. row hits: the same for each "
+    "batch's distinct rows. row hits, Belady: upper bound of row hits (not of lookup hits) for any policy. popular: "
+    "inputs all of whose rows were on the device. to device, to host: bytes per batch. deferred: updates that are not "
+    "written because they wait for a later one. plan: milliseconds of planning a batch, measured here. The other times "
+    "are modelled milliseconds of a step: look-ahead with perfect overlap, serial without overlap, both with planning."
 )
 UNKNOWN: Final = (
-    "what is skipped or deferred follows from how far rows move, which ids do not tell; all numbers are those of a run "
-    "that skips nothing"
+    "updates are skipped or deferred by movement, which ids do not show. The numbers are those of a run that skips "
+    "nothing"
 )
 EXPECTED: Final = (
-    "expected: milliseconds of a step on the measured machine, with reading, and hidden by look-ahead as much as was "
-    "found there (modelled, from measured rates)"
+    "expected: milliseconds of a step on the measured machine, including reading, with the overlap measured there "
+    "(modelled from measured rates)"
 )
 RANKS_LEGEND: Final = (
-    "bytes: what a rank sends in a mean step; a part's rows: distinct rows that a rank asks for, of all "
-    "owners and itself; requests: which rows; vectors: the rows; gradients: one for each of them, summed; "
-    "dense: slices of dense gradients and their sums; rest: predictions, losses, headers; saturated: in all, "
-    "if that share of the requests is for rows that are left alone, whose gradients are not sent; owners: "
-    "requests of the most asked owner over the mean; pooled by table, by row: what sending pooled vectors and "
-    "their gradients would take, with whole tables, or with a part of each, on each rank."
+    "Bytes are what a rank sends in an average step. rows per rank: distinct rows that a rank requests from all "
+    "owners, itself included. requests: which rows. vectors: the rows. gradients: one summed gradient per row. dense: "
+    "slices of dense gradients and their sums. rest: predictions, losses, headers. saturated: the total if that share "
+    "of the requests is for saturated rows, whose gradients are not sent. owners: requests to the busiest owner over "
+    "the mean. pooled by table, by row: bytes if pooled vectors and their gradients were sent, with whole tables, or "
+    "with a part of each table, on each rank."
 )
 
 Column = tuple[str, Callable[[PolicyForecast], str]]
 
 
 def simulation_document(result: Simulation) -> Document:
-    """A line about the data, a table with a line for each policy and device size, and what is to be said of it."""
+    """A line about the data, a table with a line per policy and device size, and remarks."""
     head = (
         f"{count_text(result.lookups)} lookups of {count_text(result.batches)} batches, "
         f"{count_text(result.rows)} rows of {result.row_bytes} bytes ({bytes_text(result.table_bytes)}), "
-        f"depth {result.depth}; {count_text(result.lookups_per_s)} lookups/s planned"
+        f"depth {result.depth}; planned at {count_text(result.lookups_per_s)} lookups/s"
     )
     columns = _columns(result)
     rows = [[title for title, _ in columns], *([text(run) for _, text in columns] for run in result.runs)]
@@ -93,22 +92,22 @@ def _deferred(run: PolicyForecast) -> str:
 
 
 def stop_lines(result: Simulation) -> list[str]:
-    """Of a simulation that was stopped: of how many batches its numbers are, what is missing, how to get the rest."""
+    """For a stopped simulation: its batches, what is missing, and how to get it."""
     if not result.was_stopped:
         return []
     sizes = _sizes_by_policy(result.missing)
     left_out = "; ".join(f"{policy} with {', '.join(missing)}" for policy, missing in sizes.items())
-    if result.batches == result.asked_batches:
+    if result.batches == result.total_batches:
         listed = ",".join(dict.fromkeys(run.size for run in result.missing))
-        again = f"--policies {','.join(sizes)} --device-rows {listed}"
-        return [f"stopped: missing are {left_out}; the same command with {again} gives them"]
-    missing = f"missing are {left_out}; " if left_out else ""
-    batches = _batches_text(result.batches, result.asked_batches)
-    return [f"stopped after {batches}: all numbers are of these; {missing}the same command again gives all"]
+        flags = f"--policies {','.join(sizes)} --device-rows {listed}"
+        return [f"stopped before {left_out}. Run the same command with {flags} for these"]
+    missing = f"{left_out} are missing. " if left_out else ""
+    batches = _batches_text(result.batches, result.total_batches)
+    return [f"stopped after {batches}: all numbers are of these. {missing}Run the same command again for all"]
 
 
-def _batches_text(batches: int, asked: int | None) -> str:
-    return f"{count_text(batches)}{'' if asked is None else f' of {count_text(asked)}'} batches"
+def _batches_text(batches: int, total: int | None) -> str:
+    return f"{count_text(batches)}{'' if total is None else f' of {count_text(total)}'} batches"
 
 
 def _sizes_by_policy(runs: Sequence[SizedPolicy]) -> dict[str, list[str]]:
@@ -119,24 +118,23 @@ def _sizes_by_policy(runs: Sequence[SizedPolicy]) -> dict[str, list[str]]:
 
 
 def _advice(result: Simulation) -> list[str]:
-    """How small the device tier may be, to work at all and to cost no time."""
+    """The smallest device tiers that work, and that are as fast as all rows on the device."""
     least, best = result.least_device_rows, result.recommended
     lines = []
     if least is not None:
         lines.append(
-            f"least device rows for policies that fetch what is missing: {count_text(least)} "
+            f"least device rows for policies that prefetch misses: {count_text(least)} "
             f"({percent_text(least / result.rows)}), which batches in flight hold at depth {result.depth}"
         )
-    modelled = "smallest of these sizes whose modelled step is within 1 % of one with all rows on the device"
+    modelled = "smallest of these sizes whose modelled step is within 1% of one with all rows on the device"
     if best is None:
-        return [*lines, f"{modelled}: none; the link, or planning, is what a step waits for"]
+        return [*lines, f"{modelled}: none; a step waits for the link or for planning"]
     rows, share = count_text(best.device_rows), percent_text(best.device_share)
     return [*lines, f"{modelled}: {best.size} ({rows} rows, {share}) under {best.policy}"]
 
 
 def draw(result: Simulation, path: Path) -> None:
-    """Write a PNG: row hit rates with Belady's bound, and modelled step times with overlap and without, over the
-    device's share of the rows.
+    """Write a PNG of row hit rates and modelled step times by share of device rows.
 
     Raises:
         OutputError: if it cannot be written.
@@ -146,7 +144,7 @@ def draw(result: Simulation, path: Path) -> None:
 
 def _draw_curves(result: Simulation, figure: Any) -> None:
     hits, times = figure.subplots(1, 2)
-    bounds: dict[tuple[tuple[float, float], ...], None] = {}  # policies that treat misses alike have one in common
+    bounds: dict[tuple[tuple[float, float], ...], None] = {}  # policies that treat misses the same share a bound
     for policy in dict.fromkeys(run.policy for run in result.runs):
         runs = sorted((run for run in result.runs if run.policy == policy), key=lambda run: run.device_share)
         shares = [100 * run.device_share for run in runs]
@@ -167,14 +165,14 @@ def _draw_curves(result: Simulation, figure: Any) -> None:
 
 
 def rank_traffic_document(result: TrafficForecast) -> Document:
-    """A table with a line for each number of ranks."""
+    """A table with a line per number of ranks."""
     head = (
-        f"{count_text(result.batches)} batches of {count_text(result.batch_size)} samples of all ranks together, "
+        f"{count_text(result.batches)} batches of {count_text(result.batch_size)} samples (all ranks), "
         f"{count_text(result.lookups)} lookups; {count_text(result.rows)} rows of width "
-        f"{', '.join(map(str, dict.fromkeys(result.row_widths)))}, {count_text(result.distinct_rows)} distinct ones in "
-        f"a batch; {count_text(result.dense_weights)} dense weights"
+        f"{', '.join(map(str, dict.fromkeys(result.row_widths)))}, {count_text(result.distinct_rows)} distinct rows "
+        f"per batch; {count_text(result.dense_weights)} dense weights"
     )
-    titles = ["ranks", "samples", "a part's rows", "requests", "vectors", "gradients", "dense", "rest", "in all"]
+    titles = ["ranks", "samples", "rows per rank", "requests", "vectors", "gradients", "dense", "rest", "total"]
     titles += [f"{percent_text(result.saturated_share)} saturated", "owners", "pooled by table", "by row"]
     rows = [titles]
     for ranks in result.ranks:
@@ -190,15 +188,15 @@ def rank_traffic_document(result: TrafficForecast) -> Document:
         )
     paying = ", ".join(str(ranks.ranks) for ranks in result.ranks if ranks.whole_tables_would_pay)
     advice = (
-        f"bags are long: on {paying} ranks whole tables that pool at their owner (placement=whole, which this version "
-        "does not have) would send less than rows do"
+        f"bags are long: on {paying} ranks, whole tables that pool at their owner would send less than rows do "
+        "(placement=whole, which this version does not have)"
     )
     notes = [*rank_stop_lines(result), *([advice] if paying else [])]
     return Document([Note(head), Table(rows), Note(RANKS_LEGEND), Items(notes)])
 
 
 def rank_stop_lines(result: TrafficForecast) -> list[str]:
-    """What is to be said of a count that was stopped."""
-    batches = _batches_text(result.batches, result.asked_batches)
-    again = "means are over these; the same command again reads all"
-    return [f"stopped after {batches}: {again}"] if result.was_stopped else []
+    """A line for a count that was stopped early."""
+    batches = _batches_text(result.batches, result.total_batches)
+    means = "means are over these. Run the same command again for all"
+    return [f"stopped after {batches}: {means}"] if result.was_stopped else []
