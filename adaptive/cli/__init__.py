@@ -1,1 +1,1 @@
-"""The command line, `adaptive-train`: one file per command, nothing heavy imported before a command runs."""
+"""The command line, `adaptive-train`: one file per command, which imports little."""

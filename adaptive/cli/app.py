@@ -1,7 +1,7 @@
-"""`adaptive-train`: the commands, and what becomes of errors.
+"""`adaptive-train`: the commands, and the exit codes of errors.
 
-`main` is the console script. Users' mistakes (`adaptive.errors`) end with their exit code and a message without
-traceback; anything else is a bug and exits with 1.
+`main` is the console script. Mistakes of the user (`adaptive.errors`) end with their exit code and a message without a
+traceback. Anything else is a bug and exits with 1.
 """
 
 import difflib
@@ -46,18 +46,18 @@ SYNONYMS = {
     "serve": "export",
 }
 EXIT_CODES = (
-    "Exit codes: 0 ok, 1 bug, 2 usage or configuration, 3 bad input data, 4 saved weights unusable, "
-    "5 host tier on disk failing, 6 output directory busy or not empty, 7 device memory too small, "
+    "Exit codes: 0 success, 1 bug, 2 usage or configuration, 3 bad input data, 4 unusable saved weights, "
+    "5 failing disk of the host tier, 6 output directory in use or not empty, 7 device memory too small, "
     "8 loss or gradient not finite, 9 policy failed, 10 another rank failed, 129 hung up, 130 interrupted, "
     "143 terminated."
 )
 
-# What loaders of libraries and torch say if they get no memory.
+# Messages of torch and of library loaders that run out of memory.
 NO_MEMORY = re.compile(r"[Cc]annot allocate memory|failed to map segment|can't allocate memory|not enough memory")
 
 app = typer.Typer(
     name="adaptive-train",
-    help="Train recommendation models whose embedding tables lie in two tiers.",
+    help="Train recommendation models whose embedding tables are stored in two tiers: device and host.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -85,8 +85,8 @@ for _name, _command in COMMANDS.items():
 app.add_typer(policies_command.app, name="policies")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         from importlib.metadata import version
 
         print(f"adaptive-train {version('adaptive-train')}")
@@ -99,7 +99,7 @@ def _options(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
     debug: Annotated[
-        bool, typer.Option(DEBUG, help="Show the traceback of any error; may stand anywhere on the line.")
+        bool, typer.Option(DEBUG, help="Print the traceback of any error. Works anywhere on the line.")
     ] = False,
 ) -> None:
     pass
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
     show_anything()
-    _need_folder()
+    _check_working_directory()
     _refuse_empty(words)
     _refuse_unknown(words)
     stopped: list[int] = []
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        if stopped:  # a library that was being imported made something else of it
+        if stopped:  # a library that was being imported raised another error
             note(f"adaptive-train: {STOPPED[stopped[0]]}")
             sys.exit(stopped[0])
         code, message = _verdict(error)
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _reading_begins() -> ReportBytes:
-    """Tells how long it takes to read all files before a command begins; of several ranks the first one does."""
+    """Report the time left for reading all files first; only on the first rank."""
     from adaptive.embeddings.ranks.launch import is_rank
     from adaptive.training.telemetry.formatting import bytes_text
     from adaptive.training.telemetry.progress import Countdown
@@ -147,70 +147,61 @@ def _reading_begins() -> ReportBytes:
     return Countdown(note, "read to count rows or fit vocabularies", text=bytes_text)
 
 
-def _need_folder() -> None:
-    """torch's libraries end a process whose working directory is gone, and blame something else."""
+def _check_working_directory() -> None:
+    """Exit if the working directory is gone, where torch would raise another error."""
     try:
         os.getcwd()
     except OSError as error:
-        note(f"adaptive-train: error: the working directory is gone ({error.strerror}); change to another one")
+        note(f"adaptive-train: error: the working directory no longer exists ({error.strerror}). Change to another one")
         sys.exit(2)
 
 
 def _refuse_empty(words: Sequence[str]) -> None:
-    """An empty word is a variable of the shell that has no value; as a path it would be the working directory."""
-    for before, word in pairwise(["", *words]):
-        flag = before if before.startswith("--") and "=" not in before else word
+    """Exit for an empty word, which usually comes from an unset shell variable."""
+    for previous, word in pairwise(["", *words]):
+        flag = previous if previous.startswith("--") and "=" not in previous else word
         if not word or (word.startswith("--") and word.find("=") == len(word) - 1):
             place = f"{flag.rstrip('=')}: " if flag else ""
-            note(
-                f"adaptive-train: error: {place}needed a value, found an empty one; is a variable of the shell not set?"
-            )
+            note(f"adaptive-train: error: {place}expected a value, got an empty one. Is a shell variable not set?")
             sys.exit(2)
 
 
 def _refuse_unknown(words: Sequence[str]) -> None:
-    """A command that is none ends with the one that was probably meant."""
+    """Exit for an unknown command, with the most similar one."""
     name = next((word for word in words if not word.startswith("-")), "")
-    known = [str(command.name) for command in app.registered_commands]
-    known += [str(group.name) for group in app.registered_groups]
-    if name and name not in known:
-        near = SYNONYMS.get(name) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
-        hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
-        note(f"adaptive-train: error: expected a command, got {name!r}; {hint}")
+    names = [str(command.name) for command in app.registered_commands]
+    names += [str(group.name) for group in app.registered_groups]
+    if name and name not in names:
+        near = SYNONYMS.get(name) or next(iter(difflib.get_close_matches(name, names, n=1)), None)
+        hint = f"Did you mean {near}?" if near else f"Commands: {', '.join(names)}"
+        note(f"adaptive-train: error: expected a command, got {name!r}. {hint}")
         sys.exit(2)
 
 
 def _verdict(error: Exception) -> tuple[int, str]:
-    """Exit code and message of what stopped a command."""
+    """Return the exit code and message of an error."""
     if isinstance(error, AdaptiveError):
         return error.exit_code, f"error: {error}"
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        return (
-            1,
-            f"error: not enough memory: {error}; train fewer rows, or keep them in files: --set tier.host=mmap:DIR",
-        )
+        more = "Train fewer rows, or keep them in files: --set tier.host=mmap:DIR"
+        return 1, f"error: out of memory: {error}. {more}"
     if isinstance(error, OSError) and "Could not find/load shared object file" in str(error):  # what llvmlite raises
-        return 1, f"error: not enough memory to load a library, or a damaged installation: {error}"
-    if _lacks_threads(error):
-        return (
-            1,
-            f"error: no more threads can be started: {error}; raise the limit (ulimit -u, or the container's pids)",
-        )
+        return 1, f"error: out of memory while loading a library, or a damaged installation: {error}"
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return 1, f"error: {error}. Raise the limit of threads (ulimit -u, or the pids of the container)"
     if isinstance(error, ImportError | RuntimeError) and NO_MEMORY.search(str(error)):
-        return 1, f"error: not enough memory: {error}; raise the limit (ulimit -v), or end other programs"
+        return 1, f"error: out of memory: {error}. Raise the limit (ulimit -v), or end other programs"
     if isinstance(error, OSError):
-        return 1, f"error: {error}; run again with {DEBUG} to see where"
-    return 1, f"bug: {type(error).__name__}: {error}; run again with {DEBUG} for the traceback and report it"
-
-
-def _lacks_threads(error: Exception) -> bool:
-    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+        return 1, f"error: {error}. Run again with {DEBUG} to see where"
+    return 1, f"bug: {type(error).__name__}: {error}. Run again with {DEBUG} for the traceback, and report it"
 
 
 @contextmanager
 def _terminable(stopped: list[int]) -> Iterator[None]:
-    """While a command runs, SIGTERM or SIGHUP unwinds it as an exit with 143 or 129 would: files are closed and threads
-    joined. `stopped`: gets the exit code, for where the exception does not arrive."""
+    """Make SIGTERM and SIGHUP unwind a command like an exit with 143 or 129.
+
+    `stopped` gets the exit code, in case the exception does not arrive.
+    """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         stopped.append(128 + number)
@@ -223,11 +214,11 @@ def _terminable(stopped: list[int]) -> Iterator[None]:
         return
     numbers = [signal.SIGTERM, *([signal.SIGINT] if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN else [])]
     numbers += [*([signal.SIGHUP] if is_hangup_heard() else [])]
-    before = {number: signal.signal(number, stop) for number in numbers}
+    handlers = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 

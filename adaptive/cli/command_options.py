@@ -1,4 +1,4 @@
-"""Options of commands that are no settings, each written once: types of parameters, which typer reads."""
+"""Options of commands that are no settings, as types of parameters that typer reads."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,153 +23,156 @@ def _rate(name: str, help: str, default: str) -> Any:
 
 AsJson = Annotated[bool, _option("--json", None, OUTPUT, help="Print one JSON object on stdout.")]
 Config = Annotated[Path | None, _option("--config", "FILE", SETTINGS,
-    help="Settings from a TOML or JSON file, or the run.json of an earlier run.")]
+    help="Read settings from a TOML or JSON file, or from the run.json of an earlier run.")]
 Sets = Annotated[list[str] | None, _option("--set", "KEY=VALUE", SETTINGS,
-    help="Give any setting a value, such as tier.device_rows=10% or policy.NAME=VALUE; may be repeated.")]
+    help="Set any setting, such as tier.device_rows=10% or policy.NAME=VALUE; repeatable. `config` lists all.")]
 ReadingSets = Annotated[list[str] | None, _option("--set", "KEY=VALUE", SETTINGS,
-    help="Read the run with another tier.*, data.* or eval_batch_size, such as tier.host=mmap:DIR; may be repeated.")]
+    help="Change a tier.* or data.* setting or eval_batch_size for reading, such as tier.host=mmap:DIR; repeatable.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="Run directory.")]
 Ranks = Annotated[int | None, _option("--ranks", "NUMBER", OUTPUT, min=1,
     help="Number of processes to start on this machine, each with a part of the rows (docs/explanation/ranks.md). "
          "Under torchrun, which starts them itself, leave it out.")]
-Overwrite = Annotated[bool, _option("--overwrite", None, OUTPUT, help="Replace what is in --out already.")]
+Overwrite = Annotated[bool, _option("--overwrite", None, OUTPUT, help="Replace an earlier result in --out.")]
 Policies = Annotated[str, _option("--policies", "LIST", POLICY,
-    help="Policies, such as hybrid,lru,slipstream+threshold=0.02. --set policy.NAME=VALUE goes to all that have such "
-         "a parameter.")]
+    help="Policies, such as hybrid,lru,slipstream+threshold=0.02. --set policy.NAME=VALUE applies to all policies that "
+         "have the parameter.")]
 Markdown = Annotated[Path | None, _option("--markdown", "FILE", OUTPUT, help="Write the tables as Markdown.")]
-Csv = Annotated[Path | None, _option("--csv", "FILE", OUTPUT, help="Write a line per policy.")]
+Csv = Annotated[Path | None, _option("--csv", "FILE", OUTPUT, help="Write one line per policy as CSV.")]
 Plot = Annotated[Path | None, _option("--plot", "FILE", OUTPUT,
-    help="Draw the curves as PNG (needs the extra 'report': matplotlib).")]
+    help="Draw the curves as PNG (needs matplotlib, the extra 'report').")]
 TimeSteps = Annotated[int, _option("--time-steps", "STEPS", STUDY, min=5,
-    help="Steps of each policy that is timed, as often as it takes.")]
+    help="Timed steps per policy; the data repeat if they are short.")]
 StudyFolder = Annotated[Path | None, _option("--out", "DIR", OUTPUT,
-    help="Write all of it there: the record as JSON, tables as CSV, pictures.")]
+    help="Write the record as JSON, tables as CSV, and pictures to this folder.")]
 
 # run
-DryRun = Annotated[bool, _option("--dry-run", None, OUTPUT, help="Print memory per tier and steps; write nothing.")]
+DryRun = Annotated[bool, _option("--dry-run", None, OUTPUT,
+    help="Print memory per tier and the number of steps, without training or writing anything.")]
 Resume = Annotated[Path | None, _option("--resume", "RUNDIR", OUTPUT,
-    help="Resume a run that was stopped or killed, from its newest checkpoint; --set save_every=N makes them on the "
-         "way. Its settings stay, but --steps and --epochs may be given. Name a policy, rule or model that is a file "
-         "or module again: --policy, --skip, --model.")]
+    help="Resume a run from its latest checkpoint; --set save_every=N writes checkpoints during training. The run's "
+         "settings stay, except --steps and --epochs. Repeat --policy, --skip or --model if they name a file or "
+         "module, to confirm that you trust its code.")]
 AutoResumeRun = Annotated[bool, _option("--auto-resume", None, OUTPUT,
-    help="Begin the run in --out, or resume it if it is there, on as many ranks as there are: for launchers that "
-         "start the same command again (torchrun --max-restarts).")]
+    help="Start the run in --out, or resume it if it exists, on any number of ranks. For launchers that repeat the "
+         "same command (torchrun --max-restarts).")]
 ForceUnlock = Annotated[bool, _option("--force-unlock", None, OUTPUT,
-    help="Use the run directory though a process of another machine or container seems to hold it: only if you know "
-         "that it is gone.")]
+    help="Use the run directory even if a process on another machine or container seems to hold it. Only if you know "
+         "that it ended.")]
 
 # eval, predict, export
 EvalData = Annotated[str | None, _option("--data", "SPEC", show_default=False,
-    help="All samples of these data, such as csv:PATH; a path alone is of the run's kind. `predict` needs no labels. "
-         "Default: the run's own evaluation part.")]
+    help="Use all samples of this data, such as csv:PATH; a path alone has the format of the run's data. `predict` "
+         "needs no labels. Default: the evaluation samples of the run.")]
 GroupBy = Annotated[str | None, _option("--group-by", "FEATURE", show_default=False,
-    help="Also GAUC, the mean AUC within the samples of each value of a feature, such as the user.")]
+    help="Also report GAUC: the mean AUC over groups of samples with the same value of a feature, such as the user.")]
 ScoresFile = Annotated[Path, _option("--out", "FILE", show_default=False,
-    help="Written when it is whole: .csv, .parquet (needs pyarrow) or .npy.")]
+    help="File for the scores: .csv, .parquet (needs pyarrow) or .npy. It appears when it is complete.")]
 ExportFolder = Annotated[Path, _option("--out", "DIR", show_default=False,
-    help="A new folder, made when all of it is written.")]
+    help="New folder for the export. It appears when it is complete.")]
 ExportFormat = Annotated[str, _option("--to", "torch|safetensors|onnx", help="File format of the tensors.")]
 ReportPaths = Annotated[list[Path], typer.Argument(metavar="PATH...", show_default=False,
-    help="Run directories, a folder of runs, the directory of a comparison or a profile, or a file that simulate "
-         "--json printed. Several of one kind stand side by side.")]
-ReportFile = Annotated[Path, _option("--out", "FILE", help="Where the page goes; a page that is there is replaced.")]
+    help="Run directories, a folder of runs, the directory of a comparison or a profile, or a file printed by simulate "
+         "--json. Several results of one kind appear side by side.")]
+ReportFile = Annotated[Path, _option("--out", "FILE", help="The page; replaces an earlier one.")]
 
 # compare
 Seeds = Annotated[int, _option("--seeds", "NUMBER", STUDY, min=1,
-    help="Trainings of each policy, with --seed, --seed + 1, ...; also the built-in stream's seed.")]
+    help="Training runs per policy, with --seed, --seed + 1, ...; they also seed the built-in stream.")]
 Sweep = Annotated[list[str] | None, _option("--sweep", "KEY=LIST", STUDY,
-    help="Train every policy with each of these values of a setting that --set takes, such as "
-         "batch_size=256,1024,4096; may be repeated: every combination. KEY+KEY=VALUE+VALUE,... varies keys "
-         "together.")]
+    help="Train every policy with each of these values of a setting, such as batch_size=256,1024,4096. Repeat it to "
+         "train every combination. KEY+KEY=VALUE+VALUE,... varies keys together.")]
 AucBudget = Annotated[float, _option("--auc-budget", "AUC", STUDY, min=0.0,
-    help="Loss of AUC that a policy may cause.")]
+    help="AUC that a policy may lose against the control.")]
 AutoResumeComparison = Annotated[bool, _option("--auto-resume", None, OUTPUT,
-    help="Resume the comparison in --out: keep its finished runs of the same settings, train what is missing (more "
-         "--seeds, another policy, what was stopped).")]
+    help="Resume the comparison in --out: reuse its finished runs with the same settings, and train the rest (more "
+         "--seeds, more policies, stopped runs).")]
 NoRanks = Annotated[int | None, _option("--ranks", None, STUDY, hidden=True,
-    help="Refused: compare trains in one process.")]
+    help="Not available: compare trains in one process.")]
 
 # prepare, vocabulary, report, config, doctor
 PreparedFolder = Annotated[Path, typer.Argument(metavar="DIR", show_default=False,
     help="New folder for the prepared data.")]
-PreparedData = Annotated[str, _option("--data", "SPEC", DATA, help="Data set, as of `run`.")]
+PreparedData = Annotated[str, _option("--data", "SPEC", DATA, help="Data set, as for `run`.")]
 Schema = Annotated[Path | None, _option("--schema", "FILE", DATA, help="Schema of csv:PATH or parquet:PATH.")]
 VocabularyPlace = Annotated[Path, typer.Argument(metavar="RUN",
     help="Run directory, prepared data, or the folder of a vocabulary.")]
-VocabularyTable = Annotated[str | None, _option("--table", "NAME", help="Without it: what tables are there.")]
+VocabularyTable = Annotated[str | None, _option("--table", "NAME",
+    help="Table whose ids are listed. Default: list the tables.")]
 VocabularyFile = Annotated[Path | None, _option("--out", "FILE",
-    help="Write row, kind and id as tab-separated lines, not to stdout.")]
+    help="Write row, kind and id as tab-separated lines to a file instead of stdout.")]
 SettingKeys = Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", show_default=False,
     help="Sections or keys, such as tier or data.holdout.")]
-SettingsPage = Annotated[bool, _option("--markdown", None, help="Print the page docs/reference/settings.md.")]
+SettingsPage = Annotated[bool, _option("--markdown", None, help="Print the Markdown page of all settings.")]
 MeasuredRanks = Annotated[int | None, _option("--ranks", "NUMBER", min=2,
-    help="Start this many processes on this machine and measure what they exchange: interface, latency, bandwidth. "
-         "Under torchrun, which starts them itself, leave it out.")]
+    help="Start this many processes on this machine and measure their exchange: interface, latency, bandwidth. Leave "
+         "it out under torchrun, which starts them.")]
 
 # profile
-Sections = Annotated[str, _option("--sections", "LIST", STUDY, help="Parts: data, step, movement.")]
-Samples = Annotated[int, _option("--samples", "NUMBER", STUDY, min=0, help="data: samples to count, at most; 0: all.")]
+Sections = Annotated[str, _option("--sections", "LIST", STUDY, help="Sections to profile: data, step, movement.")]
+Samples = Annotated[int, _option("--samples", "NUMBER", STUDY, min=0,
+    help="data: maximum number of samples to count; 0 for all.")]
 Memory = Annotated[str, _option("--memory", "SIZES", STUDY,
-    help="data: memory for hot rows: bytes (512MiB), per cent of all rows (10%) or rows.")]
+    help="data: memory for hot rows, in bytes (512MiB), as a percentage of all rows (10%) or in rows.")]
 SampleShare = Annotated[str, _option("--sample", "SHARE", STUDY,
     help="data: share of the inputs for the sampled curve and FAE's estimate.")]
-MovementSteps = Annotated[int, _option("--steps", "STEPS", STUDY, min=1, help="movement: steps to train.")]
+MovementSteps = Annotated[int, _option("--steps", "STEPS", STUDY, min=1, help="movement: number of training steps.")]
 MovementEvery = Annotated[int, _option("--every", "STEPS", STUDY, min=1,
-    help="movement: steps from reading to reading.")]
+    help="movement: steps between two readings of the rows.")]
 PictureLink = Annotated[str, _option("--link", "RATE", OUTPUT,
-    help="step.png: link with which what crosses is modelled without a GPU.")]
+    help="step.png: link rate for modelling transfers without a GPU.")]
 SaveMachine = Annotated[Path | None, _option("--save", "FILE", OUTPUT,
-    help="Write the measured rates of this machine, which simulate and placements read as --machine FILE.")]
+    help="Write the measured rates of this machine, for --machine FILE of simulate and placements.")]
 
 # placements
 Machines = Annotated[str, _option("--machine", "LIST", MACHINE,
-    help="Machines: dual-cpu, big-basin, zion, v100-pcie3, a100, h200; here (measured now); or machine files.")]
+    help="Machines: dual-cpu, big-basin, zion, v100-pcie3, a100, h200, here (measured on the spot), or machine files.")]
 Shapes = Annotated[str | None, _option("--preset", "LIST", STUDY,
-    help="Shapes of models: rmc1 to rmc4, syn-m1, syn-m2, m1prod to m3prod, mlperf, sweep; or TOML files. Without "
-         "it: the model and data of the other options.")]
+    help="Model shapes: rmc1 to rmc4, syn-m1, syn-m2, m1prod to m3prod, mlperf, sweep, or TOML files. Default: the "
+         "model and data of the other options.")]
 Placements = Annotated[str, _option("--placements", "LIST", STUDY, help="Placements to compare.")]
-BatchSizes = Annotated[str | None, _option("--batch-size", "LIST", STUDY, help="Samples of a step, else the shape's.")]
+BatchSizes = Annotated[str | None, _option("--batch-size", "LIST", STUDY,
+    help="Samples per step. Default: that of the shape.")]
 ShapeSweep = Annotated[list[str] | None, _option("--sweep", "KEY=LIST", STUDY,
-    help="Vary num_dense, num_sparse, hash_size, lookups, mlp (64^2,1024^4) or batch_size; once or twice.")]
+    help="Vary num_dense, num_sparse, hash_size, lookups, mlp (64^2,1024^4) or batch_size; at most two sweeps.")]
 Watts = Annotated[list[str] | None, _option("--watts", "NAME=WATTS", MACHINE,
-    help="Power of a machine; may be repeated.")]
+    help="Power of a machine; repeatable.")]
 Measure = Annotated[bool, _option("--measure", None, STUDY,
-    help="Train the placements that exist here, too; with --sweep at each of its points.")]
+    help="Also train the placements that exist here; with --sweep, at each point.")]
 
 # simulate
 SimulatedPolicies = Annotated[str | None, _option("--policies", "LIST", POLICY, show_default="lru,lfu",
-    help="Policies, such as lru,lfu+half_life=500,scratchpipe. --set policy.NAME=VALUE goes to all that have such a "
-         "parameter.")]
+    help="Policies, such as lru,lfu+half_life=500,scratchpipe. --set policy.NAME=VALUE applies to all policies that "
+         "have the parameter.")]
 DeviceSizes = Annotated[str | None, _option("--device-rows", "SIZES", TIERS, show_default="1%,5%,10%,20%,50%",
-    help="Sizes of the device tier: rows (100000), per cent of all rows (10%), bytes (512MiB) or auto.")]
+    help="Sizes of the device tier: rows (100000), percentages of all rows (10%), bytes (512MiB) or auto.")]
 Width = Annotated[int | None, _option("--embedding-dim", "WIDTH", TIERS, min=1, max=4096,
-    help="Values in a row; else model.embedding_dim, as a preset gives it, or 16.")]
+    help="Values per row. Default: model.embedding_dim, or 16.")]
 MachineFile = Annotated[str | None, _option("--machine", "FILE", MACHINE,
-    help="Machine file, as `profile --save FILE` writes it, or a preset (see `placements`). With measured rates, the "
-         "report includes the expected step time. The options below win over it.")]
-Link = Annotated[str | None, _rate("--link", "Between the tiers, each way.", "50GB/s")]
-DeviceBandwidth = Annotated[str | None, _rate("--device-bandwidth", "Memory of the device.", "4000GB/s")]
-HostBandwidth = Annotated[str | None, _rate("--host-bandwidth", "Memory of the host, random rows.", "100GB/s")]
+    help="Machine file from `profile --save FILE`, or a preset (see `placements`). With measured rates, the report "
+         "includes the expected step time. The options below override it.")]
+Link = Annotated[str | None, _rate("--link", "Link between the tiers, per direction.", "50GB/s")]
+DeviceBandwidth = Annotated[str | None, _rate("--device-bandwidth", "Bandwidth of device memory.", "4000GB/s")]
+HostBandwidth = Annotated[str | None, _rate("--host-bandwidth", "Bandwidth of host memory, random rows.", "100GB/s")]
 DenseTime = Annotated[float | None, _option("--dense-ms", "MS", MACHINE, min=0.0, show_default="1.0",
-    help="Milliseconds of the dense part of a step.")]
+    help="Milliseconds of the dense part per step.")]
 DenseBytes = Annotated[int | None, _option("--dense-bytes", "BYTES", MACHINE, min=0, max=2 ** 50, show_default="0",
-    help="Of all dense weights, as they cross at each step of XDL: adds its modelled step.")]
+    help="Bytes of all dense weights. Adds the modelled step of XDL, which transfers them at each step.")]
 RankNumbers = Annotated[str | None, _option("--ranks", "LIST", RANKS,
-    help="Numbers of ranks, such as 2,8,64: report the bytes that a rank would send in a step, by kind, instead of "
-         "hit rates (docs/explanation/ranks.md).")]
+    help="Report the bytes that a rank sends per step instead of hit rates, for numbers of ranks such as 2,8,64 "
+         "(docs/explanation/ranks.md).")]
 SaturatedShare = Annotated[float | None, _option("--saturated", "SHARE", RANKS, min=0.0, max=1.0, show_default="0.5",
-    help="With --ranks: share of the requests that are for saturated rows, whose gradients are not sent; the report "
-         "of a run on ranks has the real one.")]
+    help="With --ranks: share of the requests that are for saturated rows, whose gradients are not sent. The report of "
+         "a run on ranks has the actual share.")]
 
 # reproduce
 Paper = Annotated[str | None, typer.Argument(metavar="PAPER", show_default=False,
-    help="tutorial, fae, hotline, scratchpipe, slipstream, zion; or a Python file such as theirs in "
-         "examples/reproduce, which is run.")]
-ListPapers = Annotated[bool, _option("--list", None, help="List the papers with what is reproduced.")]
-Quick = Annotated[bool, _option("--quick", None, help="Under a minute: less data, fewer steps.")]
+    help="tutorial, fae, hotline, scratchpipe, slipstream or zion; or a Python file like those in examples/reproduce, "
+         "which is executed.")]
+ListPapers = Annotated[bool, _option("--list", None, help="List the papers and what each reproduces.")]
+Quick = Annotated[bool, _option("--quick", None, help="Use less data and fewer steps; takes less than a minute.")]
 PaperSeeds = Annotated[int | None, _option("--seeds", "NUMBER", min=1,
-    help="Trainings of each policy that is compared.")]
-Data = Annotated[str | None, _option("--data", "SPEC", DATA, help="Data, as of `run`.")]
+    help="Training runs per policy, for comparisons.")]
+Data = Annotated[str | None, _option("--data", "SPEC", DATA, help="Data set, as for `run`.")]
 PaperFolder = Annotated[Path | None, _option("--out", "DIR", OUTPUT,
-    help="Records, pictures, report.md and report.html; new or empty. Default runs/reproduce-PAPER.")]
+    help="Folder for records, pictures, report.md and report.html; new or empty. Default: runs/reproduce-PAPER.")]
 # fmt: on

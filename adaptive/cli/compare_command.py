@@ -11,7 +11,7 @@ import typer
 
 from adaptive.cli import command_options as options
 from adaptive.cli.flags import given_flags, load_contenders, with_flags
-from adaptive.cli.output import check_folders, note, own_stdout, print_result, write_text
+from adaptive.cli.output import check_folders, note, own_stdout, print_document, write_text
 
 if TYPE_CHECKING:
     from adaptive.studies.compare.comparison_runs import Outcome
@@ -35,7 +35,7 @@ def compare(
     as_json: options.AsJson = False,
     **flags: Any,
 ) -> None:
-    """Train every policy with the same data order and initial weights, and compare quality, speed and traffic.
+    """Train policies on the same data, and compare quality, speed and traffic.
 
     Policies that skip nothing must agree bit for bit; compare checks this. A policy that drops inputs is followed by
     random_drop with the same share of dropped inputs and the same seed. Each run is stored under --out (default:
@@ -136,10 +136,9 @@ def _report(outputs: _Outputs, auc_budget: float, outcomes: "Sequence[Outcome]",
     result = replace(result, problems=problems, out=str(outputs.directory))
     write_record(outputs.directory, result)
     document = comparison_document(result)
-    table = f"{document.to_text()}\nruns: {outputs.directory}"
-    print_result(result, table=table, as_json=outputs.as_json)
-    if outputs.markdown is not None:
-        write_text(outputs.markdown, document.to_markdown())
+    print_document(
+        result, document, as_json=outputs.as_json, markdown=outputs.markdown, footer=f"\nruns: {outputs.directory}"
+    )
     if outputs.csv is not None:
         write_text(outputs.csv, comparison_csv(result))
     return problems

@@ -1,7 +1,4 @@
-"""`adaptive-train config`: all settings, read off the classes that check them.
-
-`docs/reference/settings.md` is what it prints with `--markdown`.
-"""
+"""`adaptive-train config`: list all settings, read from the classes that check them."""
 
 import json
 import types
@@ -20,13 +17,14 @@ from adaptive.errors import ConfigError
 
 PAGE = """# Settings
 
-Every key that a run has, with its default. Made by
-`adaptive-train config --markdown > docs/reference/settings.md` from the classes that check the settings;
-`adaptive-train config tier` prints those of a section.
+All settings of a run with their defaults. This page is the output of
+`adaptive-train config --markdown > docs/reference/settings.md`, made from the classes that check the settings. To print
+one section, run `adaptive-train config tier`.
 
-The first that gives a key counts: flag, `--set KEY=VALUE`, environment, `--config FILE` (TOML or JSON), `--preset`,
-default. In the environment a key is `ADAPTIVE_` and capitals, with `__` for the dot: `ADAPTIVE_TIER__DEVICE_ROWS=10%`.
-Parameters of a policy are `policy.NAME`: `adaptive-train policies show NAME` lists them. `null` is no value.
+Settings are resolved in this order: flag, `--set KEY=VALUE`, environment variable, `--config FILE` (TOML or JSON),
+`--preset`, default. The environment variable of a key is `ADAPTIVE_` and the key in capitals, with `__` for the dot:
+`ADAPTIVE_TIER__DEVICE_ROWS=10%`. Parameters of a policy are `policy.NAME`; `adaptive-train policies show NAME` lists
+them. `null` means no value.
 """
 _WORDS = {bool: "true, false", int: "whole number", float: "number", str: "text", Path: "path", type(None): "null"}
 _BOUNDS = {"ge": ">= {}", "gt": "> {}", "le": "<= {}", "lt": "< {}"}
@@ -34,7 +32,7 @@ _BOUNDS = {"ge": ">= {}", "gt": "> {}", "le": "<= {}", "lt": "< {}"}
 
 @dataclass(frozen=True)
 class Setting:
-    """A key as users write it."""
+    """A setting as users write it."""
 
     key: str
     default: str
@@ -45,7 +43,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Section:
-    """The keys of one class, and what the class is for. `name` is empty for keys without a dot."""
+    """The settings of one class; `name` is empty for keys without a dot."""
 
     name: str
     meaning: str
@@ -59,21 +57,21 @@ class Section:
 def config(
     keys: options.SettingKeys = None, markdown: options.SettingsPage = False, as_json: options.AsJson = False
 ) -> None:
-    """List all settings: key, default, allowed values, meaning."""
+    """List all settings with their default, allowed values and meaning."""
     chosen = [section for section in (_chosen(section, keys or []) for section in sections()) if section.settings]
     if not chosen:
         from adaptive.errors import suggestion
 
         names = [setting.key for section in sections() for setting in section.settings]
         hint = suggestion(keys[0], names) if keys else ""
-        raise ConfigError(f"no setting is named {', '.join(keys or [])}{hint}; without a name all are listed")
+        raise ConfigError(f"expected settings or sections, got {', '.join(keys or [])}{hint}. Omit KEY to list all")
     listed = [{"section": section.name, **asdict(setting)} for section in chosen for setting in section.settings]
     table = page(chosen) if markdown else "\n\n".join(map(_text, chosen))
     print_result({"schema": 1, "settings": listed}, table=table.rstrip("\n"), as_json=as_json)
 
 
 def sections() -> Iterator[Section]:
-    """All settings but the parameters of policies."""
+    """Yield all sections except the parameters of policies."""
     from adaptive.config import TrainConfig
     from adaptive.data.data_options import DataOptions
     from adaptive.models.model_settings import OPTIONS
@@ -84,10 +82,11 @@ def sections() -> Iterator[Section]:
 
 
 def _of_class(model: type[BaseModel], name: str, meaning: str) -> Iterator[Section]:
-    """The section of a class, behind it those of the sections inside it."""
+    """Yield the section of a class, then those of nested classes."""
     inside = {field: _section_of(info) for field, info in model.model_fields.items()}
-    own = {field: info for field, info in model.model_fields.items() if inside[field] is None}
-    yield Section(name, _one_line(meaning), tuple(_setting(name, *one) for one in own.items() if not _is_options(one)))
+    direct = [(field, info) for field, info in model.model_fields.items() if inside[field] is None]
+    settings = tuple(_setting(name, *entry) for entry in direct if not _is_options(entry))
+    yield Section(name, _one_line(meaning), settings)
     for field, section in inside.items():
         if section is not None:
             key, info = f"{name}.{field}".lstrip("."), model.model_fields[field]
@@ -97,11 +96,13 @@ def _of_class(model: type[BaseModel], name: str, meaning: str) -> Iterator[Secti
 
 
 def _of_models(options: Mapping[str, type[BaseModel]]) -> Iterator[Section]:
-    """Keys that all models have with one meaning, then those of each."""
+    """Yield the settings that all models share, then those of each model."""
     all_ = {name: {field: _setting("model", field, info) for field, info in model.model_fields.items()}
             for name, model in options.items()}  # fmt: skip
     first = next(iter(all_.values()))
-    shared = [one for field, one in first.items() if all(other.get(field) == one for other in all_.values())]
+    shared = [
+        setting for field, setting in first.items() if all(other.get(field) == setting for other in all_.values())
+    ]
     yield Section("model", "Of every model.", tuple(shared))
     for name, settings in all_.items():
         if special := tuple(setting for setting in settings.values() if setting not in shared):
@@ -120,7 +121,7 @@ def _section_of(info: FieldInfo) -> type[BaseModel] | None:
 
 
 def _is_options(field: tuple[str, FieldInfo]) -> bool:
-    """A dictionary in which other classes' settings lie."""
+    """True for a dictionary with the settings of another class."""
     from adaptive.training.settings import OPTIONS
 
     return field[0] in OPTIONS.values()
@@ -153,7 +154,7 @@ def _kinds(annotation: Any) -> Iterator[str]:
     elif origin is Literal:
         yield from map(str, get_args(annotation))
     elif origin in (tuple, list):
-        inner = [one for kind in get_args(annotation) if kind is not ... for one in _kinds(kind)]
+        inner = [word for kind in get_args(annotation) if kind is not ... for word in _kinds(kind)]
         yield f"list of {' or '.join(dict.fromkeys(inner))}"
     else:
         yield _WORDS.get(annotation, "table" if origin is dict or annotation is dict else str(annotation))
@@ -169,31 +170,31 @@ def _one_line(text: str) -> str:
 
 
 def _chosen(section: Section, keys: list[str]) -> Section:
-    def is_asked(setting: Setting) -> bool:
+    def is_chosen(setting: Setting) -> bool:
         return not keys or any(setting.key == key or setting.key.startswith(f"{key}.") for key in keys)
 
-    return Section(section.name, section.meaning, tuple(filter(is_asked, section.settings)))
+    return Section(section.name, section.meaning, tuple(filter(is_chosen, section.settings)))
 
 
 def _text(section: Section) -> str:
     lines = [f"{section.title}: {section.meaning}"]
-    for one in section.settings:
-        flag = f" ({one.flag})" if one.flag else ""
-        lines.append(
-            f"  {one.key} = {one.default}{flag}\n      {one.allowed}{'; ' if one.meaning else ''}{one.meaning}"
-        )
+    for setting in section.settings:
+        flag = f" ({setting.flag})" if setting.flag else ""
+        separator = "; " if setting.meaning else ""
+        lines.append(f"  {setting.key} = {setting.default}{flag}")
+        lines.append(f"      {setting.allowed}{separator}{setting.meaning}")
     return "\n".join(lines)
 
 
 def page(chosen: list[Section]) -> str:
-    """The sections as tables of Markdown."""
+    """Return the sections as a Markdown page."""
     text = PAGE
     for section in chosen:
         text += (
             f"\n## {section.title}\n\n{section.meaning}\n\n| key | default | allowed | meaning |\n|---|---|---|---|\n"
         )
-        for one in section.settings:
-            flag = f" (`{one.flag}`)" if one.flag else ""
-            cells = (f"`{one.key}`{flag}", f"`{one.default}`", one.allowed, one.meaning)
+        for setting in section.settings:
+            flag = f" (`{setting.flag}`)" if setting.flag else ""
+            cells = (f"`{setting.key}`{flag}", f"`{setting.default}`", setting.allowed, setting.meaning)
             text += f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
     return text

@@ -1,5 +1,4 @@
-"""`adaptive-train prepare`: store a data set as columns that training maps into memory. `adaptive-train vocabulary`:
-which row stands for which id, for a server that looks rows up itself."""
+"""`adaptive-train prepare` and `vocabulary`: store a data set, list rows of ids."""
 
 import os
 import shlex
@@ -29,11 +28,11 @@ def prepare(
     sets: options.Sets = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Store a data set with its ids already rows, so that each later run and epoch reads it several times as fast.
+    """Store a data set with ids mapped to rows, which is read several times as fast.
 
-    How it is split, and how ids become rows, is settled here (--set data.holdout=0.1, data.vocabulary=true ...).
-    data.shuffle_buffer and data.seed count when it is read: --data prepared:DIR. Stopped by Ctrl-C, it leaves nothing
-    behind: neither DIR nor a part of it.
+    The split and the mapping of ids to rows are fixed here (--set data.holdout=0.1, data.vocabulary=true ...).
+    data.shuffle_buffer and data.seed apply when it is read with --data prepared:DIR. After Ctrl-C nothing remains:
+    DIR appears when it is complete.
     """
     from adaptive.data.data_options import DataOptions
     from adaptive.data.prepared.prepared_writer import prepare as write
@@ -58,7 +57,7 @@ def prepare(
         "seconds": round(seconds, 3),
     }
     lines = [
-        f"{path}: {prepared.train.samples:,} samples to train with, {result['eval_samples']:,} to evaluate, "
+        f"{path}: {prepared.train.samples:,} training samples, {result['eval_samples']:,} evaluation samples, "
         f"{size_text(num_bytes)}, in {seconds:.1f} s",
         *(
             [f"rejected lines: {', '.join(f'{n:,} {cause}' for cause, n in prepared.rejects.items())}"]
@@ -70,17 +69,17 @@ def prepare(
 
 
 def _part_begins(part: str) -> "Callable[[PartRead], None]":
-    """Tells how long it takes to write a part."""
+    """Return a callback that reports the time left for a part."""
     from adaptive.training.telemetry.formatting import bytes_text
     from adaptive.training.telemetry.progress import Countdown
 
     samples = Countdown(note, f"samples written ({part})")
     size = Countdown(note, f"read and written ({part})", text=bytes_text)
 
-    def told(read: "PartRead") -> None:
+    def report(read: "PartRead") -> None:
         (size if read.in_bytes else samples)(read.done, read.total)
 
-    return told
+    return report
 
 
 def vocabulary(
@@ -91,8 +90,8 @@ def vocabulary(
 ) -> None:
     """List the ids of a fitted vocabulary with their rows.
 
-    A line has row, kind and id. Kind is `id`, or `other` for the row that all other ids share, or `missing`. In ids a
-    tab, line end or backslash is written as in C.
+    Each line has row, kind and id. The kind is `id`, `other` for the row that all other ids share, or `missing`. Tabs,
+    line ends and backslashes in ids are escaped as in C.
     """
     from adaptive.data.rows.vocabularies import load_vocabulary, stored_tables
 
@@ -100,14 +99,14 @@ def vocabulary(
     tables = stored_tables(folder)
     if table is None:
         if out is not None:
-            raise typer.BadParameter(f"--out needs --table; tables: {', '.join(tables)}")
+            raise typer.BadParameter(f"--out: expected --table with it, one of {', '.join(tables)}")
         lines = [f"{name}: {rows:,} ids" for name, rows in tables.items()]
         print_result({"schema": 1, "folder": str(folder), "tables": tables}, table="\n".join(lines), as_json=as_json)
         return
     if table not in tables:
         raise ConfigError(
-            f"{folder}: no vocabulary of table {table!r}; there are {', '.join(tables)}. In other tables rows are "
-            "hashes of ids, or the ids themselves: see docs/how-to/data.md"
+            f"{folder}: expected a table with a vocabulary ({', '.join(tables)}), got {table!r}. Rows of other tables "
+            "are hashes of ids, or the ids themselves"
         )
     rows = tables[table]
     ids = [*load_vocabulary(folder, table).ids()]
@@ -121,7 +120,7 @@ def vocabulary(
 
 
 def _folder(place: Path) -> Path:
-    """The folder of the vocabulary that belongs to `place`."""
+    """Return the folder of the vocabulary that belongs to `place`."""
     from adaptive.storage.run_directory import RECORD, read_record
     from adaptive.training.runs.run_record import config_of
 
@@ -137,7 +136,7 @@ def _folder(place: Path) -> Path:
         if folder := next(filter(Path.is_dir, folders), None):
             return folder
     raise ConfigError(
-        f"{place}: no vocabulary here; rows are fitted to ids with --set data.vocabulary=true, or vocabulary = true in "
+        f"{place}: expected a vocabulary, got none. Fit one with --set data.vocabulary=true, or vocabulary = true in "
         "the schema"
     )
 

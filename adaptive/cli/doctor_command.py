@@ -1,4 +1,4 @@
-"""`adaptive-train doctor`: what this machine and installation offer, and what is wrong with them."""
+"""`adaptive-train doctor`: report this machine and installation, and their problems."""
 
 import contextlib
 import importlib
@@ -24,7 +24,7 @@ from adaptive.system import usable_cores
 if TYPE_CHECKING:
     from adaptive.embeddings.ranks.measure import RankLinks
 
-TIMEOUT_S: Final = 60.0  # for ranks to find each other, and for an exchange
+TIMEOUT_S: Final = 60.0  # for ranks to connect, and for an exchange
 
 NVIDIA: Final = "0x10de"  # vendor of a PCI device
 DRIVERS: Final = {12: "525", 13: "580"}  # the oldest driver for a CUDA version
@@ -32,7 +32,10 @@ PACKAGES = ("adaptive-train", "torch", "numpy", "numba", "scipy", "tensorboard",
 
 
 def doctor(ranks: options.MeasuredRanks = None, as_json: options.AsJson = False) -> None:
-    """Report versions, processor, memory, GPU, disk, compiled-kernel cache and policies; of ranks their exchanges."""
+    """Report versions, processor, memory, GPU, disk, kernel cache, policies and problems.
+
+    With --ranks, also measure the exchange between processes.
+    """
     from adaptive.embeddings.ranks.launch import is_rank, launch
 
     if ranks is not None:
@@ -54,7 +57,7 @@ def doctor(ranks: options.MeasuredRanks = None, as_json: options.AsJson = False)
 
 
 def _measured_links() -> "tuple[RankLinks, bool]":
-    """Of the ranks that this process is one of, and whether it is the first."""
+    """Measure the links between the ranks; also return True on the first rank."""
     from adaptive.embeddings.ranks import Ranks
     from adaptive.embeddings.ranks.measure import measure
     from adaptive.embeddings.ranks.torch_transport import TorchTransport
@@ -71,12 +74,14 @@ def _measured_links() -> "tuple[RankLinks, bool]":
 
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "system": platform.platform()}
-    for name in PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
+    return versions | {name: _version(name) or "not installed" for name in PACKAGES}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ def _processor() -> _Processor:
 
 
 def _threading_layers() -> list[str]:
-    """The layers that load here, in the order in which numba prefers them: it takes the first."""
+    """Return the layers that load here; numba uses the first."""
     import torch  # noqa: F401 (before numba's threads, see adaptive.kernels.jit)
 
     layers = []
@@ -107,7 +112,7 @@ def _threading_layers() -> list[str]:
 
 def _memory() -> dict[str, str]:
     facts = {"total": size_text(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))}
-    # CUDA pins memory whatever `ulimit -l` says, so that what is available is what can be pinned.
+    # CUDA pins memory regardless of `ulimit -l`, so all available memory can be pinned.
     meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
     if meminfo.is_file():
         kib = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
@@ -138,7 +143,7 @@ def _kernel_cache() -> _KernelCache:
 
 
 def _policies() -> dict[str, str]:
-    """Name -> where from, or why it does not load."""
+    """Policy -> its origin, or the reason why it does not load."""
     from adaptive.plugins import installed_policies, load_policy_class
 
     places = {}
@@ -146,13 +151,13 @@ def _policies() -> dict[str, str]:
         try:
             load_policy_class(name)
             places[name] = place
-        except Exception as error:  # a policy of somebody else may raise anything when imported
+        except Exception as error:  # third-party policies may raise anything on import
             places[name] = f"does not load: {type(error).__name__}: {error}"
     return places
 
 
 def gpu_facts() -> dict[str, str]:
-    """What is there, each as a text. Where torch sees a GPU, a kernel is launched, and its bits are checked."""
+    """Return facts about GPUs; if torch sees one, a kernel runs and its bits are checked."""
     import torch
 
     from adaptive.embeddings.tiers.gpu.build import check_copy
@@ -162,12 +167,12 @@ def gpu_facts() -> dict[str, str]:
         "torch_build": build,
         "nvidia_gpus": str(len(_nvidia_devices())),
         "driver": _driver(),
-        "triton": _triton(),
+        "triton": _version("triton") or "none",
         "c_compiler": next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))), "none"),
         "python_h": "installed" if Path(sysconfig.get_path("include"), "Python.h").is_file() else "none",
     }
     if not torch.cuda.is_available():
-        return {**facts, "usable": "none (the device tier is in memory: --device cpu)"}
+        return {**facts, "usable": "none (the device tier is in host memory: --device cpu)"}
     for number in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(number)
         name = torch.cuda.get_device_properties(number).name
@@ -177,7 +182,7 @@ def gpu_facts() -> dict[str, str]:
 
 
 def _nvidia_devices() -> list[Path]:
-    """NVIDIA's GPUs on the PCI bus or, in a container that hides the bus, by their device files."""
+    """Return NVIDIA GPUs on the PCI bus, or their device files in a container."""
     vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
     displays = [
         file.parent
@@ -193,16 +198,9 @@ def _driver() -> str:
     return number[0] if number else "none"
 
 
-def _triton() -> str:
-    try:
-        return version("triton")
-    except PackageNotFoundError:
-        return "none"
-
-
 @dataclass(frozen=True)
 class _Machine:
-    """What `doctor` reports of a machine."""
+    """The facts that `doctor` reports."""
 
     versions: dict[str, str]
     processor: _Processor
@@ -215,28 +213,28 @@ class _Machine:
 
 def _problems(machine: _Machine) -> list[str]:
     problems = [
-        f"problem: policy {name} {text}; reinstall or remove its package"
+        f"problem: policy {name} {text}. Reinstall or remove its package"
         for name, text in machine.policies.items()
         if text.startswith("does not load")
     ]
     if not machine.policies:
-        problems.append("problem: no policies are installed; install the project (pip install -e .)")
+        problems.append("problem: no policies are installed. Install the project (pip install -e .)")
     if not machine.kernel_cache.safe:
         problems.append(
-            "problem: compiled kernels are not kept, every start compiles anew (about a minute); "
-            "give XDG_CACHE_HOME a folder that only you can write"
+            "problem: compiled kernels are not cached, so every start compiles them again (about a minute). Set "
+            "XDG_CACHE_HOME to a folder that only you can write"
         )
     missing = [name for name, text in machine.versions.items() if text == "not installed"]
-    problems += [f"problem: {name} is not installed; pip install {name}" for name in missing]
+    problems += [f"problem: {name} is not installed. Run pip install {name}" for name in missing]
     return [*problems, *gpu_problems(machine.gpu)]
 
 
 def gpu_problems(facts: Mapping[str, str]) -> list[str]:
-    """What keeps training from the GPU, with what mends it; nothing on a machine without one."""
+    """Return problems that keep training from the GPU, and their fixes; none without a GPU."""
     from adaptive.embeddings.tiers.gpu.build import WORKS
 
     problems = [
-        f"problem: a copy of rows on {name.removeprefix('kernel_on_')} {text}; send this with a report"
+        f"problem: a copy of rows on {name.removeprefix('kernel_on_')} {text}. Please report it"
         for name, text in facts.items()
         if name.startswith("kernel_on_") and text != WORKS
     ]
@@ -245,20 +243,25 @@ def gpu_problems(facts: Mapping[str, str]) -> list[str]:
     if facts["nvidia_gpus"] == "0":
         return []
     if facts["torch_build"] == "CPU":
-        mend = "pip uninstall -y torch && pip install -c constraints.txt torch (the index has CUDA builds)"
-        return [f"problem: this machine has an NVIDIA GPU, and torch is a CPU build; {mend}"]
+        fix = "pip uninstall -y torch && pip install -c constraints.txt torch"
+        return [
+            f"problem: this machine has an NVIDIA GPU, but torch is a CPU build. Run {fix} (CUDA builds are default)"
+        ]
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
-        return ["problem: CUDA_VISIBLE_DEVICES hides the GPU from torch; unset CUDA_VISIBLE_DEVICES"]
-    needed = DRIVERS.get(int(facts["torch_build"].removeprefix("CUDA ").partition(".")[0]), "newer")
+        return ["problem: CUDA_VISIBLE_DEVICES hides the GPU from torch. Unset it"]
+    driver = DRIVERS.get(int(facts["torch_build"].removeprefix("CUDA ").partition(".")[0]), "newer")
     return [
-        f"problem: torch ({facts['torch_build']}) cannot use the NVIDIA GPU of this machine with driver "
-        f"{facts['driver']}; it needs driver {needed} or newer: sudo ubuntu-drivers install, and reboot; in a "
-        "container: docker run --gpus all"
+        f"problem: torch ({facts['torch_build']}) needs NVIDIA driver {driver} or newer, got {facts['driver']}. Run "
+        "sudo ubuntu-drivers install and reboot; in a container: docker run --gpus all"
     ]
 
 
 def _triton_problems(facts: Mapping[str, str]) -> list[str]:
     if facts["triton"] == "none":
-        return ["problem: Triton is not installed, so torch operations train rows, more slowly; pip install triton"]
-    needs = {"c_compiler": "a C compiler; sudo apt install gcc", "python_h": "Python.h; sudo apt install python3-dev"}
-    return [f"problem: Triton needs {what}" for name, what in needs.items() if facts[name] == "none"]
+        return ["problem: Triton is not installed, so training uses slower torch operations. Run pip install triton"]
+    needs = {"c_compiler": ("a C compiler", "gcc"), "python_h": ("Python.h", "python3-dev")}
+    return [
+        f"problem: Triton needs {part}. Run sudo apt install {package}"
+        for name, (part, package) in needs.items()
+        if facts[name] == "none"
+    ]

@@ -1,7 +1,7 @@
-"""The flags that are settings: one line each, from which typer's options and `load_settings` are fed.
+"""Flags that set settings, as a table for typer's options and `load_settings`.
 
-Flags stay text here; `adaptive.training.settings` checks them together with everything else, so that all mistakes show
-at once. A new flag needs a reason: every setting can be given with `--set key=value`.
+Values stay text here. `adaptive.training.settings` checks them together with all other settings, so that all mistakes
+are reported at once. A new flag needs a reason: `--set key=value` works for every setting.
 """
 
 import functools
@@ -25,20 +25,20 @@ DLRM = "Names known from DLRM"  # hidden: `--help-dlrm` prints them
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag, the settings it gives a value, and its help."""
+    """A flag, the settings that it sets, and its help."""
 
     name: str
     keys: tuple[str, ...]
     metavar: str
     panel: str
     _: KW_ONLY
-    default: str = ""  # as shown; the settings hold the real one
-    value: str | None = None  # what the flag stands for, if it takes no value itself
+    default: str = ""  # for the help only; the settings have the real one
+    value: str | None = None  # the value of a flag that takes none
     help: str
 
     @property
     def parameter(self) -> str:
-        """The name under which the command gets it; no other parameter of the command has such a name."""
+        """Name of the command's parameter; differs from those of all other options."""
         return "flag_" + self.name.removeprefix("--").replace("-", "_")
 
 
@@ -48,35 +48,37 @@ FLAGS = (
          help="synthetic, criteo:PATH[,PATH...], csv:PATH, parquet:PATH or prepared:DIR; for tbsm: sequences, "
               "taobao:PATH[,PATH...] or tbsm:PATH[,PATH...]."),
     Flag("--schema", ("data.schema_path",), "FILE", DATA,
-         help="Schema of csv:PATH or parquet:PATH, a TOML file, or the name of an installed one."),
+         help="Schema of csv:PATH or parquet:PATH: a TOML file, or the name of a schema that comes with the package."),
     Flag("--batch-size", ("batch_size",), "SAMPLES", DATA, default="2048", help="Samples per batch."),
-    Flag("--device", ("tier.device",), "auto|cpu|cuda", TIERS, default="auto", help="Where the device tier lies."),
+    Flag("--device", ("tier.device",), "auto|cpu|cuda", TIERS, default="auto", help="Device of the device tier."),
     Flag("--device-rows", ("tier.device_rows",), "SIZE", TIERS, default="auto",
-         help="Size of the device tier: rows (100000), per cent of all rows (10%), bytes (512MiB) or auto."),
-    Flag("--depth", ("depth",), "BATCHES", TIERS, default="4", help="Batches of look-ahead; 0: none."),
+         help="Size of the device tier: rows (100000), percentage of all rows (10%), bytes (512MiB) or auto."),
+    Flag("--depth", ("depth",), "BATCHES", TIERS, default="4", help="Batches of look-ahead; 0 for none."),
     Flag("--policy", ("policy",), "SPEC", POLICY, default="lru",
-         help="Name (see `policies list`), module:Class or file.py:Class. Its parameters: --set policy.NAME=VALUE."),
+         help="Name (see `policies list`), module:Class or file.py:Class. Set its parameters with --set "
+              "policy.NAME=VALUE."),
     Flag("--preset", ("preset",), "NAME", TRAINING,
-         help="Model and built-in stream in a published shape: rmc1 to rmc4, syn-m1, syn-m2, m1prod to m3prod, "
+         help="Published shape of the model and the built-in stream: rmc1 to rmc4, syn-m1, syn-m2, m1prod to m3prod, "
               "mlperf."),
     Flag("--model", ("model",), "NAME", TRAINING, default="dlrm",
-         help="dlrm, dcn, deepfm, two-tower, multi-task, tbsm over sequences, module:Class or file.py:Class. Its "
-              "shape: --set model.NAME=VALUE."),
+         help="dlrm, dcn, deepfm, two-tower, multi-task, tbsm (for sequences), module:Class or file.py:Class. Set its "
+              "shape with --set model.NAME=VALUE."),
     Flag("--optimizer", ("optimizer.name",), "NAME", TRAINING, default="rowwise_adagrad",
          help="Optimizer of the rows: sgd, adagrad, rowwise_adagrad or adam."),
     Flag("--lr", ("optimizer.lr",), "RATE", TRAINING, default="0.05",
-         help="Learning rate of the rows; of the dense part: --set dense_optimizer.lr=RATE."),
+         help="Learning rate of the rows. For the dense part: --set dense_optimizer.lr=RATE."),
     Flag("--skip", ("skip.rule",), "RULE", TRAINING,
-         help="Which updates are written less often, beside any policy: off, defer, updates, inputs, module:Class, "
-              "file.py:Class, with parameters as in defer+bound=0.1. Without it: what the policy says."),
+         help="Skip rule, for any policy: off, defer, updates, inputs, module:Class or file.py:Class, with parameters "
+              "as in defer+bound=0.1. Default: the rule of the policy."),
     Flag("--steps", ("steps",), "BATCHES", TRAINING, default="all data", help="Stop after this many batches."),
     Flag("--epochs", ("epochs",), "NUMBER", TRAINING, default="1", help="Passes over the training data."),
     Flag("--eval-every", ("eval_every",), "BATCHES", TRAINING,
-         help="Evaluate every so many batches, too. --set stop_at.auc=0.80 ends training at the first evaluation "
-              "that reaches it."),
-    Flag("--init-from", ("init_from",), "RUNDIR", TRAINING, help="Begin with the weights of a run: a day later."),
-    Flag("--seed", ("seed",), "NUMBER", TRAINING, default="0", help="Seed of the initial values."),
-    Flag("--out", ("out",), "DIR", OUTPUT, default="runs/<date>-<policy>", help="Run directory, new or empty."),
+         help="Also evaluate after every BATCHES batches. --set stop_at.auc=0.80 ends training at the first evaluation "
+              "that reaches this AUC."),
+    Flag("--init-from", ("init_from",), "RUNDIR", TRAINING,
+         help="Start from the weights of a run, such as that of the day before."),
+    Flag("--seed", ("seed",), "NUMBER", TRAINING, default="0", help="Seed of the initial weights."),
+    Flag("--out", ("out",), "DIR", OUTPUT, default="runs/<date>-<policy>", help="Run directory; must be new or empty."),
     Flag("--arch-sparse-feature-size", ("model.embedding_dim",), "WIDTH", DLRM, help="model.embedding_dim"),
     Flag("--arch-mlp-bot", ("model.bottom_mlp",), "SIZES", DLRM, help="model.bottom_mlp, such as 13-512-256-64-16"),
     Flag("--arch-mlp-top", ("model.top_mlp",), "SIZES", DLRM, help="model.top_mlp, such as 512-256-1"),
@@ -96,9 +98,10 @@ FLAGS = (
 
 
 def given_flags(values: Mapping[str, object]) -> tuple[dict[str, str], dict[str, str]]:
-    """Key -> text and key -> flag of the flags that were given, from the command's parameters.
+    """Return key -> text and key -> flag of the given flags, from the command's parameters.
 
-    A setting given by two flags (`--batch-size` and `--mini-batch-size`) is a mistake of the caller.
+    Raises:
+        BadParameter: if two flags (`--batch-size`, `--mini-batch-size`) give a setting different values.
     """
     texts: dict[str, str] = {}
     names: dict[str, str] = {}
@@ -107,16 +110,18 @@ def given_flags(values: Mapping[str, object]) -> tuple[dict[str, str], dict[str,
         for key in flag.keys if value not in (None, False) else ():
             text = flag.value or str(value)
             if texts.get(key, text) != text:
-                raise typer.BadParameter(f"{names[key]} {texts[key]} and {flag.name} {text} disagree; give one of them")
+                raise typer.BadParameter(
+                    f"{key}: expected one value, got {names[key]} {texts[key]} and {flag.name} {text}"
+                )
             texts[key], names[key] = text, flag.name
     return texts, names
 
 
 def with_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make typer see one option per line of `FLAGS` in the place of a command's `**flags`.
+    """Replace a command's `**flags` by one typer option per line of `FLAGS`.
 
     Args:
-        without: names or panels of flags that the command has an option of its own for, or no use.
+        without: names or panels of flags that the command defines itself, or does not use.
     """
     flags = [flag for flag in FLAGS if flag.name not in without and flag.panel not in without]
     parameters = [_parameter(flag) for flag in flags]
@@ -125,7 +130,7 @@ def with_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., N
             "--help-dlrm",
             callback=_print_dlrm,
             is_eager=True,
-            help="List the flags of DLRM that work here, too.",
+            help="List the DLRM flags that also work here.",
             rich_help_panel=OUTPUT,
         )
         kind = inspect.Parameter.KEYWORD_ONLY
@@ -136,8 +141,8 @@ def with_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., N
         def wrapper(*args: Any, help_dlrm: bool = False, **kwargs: Any) -> None:
             command(*args, **kwargs)
 
-        own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        setattr(wrapper, "__signature__", inspect.Signature([*parameters, *own]))  # noqa: B010 (no such field)
+        others = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        setattr(wrapper, "__signature__", inspect.Signature([*parameters, *others]))  # noqa: B010 (no such field)
         return wrapper
 
     return decorate
@@ -159,9 +164,9 @@ def _parameter(flag: Flag) -> inspect.Parameter:
     )
 
 
-def _print_dlrm(wanted: bool) -> None:
-    if wanted:
-        print("Flags of DLRM, and what each stands for:\n")
+def _print_dlrm(is_set: bool) -> None:
+    if is_set:
+        print("DLRM flags and their equivalents:\n")
         for flag in FLAGS:
             if flag.panel == DLRM:
                 print(f"  {f'{flag.name} {flag.metavar}':<36} {flag.help}")
@@ -183,15 +188,15 @@ def load_contenders(
     flag: str = "--policies",
     more: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> "list[Contender]":
-    """The policies of a list with the settings that the command line gives them.
+    """Return the policies of a list with the settings of the command line.
 
     Args:
-        policies: the list, as given by `flag`.
+        policies: the list.
         sets: KEY=VALUE.
-        values: of the command's flags, by parameter.
+        values: the command's flags, by parameter.
         file: of `--config`.
-        flag: for messages.
-        more: key -> value and flag of settings for which the command has an option of its own.
+        flag: that gives the list, for messages.
+        more: key -> (value, flag) of settings that the command has other options for.
     """
     from adaptive.studies.compare.contenders import contenders
     from adaptive.training.settings import load_settings
@@ -210,10 +215,10 @@ def load_contenders(
 
 
 def given_sets(sets: Sequence[str] | None) -> dict[str, Any]:
-    """Key -> value of `--set KEY=VALUE`.
+    """Return key -> value of `--set KEY=VALUE`.
 
     Raises:
-        BadParameter: for one without a key or a value.
+        BadParameter: for a text without a key or a value.
     """
     from adaptive.training.settings import parse_text
 
@@ -221,11 +226,11 @@ def given_sets(sets: Sequence[str] | None) -> dict[str, Any]:
     for text in sets or ():
         key, equals, value = text.partition("=")
         if not (equals and key.strip()):
-            raise typer.BadParameter(f"--set {text!r}: expected KEY=VALUE, for example --set tier.host=mmap:DIR")
+            raise typer.BadParameter(f"--set: expected KEY=VALUE such as tier.host=mmap:DIR, got {text!r}")
         values[key.strip()] = parse_text(value)
     return values
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The parts of a list that commas separate, each once."""
+    """Return the parts of a comma-separated list without duplicates."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

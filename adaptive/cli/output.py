@@ -1,4 +1,4 @@
-"""What commands print: a result on stdout, once, for people or as one JSON object; everything else goes to stderr."""
+"""Output of commands: one result on stdout, as text or JSON; everything else on stderr."""
 
 import io
 import json
@@ -16,14 +16,16 @@ from adaptive.errors import printable
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from adaptive.training.telemetry.document import Document
+
 
 def print_result(
     result: "Mapping[str, object] | DataclassInstance", *, as_json: bool, table: str | None = None
 ) -> None:
-    """The result as one line of JSON, or the `table` (text made for people), or a line per key.
+    """Print the result as one line of JSON, as the text `table`, or as a line per key.
 
     Raises:
-        OutputError: if stdout takes no more; a reader that has gone is none of our business.
+        OutputError: if stdout cannot be written; a closed pipe is ignored.
     """
     content: dict[str, object] = dict(result) if isinstance(result, Mapping) else asdict(result)
     shown = content.pop("table", table)
@@ -39,11 +41,38 @@ def print_result(
         _silence_stdout()
         from adaptive.errors import OutputError
 
-        raise OutputError(f"the result could not be written to stdout: {error.strerror}") from error
+        raise OutputError(f"the result cannot be written to stdout: {error.strerror}") from error
+
+
+def print_document(
+    result: "DataclassInstance",
+    document: "Document",
+    *,
+    as_json: bool,
+    markdown: Path | None = None,
+    footer: str = "",
+    remarks: Sequence[str] = (),
+) -> None:
+    """Print a study as JSON or as its document, and write the document as Markdown.
+
+    `remarks` are lines of the document that JSON does not have; they go to stderr with JSON.
+    """
+    print_result(result, table=f"{document.to_text()}{footer}", as_json=as_json)
+    if markdown is not None:
+        write_text(markdown, document.to_markdown())
+    for line in remarks if as_json else ():
+        note(line)
+
+
+def write_study(folder: Path, name: str, result: "DataclassInstance", document: "Document") -> None:
+    """Write a study to a folder: its record as JSON, its tables as CSV."""
+    write_text(folder / f"{name}.json", json.dumps(asdict(result), indent=1) + "\n")
+    for table, text in document.to_csv().items():
+        write_text(folder / f"{table}.csv", text)
 
 
 def _silence_stdout() -> None:
-    """What is left in its buffer would fail once more when Python ends."""
+    """Redirect stdout, so that flushing its buffer at exit does not fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
@@ -51,20 +80,20 @@ def _silence_stdout() -> None:
 
 @contextmanager
 def own_stdout() -> Iterator[None]:
-    """Inside, what others print (a policy, say) goes to stderr: stdout is for the result alone."""
+    """Send prints of other code to stderr: stdout is for the result alone."""
     with redirect_stdout(sys.stderr):
         yield
 
 
 def key_lines(content: Mapping[str, object], indent: str = "", *, in_bytes: bool = False) -> list[str]:
-    """`key: value` lines, nested objects indented; what a key with `bytes` in its name holds is shown in units."""
+    """Return `key: value` lines; nested objects are indented, bytes shown in units."""
     lines = []
     for key, value in content.items():
         bytes_here = in_bytes or "bytes" in key
         if isinstance(value, Mapping) and value:
             lines += [f"{indent}{key}:", *key_lines(value, indent + "  ", in_bytes=bytes_here)]
         elif key == "accuracy" and isinstance(value, float):
-            lines.append(f"{indent}{key}: {100 * value:.2f} %")
+            lines.append(f"{indent}{key}: {100 * value:.2f}%")
         else:
             lines.append(f"{indent}{key}: {_text(value, in_bytes=bytes_here)}")
     return lines
@@ -72,7 +101,7 @@ def key_lines(content: Mapping[str, object], indent: str = "", *, in_bytes: bool
 
 def _text(value: Any, *, in_bytes: bool) -> str:
     if value is None:
-        return "not known"
+        return "unknown"
     if isinstance(value, Mapping | list | tuple):
         return ", ".join(map(str, value)) or "none"
     if isinstance(value, bool):
@@ -83,7 +112,7 @@ def _text(value: Any, *, in_bytes: bool) -> str:
 
 
 def size_text(num_bytes: int) -> str:
-    """`1.5 GiB`, in the largest unit of which there is at least one."""
+    """`1.5 GiB`, in the largest unit that gives at least 1."""
     size, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
@@ -91,59 +120,59 @@ def size_text(num_bytes: int) -> str:
 
 
 def check_folders(*paths: Path | None) -> None:
-    """Files that are to be written at the end have a folder now, which takes them.
+    """Check before long work that these files can be written at the end.
 
     Raises:
-        OutputError: if one has not.
+        OutputError: if one cannot.
     """
     from adaptive.errors import OutputError
 
     for path in filter(None, paths):
         parent = path.absolute().parent
         if not parent.is_dir():
-            raise OutputError(f"{path} cannot be written: there is no folder {path.parent}")
+            raise OutputError(f"{path} cannot be written: folder {path.parent} does not exist")
         if path.is_dir():
-            raise OutputError(f"{path} cannot be written: it is a folder; name a file")
+            raise OutputError(f"{path} cannot be written: expected a file, got a folder")
         if not os.access(parent, os.W_OK):
-            raise OutputError(f"{path} cannot be written: folder {path.parent} takes no new files")
+            raise OutputError(f"{path} cannot be written: folder {path.parent} is not writable")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole, or raise `OutputError`."""
+    """Write a file atomically, or raise `OutputError`."""
     from adaptive.errors import OutputError
     from adaptive.storage.durable import write_atomic
 
     try:
         write_atomic(path, text.encode())
     except OSError as error:
-        raise OutputError(f"{path} could not be written: {error}") from error
+        raise OutputError(f"{path} cannot be written: {error}") from error
 
 
 def make_folders(*folders: Path) -> None:
-    """Make folders that are missing, or raise `OutputError`."""
+    """Create missing folders, or raise `OutputError`."""
     from adaptive.errors import OutputError
 
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"folder {folder} could not be made: {error.strerror}; name another one") from error
+            raise OutputError(f"folder {folder} cannot be created: {error.strerror}. Choose another") from error
 
 
 def note(text: str) -> None:
-    """Tell on stderr, control characters shown as such: part of the text may be a stranger's."""
+    """Print on stderr with control characters escaped, as text may be untrusted."""
     print("\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n")), file=sys.stderr)
 
 
 def show_anything() -> None:
-    """What the encoding of a terminal or pipe has not, such as bytes in a file's name, is shown escaped."""
+    """Escape characters that the encoding of the terminal or pipe does not have."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN: what is not a finite number becomes null. Numpy's numbers become Python's."""
+    """Replace infinite numbers and NaN by None for JSON, and numpy numbers by Python's."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""`adaptive-train policies`: list, show, make and check placement policies."""
+"""`adaptive-train policies`: list, show, create and check policies and skip rules."""
 
 import importlib.util
 import inspect
@@ -12,125 +12,39 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adaptive.cli.command_options import AsJson
+from adaptive.cli.flags import given_sets
 from adaptive.cli.output import note, own_stdout, print_result
 
 if TYPE_CHECKING:
     from adaptive.policy import Policy, SkipRule
     from adaptive.studies.policy_checks import CheckResult
 
-app = typer.Typer(help="List, show, make and check placement policies.", no_args_is_help=True)
+app = typer.Typer(help="List, show, create and check placement policies and skip rules.", no_args_is_help=True)
 
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help="Name, module:Class or file.py:Class.", show_default=False)]
 TIMEOUT = "tier.policy_timeout_s"
 LINK = re.compile(r"https?://\S*[\w/]|\b(?:arXiv|doi)[: ]\s?\d[\w./]*\w", re.IGNORECASE)
 
+TEMPLATE = Path(__file__).parent / "package_template"  # files of a new package, with {fields} for its names
 PACKAGE_NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
-
-PYPROJECT = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "{name}"
-version = "0.1.0"
-description = "A {kind} for adaptive-train"
-requires-python = ">=3.11"
-dependencies = ["adaptive-train"]
-
-[project.entry-points."{group}"]
-{name} = "{module}:{class_name}"
-
-[tool.hatch.build.targets.wheel]
-only-include = ["{module}.py"]
-
-[tool.pytest.ini_options]
-pythonpath = ["."]
-"""
-
-MODULE = '''\
-"""The policy `{name}`."""
-
-import numpy as np
-from adaptive import Policy, RowStats
-from numpy.typing import NDArray
-
-
-class {class_name}(Policy):
-    """Keeps rows that were looked up often, and counts old look-ups less.
-
-    The first line above is what `adaptive-train policies list` shows; put a paper's link here.
-
-    Args:
-        half_life: batches after which the look-ups of a row count half.
-    """
-
-    def __init__(self, *, half_life: float = 1000.0) -> None:
-        if half_life <= 0:
-            raise ValueError(f"half_life must be above 0, found {{half_life}}")
-        self.half_life = half_life
-
-    def score(self, rows: RowStats) -> NDArray[np.float64]:
-        age = rows.step - rows.last_access
-        return rows.accesses * 0.5 ** (age / self.half_life)
-'''
-
-RULE_MODULE = '''\
-"""The skip rule `{name}`."""
-
-import numpy as np
-from adaptive import RowStats, SkipRule
-from numpy.typing import NDArray
-
-
-class {class_name}(SkipRule):
-    """Gradients of rows that hardly move wait in a sum, which every few visits applies.
-
-    The first line above is what `adaptive-train policies list` shows; put a paper's link here.
-
-    Args:
-        still: movement between two snapshots, relative to the row, up to which a row hardly moves.
-        wait: visits that such a row's gradients wait.
-    """
-
-    def __init__(self, *, still: float = 0.1, wait: int = 4) -> None:
-        if still < 0 or not 1 <= wait <= 255:
-            raise ValueError(f"needed still >= 0 and wait from 1 to 255, found {{still}} and {{wait}}")
-        self.still, self.wait = still, wait
-
-    def visits(self, rows: RowStats) -> NDArray[np.int64]:
-        return np.where(rows.drift <= self.still, self.wait, 1)  # not known (NaN): 1
-'''
-
-TEST = '''\
-"""`{name}` satisfies the contract of every {kind}."""
-
-from adaptive import {check}
-from {module} import {class_name}
-
-
-def test_contract() -> None:
-    failed = [f"{{one.check}}: {{one.reason}}" for one in {check}({class_name}) if not one.passed]
-    assert not failed, "\\n".join(failed)
-'''
 
 
 @app.command("list")
 def list_policies(as_json: AsJson = False) -> None:
-    """List the installed policies and skip rules: name, what it does, paper, and where it comes from."""
+    """List the installed policies and skip rules with description, paper and origin."""
     from adaptive.plugins import installed_policies, installed_rules, load_policy_class, load_rule_class
 
     entries = {n: {"from": place, **_about(n, load_policy_class)} for n, place in installed_policies().items()}
     rules = {n: {"from": place, **_about(n, load_rule_class)} for n, place in installed_rules().items()}
     blocks = [_entry_text(name, entry) for name, entry in entries.items()] or ["no policies installed"]
-    beside = ["", "skip rules, beside any policy (--skip):", *(_entry_text(*entry) for entry in rules.items())]
-    table = "\n".join(blocks + (beside if rules else []))
+    rule_lines = ["", "skip rules, for any policy (--skip):", *(_entry_text(*entry) for entry in rules.items())]
+    table = "\n".join(blocks + (rule_lines if rules else []))
     print_result({"schema": 1, "policies": entries, "skip_rules": rules}, table=table, as_json=as_json)
 
 
 @app.command()
 def show(spec: Spec, as_json: AsJson = False) -> None:
-    """Show what a policy, or a skip rule, does and its parameters."""
+    """Show the description and parameters of a policy or a skip rule."""
     from adaptive.plugins import installed_rules, load_rule_class
     from adaptive.studies.compare.contenders import policy_class
 
@@ -148,7 +62,7 @@ def show(spec: Spec, as_json: AsJson = False) -> None:
     doc = "\n\n".join(filter(None, (_module_doc(cls), inspect.getdoc(cls)))) or "No description."
     lines = [doc, "", *(f"{name}: {text}" for name, text in words.items())]
     lines.append(f"parameters ({flag}NAME=VALUE):" if facts["parameters"] else "parameters: none")
-    lines += [f"  {name}: {one['type']} = {one['default']}" for name, one in facts["parameters"].items()]
+    lines += [f"  {name}: {fact['type']} = {fact['default']}" for name, fact in facts["parameters"].items()]
     print_result({"schema": 1, **facts, "doc": doc}, table="\n".join(lines), as_json=as_json)
 
 
@@ -158,13 +72,15 @@ def _place(cls: type) -> str:
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Such as my-policy.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the policy, such as my-policy.", show_default=False)
+    ],
     folder: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="New or empty folder; default: ./NAME.", show_default=False)
+        Path | None, typer.Argument(metavar="DIR", help="New or empty folder. Default: ./NAME.", show_default=False)
     ] = None,
-    rule: Annotated[bool, typer.Option("--rule", help="A skip rule in the place of a policy.")] = False,
+    rule: Annotated[bool, typer.Option("--rule", help="Create a skip rule instead of a policy.")] = False,
 ) -> None:
-    """Write a small installable package with a policy, or a skip rule, of your own and its test."""
+    """Create a small installable package with a policy, or a skip rule, and its test."""
     package, flag = _write_package(name, folder or Path(name), rule=rule), "--skip" if rule else "--policy"
     note(f"wrote {', '.join(str(path) for path in package.files)}")
     print(
@@ -183,13 +99,12 @@ def check(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help=f"Give a parameter of the policy a value, or {TIMEOUT} the seconds that a method may take; may be "
-            "repeated.",
+            help=f"Set a parameter of the policy, or {TIMEOUT}, the seconds that a method may take; repeatable.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the contract suite on a policy, or a skip rule; exit 9 if one check fails."""
+    """Check that a policy or a skip rule keeps its contract; exits with 9 if a check fails."""
     options = _options(sets or [])
     timeout_s = _timeout(options)
     from adaptive.errors import PolicyError
@@ -197,37 +112,39 @@ def check(
     from adaptive.studies.compare.contenders import policy_class
     from adaptive.studies.policy_checks import check_policy, check_rule
 
-    note(f"checking {spec}; on a new machine kernels are compiled first, which takes up to a minute")
+    note(f"checking {spec}; on a new machine, kernels are compiled first, which takes up to a minute")
     with own_stdout():
         if is_rule(spec):
             results = check_rule("+".join([spec, *(f"{k}={v}" for k, v in options.items())]), timeout_s=timeout_s)
         else:
             if ":" not in spec and spec not in installed_policies():
-                policy_class(spec)  # says what may have been meant
+                policy_class(spec)  # raises with a suggestion
             results = check_policy(spec, options, timeout_s=timeout_s)
     checks = [{"check": r.check, "passed": r.passed, "reason": r.reason, "was_run": r.was_run} for r in results]
     lines = _check_lines(results)
     print_result({"schema": 1, "policy": spec, "checks": checks}, table="\n".join(lines), as_json=as_json)
-    failed = [one.check for one in results if one.was_run and not one.passed]
-    left = sum(not one.was_run for one in results)
+    failed = [result.check for result in results if result.was_run and not result.passed]
+    left = sum(not result.was_run for result in results)
     if failed:
         rest = f"; {left} were not run" if left else ""
         raise PolicyError(f"policy {spec!r} fails {len(failed)} of {len(results)} checks: {', '.join(failed)}{rest}")
 
 
 def _module_doc(cls: "type[Policy] | type[SkipRule]") -> str | None:
-    """Description of the class's module, to which its own refers; a package's is about more than the class."""
+    """Return the docstring of the class's module, unless it is a package."""
     module = inspect.getmodule(cls)
     return None if module is None or hasattr(module, "__path__") else inspect.getdoc(module)
 
 
 def _check_lines(results: "Sequence[CheckResult]") -> list[str]:
-    """A line for each check; a cause that fails several checks once, with their names below it. A failed check belongs
-    to an earlier cause if its reason says it, too."""
+    """Return a line per check; a cause that fails several appears once.
+
+    A failed check belongs to an earlier cause if its reason contains it.
+    """
     causes: dict[str, list[str]] = {}
     for result in results:
         if result.was_run and not result.passed:
-            cause = next((known for known in causes if known in result.reason), result.reason)
+            cause = next((earlier for earlier in causes if earlier in result.reason), result.reason)
             causes.setdefault(cause, []).append(result.check)
     of_many = {name for names in causes.values() if len(names) > 1 for name in names}
     lines = []
@@ -246,38 +163,29 @@ def _check_text(result: "CheckResult") -> str:
 
 
 def _options(sets: list[str]) -> dict[str, Any]:
-    from adaptive.errors import ConfigError
-    from adaptive.training.settings import parse_text
-
-    options = {}
-    for text in sets:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {text!r}: needed NAME=VALUE, the value of a parameter of the policy")
-        options[name.strip().removeprefix("policy.")] = parse_text(value)
-    return options
+    return {name.removeprefix("policy."): value for name, value in given_sets(sets).items()}
 
 
 def _timeout(options: dict[str, Any]) -> float:
-    """Takes the limit, which is none of the policy's parameters, out of the options."""
+    """Remove the timeout, which is no parameter of the policy, from the options."""
     from pydantic import ValidationError
 
     from adaptive.config import TierConfig
     from adaptive.errors import ConfigError
 
     key = TIMEOUT.rpartition(".")[2]
-    given = {key: options.pop(TIMEOUT)} if TIMEOUT in options else {}
+    limit = {key: options.pop(TIMEOUT)} if TIMEOUT in options else {}
     try:
-        return TierConfig.model_validate(given).policy_timeout_s
+        return TierConfig.model_validate(limit).policy_timeout_s
     except ValidationError as error:
-        raise ConfigError(f"--set {TIMEOUT}: found {given[key]!r}; allowed: seconds, 0 for no limit") from error
+        raise ConfigError(f"--set {TIMEOUT}: expected seconds, or 0 for no limit, got {limit[key]!r}") from error
 
 
 def _about(name: str, load: Callable[[str], type]) -> dict[str, str]:
-    """First line of the description and the paper's link, or why it does not load."""
+    """Return the first line of the description and a link, or why it does not load."""
     try:
         cls = load(name)
-    except Exception as error:  # a policy of somebody else may raise anything when imported
+    except Exception as error:  # third-party policies may raise anything on import
         return {"error": f"{type(error).__name__}: {error}"}
     doc = "\n".join(filter(None, (inspect.getdoc(cls), inspect.getdoc(inspect.getmodule(cls)))))
     link = LINK.search(doc)
@@ -291,7 +199,7 @@ def _entry_text(name: str, entry: dict[str, str]) -> str:
 
 
 def _decides(cls: "type[Policy]") -> list[str]:
-    """The methods of the interface that the class fills."""
+    """Return the methods of the interface that the class implements."""
     from adaptive.policy import Policy
 
     optional = ("looked_up", "left", "came", "arrange", "calibrate")
@@ -304,10 +212,10 @@ def _parameters(cls: "type[Policy] | type[SkipRule]") -> dict[str, dict[str, str
     empty = inspect.Parameter.empty
     return {
         name: {
-            "type": "any" if one.annotation is empty else _type_text(one.annotation),
-            "default": "none, must be given" if one.default is empty else repr(one.default),
+            "type": "any" if parameter.annotation is empty else _type_text(parameter.annotation),
+            "default": "none, required" if parameter.default is empty else repr(parameter.default),
         }
-        for name, one in policy_parameters(cls).items()
+        for name, parameter in policy_parameters(cls).items()
     }
 
 
@@ -315,12 +223,12 @@ def _type_text(annotation: Any) -> str:
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
-# -- the package that `policies new` writes: a policy, or a skip rule, that works, its test, its entry point ----------
+# --- the package that `policies new` creates: a working policy or skip rule, its test and its entry point ------------
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package that was written."""
+    """A package that was created."""
 
     folder: Path
     module: str
@@ -333,11 +241,11 @@ class Package:
 
 
 def _write_package(name: str, folder: Path, *, rule: bool = False) -> Package:
-    """Write the package of the policy, or the skip rule, `name` into a new or empty folder.
+    """Create the package of the policy or the skip rule `name` in a new or empty folder.
 
     Raises:
-        ConfigError: if the name is no name for a policy and a Python module, or is taken.
-        OutputError: if the folder is there and not empty, or cannot be written.
+        ConfigError: if the name is invalid for a policy and a Python module, or is taken.
+        OutputError: if the folder is not empty, or cannot be written.
     """
     from adaptive.plugins import ENTRY_POINTS, RULE_ENTRY_POINTS
 
@@ -348,10 +256,11 @@ def _write_package(name: str, folder: Path, *, rule: bool = False) -> Package:
         words |= {"group": RULE_ENTRY_POINTS, "kind": "skip rule", "check": "check_rule"}
     else:
         words |= {"group": ENTRY_POINTS, "kind": "policy", "check": "check_policy"}
-    text = RULE_MODULE if rule else MODULE
-    contents = {"pyproject.toml": PYPROJECT, f"{module}.py": text, f"tests/test_{module}.py": TEST}
-    _write(folder, {file: text.format(**words) for file, text in contents.items()})
-    return Package(folder, module, class_name, tuple(folder / file for file in contents))
+    files = {"pyproject.toml": "pyproject.toml", f"{module}.py": "rule.py" if rule else "policy.py"}
+    files[f"tests/test_{module}.py"] = "test.py"
+    texts = {file: (TEMPLATE / f"{name}.txt").read_text(encoding="utf-8") for file, name in files.items()}
+    _write(folder, {file: text.format(**words) for file, text in texts.items()})
+    return Package(folder, module, class_name, tuple(folder / file for file in files))
 
 
 def _module_name(name: str) -> str:
@@ -361,11 +270,11 @@ def _module_name(name: str) -> str:
     module = name.replace("-", "_")
     if not PACKAGE_NAME.fullmatch(name) or keyword.iskeyword(module):
         raise ConfigError(
-            f"policy name {name!r} cannot be used; allowed: small letters, digits, - and _, beginning with a letter "
-            f"and no word of Python, such as my-policy"
+            "policy name: expected lowercase letters, digits, - and _, starting with a letter, and no Python keyword, "
+            f"such as my-policy, got {name!r}"
         )
     if name in {**installed_policies(), **installed_rules()} or importlib.util.find_spec(module) is not None:
-        raise ConfigError(f"the name {name!r} is taken by an installed policy or module; take another name")
+        raise ConfigError(f"policy name: {name!r} is taken by an installed policy or module. Choose another")
     return module
 
 
@@ -384,6 +293,6 @@ def _write(folder: Path, texts: dict[str, str]) -> None:
             folder.rmdir()
         write_directory(folder.absolute(), fill)
     except FileExistsError:
-        raise OutputError(f"{folder} exists and is not an empty folder; give another one: NAME DIR") from None
+        raise OutputError(f"{folder} exists and is not an empty folder. Name another: policies new NAME DIR") from None
     except OSError as error:
         raise OutputError(f"{folder} cannot be written: {error}") from error

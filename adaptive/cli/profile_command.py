@@ -1,18 +1,16 @@
-"""`adaptive-train profile`: what the data look up, where a step's time goes, how hot rows come to rest."""
+"""`adaptive-train profile`: profile the data, a training step, and hot rows."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptive.cli import command_options as options
 from adaptive.cli.flags import given_flags, listed, load_contenders, with_flags
-from adaptive.cli.output import check_folders, make_folders, note, own_stdout, print_result, write_text
+from adaptive.cli.output import check_folders, make_folders, note, own_stdout, print_document, write_study, write_text
 
 if TYPE_CHECKING:
     from adaptive.studies.profile import Profile
 
-TIERED = "10%"  # of the rows on the device, where nobody says otherwise: else policies would have nothing to decide
+TIERED = "10%"  # default share of device rows here: with auto, policies may have nothing to decide
 
 
 @with_flags("--policy", "--out", "--steps", "--epochs", "--eval-every", "--skip")
@@ -34,10 +32,11 @@ def profile(
     as_json: options.AsJson = False,
     **flags: Any,
 ) -> None:
-    """Look before you train: skew, hot rows and inputs by memory, where a step's time goes, how rows come to rest.
+    """Profile your data and this machine before you train.
 
-    Everything is measured on your data and this machine. The device tier has 10% of the rows, unless you say otherwise.
-    Ctrl-C keeps what is done.
+    Sections: data (access skew, hot rows and inputs by memory, row reuse), step (time by stage), and movement (how far
+    hot rows still move). All numbers are measured. The device tier has 10% of the rows unless you set --device-rows.
+    After Ctrl-C, profile reports the sections that finished.
     """
     keys = {text.partition("=")[0].strip() for text in sets or []} | set(given_flags(flags)[0])
     more = {} if "tier.device_rows" in keys or config else {"tier.device_rows": (TIERED, "profile")}
@@ -45,7 +44,7 @@ def profile(
         rivals = load_contenders(policies, sets or [], flags, config, more=more)
     cases = [(rival.label, rival.config) for rival in rivals]
     check_folders(save)
-    from adaptive.studies.machines import write_machine
+    from adaptive.studies.machines import machine_toml
     from adaptive.studies.profile.data_profile import DataQuestion
     from adaptive.studies.profile.movement import MovementLength
     from adaptive.studies.profile.profile_report import profile_document
@@ -69,17 +68,21 @@ def profile(
         check_measurable(cases)
     make_folders(*filter(None, [out]))
     with own_stdout():
-        dataset = open_data(cases[0][1])  # may read all files; nothing is done yet that a first Ctrl-C would keep
+        dataset = open_data(cases[0][1])  # before signals are caught: it may read all files
     with stop_request() as stop:
         with own_stdout():
-            result, machine = run_profile(cases, question, dataset=dataset, stopped=lambda: bool(stop), told=note)
+            result, machine = run_profile(
+                cases, question, dataset=dataset, is_stopped=lambda: bool(stop), on_progress=note
+            )
         if machine is not None and save is not None:
-            write_machine(save, machine)
+            write_text(save, machine_toml(machine))
         elif save is not None:
-            note(f"stopped before this machine's rates were measured: {save} was not written")
+            note(f"{save} was not written: profile stopped before it measured this machine's rates")
+        document = profile_document(result)
         if out is not None:
-            _write(result, out, rate)
-        print_result(asdict(result), table=profile_document(result).to_text(), as_json=as_json)
+            write_study(out, "profile", result, document)
+            _draw(result, out, rate)
+        print_document(result, document, as_json=as_json)
         stop.raise_exit()
 
 
@@ -92,22 +95,19 @@ def _share(sample: str) -> float:
     except ValueError as error:
         raise ConfigError(f"--sample: {error}") from error
     if not isinstance(share, float):
-        raise ConfigError(f"--sample {sample!r}: expected a share of the inputs, such as 5%")
+        raise ConfigError(f"--sample: expected a share of the inputs, such as 5%, got {sample!r}")
     return share
 
 
-def _write(result: "Profile", out: Path, link: float) -> None:
-    """Write the record, tables and, where matplotlib is installed, pictures."""
+def _draw(result: "Profile", out: Path, link: float) -> None:
+    """Write pictures if matplotlib is installed."""
     from adaptive.errors import ConfigError
     from adaptive.studies.charts import need_matplotlib
-    from adaptive.studies.profile.profile_report import draw_profile, profile_document
+    from adaptive.studies.profile.profile_report import draw_profile
 
-    write_text(out / "profile.json", json.dumps(asdict(result), indent=1) + "\n")
-    for name, text in profile_document(result).to_csv().items():
-        write_text(out / f"{name}.csv", text)
     try:
-        need_matplotlib("pictures need")
+        need_matplotlib("pictures")
     except ConfigError as error:
-        note(f"no pictures: {error}")
+        note(f"no pictures were written: {error}")
         return
     draw_profile(result, out, link=link)

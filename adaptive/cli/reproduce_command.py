@@ -1,4 +1,4 @@
-"""`adaptive-train reproduce`: papers' figures and tables by this program's own commands."""
+"""`adaptive-train reproduce`: reproduce figures and tables of papers."""
 
 import functools
 import io
@@ -30,11 +30,13 @@ def reproduce(
     sets: options.Sets = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Reproduce a paper: print the commands that this takes, then tables, then what comes out, what does not, and what
-    cannot be had here and why. The folder has it all as a page, report.html. Ctrl-C keeps what is done.
+    """Reproduce a paper's figures and tables, and check its claims.
 
-    Every number says measured, modelled or paper. Claims are judged on the numbers found, so other data may answer
-    otherwise.
+    Prints the commands, their tables, and the claims that are reproduced, are not, or are not available here, with the
+    reason. Writes the same as a page, report.html. After Ctrl-C, it reports the finished commands.
+
+    Every number is marked as measured, modelled or from the paper. Claims are checked on your data, so other data may
+    give other answers.
     """
     from adaptive.errors import ConfigError, OutputError
     from adaptive.studies.charts import need_matplotlib
@@ -51,19 +53,19 @@ def reproduce(
         print_result({"papers": facts}, table="\n".join(texts), as_json=as_json)
         return
     if paper is None:
-        raise ConfigError(f"reproduce: expected a paper: {', '.join(paper_names())}; --list says what they show")
+        raise ConfigError(f"reproduce: expected a paper, one of {', '.join(paper_names())}. See --list")
     chosen = load_paper(paper)
     if schema is not None and data is None:
         raise ConfigError(
-            f"--schema {schema}: the built-in stream has none; name the data that it describes with --data"
+            f"--schema: expected --data with it, got only --schema {schema}. The built-in stream has no schema"
         )
     if seeds is not None and not any(command.verb in SEEDED for command in chosen.commands):
-        raise ConfigError(f"--seeds {seeds}: {chosen.name} compares no policies; leave --seeds out")
+        raise ConfigError(f"--seeds: expected a paper that compares policies, got {chosen.name}. Leave --seeds out")
     given_sets(sets)
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OutputError(f"{folder} is not empty: name another folder with --out")
-    need_matplotlib("reproduce draws with")
+        raise OutputError(f"expected a new or empty folder, got {folder}. Choose another with --out")
+    need_matplotlib("reproduce")
     make_folders(folder)
     more = [*(["--data", data] if data is not None else []), *(["--schema", str(schema)] if schema else [])]
     more += [word for text in sets or () for word in ("--set", text)]
@@ -72,20 +74,20 @@ def reproduce(
         note(f"adaptive-train {shlex.join(words)}")
     run = functools.partial(_run, context.find_root().command)
     with own_stdout():
-        result = run_commands(chosen, lines, folder, run, quick=quick, told=note)
+        result = run_commands(chosen, lines, folder, run, quick=quick, on_progress=note)
         page = write_report([folder], folder / "report.html")["page"]
     note(f"page: {page}")
     print_result({**result, "page": page}, as_json=as_json)
     if result["stopped_by"] is not None:
-        note(f"stopped: {folder} has what was done by then")
+        note(f"stopped: {folder} has the results of the finished commands")
         raise SystemExit(result["stopped_by"])
 
 
-FAILURES = 128  # exit codes above it are of signals
+FAILURES = 128  # exit codes above are those of signals
 
 
 def _run(command: Any, words: Sequence[str]) -> dict[str, Any]:
-    """What the command prints with `--json`.
+    """Run a command and return the object that it prints with `--json`.
 
     Raises:
         StoppedError: if a signal ended it.

@@ -37,7 +37,7 @@ def run(
     as_json: options.AsJson = False,
     **flags: Any,
 ) -> None:
-    """Train a model whose embedding tables lie in two tiers, under a policy.
+    """Train a model whose embedding tables are stored in two tiers.
 
     Settings are resolved in this order: flag, --set, environment variable (ADAPTIVE_TIER__DEVICE_ROWS), --config,
     --preset, default.
@@ -54,10 +54,12 @@ def run(
     settings, origins = load_settings(file=config, sets=sets or (), flags=texts, flag_names=names, environ=os.environ)
     if auto_resume and (overwrite or dry_run or settings.out is None):
         raise typer.BadParameter(
-            "--auto-resume needs the directory of the run, --out DIR, and no --overwrite or --dry-run"
+            "--auto-resume: expected --out DIR, the directory of the run, and no --overwrite or --dry-run"
         )
     if settings.data.startswith("parquet:") and find_spec("pyarrow") is None:  # libraries and kernels take seconds
-        raise ConfigError("parquet: needs pyarrow: pip install 'adaptive-train[parquet]'")
+        raise ConfigError(
+            "data parquet: expected pyarrow, which is not installed. Run pip install 'adaptive-train[parquet]'"
+        )
     if ranks is not None and not dry_run:
         _launch(ranks, settings)
     from adaptive.training.runs import auto_resume_run, plan_run, train_run
@@ -82,16 +84,16 @@ def run(
 
 
 def _refuse_changes(texts: Mapping[str, str], names: Mapping[str, str], others: list[str]) -> None:
-    """A run that is resumed may get another length, and has to be told whose code is trusted; nothing else."""
+    """Check that a resumed run gets only another length, and the code that the user trusts."""
     wrong = [*others, *dict.fromkeys(names[key] for key in texts if key not in (*LENGTHS, *CODE))]
     if wrong:
         raise typer.BadParameter(
-            f"--resume goes on with the settings of the run; {', '.join(wrong)} cannot be given with it, only --steps, "
-            "--epochs and --json, and --policy, --skip and --model to say that you trust the run's own"
+            f"--resume: expected only --steps, --epochs or --json, got {', '.join(wrong)}. All other settings are "
+            "those of the run; repeat --policy, --skip or --model only to confirm that you trust its code"
         )
     lengths = {key: text for key, text in texts.items() if key in LENGTHS}
     if bad := [f"{names[key]} {text}" for key, text in lengths.items() if not (_is_number(text) and int(text))]:
-        raise typer.BadParameter(f"{', '.join(bad)}: a whole number from 1 on is needed")
+        raise typer.BadParameter(f"expected a whole number above 0, got {', '.join(bad)}")
 
 
 def _is_number(text: str) -> bool:
@@ -117,9 +119,9 @@ def _resume(run: Path, texts: Mapping[str, str], ranks: int | None, *, force_unl
 
 
 def _launch(ranks: int, settings: "TrainConfig") -> NoReturn:
-    """Run the same command line in so many processes, and end as they do."""
+    """Run the command line in `ranks` processes, and exit with their exit code."""
     refuse_within_ranks()
     from adaptive.training.runs.distributed import refuse_unsupported_by_ranks
 
-    refuse_unsupported_by_ranks(settings)  # once, and not by each rank
+    refuse_unsupported_by_ranks(settings)  # here once, instead of on each rank
     launch_ranks(ranks, settings.ranks.blocks)

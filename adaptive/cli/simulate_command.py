@@ -1,4 +1,4 @@
-"""`adaptive-train simulate`: planner and policies over ids alone, for several device sizes and a described machine."""
+"""`adaptive-train simulate`: predict device sizes from ids alone."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import typer
 
 from adaptive.cli import command_options as options
 from adaptive.cli.flags import DLRM, listed, load_contenders, with_flags
-from adaptive.cli.output import check_folders, note, own_stdout, print_result, write_text
+from adaptive.cli.output import check_folders, note, own_stdout, print_document
 
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from adaptive.studies.step_model import Machine
 
 
-NO_USE = ("--device", "--model", "--lr", "--seed", "--eval-every", "--init-from", "--out", DLRM)  # without training
+UNUSED = ("--device", "--model", "--lr", "--seed", "--eval-every", "--init-from", "--out", DLRM)  # without training
 
 
-@with_flags("--policy", "--device-rows", *NO_USE)
+@with_flags("--policy", "--device-rows", *UNUSED)
 def simulate(
     *,
     policies: options.SimulatedPolicies = None,
@@ -42,28 +42,26 @@ def simulate(
     as_json: options.AsJson = False,
     **flags: Any,
 ) -> None:
-    """Predict hit rates, traffic and step times of device sizes from the ids of the data, without training.
+    """Predict hit rates, traffic and step times of device sizes, without training.
 
-    The planner keeps its books as in training, but no row has a value: policies see no movement, and what is skipped by
-    movement is not. Deferral by visits is. Sizes too small for the batches in flight are reported as such.
+    Plans batches as training would, but rows have no values: policies see no movement, so nothing is skipped by
+    movement. Deferral by visits works. Sizes too small for the batches in flight are reported as such.
 
-    With --ranks: bytes between ranks in place of all that. Ctrl-C ends the reading, and reports what was read by then.
+    With --ranks, it reports the bytes between ranks instead. After Ctrl-C, it reports the batches read so far.
     """
     described = _Described(machine, link, device_bandwidth, host_bandwidth, dense_ms, dense_bytes)
     outputs = _Outputs(plot, markdown, as_json)
     if ranks is not None:
-        others = {"--policies": policies, "--device-rows": device_rows, "--plot": plot, **described.given()}
+        others = {"--policies": policies, "--device-rows": device_rows, "--plot": plot, **described.flags()}
         if wrong := [name for name, value in others.items() if value is not None]:
-            raise typer.BadParameter(
-                f"--ranks counts bytes between ranks, on which {', '.join(wrong)} has no influence"
-            )
+            raise typer.BadParameter(f"--ranks: expected no {', '.join(wrong)}, which the bytes between ranks ignore")
         with own_stdout():
             (contender,) = load_contenders("lru", sets or [], flags, config)
         share = 0.5 if saturated is None else saturated
         _simulate_ranks(contender.config, ranks, share, embedding_dim, outputs)
         return
     if saturated is not None:
-        raise typer.BadParameter("--saturated needs --ranks")
+        raise typer.BadParameter("--saturated: expected --ranks with it")
     with own_stdout():
         rivals = load_contenders(policies or "lru,lfu", sets or [], flags, config)
     cases = [(rival.label, rival.config) for rival in rivals]
@@ -72,7 +70,7 @@ def simulate(
 
 @dataclass(frozen=True)
 class _Described:
-    """The machine, as options describe it."""
+    """The machine as the options describe it."""
 
     machine: str | None
     link: str | None
@@ -81,25 +79,22 @@ class _Described:
     dense_ms: float | None
     dense_bytes: int | None
 
-    def given(self) -> Mapping[str, object]:
-        """Flag -> value or None."""
-        rates = {"--link": self.link, "--device-bandwidth": self.device, "--host-bandwidth": self.host}
-        return {"--machine": self.machine, **rates, "--dense-ms": self.dense_ms, "--dense-bytes": self.dense_bytes}
+    def flags(self) -> Mapping[str, object]:
+        """Return flag -> value or None."""
+        return dict(zip(_MACHINE_FLAGS, vars(self).values(), strict=True))
 
     def load(self) -> "Machine | MachineOf":
-        """The machine of the options, or of a file; the options win."""
+        """Return the machine of the file, if any, changed by the options."""
         from adaptive.studies.machines import load_machine
         from adaptive.studies.step_model import Machine, described, parse_rate
 
         if self.dense_ms is not None and not math.isfinite(self.dense_ms):
-            raise typer.BadParameter(f"--dense-ms {self.dense_ms}: expected milliseconds, a finite number")
-        flags = {"link": "--link", "device": "--device-bandwidth", "host": "--host-bandwidth"}
-        texts = {"link": self.link, "device": self.device, "host": self.host}
+            raise typer.BadParameter(f"--dense-ms: expected finite milliseconds, got {self.dense_ms}")
         changed: dict[str, Any] = {
-            key: parse_rate(text, name=flags[key]) for key, text in texts.items() if text is not None
+            name: parse_rate(value, name=flag) if isinstance(value, str) else value
+            for flag, (name, value) in zip(_MACHINE_FLAGS, vars(self).items(), strict=True)
+            if value is not None and name != "machine"
         }
-        changed |= {"dense_bytes": self.dense_bytes or 0}
-        changed |= {} if self.dense_ms is None else {"dense_ms": self.dense_ms}
         if self.machine is None:
             return replace(Machine(link=50e9, device=4000e9, host=100e9, dense_ms=1.0), **changed)
         spec = load_machine(self.machine)
@@ -108,9 +103,12 @@ class _Described:
         )
 
 
+_MACHINE_FLAGS = ("--machine", "--link", "--device-bandwidth", "--host-bandwidth", "--dense-ms", "--dense-bytes")
+
+
 @dataclass(frozen=True)
 class _Outputs:
-    """Where a simulation goes."""
+    """Destinations of the report."""
 
     plot: Path | None
     markdown: Path | None
@@ -132,21 +130,17 @@ def _simulate(
     from adaptive.training.telemetry.progress import Countdown
 
     if outputs.plot is not None:
-        need_matplotlib()
+        need_matplotlib("--plot")
     machine = described.load()
     width = embedding_dim or int(cases[0][1].model_options.get("embedding_dim", 16))
     stop = StopRequest()
     with own_stdout():
-        told = Countdown(note, "batches planned")
-        result = run_simulation(cases, list(sizes), machine, embedding_dim=width, told=told, stop=stop)
+        progress = Countdown(note, "batches planned")
+        result = run_simulation(cases, list(sizes), machine, embedding_dim=width, on_progress=progress, stop=stop)
     document = simulation_document(result)
     if outputs.plot is not None:
         draw(result, outputs.plot)
-    if outputs.markdown is not None:
-        write_text(outputs.markdown, document.to_markdown())
-    print_result(result, table=document.to_text(), as_json=outputs.as_json)
-    for line in stop_lines(result) if outputs.as_json else []:  # what is missing, where no table says so
-        note(line)
+    print_document(result, document, as_json=outputs.as_json, markdown=outputs.markdown, remarks=stop_lines(result))
     stop.raise_exit()
 
 
@@ -156,7 +150,7 @@ def _simulate_ranks(
     check_folders(outputs.markdown)
     words = listed(ranks)
     if not words or not all(word.isascii() and word.isdecimal() for word in words):
-        raise typer.BadParameter(f"--ranks {ranks}: whole numbers are needed, such as 2,8,64")
+        raise typer.BadParameter(f"--ranks: expected whole numbers such as 2,8,64, got {ranks!r}")
     from adaptive.studies.simulate.rank_traffic import simulate_rank_traffic
     from adaptive.studies.simulate.simulation_report import rank_stop_lines, rank_traffic_document
     from adaptive.system import StopRequest
@@ -164,14 +158,10 @@ def _simulate_ranks(
 
     stop, sizes = StopRequest(), [int(word) for word in words]
     with own_stdout():
-        told = Countdown(note, "batches counted")
+        progress = Countdown(note, "batches counted")
         result = simulate_rank_traffic(
-            config, sizes, saturated=saturated, embedding_dim=embedding_dim, told=told, stop=stop
+            config, sizes, saturated=saturated, embedding_dim=embedding_dim, on_progress=progress, stop=stop
         )
-    document = rank_traffic_document(result)
-    if outputs.markdown is not None:
-        write_text(outputs.markdown, document.to_markdown())
-    print_result(result, table=document.to_text(), as_json=outputs.as_json)
-    for line in rank_stop_lines(result) if outputs.as_json else []:
-        note(line)
+    document, remarks = rank_traffic_document(result), rank_stop_lines(result)
+    print_document(result, document, as_json=outputs.as_json, markdown=outputs.markdown, remarks=remarks)
     stop.raise_exit()

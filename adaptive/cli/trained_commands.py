@@ -1,4 +1,4 @@
-"""`adaptive-train eval`, `predict`, `export` and `report`: evaluate a run, score samples, export it, show it."""
+"""`adaptive-train eval`, `predict`, `export`, `report`: commands that read runs."""
 
 import sys
 from contextlib import nullcontext
@@ -20,8 +20,7 @@ def evaluate(
 ) -> None:
     """Evaluate the saved weights of a run.
 
-    May be called in any folder. Rows lie where the run had them: those in files stay in files. Ranks give the numbers
-    of one process.
+    Works in any folder. Rows in files stay in files. With --ranks, the numbers are those of one process.
     """
     settings = given_sets(sets)
     config = settings_for_ranks(run, ranks)
@@ -46,10 +45,10 @@ def predict(
     sets: options.ReadingSets = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Predict: one score for each sample, in the order of the data; the probability that its label is 1.
+    """Write one score per sample: the probability that its label is 1.
 
-    May be called in any folder. Rows lie where the run had them: those in files stay in files. A bad line ends it,
-    unless --set data.max_bad_fraction=SHARE lets it pass, without a score.
+    Works in any folder. Rows in files stay in files. A bad line stops it, unless --set data.max_bad_fraction=SHARE
+    allows bad lines, which then get no score.
     """
     settings = given_sets(sets)
     from adaptive.serving import predict_run
@@ -66,10 +65,10 @@ def export(
     sets: options.ReadingSets = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Export a run: tables of plain nn.EmbeddingBags, dense part and id maps, with the code that scores by them.
+    """Export a run as plain nn.EmbeddingBag tables, with code that computes scores.
 
-    The code needs torch and numpy only; of an ONNX file, which takes batches of any size, onnxruntime and numpy.
-    Tables are written piece by piece: a table may be larger than memory.
+    The code needs only torch and numpy; for ONNX, which takes batches of any size, onnxruntime and numpy. Tables are
+    written piece by piece, so they may be larger than memory.
     """
     settings = given_sets(sets)
     from adaptive.serving import export_run
@@ -84,11 +83,10 @@ def report(
     out: options.ReportFile = Path("report.html"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Make one HTML page of runs, a comparison, profiles or simulations. It opens from the file, without a server or a
-    network.
+    """Write one HTML page of runs, a comparison, profiles or simulations.
 
-    Quality, curves, stages of a step, tier movement, traffic, what was skipped, what the policy reports, the guard's
-    decisions, bad lines, settings, versions. Needs the extra 'report': matplotlib.
+    Shows quality, curves, stages of a step, tier movement, traffic, skipped updates, policy reports, guard decisions,
+    bad lines, settings and versions. Needs matplotlib (the extra 'report').
     """
     from adaptive.studies.report.html_report import write_report
 
