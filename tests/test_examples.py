@@ -1,4 +1,4 @@
-"""The examples run as they stand and print what they say they print. (`custom_policy.py`: tests/policies.)"""
+"""The examples run and print the expected results. (`custom_policy.py`: tests/policies.)"""
 
 import difflib
 import json
@@ -36,7 +36,7 @@ def test_own_loop_learns_its_rule(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.nightly
-def test_eight_lines_make_a_plain_loop_a_tiered_one_with_the_same_result(capsys: pytest.CaptureFixture[str]) -> None:
+def test_eight_lines_make_a_plain_loop_a_tiered_one(capsys: pytest.CaptureFixture[str]) -> None:
     plain, tiered = ((EXAMPLES / f"{name}_loop.py").read_text().split('"""\n\n', 1)[1] for name in ("plain", "tiered"))
     changed = [line for line in difflib.ndiff(plain.split("\n"), tiered.split("\n")) if line.startswith("+ ")]
     assert 0 < len([line for line in changed if line.strip("+ ")]) <= 8, changed
@@ -59,7 +59,7 @@ def test_own_policies_records_compares_and_simulates(
     text = printed("own_policies.py", capsys)
     assert "policy lfu: 60 steps, 15,360 samples" in text
     assert "lfu: within the AUC budget of 0.0005 (equal to the control bit for bit)" in text
-    assert "least device rows for policies that fetch what is missing" in text
+    assert "least device rows for policies that prefetch misses" in text
     assert re.search(r"^guard, step \d+: (keep|reduce|stop): ", text, re.M)
     assert (tmp_path / "run/metrics.jsonl").exists()
 

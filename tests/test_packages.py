@@ -1,4 +1,4 @@
-"""Wheel and sdist: what is in them, and that what is installed from them works where no checkout is."""
+"""Wheel and sdist: their content, and an installation without a checkout."""
 
 import importlib.util
 import os
@@ -30,7 +30,7 @@ def run(*command: object, cwd: Path, **environ: str) -> str:
 
 
 def build(source: Path, target: Path) -> None:
-    """Both distributions by the pinned hatchling, so without a network; the wheel as `pip install .` builds it."""
+    """Build both distributions without a network; the wheel as `pip install .` does."""
     run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", target, cwd=source)
     pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index")
     run(*pip, "--disable-pip-version-check", "-w", target, source, cwd=target)
@@ -66,9 +66,9 @@ def test_one_wheel_serves_all_platforms(built: Path) -> None:
 
 
 def test_a_wheel_has_nothing_at_its_top_but_adaptive(built: Path) -> None:
-    found = names(wheel(built))
-    assert {name.split("/")[0] for name in found} == {"adaptive", f"adaptive_train-{adaptive.__version__}.dist-info"}
-    inside = {name for name in found if name.startswith("adaptive/")}
+    result = names(wheel(built))
+    assert {name.split("/")[0] for name in result} == {"adaptive", f"adaptive_train-{adaptive.__version__}.dist-info"}
+    inside = {name for name in result if name.startswith("adaptive/")}
     ours = modules((ROOT / "adaptive").rglob("*.py"), ROOT) | modules((ROOT / "policies").rglob("*.py"), ROOT)
     assert {re.sub("^policies/", "adaptive/policies/", name) for name in ours} <= inside
     assert {"adaptive/py.typed", "adaptive/policies/py.typed", "adaptive/training/telemetry/page.css"} <= inside
@@ -90,7 +90,7 @@ def test_a_wheel_made_from_the_sdist_is_the_same(built: Path, tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The commands' folder of an environment with the wheel, and with the dependencies of this one."""
+    """Return the bin folder of an environment with the wheel and our dependencies."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -105,8 +105,8 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.nightly
 def test_what_is_installed_is_found(installed: Path, tmp_path: Path) -> None:
     code = "import adaptive, adaptive.policies.lru as lru; print(adaptive.__file__); print(lru.__file__)"
-    found = run(installed / "python", "-c", code, cwd=tmp_path).split()
-    assert all(Path(path).is_relative_to(installed.parent) for path in found)
+    result = run(installed / "python", "-c", code, cwd=tmp_path).split()
+    assert all(Path(path).is_relative_to(installed.parent) for path in result)
     assert "adaptive-train" in run(installed / "adaptive-train", "--help", cwd=tmp_path)
     listed = run(installed / "adaptive-train", "policies", "list", cwd=tmp_path)
     assert "adaptive.policies.lru:LRU" in listed and "cannot be loaded" not in listed

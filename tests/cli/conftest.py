@@ -1,4 +1,4 @@
-"""A command line run inside the test's process, and a trainer that only remembers what it was asked."""
+"""Run a command line inside the test process, and fake a trainer that records its calls."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ class Result:
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
-    """Runs `adaptive-train` with the given words in an empty folder, without settings from the environment."""
+    """Run `adaptive-train` in an empty folder, without settings from the environment."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("ADAPTIVE_")]:
         monkeypatch.delenv(name)
@@ -43,7 +43,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 @dataclass
 class FakeTrainer:
-    """Remembers its calls; `error` is raised by each of them."""
+    """Record calls; each raises `error` if it is set."""
 
     calls: list[tuple[str, Any]] = field(default_factory=list)
     error: BaseException | None = None
@@ -78,7 +78,7 @@ class FakeTrainer:
 
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
-    """In the place of `adaptive.training.runs`."""
+    """Replace `adaptive.training.runs` by a fake."""
     fake = FakeTrainer()
     module: Any = ModuleType("adaptive.training.runs")
     for name in ("train_run", "resume_run", "auto_resume_run", "plan_run", "evaluate_run"):

@@ -1,4 +1,4 @@
-"""`run --auto-resume`: the same command begins a run, resumes it after a kill, does nothing once it is finished."""
+"""`run --auto-resume`: start a run, resume it after a kill, and stop when it is finished."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def auto_resume(cli: Cli, *words: str, steps: str = "6") -> Any:
 
 
 def fails_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run ends in the middle of a step, as if it were killed there: nothing is saved."""
+    """End the run in the middle of a step, as if it were killed: nothing is saved."""
     whole, done = adaptive.training.trainer.update, []
 
     def update(optimizer: Any) -> None:
@@ -42,17 +42,17 @@ def fails_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("steps_before", [1, 3])  # before the first checkpoint, and behind it
-def test_it_begins_goes_on_and_is_done(cli: Cli, monkeypatch: pytest.MonkeyPatch, steps_before: int) -> None:
+def test_it_starts_resumes_and_finishes(cli: Cli, monkeypatch: pytest.MonkeyPatch, steps_before: int) -> None:
     whole = cli("run", "--out", "whole", "--steps", "6", *SMALL)
     with monkeypatch.context() as failing:
         fails_after(steps_before, failing)
         begun = auto_resume(cli)
     assert begun.code == 3 and "--auto-resume: r holds no run yet" in begun.err
-    found = auto_resume(cli)
-    assert found.code == 0
+    result = auto_resume(cli)
+    assert result.code == 0
     expected = "resumed after step 2" if steps_before == 3 else "r holds a run without a checkpoint; starting again"
-    assert expected in found.err
-    assert json.loads(found.out)["auc"] == json.loads(whole.out)["auc"]
+    assert expected in result.err
+    assert json.loads(result.out)["auc"] == json.loads(whole.out)["auc"]
     again = auto_resume(cli)
     assert again.code == 0 and "--auto-resume: the run in r is finished after 6 steps; nothing to do" in again.err
     assert json.loads(again.out)["auc"] == json.loads(whole.out)["auc"]
@@ -62,26 +62,26 @@ def test_it_begins_goes_on_and_is_done(cli: Cli, monkeypatch: pytest.MonkeyPatch
 
 def test_a_run_with_other_settings_is_refused(cli: Cli) -> None:
     assert auto_resume(cli, steps="2").code == 0
-    found = auto_resume(cli, "--set", "optimizer.lr=0.5")
-    assert found.code == 2 and "--auto-resume: expected optimizer.lr=0.05 as in the run in r, got 0.5" in found.err
+    result = auto_resume(cli, "--set", "optimizer.lr=0.5")
+    assert result.code == 2 and "--auto-resume: expected optimizer.lr=0.05 as in the run in r, got 0.5" in result.err
 
 
 def test_what_cannot_be_given_with_it(cli: Cli) -> None:
     for words in (["--overwrite"], ["--dry-run"]):
-        assert "--auto-resume needs the directory of the run" in auto_resume(cli, *words).err
+        assert "--auto-resume: expected --out DIR, the directory of the run" in auto_resume(cli, *words).err
     assert cli("run", "--auto-resume", *SMALL).code == 2
-    assert "--auto-resume cannot be given with it" in cli("run", "--resume", "r", "--auto-resume").err
+    assert "got --auto-resume." in cli("run", "--resume", "r", "--auto-resume").err
 
 
 def test_files_that_no_run_writes_stay(cli: Cli) -> None:
     Path("r").mkdir()
     Path("r/mine.txt").write_text("mine")
-    found = auto_resume(cli)
-    assert found.code == 6 and "expected only files of a run, got mine.txt" in found.err
+    result = auto_resume(cli)
+    assert result.code == 6 and "expected only files of a run, got mine.txt" in result.err
 
 
 @pytest.mark.nightly
-def test_after_a_kill_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_after_a_kill_the_same_command_resumes(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "adaptive", "run", "--auto-resume", "--out", "r", "--steps", "200", *SMALL]
     words += ["--set", "log_every=1"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("ADAPTIVE_")}
@@ -89,6 +89,6 @@ def test_after_a_kill_the_same_command_goes_on(tmp_path: Path) -> None:
         while not [one for one in tmp_path.glob("r/checkpoint-*") if "tmp" not in one.name] and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
-    found = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
-    assert found.returncode == 0, found.stderr
-    assert "resumed after step" in found.stderr and json.loads(found.stdout)["steps"] == 200
+    result = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr
+    assert "resumed after step" in result.stderr and json.loads(result.stdout)["steps"] == 200

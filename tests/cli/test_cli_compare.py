@@ -1,4 +1,4 @@
-"""`compare` and `simulate`: what the command line hands on, prints, writes and exits with."""
+"""`compare` and `simulate`: settings, output, files and exit codes."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def options(command: str) -> dict[str, Any]:
 
 @pytest.fixture
 def trainings(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
-    """Nothing is trained: the settings of every run, in order. The policy `lfu` has no memory, seed 9 is rigged."""
+    """Return the settings of every run without training; `lfu` fails, seed 9 is rigged."""
     seen: list[TrainConfig] = []
 
     def train(config: TrainConfig, **more: Any) -> dict[str, Any]:
@@ -77,9 +77,9 @@ def test_varied_settings_of_every_run(cli: Cli, trainings: list[TrainConfig]) ->
     assert trainings[0].out == (
         "out/seed-0/batch_size=256/optimizer.lr=0.1/dense_optimizer.lr=0.2/policy.half_life=5/0-hybrid"
     )
-    found = json.loads(result.out)
-    assert len(found["policies"]) == 16 and len(found["values"]) == 8
-    assert found["policies"][-1]["swept"] == {
+    report = json.loads(result.out)
+    assert len(report["policies"]) == 16 and len(report["values"]) == 8
+    assert report["policies"][-1]["swept"] == {
         "batch_size": 512, "optimizer.lr": 0.3, "dense_optimizer.lr": 0.4, "policy.half_life": 7,
     }  # fmt: skip
 
@@ -95,14 +95,19 @@ def test_json_csv_and_markdown(cli: Cli, trainings: list[TrainConfig]) -> None:
     words = ("compare", "--policies", "hybrid,lru", "--out", "out", "--auc-budget", "0.001", "--json")
     result = cli(*words, "--csv", "a.csv", "--markdown", "a.md")
     assert result.code == 0, result.err
-    found = json.loads(result.out)
-    assert (found["schema"], found["auc_budget"], found["control"], found["seeds"]) == (1, 0.001, "hybrid", [0, 1, 2])
+    report = json.loads(result.out)
+    assert (report["schema"], report["auc_budget"], report["control"], report["seeds"]) == (
+        1,
+        0.001,
+        "hybrid",
+        [0, 1, 2],
+    )
     promised = (
         "policy auc auc_difference auc_difference_ci log_loss hit_rate samples_per_s skipped_update_share "
         "skipped_lookup_share time_ms bytes_h2d bytes_d2h seeds verdict"
     )
-    assert [set(promised.split()) <= set(one) for one in found["policies"]] == [True, True]
-    assert json.loads(Path("out/comparison.json").read_text()) == found
+    assert [set(promised.split()) <= set(one) for one in report["policies"]] == [True, True]
+    assert json.loads(Path("out/comparison.json").read_text()) == report
     assert Path("a.csv").read_text().startswith("policy,") and "| lru |" in Path("a.md").read_text()
 
 
@@ -120,7 +125,7 @@ def test_numbers_that_differ_without_skipping_end_with_an_error(cli: Cli, traini
     assert "lru: not exact" in result.out
 
 
-def test_mistakes_are_told_before_anything_is_trained(
+def test_mistakes_are_reported_before_training(
     cli: Cli, trainings: list[TrainConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for words, code, text in [
@@ -133,10 +138,10 @@ def test_mistakes_are_told_before_anything_is_trained(
         (["--sweep", "batchsize=1,2"], 2, "(flag --sweep, value 1 of 2): unknown key; did you mean batch_size?"),
         (["--sweep", "batch_size=256,x"], 2, "(flag --sweep, value 2 of 2): expected a valid integer, got 'x'"),
         (["--sweep", "policy.nothing=1"], 2, "policy.nothing=1: expected a parameter of hybrid, lru, slipstream"),
-        (["--sweep", "batch_size=1,2", "--batch-size", "3"], 2, "got batch_size from --batch-size, too"),
-        (["--sweep", "depth=1,2", "--set", "depth=3"], 2, "got depth from --set, too"),
-        (["--csv", "no/such/a.csv"], 6, "there is no folder no/such"),
-        (["--markdown", "full"], 6, "full cannot be written: it is a folder; name a file"),
+        (["--sweep", "batch_size=1,2", "--batch-size", "3"], 2, "got batch_size also from --batch-size"),
+        (["--sweep", "depth=1,2", "--set", "depth=3"], 2, "got depth also from --set"),
+        (["--csv", "no/such/a.csv"], 6, "folder no/such does not exist"),
+        (["--markdown", "full"], 6, "full cannot be written: expected a file, got a folder"),
     ]:
         Path("full").mkdir(exist_ok=True)
         result = cli("compare", *words)
@@ -145,11 +150,11 @@ def test_mistakes_are_told_before_anything_is_trained(
     assert cli("compare", "--out", "full").code == 6
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     result = cli("compare", "--csv", "a.csv")
-    assert result.code == 6 and "a.csv cannot be written: folder . takes no new files" in result.err
+    assert result.code == 6 and "a.csv cannot be written: folder . is not writable" in result.err
     assert trainings == []
 
 
-def test_a_file_that_cannot_be_written_in_the_end_does_not_hide_the_result(
+def test_a_file_that_cannot_be_written_hides_no_result(
     cli: Cli, trainings: list[TrainConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(path: Path, content: bytes) -> None:
@@ -158,7 +163,7 @@ def test_a_file_that_cannot_be_written_in_the_end_does_not_hide_the_result(
     monkeypatch.setattr(adaptive.storage.durable, "write_atomic", fail)
     monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "write_record", lambda *_: None)
     result = cli("compare", "--policies", "lru", "--seeds", "1", "--out", "out", "--csv", "a.csv", "--json")
-    assert result.code == 6 and "a.csv could not be written: [Errno 28]" in result.err
+    assert result.code == 6 and "a.csv cannot be written: [Errno 28]" in result.err
     assert json.loads(result.out)["policies"][0]["policy"] == "lru"
 
 
@@ -191,15 +196,15 @@ def test_simulate_for_real(cli: Cli) -> None:
     words = ("simulate", *SMALL[:-2], "--policies", "lru,lfu+half_life=50,hybrid", "--device-rows", "1%,20%,40%")
     result = cli(*words, "--steps", "6", "--embedding-dim", "32", "--dense-ms", "0.25", "--json")
     assert result.code == 0, result.err
-    found = json.loads(result.out)
-    assert (found["schema"], found["batches"], found["lookups"]) == (1, 6, 6 * 500 * 26)
-    assert found["row_bytes"] == 4 * 32 + 4
-    assert [(run["policy"], run["size"]) for run in found["runs"]] == [
+    report = json.loads(result.out)
+    assert (report["schema"], report["batches"], report["lookups"]) == (1, 6, 6 * 500 * 26)
+    assert report["row_bytes"] == 4 * 32 + 4
+    assert [(run["policy"], run["size"]) for run in report["runs"]] == [
         *((policy, size) for policy in ("lru", "lfu+half_life=50") for size in ("20%", "40%")),
         ("hybrid", "0"),
     ]
-    assert [run["size"] for run in found["failed"]] == ["1%", "1%"]
-    for run in found["runs"]:
+    assert [run["size"] for run in report["failed"]] == ["1%", "1%"]
+    for run in report["runs"]:
         assert 0 <= run["row_hit_rate"] <= run["belady_row_hit_rate"] < 1
         assert set(run["step_ms"]) == {"look_ahead", "serial", "hybrid", "device_only", "xdl"}
         assert run["step_ms"]["serial"] > run["step_ms"]["look_ahead"] >= run["plan_ms"] > 0
@@ -212,7 +217,7 @@ def test_simulate_for_real(cli: Cli) -> None:
         line.startswith("| --- | ---: |") and first.startswith("| lru | ") and "| plan | look-ahead | serial |" in head
     )
     text = " ".join(text.split())  # lines are broken to fit
-    assert "lookups/s planned" in text and "lru with 1%, lfu+half_life=50 with 1% device rows: batch " in text
+    assert "planned at" in text and "lru with 1%, lfu+half_life=50 with 1% device rows: batch " in text
 
 
 @pytest.mark.nightly
@@ -232,23 +237,23 @@ def test_what_policies_print_does_not_stand_in_the_result(cli: Cli) -> None:
 
 def test_simulate_mistakes(cli: Cli) -> None:
     for words, code, text in [
-        (["--link", "50"], 2, "--link '50': needed a rate above 0, such as 50GB/s"),
-        (["--host-bandwidth", "fast"], 2, "--host-bandwidth 'fast'"),
+        (["--link", "50"], 2, "--link: expected a rate above 0 such as 50GB/s, got '50'"),
+        (["--host-bandwidth", "fast"], 2, "--host-bandwidth: expected a rate"),
         (["--device-rows", "lots"], 2, "size 'lots' is not a number of rows"),
-        (["--device-rows", ","], 2, "at least one policy and one device size"),
+        (["--device-rows", ","], 2, "expected policies and device sizes, got 2 and 0"),
         (["--policies", "lru,nothing"], 9, "no policy 'nothing'"),
         (["--data", "criteo:none.tsv"], 3, "none.tsv"),
         (["--optimizer", "sdg"], 2, "did you mean sgd?"),
-        (["--plot", "no/such.png"], 6, "there is no folder no"),
+        (["--plot", "no/such.png"], 6, "folder no does not exist"),
         (["--device-rows", "1", *SMALL[:-2]], 7, "none of the 2 runs"),
-        (["--ranks", "2,x"], 2, "whole numbers are needed"),
-        (["--ranks", "2", "--link", "1GB/s", "--policies", "lru"], 2, "--policies, --link has no influence"),
-        (["--ranks", "1"], 2, "2 ranks or more"),
-        (["--ranks", "0"], 2, "2 ranks or more, at most 65,536"),
-        (["--ranks", "9" * 20], 2, "2 ranks or more, at most 65,536"),
-        (["--ranks", "3", "--set", "ranks.blocks=2"], 2, "2 ranks or more, at most 2 (ranks.blocks=2)"),
-        (["--dense-ms", "inf"], 2, "expected milliseconds, a finite number"),
-        (["--saturated", "0.2"], 2, "--saturated needs --ranks"),
+        (["--ranks", "2,x"], 2, "--ranks: expected whole numbers"),
+        (["--ranks", "2", "--link", "1GB/s", "--policies", "lru"], 2, "--ranks: expected no --policies, --link"),
+        (["--ranks", "1"], 2, "expected 2 to 65,536 ranks, got 1"),
+        (["--ranks", "0"], 2, "expected 2 to 65,536 ranks, got 0"),
+        (["--ranks", "9" * 20], 2, "expected 2 to 65,536 ranks, got 9"),
+        (["--ranks", "3", "--set", "ranks.blocks=2"], 2, "expected 2 to 2 ranks (ranks.blocks=2), got 3"),
+        (["--dense-ms", "inf"], 2, "--dense-ms: expected finite milliseconds, got inf"),
+        (["--saturated", "0.2"], 2, "--saturated: expected --ranks with it"),
     ]:
         result = cli("simulate", *words)
         assert result.code == code and text in result.err, result.err
@@ -256,25 +261,25 @@ def test_simulate_mistakes(cli: Cli) -> None:
 
 def test_simulate_counts_bytes_between_ranks(cli: Cli, tmp_path: Path) -> None:
     table = tmp_path / "ranks.md"
-    found = cli("simulate", *SMALL[:-2], "--ranks", "2,4", "--steps", "2", "--json", "--markdown", str(table))
-    assert found.code == 0, found.err
-    result = json.loads(found.out)
+    report = cli("simulate", *SMALL[:-2], "--ranks", "2,4", "--steps", "2", "--json", "--markdown", str(table))
+    assert report.code == 0, report.err
+    result = json.loads(report.out)
     assert result["batches"] == 2 and [one["ranks"] for one in result["ranks"]] == [2, 4]
     assert table.read_text().count("\n| ") == 4
 
 
 def test_simulate_takes_shape_and_width_of_a_preset(cli: Cli) -> None:
     words = ("--preset", "rmc3", "--policies", "lru", "--device-rows", "20000", "--json", *SMALL)
-    found, wide = (cli("simulate", *words, *more) for more in ((), ("--embedding-dim", "16")))
-    assert (found.code, wide.code) == (0, 0), found.err
-    sizes = [json.loads(one.out)["runs"][0]["device_bytes"] for one in (found, wide)]
+    result, wide = (cli("simulate", *words, *more) for more in ((), ("--embedding-dim", "16")))
+    assert (result.code, wide.code) == (0, 0), result.err
+    sizes = [json.loads(one.out)["runs"][0]["device_bytes"] for one in (result, wide)]
     assert sizes[0] > 3 * sizes[1]
 
 
 def test_simulate_models_xdl_where_the_dense_part_has_a_size(cli: Cli) -> None:
     words = ("--policies", "lru", "--device-rows", "20%", *SMALL)
-    plain, told = (cli("simulate", *words, *more) for more in ((), ("--dense-bytes", "50000000")))
-    assert "XDL" not in plain.out and "XDL" in told.out
+    plain, sized = (cli("simulate", *words, *more) for more in ((), ("--dense-bytes", "50000000")))
+    assert "XDL" not in plain.out and "XDL" in sized.out
 
 
 # --- help ------------------------------------------------------------------------------------------------------------
@@ -289,9 +294,9 @@ def test_compare_has_all_options_of_run_but_the_one_policy() -> None:
 
 @pytest.mark.parametrize("command", ["run", "compare", "profile", "placements", "simulate"])
 def test_every_option_has_a_panel_and_a_help(cli: Cli, command: str) -> None:
-    found = {name: option for name, option in options(command).items() if option.name != "help"}
-    assert all(option.rich_help_panel and option.help for option in found.values())
+    report = {name: option for name, option in options(command).items() if option.name != "help"}
+    assert all(option.rich_help_panel and option.help for option in report.values())
     result = cli(command, "--help")
     assert result.code == 0 and "Exit codes" in result.out
-    for name, option in found.items():
+    for name, option in report.items():
         assert name in result.out or option.hidden

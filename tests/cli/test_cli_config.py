@@ -1,4 +1,4 @@
-"""`config`: every setting is listed with its default; the page of the documentation is what it prints."""
+"""`config`: every setting with its default, and the page of the documentation."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_the_page_is_what_is_printed() -> None:
 
 
 def test_keys_and_defaults_are_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each listed default can be given by --set, and every setting of a run is listed."""
+    """--set accepts each listed default, and every setting of a run is listed."""
     listed = {one["key"]: one for one in json.loads(run(capsys, "--json"))["settings"]}
     own = {key: one["default"] for key, one in listed.items() if not key.startswith(("model.", "guard.", "stop_at."))}
     given = [f"{key}={default}" for key, default in own.items() if default not in ("needed", "null")]
@@ -48,7 +48,7 @@ def test_an_unknown_key_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit) as exit_:
         app.main(["config", "tier.device_row"])
     assert exit_.value.code == 2
-    assert "no setting is named tier.device_row; did you mean tier.device_rows?" in capsys.readouterr().err
+    assert "settings or sections, got tier.device_row; did you mean tier.device_rows" in capsys.readouterr().err
 
 
 def test_every_setting_has_a_meaning() -> None:

@@ -14,12 +14,12 @@ Cli = Callable[..., Any]
 
 
 def test_doctor_reports_every_part(cli: Cli) -> None:
-    found = json.loads(cli("doctor", "--json").out)
-    assert found["versions"]["torch"] and found["processor"]["usable_cores"] >= 1
-    assert "workqueue" in found["processor"]["numba_threading_layers"]
-    assert found["memory"]["total"].endswith("GiB") and found["disk"]["free"].endswith("GiB")
-    assert found["gpu"]["torch_build"] and "lru" in found["policies"]
-    assert isinstance(found["kernel_cache"]["safe"], bool)
+    result = json.loads(cli("doctor", "--json").out)
+    assert result["versions"]["torch"] and result["processor"]["usable_cores"] >= 1
+    assert "workqueue" in result["processor"]["numba_threading_layers"]
+    assert result["memory"]["total"].endswith("GiB") and result["disk"]["free"].endswith("GiB")
+    assert result["gpu"]["torch_build"] and "lru" in result["policies"]
+    assert isinstance(result["kernel_cache"]["safe"], bool)
 
 
 def test_doctor_names_problems(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +28,7 @@ def test_doctor_names_problems(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
     result = cli("doctor")
     assert result.code == 0
     assert "problem: policy broken does not load" in result.out
-    assert "problem: compiled kernels are not kept" in result.out and "XDG_CACHE_HOME" in result.out
+    assert "problem: compiled kernels are not cached" in result.out and "XDG_CACHE_HOME" in result.out
 
 
 CPU_ONLY = {"torch_build": "CPU", "nvidia_gpus": "0", "driver": "none", "triton": "none", "c_compiler": "none",
@@ -43,8 +43,8 @@ SEEN = {"torch_build": "CUDA 13.0", "nvidia_gpus": "1", "driver": "580.65.06", "
     [
         (CPU_ONLY, []),
         (SEEN, []),
-        ({**CPU_ONLY, "nvidia_gpus": "1"}, ["torch is a CPU build; pip uninstall -y torch && pip install"]),
-        (HIDDEN, ["(CUDA 13.0) cannot use the NVIDIA GPU of this machine with driver 550.90.07; it needs driver 580"]),
+        ({**CPU_ONLY, "nvidia_gpus": "1"}, ["torch is a CPU build. Run pip uninstall -y torch && pip install"]),
+        (HIDDEN, ["(CUDA 13.0) needs NVIDIA driver 580 or newer, got 550.90.07. Run"]),
         ({**SEEN, "triton": "none"}, ["pip install triton"]),
         ({**SEEN, "c_compiler": "none", "python_h": "none"}, ["sudo apt install gcc", "sudo apt install python3-dev"]),
         ({**SEEN, "kernel_on_cuda:0": "failed: copied rows differ"}, ["cuda:0 failed: copied rows differ"]),
@@ -60,17 +60,15 @@ def test_a_gpu_that_training_cannot_use_is_a_problem(
         assert problem.startswith("problem: ") and part in problem
 
 
-def test_a_hidden_gpu_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hidden_gpu_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpu_problems(HIDDEN) == [
-        "problem: CUDA_VISIBLE_DEVICES hides the GPU from torch; unset CUDA_VISIBLE_DEVICES"
-    ]
+    assert gpu_problems(HIDDEN) == ["problem: CUDA_VISIBLE_DEVICES hides the GPU from torch. Unset it"]
 
 
 def test_the_launch_compares_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU the same copy runs in numba; one that changes a bit, or raises, is told."""
+    """On the CPU the same copy runs in numba; a changed bit or an error is reported."""
     assert check_copy(torch.device("cpu")) == WORKS
-    monkeypatch.setattr("adaptive.kernels.rows.cpu_tensors.copy_rows", lambda *given: None)
+    monkeypatch.setattr("adaptive.kernels.rows.cpu_tensors.copy_rows", lambda *arguments: None)
     assert check_copy(torch.device("cpu")) == "failed: copied rows differ"
     monkeypatch.setattr("adaptive.kernels.rows.cpu_tensors.copy_rows", None)
     assert check_copy(torch.device("cpu")).startswith("failed: TypeError")

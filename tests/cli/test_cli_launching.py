@@ -1,4 +1,4 @@
-"""`--ranks NUMBER` before any process is started: what cannot be is refused once, what is slow is told."""
+"""`--ranks NUMBER`: checks and warnings before any process starts."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,17 +11,17 @@ GIB = 1 << 30
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of ranks that were started, on two cores with 8 GiB."""
-    found: list[int] = []
+    """Return the numbers of ranks that start, on two cores with 8 GiB."""
+    result: list[int] = []
 
     def launch(size: int, words: object, blocks: object) -> int:
-        found.append(size)
+        result.append(size)
         return 0
 
     monkeypatch.setattr("adaptive.embeddings.ranks.launch.launch", launch)
     monkeypatch.setattr("adaptive.system.usable_cores", lambda: 2)
     monkeypatch.setattr("adaptive.system.available_bytes", lambda: 8 * GIB)
-    return found
+    return result
 
 
 @pytest.mark.parametrize("command", ["run", "doctor"])
@@ -29,13 +29,11 @@ def test_ranks_that_memory_has_no_room_for_are_refused(cli: Cli, launched: list[
     for number in ("28", "100", "9" * 20):
         result = cli(command, "--ranks", number)
         assert result.code == 2 and launched == []
-        assert f"--ranks {number}: before they have any row they take" in result.err
-        assert (
-            "300.0 MiB each; there is room for 27, and there are 2 cores. Start no more ranks than cores" in result.err
-        )
+        assert f"--ranks: expected at most 27 ranks, got {number}, which take" in result.err
+        assert "(300.0 MiB each). This machine has 2 cores. Start no more ranks than cores" in result.err
 
 
-def test_more_ranks_than_cores_are_told_and_started(cli: Cli, launched: list[int]) -> None:
+def test_more_ranks_than_cores_start_with_a_warning(cli: Cli, launched: list[int]) -> None:
     result = cli("run", "--ranks", "27")
     assert result.code == 0 and launched == [27]
     assert "27 ranks take turns on 2 cores, which is slower than --ranks 2, and take 7.9 GiB" in result.err
@@ -53,4 +51,4 @@ def test_one_rank_is_started_whatever_memory_there_is(
 def test_more_ranks_than_blocks_are_refused_once(cli: Cli, launched: list[int]) -> None:
     result = cli("run", "--ranks", "3", "--set", "ranks.blocks=2")
     assert result.code == 2 and launched == []
-    assert result.err == "adaptive-train: error: --ranks 3: each needs a block, and ranks.blocks=2; start at most 2\n"
+    assert result.err == "adaptive-train: error: --ranks: expected at most ranks.blocks=2 ranks, got 3\n"

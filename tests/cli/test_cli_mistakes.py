@@ -1,4 +1,4 @@
-"""Classic mistakes: each gives its exit code, names the key or the place, and says what to do."""
+"""Common mistakes: exit code, key or place, and how to fix it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -52,8 +52,8 @@ def test_a_command_that_is_none(cli: Cli) -> None:
     for name, meant in (("train", "run"), ("rum", "run"), ("repotr", "report"), ("polices", "policies")):
         result = cli(name, "--steps", "3")
         assert (result.code, result.out) == (2, "")
-        assert result.err == f"adaptive-train: error: expected a command, got '{name}'; did you mean {meant}?\n"
-    assert "there are run, eval, predict" in cli("xyz").err
+        assert result.err == f"adaptive-train: error: expected a command, got '{name}'. Did you mean {meant}?\n"
+    assert "Commands: run, eval, predict" in cli("xyz").err
 
 
 def test_several_mistakes_are_reported_together(cli: Cli, trainer: Any) -> None:
@@ -76,7 +76,7 @@ def test_several_mistakes_are_reported_together(cli: Cli, trainer: Any) -> None:
 def test_an_empty_word_is_no_path_of_the_working_directory(cli: Cli, words: tuple[str, ...]) -> None:
     result = cli(*words)
     flag = next((word.rstrip("=") for word in words if word.startswith("--")), None)
-    needed = "needed a value, found an empty one; is a variable of the shell not set?"
+    needed = "expected a value, got an empty one. Is a shell variable not set?"
     assert result.code == 2 and result.err == f"adaptive-train: error: {f'{flag}: ' if flag else ''}{needed}\n"
 
 

@@ -18,7 +18,7 @@ Cli = Callable[..., Result]
 
 
 @pytest.mark.nightly
-def test_what_is_trained_here_stands_beside_the_model(cli: Cli, tmp_path: Path) -> None:
+def test_measured_placements_appear_next_to_the_model(cli: Cli, tmp_path: Path) -> None:
     words = [word if word != "--batch-size" else "--set" for word in SMALL]
     words[words.index("64")] = "batch_size=64"
     result = cli(
@@ -40,36 +40,36 @@ def test_a_sweep_over_machines_and_batch_sizes(cli: Cli) -> None:
     good = cli("placements", *small, "--preset", "sweep", "--sweep", "num_dense=64,256", "--machine", "h200", "--json",
                "--watts", "h200=900", "--batch-size", "512,1024")  # fmt: skip
     assert good.code == 0, good.err
-    found = json.loads(good.out)
-    assert len(found["lines"]) == 2 * 2 * 8 and found["machines"][0]["watts"] == 900
+    result = json.loads(good.out)
+    assert len(result["lines"]) == 2 * 2 * 8 and result["machines"][0]["watts"] == 900
 
 
 @pytest.mark.parametrize(
     ("words", "code", "needed"),
     [
         (("--preset", "rmc9"), 2, "expected a file, got a name without one"),
-        (("--machine", ","), 2, "expected one or several"),
+        (("--machine", ","), 2, "expected names separated by commas"),
         (("--watts", "h200"), 2, "expected NAME=WATTS"),
-        (("--sweep", "speed=1"), 2, "needed KEY=VALUE"),
+        (("--sweep", "speed=1"), 2, "expected KEY=VALUE"),
         (("--machine", "zion,nothere"), 2, "machine file 'nothere': expected a file, got a name without one"),
-        (("--preset", ","), 2, "--preset ',': expected one or several"),
-        (("--batch-size", ","), 2, "--batch-size ',': expected one or several"),
+        (("--preset", ","), 2, "--preset: expected names separated by commas, got ','"),
+        (("--batch-size", ","), 2, "--batch-size: expected names separated by commas, got ','"),
         (("--preset", "rmc1", "--batch-size", "9" * 30), 2, "batch_size: Input should be less than or equal to"),
-        (("--preset", "rmc1", "--batch-size", "nan"), 2, "batch_size='nan': needed a whole number"),
-        (("--batch-size", "64", "--sweep", "batch_size=32,64"), 2, "disagree; give one of them"),
-        (("--placements", ","), 2, "expected one or several"),
-        (("--placements", "gpu"), 2, "--placements 'gpu': needed some of device"),
-        (("--watts", "nowhere=100"), 2, "--watts nowhere: not among the machines, dual-cpu, big-basin, zion"),
+        (("--preset", "rmc1", "--batch-size", "nan"), 2, "batch_size: expected a whole number, got 'nan'"),
+        (("--batch-size", "64", "--sweep", "batch_size=32,64"), 2, "expected --batch-size or --sweep batch_size=...,"),
+        (("--placements", ","), 2, "expected names separated by commas"),
+        (("--placements", "gpu"), 2, "--placements: expected some of device"),
+        (("--watts", "nowhere=100"), 2, "--watts: expected one of the machines dual-cpu, big-basin, zion, got nowhere"),
         (("--watts", "zion=inf"), 2, "expected NAME=WATTS"),
-        (("--watts", "zion=1", "--watts", "zion=2"), 2, "--watts zion: given twice, as 1 and 2"),
-        (("--sweep", "lookups=1", "--sweep", "lookups=2"), 2, "--sweep lookups: given twice"),
-        (("--preset", "rmc1", "--sweep", "mlp=64^100000000"), 2, "needed such as 512^3, at most 64 layers"),
-        (("--preset", "rmc1", "--sweep", "mlp=64^0"), 2, "needed such as 512^3, at most 64 layers"),
-        (("--measure", "--placements", "remote"), 2, "none of remote can be trained here"),
-        (("--measure", "--out", "file"), 6, "folder file could not be made"),
+        (("--watts", "zion=1", "--watts", "zion=2"), 2, "--watts: expected one value for zion, got 1 and 2"),
+        (("--sweep", "lookups=1", "--sweep", "lookups=2"), 2, "expected two different keys, got lookups again"),
+        (("--preset", "rmc1", "--sweep", "mlp=64^100000000"), 2, "mlp: expected up to 64 layers"),
+        (("--preset", "rmc1", "--sweep", "mlp=64^0"), 2, "mlp: expected up to 64 layers"),
+        (("--measure", "--placements", "remote"), 2, "--measure: expected one of device, host"),
+        (("--measure", "--out", "file"), 6, "folder file cannot be created"),
     ],
 )  # fmt: skip
-def test_mistakes_are_told_before_data_are_read(
+def test_mistakes_are_reported_before_data_are_read(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, needed: str
 ) -> None:
     monkeypatch.setattr("adaptive.training.components.open_data", lambda *_: pytest.fail("data are read"))
@@ -87,10 +87,10 @@ def test_a_sweep_is_trained_at_each_of_its_points(cli: Cli, tmp_path: Path) -> N
         "--sweep", "num_dense=4,8", "--sweep", "mlp=8^1,16^2", "--json",
     )  # fmt: skip
     assert result.code == 0, result.err
-    found = json.loads(result.out)
+    report = json.loads(result.out)
     points = [("4", "8^1"), ("4", "16^2"), ("8", "8^1"), ("8", "16^2")]
-    assert [(one["point"]["num_dense"], one["point"]["mlp"]) for one in found["measured"]] == points
-    assert all(one["fits"] and one["modelled_ms"] > 0 for one in found["measured"])
+    assert [(one["point"]["num_dense"], one["point"]["mlp"]) for one in report["measured"]] == points
+    assert all(one["fits"] and one["modelled_ms"] > 0 for one in report["measured"])
     (tmp_path / "a.csv").write_text("click,a,b\n1,2,2\n0,3,4\n")
     (tmp_path / "a.toml").write_text(
         'label = { column = "click" }\ncategorical = [{ columns = ["a", "b"], hash_rows = 9 }]\n'
@@ -99,7 +99,11 @@ def test_a_sweep_is_trained_at_each_of_its_points(cli: Cli, tmp_path: Path) -> N
         "placements", "--data", "csv:a.csv", "--schema", "a.toml", "--machine", "h200", "--measure",
         "--sweep", "num_dense=4,8", "--time-steps", "5", "--set", "batch_size=2",
     )  # fmt: skip
-    assert bad.code == 2 and "data csv:a.csv are as they are" in bad.err and "measuring" not in bad.err, bad.err
+    assert (
+        bad.code == 2
+        and "expected batch_size or mlp for data csv:a.csv, got num_dense" in bad.err
+        and "measuring" not in bad.err
+    ), bad.err
 
 
 def test_what_is_trained_when_it_is_stopped_is_kept(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,25 +112,27 @@ def test_what_is_trained_when_it_is_stopped_is_kept(cli: Cli, tmp_path: Path, mo
         return SimpleNamespace(device_share=0.5, step_ms=2.0)
 
     monkeypatch.setattr("adaptive.studies.placements.placement_study.measure", measure)
-    monkeypatch.setattr("adaptive.cli.placements_command._here", lambda *_: load_machine("h200"))
+    monkeypatch.setattr(
+        "adaptive.studies.placements.placement_study.measure_machine", lambda *_, **more: load_machine("h200")
+    )
     words = [word if word != "--batch-size" else "--set" for word in SMALL]
     words[words.index("64")] = "batch_size=64"
     result = cli(
         "placements", *words, "--machine", "h200", "--placements", "device,host", "--measure",
         "--sweep", "num_dense=4,8", "--out", "found",
     )  # fmt: skip
-    assert result.code == 130 and "Stopped on the way" in result.out and "interrupted" in result.err, result.err
+    assert result.code == 130 and "Stopped early" in result.out and "interrupted" in result.err, result.err
     record = json.loads((tmp_path / "found/placements.json").read_text())
     assert [(one["placement"], one["point"]["num_dense"]) for one in record["measured"]] == [("device", "4")]
     assert record["was_stopped"] and len((tmp_path / "found/measured.csv").read_text().splitlines()) == 2
     assert (tmp_path / "found/placements.png").exists()
 
 
-def test_pictures_that_cannot_be_drawn_are_told_before_the_work(
+def test_missing_matplotlib_is_reported_before_the_work(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if matplotlib were not installed
     for words in (("placements", "--out", "found"), ("reproduce", "zion", "--out", "found")):
-        found = cli(*words)
-        assert found.code == 2 and "matplotlib, which is not installed" in found.err
-        assert not (tmp_path / "found").exists() and "measuring" not in found.err
+        result = cli(*words)
+        assert result.code == 2 and "expected matplotlib, which is not installed" in result.err
+        assert not (tmp_path / "found").exists() and "measuring" not in result.err

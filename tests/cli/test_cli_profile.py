@@ -1,4 +1,4 @@
-"""`profile` from the command line: record, tables, pictures, the machine file that `simulate` reads, mistakes."""
+"""`profile`: record, tables, pictures, machine file and mistakes."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def test_a_profile_with_all_it_writes(cli: Cli, tmp_path: Path) -> None:
         "--steps", "10", "--every", "5", "--memory", "10%,1MiB", "--out", "found", "--save", "machine.toml",
     )  # fmt: skip
     assert result.code == 0, result.err
-    for word in ("hot inputs", "estimated rows", "MLPs backward", "moved < 2 %", "hottest/median", "hidden"):
+    for word in ("hot inputs", "estimated rows", "MLPs backward", "moved < 2%", "hottest/median", "hidden"):
         assert word in result.out
     record = json.loads((tmp_path / "found/profile.json").read_text())
     assert max(map(len, result.out.splitlines())) <= 100
@@ -50,26 +50,29 @@ def test_a_profile_with_all_it_writes(cli: Cli, tmp_path: Path) -> None:
 def test_json_is_the_record_alone(cli: Cli) -> None:
     result = cli("profile", "--sections", "data", *SMALL, "--samples", "500", "--json")
     assert result.code == 0, result.err
-    found = json.loads(result.out)
-    assert found["kind"] == "profile" and found["data"]["samples"] == 500 and found["step"] == []
+    report = json.loads(result.out)
+    assert report["kind"] == "profile" and report["data"]["samples"] == 500 and report["step"] == []
 
 
 @pytest.mark.parametrize(
     ("words", "needed"),
     [
-        (("--sections", "data,speed"), "needed some of data, step, movement"),
-        (("--sections", "data", "--save", "m.toml"), "--save needs the step"),
+        (("--sections", "data,speed"), "--sections: expected some of data, step, movement"),
+        (("--sections", "data", "--save", "m.toml"), "Add step to --sections"),
         (("--sample", "5"), "expected a share of the inputs"),
         (("--sample", "lots"), "--sample"),
         (("--memory", "1%,lots"), "--memory"),
-        (("--save", "no/where.toml"), "there is no folder no"),
+        (("--save", "no/where.toml"), "folder no does not exist"),
         (("--link", "fast"), "--link"),
         (("--policies", "slipstreem"), "did you mean slipstream"),
-        (("--memory", ","), "expected one or several sizes"),
-        (("--sections", "step", "--policies", "lfu,lru", "--save", "m.toml"), "at least hybrid and one that fetches"),
+        (("--memory", ","), "--memory: expected sizes"),
+        (
+            ("--sections", "step", "--policies", "lfu,lru", "--save", "m.toml"),
+            "Give --policies hybrid and one that prefetches",
+        ),
         (
             ("--sections", "step", "--policies", "hybrid,fae", "--save", "m.toml"),
-            "at least hybrid and one that fetches",
+            "Give --policies hybrid and one that prefetches",
         ),
         (("--schema", "adfea.toml"), "data synthetic: expected no data.schema_path: the stream is built in"),
     ],
@@ -79,12 +82,10 @@ def test_mistakes(cli: Cli, words: tuple[str, ...], needed: str) -> None:
     assert result.code != 0 and result.out == "" and needed in result.err
 
 
-def test_memory_without_room_for_a_row_and_where_nothing_can_be_written(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_below_one_row_and_unwritable_folders(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     result = cli("profile", *SMALL, "--sections", "data", "--memory", "10%,1B")
-    assert result.code == 2 and "--memory 1B: needed room for one row at least, which takes 68 bytes" in result.err
+    assert result.code == 2 and "--memory: expected at least one row (68 bytes with its state), got 1B" in result.err
     monkeypatch.setattr("adaptive.training.components.open_data", lambda *_: pytest.fail("data are read"))
     Path("file").touch()
     result = cli("profile", *SMALL, "--out", "file")
-    assert result.code == 6 and "folder file could not be made" in result.err
+    assert result.code == 6 and "folder file cannot be created" in result.err

@@ -1,4 +1,4 @@
-"""`adaptive-train report`: a page of what other commands left, and what it says when there is none."""
+"""`report`: a page of the results of other commands, and mistakes."""
 
 import json
 from collections.abc import Callable
@@ -8,11 +8,11 @@ from support.report_records import Seen, write_run
 
 
 def test_a_simulation_becomes_a_page(cli: Callable[..., object], tmp_path: Path) -> None:
-    """Of what `simulate --json` printed, with a size that was too small."""
+    """The output of `simulate --json`, with a size that is too small."""
     small = ("--steps", "4", "--batch-size", "64", "--device-rows", "10,5%,20%")
-    found = cli("simulate", "--policies", "lru,lfu", *small, "--json")
-    assert found.code == 0, found.err  # type: ignore[attr-defined]
-    Path("sim.json").write_text(found.out)  # type: ignore[attr-defined]
+    result = cli("simulate", "--policies", "lru,lfu", *small, "--json")
+    assert result.code == 0, result.err  # type: ignore[attr-defined]
+    Path("sim.json").write_text(result.out)  # type: ignore[attr-defined]
     done = cli("report", "sim.json", "--out", "page.html", "--json")
     assert json.loads(done.out)["kind"] == "simulation"  # type: ignore[attr-defined]
     text = Seen(Path("page.html").read_text()).text
@@ -23,11 +23,11 @@ def test_mistakes_have_exit_codes_and_leave_nothing(cli: Callable[..., object], 
     run = write_run(tmp_path / "a")
     for words, code, said in (
         (("report",), 2, "Missing argument"),
-        (("report", "nothing"), 3, "there is no such file or folder"),
-        (("report", str(run), "--out", "missing/page.html"), 6, "there is no folder missing"),
-        (("report", str(run), "--out", str(run)), 6, "it is a folder; name a file"),
+        (("report", "nothing"), 3, "got no file or folder"),
+        (("report", str(run), "--out", "missing/page.html"), 6, "folder missing does not exist"),
+        (("report", str(run), "--out", str(run)), 6, "expected a file, got a folder"),
     ):
-        found = cli(*words)
-        assert (found.code, said in found.err) == (code, True), found  # type: ignore[attr-defined]
+        result = cli(*words)
+        assert (result.code, said in result.err) == (code, True), result  # type: ignore[attr-defined]
     assert not list(tmp_path.glob("*.html"))
     assert cli("report", str(run)).code == 0 and (tmp_path / "report.html").exists()  # type: ignore[attr-defined]

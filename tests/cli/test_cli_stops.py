@@ -1,4 +1,4 @@
-"""What is stopped in the middle: a comparison tells what it has, a policy that hangs is named."""
+"""Commands that are stopped or hang: what they report and keep."""
 
 import json
 import signal
@@ -51,31 +51,29 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> dict[str, BaseException]:
 @pytest.mark.parametrize(
     ("error", "code"), [(SystemExit(130), 130), (SystemExit(143), 143), (KeyboardInterrupt(), 130)]
 )
-def test_a_stopped_comparison_tells_and_keeps_what_is_done(
+def test_a_stopped_comparison_reports_what_is_done(
     cli: Cli, stopped: dict[str, BaseException], error: BaseException, code: int
 ) -> None:
     stopped["lfu"] = error
     words = ("compare", "--policies", "lru,lfu", "--seeds", "3", "--out", "out", "--csv", "a.csv", "--json")
     result = cli(*words)
     assert result.code == code
-    found = json.loads(result.out)
-    assert [(one["policy"], one["seeds"]) for one in found["policies"]] == [("lru", [0, 1]), ("lfu", [0])]
-    assert found["problems"] == ["stopped after 3 of 6 runs, so the others are missing here"]
-    assert json.loads(Path("out/comparison.json").read_text()) == found
+    report = json.loads(result.out)
+    assert [(one["policy"], one["seeds"]) for one in report["policies"]] == [("lru", [0, 1]), ("lfu", [0])]
+    assert report["problems"] == ["stopped after 3 of 6 runs, so the others are missing here"]
+    assert json.loads(Path("out/comparison.json").read_text()) == report
     assert len(Path("a.csv").read_text().splitlines()) == 3
     assert ("terminated" if code == 143 else "interrupted") in result.err
 
 
-def test_a_comparison_stopped_in_its_first_run_has_nothing_to_tell(cli: Cli, stopped: dict[str, BaseException]) -> None:
+def test_a_comparison_stopped_in_its_first_run_reports_nothing(cli: Cli, stopped: dict[str, BaseException]) -> None:
     stopped["lru"] = SystemExit(130)
     result = cli("compare", "--policies", "lru,lfu", "--seed", "1", "--out", "out")
     assert (result.code, result.out) == (130, "")
     assert not Path("out/comparison.json").exists()
 
 
-def test_mistakes_of_one_policy_are_told_before_anything_is_trained(
-    cli: Cli, stopped: dict[str, BaseException]
-) -> None:
+def test_mistakes_of_one_policy_are_reported_before_training(cli: Cli, stopped: dict[str, BaseException]) -> None:
     for command, flag in (("compare", "--policies"), ("simulate", "--policies")):
         for policies, code, text in [
             ("lru,slipstream+bound=-1", 9, "policy Slipstream: bound=-1.0: expected more than 0"),
@@ -84,7 +82,7 @@ def test_mistakes_of_one_policy_are_told_before_anything_is_trained(
                 2,
                 f"policy.half_life (flag {flag} lfu+half_life=x): expected a valid number, got 'x'",
             ),
-            ("lru+x=1,lfu", 2, "policies: lru+x=1: lru expected one of its parameters (it has none), got x"),
+            ("lru+x=1,lfu", 2, "lru expected one of its parameters (it has none), got x"),
             ("lru,lfy", 9, "did you mean lfu?"),
         ]:
             result = cli(command, flag, policies, *(("--out", "out") if command == "compare" else ()))
@@ -94,7 +92,7 @@ def test_mistakes_of_one_policy_are_told_before_anything_is_trained(
 
 @pytest.fixture
 def released() -> Iterator[None]:
-    """Whatever hangs in a file's class `Hangs` is let go in the end."""
+    """Release the methods of `Hangs` at the end."""
     yield
     sys.modules["adaptive_policy_hangs"].Hangs.released.set()
     for thread in threading.enumerate():
@@ -108,12 +106,12 @@ def test_check_of_a_policy_that_hangs(cli: Cli) -> None:
     result = cli("policies", "check", "hangs.py:Hangs", "--set", "tier.policy_timeout_s=0.25")
     assert result.code == 9
     lines = result.out.splitlines()
-    assert lines[2].startswith("FAILED score gives one number per row") and "Hangs.score at batch 700" in lines[2]
+    assert lines[2].startswith("FAILED score returns one number per row") and "Hangs.score at batch 700" in lines[2]
     assert "raise the limit: --set tier.policy_timeout_s=2.5 (0: none)" in lines[2]
     assert len(lines) == len(CHECKS) + 1 and all(
-        line.startswith("-      ") and "not run: " in line for line in lines[3:]
+        line.startswith("-      ") and "not run, because" in line for line in lines[3:]
     )
-    assert f"policy 'hangs.py:Hangs' fails 1 of {len(CHECKS) + 1} checks: score gives" in result.err
+    assert f"policy 'hangs.py:Hangs' fails 1 of {len(CHECKS) + 1} checks: score returns" in result.err
     assert result.err.endswith(f"; {len(CHECKS) - 2} were not run\n")
 
 
@@ -121,9 +119,9 @@ def test_check_takes_a_limit_and_names_what_is_none(cli: Cli) -> None:
     assert cli("policies", "check", "lru", "--set", "tier.policy_timeout_s=0").code == 0
     for text in ("-1", "soon", "nan"):
         result = cli("policies", "check", "lru", "--set", f"tier.policy_timeout_s={text}")
-        assert result.code == 2 and "--set tier.policy_timeout_s: found" in result.err, result.err
-    found = json.loads(cli("policies", "check", "lru", "--json").out)["checks"]
-    assert {check["was_run"] for check in found} == {True}
+        assert result.code == 2 and "--set tier.policy_timeout_s: expected seconds" in result.err, result.err
+    report = json.loads(cli("policies", "check", "lru", "--json").out)["checks"]
+    assert {check["was_run"] for check in report} == {True}
 
 
 @pytest.mark.parametrize("command", ["show", "check"])
@@ -133,7 +131,7 @@ def test_a_policy_that_is_not_there(cli: Cli, command: str) -> None:
         assert (result.code, result.out) == (9, "") and text in result.err
 
 
-def test_simulate_tells_its_progress_and_runs_a_size_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulate_reports_progress_and_runs_a_size_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adaptive.training.telemetry.progress.EVERY", 0.0)
     words = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=4000", "--batch-size", "100")
     result = cli("simulate", *words, "--epochs", "2", "--policies", "lru", "--device-rows", "20%,100%,20%", "--json")
@@ -145,7 +143,7 @@ def test_simulate_tells_its_progress_and_runs_a_size_once(cli: Cli, monkeypatch:
 
 @pytest.fixture
 def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Gives this process Ctrl-C when a line of progress is told for the so manieth time."""
+    """Send Ctrl-C at the n-th line of progress."""
 
     def begin(number: int) -> None:
         told: list[int] = []
@@ -160,25 +158,23 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return begin
 
 
-def test_a_stopped_simulation_tells_and_keeps_what_is_read(cli: Cli, interrupting: Callable[[int], None]) -> None:
+def test_a_stopped_simulation_reports_what_is_read(cli: Cli, interrupting: Callable[[int], None]) -> None:
     words = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=8000", "--batch-size", "100")
     files = ("--plot", "a.png", "--markdown", "a.md")
     interrupting(1)
     result = cli("simulate", *words, "--policies", "lru,fae", "--device-rows", "20%,50%", *files, "--json")
     assert result.code == 130 and "interrupted" in result.err
-    found = json.loads(result.out)
-    assert (found["batches"], found["asked_batches"], found["was_stopped"]) == (32, 80, True)
-    assert [(run["policy"], run["size"]) for run in found["runs"]] == [("lru", "20%"), ("lru", "50%")]
-    said = "stopped after 32 of 80 batches: all numbers are of these; missing are fae with 20%, 50%; the same command"
+    report = json.loads(result.out)
+    assert (report["batches"], report["total_batches"], report["was_stopped"]) == (32, 80, True)
+    assert [(run["policy"], run["size"]) for run in report["runs"]] == [("lru", "20%"), ("lru", "50%")]
+    said = "stopped after 32 of 80 batches: all numbers are of these. fae with 20%, 50% are missing. Run the same"
     assert said in Path("a.md").read_text() and said in result.err and Path("a.png").stat().st_size > 1000
     interrupting(1)
     plain = cli("simulate", *words, "--policies", "lru", "--device-rows", "20%")
     assert plain.code == 130 and "stopped after 32 of 80 batches" in plain.out and "32 of 80" not in plain.err
 
 
-def test_a_stopped_count_of_bytes_between_ranks_tells_and_keeps_what_is_read(
-    cli: Cli, interrupting: Callable[[int], None]
-) -> None:
+def test_a_stopped_count_of_bytes_reports_what_is_read(cli: Cli, interrupting: Callable[[int], None]) -> None:
     words = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=8000", "--batch-size", "100")
     interrupting(5)
     result = cli("simulate", *words, "--ranks", "2,4", "--markdown", "a.md")
@@ -219,10 +215,10 @@ def test_one_ctrl_c_ends_the_fitting_of_vocabularies(
     assert "second signal" not in result.err and not list(Path("found").glob("*"))
 
 
-def test_a_profile_reads_the_files_once_to_fit_and_keeps_what_is_done(
+def test_a_profile_reads_files_once_and_keeps_what_is_done(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, interrupting: Callable[[int], None]
 ) -> None:
-    """Vocabularies are fitted for data, step and movement together; Ctrl-C after the data keeps these."""
+    """All sections share fitted vocabularies; Ctrl-C after the data section keeps it."""
     Path("a.csv").write_text("click,a\n" + "1,x\n0,y\n" * 500)
     Path("a.toml").write_text('label = { column = "click" }\ncategorical = [{ columns = ["a"] }]\n')
     words = ("--data", "csv:a.csv", "--schema", "a.toml", "--set", "data.vocabulary=true", "--batch-size", "50",

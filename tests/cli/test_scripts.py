@@ -1,4 +1,4 @@
-"""scripts/run, scripts/test and .ci/run, with a Python that only writes down how it was called."""
+"""scripts/ and .ci/run, with a Python that only records its calls."""
 
 import json
 import os
@@ -27,7 +27,7 @@ Script = Callable[..., tuple[int, list[str]]]
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    """Runs a script from an unrelated folder; returns its exit code and what it called."""
+    """Run a script from another folder; return its exit code and calls."""
     fake, calls = tmp_path / "python3", tmp_path / "calls"
     fake.write_text(FAKE)
     fake.chmod(0o755)

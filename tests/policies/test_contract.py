@@ -68,33 +68,37 @@ def relabels(self: Policy, batches: Iterator[Batch], view: TierView) -> Iterator
 BROKEN = {
     "wrong shape": (
         broken(score=lambda self, rows: rows.last_access[:1]),
-        "score gives",
-        "must have shape (0,)|must have shape (2,), found (1,)",
+        "score returns",
+        "expected shape (0,)|expected shape (2,), got (1,)",
     ),
     "no array": (
         broken(score=lambda self, rows: rows.last_access.tolist()),
-        "score gives",
-        "must return an array, found list",
+        "score returns",
+        "expected an array, got list",
     ),
-    "nan": (broken(score=lambda self, rows: rows.drift), "score gives", "score is NaN for"),
-    "complex": (broken(score=lambda self, rows: rows.drift + 1j), "score gives", "real numbers, found complex64"),
-    "writes": (broken(score=writes), "score gives", "read-only"),
+    "nan": (broken(score=lambda self, rows: rows.drift), "score returns", "expected numbers, got NaN for"),
+    "complex": (
+        broken(score=lambda self, rows: rows.drift + 1j),
+        "score returns",
+        "expected real numbers, got complex64",
+    ),
+    "writes": (broken(score=writes), "score returns", "read-only"),
     "ordered otherwise": (
         broken(score=lambda self, rows: rows.last_access, order=("last_access", "accesses")),
-        "order says",
+        "order agrees",
         "score does not order 1000 rows by last_access and accesses",
     ),
     "ordered by nothing": (
         broken(score=lambda self, rows: rows.rows, order=("drift",)),
-        "order says",
-        "order is ('drift',); it must be () or one of ('accesses',)",
+        "order agrees",
+        "order: expected () or one of ('accesses',)",
     ),
     "undetermined": (
         broken(score=lambda self, rows: np.random.default_rng().random(len(rows))),
-        "same questions",
-        "answered differently",
+        "same inputs",
+        "returned different scores",
     ),
-    "counts calibrations": (CountsCalibrations, "calibrating again", "it answers differently"),
+    "counts calibrations": (CountsCalibrations, "calibrating again", "it returns other scores"),
     "needs a sample": (
         broken(calibrate=lambda self, sample, view: view.rows(sample[0])),
         "calibrating again",
@@ -103,17 +107,17 @@ BROKEN = {
     "forgets": (
         broken(Static, state_dict=lambda self: {"rows": np.arange(3), "counts": np.arange(3)}),
         "state_dict",
-        "restored from its own state, it answers differently",
+        "restored from its state_dict(), it returns other scores",
     ),
     "objects as state": (
         broken(state_dict=lambda self: {"names": np.array([None])}, load_state_dict=lambda self, state: None),
         "state_dict",
-        "state names must hold numbers or text, found object",
+        "state_dict()['names']: expected numbers or text, got object",
     ),
     "loses": (
         broken(arrange=loses),
         "arrange keeps",
-        "arrange lost 12 of 187 samples; only a skip rule leaves inputs out",
+        "arrange: expected all 187 samples, got 175",
     ),
     "repeats": (
         broken(arrange=lambda self, batches, view: (batch for batch in batches for _ in range(2))),
@@ -124,7 +128,7 @@ BROKEN = {
     "no batches": (
         broken(arrange=lambda self, batches, view: (batch.ids for batch in batches)),
         "arrange keeps",
-        "yielded ndarray at position 0, needed a Batch",
+        "expected a Batch at position 0, got ndarray",
     ),
     "reads all": (
         broken(arrange=lambda self, batches, view: iter(list(batches))),
@@ -166,8 +170,8 @@ def test_a_policy_that_cannot_be_made_fails_to_load_and_nothing_else_runs(
 
 
 def test_next_access_without_a_window_is_a_doubt_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    only(monkeypatch, "who reads next_access")
+    only(monkeypatch, "window is set")
     soonest = broken(score=lambda self, rows: -rows.next_access)  # which is told only where there is a window
     (_, doubt), (_, fine) = check_policy(soonest), check_policy(broken(soonest, window=4))
-    assert doubt.passed and doubt.is_doubtful and "set window = 16" in doubt.reason
+    assert doubt.passed and doubt.is_doubtful and "Set window = 16" in doubt.reason
     assert fine.passed and not fine.is_doubtful

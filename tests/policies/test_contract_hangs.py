@@ -57,7 +57,7 @@ def by_check(results: Sequence[CheckResult]) -> dict[str, CheckResult]:
 @pytest.mark.parametrize(
     ("cls", "check", "where"),
     [
-        (hanging("score"), "score gives", "score at batch 700"),
+        (hanging("score"), "score returns", "score at batch 700"),
         (hanging("calibrate", lambda sample, view: not sample), "calibrating again", "calibrate"),
         (hanging("state_dict"), "state_dict restores", "state_dict"),
         (hanging("load_state_dict"), "state_dict restores", "load_state_dict"),
@@ -76,7 +76,7 @@ def test_a_method_that_hangs_ends_its_check_and_the_rest(cls: type[Policy], chec
     after = results[number + 1 :]
     assert [result.check for result in results] == ["loads", *CHECKS] and after
     assert {(result.passed, result.was_run, result.reason) for result in after} == {
-        (False, False, "not run: a method did not return in an earlier check")
+        (False, False, "not run, because a method did not return in an earlier check")
     }
 
 
@@ -101,7 +101,7 @@ class HangsInVisits(SkipRule):
 
 
 def test_a_rule_that_hangs_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "visits gives one whole number per row, inputs untouched"
+    name = "visits returns one whole number per row, inputs unchanged"
     monkeypatch.setattr("adaptive.studies.policy_checks.RULE_CHECKS", {name: RULE_CHECKS[name]})
     _, result = check_rule(HangsInVisits, timeout_s=TIMEOUT)
     assert not result.passed and "skip rule HangsInVisits.visits at batch 200 has not returned" in result.reason
@@ -113,7 +113,7 @@ def test_a_policy_is_checked_with_the_rule_that_it_carries() -> None:
             self.rule = LeaveOut(lambda rows: np.random.default_rng().random(len(rows)) < 0.5)
 
     results = by_check(check_policy(Carries))
-    assert "answered the same questions differently" in results["its skip rule passes the checks of rules"].reason
+    assert "inputs returned different visits" in results["its skip rule passes the checks of rules"].reason
 
 
 def endless(self: Policy, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:

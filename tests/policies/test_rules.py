@@ -312,8 +312,8 @@ def test_the_contract_finds_what_is_wrong() -> None:
     def failed(rule: type[SkipRule]) -> list[str]:
         return [result.check for result in check_rule(rule) if not result.passed]
 
-    assert failed(Forgetful)[0] == "same questions, same answers"
-    assert failed(Answers)[0] == "visits gives one whole number per row, inputs untouched"
+    assert failed(Forgetful)[0] == "same inputs, same visits"
+    assert failed(Answers)[0] == "visits returns one whole number per row, inputs unchanged"
 
 
 def test_a_comparison_takes_a_rule_beside_a_policy() -> None:

@@ -80,7 +80,7 @@ def test_mistakes_name_the_place() -> None:
 
 
 def test_schemas_are_installed_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load_schema(Path("gowalla")) == load_schema(Path(__file__).parents[3] / "examples/schemas/gowalla.toml")
+    assert load_schema(Path("gowalla")) == load_schema(Path(__file__).parents[3] / "adaptive/data/schemas/gowalla.toml")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gowalla").write_text('[[categorical]]\ncolumns = ["own"]')
     assert load_schema(Path("gowalla")).categorical[0].columns == ("own",)

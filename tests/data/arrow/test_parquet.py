@@ -367,7 +367,7 @@ def test_real_clicks(real_data: Path, tmp_path: Path) -> None:
     """kdd12-click, written by pyarrow from the text: batches equal the text's."""
     from pyarrow import csv
 
-    schema = Path(__file__).parents[3] / "examples/schemas/kdd12-click.toml"
+    schema = Path(__file__).parents[3] / "adaptive/data/schemas/kdd12-click.toml"
     source = next((real_data / "kdd12-click").glob("*.csv.gz"))
     texts = csv.ConvertOptions(column_types={"url_hash": pa.string()})
     pq.write_table(csv.read_csv(source, convert_options=texts), tmp_path / "clicks.parquet", row_group_size=5000)

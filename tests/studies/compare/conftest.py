@@ -1,4 +1,4 @@
-"""Comparisons here train a small data set."""
+"""Comparisons in this folder train a small data set."""
 
 import pytest
 from support.toy import ToyData

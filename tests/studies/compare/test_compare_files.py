@@ -1,4 +1,4 @@
-"""What crosses between rows and the files of the host tier: in a run's summary, and beside the other traffic."""
+"""Traffic between rows and the files of the host tier, in runs and comparisons."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ def in_files(directory: Path, policy: str, **changed: Any) -> Any:
 
 
 def test_a_run_counts_what_training_moved_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that is written back crosses once; evaluations (one after each epoch) and saving read all rows besides."""
+    """Written-back rows count once; reads by evaluations and saving do not count."""
     totals: list[dict[str, int]] = []
     close = TieredEmbeddingBag.close
 
@@ -35,19 +35,19 @@ def test_a_run_counts_what_training_moved_and_no_more(tmp_path: Path, monkeypatc
         close(embeddings)
 
     monkeypatch.setattr(TieredEmbeddingBag, "close", closing)
-    found = train_run(in_files(tmp_path, "lru", epochs=2))
+    result = train_run(in_files(tmp_path, "lru", epochs=2))
     row_bytes = 4 * (4 + 1)
-    assert found["written_back_rows"] > 0
-    assert found["host_bytes_written"] == found["written_back_rows"] * row_bytes == totals[0]["bytes_written"]
-    assert 0 < found["host_bytes_read"] < totals[0]["bytes_read"]
+    assert result["written_back_rows"] > 0
+    assert result["host_bytes_written"] == result["written_back_rows"] * row_bytes == totals[0]["bytes_written"]
+    assert 0 < result["host_bytes_read"] < totals[0]["bytes_read"]
     record = json.loads((tmp_path / "out/run.json").read_text())
-    assert record["summary"]["host_bytes_read"] == found["host_bytes_read"]
+    assert record["summary"]["host_bytes_read"] == result["host_bytes_read"]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("policy", "host"), [("lru", "memory"), ("hybrid", "files")])
 def test_where_there_is_nothing_to_count_there_is_no_number(tmp_path: Path, policy: str, host: str) -> None:
-    """Rows in memory; and rows of a file that are used in place, through the system's pages."""
+    """Rows in memory, and rows of a memory-mapped file that are used in place."""
     config = in_files(tmp_path, policy, steps=2)
     if host == "memory":
         config = config.model_copy(update={"tier": config.tier.model_copy(update={"host": "memory"})})

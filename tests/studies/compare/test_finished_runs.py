@@ -1,4 +1,4 @@
-"""Comparisons that go on: what is there is kept, what is missing is trained, what no longer fits is refused."""
+"""Comparisons that resume: reuse finished runs, train the rest, refuse changed ones."""
 
 import json
 import re
@@ -15,14 +15,14 @@ import adaptive.studies.compare.comparison_runs
 import adaptive.training.runs
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError, DeviceMemoryError, InputError
-from adaptive.studies.compare.comparison_runs import FinishedRuns, Outcome
+from adaptive.studies.compare.comparison_runs import Outcome
 from adaptive.studies.compare.contenders import Contender
 from adaptive.studies.compare.verdicts import judge
 
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """(policy, seed) of what is trained, in order."""
+    """Return (policy, seed) of each training, in order."""
     seen: list[tuple[str, int]] = []
     real = adaptive.training.runs.train_run
 
@@ -42,10 +42,8 @@ def gist(outcomes: list[Outcome]) -> list[Any]:
     return [(one.policy, one.seed, one.bits, json.dumps(one.summary["auc"])) for one in outcomes]
 
 
-def test_more_seeds_and_one_more_policy_train_only_what_is_missing(
-    tmp_path: Path, trained: list[tuple[str, int]]
-) -> None:
-    """Also if the new policy comes first, so that the others have had its place in the list."""
+def test_more_seeds_and_policies_train_only_what_is_missing(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
+    """Also if the new policy comes first, in the place of another."""
     first = train_all(rivals("lru", "lfu"), 1, tmp_path / "out")
     lines: list[str] = []
     trained.clear()
@@ -58,23 +56,21 @@ def test_more_seeds_and_one_more_policy_train_only_what_is_missing(
     ]  # fmt: skip
     anew = train_all(rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "anew")
     assert gist(whole) == gist(anew) and set(gist(first)) <= set(gist(whole))
-    found = judge(whole, auc_budget=0.0005)
-    assert [one.verdict for one in found.policies] == ["within"] * 3 and not found.problems
+    result = judge(whole, auc_budget=0.0005)
+    assert [one.verdict for one in result.policies] == ["within"] * 3 and not result.problems
     trained.clear()
     assert gist(train_all(rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "out", auto_resume=True)) == gist(anew)
     assert not trained
 
 
-def test_a_place_that_another_finished_run_has_is_not_overwritten(
-    tmp_path: Path, trained: list[tuple[str, int]]
-) -> None:
+def test_the_folder_of_another_finished_run_is_kept(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
     old = train_all(rivals("lru"), 1, tmp_path)
     new = train_all(rivals("lru", batch_size=8), 1, tmp_path, auto_resume=True)
     assert (old[0].run_dir, new[0].run_dir) == (f"{tmp_path}/seed-0/0-lru", f"{tmp_path}/seed-0/0-lru.2")
     assert len(trained) == 2
 
 
-def test_runs_that_failed_or_were_stopped_are_trained_anew(
+def test_failed_and_stopped_runs_are_trained_again(
     tmp_path: Path, trained: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -109,17 +105,6 @@ def test_data_that_have_changed_are_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "open_data", lambda config: ToyData(num_train=64))
     with pytest.raises(InputError, match=r"expected the data of .*0-lru"):
         train_all(rivals("lru"), 1, tmp_path, auto_resume=True)
-
-
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
-    train_all(rivals("lru"), 1, tmp_path)
-    (tmp_path / "seed-0/0-lru/run.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"seed-0/0-lru/run\.json: expected JSON"):
-        FinishedRuns(tmp_path)
-
-
-def test_there_may_be_nothing_to_go_on_with(tmp_path: Path) -> None:
-    assert FinishedRuns(tmp_path).find(toy_config(policy="lru")) is None
 
 
 def _raises(error: Exception) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The test over samples: two policies' models predicted the same samples; what other samples would have shown."""
+"""The test over samples for two policies that scored the same samples."""
 
 import json
 import math
@@ -34,17 +34,17 @@ def test_by_hand() -> None:
     """Of the positives (1, 1/2) of the negatives are below against (1, 1), of the negatives (1/2, 1) of the positives
     above against (1, 1): differences (0, -1/2) and (-1/2, 0), of variance 1/8 each. The error is the root of
     1/8 / 2 + 1/8 / 2 = 1/8; z = -1/4 / 0.35355 = -0.7071, beyond which 0.4795 of a normal distribution lies."""
-    found = over_samples([(scored("s", MINE, LABELS), scored("lru", CONTROL, LABELS))], 0.0005)
-    assert found is not None
-    assert found.auc_difference == -0.25
+    result = over_samples([(scored("s", MINE, LABELS), scored("lru", CONTROL, LABELS))], 0.0005)
+    assert result is not None
+    assert result.auc_difference == -0.25
     reach = 1.959964 * math.sqrt(1 / 8)
-    assert found.auc_difference_ci == pytest.approx([-0.25 - reach, -0.25 + reach])
-    assert found.p_value == pytest.approx(0.4795, abs=1e-4)
-    assert (found.samples, found.seeds, found.verdict) == (4, 1, "undecided")
+    assert result.auc_difference_ci == pytest.approx([-0.25 - reach, -0.25 + reach])
+    assert result.p_value == pytest.approx(0.4795, abs=1e-4)
+    assert (result.samples, result.seeds, result.verdict) == (4, 1, "undecided")
     assert over_samples([(scored("s", MINE, LABELS), scored("lru", CONTROL, LABELS))], 1.0).verdict == "within"  # type: ignore[index]
 
 
-def test_seeds_on_the_same_samples_are_one_experiment_on_others_several() -> None:
+def test_seeds_on_the_same_samples_are_one_experiment() -> None:
     """Two trainings that came out alike tell nothing new of the same samples: the error stays. On other samples it
     falls by the root of two."""
     once = scored("s", MINE, LABELS), scored("lru", CONTROL, LABELS)
@@ -57,8 +57,8 @@ def test_seeds_on_the_same_samples_are_one_experiment_on_others_several() -> Non
     assert (same.samples, different.samples, same.seeds) == (4, 8, 2)
 
 
-def width(found: dict[str, Any]) -> float:
-    low, high = found.auc_difference_ci
+def width(result: dict[str, Any]) -> float:
+    low, high = result.auc_difference_ci
     return float(high - low)
 
 
@@ -87,37 +87,37 @@ def test_against_all_pairs(data: st.DataObject, samples: int, seeds: int) -> Non
     labels = data.draw(st.lists(st.integers(0, 1), min_size=samples, max_size=samples))
     models = [[data.draw(st.lists(LOGITS, min_size=samples, max_size=samples)) for _ in "ab"] for _ in range(seeds)]
     pairs = [(scored("s", a, labels, seed=n), scored("lru", b, labels, seed=n)) for n, (a, b) in enumerate(models)]
-    found = over_samples(pairs, 0.0005)
+    result = over_samples(pairs, 0.0005)
     if not 2 <= sum(labels) <= samples - 2:
-        assert found is None
+        assert result is None
         return
-    assert found is not None
+    assert result is not None
     difference, error = slow([(a, b) for a, b in models], labels)
-    assert found.auc_difference == pytest.approx(difference, abs=1e-9)
-    assert width(found) == pytest.approx(2 * 1.959964 * error, abs=1e-6)
+    assert result.auc_difference == pytest.approx(difference, abs=1e-9)
+    assert width(result) == pytest.approx(2 * 1.959964 * error, abs=1e-6)
 
 
 def test_about_one_in_twenty_equal_models_is_called_unequal() -> None:
     random = np.random.default_rng(0)
-    found = []
+    report = []
     for _ in range(300):
         labels = random.integers(0, 2, 200)
         common = labels + random.normal(size=200)
         a, b = (common + 0.5 * random.normal(size=200) for _ in "ab")
         result = over_samples([(scored("s", list(a), list(labels)), scored("lru", list(b), list(labels)))], 0.0005)
         assert result is not None
-        found.append(result.p_value < 0.05)
-    assert 0.02 < np.mean(found) < 0.09
+        report.append(result.p_value < 0.05)
+    assert 0.02 < np.mean(report) < 0.09
 
 
 def test_models_that_predict_alike_differ_by_nothing() -> None:
-    found = over_samples([(scored("s", MINE, LABELS), scored("lru", MINE, LABELS))], 0.0005)
-    assert found is not None and found.auc_difference_ci == (0, 0)
-    assert (found.p_value, found.verdict) == (1.0, "within")
+    result = over_samples([(scored("s", MINE, LABELS), scored("lru", MINE, LABELS))], 0.0005)
+    assert result is not None and result.auc_difference_ci == (0, 0)
+    assert (result.p_value, result.verdict) == (1.0, "within")
     assert p_value(-0.1, 0.0) == 0
 
 
-def test_without_scores_there_is_no_test_and_other_samples_are_a_problem() -> None:
+def test_missing_scores_and_other_samples() -> None:
     mine, control = scored("s", MINE, LABELS, skipped=0.1), scored("lru", CONTROL, LABELS)
     assert over_samples([(replace(mine, scores=None), control)], 0.1) is None and over_samples([], 0.1) is None
     others = scored("s", MINE, [0, 1, 1, 0], skipped=0.1)
@@ -127,13 +127,13 @@ def test_without_scores_there_is_no_test_and_other_samples_are_a_problem() -> No
     assert problem.startswith("s: seed 0: expected the evaluation samples of lru, got others (labels differ).")
 
 
-def test_it_stands_beside_the_verdict_over_seeds() -> None:
-    """Of one seed, too; the policy that is equal to the control has none."""
+def test_it_appears_next_to_the_verdict_over_seeds() -> None:
+    """Also for one seed; a policy that equals the control has none."""
     outcomes = [scored("lru", CONTROL, LABELS), replace(scored("lfu", CONTROL, LABELS), bits="lru")]
     result = judge([*outcomes, scored("s", MINE, LABELS, skipped=0.1)], auc_budget=0.0005)
-    found = {one.policy: one for one in result.policies}
-    assert found["lru"].over_samples is None and found["lfu"].over_samples is None
-    assert found["s"].verdict == "undecided" == found["s"].over_samples.verdict
+    report = {one.policy: one for one in result.policies}
+    assert report["lru"].over_samples is None and report["lfu"].over_samples is None
+    assert report["s"].verdict == "undecided" == report["s"].over_samples.verdict
     text = comparison_document(result).to_text()
     assert "Raise --seeds; over samples: undecided about a loss of 0.0005, p = 0.48 for no difference)" in text
     assert "over samples" in text and "[-0.94295, +0.44295]" in text and "over samples: 95%" in text
@@ -146,7 +146,7 @@ def test_it_stands_beside_the_verdict_over_seeds() -> None:
 
 
 def test_a_policy_that_skips_nothing_is_never_undecided() -> None:
-    """Whatever its batches are, whichever seeds the control ended with."""
+    """For any batches, and any seeds of the control that finished."""
     control = [scored("lru", CONTROL, LABELS, seed=seed) for seed in (0, 1)]
     regroups = [replace(scored("sieve", MINE, LABELS, seed=seed), arranges=True) for seed in (0, 1)]
     regroups[1].summary["auc"] = 0.8
@@ -156,16 +156,14 @@ def test_a_policy_that_skips_nothing_is_never_undecided() -> None:
     one = judge([control[0], regroups[0]], auc_budget=0.0005)
     assert one.policies[1].verdict == "unskipped" and "sieve: skips nothing (" in comparison_document(one).to_text()
     apart = judge([control[0], replace(scored("lfu", CONTROL, LABELS, seed=1), bits="lru")], auc_budget=0.0005)
-    assert [found.verdict for found in apart.policies] == ["within", "unskipped"]
+    assert [result.verdict for result in apart.policies] == ["within", "unskipped"]
     assert "no run of the control finished" in apart.policies[1].reason
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def test_runs_of_a_comparison_keep_their_scores_and_are_compared_by_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_a_comparison_are_compared_by_their_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = {"skip": "updates", "warmup": 0, "threshold": 10.0, "probe_every": 0}
     rivals = [
         Contender("lru", toy_config(policy="lru", skip=SKIP, save=False)),
@@ -176,12 +174,12 @@ def test_runs_of_a_comparison_keep_their_scores_and_are_compared_by_them(
     assert control is not None and mine is not None
     labels = np.concatenate([batch.labels for batch in ToyData(num_train=320).evaluation(100)])
     assert np.array_equal(control[1], labels) and np.array_equal(mine[1], labels)
-    found = judge(outcomes, auc_budget=0.0005).policies[1]
-    assert found.over_samples.samples == 256
-    assert found.over_samples.auc_difference == pytest.approx(found.auc_difference)
-    assert found.over_samples.log_loss_difference == pytest.approx(found.log_loss_difference)
+    result = judge(outcomes, auc_budget=0.0005).policies[1]
+    assert result.over_samples.samples == 256
+    assert result.over_samples.auc_difference == pytest.approx(result.auc_difference)
+    assert result.over_samples.log_loss_difference == pytest.approx(result.log_loss_difference)
     again = judge(train_all(rivals, 1, tmp_path, auto_resume=True), auc_budget=0.0005)
-    assert again.policies[1].over_samples == found.over_samples
+    assert again.policies[1].over_samples == result.over_samples
     train_all(rivals, 1, tmp_path, overwrite=True)  # the file is one of a run's own
 
 
@@ -193,7 +191,7 @@ def test_a_plain_run_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert read_scores(tmp_path / "run") is None
 
 
-def test_a_damaged_file_is_told(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported(tmp_path: Path) -> None:
     write_scores(tmp_path, np.zeros(3, np.float32), np.ones(3, np.float32))
     assert np.array_equal(read_scores(tmp_path), [[0, 0, 0], [1, 1, 1]])  # type: ignore[arg-type]
     (tmp_path / "evaluation.npy").write_bytes(b"no array")

@@ -1,4 +1,4 @@
-"""The guard of a custom loop: it decides, undoes and ends with the numbers that a guarded run has."""
+"""The guard of a custom loop decides and ends like that of a run."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +61,7 @@ Made = Callable[..., Components]
 
 @pytest.fixture
 def made() -> Iterator[Made]:
-    """Builds what a run of a policy would train; closes it in the end."""
+    """Build the components of a run of a policy; close them at the end."""
     with ExitStack() as open_tables:
 
         def make(policy: type[Policy] = Freeze, **changed: Any) -> Components:
@@ -112,7 +112,7 @@ def decisions(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 def test_it_decides_as_a_run_and_ends_with_its_numbers(
     made: Made, tmp_path: Path, policy: type[Policy], limits: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    """Bit for bit: every decision with its evidence, what was left out and undone, rows and dense weights."""
+    """Bit for bit: decisions with evidence, skipped and restored updates, weights."""
     expected = run(tmp_path, policy, limits, **more)
     parts = made(policy, **more)
     summary: dict[str, Any] = {**guarded_loop(parts, limits).summary()}
@@ -143,8 +143,8 @@ def test_a_recording_has_the_decisions(made: Made, tmp_path: Path) -> None:
     assert [decision["verdict"] for decision in summary["guard_decisions"]] == ["stop"]
 
 
-def test_a_learning_rate_scheduler_and_the_rows_optimizer_may_be_parts(made: Made) -> None:
-    """They are copied with what they refer to; a check that fails leaves the numbers of a loop that skips nothing."""
+def test_schedulers_and_the_rows_optimizer_may_be_parts(made: Made) -> None:
+    """A failed check leaves the numbers of a loop that skips nothing."""
 
     def trained(policy: type[Policy], **limits: Any) -> dict[str, Any]:
         parts = made(policy)
@@ -172,10 +172,10 @@ def test_a_learning_rate_scheduler_and_the_rows_optimizer_may_be_parts(made: Mad
         rows = {name: tables.rows.table_weights(name) for name in tables.table_names}
         return rows | {name: value.numpy() for name, value in model.state_dict().items()}
 
-    found, plain = trained(Freeze, budget=STRICT), trained(Plain)
-    assert found.keys() == plain.keys()
+    result, plain = trained(Freeze, budget=STRICT), trained(Plain)
+    assert result.keys() == plain.keys()
     for name, value in plain.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+        np.testing.assert_array_equal(result[name], value, err_msg=name)
 
 
 # --- wrong input -----------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def guard_of(parts: Components, **options: Any) -> Guard:
     return Guard(parts.embeddings, given.pop("step", step), net, parts.optimizer, **given)
 
 
-def test_wrong_arguments_are_told(made: Made) -> None:
+def test_wrong_arguments_are_reported(made: Made) -> None:
     parts = made()
     for options, message in (
         ({"buget": 1}, r"guard: buget: unknown key \(did you mean budget\?\)"),
@@ -197,35 +197,35 @@ def test_wrong_arguments_are_told(made: Made) -> None:
         with pytest.raises(ConfigError, match=message):
             guard_of(parts, **options)
     with pytest.raises(
-        ConfigError, match=r"parts with state_dict\(\) and load_state_dict\(\), .*, got a function \(part 1\)"
+        ConfigError, match=r"parts with state_dict\(\) and load_state_dict\(\), got a function \(part 1\)"
     ):
         Guard(parts.embeddings, step, step, score=score, batch_size=BATCH)
 
 
 def looped(guard: Guard, train: Callable[[Planned], Any]) -> None:
-    """A loop in which `train` does the step and returns the loss, or does not tell the guard."""
+    """Run a loop in which `train` returns the loss, or None to skip the guard's call."""
     with guard:
         for planned in guard.look_ahead(DATA.train(BATCH)):
             if (loss := train(planned)) is not None:
                 guard.after(planned, loss)
 
 
-def test_loops_that_cannot_be_guarded_are_told(made: Made) -> None:
-    """A step that reaches past its arguments would train the tables themselves in a check, instead of their copy."""
+def test_loops_that_cannot_be_guarded_are_reported(made: Made) -> None:
+    """A step that does not use its arguments would train the tables instead of copies."""
     parts = made()
     net, dense = Net(parts.embeddings, parts.model), parts.optimizer
     wide = {"score": lambda net, dense, planned: net(planned)[:, None]}
     for options, train, message in (
         ({}, lambda planned: None, r"expected one call of after\(planned, loss\) .*, got 0 \(batch 0\)"),
-        (wide, lambda planned: step(net, dense, planned)[0], r"expected logits \(32,\) of score\(...\), got \(32, 1\)"),
+        (wide, lambda planned: step(net, dense, planned)[0], r"logits \(32,\) from score\(...\), got \(32, 1\)"),
         ({"step": lambda _, dense, planned: step(net, dense, planned)}, lambda planned: step(net, dense, planned)[0],
-         "through its arguments only, which are copies in a check"),
+         "from its arguments only, which are copies during a check"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             looped(guard_of(parts, **options), train)
 
 
-def test_labels_other_than_0_and_1_are_told(made: Made) -> None:
+def test_labels_other_than_0_and_1_are_refused(made: Made) -> None:
     (batch,) = itertools.islice(DATA.train(BATCH), 1)
     guard = guard_of(made())
     with pytest.raises(InputError, match=r"expected labels 0 and 1, got 3.0 \(batch 0\)"):

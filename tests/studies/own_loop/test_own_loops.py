@@ -1,4 +1,4 @@
-"""Loops of one's own: their record, comparisons and simulations are those that runs have."""
+"""Recordings, comparisons and simulations of custom loops equal those of runs."""
 
 import json
 from pathlib import Path
@@ -38,11 +38,11 @@ TABLES = [
 
 def batches(count: int, seed: int = 0) -> list[Batch]:
     random = np.random.default_rng(seed)
-    found = []
+    result = []
     for _ in range(count):
         ids = random.zipf(1.4, (16, 2)) % [60, 30]
-        found.append(batch_of(ids, ids[:, 0] % 2 == 0))
-    return found
+        result.append(batch_of(ids, ids[:, 0] % 2 == 0))
+    return result
 
 
 def train(*, count: int = 10, seed: int = 0, **options: Any) -> Any:
@@ -99,11 +99,11 @@ class Flat(torch.nn.Module):
         self.head = head
 
     def forward(self, dense: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.head(pooled.flatten(1)).squeeze(1)
-        return found
+        result: torch.Tensor = self.head(pooled.flatten(1)).squeeze(1)
+        return result
 
 
-def test_recording_changes_nothing_and_tells_how_it_ended(tmp_path: Path) -> None:
+def test_recording_changes_nothing_and_records_the_end(tmp_path: Path) -> None:
     plain, head, data = train()
     for planned in plain.look_ahead(data):
         step(plain, head, planned)
@@ -123,18 +123,18 @@ def test_recording_changes_nothing_and_tells_how_it_ended(tmp_path: Path) -> Non
     assert not (tmp_path / "run/tensorboard").exists()
 
 
-def test_wrong_arguments_of_a_recording_are_told(tmp_path: Path) -> None:
+def test_wrong_arguments_of_a_recording_are_reported(tmp_path: Path) -> None:
     embeddings, _, data = train()
-    with pytest.raises(ConfigError, match="log_every: expected a whole number from 1 on, got 0"):
+    with pytest.raises(ConfigError, match="log_every: expected a whole number above 0, got 0"):
         Recording(embeddings, tmp_path / "run", log_every=0)
     with Recording(embeddings, tmp_path / "run", tensorboard=False) as record:
         (planned,) = record.batches(embeddings.look_ahead(data[:1]))
-        with pytest.raises(ConfigError, match=r"expected logits \(16,\), got \(16, 1\)"):
+        with pytest.raises(ConfigError, match=r"expected logits of shape \(16,\), got \(16, 1\)"):
             record.step(planned, 0.5, torch.zeros(16, 1))
 
 
 class Freezing(LRU):
-    """Leaves the updates of every second row out."""
+    """Skip the updates of every second row."""
 
     def __init__(self) -> None:
         self.rule = LeaveOut(lambda rows: rows.rows % 2 == 0)
@@ -152,41 +152,41 @@ def scored(*, seed: int, policy: str | type[Policy], skip: Any = None, **rest: A
 
 def test_a_comparison_checks_what_is_exact_and_judges_what_skips() -> None:
     skip = SkipConfig(interval=2, min_visits=1, min_accesses=1, hot_rows="100%", feedback_delay=2)
-    told: list[str] = []
-    found = compare_policies(
+    lines: list[str] = []
+    result = compare_policies(
         scored,
         {"lru": {"policy": "lru"}, "sieve": {"policy": "sieve"}, "freezing": {"policy": Freezing, "skip": skip}},
         seeds=2,
         auc_budget=0.5,
-        told=told.append,
+        on_progress=lines.append,
     )
-    assert found["control"] == "lru" and found["seeds"] == [0, 1] and not found["problems"]
-    assert told == [f"seed {seed}, {label}" for seed in (0, 1) for label in ("lru", "sieve", "freezing")]
-    lru, sieve, freezing = found["policies"]
+    assert result["control"] == "lru" and result["seeds"] == [0, 1] and not result["problems"]
+    assert lines == [f"seed {seed}, {label}" for seed in (0, 1) for label in ("lru", "sieve", "freezing")]
+    lru, sieve, freezing = result["policies"]
     assert lru["exact"] and sieve["exact"] and sieve["reason"] == "equal to the control bit for bit"
     assert not freezing["exact"] and freezing["skipped_update_share"] > 0 and freezing["auc_difference_ci"]
     assert freezing["verdict"] == "within"
     assert lru["steps"] == 16 and 0 < lru["hit_rate"] < 1
-    assert "sieve" in found["table"]
+    assert "sieve" in result["table"]
 
 
-def test_a_training_that_fails_or_cheats_is_told() -> None:
+def test_a_training_that_fails_or_cheats_is_reported() -> None:
     def wrong(*, seed: int, policy: str, skip: Any = None) -> Any:
         if policy == "hybrid":
             raise RuntimeError("mine")
         return scored(seed=seed + (policy == "lfu"), policy=policy, skip=skip)
 
-    found = compare_policies(wrong, ["lru", "lfu", "hybrid"], seeds=1)
-    assert any("hybrid, seed 0: RuntimeError: mine" in problem for problem in found["problems"])
-    assert [one["verdict"] for one in found["policies"]] == ["within", "differs", "failed"]
-    with pytest.raises(ConfigError, match="expected policies and a seed or more, got 0 and 1"):
+    result = compare_policies(wrong, ["lru", "lfu", "hybrid"], seeds=1)
+    assert any("hybrid, seed 0: RuntimeError: mine" in problem for problem in result["problems"])
+    assert [one["verdict"] for one in result["policies"]] == ["within", "differs", "failed"]
+    with pytest.raises(ConfigError, match="expected policies and seeds, got 0 and 1"):
         compare_policies(wrong, [], seeds=1)
 
 
 def test_a_simulation_counts_what_training_counts() -> None:
     data = batches(30)
-    found = simulate_policies(data, TABLES, ["lru", "sieve"], ["80%"], depth=1)
-    for run in found["runs"]:
+    result = simulate_policies(data, TABLES, ["lru", "sieve"], ["80%"], depth=1)
+    for run in result["runs"]:
         tier = TierConfig(device_rows="80%")
         with TieredEmbeddingBag(TABLES, tier, policy=run["policy"]) as embeddings:
             for planned in embeddings.look_ahead(data, depth=1):
@@ -195,11 +195,11 @@ def test_a_simulation_counts_what_training_counts() -> None:
             counts = embeddings.statistics.counts()
         assert run["hit_rate"] == counts[Counter.LOOKUP_HITS] / counts[Counter.LOOKUPS]
     again = simulate_policies(lambda: iter(data), TABLES, ["lru"], ["80%"], depth=1)
-    assert again["runs"][0]["hit_rate"] == found["runs"][0]["hit_rate"]
-    assert "lru" in found["table"]
+    assert again["runs"][0]["hit_rate"] == result["runs"][0]["hit_rate"]
+    assert "lru" in result["table"]
 
 
-def test_wrong_arguments_of_a_simulation_are_told() -> None:
+def test_wrong_arguments_of_a_simulation_are_reported() -> None:
     with pytest.raises(ConfigError, match=r"expected a list of batches, or a function .*, got an iterator"):
         simulate_policies(iter(batches(2)), TABLES)  # type: ignore[arg-type]
     wide = TableConfig(name="wide", num_embeddings=5, embedding_dim=8)

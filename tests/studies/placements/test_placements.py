@@ -1,4 +1,4 @@
-"""The model of placements, written out on machines and shapes made up for it; the papers' orders that it gives."""
+"""The model of placements, by hand on made-up machines and shapes, and in papers."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from adaptive.errors import ConfigError
+from adaptive.storage.presets import names_in
 from adaptive.studies.machines import MachineSpec, load_machine
 from adaptive.studies.placements.placement_report import draw_placements, heat_map, lines_table, placements_document
 from adaptive.studies.placements.placement_study import compare_placements, from_profile
-from adaptive.studies.placements.shape import Shape, load_shape, parse_sweep, shape_names, with_values
+from adaptive.studies.placements.shape import SHAPES, Shape, load_shape, parse_sweep, with_values
 from adaptive.studies.step_model import PLACEMENTS, POLICIES, Locality, StepModel, rates_of
 
 LOCALITY = Locality("made up", (0.1, 0.5), (0.8, 0.95), (0.2, 0.6), (64.0, 1024.0), (0.6, 0.4))
@@ -87,17 +88,17 @@ def test_orders_of_the_placement_study() -> None:
     """Acun et al. (arXiv 2011.05497), figure 14 for M2: on Big Basin the accelerators are faster than its host, by
     2.9x here; Zion's host is faster than Big Basin's."""
     shape = load_shape("m2prod")
-    found = {
+    result = {
         (name, placement): StepModel(shape, rates_of(load_machine(name)), LOCALITY).placed(placement).step_ms or 0.0
         for name in ("big-basin", "zion", "dual-cpu")
         for placement in ("device", "host")
     }
-    assert 2 < found["big-basin", "host"] / found["big-basin", "device"] < 4
-    assert found["zion", "host"] < found["big-basin", "host"] < found["dual-cpu", "host"]
-    assert found["zion", "device"] > found["big-basin", "device"]  # its accelerators talk through the host
+    assert 2 < result["big-basin", "host"] / result["big-basin", "device"] < 4
+    assert result["zion", "host"] < result["big-basin", "host"] < result["dual-cpu", "host"]
+    assert result["zion", "device"] > result["big-basin", "device"]  # its accelerators talk through the host
 
 
-@pytest.mark.parametrize("name", shape_names())
+@pytest.mark.parametrize("name", names_in(SHAPES))
 def test_every_shape_names_its_source(name: str) -> None:
     shape = load_shape(name)
     assert shape.name == name and shape.source and shape.weights > 0
@@ -108,7 +109,7 @@ def test_sweeps(tmp_path: Path) -> None:
     swept = with_values(SHAPE, ["mlp", "num_dense"], ["64^2", "7"])
     assert (swept.bottom_mlp, swept.top_mlp, swept.num_dense) == ("64-64-8", "64-64-1", 7)
     for text in ("speed=1,2", "num_dense=", "num_dense"):
-        with pytest.raises(ConfigError, match="needed KEY=VALUE"):
+        with pytest.raises(ConfigError, match="expected KEY=VALUE"):
             parse_sweep(text)
     with pytest.raises(ConfigError, match="whole number"):
         with_values(SHAPE, ["lookups"], ["many"])
@@ -133,9 +134,9 @@ def test_lines_and_watts() -> None:
     assert host.of_host == 1 and device.of_host == pytest.approx(host.step_ms / device.step_ms)
     assert device.samples_per_s_per_watt == pytest.approx(device.samples_per_s / 20)
     assert len(lines_table(result)) == 4 and "modelled" in placements_document(result).to_text()
-    with pytest.raises(ConfigError, match="not among the machines"):
+    with pytest.raises(ConfigError, match="expected one of the machines m, got x"):
         compare_placements([SHAPE], [machine()], ["device"], LOCALITY, watts={"x": 20.0})
-    with pytest.raises(ConfigError, match="needed some of device, host"):
+    with pytest.raises(ConfigError, match="expected some of device, host"):
         compare_placements([SHAPE], [machine()], ["gpu"], LOCALITY)
 
 
@@ -145,8 +146,8 @@ def test_every_placement_that_exists_here_is_a_policy() -> None:
     assert set(POLICIES.values()) <= set(installed_policies()) and set(POLICIES) == set(PLACEMENTS) - {"remote"}
 
 
-def test_what_zion_gives_and_which_part_of_the_model_is_to_blame() -> None:
-    """The script `zion` says these numbers where its claim on figure 14 does not hold."""
+def test_the_cause_of_the_claim_that_fails_for_zion() -> None:
+    """The script `zion` reports these numbers if its claim on figure 14 fails."""
     shape, rates = load_shape("m2prod"), rates_of(load_machine("zion"))
     over_host, parts = [], {}
     for distinct in (0.02, 1.0):

@@ -1,4 +1,4 @@
-"""Counting against slow twins, and small cases written out."""
+"""Counts against slow twins, and small cases by hand."""
 
 import math
 from collections.abc import Iterator
@@ -82,10 +82,10 @@ def test_counts_hot_inputs_and_reuse_are_those_of_the_slow_twins(samples: int, s
     rows = [[[int(starts[f]) + i for i in bag] for bag in feature] for f, feature in enumerate(lookups)]
     counts = reference.row_counts(rows, group.num_rows, [True] * samples)
     row_bytes = 200_000  # so that no table but the last (4 rows) is below 1 MB
-    found = profile_data(dataset, group, row_bytes, DataQuestion(budgets=(("9", 9),), batch_size=batch))
+    result = profile_data(dataset, group, row_bytes, DataQuestion(budgets=(("9", 9),), batch_size=batch))
 
-    assert found.lookups == counts.sum() and found.samples == samples
-    for table, part in zip(found.tables, np.split(counts, group.table_starts[1:-1]), strict=False):
+    assert result.lookups == counts.sum() and result.samples == samples
+    for table, part in zip(result.tables, np.split(counts, group.table_starts[1:-1]), strict=False):
         assert (table.lookups, table.seen) == (part.sum(), (part > 0).sum())
         if part.sum():
             assert table.top_share == part.max() / part.sum()
@@ -93,34 +93,34 @@ def test_counts_hot_inputs_and_reuse_are_those_of_the_slow_twins(samples: int, s
 
     whole = np.repeat([part.sum() for part in np.split(counts, group.table_starts[1:-1])], group.table_sizes)
     last = set(range(int(starts[2]), group.num_rows))
-    for point in found.thresholds:
+    for point in result.thresholds:
         warm = set(np.flatnonzero((counts > 0) & (counts / np.maximum(whole, 1) >= point.threshold)).tolist()) | last
         assert point.hot_rows == len(warm)
         assert point.hot_input_share == pytest.approx(np.mean(reference.hot_inputs(rows, warm)))
         assert point.lookup_share == pytest.approx(counts[sorted(warm)].sum() / counts.sum())
-    assert found.hot[0].hot_rows <= 9
+    assert result.hot[0].hot_rows <= 9
 
     batches = [
         {row for feature in rows for bag in feature[first : first + batch] for row in bag}
         for first in range(0, samples, batch)
     ]
     if len(batches) > 1:
-        for before, share in found.reuse.known_from.items():
+        for before, share in result.reuse.reused_from.items():
             assert share == pytest.approx(reference.known_from(batches, int(before)))
     if samples >= batch:
         whole_batches = [len(one) for one in batches[: samples // batch]]
-        assert found.reuse.distinct_by_batch_size[str(batch)] == pytest.approx(np.mean(whole_batches))
+        assert result.reuse.distinct_by_batch_size[str(batch)] == pytest.approx(np.mean(whole_batches))
 
 
 def test_a_small_case_written_out() -> None:
     # table f0: row 1 twice, row 2 once; f1: row 5 three times; f2 (small): rows 0, 0, 3
     lookups = [[[1], [1], [2]], [[5], [5], [5]], [[0], [0], [3]]]
-    found = profiled(lookups, budgets=(("two", 2),), batch_size=1)
-    tables = {one.table: one for one in found.tables}
+    result = profiled(lookups, budgets=(("two", 2),), batch_size=1)
+    tables = {one.table: one for one in result.tables}
     assert (tables["f0"].seen, tables["f0"].top_share, tables["f0"].rows_for_90) == (2, 2 / 3, 2)
     assert (tables["f1"].rows_for_half, tables["f1"].seen_once_share) == (1, 0.0)
     assert (tables["all"].lookups, tables["all"].seen) == (9, 5)
-    assert found.reuse.known_from["1"] == pytest.approx(4 / 9)
+    assert result.reuse.reused_from["1"] == pytest.approx(4 / 9)
 
 
 def test_a_budget_takes_all_rows_of_one_heat_or_none_of_them() -> None:
@@ -131,11 +131,11 @@ def test_a_budget_takes_all_rows_of_one_heat_or_none_of_them() -> None:
     counts[group.table_starts[1] + np.arange(4)] = 1
     heat = hot.heat_of(group, counts)
     for budget, rows, threshold in ((0, 0, math.inf), (1, 1, 0.5), (3, 1, 0.5), (7, 7, 0.25), (99, 7, 0.25)):
-        found = hot.within(group, heat, budget, 20)
-        assert (found.num_rows, found.threshold) == (rows, threshold), budget
+        result = hot.within(group, heat, budget, 20)
+        assert (result.num_rows, result.threshold) == (rows, threshold), budget
 
 
-def test_the_estimate_is_near_the_truth_and_exact_for_small_tables() -> None:
+def test_the_estimate_is_near_and_exact_for_small_tables() -> None:
     dataset = Listed([[[0]], [[0]], [[0]]], (500_000, 40_000, 10))
     group = group_of(dataset)
     random = np.random.default_rng(3)
@@ -143,9 +143,9 @@ def test_the_estimate_is_near_the_truth_and_exact_for_small_tables() -> None:
     heat = counts / np.repeat(np.add.reduceat(counts, group.table_starts[:-1]), group.table_sizes)
     threshold = 2 / counts[:500_000].sum()
     whole = np.array([False, False, True])
-    found = hot.Estimator(group, counts).estimate(threshold, whole)
+    result = hot.Estimator(group, counts).estimate(threshold, whole)
     truth = int((heat[:540_000] >= threshold).sum()) + 10
-    assert found.margin > 0 and abs(found.rows - truth) < found.margin
+    assert result.margin > 0 and abs(result.rows - truth) < result.margin
     exact = hot.Estimator(group, counts).estimate(threshold, np.array([True, False, True]))
     assert exact.rows == 500_010 + int((heat[500_000:540_000] >= threshold).sum()) and exact.margin == 0
 
@@ -166,16 +166,16 @@ def test_it_ends_at_so_many_samples_or_when_it_is_stopped() -> None:
     assert profiled(lookups, samples=7).samples == 7
     dataset = Listed(lookups)
     read: list[int] = []
-    found = profile_data(
-        dataset, group_of(dataset), 20, DataQuestion(), stopped=lambda: len(read) > 1, told=read.append
+    result = profile_data(
+        dataset, group_of(dataset), 20, DataQuestion(), is_stopped=lambda: len(read) > 1, on_progress=read.append
     )
-    assert (found.samples, found.was_stopped) == (10, True) and read == [5, 10]
+    assert (result.samples, result.was_stopped) == (10, True) and read == [5, 10]
 
 
-def test_bad_ids_and_empty_data_are_told() -> None:
+def test_bad_ids_and_empty_data_are_reported() -> None:
     with pytest.raises(InputError, match="feature f0, sample 1, position 0: id 7 is outside table f0"):
         profiled([[[0], [7]], [[0], [0]], [[0], [0]]])
-    with pytest.raises(InputError, match="no training samples"):
+    with pytest.raises(InputError, match="expected training samples"):
         profiled([[], [], []])
 
 

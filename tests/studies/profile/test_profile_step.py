@@ -1,4 +1,4 @@
-"""Stages and rates of a small training; how far rows move, against values written out."""
+"""Stages and rates of a small training; movement of rows by hand."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from adaptive.errors import ConfigError
 from adaptive.studies.profile import LeftOut
 from adaptive.studies.profile.movement import MovementLength, left_out, movement, profile_movement
 from adaptive.studies.profile.step_profile import (
-    BESIDE,
+    LOOK_AHEAD,
     TRAINING,
     StepLength,
     measured_machine,
@@ -29,30 +29,30 @@ def case(policy: str, rows: str = "20%", **more: object) -> tuple[str, TrainConf
 
 
 def test_every_policy_has_its_stages_and_rates() -> None:
-    told: list[int] = []
-    found = profile_step([case("hybrid", "auto"), case("lfu")], StepLength(1, 5), told=told.append)
-    assert told == list(range(1, 25))
-    for one, misses in zip(found, ("host", "prefetch"), strict=True):
+    counts: list[int] = []
+    result = profile_step([case("hybrid", "auto"), case("lfu")], StepLength(1, 5), on_progress=counts.append)
+    assert counts == list(range(1, 25))
+    for one, misses in zip(result, ("host", "prefetch"), strict=True):
         assert one.misses == misses and one.batch_size == 64
-        assert set(one.training_ms) == set(TRAINING) and set(one.beside_ms) == set(BESIDE)
+        assert set(one.training_ms) == set(TRAINING) and set(one.look_ahead_ms) == set(LOOK_AHEAD)
         assert all(ms > 0 for ms in one.training_ms.values())
         assert one.counts["lookups"] == 64 * 26
         assert one.serial_ms > 0 and one.step_ms > 0
-    assert found[0].hit_rate == 0 and found[1].hit_rate > 0.5
-    machine = measured_machine(found, value_bytes=64, row_bytes=68, features=26, plan_factor=1.5)
+    assert result[0].hit_rate == 0 and result[1].hit_rate > 0.5
+    machine = measured_machine(result, value_bytes=64, row_bytes=68, features=26, plan_factor=1.5)
     assert machine.name == "here" and machine.measured is not None
     rates = machine.measured
     assert -1 <= rates.overlap_staged <= 1 and rates.device > 0 and rates.plan_factor == 1.5
-    counts, stages = found[0].counts, found[0].training_ms
-    touched = (counts["lookups"] + 2 * 64 * 26) * 64 + 2 * counts["unique_rows"] * 68
+    of_step, stages = result[0].counts, result[0].training_ms
+    touched = (of_step["lookups"] + 2 * 64 * 26) * 64 + 2 * of_step["unique_rows"] * 68
     assert rates.host == pytest.approx(1e3 * touched / (stages["embedding"] + stages["row_update"]))
-    with pytest.raises(ConfigError, match="at least hybrid and one that fetches rows"):
-        measured_machine(found[:1], value_bytes=64, row_bytes=68, features=26, plan_factor=1.0)
+    with pytest.raises(ConfigError, match="Give --policies hybrid and one that prefetches"):
+        measured_machine(result[:1], value_bytes=64, row_bytes=68, features=26, plan_factor=1.0)
 
 
 def test_a_stop_leaves_the_other_policies_out() -> None:
-    found = profile_step([case("hybrid", "auto"), case("lfu")], StepLength(1, 5), stopped=lambda: True)
-    assert found == []
+    result = profile_step([case("hybrid", "auto"), case("lfu")], StepLength(1, 5), is_stopped=lambda: True)
+    assert result == []
 
 
 @pytest.mark.parametrize(("step", "hidden"), [(10.0, 0.0), (12.0, -0.5), (8.0, 0.5), (6.0, 1.0), (5.0, 1.0)])
@@ -68,8 +68,8 @@ def test_movement_and_what_it_leaves_out_written_out() -> None:
     batch = featured([[0], [0], [2], [0]], [[1], [3], [2], [2]])
     resting = np.array([True, True, False, False])
     watched = np.array([True, True, True, False])
-    found = left_out([(np.array([0, 0, 2, 0, 1, 3, 2, 2]), batch)], resting, watched)
-    assert found == LeftOut(all=0.25, most=0.25, any=0.75, hot=0.25, updates=0.5)
+    result = left_out([(np.array([0, 0, 2, 0, 1, 3, 2, 2]), batch)], resting, watched)
+    assert result == LeftOut(all=0.25, most=0.25, any=0.75, hot=0.25, updates=0.5)
 
 
 def test_rows_that_are_watched_move_less_at_a_lower_rate() -> None:
@@ -77,12 +77,12 @@ def test_rows_that_are_watched_move_less_at_a_lower_rate() -> None:
     for lr in (0.05, 0.001):
         rate = OptimizerConfig(name="sgd", lr=lr)
         config = TrainConfig(policy="lru", tier=TierConfig(device_rows="20%"), optimizer=rate, **SMALL)  # type: ignore[arg-type]
-        found = profile_movement(config, MovementLength(30, 10))
-        assert [point.steps for point in found.points] == [10, 20, 30] and not found.was_stopped
-        assert 0 < found.watched_rows < 2_000
-        middle.append(found.points[-1].bands["hottest"][2])
-        for point in found.points:
-            assert point.below == sorted(point.below) and point.judged_rows <= found.watched_rows
+        result = profile_movement(config, MovementLength(30, 10))
+        assert [point.steps for point in result.points] == [10, 20, 30] and not result.was_stopped
+        assert 0 < result.watched_rows < 2_000
+        middle.append(result.points[-1].bands["hottest"][2])
+        for point in result.points:
+            assert point.below == sorted(point.below) and point.judged_rows <= result.watched_rows
             for dropped in point.dropped:
                 assert dropped.all <= dropped.most <= dropped.any and dropped.hot <= dropped.most
     assert middle[0] > 5 * middle[1] > 0
@@ -90,5 +90,5 @@ def test_rows_that_are_watched_move_less_at_a_lower_rate() -> None:
 
 def test_movement_needs_updates_that_reach_their_rows() -> None:
     _, config = case("slipstream")
-    with pytest.raises(ConfigError, match="needed a policy that skips none"):
+    with pytest.raises(ConfigError, match="expected a policy that skips nothing"):
         profile_movement(config, MovementLength(10, 5))

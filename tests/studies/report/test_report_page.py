@@ -1,4 +1,4 @@
-"""Pages as a parser and a browser see them: whole, nothing loaded, nothing run, whatever the data are called."""
+"""Pages in a parser and a browser: complete, nothing loaded or run, any names."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def hostile_run(tmp_path: Path) -> Path:
 
 
 def check(page: str) -> Seen:
-    """Nothing but what a page is made of, closed where it was opened."""
+    """Check that a page has only known elements, all closed."""
     seen = Seen(page)
     assert not seen.open and set(seen.tags) <= ELEMENTS, set(seen.tags) - ELEMENTS
     assert not [one for one in seen.attributes if one[1].startswith("on") or one[1] in ("src", "srcset", "action")]
@@ -75,7 +75,7 @@ def page_of(*paths: Path) -> str:
 
 
 def hostile_policies(*paths: Path) -> None:
-    """Those of `HOSTILE[:4]` are on the page as they are shown, and nothing of them turns its text around."""
+    """Check that the names in `HOSTILE[:4]` are on the page, and only made visible."""
     text = check(page := page_of(*paths)).text
     for name in (HOSTILE[0], HOSTILE[1], "a\\x00b\\x1b[31m", "\\u202eexe.gpj"):
         assert name in text, name
@@ -88,9 +88,9 @@ def test_hostile_policies_of_runs_comparisons_and_simulations(tmp_path: Path) ->
     (tmp_path / "compared.json").write_text(json.dumps(comparison(policies=HOSTILE[:4])))
     hostile_policies(tmp_path / "compared.json")
     sets = ("data.synthetic.rows=100000", "data.synthetic.num_train=500", "data.synthetic.num_eval=0", "batch_size=100")
-    found = simulate([("lru", load_settings(sets=sets)[0])], ["20%"], Machine(1e9, 1e9, 1e9, 1.0))
-    found = replace(found, runs=[replace(found.runs[0], policy=policy) for policy in HOSTILE[:4]])
-    (tmp_path / "simulated.json").write_text(json.dumps(asdict(found)))
+    result = simulate([("lru", load_settings(sets=sets)[0])], ["20%"], Machine(1e9, 1e9, 1e9, 1.0))
+    result = replace(result, runs=[replace(result.runs[0], policy=policy) for policy in HOSTILE[:4]])
+    (tmp_path / "simulated.json").write_text(json.dumps(asdict(result)))
     hostile_policies(tmp_path / "simulated.json")
 
 
@@ -130,7 +130,7 @@ def test_the_style_has_every_color_for_light_and_dark() -> None:
 
 @pytest.mark.nightly
 def test_a_browser_opens_the_page_without_complaint(tmp_path: Path) -> None:
-    """Its console is empty, and no name was run as a script; that the console is heard shows a page that complains."""
+    """The browser's console is empty, except for a page that violates its policy."""
     page, out = page_of(hostile_run(tmp_path), write_run(tmp_path / "other")), tmp_path / "page.html"
     for size in ("1400,1000", "500,1000"):
         dom, console = browse(out.as_uri(), tmp_path / "browser", size=size)
@@ -141,7 +141,7 @@ def test_a_browser_opens_the_page_without_complaint(tmp_path: Path) -> None:
 
 
 def test_hostile_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables' names stand in a profile's own pictures, too; those are drawn in the page's colors."""
+    """A profile's pictures have names of tables, and the page's colors."""
     data = data_profile(
         tables=[TableSkew(name, 10, 20, 1.0, 2, None, 1, 2, None, None) for name in HOSTILE[:4]],
         curves=[SkewCurve(name, [(1, 9), (2, 3)], [(1, 2)]) for name in HOSTILE[:4]],
@@ -171,7 +171,7 @@ def test_a_page_of_placements(tmp_path: Path, sweeps: tuple[tuple[str, list[str]
 
 
 def test_a_page_of_a_reproduction(tmp_path: Path) -> None:
-    """A record next to it that a command left is shown below; a name that leads out of the folder is not followed."""
+    """Records of commands are shown; a name that leads out of the folder is not followed."""
     record = {
         "kind": "reproduction", "title": "T<x>", "source": "S",
         "derived": {

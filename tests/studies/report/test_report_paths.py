@@ -1,4 +1,4 @@
-"""What may be named to `report`, and what it says of everything else."""
+"""Paths that `report` accepts, and errors for all others."""
 
 import json
 import os
@@ -34,9 +34,9 @@ def shown(tmp_path: Path, *paths: Path) -> tuple[str, str]:
 
 def test_a_run_by_its_folder_its_record_and_the_folder_above(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"runs/{name}") for name in ("a", "b")]
-    for path, found in ((runs[0], runs[:1]), (runs[0] / "run.json", runs[:1]), (tmp_path / "runs", runs)):
+    for path, report in ((runs[0], runs[:1]), (runs[0] / "run.json", runs[:1]), (tmp_path / "runs", runs)):
         result = write_report([path], tmp_path / "page.html")
-        assert result["kind"] == "run" and result["shown"] == list(map(str, found))
+        assert result["kind"] == "run" and result["shown"] == list(map(str, report))
         assert result["page_bytes"] == (tmp_path / "page.html").stat().st_size
     assert set(os.listdir(tmp_path)) == {"runs", "page.html"}
 
@@ -47,11 +47,11 @@ def test_names_are_as_long_as_needed(tmp_path: Path) -> None:
 
 
 def test_studies_by_folder_or_file(tmp_path: Path) -> None:
-    """A comparison with its runs, one of which no run came to its end, and a profile that was stopped."""
+    """A comparison with runs, one without a finished run, and a stopped profile."""
     write_run(tmp_path / "cmp/seed-0/0-hybrid")
     (tmp_path / "cmp/comparison.json").write_text(json.dumps(comparison()))
     kind, text = shown(tmp_path, tmp_path / "cmp")
-    assert kind == "comparison" and "AUC less the control's" in text and "hybrid: within" in text
+    assert kind == "comparison" and "AUC minus the control's" in text and "hybrid: within" in text
     assert "seed-0: Tier movement" in text
     failed = asdict(judge([Outcome("lru", 0, "out", error=ValueError("it broke"))], auc_budget=0.0))
     (tmp_path / "c.json").write_text(json.dumps(failed))
@@ -60,21 +60,21 @@ def test_studies_by_folder_or_file(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p/profile.json").write_text('{"kind": "profile", "data_of": "x"}')
     kind, text = shown(tmp_path, tmp_path / "p")
-    assert kind == "profile" and "stopped before a part was done" in text
+    assert kind == "profile" and "stopped before a section was done" in text
 
 
-def test_paths_of_no_page_are_told(tmp_path: Path) -> None:
+def test_paths_of_no_page_are_reported(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
     (tmp_path / "c.json").write_text(json.dumps(comparison()))
     said = refused(InputError, run, tmp_path / "c.json")
-    assert f"{run} is a run" in said and "c.json is a comparison" in said and "make a page of each" in said
+    assert f"{run} is a run" in said and "c.json is a comparison" in said and "Make a page of each kind" in said
     (tmp_path / "empty").mkdir()
     said = refused(InputError, tmp_path / "empty")
-    assert "holds none of run.json, reproduction.json, comparison.json, profile.json" in said
-    assert "there is no such file or folder" in refused(InputError, tmp_path / "nothing")
+    assert "expected run.json or reproduction.json, comparison.json, profile.json" in said
+    assert "got no file or folder" in refused(InputError, tmp_path / "nothing")
     for number in range(17):
         write_run(tmp_path / f"runs/{number:02}", intervals=0)
-    assert "17 records" in refused(InputError, tmp_path / "runs")
+    assert "got 17" in refused(InputError, tmp_path / "runs")
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_paths_of_no_page_are_told(tmp_path: Path) -> None:
         (b"[" * 100_000, "expected JSON"),
         (
             b"[1]",
-            "a JSON list, but no record that a page can show (run, comparison, profile, placements, simulation, ",
+            "a record of run, comparison, profile, placements, simulation, reproduction, got another JSON list",
         ),
-        (b'{"run_dir": "runs/x"}', "the run itself is in runs/x"),
+        (b'{"run_dir": "runs/x"}', "The run itself is in runs/x"),
         (
             b'{"policies": [{}], "auc_budget": 1, "problems": []}',
-            "not a whole record of a comparison (TypeError: schema: Field required)",
+            "expected a complete record of a comparison, got TypeError: schema: Field required",
         ),
-        (b'{"runs": [], "machine": {}}', "not a whole record of a simulation"),
+        (b'{"runs": [], "machine": {}}', "expected a complete record of a simulation"),
     ],
 )
 def test_files_that_are_no_records(tmp_path: Path, content: bytes, said: str) -> None:
@@ -100,10 +100,10 @@ def test_files_that_are_no_records(tmp_path: Path, content: bytes, said: str) ->
     assert said in refused(InputError, tmp_path / "x.json") and "x.json" in refused(InputError, tmp_path / "x.json")
 
 
-def test_damaged_runs_are_told_by_file_and_line(tmp_path: Path) -> None:
+def test_damaged_runs_are_reported_by_file_and_line(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
     (run / "rejects.jsonl").write_text("[1]\n")
-    assert f"{run}/rejects.jsonl:1: expected a bad line as JSON" in refused(InputError, run)
+    assert f"{run}/rejects.jsonl:1: expected a JSON object, got" in refused(InputError, run)
     with open(run / "metrics.jsonl", "a") as file:
         file.write("{broken\n")
     assert f"{run}/metrics.jsonl:10)" in refused(InputError, run)

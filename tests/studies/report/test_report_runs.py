@@ -1,4 +1,4 @@
-"""What a page says of runs: their own numbers, side by side, however long they were."""
+"""The content of a page of runs."""
 
 import json
 from collections.abc import Sequence
@@ -35,33 +35,33 @@ def named(run: Path, name: str = "mine") -> PageRecord:
 
 
 def sections(*runs: PageRecord) -> dict[str, list[DocumentBlock]]:
-    """Heading -> its blocks, those inside others too."""
-    found: dict[str, list[DocumentBlock]] = {}
+    """Return heading -> its blocks, including nested ones."""
+    result: dict[str, list[DocumentBlock]] = {}
     for block in unfolded(run_blocks(runs)):
         if isinstance(block, Heading):
-            blocks = found[block.text] = []
+            blocks = result[block.text] = []
         else:
             blocks.append(block)
-    return {title: blocks for title, blocks in found.items() if blocks}
+    return {title: blocks for title, blocks in result.items() if blocks}
 
 
 def rows(blocks: Sequence[DocumentBlock]) -> dict[str, list[str]]:
-    """First cell -> the others, of all tables among the blocks."""
+    """Return first cell -> other cells, for all tables among the blocks."""
     tables = [block for block in blocks if isinstance(block, Table)]
     return {first: cells for table in tables for first, *cells in map(list, table.rows)}
 
 
 def unfolded(blocks: Sequence[DocumentBlock]) -> list[DocumentBlock]:
-    found: list[DocumentBlock] = []
+    result: list[DocumentBlock] = []
     for block in blocks:
         match block:
             case Folded():
-                found += unfolded(block.blocks)
+                result += unfolded(block.blocks)
             case Columns():
-                found += unfolded([*block.left, *block.right])
+                result += unfolded([*block.left, *block.right])
             case _:
-                found.append(block)
-    return found
+                result.append(block)
+    return result
 
 
 def pictures(blocks: Sequence[DocumentBlock]) -> list[str]:
@@ -74,42 +74,42 @@ def lead(blocks: Sequence[DocumentBlock]) -> str:
 
 
 def test_intervals_are_joined_without_loss() -> None:
-    """Seven intervals in stretches of three: counts add up, what is "now" is the last, losses are means over steps."""
-    found = stretches([interval(number) for number in range(1, 8)], most=3)
-    assert [one.step for one in found] == [30, 60, 70] and [one.steps for one in found] == [30, 30, 10]
-    assert [one.whole.promoted for one in found] == [2 * 7 * 6, 2 * 7 * 15, 2 * 7 * 7]
-    assert [one.whole.resident_rows for one in found] == [2 * 30, 2 * 60, 2 * 70]
-    assert found[0].loss == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
-    assert [one.totals.samples_per_s for one in found] == pytest.approx([1000.0] * 3)
-    assert found[1].last.step == 60
+    """Counts add up, states are the last ones, losses are means over steps."""
+    result = stretches([interval(number) for number in range(1, 8)], most=3)
+    assert [one.step for one in result] == [30, 60, 70] and [one.steps for one in result] == [30, 30, 10]
+    assert [one.whole.promoted for one in result] == [2 * 7 * 6, 2 * 7 * 15, 2 * 7 * 7]
+    assert [one.whole.resident_rows for one in result] == [2 * 30, 2 * 60, 2 * 70]
+    assert result[0].loss == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
+    assert [one.totals.samples_per_s for one in result] == pytest.approx([1000.0] * 3)
+    assert result[1].last.step == 60
     assert stretches([], most=3) == []
 
 
 def test_a_page_says_what_the_run_recorded(tmp_path: Path) -> None:
     run = named(write_run(tmp_path / "a", guard=True, skips=True))
-    found = sections(run)
-    assert list(found) == [
-        *("Quality", "Learning", "Stages of a step", "Tier movement", "Traffic", "What was skipped"),
-        *("What the policy reports", "The guard's decisions", "Bad lines", "Settings", "Data, versions and machine"),
+    result = sections(run)
+    assert list(result) == [
+        *("Quality", "Learning", "Stages of a step", "Tier movement", "Traffic", "Skipped updates"),
+        *("Policy reports", "Guard decisions", "Bad lines", "Settings", "Data, versions and machine"),
     ]
-    quality = rows(found["Quality"])
+    quality = rows(result["Quality"])
     assert quality["AUC"] == ["0.7654"] and quality["log loss"] == ["0.4321"] and quality["status"] == ["finished"]
     assert quality["judged on"] == ["500 held-out samples"]
-    assert rows(found["Stages of a step"])["backward"] == ["3.00"]
-    assert rows(found["Traffic"])["rows to the device"] == [str(2 * 7 * 10)]
-    user = rows(found["Traffic"])["user"]
+    assert rows(result["Stages of a step"])["backward"] == ["3.00"]
+    assert rows(result["Traffic"])["rows to the device"] == [str(2 * 7 * 10)]
+    user = rows(result["Traffic"])["user"]
     assert user[:3] == ["1,000", "40", "1,000"] and user[-3:] == ["20", "4", "2.0%"]
-    assert pictures(found["Tier movement"])[0] == "mine: rows on the device by table"
-    assert rows(found["What the policy reports"])["rate"] == ["4"]
-    assert pictures(found["What the policy reports"]) == ["rate"]  # what never changes has no curve
-    assert rows(found["The guard's decisions"])["30"][1] == "100.0% to 25.0%"
-    assert GUARDED.trigger in rows(found["The guard's decisions"])["30"]
-    assert rows(found["Settings"])["tier.host"] == ["memory"]
-    assert rows(found["Data, versions and machine"])["version of torch"] == ["2.0"]
+    assert pictures(result["Tier movement"])[0] == "mine: rows on the device by table"
+    assert rows(result["Policy reports"])["rate"] == ["4"]
+    assert pictures(result["Policy reports"]) == ["rate"]  # what never changes has no curve
+    assert rows(result["Guard decisions"])["30"][1] == "100.0% to 25.0%"
+    assert GUARDED.trigger in rows(result["Guard decisions"])["30"]
+    assert rows(result["Settings"])["tier.host"] == ["memory"]
+    assert rows(result["Data, versions and machine"])["version of torch"] == ["2.0"]
 
 
-def test_the_page_begins_with_what_came_out(tmp_path: Path) -> None:
-    """Of several runs who was best by how much, of one its own numbers."""
+def test_the_page_begins_with_the_outcome(tmp_path: Path) -> None:
+    """Several runs are compared; a single run shows its numbers."""
     one, two = (named(write_run(tmp_path / name), name) for name in ("a", "b"))
     summary = {"auc": 0.75, "samples_per_s_later": 400.0}
     one = replace(one, record={**one.record, "summary": {**one.record["summary"], **summary}})
@@ -125,10 +125,10 @@ def test_the_page_begins_with_what_came_out(tmp_path: Path) -> None:
     )  # AUC of other samples is not compared
 
 
-def test_stages_have_colours_of_their_own(tmp_path: Path) -> None:
-    """Those of training and those next to it: no two of the section share one, or have another hatch."""
-    found = sections(named(write_run(tmp_path / "a")))["Stages of a step"]
-    galleries = [block for block in found if isinstance(block, Gallery)]
+def test_stages_have_colors_of_their_own(tmp_path: Path) -> None:
+    """No two stages of the section share a color."""
+    result = sections(named(write_run(tmp_path / "a")))["Stages of a step"]
+    galleries = [block for block in result if isinstance(block, Gallery)]
     legends = [figure.legend for figure in galleries[0].figures]
     places = [place for legend in legends for place, label in enumerate(legend) if label]
     assert len(places) == len(set(places)) > 2
@@ -137,10 +137,10 @@ def test_stages_have_colours_of_their_own(tmp_path: Path) -> None:
 def test_runs_stand_side_by_side_and_differences_come_first(tmp_path: Path) -> None:
     first = named(write_run(tmp_path / "a"), "first")
     second = named(write_run(tmp_path / "b", policy="lru", intervals=2, finished=False), "second")
-    found = sections(first, second)
-    assert rows(found["Quality"])["status"] == ["finished", "running"]
-    assert rows(found["Quality"])["steps"] == ["40", "20"]  # of a run under way: so far
-    table = next(block for block in found["Settings"] if isinstance(block, Table))
+    result = sections(first, second)
+    assert rows(result["Quality"])["status"] == ["finished", "running"]
+    assert rows(result["Quality"])["steps"] == ["40", "20"]  # of a run under way: so far
+    table = next(block for block in result["Settings"] if isinstance(block, Table))
     assert list(map(list, table.rows)) == [["setting", "first", "second"], ["policy", "lfu", "lru"]]
 
 
@@ -153,25 +153,25 @@ def test_a_run_without_metrics_still_has_its_end(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
     (run / "metrics.jsonl").unlink()
     text = Seen(_page(tmp_path, run)).text
-    assert "No curves of a: metrics.jsonl has no interval, or is not there." in text and "0.7654" in text
+    assert "There are no curves for a: metrics.jsonl is missing or has no interval." in text and "0.7654" in text
 
 
 def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     text = Seen(_page(tmp_path, write_run(tmp_path / "a", intervals=0, finished=False))).text
-    assert "no record says what was skipped" in text and "running" in text
+    assert "no record of skipped updates" in text and "running" in text
 
 
 def test_bad_lines_are_counted_and_shown(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", more={"summary": {"rejected_lines": {"hex": 2}, "out_of_range_ids": {"user": 5}}})
     bad = [json.dumps({"file": "x.csv", "line": n, "cause": "hex", "column": "user", "text": "zz"}) for n in (3, 9)]
     (run / "rejects.jsonl").write_text("\n".join(bad) + '\n{"file": "x')  # the last one is being written
-    found = rows(sections(named(run))["Bad lines"])
-    assert found["hex"] == ["2"] and found["user"] == ["5"]
-    assert found["x.csv:9"] == ["hex", "user", "zz"]
+    result = rows(sections(named(run))["Bad lines"])
+    assert result["hex"] == ["2"] and result["user"] == ["5"]
+    assert result["x.csv:9"] == ["hex", "user", "zz"]
 
 
-def test_colours_are_those_of_runs_in_every_section(tmp_path: Path) -> None:
-    """A run without intervals keeps its number, so the one behind it has its colour in all pictures."""
+def test_colors_are_those_of_runs_in_every_section(tmp_path: Path) -> None:
+    """A run without intervals keeps its color number."""
     empty = named(write_run(tmp_path / "a", intervals=0), "empty")
     run, other = views([empty, named(write_run(tmp_path / "b"), "full")])
     assert (run.number, other.number) == (0, 1)

@@ -1,4 +1,4 @@
-"""docs/how-to/profiling.md names the command and script of each figure; both exist, and no figure is left out."""
+"""docs/how-to/profiling.md lists the command and script of every figure."""
 
 import re
 from functools import cache
@@ -22,28 +22,28 @@ NUMBERED = re.compile(r"(figure|table)s? ((?:(?:\d+[A-Z]?|III|to|and|right|,)\s*
 
 def numbered(text: str) -> set[str]:
     """`figures 3, 5 to 7, table III` -> figure 3, figure 5, ..., table III."""
-    found = set()
+    result = set()
     for kind, listed in NUMBERED.findall(text):
         words = re.findall(r"\w+", listed)
         for place, word in enumerate(words):
             if word == "to":
                 between = range(int(words[place - 1]) + 1, int(words[place + 1]))
-                found |= {f"{kind} {number}" for number in between}
+                result |= {f"{kind} {number}" for number in between}
             elif word not in ("and", "right"):
-                found.add(f"{kind} {word}")
-    return found
+                result.add(f"{kind} {word}")
+    return result
 
 
 @cache
 def rows() -> list[tuple[str, str, str, str, str]]:
-    """Cells of the table; a command that is the same as above is written out."""
+    """Return the cells of the table, with 'the same' replaced by the command above."""
     text = PAGE.read_text(encoding="utf-8").split("### Which figure comes from where")[1].split("###")[0]
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
-    found: list[tuple[str, str, str, str, str]] = []
+    result: list[tuple[str, str, str, str, str]] = []
     for figures, kind, command, where, scripts in lines:
-        command = found[-1][2] if command == "the same" else command
-        found.append((figures, kind, command, where, scripts))
-    return found
+        command = result[-1][2] if command == "the same" else command
+        result.append((figures, kind, command, where, scripts))
+    return result
 
 
 def of_papers(cell: str) -> dict[str, set[str]]:

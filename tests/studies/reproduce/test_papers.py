@@ -1,4 +1,4 @@
-"""Scripts of papers: claims, command lines, mistakes; and the tables that they derive from records made up for them."""
+"""Scripts of papers: claims, command lines, mistakes and derived tables."""
 
 import importlib
 import re
@@ -48,11 +48,11 @@ def script(name: str) -> Any:
         (less(3, 4), ">", 0, False, "-1 not > 0"),
         (less(3, 4), "within", 1, True, "-1 within 1"),
         (less(3, 4), "within", 0.5, False, "-1 not within 0.5"),
-        (None, "within", 1, False, "not known"),
-        (over(1, 0), ">", 0, False, "not known"),
-        (over(None, 2), "<", 1, False, "not known"),
-        (less(3, None), "<", 1, False, "not known"),
-        (3, ">", None, False, "not known"),
+        (None, "within", 1, False, "unknown"),
+        (over(1, 0), ">", 0, False, "unknown"),
+        (over(None, 2), "<", 1, False, "unknown"),
+        (less(3, None), "<", 1, False, "unknown"),
+        (3, ">", None, False, "unknown"),
     ],
 )
 def test_claims_are_judged_by_their_numbers(ours: Any, sign: Any, bound: Any, holds: bool, numbers: str) -> None:
@@ -177,7 +177,7 @@ def test_skipping_stands_by_what_is_left_out() -> None:
     assert set(table.values) == {"slipstream", "u", "i1", "i2", "random_drop+share=0.5"}
 
 
-def test_designs_are_told_at_every_size_and_tabled_at_the_smallest() -> None:
+def test_designs_have_a_curve_and_a_table_at_the_smallest_size() -> None:
     def run(policy: str, share: float, **ms: float) -> dict[str, Any]:
         return {"policy": policy, "device_share": share, "step_ms": ms}
 
@@ -217,7 +217,7 @@ def reproduced(paper: Paper, out: Path, run: Callable[[Sequence[str]], dict[str,
     return reproduce(paper, command_lines(paper, out), out, run)
 
 
-def test_a_run_writes_its_records_and_tells_three_lines(tmp_path: Path) -> None:
+def test_a_run_writes_its_records_and_three_verdicts(tmp_path: Path) -> None:
     paper = made_up(
         commands=[Command("p", "figure 1", "profile")],
         findings=lambda records: iter([
@@ -236,9 +236,9 @@ def test_a_run_writes_its_records_and_tells_three_lines(tmp_path: Path) -> None:
     result = reproduced(paper, tmp_path, run)
     assert asked == [["profile", "--out", str(tmp_path / "p")]]
     assert result["table"].splitlines()[-3:] == [
-        "comes out: it grows (3 > 1)",
-        "does not: it shrinks (3 not < 1; the model is to blame)",
-        "cannot here: a machine (there is none)",
+        "reproduced: it grows (3 > 1)",
+        "not reproduced: it shrinks (3 not < 1; the model is to blame)",
+        "not available here: a machine (there is none)",
     ]
     assert {path.name for path in tmp_path.iterdir()} == {"p.json", "reproduction.json", "report.md"}
     assert "abstract" in result["table"] and "figure 1" in result["table"]
@@ -259,7 +259,7 @@ def test_a_signal_keeps_what_was_done(tmp_path: Path) -> None:
 
 def test_mistakes_of_a_script_are_named(tmp_path: Path) -> None:
     for missing in ("faee", str(tmp_path / "none.py"), str(tmp_path), "x" * 300 + ".py", "a\0.py"):
-        with pytest.raises(ConfigError, match=r"expected one of fae, .*, or a Python file, got neither"):
+        with pytest.raises(ConfigError, match=r"expected one of fae, .*, or a Python file"):
             load_paper(missing)
     path = tmp_path / "own.py"
     for text, needed in [
@@ -272,9 +272,9 @@ def test_mistakes_of_a_script_are_named(tmp_path: Path) -> None:
             load_paper(str(path))
     with pytest.raises(ConfigError, match=r"expected one of profile, .*, got .profil --s"):
         Command("a", "", "profil --sections data")
-    with pytest.raises(ConfigError, match="expected a different id for each command, got c twice"):
+    with pytest.raises(ConfigError, match="expected different ids, got c twice"):
         made_up(commands=[Command("c", "", "compare"), Command("c", "", "simulate")])
-    with pytest.raises(ConfigError, match=r"its findings need 'c', which no command's record has; there is p"):
+    with pytest.raises(ConfigError, match=r"expected 'c' in the records of its commands, got p"):
         reproduced(made_up(commands=[Command("p", "", "profile")]), tmp_path, lambda words: PROFILED)
 
     def fails(words: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`simulate --ranks` counts the bytes that a training on ranks sends, and the owners that its rows have."""
+"""`simulate --ranks` counts the bytes and owners of a training on ranks."""
 
 from dataclasses import replace
 from typing import Any
@@ -36,7 +36,7 @@ def config(blocks: int | None = None, wire: str = "fp32", **changed: Any) -> Tra
 
 
 def sent_by_training(size: int, settings: TrainConfig) -> list[RankTraffic]:
-    """By each rank, threads here."""
+    """Return the bytes that each rank sends; ranks are threads."""
 
     def work(ranks: Ranks) -> RankTraffic:
         made = build(settings.model_copy(update={"policy": "lfu"}), DATA, (), ranks)
@@ -61,11 +61,11 @@ def test_bytes_are_those_of_a_training(
     monkeypatch.setattr(dense_step, "ROUND", spared)
     settings = config(blocks, wire)
     result = simulate_rank_traffic(settings, [size])
-    (found,) = result.ranks
+    (report,) = result.ranks
     sent = sent_by_training(size, settings)
-    for kind, told in vars(found.bytes).items():
+    for kind, count in vars(report.bytes).items():
         mean = sum(getattr(one, kind) for one in sent) / result.batches / size
-        assert told == pytest.approx(mean, rel=0.25 if kind == "headers" else 1e-9), kind
+        assert count == pytest.approx(mean, rel=0.25 if kind == "headers" else 1e-9), kind
 
 
 @pytest.mark.parametrize("blocks", [None, 5])
@@ -74,13 +74,13 @@ def test_rows_and_owners_are_those_of_the_slow_twin(blocks: int | None) -> None:
     for one in result.ranks:
         size, batches = one.ranks, list(DATA.train(64))
         asked = [np.array(asked_rows(batch, list(SIZES), blocks or size, size)) for batch in batches]
-        crossing = sum(int(found.sum() - np.trace(found)) for found in asked)
+        crossing = sum(int(report.sum() - np.trace(report)) for report in asked)
         assert one.bytes.vectors == one.bytes.gradients
         assert one.bytes.vectors == pytest.approx(4 * 4 * crossing / len(batches) / size)
         assert one.distinct_rows_per_rank == pytest.approx(
-            sum(int(found.sum()) for found in asked) / len(batches) / size
+            sum(int(report.sum()) for report in asked) / len(batches) / size
         )
-        loads = [found.sum(axis=0) for found in asked]
+        loads = [report.sum(axis=0) for report in asked]
         assert one.owner_load == pytest.approx(np.mean([load.max() / load.mean() for load in loads]))
 
 
@@ -94,10 +94,10 @@ def test_what_saturated_rows_save_and_what_pooling_would_take() -> None:
     assert half.pooled_row_wise_bytes == pytest.approx(2 * samples * 3 * 4 * 4)
 
 
-def test_the_text_names_all_and_says_where_whole_tables_would_pay() -> None:
+def test_the_text_says_where_whole_tables_would_pay() -> None:
     result = simulate_rank_traffic(config(), [2, 4])
     text = rank_traffic_document(result).to_text()
-    assert "50.0 % saturated" in text and "379 samples" not in text
+    assert "50.0% saturated" in text and "379 samples" not in text
     assert rank_traffic_document(result).to_markdown().count("\n| ") == 4
     assert ("placement=whole" in text) == any(one.whole_tables_would_pay for one in result.ranks)
     paying = replace(result, ranks=[replace(result.ranks[0], whole_tables_would_pay=True)])
@@ -105,8 +105,12 @@ def test_the_text_names_all_and_says_where_whole_tables_would_pay() -> None:
 
 
 def test_numbers_of_ranks_that_cannot_be() -> None:
-    for blocks, size, told in ((None, 1, "2 ranks or more"), (2, 3, "ranks.blocks=2"), (None, 400, "would own none")):
-        with pytest.raises(ConfigError, match=told):
+    for blocks, size, message in (
+        (None, 1, "expected 2 to 65,536 ranks, got 1"),
+        (2, 3, r"expected 2 to 2 ranks \(ranks.blocks=2\), got 3"),
+        (None, 400, "would own none"),
+    ):
+        with pytest.raises(ConfigError, match=message):
             simulate_rank_traffic(config(blocks), [size])
 
 
@@ -114,7 +118,7 @@ def test_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         adaptive.studies.simulate.rank_traffic, "open_data", lambda config: by_table(ToyData(num_train=0))
     )
-    with pytest.raises(InputError, match="no training samples"):
+    with pytest.raises(InputError, match="expected training samples, got none"):
         simulate_rank_traffic(config(), [2])
 
 

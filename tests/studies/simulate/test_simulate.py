@@ -1,13 +1,11 @@
-"""A simulation counts what training counts; Belady's bound is the best there is; times follow from the formulas."""
+"""A simulation counts what training counts, with Belady's bound and modelled times."""
 
 import itertools
 import json
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,9 +29,8 @@ from adaptive.kernels.planning import belady
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy
 from adaptive.policy import Policy, RowStats, SkipRule
-from adaptive.studies.charts import need_matplotlib
 from adaptive.studies.simulate.simulation import PolicyForecast, recommended, simulate
-from adaptive.studies.simulate.simulation_report import simulation_document
+from adaptive.studies.simulate.simulation_report import draw, simulation_document
 from adaptive.studies.step_model import Machine, StepTimes
 from adaptive.training.components import build_tables, prepare
 
@@ -42,7 +39,7 @@ MACHINE = Machine(link=50e9, device=4e12, host=1e11, dense_ms=1.0)
 
 
 class Ragged(ToyData):
-    """Bags of 0 to 3 look-ups; the features `site` and `hour` share a table and do not stand side by side."""
+    """Bags of 0 to 3 lookups; the features `site` and `hour` share a table."""
 
     tables = ("site", "user", "site")
 
@@ -59,9 +56,9 @@ class Ragged(ToyData):
 
 @pytest.fixture
 def dataset(monkeypatch: pytest.MonkeyPatch) -> Dataset:
-    found = by_table(Ragged())
-    monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: found)
-    return found
+    result = by_table(Ragged())
+    monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: result)
+    return result
 
 
 def spec(cls: type[Policy]) -> str:
@@ -69,7 +66,7 @@ def spec(cls: type[Policy]) -> str:
 
 
 def trained_counts(dataset: Dataset, config: TrainConfig, device_rows: str) -> Any:
-    """What training counts per table, and its device rows."""
+    """Return the counts of training per table, and its device rows."""
     tier = config.tier.model_copy(update={"device_rows": device_rows})
     policy = make_policy(config.policy, config.policy_options)
     optimizer, tables = row_optimizer(config.optimizer), build_tables(dataset, WIDTH)
@@ -98,7 +95,7 @@ def test_counts_are_those_of_training(dataset: Dataset, case: tuple[type[Policy]
     (run,) = simulate([("p", config)], [size], MACHINE, embedding_dim=WIDTH).runs
     assert run.device_rows == slots
     assert counts[Counter.LOOKUPS] > 0
-    found = {
+    result = {
         "hit_rate": counts[Counter.LOOKUP_HITS] / counts[Counter.LOOKUPS],
         "row_hit_rate": counts[Counter.ROW_HITS] / counts[Counter.UNIQUE_ROWS],
         "fetched_rows": counts[Counter.FETCHED],
@@ -106,13 +103,13 @@ def test_counts_are_those_of_training(dataset: Dataset, case: tuple[type[Policy]
         "bytes_h2d": counts[Counter.BYTES_H2D],
         "bytes_d2h": counts[Counter.BYTES_D2H],
     }
-    assert {name: getattr(run, name) for name in found} == found
+    assert {name: getattr(run, name) for name in result} == result
     assert run.belady_row_hit_rate is None or run.belady_row_hit_rate >= run.row_hit_rate
     assert run.plan_ms > 0
 
 
 class RareVisits(SkipRule):
-    """By counts and visits alone, some updates left out."""
+    """Skip some updates by counts and visits alone."""
 
     watches, leaves_out, warmup, at_most = False, True, 8, 5
 
@@ -134,7 +131,7 @@ DEFERRALS: list[tuple[str, dict[str, Any], str | None]] = [
 def test_deferral_by_visits_is_that_of_training(
     dataset: Dataset, policy: str, options: dict[str, Any], rule: str | None, depth: int
 ) -> None:
-    """Rows whose gradient waits stay clean, so they cost nothing when they leave."""
+    """Rows with deferred updates stay clean, so evicting them costs nothing."""
     size = make_policy(policy, options).device_rows or "60%"
     tier = {"device": "cpu", "when_full": "reduce_lookahead", "eviction_share": 0.05}
     skip = {"rule": rule, "interval": 4, "min_accesses": 3}
@@ -142,7 +139,7 @@ def test_deferral_by_visits_is_that_of_training(
     config, plain = toy_config(**given, skip=skip), toy_config(**given, skip=None)
     counts, _ = trained_counts(dataset, config, size)
     run, same = simulate([("p", config), ("q", plain)], [size], MACHINE, embedding_dim=WIDTH).runs
-    found = {
+    result = {
         "written_back_rows": counts[Counter.WRITTEN_BACK],
         "fetched_rows": counts[Counter.FETCHED],
         "bytes_h2d": counts[Counter.BYTES_H2D],
@@ -152,7 +149,7 @@ def test_deferral_by_visits_is_that_of_training(
         "skips_unknown": False,
         "skips_at_most": False,
     }
-    assert {name: getattr(run, name) for name in found} == found
+    assert {name: getattr(run, name) for name in result} == result
     assert run.deferred_update_share > 0.02 and same.deferred_update_share == 0
     assert run.written_back_rows <= same.written_back_rows
 
@@ -171,13 +168,16 @@ def test_what_goes_by_movement_is_said_to_be_unknown(dataset: Dataset) -> None:
         "slipstream": (None, True), "lru+skip=defer+by=movement": (None, True), "lru": (0, False), "off": (0, False),
     }  # fmt: skip
     text = simulation_document(result).to_text()
-    assert "slipstream, lru+skip=defer+by=movement: what is skipped or deferred follows from how far rows move" in text
+    assert (
+        "slipstream, lru+skip=defer+by=movement: updates are skipped or deferred by movement, which ids do not show"
+        in text
+    )
     assert text.count("unknown") == 2
     json.dumps(asdict(result), allow_nan=False)
 
 
-def test_what_movement_can_only_lessen_is_told_as_a_bound(dataset: Dataset) -> None:
-    """By the smaller of visits and movement no more waits than by visits."""
+def test_what_movement_can_only_lessen_is_a_bound(dataset: Dataset) -> None:
+    """The smaller of visits and movement defers no more than visits alone."""
     cases = [
         (name, toy_config(policy="lru", skip={"rule": f"defer+by={name}+every=3+warmup=6", "min_accesses": 3}))
         for name in ("least", "visits")
@@ -186,15 +186,15 @@ def test_what_movement_can_only_lessen_is_told_as_a_bound(dataset: Dataset) -> N
     assert (least.skips_at_most, visits.skips_at_most) == (True, False)
     assert least.deferred_update_share == visits.deferred_update_share > 0.02
     text = simulation_document(simulate(cases[:1], ["80%"], MACHINE, embedding_dim=WIDTH)).to_text()
-    assert f"<= {100 * (least.deferred_update_share or 0):.1f} %" in text and "unknown" not in text
+    assert f"<= {100 * (least.deferred_update_share or 0):.1f}%" in text and "unknown" not in text
 
 
 def timeless(run: PolicyForecast) -> PolicyForecast:
-    """Without what is measured, and what is modelled from that."""
+    """Return the numbers that depend on no measured time."""
     return replace(run, lookups_per_s=0, plan_ms=0, read_ms=0, step_ms=StepTimes(0, 0, 0, 0))
 
 
-def test_several_policies_and_sizes_in_one_go_are_each_as_if_alone(dataset: Dataset) -> None:
+def test_several_policies_and_sizes_at_once_equal_each_alone(dataset: Dataset) -> None:
     labels = ["lru", "lfu", "scratchpipe", "hybrid", "contract:Regrouping"]
     cases = [(label, toy_config(policy=label, depth=1)) for label in labels]
     together = simulate(cases, ["60%", "90%"], MACHINE, embedding_dim=WIDTH).runs
@@ -220,7 +220,7 @@ def test_totals_and_steps(dataset: Dataset) -> None:
     json.dumps(asdict(result), allow_nan=False)
 
 
-def test_popular_inputs_of_the_second_batch_are_those_seen_in_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_popular_inputs_of_batch_two_were_seen_in_batch_one(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = ToyData(num_train=64)
     monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: toy)
     (run,) = simulate([("d", toy_config(policy="device", depth=0))], ["100%"], MACHINE, embedding_dim=WIDTH).runs
@@ -232,7 +232,7 @@ def test_popular_inputs_of_the_second_batch_are_those_seen_in_the_first(monkeypa
 # --- what does not work --------------------------------------------------------------------------------------------
 
 
-def test_a_size_that_does_not_fit_is_told_and_the_others_go_on(dataset: Dataset) -> None:
+def test_a_size_that_does_not_fit_does_not_stop_the_others(dataset: Dataset) -> None:
     config = toy_config(policy="lru")
     result = simulate([("lru", config)], ["5", "100%"], MACHINE, embedding_dim=WIDTH)
     (small,), (whole,) = result.failed, result.runs
@@ -246,7 +246,7 @@ def test_a_size_that_does_not_fit_is_told_and_the_others_go_on(dataset: Dataset)
 def test_if_nothing_fits_it_is_an_error(dataset: Dataset) -> None:
     with pytest.raises(DeviceMemoryError, match="batch 0"):
         simulate([("lru", toy_config(policy="lru"))], ["5", "6"], MACHINE, embedding_dim=WIDTH)
-    with pytest.raises(DeviceMemoryError, match=r"none of the 2 runs .* lru with 6: batch \d.* 6 are there"):
+    with pytest.raises(DeviceMemoryError, match=r"none of the 2 runs finished.* lru with 6: batch \d.* 6 are there"):
         simulate([("lru", toy_config(policy="lru"))], ["6", "5"], MACHINE, embedding_dim=WIDTH)
     with pytest.raises(DeviceMemoryError, match=r"^batch 0: .* 5 are there"):
         simulate([("lru", toy_config(policy="lru"))], ["5"], MACHINE, embedding_dim=WIDTH)
@@ -284,7 +284,12 @@ def test_a_policy_that_fails_stops_its_own_run_only(dataset: Dataset, tmp_path: 
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
-    [(["10"], None), (["abc"], "size 'abc' is not"), (["101%"], "more than 100%"), ([], "needed at")],
+    [
+        (["10"], None),
+        (["abc"], "size 'abc' is not"),
+        (["101%"], "more than 100%"),
+        ([], "expected policies and device sizes, got 1 and 0"),
+    ],
 )
 def test_bad_sizes_are_named(dataset: Dataset, sizes: list[str], message: str | None) -> None:
     with pytest.raises(ConfigError if message else DeviceMemoryError, match=message):
@@ -293,62 +298,17 @@ def test_bad_sizes_are_named(dataset: Dataset, sizes: list[str], message: str | 
 
 def test_no_data_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: ToyData(num_train=0))
-    with pytest.raises(InputError, match="no training samples"):
+    with pytest.raises(InputError, match="expected training samples, got none"):
         simulate([("lru", toy_config(policy="lru"))], ["50%"], MACHINE)
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"adaptive-train\[report\]"):
-        need_matplotlib()
-
-
-def test_what_is_drawn(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every policy as a curve in both pictures, the common bound once; runs that did not fit are left out."""
-    drawn: list[tuple[int, int, str]] = []  # picture, points, label
-
-    class Axes(SimpleNamespace):
-        def plot(self, x: Sequence[float], y: Sequence[float], *style: str, label: str, **options: Any) -> list[Any]:
-            assert len(x) == len(y) and all(0 <= value <= 100 for value in x)
-            drawn.append((self.number, len(x), label))
-            return [SimpleNamespace(get_color=lambda: "red")]
-
-    class Figure:
-        def __init__(self, **options: Any) -> None:
-            nothing = dict.fromkeys(("set", "grid", "legend"), lambda **options: None)
-            self.subplots = lambda rows, columns: [Axes(number=number, **nothing) for number in range(columns)]
-
-        def savefig(self, file: Any, **options: Any) -> None:
-            file.write(b"picture")
-
-    module: Any = ModuleType("matplotlib.figure")
-    module.Figure = Figure
-    monkeypatch.setitem(sys.modules, "matplotlib", ModuleType("matplotlib"))
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", module)
-    from adaptive.studies.simulate.simulation_report import draw
-
-    cases = [(name, toy_config(policy=name)) for name in ("lru", "lfu")]
-    result = simulate(cases, ["80%", "5", "100%"], MACHINE, embedding_dim=WIDTH)
-    need_matplotlib()
-    draw(result, tmp_path / "curve.png")
-    expected = [
-        (number, 2, f"{policy}{what}")
-        for policy in ("lru", "lfu")
-        for number, what in ((0, ""), (1, ", look-ahead"), (1, ", serial"))
-    ]
-    assert drawn == [*expected, (0, 2, "Belady's bound of row hits")]
-    assert (tmp_path / "curve.png").read_bytes() == b"picture"
-    with pytest.raises(OutputError, match="could not be written"):
-        draw(result, tmp_path / "none" / "curve.png")
-
-
 def test_the_picture_is_a_png(dataset: Dataset, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra 'report' is not installed")
-    from adaptive.studies.simulate.simulation_report import draw
-
     cases = [(name, toy_config(policy=name)) for name in ("lru", "hybrid")]
-    draw(simulate(cases, ["60%", "5", "100%"], MACHINE, embedding_dim=WIDTH), tmp_path / "curve.png")
+    result = simulate(cases, ["60%", "5", "100%"], MACHINE, embedding_dim=WIDTH)
+    draw(result, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(OutputError, match="cannot be written"):
+        draw(result, tmp_path / "none/curve.png")
 
 
 # --- Belady --------------------------------------------------------------------------------------------------------
@@ -357,7 +317,7 @@ BATCHES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size
 
 
 def best_hits(batches: Sequence[Sequence[int]], num_slots: int, *, bypass: bool, choose: Any = None) -> int | None:
-    """The fast bound; with `choose`, by kernels run as plain Python."""
+    """Return the fast bound; with `choose`, from kernels run as plain Python."""
     if choose is None:
         trace = Trace(10)
         for batch in batches:
@@ -377,7 +337,7 @@ def best_hits(batches: Sequence[Sequence[int]], num_slots: int, *, bypass: bool,
 
 
 def most_hits(batches: Sequence[Sequence[int]], num_slots: int, *, bypass: bool) -> int:
-    """All ways to fill the slots tried out."""
+    """Try all ways to fill the slots."""
     best: dict[frozenset[int], int] = {frozenset(): 0}
     for batch in batches:
         after: dict[frozenset[int], int] = {}
@@ -429,14 +389,14 @@ def test_the_least_size_works_and_one_row_less_does_not(dataset: Dataset, depth:
 def test_advice_on_the_size(dataset: Dataset) -> None:
     config = toy_config(policy="lru")
     result = simulate([("lru", config)], ["60%", "100%"], MACHINE, embedding_dim=WIDTH)
-    assert "least device rows for policies that fetch what is missing:" in simulation_document(result).to_text()
+    assert "least device rows for policies that prefetch misses:" in simulation_document(result).to_text()
     fast, slow = (StepTimes(look_ahead, 0, 0, device_only=1.0) for look_ahead in (1.0, 1.02))
     small, whole = (replace(run, step_ms=fast) for run in result.runs)
     for runs, size in (((small, whole), "60%"), ((replace(small, step_ms=slow), whole), "100%")):
         assert (best := recommended(runs)) is not None and best.size == size
     assert recommended([replace(small, step_ms=slow)]) is None
     without = simulation_document(replace(result, recommended=None)).to_text()
-    assert "none; the link, or planning, is what a step waits for" in without
+    assert "none; a step waits for the link or for planning" in without
     hybrid = simulate([("hybrid", toy_config(policy="hybrid"))], ["60%"], MACHINE, embedding_dim=WIDTH)
     assert hybrid.least_device_rows is None and "least device rows" not in simulation_document(hybrid).to_text()
 
@@ -453,7 +413,7 @@ def test_the_bound_is_that_of_the_twin(batches: list[list[int]], num_slots: int)
     st.integers(2, 4),
     st.booleans(),
 )
-def test_nothing_is_better_than_the_bound_and_the_bound_is_reached(
+def test_nothing_beats_the_bound_and_the_bound_is_reached(
     batches: list[list[int]], num_slots: int, bypass: bool
 ) -> None:
     assert best_hits(batches, num_slots, bypass=bypass) == most_hits(batches, num_slots, bypass=bypass)

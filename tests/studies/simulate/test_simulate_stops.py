@@ -1,4 +1,4 @@
-"""Ctrl-C in a simulation: what is read by then is told as if nobody had asked for more, the rest is named."""
+"""Ctrl-C in a simulation: the batches read by then are reported, the rest is listed."""
 
 import signal
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def cases(*labels: str, **more: Any) -> list[tuple[str, TrainConfig]]:
 
 
 def interrupted_at(number: int) -> Callable[[int, int | None], None]:
-    """The process gets Ctrl-C when the `number`th line of progress is told."""
+    """Send Ctrl-C at the `number`th line of progress."""
     told: list[int] = []
 
     def tell(done: int, total: int | None) -> None:
@@ -52,23 +52,25 @@ def interrupted_at(number: int) -> Callable[[int, int | None], None]:
 
 
 def counted(result: Simulation) -> list[dict[str, Any]]:
-    """The runs without what is measured, and what is modelled from that."""
+    """Return the runs without numbers that depend on measured times."""
     return [{key: value for key, value in vars(run).items() if key not in MEASURED} for run in result.runs]
 
 
 @pytest.mark.parametrize(("number", "batches"), [(1, 32), (2, 64), (4, 112)])
-def test_what_is_read_is_told_as_if_no_more_had_been_asked(number: int, batches: int) -> None:
+def test_batches_read_before_a_stop_are_reported_alone(number: int, batches: int) -> None:
     sizes, labels, stop = ["60%", "90%"], ["lru", "lfu", "scratchpipe", "hybrid"], StopRequest()
-    found = simulate(cases(*labels, epochs=2), sizes, MACHINE, embedding_dim=4, told=interrupted_at(number), stop=stop)
+    result = simulate(
+        cases(*labels, epochs=2), sizes, MACHINE, embedding_dim=4, on_progress=interrupted_at(number), stop=stop
+    )
     assert stop.signal == signal.SIGINT
     short = simulate(cases(*labels, epochs=2, steps=batches), sizes, MACHINE, embedding_dim=4)
-    assert counted(found) == counted(short) and len(found.runs) == 7
+    assert counted(result) == counted(short) and len(result.runs) == 7
     for name in ("batches", "lookups", "distinct_rows", "least_device_rows"):
-        assert getattr(found, name) == getattr(short, name)
-    assert (found.was_stopped, found.asked_batches, found.missing) == (True, 160, [])
-    said = f"stopped after {batches} of 160 batches: all numbers are of these; the same command again gives all"
-    assert said in simulation_document(found).to_text() and said in simulation_document(found).to_markdown()
-    page = simulation_blocks(PageRecord("simulation", "s", Path("s.json"), asdict(found)), is_alone=True)
+        assert getattr(result, name) == getattr(short, name)
+    assert (result.was_stopped, result.total_batches, result.missing) == (True, 160, [])
+    said = f"stopped after {batches} of 160 batches: all numbers are of these. Run the same command again for all"
+    assert said in simulation_document(result).to_text() and said in simulation_document(result).to_markdown()
+    page = simulation_blocks(PageRecord("simulation", "s", Path("s.json"), asdict(result)), is_alone=True)
     assert any(said in block.lines for block in page if isinstance(block, Items))
     assert "stopped" not in simulation_document(short).to_text() and not short.was_stopped
 
@@ -77,55 +79,61 @@ def test_what_is_read_is_told_as_if_no_more_had_been_asked(number: int, batches:
 def test_policies_with_batches_of_their_own_are_whole_or_missing(number: int) -> None:
     """Three lines of progress are of the stream that `lru` and `lfu` share; the next is of Regrouping at 60%."""
     labels, stop = ["contract:Regrouping", "lru", "lfu"], StopRequest()
-    found = simulate(cases(*labels), ["60%", "90%"], MACHINE, embedding_dim=4, told=interrupted_at(number), stop=stop)
-    assert [(run.policy, run.size) for run in found.runs] == [
+    result = simulate(
+        cases(*labels), ["60%", "90%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(number), stop=stop
+    )
+    assert [(run.policy, run.size) for run in result.runs] == [
         (policy, size) for policy in ("lru", "lfu") for size in ("60%", "90%")
     ]
-    assert found.was_stopped and found.batches == (32 if number == 1 else BATCHES)
-    assert found.missing == [SizedPolicy("contract:Regrouping", size) for size in ("60%", "90%")]
-    text = simulation_document(found).to_text()
-    assert ("missing are contract:Regrouping with 60%, 90%; the same command again gives all" in text) == (number == 1)
-    again = "the same command with --policies contract:Regrouping --device-rows 60%,90% gives them"
-    assert (again in text) == (number == 4)
-
-
-def test_a_policy_with_batches_of_its_own_is_told_when_it_is_alone() -> None:
-    stop = StopRequest()
-    found = simulate(
-        cases("contract:Regrouping"), ["60%", "90%"], MACHINE, embedding_dim=4, told=interrupted_at(5), stop=stop
+    assert result.was_stopped and result.batches == (32 if number == 1 else BATCHES)
+    assert result.missing == [SizedPolicy("contract:Regrouping", size) for size in ("60%", "90%")]
+    text = simulation_document(result).to_text()
+    assert ("contract:Regrouping with 60%, 90% are missing. Run the same command again for all" in text) == (
+        number == 1
     )
-    assert [run.size for run in found.runs] == ["60%"] and found.batches == 5
-    assert found.missing == [SizedPolicy("contract:Regrouping", "90%")]
+    flags = "Run the same command with --policies contract:Regrouping --device-rows 60%,90% for these"
+    assert (flags in text) == (number == 4)
+
+
+def test_a_policy_that_arranges_is_stopped_when_alone() -> None:
+    stop = StopRequest()
+    result = simulate(
+        cases("contract:Regrouping"), ["60%", "90%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(5), stop=stop
+    )
+    assert [run.size for run in result.runs] == ["60%"] and result.batches == 5
+    assert result.missing == [SizedPolicy("contract:Regrouping", "90%")]
 
 
 def test_a_stop_at_the_last_batch_is_none() -> None:
     stop = StopRequest()
-    found = simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, told=interrupted_at(3), stop=stop)
-    assert stop and (found.was_stopped, found.batches) == (False, BATCHES)
+    result = simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(3), stop=stop)
+    assert stop and (result.was_stopped, result.batches) == (False, BATCHES)
 
 
-def test_runs_that_failed_before_the_stop_are_told() -> None:
-    found = simulate(cases("lru"), ["5", "100%"], MACHINE, embedding_dim=4, told=interrupted_at(1), stop=StopRequest())
-    assert [run.size for run in found.failed] == ["5"] and [run.size for run in found.runs] == ["100%"]
+def test_runs_that_failed_before_the_stop_are_reported() -> None:
+    result = simulate(
+        cases("lru"), ["5", "100%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(1), stop=StopRequest()
+    )
+    assert [run.size for run in result.failed] == ["5"] and [run.size for run in result.runs] == ["100%"]
     with pytest.raises(DeviceMemoryError):
-        simulate(cases("lru"), ["5"], MACHINE, embedding_dim=4, told=interrupted_at(1), stop=StopRequest())
+        simulate(cases("lru"), ["5"], MACHINE, embedding_dim=4, on_progress=interrupted_at(1), stop=StopRequest())
 
 
 def test_signals_are_as_before_afterwards() -> None:
     before = signal.getsignal(signal.SIGINT)
-    simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, told=interrupted_at(1), stop=StopRequest())
+    simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(1), stop=StopRequest())
     assert signal.getsignal(signal.SIGINT) == before
     with pytest.raises(KeyboardInterrupt):  # without a request nobody is in its way
-        simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, told=interrupted_at(1))
+        simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(1))
 
 
-def test_bytes_between_ranks_are_those_of_the_batches_that_were_read() -> None:
+def test_bytes_between_ranks_are_those_of_batches_read() -> None:
     settings = toy_config(batch_size=8, epochs=2)
-    found = simulate_rank_traffic(settings, [2, 3], told=interrupted_at(90), stop=StopRequest())
+    result = simulate_rank_traffic(settings, [2, 3], on_progress=interrupted_at(90), stop=StopRequest())
     short = simulate_rank_traffic(settings.model_copy(update={"steps": 90}), [2, 3])
-    assert replace(found, was_stopped=False, asked_batches=short.asked_batches) == short
-    assert (found.was_stopped, found.asked_batches, found.batches) == (True, 160, 90)
-    for text in (rank_traffic_document(found).to_text(), rank_traffic_document(found).to_markdown()):
-        assert "stopped after 90 of 160 batches: means are over these; the same command again reads all" in text
+    assert replace(result, was_stopped=False, total_batches=short.total_batches) == short
+    assert (result.was_stopped, result.total_batches, result.batches) == (True, 160, 90)
+    for text in (rank_traffic_document(result).to_text(), rank_traffic_document(result).to_markdown()):
+        assert "stopped after 90 of 160 batches: means are over these. Run the same command again for all" in text
     document = rank_traffic_document(short)
     assert "stopped" not in document.to_text() and "stopped" not in document.to_markdown()
