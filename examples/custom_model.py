@@ -1,4 +1,4 @@
-"""A model of one's own under the command line: an `nn.Module` from dense inputs and vectors to a logit a sample.
+"""A custom model for the command line: an `nn.Module` that returns one logit per sample.
 
 adaptive-train run --model examples/custom_model.py:SumAndDot --set model.hidden=32 --steps 100
 """
@@ -8,14 +8,17 @@ from torch import Tensor, nn
 
 
 class SumAndDot(nn.Module):
-    """An MLP on dense inputs, the sum of all vectors, and its square. `hidden` is a setting, `model.hidden`."""
+    """An MLP on dense inputs, the sum of all vectors, and its square.
+
+    Parameters such as `hidden` become settings: `model.hidden`.
+    """
 
     def __init__(self, num_dense: int, embedding_dim: int, hidden: int = 16) -> None:
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(num_dense + 2 * embedding_dim, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """Logits (samples,) of `dense` (samples, num_dense) and `pooled` (samples, features, embedding_dim)."""
+        """Return logits (B,) of `dense` (B, num_dense) and `pooled` (B, features, embedding_dim)."""
         total = pooled.sum(dim=1)
         logits: Tensor = self.mlp(torch.cat([dense, total, total.square()], dim=1))
         return logits.squeeze(1)

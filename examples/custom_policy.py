@@ -1,4 +1,4 @@
-"""A policy of one's own against LRU, on look-ups whose popularity drifts. Prints both hit rates:
+"""Compare the hit rate of a custom policy with that of LRU on drifting lookups.
 
 python examples/custom_policy.py
 """
@@ -15,7 +15,7 @@ NUM_ROWS, BATCH_SIZE, NUM_BATCHES = 20_000, 512, 300
 
 # --- the policy: all of it -----------------------------------------------------------------------------------
 class Fading(Policy):
-    """A row is worth its look-ups so far, less the longer ago the latest was."""
+    """Score a row by its number of lookups, divided by the time since the latest."""
 
     def score(self, rows: RowStats) -> NDArray[np.float64]:
         age = rows.step - rows.last_access
@@ -26,7 +26,7 @@ class Fading(Policy):
 
 
 def drifting_batches() -> Iterator[Batch]:
-    """One id per sample, Zipf-distributed; every 100 batches each rank of popularity moves on to another id."""
+    """Yield Zipf-distributed ids; every 100 batches, popularity moves to other ids."""
     random = np.random.default_rng(0)
     popularity = np.arange(1, NUM_ROWS + 1) ** -1.05
     for number in range(NUM_BATCHES):
@@ -37,7 +37,7 @@ def drifting_batches() -> Iterator[Batch]:
 
 
 def hit_rate(policy: str | type[Policy]) -> float:
-    """Share of the look-ups whose row was on the device when its batch was planned; 5 % of the rows fit."""
+    """Train with 5% of the rows on the device; return the share of lookups that hit."""
     table = TableConfig(name="item", num_embeddings=NUM_ROWS, embedding_dim=8)
     with TieredEmbeddingBag([table], TierConfig(device_rows="5%", device="cpu"), policy=policy) as embeddings:
         for planned in embeddings.look_ahead(drifting_batches(), depth=1):

@@ -1,9 +1,9 @@
-"""Your own model and loop: any `nn.Module`, bags of several ids, tables of different widths, an un-pooled history.
+"""Your own model and training loop, with bags, several widths, and histories.
 
 Run: python examples/own_loop.py            (seconds on a laptop)
 
-A toy "which shop next" model: a user, bags of tags (mean), and the last visits in order (one vector per position,
-averaged by the model itself). Prints the loss falling, and the tables' device rows; then saves the model and loads it.
+The toy model predicts the next shop from a user, a bag of tags (mean), and the last visits in order (one vector per
+position). It prints the loss and the device rows of each table, saves the model and loads it again.
 """
 
 import tempfile
@@ -24,12 +24,12 @@ HISTORY = 6
 
 
 def make_batches(count: int, size: int, seed: int = 0) -> list[Batch]:
-    """Clicks follow a rule on the user's and the last shop's id, so that there is something to learn."""
+    """Return batches whose labels follow from the user's and the last shop's id."""
     random = np.random.default_rng(seed)
     batches = []
     for _ in range(count):
         users = random.zipf(1.3, size) % 20_000
-        num_tags = random.integers(0, 4, size)  # some samples have no tag at all
+        num_tags = random.integers(0, 4, size)  # some samples have no tag
         tags = random.integers(0, 5_000, num_tags.sum())
         visits = random.zipf(1.2, (size, HISTORY)) % 5_000
         batches.append(
@@ -60,7 +60,7 @@ def new_model() -> NextShop:
 
 
 def save(model: NextShop, file: Path) -> None:
-    """The rows are in it, with their optimizer state."""
+    """Save the model with its rows and their optimizer state."""
     torch.save(model.state_dict(), file)
 
 

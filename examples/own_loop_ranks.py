@@ -1,9 +1,9 @@
-"""A loop of one's own on several ranks: rows dealt out over all of them, the dense part in DistributedDataParallel.
+"""Your own training loop on several ranks, with DistributedDataParallel.
 
     torchrun --nproc-per-node 2 examples/own_loop_ranks.py
 
-Each rank reads its own samples, here every second one of a made-up click log. Rows are owned by one rank each; what a
-rank looks up comes from its owners one look-ahead early, gradients go back summed by row.
+Each rank reads its part of the samples of a made-up click log. Each row has one owner rank. Ranks fetch the rows that
+they look up from the owners ahead of training, and send back gradients summed by row.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ STEPS, BATCH = 60, 256  # samples of all ranks together
 
 
 def global_batches() -> list[Batch]:
-    """Skewed ids; a user clicks on every third item."""
+    """Return batches of skewed ids; users click on every third item."""
     random = np.random.default_rng(0)
     batches = []
     for _ in range(STEPS):
@@ -28,7 +28,7 @@ def global_batches() -> list[Batch]:
 
 
 def main() -> None:
-    dist.init_process_group("gloo")  # torchrun has said where
+    dist.init_process_group("gloo")  # torchrun sets the address
     ranks = TorchRanks()
     tables = [
         TableConfig(name="user", num_embeddings=5_000, embedding_dim=16),
@@ -42,8 +42,8 @@ def main() -> None:
     model.register_comm_hook(None, sum_in_order)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
-    mine = np.arange(ranks.rank, BATCH, ranks.size)
-    loader = [batch.take(mine) for batch in global_batches()]
+    samples = np.arange(ranks.rank, BATCH, ranks.size)
+    loader = [batch.take(samples) for batch in global_batches()]
     for planned in embeddings.look_ahead(loader, depth=4):
         logits = model(embeddings.stack(planned).flatten(1)).squeeze(1)
         loss = binary_cross_entropy_with_logits(logits, planned.labels)  # a mean over this rank's samples
@@ -54,7 +54,7 @@ def main() -> None:
         if ranks.is_first and planned.number % 20 == 0:
             print(f"batch {planned.number:2}  loss {loss.item():.2f}")
 
-    moved = np.linalg.norm(embeddings.rows.table_weights("item"))  # all ranks call it together
+    moved = np.linalg.norm(embeddings.rows.table_weights("item"))  # every rank must call it
     if ranks.is_first:
         print(f"{ranks.size} ranks, norm of the items' rows {moved:.1f}")
     dist.destroy_process_group()

@@ -1,8 +1,8 @@
-"""A loop of one's own: recorded for TensorBoard, compared under three policies, simulated at four sizes, guarded.
+"""Your own training loop: record it, compare policies, simulate sizes, guard it.
 
     python examples/own_policies.py [DIR]
 
-It writes DIR/metrics.jsonl and DIR/tensorboard (default: a temporary folder); `tensorboard --logdir DIR` shows them.
+Writes DIR/metrics.jsonl and DIR/tensorboard (default: a temporary folder). View them with `tensorboard --logdir DIR`.
 """
 
 import sys
@@ -41,7 +41,7 @@ def make_batches(count, seed, size=256):
 
 
 class Net(nn.Module):
-    """A model that does not know what trains it: embeddings and a linear layer."""
+    """Embeddings and a linear layer."""
 
     def __init__(self, **options):
         super().__init__()
@@ -54,17 +54,17 @@ class Net(nn.Module):
 
 
 def train(record_in=None, **options):
-    """`compare_policies` calls this with `seed` and `policy`, and with `skip`."""
+    """Train a model; `compare_policies` passes `seed`, `policy` and `skip`."""
     torch.manual_seed(options["seed"])
     net = Net(**options)
     dense = torch.optim.SGD(net.head.parameters(), lr=0.1)
-    coming = net.tables.look_ahead(make_batches(60, seed=options["seed"]), depth=2)
+    planned_batches = net.tables.look_ahead(make_batches(60, seed=options["seed"]), depth=2)
     if record_in is None:
-        for planned in coming:
+        for planned in planned_batches:
             step(net, dense, planned)
         return net
     with Recording(net.tables, record_in, log_every=20) as record:
-        for planned in record.batches(coming):
+        for planned in record.batches(planned_batches):
             loss, logits = step(net, dense, planned)
             record.step(planned, loss, logits)
         print(record.summary()["table"])
@@ -82,7 +82,7 @@ def step(net, dense, planned):
 
 
 def trained_and_scored(**options):
-    """What `compare_policies` needs: the embeddings, and logits and labels of samples kept back."""
+    """Return embeddings, logits and labels of held-out samples, for `compare_policies`."""
     net = train(**options)
     samples = list(make_batches(8, seed=99))
     with torch.no_grad():
@@ -95,7 +95,7 @@ def score(net, dense, planned):
 
 
 def guarded():
-    """Skips, and checks beside a copy that does not what that costs; the limits are those of a loop of 200 batches."""
+    """Skip updates, and check their cost against a copy that skips nothing."""
     torch.manual_seed(0)
     net = Net(seed=0, policy="lfu", skip=SkipConfig(rule="updates", interval=10, hot_rows=500))
     dense = torch.optim.SGD(net.head.parameters(), lr=0.1)

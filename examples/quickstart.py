@@ -1,9 +1,9 @@
-"""Train a small click model whose tables lie in two tiers, on the built-in synthetic stream.
+"""Train a small click model with tables in two tiers on the built-in synthetic stream.
 
 Run: python examples/quickstart.py          (seconds on a laptop)
 
-Prints one line every 20 batches, then the hit rate, the rows that moved and the AUC on held-out samples. The last
-lines show that another policy and another device size give the same weights, bit for bit.
+Prints the loss every 20 batches, then the hit rate, the moved rows and the AUC on held-out samples. The last lines show
+that another policy and another device size give the same weights, bit for bit.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ BATCH_SIZE = 1024
 
 
 def train(policy: str, device_rows: str) -> tuple[TieredEmbeddingBag, torch.nn.Module, Synthetic]:
-    """One pass over 80 batches; prints the loss."""
+    """Train on 80 batches and print the loss."""
     data = Synthetic(SyntheticConfig(rows=200_000, num_train=80 * BATCH_SIZE, num_eval=20_000))
     tables = [TableConfig(name=f.name, num_embeddings=f.num_embeddings, embedding_dim=16) for f in data.features]
     embeddings = TieredEmbeddingBag(
@@ -53,7 +53,7 @@ def main() -> None:
     embeddings, model, data = train("lru", "20%")
     counts = embeddings.statistics.take().counts.sum(axis=0)
     print(embeddings.statistics.device_rows_text())
-    print(f"hit rate {counts[Counter.LOOKUP_HITS] / counts[Counter.LOOKUPS]:.1%} of look-ups")
+    print(f"hit rate {counts[Counter.LOOKUP_HITS] / counts[Counter.LOOKUPS]:.1%} of lookups")
     print(f"{counts[Counter.FETCHED]:,} rows fetched, {counts[Counter.WRITTEN_BACK]:,} written back")
     print(f"AUC {evaluate(embeddings, model, data.evaluation(8192)).auc:.4f} on held-out samples")
 

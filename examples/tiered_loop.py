@@ -1,6 +1,6 @@
-"""A click model with tables in two tiers, a tenth of the rows on the device: two widths, bags, sample weights.
+"""Train a click model with tables in two tiers, a tenth of the rows on the device.
 
-`plain_loop.py` is the same in plain torch: eight lines differ. Run: python examples/tiered_loop.py
+`plain_loop.py` is the same model in plain torch: eight lines differ. Run: python examples/tiered_loop.py
 """
 
 import io
@@ -15,7 +15,7 @@ TABLES = {"user": (100_000, 32), "item": (20_000, 32), "category": (500, 8), "hi
 
 
 def clicks(size, seed):
-    """Samples: user, item, category, items seen before, weight, whether clicked."""
+    """Return samples of user, item, category, history, weight and click."""
     draw = torch.Generator().manual_seed(seed)
     user = (100_000 * torch.rand(size, generator=draw) ** 6).long().tolist()
     item = (20_000 * torch.rand(size, generator=draw) ** 4).long().tolist()
@@ -25,13 +25,13 @@ def clicks(size, seed):
 
 
 def bags(lists):
-    return torch.tensor([one for ids in lists for one in ids]), torch.tensor([0, *map(len, lists[:-1])]).cumsum(0)
+    return torch.tensor([row for ids in lists for row in ids]), torch.tensor([0, *map(len, lists[:-1])]).cumsum(0)
 
 
 def collate(samples):
     user, item, category, history, weight, label = map(list, zip(*samples, strict=True))
     ids = {"item": item, "user": user, "category": category}
-    ids = {name: bags([[one] for one in column]) for name, column in ids.items()} | {"history": bags(history)}
+    ids = {name: bags([[row] for row in column]) for name, column in ids.items()} | {"history": bags(history)}
     return Batch.of(ids, labels=torch.tensor(label), extras={"weight": torch.tensor(weight)})
 
 
@@ -74,9 +74,9 @@ def main():
     held_out = DataLoader(clicks(20_000, seed=1), batch_size=2048, collate_fn=collate)
     torch.save(net.state_dict(), file)
     file.seek(0)
-    again = Net()
-    again.load_state_dict(torch.load(file, weights_only=True))
-    print(f"AUC {auc(net, held_out):.4f}, from its checkpoint {auc(again, held_out):.4f}")
+    restored = Net()
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    print(f"AUC {auc(net, held_out):.4f}, from its checkpoint {auc(restored, held_out):.4f}")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Papers' figures and tables, a script for each: `adaptive-train reproduce NAME` runs it."""
+"""Figures and tables of papers; `adaptive-train reproduce NAME` runs a script."""

@@ -1,4 +1,4 @@
-"""Hotline: popular inputs first, found by learning on the way."""
+"""Hotline: popular inputs first, found by learning during training."""
 # fmt: off
 
 import math
@@ -34,16 +34,16 @@ def findings(records: Records) -> Findings:
     yield Claim("a working set of four mini-batches does no worse than one, modelled (figure 22)",
                 over(sets.values["4 mini-batches"], sets.values["1 mini-batches"]), ">", 0.999)
     yield (popular := popular_inputs(records))
-    yield Claim("learning on 20 % of an epoch finds at least nine tenths as many popular inputs as on 1 %",
+    yield Claim("learning on 20% of an epoch finds at least 90% as many popular inputs as on 1%",
                 over(popular.values["hotline+learn=20%"], popular.values["hotline+learn=1%"]), ">", 0.9)
     yield (sizes := logger_size(popular))
     shares = [share for _, share in sizes.lines["srrip"]]
-    yield Claim("the larger the logger, the more popular inputs (figure 23)", shares[-1], ">", shares[0])
+    yield Claim("the larger the logger, the more popular inputs it finds (figure 23)", shares[-1], ">", shares[0])
     step = records["step"]["step"][1]
     yield Claim("classifying and planning take less than the training of a step",
-                step["beside_ms"]["plan"], "<", step["training_ms"]["mlp_backward"])
+                step["look_ahead_ms"]["plan"], "<", step["training_ms"]["mlp_backward"])
     hybrid, hotline = (row(records["compare"]["policies"], policy=name) for name in ("hybrid", "hotline"))
-    yield Claim("AUC is that of the baseline within 0.01", less(hotline["auc"], hybrid["auc"]), ">", -0.01)
+    yield Claim("AUC is within 0.01 of the baseline", less(hotline["auc"], hybrid["auc"]), ">", -0.01)
     yield transfers(records)
     yield (speeds := ratios(records))
     yield Claim("Hotline is faster than FAE, modelled", speeds.values["Hotline"], ">", speeds.values["FAE"])
@@ -52,9 +52,11 @@ def findings(records: Records) -> Findings:
 
 
 def working_set(records: Records) -> DerivedTable:
-    """Figure 22, as this project reads its first version: W mini-batches are re-packed into W, as many of them popular
-    as popular inputs fill, and rows of the others are gathered while the popular ones are trained. Larger sets leave
-    fewer popular inputs over that fill none."""
+    """Speed by size of the working set: figure 22, as we read its first version.
+
+    W mini-batches are regrouped into W, as many of them popular as the popular inputs fill. Rows of the others are
+    gathered while the popular ones are trained. Larger sets leave fewer popular inputs over.
+    """
     model = step_model(records)
     device, gather = sum(model.on_device().values()), sum(model.misses().values())
     points = []
@@ -62,23 +64,22 @@ def working_set(records: Records) -> DerivedTable:
         popular, others = math.floor(model.hot * size), math.ceil((1 - model.hot) * size)
         step_ms = max(popular * device, gather * size) + others * device
         points.append((size, host_step_ms(model) * size / step_ms))
-    note = f"With {100 * model.hot:.1f} % of the inputs popular (measured); popular mini-batches are full ones."
+    note = f"{100 * model.hot:.1f}% of the inputs are popular (measured); popular mini-batches are full."
     curves = Curves("mini-batches of a working set", "speed over DLRM's", {"Hotline": points})
     return DerivedTable("working_set", "Hotline's working set: speed over DLRM's, modelled on v100-pcie3", "x",
                         {f"{size} mini-batches": speed for size, speed in points}, note, curves)
 
 
 def popular_inputs(records: Records) -> DerivedTable:
-    """Figures 10 and 23: of the inputs after learning those found popular, by how much of the epoch is learnt from, and
-    by which logger."""
+    """Share of inputs found popular, by learning and by logger: figures 10 and 23."""
     numbers = {run["policy"]: run["policy_numbers"] for run in records["learning"]["runs"]}
-    shares = {name: over(told["popular_inputs"], told["seen_inputs"]) for name, told in numbers.items()}
+    shares = {name: over(run["popular_inputs"], run["seen_inputs"]) for name, run in numbers.items()}
     return DerivedTable("popular_inputs", "Inputs found popular after learning (measured)", "%",
                         {name: 100 * share for name, share in shares.items() if share is not None})
 
 
 def logger_size(popular: DerivedTable) -> DerivedTable:
-    """The same over the logger's size, next to exact counts of all rows."""
+    """The same by the logger's size, next to exact counts of all rows."""
     matches = ((re.search(r"logger_bytes=(\d+)", name), share) for name, share in popular.values.items())
     points = sorted((int(match[1]) / 1024, share) for match, share in matches if match)
     exact = max((share for name, share in popular.values.items() if "logger=" not in name), default=0.0)
@@ -89,13 +90,13 @@ def logger_size(popular: DerivedTable) -> DerivedTable:
 
 
 PAPER = Paper(
-    "Hotline: popular inputs first, found by learning on the way",
+    "Hotline: popular inputs first, found by learning during training",
     "Adnan et al., ISCA 2024; figures and tables as of its first version, arXiv 2204.05436v1",
     commands=(
         Command("data", "figure 3: sorted counts; for figures 15 and 22, modelled: popular inputs",
                 "profile --sections data --memory 5%,10%", quick="--samples 60000"),
-        Command("learning", "figures 10 and 23: popular inputs by share learnt, and by the logger's size next to exact "
-                            "counts",
+        Command("learning", "figures 10 and 23: popular inputs by share learned, and by the logger's size next to "
+                            "exact counts",
                 f"simulate --policies hotline+learn=1%,hotline+learn=5%,hotline+learn=20%,{LOGGERS} --device-rows 10%",
                 quick="--steps 110 --batch-size 512 --set data.synthetic.num_train=60000"),
         Command("step", "figures 2, 4, 16 and 18: the step by phase, classifying next to it",
@@ -115,6 +116,6 @@ PAPER = Paper(
     missing=(
         Missing("its accelerator: area, power, lookup engine (figures 5 to 9 and 11 to 13)", "hardware"),
         Missing("training with the working set of four mini-batches (figure 22)",
-                "of its first version only; a step is taken for each mini-batch here, so the working set is modelled"),
+                "in its first version only; here each mini-batch is a step, so the working set is modelled"),
     ),
 )

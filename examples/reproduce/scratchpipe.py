@@ -28,18 +28,18 @@ DESIGNS = {  # policy, and its step
 
 def findings(records: Records) -> Findings:
     yield (speeds := ratios(records))
-    yield Claim("a step at the speed of device memory: faster than DLRM, modelled", speeds.values["ScratchPipe"],
+    yield Claim("a step at the speed of device memory is faster than DLRM, modelled", speeds.values["ScratchPipe"],
                 ">", 1.0)
     lru, scratchpipe = (row(records["hits"]["runs"], policy=name) for name in ("lru", "scratchpipe"))
     hits, step_ms = scratchpipe["row_hit_rate"], scratchpipe["step_ms"]
-    yield Claim("knowing what comes hits more than LRU", hits, ">", lru["row_hit_rate"])
+    yield Claim("knowing the next batches gives more hits than LRU", hits, ">", lru["row_hit_rate"])
     yield Claim("and no more than Belady's bound", less(hits, scratchpipe["belady_row_hit_rate"]), "<", 0.000001)
     yield Claim("overlap hides what serial transfers cost, modelled", step_ms["look_ahead"], "<", step_ms["serial"])
     yield (modelled := designs(records))
     yield Claim("look-ahead is faster than a cache filled on demand, modelled",
                 modelled.values["ScratchPipe, look-ahead"], "<", modelled.values["LRU on demand, no overlap"],
-                why="planning, as measured on this machine, is what such a step waits for: it takes longer where "
-                    "victims are chosen by their next use, and short batches leave little to hide it behind")
+                why="such a step waits for planning, as measured on this machine: choosing victims by their next "
+                    "use takes longer, and short batches leave little to hide it behind")
     yield (needed := slots(records))
     yield Claim("rows shared by batches make the slots needed fewer than (depth + 1) mean batches, at depth 8",
                 needed.details["over_bound"]["depth 8"], "<", 1.0)
@@ -47,7 +47,7 @@ def findings(records: Records) -> Findings:
 
 
 def slots(records: Records) -> DerivedTable:
-    """Device rows that batches in flight hold, by look-ahead, over (depth + 1) mean batches."""
+    """Device rows that batches in flight hold, by depth, next to (depth + 1) mean batches."""
     simulated = {depth: records[f"depth-{depth}"] for depth in DEPTHS if f"depth-{depth}" in records}
     needed = [(depth, float(record["least_device_rows"])) for depth, record in simulated.items()]
     bounds = [(depth, (depth + 1) * record["distinct_rows"] / record["batches"]) for depth, record in simulated.items()]
@@ -59,8 +59,10 @@ def slots(records: Records) -> DerivedTable:
 
 
 def designs(records: Records) -> DerivedTable:
-    """Four designs next to all rows on the device: milliseconds of a step at each size of the cache, modelled with
-    planning as it was measured here."""
+    """Milliseconds of a step by design and size of the cache.
+
+    Modelled, with planning as measured here.
+    """
     runs = records["hits"]["runs"]
     lines = {
         name: [(100 * run["device_share"], run["step_ms"][step]) for run in runs if run["policy"] == policy]
@@ -68,7 +70,7 @@ def designs(records: Records) -> DerivedTable:
     }
     return DerivedTable("designs", "Milliseconds of a step by design, at the smallest size (modelled)", "ms",
                         {name: min(points)[1] for name, points in lines.items() if points},
-                        curves=Curves("rows on the device (%)", "ms a step", lines))
+                        curves=Curves("rows on the device (%)", "ms per step", lines))
 
 
 PAPER = Paper(

@@ -25,12 +25,12 @@ RULES = ",".join(
 
 def findings(records: Records) -> Findings:
     points = records["adagrad"]["movement"]["points"]
-    yield Claim("under row-wise Adagrad hot rows move less at the end than at first",
+    yield Claim("under row-wise Adagrad, hot rows move less at the end than at the start",
                 points[-1]["bands"]["hottest"][2], "<", points[0]["bands"]["hottest"][2])
     dropped = records["sgd"]["movement"]["points"][-1]["dropped"]
     yield Claim("a higher threshold leaves out more updates", dropped[-1]["updates"], ">", dropped[0]["updates"])
     slipstream = row(records["compare"]["policies"], policy="slipstream")
-    yield Claim("the default mode, which defers, loses less than 0.005 of AUC", slipstream["auc_difference"],
+    yield Claim("the default mode, which defers updates, loses less than 0.005 of AUC", slipstream["auc_difference"],
                 ">", -0.005)
     yield Claim("the default mode writes fewer updates", slipstream["deferred_update_share"], ">", 0.0)
     yield skipping(records)
@@ -40,7 +40,7 @@ def findings(records: Records) -> Findings:
 
 
 def skipping(records: Records) -> DerivedTable:
-    """Change of AUC against the share that was left out, next to as many inputs dropped at random."""
+    """Change of AUC by the share left out, next to as many inputs dropped at random."""
     lines: dict[str, list[tuple[float, float]]] = {}
     values = {}
     for policy in records["compare"]["policies"]:
@@ -55,13 +55,13 @@ def skipping(records: Records) -> DerivedTable:
     furthest = max((share for points in lines.values() for share, _ in points), default=0.0)
     budget = -float(records["compare"]["auc_budget"])
     drawn = {name: sorted(points) for name, points in lines.items()} | {"budget": [(0.0, budget), (furthest, budget)]}
-    return DerivedTable("skipping", "Change of AUC by policy that leaves something out (measured)", "AUC", values,
+    return DerivedTable("skipping", "Change of AUC of policies that leave something out (measured)", "AUC", values,
                         curves=Curves("left out (%)", "change of AUC", drawn))
 
 
 PAPER = Paper(
     "Slipstream: rows that have stopped moving",
-    "Maboud et al., arXiv 2404.04270; abstract and summaries, the body could not be read",
+    "Maboud et al., arXiv 2404.04270; we had the abstract and summaries only",
     commands=(
         Command("data", "hot inputs, for the model",
                 "profile --sections data --memory 5%,10%", quick="--samples 60000"),
@@ -83,9 +83,9 @@ PAPER = Paper(
                   "Slipstream, abstract"),
     ),
     missing=(
-        Missing("its thresholds and feature normalisation", "the body could not be read"),
+        Missing("its thresholds and feature normalisation", "we had the abstract and summaries only"),
         Missing("measured speed",
-                "skipping makes nothing faster where all rows are in memory (docs/explanation/skipping.md); "
+                "skipping does not speed up training if all rows are in memory (docs/explanation/skipping.md); "
                 "ratios are modelled"),
     ),
 )

@@ -6,11 +6,11 @@ from adaptive.studies.reproduce.paper import Claim, Command, Findings, Missing, 
 
 def findings(records: Records) -> Findings:
     data = records["data"]["data"]
-    yield Claim("one row of a table takes over 1000 times the lookups of its median row",
+    yield Claim("one row of a table gets over 1000 times the lookups of its median row",
                 row(data["tables"], table="C3")["hottest_over_median"], ">", 1000)
-    yield Claim("512 MiB make inputs hot, of which the tutorial's subset has 44 %",
+    yield Claim("over 40% of the inputs are hot with 512 MiB, as 44% of the tutorial's subset are",
                 row(data["hot"], memory="512MiB")["hot_input_share"], ">", 0.4)
-    yield Claim("a sample of 10 % finds over 60 % of the rows that are hot at 5 % of the memory",
+    yield Claim("a sample of 10% finds over 60% of the rows that are hot with 5% of the memory",
                 row(data["hot"], memory="5%")["sampled"]["same_rows_share"], ">", 0.6)
     phases = records["step"]["step"][0]["training_ms"]
     yield Claim("the baseline's largest phase is the MLPs' backward pass, not the embeddings",
@@ -36,11 +36,11 @@ PAPER = Paper(
     ),
     findings=findings,
     published=(
-        Published("hot inputs of its 100,001 samples at 512 MB, 10 % sampled", "44.4 %",
+        Published("hot inputs of its 100,001 samples at 512 MB, 10% sampled", "44.4%",
                   "tutorial, hands-on session on FAE"),
     ),
     missing=(
-        Missing("its train.npz of 100,001 Criteo samples", "not shipped; give --data criteo:PATH for the same data"),
-        Missing("times on a GPU", "measured on the machine at hand"),
+        Missing("its train.npz of 100,001 Criteo samples", "not included; give --data criteo:PATH for the same data"),
+        Missing("times on a GPU", "measured on this machine"),
     ),
 )

@@ -1,4 +1,4 @@
-"""Where to place the tables: CPU server, Big Basin, Zion."""
+"""Table placements: CPU server, Big Basin, Zion."""
 # fmt: off
 
 from adaptive.studies.reproduce.paper import (
@@ -30,10 +30,10 @@ def findings(records: Records) -> Findings:
     m2 = placed("placements", shape="m2prod", machine="zion", placement="device")
     yield Claim("on Zion, whose accelerators talk through the host, main memory beats them for M2 (figure 14: 4.2 to "
                 "1.35)", m2["of_host"], "<", 1.0,
-                why="the model is to blame, not the data: with 2 to 100 % of a batch's rows distinct the accelerators "
-                    "stay 1.02 to 1.25 times as fast; the exchange by way of the host is bytes over peaks, 3.3 ms, and "
-                    "the paper's ratio needs it over ten times as slow, for which the model has no term (copies by "
-                    "software, sockets between)")
+                why="the model is the cause, not the data: with 2 to 100% of a batch's rows distinct, the accelerators "
+                    "stay 1.02 to 1.25 times as fast. The exchange through the host takes 3.3 ms at peak rates; the "
+                    "paper's ratio needs over ten times that, and the model has no term for it (copies in software, "
+                    "several sockets)")
     m3 = placed("placements", shape="m3prod", machine="big-basin", placement="device")
     yield Claim("M3 does not fit Big Basin's accelerators", float(m3["fits"]), "<", 0.5)
     wide = {"point": {"num_dense": "4096", "num_sparse": "4"}}
@@ -42,35 +42,35 @@ def findings(records: Records) -> Findings:
     yield Claim("4096 dense and 4 sparse features: Big Basin is over twice as fast as the CPU server (figure 10)",
                 over(device["samples_per_s"], server["samples_per_s"]), ">", 2.0)
     small, large = (placed("batch", batch_size=n, machine="big-basin", placement="device") for n in (200, 12800))
-    yield Claim("larger batches: throughput of accelerators grows or stays (figure 11)",
+    yield Claim("larger batches: throughput of accelerators does not fall (figure 11)",
                 over(large["samples_per_s"], small["samples_per_s"]), ">", 0.9)
     narrow, mlp = (placed("mlp", point={"mlp": name}, machine="big-basin", placement="device")
                    for name in ("64^2", "1024^4"))
     yield Claim("wider MLPs: throughput falls (figure 13)", mlp["samples_per_s"], "<", narrow["samples_per_s"])
     here = row(records["here"]["measured"], placement="device", batch_size=1024)
-    yield Claim("the model of this machine is within 25 % of what was trained (device)", here["error_share"],
+    yield Claim("the model of this machine is within 25% of the measured step (device)", here["error_share"],
                 "within", 0.25,
-                why="rates are measured at the stream's own batch size; a short step has fixed costs that the model "
-                    "has not")
+                why="rates are measured at the stream's batch size; a short step has fixed costs that the model does "
+                    "not include")
     yield batch_quality(records)
     trained = records["trained"]["policies"]
-    yield Claim("larger batches learn less from as many samples at the same rate (figure 15)",
+    yield Claim("larger batches learn less from the same samples at the same rate (figure 15)",
                 trained[0]["auc"], ">", trained[-1]["auc"])
 
 
 def batch_quality(records: Records) -> DerivedTable:
-    """Figure 15: AUC of the held-out samples by batch size, after as many samples at the same rate."""
+    """AUC of the held-out samples by batch size, after equally many samples: figure 15."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for policy in records["trained"]["policies"]:
         if policy["auc"] is not None:
             lines.setdefault(policy["policy"], []).append((int(policy["swept"]["batch_size"]), policy["auc"]))
     values = {f"{name}, batches of {size}": auc for name, points in lines.items() for size, auc in points}
-    return DerivedTable("batch_quality", "Quality by batch size, of as many samples at the same rate (measured)", "AUC",
-                        values, curves=Curves("samples of a batch", "AUC of held-out samples", lines))
+    return DerivedTable("batch_quality", "Quality by batch size, after equally many samples, same rate (measured)",
+                        "AUC", values, curves=Curves("samples per batch", "AUC of held-out samples", lines))
 
 
 PAPER = Paper(
-    "Where to place the tables: CPU server, Big Basin, Zion",
+    "Table placements: CPU server, Big Basin, Zion",
     "Acun et al., HPCA 2021 (arXiv 2011.05497)",
     commands=(
         Command("placements", "table III, figures 1 and 14: throughput and throughput per watt by placement and "
@@ -91,7 +91,7 @@ PAPER = Paper(
                 full="--time-steps 20", quick="--time-steps 10"),
         Command("tables", "figures 6 and 7: rows of the tables, lookups of a sample",
                 "profile --sections data --memory 1%,10%", quick="--samples 60000"),
-        Command("trained", "figure 15: quality by batch size, trained here: as many samples, at the same rate",
+        Command("trained", "figure 15: quality by batch size, trained here with equally many samples",
                 "compare --policies hybrid --seeds 1", full="--sweep batch_size=256,1024,4096",
                 quick="--sweep batch_size=512,4096 --set data.synthetic.num_train=60000 "
                       "--set data.synthetic.num_eval=20000"),
@@ -107,8 +107,8 @@ PAPER = Paper(
                   "1.9 to 5.6; 0.8 to 2.3", "Acun et al., figure 10"),
     ),
     missing=(
-        Missing("sizes of the ratios", "a model from peaks and assumed shares of them orders placements, no more"),
+        Missing("sizes of the ratios", "a model from peak rates and assumed shares of them only orders placements"),
         Missing("EASGD, Hogwild, readers, quality by batch size at their scale (figure 15)",
-                "one process here; compare --sweep batch_size=... shows quality by batch size on your data"),
+                "one process here; compare --sweep batch_size=... shows quality by batch size for your data"),
     ),
 )
