@@ -79,14 +79,14 @@ def test_bug_is_one_line_without_traceback(cli: Cli, trainer: Any) -> None:
         (OSError(12, "Cannot allocate memory"), "out of memory: [Errno 12] Cannot allocate memory. Train fewer"),
     ],
 )
-def test_what_the_machine_lacks_is_no_bug(cli: Cli, trainer: Any, error: Exception, text: str) -> None:
+def test_missing_resources_are_no_bugs(cli: Cli, trainer: Any, error: Exception, text: str) -> None:
     trainer.error = error
     result = cli("eval", "x")
     assert result.code == 1
     assert text in result.err and "bug:" not in result.err
 
 
-def test_without_a_working_directory_nothing_is_begun(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_working_directory_is_reported(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = Path("gone").absolute()
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -99,7 +99,7 @@ LISTS = (sys.executable, "-m", "adaptive.cli.app", "policies", "list")
 
 
 @pytest.mark.nightly
-def test_a_stdout_that_is_full_is_no_bug() -> None:
+def test_a_full_stdout_is_no_bug() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(LISTS, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 6
@@ -107,7 +107,7 @@ def test_a_stdout_that_is_full_is_no_bug() -> None:
 
 
 @pytest.mark.nightly
-def test_a_reader_that_has_gone_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -125,7 +125,7 @@ def test_debug_shows_the_traceback(cli: Cli, trainer: Any, words: list[str]) -> 
     assert "Traceback" in result.err
 
 
-def test_interrupt(cli: Cli, trainer: Any) -> None:
+def test_an_interrupt_has_its_exit_code(cli: Cli, trainer: Any) -> None:
     trainer.error = KeyboardInterrupt()
     result = cli("eval", "x")
     assert result.code == 130
@@ -136,7 +136,7 @@ def test_interrupt(cli: Cli, trainer: Any) -> None:
 @pytest.mark.parametrize(
     ("number", "code", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "hung up")]
 )
-def test_a_signal_unwinds_and_gives_the_handler_back(
+def test_a_signal_unwinds_and_restores_the_handler(
     cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch, number: int, code: int, word: str
 ) -> None:
     unwound = []
@@ -148,22 +148,22 @@ def test_a_signal_unwinds_and_gives_the_handler_back(
             unwound.append(True)
 
     monkeypatch.setattr(sys.modules["adaptive.training.runs"], "evaluate_run", evaluate_run)
-    before = signal.getsignal(number)
+    handler = signal.getsignal(number)
     result = cli("eval", "x")
     assert (result.code, unwound) == (code, [True])
     assert word in result.err
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(number) is handler
 
 
-def test_under_nohup_the_terminal_may_go(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nohup_ignores_hangups(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def evaluate_run(*_: Any, **__: Any) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGHUP)
         return {"auc": 0.5}
 
     monkeypatch.setattr(sys.modules["adaptive.training.runs"], "evaluate_run", evaluate_run)
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert cli("eval", "x", "--json").code == 0
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGHUP, handler)

@@ -42,7 +42,7 @@ def fails_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("steps_before", [1, 3])  # before the first checkpoint, and behind it
-def test_it_starts_resumes_and_finishes(cli: Cli, monkeypatch: pytest.MonkeyPatch, steps_before: int) -> None:
+def test_auto_resume_starts_resumes_and_finishes(cli: Cli, monkeypatch: pytest.MonkeyPatch, steps_before: int) -> None:
     whole = cli("run", "--out", "whole", "--steps", "6", *SMALL)
     with monkeypatch.context() as failing:
         fails_after(steps_before, failing)
@@ -53,9 +53,9 @@ def test_it_starts_resumes_and_finishes(cli: Cli, monkeypatch: pytest.MonkeyPatc
     expected = "resumed after step 2" if steps_before == 3 else "r holds a run without a checkpoint; starting again"
     assert expected in result.err
     assert json.loads(result.out)["auc"] == json.loads(whole.out)["auc"]
-    again = auto_resume(cli)
-    assert again.code == 0 and "--auto-resume: the run in r is finished after 6 steps; nothing to do" in again.err
-    assert json.loads(again.out)["auc"] == json.loads(whole.out)["auc"]
+    repeated = auto_resume(cli)
+    assert repeated.code == 0 and "--auto-resume: the run in r is finished after 6 steps; nothing to do" in repeated.err
+    assert json.loads(repeated.out)["auc"] == json.loads(whole.out)["auc"]
     longer = auto_resume(cli, steps="8")
     assert longer.code == 0 and "resumed after step 6" in longer.err and json.loads(longer.out)["steps"] == 8
 
@@ -66,14 +66,14 @@ def test_a_run_with_other_settings_is_refused(cli: Cli) -> None:
     assert result.code == 2 and "--auto-resume: expected optimizer.lr=0.05 as in the run in r, got 0.5" in result.err
 
 
-def test_what_cannot_be_given_with_it(cli: Cli) -> None:
+def test_auto_resume_refuses_conflicting_options(cli: Cli) -> None:
     for words in (["--overwrite"], ["--dry-run"]):
         assert "--auto-resume: expected --out DIR, the directory of the run" in auto_resume(cli, *words).err
     assert cli("run", "--auto-resume", *SMALL).code == 2
     assert "got --auto-resume." in cli("run", "--resume", "r", "--auto-resume").err
 
 
-def test_files_that_no_run_writes_stay(cli: Cli) -> None:
+def test_auto_resume_keeps_foreign_files(cli: Cli) -> None:
     Path("r").mkdir()
     Path("r/mine.txt").write_text("mine")
     result = auto_resume(cli)
@@ -81,12 +81,14 @@ def test_files_that_no_run_writes_stay(cli: Cli) -> None:
 
 
 @pytest.mark.nightly
-def test_after_a_kill_the_same_command_resumes(tmp_path: Path) -> None:
+def test_the_same_command_resumes_after_a_kill(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "adaptive", "run", "--auto-resume", "--out", "r", "--steps", "200", *SMALL]
     words += ["--set", "log_every=1"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("ADAPTIVE_")}
     with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while not [one for one in tmp_path.glob("r/checkpoint-*") if "tmp" not in one.name] and process.poll() is None:
+        while (
+            not [path for path in tmp_path.glob("r/checkpoint-*") if "tmp" not in path.name] and process.poll() is None
+        ):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     result = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)

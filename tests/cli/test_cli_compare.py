@@ -50,7 +50,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
 # --- compare ---------------------------------------------------------------------------------------------------------
 
 
-def test_settings_of_every_run(cli: Cli, trainings: list[TrainConfig]) -> None:
+def test_settings_apply_to_every_run(cli: Cli, trainings: list[TrainConfig]) -> None:
     result = cli(
         *("compare", "--policies", "hybrid,lru", "--seeds", "2", "--seed", "3", "--device-rows", "25%"),
         *("--lr", "0.5", "--set", "depth=1", "--out", "out"),
@@ -64,7 +64,7 @@ def test_settings_of_every_run(cli: Cli, trainings: list[TrainConfig]) -> None:
     assert "seed 3 (1 of 2), hybrid (1 of 2)" in result.err
 
 
-def test_varied_settings_of_every_run(cli: Cli, trainings: list[TrainConfig]) -> None:
+def test_swept_settings_apply_to_every_run(cli: Cli, trainings: list[TrainConfig]) -> None:
     words = ("compare", "--policies", "hybrid,lfu", "--seeds", "1")
     result = cli(
         *(*words, "--sweep", "batch_size=256,512", "--sweep", "optimizer.lr+dense_optimizer.lr=0.1+0.2,0.3+0.4"),
@@ -84,7 +84,7 @@ def test_varied_settings_of_every_run(cli: Cli, trainings: list[TrainConfig]) ->
     }  # fmt: skip
 
 
-def test_parameters_of_policies_vary_where_they_are(cli: Cli, trainings: list[TrainConfig]) -> None:
+def test_policy_parameters_vary_where_they_exist(cli: Cli, trainings: list[TrainConfig]) -> None:
     assert cli("compare", "--policies", "lru,lfu", "--seeds", "1", "--sweep", "policy.half_life=5,7").code == 7
     assert [(c.policy, c.policy_options) for c in trainings] == [
         ("lru", {}), ("lfu", {"half_life": 5}), ("lru", {}), ("lfu", {"half_life": 7}),
@@ -106,19 +106,19 @@ def test_json_csv_and_markdown(cli: Cli, trainings: list[TrainConfig]) -> None:
         "policy auc auc_difference auc_difference_ci log_loss hit_rate samples_per_s skipped_update_share "
         "skipped_lookup_share time_ms bytes_h2d bytes_d2h seeds verdict"
     )
-    assert [set(promised.split()) <= set(one) for one in report["policies"]] == [True, True]
+    assert [set(promised.split()) <= set(entry) for entry in report["policies"]] == [True, True]
     assert json.loads(Path("out/comparison.json").read_text()) == report
     assert Path("a.csv").read_text().startswith("policy,") and "| lru |" in Path("a.md").read_text()
 
 
-def test_a_failed_run_ends_with_its_exit_code_after_the_others(cli: Cli, trainings: list[TrainConfig]) -> None:
+def test_a_failed_run_sets_the_exit_code(cli: Cli, trainings: list[TrainConfig]) -> None:
     result = cli("compare", "--policies", "lfu,lru", "--seeds", "1", "--out", "out", "--json")
     assert (result.code, len(trainings)) == (7, 2)
     assert "error: no room" in result.err
-    assert [one["verdict"] for one in json.loads(result.out)["policies"]] == ["failed", "within"]
+    assert [entry["verdict"] for entry in json.loads(result.out)["policies"]] == ["failed", "within"]
 
 
-def test_numbers_that_differ_without_skipping_end_with_an_error(cli: Cli, trainings: list[TrainConfig]) -> None:
+def test_inexact_numbers_end_with_an_error(cli: Cli, trainings: list[TrainConfig]) -> None:
     result = cli("compare", "--policies", "hybrid,lru", "--seeds", "2", "--seed", "8", "--out", "out")
     assert result.code == 9
     assert "error: lru: skipped nothing but trained other numbers than hybrid (seed 9)" in result.err
@@ -154,7 +154,7 @@ def test_mistakes_are_reported_before_training(
     assert trainings == []
 
 
-def test_a_file_that_cannot_be_written_hides_no_result(
+def test_a_failed_write_still_prints_the_result(
     cli: Cli, trainings: list[TrainConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(path: Path, content: bytes) -> None:
@@ -168,7 +168,7 @@ def test_a_file_that_cannot_be_written_hides_no_result(
 
 
 @pytest.mark.nightly
-def test_compare_for_real(cli: Cli) -> None:
+def test_compare_trains_and_prints_a_table(cli: Cli) -> None:
     result = cli("compare", *SMALL, "--policies", "device,lru", "--seeds", "1", "--steps", "3", "--out", "out")
     assert result.code == 0, result.err
     assert "lru: within the AUC budget of 0.0005 (equal to the control bit for bit)" in result.out
@@ -178,10 +178,10 @@ def test_compare_for_real(cli: Cli) -> None:
     assert cli("compare", *SMALL, *words).code == 0
 
 
-def test_ranks_are_refused_with_the_reason(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    for words, given in ((["--ranks", "2"], "--ranks 2"), (["--set", "ranks.blocks=2"], "ranks.blocks=2")):
+def test_compare_refuses_ranks_with_a_reason(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, text in ((["--ranks", "2"], "--ranks 2"), (["--set", "ranks.blocks=2"], "ranks.blocks=2")):
         result = cli("compare", "--policies", "lru,lfu", *words)
-        assert result.code == 2 and f"compare: expected one process, got {given}." in result.err
+        assert result.code == 2 and f"compare: expected one process, got {text}." in result.err
         assert "adaptive-train run --ranks N --out DIR" in result.err
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)
@@ -192,7 +192,7 @@ def test_ranks_are_refused_with_the_reason(cli: Cli, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.nightly
-def test_simulate_for_real(cli: Cli) -> None:
+def test_simulate_prints_a_table(cli: Cli) -> None:
     words = ("simulate", *SMALL[:-2], "--policies", "lru,lfu+half_life=50,hybrid", "--device-rows", "1%,20%,40%")
     result = cli(*words, "--steps", "6", "--embedding-dim", "32", "--dense-ms", "0.25", "--json")
     assert result.code == 0, result.err
@@ -221,7 +221,7 @@ def test_simulate_for_real(cli: Cli) -> None:
 
 
 @pytest.mark.nightly
-def test_what_policies_print_does_not_stand_in_the_result(cli: Cli) -> None:
+def test_simulate_keeps_policy_output_off_stdout(cli: Cli) -> None:
     Path("loud.py").write_text(
         "from adaptive.policy import Policy\nprint('read')\n"
         "class Loud(Policy):\n    def score(self, rows):\n        return rows.last_access\n"
@@ -235,7 +235,7 @@ def test_what_policies_print_does_not_stand_in_the_result(cli: Cli) -> None:
         assert json.loads(result.out)["schema"] == 1 and "read\n" in result.err
 
 
-def test_simulate_mistakes(cli: Cli) -> None:
+def test_simulate_reports_mistakes(cli: Cli) -> None:
     for words, code, text in [
         (["--link", "50"], 2, "--link: expected a rate above 0 such as 50GB/s, got '50'"),
         (["--host-bandwidth", "fast"], 2, "--host-bandwidth: expected a rate"),
@@ -264,7 +264,7 @@ def test_simulate_counts_bytes_between_ranks(cli: Cli, tmp_path: Path) -> None:
     report = cli("simulate", *SMALL[:-2], "--ranks", "2,4", "--steps", "2", "--json", "--markdown", str(table))
     assert report.code == 0, report.err
     result = json.loads(report.out)
-    assert result["batches"] == 2 and [one["ranks"] for one in result["ranks"]] == [2, 4]
+    assert result["batches"] == 2 and [part["ranks"] for part in result["ranks"]] == [2, 4]
     assert table.read_text().count("\n| ") == 4
 
 
@@ -272,11 +272,11 @@ def test_simulate_takes_shape_and_width_of_a_preset(cli: Cli) -> None:
     words = ("--preset", "rmc3", "--policies", "lru", "--device-rows", "20000", "--json", *SMALL)
     result, wide = (cli("simulate", *words, *more) for more in ((), ("--embedding-dim", "16")))
     assert (result.code, wide.code) == (0, 0), result.err
-    sizes = [json.loads(one.out)["runs"][0]["device_bytes"] for one in (result, wide)]
+    sizes = [json.loads(output.out)["runs"][0]["device_bytes"] for output in (result, wide)]
     assert sizes[0] > 3 * sizes[1]
 
 
-def test_simulate_models_xdl_where_the_dense_part_has_a_size(cli: Cli) -> None:
+def test_simulate_models_xdl_with_a_dense_size(cli: Cli) -> None:
     words = ("--policies", "lru", "--device-rows", "20%", *SMALL)
     plain, sized = (cli("simulate", *words, *more) for more in ((), ("--dense-bytes", "50000000")))
     assert "XDL" not in plain.out and "XDL" in sized.out
@@ -285,7 +285,7 @@ def test_simulate_models_xdl_where_the_dense_part_has_a_size(cli: Cli) -> None:
 # --- help ------------------------------------------------------------------------------------------------------------
 
 
-def test_compare_has_all_options_of_run_but_the_one_policy() -> None:
+def test_compare_has_all_options_of_run_but_policy() -> None:
     assert {flag.name for flag in FLAGS} - set(options("compare")) == {"--policy"}
     assert {"--policies", "--seeds", "--auc-budget", "--json", "--csv", "--markdown", "--set"} <= set(
         options("compare")

@@ -19,17 +19,21 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_page_is_what_is_printed() -> None:
+def test_the_settings_page_equals_the_output() -> None:
     made = page(list(sections()))
     assert PAGE.read_text(encoding="utf-8") == made, "adaptive-train config --markdown > docs/reference/settings.md"
 
 
 def test_keys_and_defaults_are_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     """--set accepts each listed default, and every setting of a run is listed."""
-    listed = {one["key"]: one for one in json.loads(run(capsys, "--json"))["settings"]}
-    own = {key: one["default"] for key, one in listed.items() if not key.startswith(("model.", "guard.", "stop_at."))}
-    given = [f"{key}={default}" for key, default in own.items() if default not in ("needed", "null")]
-    config, origins = load_settings(sets=given)
+    listed = {setting["key"]: setting for setting in json.loads(run(capsys, "--json"))["settings"]}
+    defaults = {
+        key: setting["default"]
+        for key, setting in listed.items()
+        if not key.startswith(("model.", "guard.", "stop_at."))
+    }
+    sets = [f"{key}={default}" for key, default in defaults.items() if default not in ("needed", "null")]
+    config, origins = load_settings(sets=sets)
     defaults = {key: value for key, value in config.model_dump(mode="json").items() if "options" not in key}
     assert defaults == {k: v for k, v in load_settings()[0].model_dump(mode="json").items() if "options" not in k}
     leaves = {key for key in origins if not key.startswith(("policy_options", "data_options", "model_options"))}
@@ -37,7 +41,7 @@ def test_keys_and_defaults_are_those_of_a_run(capsys: pytest.CaptureFixture[str]
     assert {"data.holdout", "data.synthetic.rows", "model.top_mlp", "guard.budget"} <= set(listed)
 
 
-def test_sections_and_keys_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_selects_sections_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "tier", "data.holdout")
     assert "tier.device_rows = auto (--device-rows)" in text and "data.holdout = null" in text
     assert "optimizer.lr" not in text and "data.seed" not in text
@@ -52,4 +56,4 @@ def test_an_unknown_key_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_every_setting_has_a_meaning() -> None:
-    assert [one.key for section in sections() for one in section.settings if not one.meaning] == []
+    assert [setting.key for section in sections() for setting in section.settings if not setting.meaning] == []

@@ -65,7 +65,7 @@ def test_a_hidden_gpu_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu_problems(HIDDEN) == ["problem: CUDA_VISIBLE_DEVICES hides the GPU from torch. Unset it"]
 
 
-def test_the_launch_compares_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_compares_bits_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU the same copy runs in numba; a changed bit or an error is reported."""
     assert check_copy(torch.device("cpu")) == WORKS
     monkeypatch.setattr("adaptive.kernels.rows.cpu_tensors.copy_rows", lambda *arguments: None)

@@ -26,8 +26,8 @@ def test_run_then_eval_then_repeat(cli: Cli) -> None:
     assert set(result) >= set(PROMISED.split())
     assert (result["policy"], result["steps"], result["samples"]) == ("lfu", 6, 6000)
     assert {"plan", "wait", "forward", "update"} <= set(result["time_ms"])
-    again = json.loads(cli("eval", "first", "--json").out)
-    assert [again[name] for name in ("auc", "log_loss", "accuracy")] == [
+    evaluated = json.loads(cli("eval", "first", "--json").out)
+    assert [evaluated[name] for name in ("auc", "log_loss", "accuracy")] == [
         result[name] for name in ("auc", "log_loss", "accuracy")
     ]
     repeated = json.loads(cli("run", "--config", "first/run.json", "--out", "second", "--json").out)
@@ -42,7 +42,7 @@ def test_result_for_people(cli: Cli) -> None:
 
 
 @pytest.mark.nightly
-def test_a_dry_run_finds_that_the_device_tier_is_too_small(cli: Cli) -> None:
+def test_a_dry_run_reports_a_device_tier_too_small(cli: Cli) -> None:
     """The reported size is enough for its 4 batches; with one row less the run fails."""
     needed = json.loads(cli("run", *SMALL, "--dry-run", "--json").out)["first_batches_need"]
     words = ("run", *SMALL, "--policy", "lru", "--out", "first", "--overwrite", "--device-rows")
@@ -65,7 +65,7 @@ def test_dry_run_writes_nothing(cli: Cli) -> None:
 
 
 @pytest.mark.nightly
-def test_a_dry_run_takes_no_memory_for_rows(cli: Cli) -> None:
+def test_a_dry_run_allocates_no_rows(cli: Cli) -> None:
     """With 2 tables of 10^12 rows, sizes are printed, and the run says how to fix it."""
     rows = 10**12
     Path("a.csv").write_text("click,id,item\n" + "".join(f"{row % 2},{row},7\n" for row in range(40)))
@@ -99,7 +99,7 @@ def test_a_dry_run_takes_no_memory_for_rows(cli: Cli) -> None:
         (["--policy", "mine.py:Mine", "--device-rows", "50%"], 9, ["Mine", "NaN"]),
     ],
 )
-def test_what_goes_wrong_while_running(cli: Cli, words: list[str], code: int, parts: list[str]) -> None:
+def test_runtime_errors_have_exit_codes(cli: Cli, words: list[str], code: int, parts: list[str]) -> None:
     Path("mine.py").write_text(
         "import numpy as np\nfrom adaptive.policy import Policy\n"
         "class Mine(Policy):\n    misses = 'host'\n"

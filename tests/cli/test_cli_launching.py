@@ -25,7 +25,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("command", ["run", "doctor"])
-def test_ranks_that_memory_has_no_room_for_are_refused(cli: Cli, launched: list[int], command: str) -> None:
+def test_ranks_beyond_memory_are_refused(cli: Cli, launched: list[int], command: str) -> None:
     for number in ("28", "100", "9" * 20):
         result = cli(command, "--ranks", number)
         assert result.code == 2 and launched == []
@@ -41,9 +41,7 @@ def test_more_ranks_than_cores_start_with_a_warning(cli: Cli, launched: list[int
     assert result.code == 0 and launched == [27, 2] and result.err == ""
 
 
-def test_one_rank_is_started_whatever_memory_there_is(
-    cli: Cli, launched: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_rank_starts_with_any_memory(cli: Cli, launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adaptive.system.available_bytes", lambda: 0)
     assert cli("run", "--ranks", "1").code == 0 and launched == [1]
 

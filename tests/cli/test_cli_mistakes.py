@@ -35,7 +35,7 @@ MISTAKES: dict[str, tuple[list[str], int, list[str]]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistake(cli: Cli, trainer: Any, mistake: str) -> None:
+def test_mistakes_are_reported(cli: Cli, trainer: Any, mistake: str) -> None:
     Path("typo.toml").write_text("batchsize = 3\n")
     Path("broken.toml").write_text("seed = 1\nepochs = = 2\n")
     Path("empty.py").write_text("")
@@ -48,7 +48,7 @@ def test_mistake(cli: Cli, trainer: Any, mistake: str) -> None:
     assert trainer.calls == []
 
 
-def test_a_command_that_is_none(cli: Cli) -> None:
+def test_an_unknown_command_is_reported(cli: Cli) -> None:
     for name, meant in (("train", "run"), ("rum", "run"), ("repotr", "report"), ("polices", "policies")):
         result = cli(name, "--steps", "3")
         assert (result.code, result.out) == (2, "")
@@ -73,14 +73,14 @@ def test_several_mistakes_are_reported_together(cli: Cli, trainer: Any) -> None:
         ("simulate", "", "x"),
     ],
 )
-def test_an_empty_word_is_no_path_of_the_working_directory(cli: Cli, words: tuple[str, ...]) -> None:
+def test_an_empty_argument_is_refused(cli: Cli, words: tuple[str, ...]) -> None:
     result = cli(*words)
     flag = next((word.rstrip("=") for word in words if word.startswith("--")), None)
     needed = "expected a value, got an empty one. Is a shell variable not set?"
     assert result.code == 2 and result.err == f"adaptive-train: error: {f'{flag}: ' if flag else ''}{needed}\n"
 
 
-def test_run_with_built_in_data_refuses_what_only_files_have(cli: Cli) -> None:
+def test_built_in_data_refuses_options_for_files(cli: Cli) -> None:
     for spec in ("synthetic", "sequences"):
         model = () if spec == "synthetic" else ("--model", "tbsm")
         result = cli("run", "--data", spec, *model, "--set", "data.holdout=0.1", "--schema", "s.toml", "--steps", "1")

@@ -27,10 +27,10 @@ def test_measured_placements_appear_next_to_the_model(cli: Cli, tmp_path: Path) 
     )  # fmt: skip
     assert result.code == 0, result.err
     record = json.loads((tmp_path / "found/placements.json").read_text())
-    assert record["kind"] == "placements" and {one["machine"] for one in record["lines"]} == {"here", "big-basin"}
-    assert [one["placement"] for one in record["measured"]] == ["device", "host", "lfu"]
-    for one in record["measured"]:
-        assert one["error_share"] == pytest.approx(one["modelled_ms"] / one["step_ms"] - 1)
+    assert record["kind"] == "placements" and {line["machine"] for line in record["lines"]} == {"here", "big-basin"}
+    assert [entry["placement"] for entry in record["measured"]] == ["device", "host", "lfu"]
+    for entry in record["measured"]:
+        assert entry["error_share"] == pytest.approx(entry["modelled_ms"] / entry["step_ms"] - 1)
     assert "measured ms" in result.out and "modelled" in result.out
     assert (tmp_path / "found/placements.png").exists() and (tmp_path / "found/measured.csv").exists()
 
@@ -69,7 +69,7 @@ def test_a_sweep_over_machines_and_batch_sizes(cli: Cli) -> None:
         (("--measure", "--out", "file"), 6, "folder file cannot be created"),
     ],
 )  # fmt: skip
-def test_mistakes_are_reported_before_data_are_read(
+def test_mistakes_are_reported_before_reading(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, needed: str
 ) -> None:
     monkeypatch.setattr("adaptive.training.components.open_data", lambda *_: pytest.fail("data are read"))
@@ -79,7 +79,7 @@ def test_mistakes_are_reported_before_data_are_read(
 
 
 @pytest.mark.nightly
-def test_a_sweep_is_trained_at_each_of_its_points(cli: Cli, tmp_path: Path) -> None:
+def test_measured_sweeps_train_at_each_point(cli: Cli, tmp_path: Path) -> None:
     words = [word if word != "--batch-size" else "--set" for word in SMALL]
     words[words.index("64")] = "batch_size=64"
     result = cli(
@@ -89,8 +89,8 @@ def test_a_sweep_is_trained_at_each_of_its_points(cli: Cli, tmp_path: Path) -> N
     assert result.code == 0, result.err
     report = json.loads(result.out)
     points = [("4", "8^1"), ("4", "16^2"), ("8", "8^1"), ("8", "16^2")]
-    assert [(one["point"]["num_dense"], one["point"]["mlp"]) for one in report["measured"]] == points
-    assert all(one["fits"] and one["modelled_ms"] > 0 for one in report["measured"])
+    assert [(entry["point"]["num_dense"], entry["point"]["mlp"]) for entry in report["measured"]] == points
+    assert all(entry["fits"] and entry["modelled_ms"] > 0 for entry in report["measured"])
     (tmp_path / "a.csv").write_text("click,a,b\n1,2,2\n0,3,4\n")
     (tmp_path / "a.toml").write_text(
         'label = { column = "click" }\ncategorical = [{ columns = ["a", "b"], hash_rows = 9 }]\n'
@@ -106,7 +106,7 @@ def test_a_sweep_is_trained_at_each_of_its_points(cli: Cli, tmp_path: Path) -> N
     ), bad.err
 
 
-def test_what_is_trained_when_it_is_stopped_is_kept(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_keeps_measured_placements(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(*arguments: Any) -> SimpleNamespace:
         signal.raise_signal(signal.SIGINT)
         return SimpleNamespace(device_share=0.5, step_ms=2.0)
@@ -123,7 +123,7 @@ def test_what_is_trained_when_it_is_stopped_is_kept(cli: Cli, tmp_path: Path, mo
     )  # fmt: skip
     assert result.code == 130 and "Stopped early" in result.out and "interrupted" in result.err, result.err
     record = json.loads((tmp_path / "found/placements.json").read_text())
-    assert [(one["placement"], one["point"]["num_dense"]) for one in record["measured"]] == [("device", "4")]
+    assert [(entry["placement"], entry["point"]["num_dense"]) for entry in record["measured"]] == [("device", "4")]
     assert record["was_stopped"] and len((tmp_path / "found/measured.csv").read_text().splitlines()) == 2
     assert (tmp_path / "found/placements.png").exists()
 

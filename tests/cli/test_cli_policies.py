@@ -43,7 +43,7 @@ def test_list_names_every_policy_with_text_place_and_paper(cli: Cli) -> None:
     assert all(name in text for name in result)
 
 
-def test_list_shows_a_policy_that_does_not_load(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_shows_a_policy_that_fails_to_load(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adaptive.plugins.installed_policies", lambda: {"broken": "no_such_module:Broken"})
     result = cli("policies", "list")
     assert result.code == 0
@@ -93,7 +93,7 @@ def test_new_writes_a_skip_rule_that_keeps_the_contract(cli: Cli, monkeypatch: p
     assert all(line.startswith("ok ") for line in checked.out.splitlines())
 
 
-def test_new_leaves_what_is_there_alone(cli: Cli) -> None:
+def test_new_keeps_existing_files(cli: Cli) -> None:
     Path("aged-counts").mkdir()
     Path("aged-counts/file").write_text("mine")
     result = cli("policies", "new", "aged-counts")
@@ -102,7 +102,7 @@ def test_new_leaves_what_is_there_alone(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("name", ["Mine", "1st", "my policy", "../up", "my--policy", "class", "-x-", "import"])
-def test_new_refuses_names_that_cannot_be_used(cli: Cli, name: str) -> None:
+def test_new_refuses_invalid_names(cli: Cli, name: str) -> None:
     result = cli("policies", "new", "--", name)
     assert result.code == 2 and "expected lowercase letters" in result.err
 
@@ -115,7 +115,7 @@ def test_new_refuses_names_that_are_taken(cli: Cli, name: str) -> None:
 
 
 @pytest.mark.nightly
-def test_new_packages_test_passes_as_written(cli: Cli) -> None:
+def test_the_test_of_a_new_package_passes(cli: Cli) -> None:
     assert cli("policies", "new", "aged-counts").code == 0
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
@@ -127,7 +127,7 @@ def test_new_packages_test_passes_as_written(cli: Cli) -> None:
     assert "1 passed" in done.stdout
 
 
-def test_new_policy_in_another_empty_folder_keeps_the_contract(cli: Cli) -> None:
+def test_a_new_policy_passes_the_contract(cli: Cli) -> None:
     Path("here").mkdir()
     assert cli("policies", "new", "aged-counts", "here").code == 0
     result = cli("policies", "check", "here/aged_counts.py:AgedCounts", "--set", "half_life=10")
@@ -135,7 +135,7 @@ def test_new_policy_in_another_empty_folder_keeps_the_contract(cli: Cli) -> None
     assert all(line.startswith("ok ") for line in result.out.splitlines())
 
 
-def test_check_of_a_policy_that_breaks_it(cli: Cli) -> None:
+def test_check_reports_a_policy_that_breaks_the_contract(cli: Cli) -> None:
     Path("bad.py").write_text(
         "import numpy as np\nfrom adaptive.policy import Policy\n"
         "class Bad(Policy):\n    def score(self, rows):\n        return np.full(len(rows), np.nan)\n"
@@ -148,7 +148,7 @@ def test_check_of_a_policy_that_breaks_it(cli: Cli) -> None:
     assert {check["passed"] for check in checks} == {True, False}
 
 
-def test_a_cause_appears_once_with_the_checks_that_it_fails(cli: Cli) -> None:
+def test_check_shows_a_shared_cause_once(cli: Cli) -> None:
     code = "class Raises(Policy):\n    def score(self, rows):\n        raise KeyError('mine')\n"
     Path("raises.py").write_text(f"from adaptive import Policy\n\n{code}")
     result = cli("policies", "check", "raises.py:Raises")
@@ -162,7 +162,7 @@ def test_a_cause_appears_once_with_the_checks_that_it_fails(cli: Cli) -> None:
     assert result.code == 9
 
 
-def test_what_a_policy_prints_does_not_stand_in_the_result(cli: Cli) -> None:
+def test_check_keeps_policy_output_off_stdout(cli: Cli) -> None:
     Path("loud.py").write_text(
         "from adaptive.policy import Policy\nprint('read')\n"
         "class Loud(Policy):\n    def score(self, rows):\n        print('asked')\n        return rows.last_access\n"
@@ -178,7 +178,7 @@ def test_check_options_are_read(cli: Cli) -> None:
     assert cli("policies", "check", "lru", "--set", "nothing").code == 2
 
 
-def test_the_command_line_shows_and_checks_rules(cli) -> None:
+def test_show_and_check_take_skip_rules(cli) -> None:
     listed = cli("policies", "list")
     assert "skip rules, for any policy (--skip):" in listed.out and "\ndefer " in listed.out
     shown = cli("policies", "show", "defer")

@@ -16,7 +16,7 @@ SMALL = (
 
 
 @pytest.mark.nightly
-def test_a_profile_with_all_it_writes(cli: Cli, tmp_path: Path) -> None:
+def test_a_profile_writes_record_page_and_pictures(cli: Cli, tmp_path: Path) -> None:
     result = cli(
         "profile", "--sections", "data,step,movement", *SMALL, "--policies", "hybrid,lfu", "--time-steps", "5",
         "--steps", "10", "--every", "5", "--memory", "10%,1MiB", "--out", "found", "--save", "machine.toml",
@@ -26,13 +26,15 @@ def test_a_profile_with_all_it_writes(cli: Cli, tmp_path: Path) -> None:
         assert word in result.out
     record = json.loads((tmp_path / "found/profile.json").read_text())
     assert max(map(len, result.out.splitlines())) <= 100
-    one = record["data"]["suggested"]
-    assert one["device_rows"] == max(one["rows_for_90"], one["rows_in_flight"]) < record["data"]["rows"]
-    assert f"suggested: --device-rows {one['device_rows']} (" in result.out
+    suggested = record["data"]["suggested"]
+    assert (
+        suggested["device_rows"] == max(suggested["rows_for_90"], suggested["rows_in_flight"]) < record["data"]["rows"]
+    )
+    assert f"suggested: --device-rows {suggested['device_rows']} (" in result.out
     places = [result.out.index(text) for text in ("suggested:", "Rows and lookups by table", "Hot rows and inputs")]
     assert places == sorted(places)
     assert record["kind"] == "profile" and record["data"]["lookups"] == 4000 * 26
-    assert [one["memory"] for one in record["data"]["hot"]] == ["10%", "1MiB"]
+    assert [entry["memory"] for entry in record["data"]["hot"]] == ["10%", "1MiB"]
     names = {path.stem for path in (tmp_path / "found").glob("*.png")}
     assert names == {"skew", "hot", "tables", "reuse", "step", "movement", "drop"}
     tables = (tmp_path / "found/tables.csv").read_text().splitlines()
@@ -47,7 +49,7 @@ def test_a_profile_with_all_it_writes(cli: Cli, tmp_path: Path) -> None:
     assert faster.code == 0 and "expected" not in faster.out and " 7.0" in faster.out
 
 
-def test_json_is_the_record_alone(cli: Cli) -> None:
+def test_profile_json_is_only_the_record(cli: Cli) -> None:
     result = cli("profile", "--sections", "data", *SMALL, "--samples", "500", "--json")
     assert result.code == 0, result.err
     report = json.loads(result.out)

@@ -53,7 +53,7 @@ HOLDS = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(HOLDS))
-def test_a_quick_run_has_the_numbers_that_it_claims(cli: Cli, tmp_path: Path, name: str) -> None:
+def test_a_quick_reproduction_meets_its_claims(cli: Cli, tmp_path: Path, name: str) -> None:
     done = cli("reproduce", name, "--quick", "--out", "found", "--json")
     assert done.code == 0, done.err
     result: dict[str, Any] = json.loads(done.out)
@@ -79,12 +79,12 @@ def test_a_quick_run_has_the_numbers_that_it_claims(cli: Cli, tmp_path: Path, na
     assert list((tmp_path / "found").rglob("*.png"))
 
 
-def test_a_paper_that_is_shipped_has_its_numbers(cli: Cli, tmp_path: Path) -> None:
+def test_a_shipped_paper_reports_its_numbers(cli: Cli, tmp_path: Path) -> None:
     """Like the slow test, for two commands that train nothing, on small data."""
-    zion, kept = load_paper("zion"), ("placements", "mlp")
+    zion, ids = load_paper("zion"), ("placements", "mlp")
     part = replace(
         zion,
-        commands=[command for command in zion.commands if command.id in kept],
+        commands=[command for command in zion.commands if command.id in ids],
         findings=lambda records: islice(zion.findings(records), 4),  # those of placements
     )
     small = ("data.synthetic.rows=100000", "data.synthetic.num_train=20000", "data.synthetic.num_eval=0")
@@ -117,7 +117,7 @@ PAPER = Paper("Own", "me", [Command("first", "skew", words)%s], findings)
 
 
 @pytest.mark.nightly
-def test_ctrl_c_keeps_the_commands_that_are_done(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_finished_commands(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.py").write_text(OWN % ', Command("second", "hits", "simulate --policies lru --steps 2")')
 
     def interrupted(*words: object, **more: object) -> None:
@@ -132,7 +132,7 @@ def test_ctrl_c_keeps_the_commands_that_are_done(cli: Cli, tmp_path: Path, monke
 
 
 @pytest.mark.nightly
-def test_a_script_of_ones_own_runs_its_commands(cli: Cli, tmp_path: Path) -> None:
+def test_a_custom_script_runs_its_commands(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN % "")
     result = cli("reproduce", "own.py", "--out", "found")
     assert result.code == 0, result.err
@@ -142,7 +142,7 @@ def test_a_script_of_ones_own_runs_its_commands(cli: Cli, tmp_path: Path) -> Non
     assert (tmp_path / "found/first/skew.png").exists()
 
 
-def test_the_list_and_mistakes(cli: Cli, tmp_path: Path) -> None:
+def test_reproduce_lists_papers_and_reports_mistakes(cli: Cli, tmp_path: Path) -> None:
     listed = cli("reproduce", "--list")
     assert listed.code == 0 and all(name in listed.out for name in HOLDS)
     assert [paper["name"] for paper in json.loads(cli("reproduce", "--list", "--json").out)["papers"]] == sorted(HOLDS)
@@ -163,7 +163,7 @@ def test_the_list_and_mistakes(cli: Cli, tmp_path: Path) -> None:
         (("--data", ""), "--data: expected a value, got an empty one"),
     ],
 )
-def test_what_would_be_ignored_is_refused(cli: Cli, tmp_path: Path, words: tuple[str, ...], needed: str) -> None:
+def test_options_without_effect_are_refused(cli: Cli, tmp_path: Path, words: tuple[str, ...], needed: str) -> None:
     result = cli("reproduce", "scratchpipe" if "--seeds" in words else "zion", "--out", "found", *words)
     assert result.code == 2 and needed.replace("zion", "scratchpipe") in result.err, result.err
     assert not (tmp_path / "found").exists()

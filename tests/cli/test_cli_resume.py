@@ -14,7 +14,7 @@ LENGTHS = ("--steps", "--epochs", "--num-batches", "--nepochs")
 CODE = ("--policy", "--skip", "--model")
 
 
-def test_resume_takes_lengths_only(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_takes_only_lengths(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADAPTIVE_STEPS", "2")  # does not apply to a run that is resumed
     result = cli("run", "--resume", "runs/x", "--json")
     assert (result.code, result.err) == (0, "resuming\n") and json.loads(result.out)["auc"] == 0.75
@@ -35,7 +35,7 @@ def test_other_flags_are_named(cli: Cli, trainer: Any, flag: Any) -> None:
     assert f"expected only --steps, --epochs or --json, got {flag.name}." in result.err
 
 
-def test_all_that_cannot_be_given_is_named(cli: Cli, trainer: Any) -> None:
+def test_all_refused_options_are_named(cli: Cli, trainer: Any) -> None:
     Path("a.toml").write_text("seed = 1\n")
     words = ("--config", "a.toml", "--set", "depth=1", "--dry-run", "--overwrite", "--depth", "1", "--steps", "9")
     result = cli("run", "--resume", "runs/x", *words)
@@ -43,7 +43,7 @@ def test_all_that_cannot_be_given_is_named(cli: Cli, trainer: Any) -> None:
     assert "got --config, --set, --dry-run, --overwrite, --depth." in result.err
 
 
-def test_code_that_is_trusted_is_named(cli: Cli, trainer: Any) -> None:
+def test_files_with_code_are_named(cli: Cli, trainer: Any) -> None:
     assert cli("run", "--resume", "runs/x", "--policy", "a.py:A", "--skip", "b.py:B").code == 0
     assert trainer.calls == [("resume", (Path("runs/x"), {"code": {"policy": "a.py:A", "skip.rule": "b.py:B"}}))]
 
@@ -58,7 +58,7 @@ def test_lengths_are_whole_numbers(cli: Cli, trainer: Any, value: str) -> None:
     )
 
 
-def test_mistakes_end_with_their_code(cli: Cli) -> None:
+def test_resume_mistakes_have_exit_codes(cli: Cli) -> None:
     result = cli("run", "--resume", "nowhere")
     assert result.code == 4 and "nowhere/run.json: expected the record of a run" in result.err
     result = cli("run", "--set", "save_every=5", "--set", "save=false")

@@ -50,7 +50,7 @@ def test_dry_run_only_plans(cli: Cli, trainer: Any) -> None:
     assert [call for call, _ in trainer.calls] == ["plan"]
 
 
-def test_lines_for_people() -> None:
+def test_text_output_for_people() -> None:
     result = {"rows": 1_100_000, "samples": None, "memory_bytes": {"host": 3 * 2**29, "device": 5}, "names": ["a", "b"]}
     assert key_lines({"accuracy": 0.78864}) == ["accuracy: 78.86%"]
     assert key_lines(result) == [
@@ -63,13 +63,13 @@ def test_lines_for_people() -> None:
     ]
 
 
-def test_eval(cli: Cli, trainer: Any) -> None:
+def test_eval_prints_the_quality_of_a_run(cli: Cli, trainer: Any) -> None:
     result = cli("eval", "runs/x", "--group-by", "user", "--json")
     assert json.loads(result.out)["auc"] == 0.75
     assert trainer.calls == [("eval", (Path("runs/x"), {"data": None, "group_by": "user", "settings": {}}))]
 
 
-def test_all_sources_at_once(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_sets_environment_and_file_combine(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("a.toml").write_text("seed = 1\ndepth = 1\n")
     monkeypatch.setenv("ADAPTIVE_DEPTH", "2")
     assert cli("run", "--config", "a.toml", "--set", "epochs=3", "--set", "log_every=5", "--seed", "4").code == 0
@@ -121,7 +121,7 @@ def test_each_flag_gives_its_settings(cli: Cli, trainer: Any, flag: Any) -> None
     assert [setting(config, key) for key in flag.keys] == [value] * len(flag.keys)
 
 
-def test_flags_of_dlrm_have_a_page_of_their_own(cli: Cli) -> None:
+def test_dlrm_flags_have_a_help_page(cli: Cli) -> None:
     page, plain = cli("run", "--help-dlrm").out, cli("run", "--help").out
     for flag in FLAGS:
         assert (f"\n  {flag.name} " in page) == (flag.panel == DLRM) == (f" {flag.name} " not in plain), flag.name

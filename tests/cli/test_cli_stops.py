@@ -51,7 +51,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> dict[str, BaseException]:
 @pytest.mark.parametrize(
     ("error", "code"), [(SystemExit(130), 130), (SystemExit(143), 143), (KeyboardInterrupt(), 130)]
 )
-def test_a_stopped_comparison_reports_what_is_done(
+def test_a_stopped_comparison_reports_finished_runs(
     cli: Cli, stopped: dict[str, BaseException], error: BaseException, code: int
 ) -> None:
     stopped["lfu"] = error
@@ -59,14 +59,14 @@ def test_a_stopped_comparison_reports_what_is_done(
     result = cli(*words)
     assert result.code == code
     report = json.loads(result.out)
-    assert [(one["policy"], one["seeds"]) for one in report["policies"]] == [("lru", [0, 1]), ("lfu", [0])]
+    assert [(entry["policy"], entry["seeds"]) for entry in report["policies"]] == [("lru", [0, 1]), ("lfu", [0])]
     assert report["problems"] == ["stopped after 3 of 6 runs, so the others are missing here"]
     assert json.loads(Path("out/comparison.json").read_text()) == report
     assert len(Path("a.csv").read_text().splitlines()) == 3
     assert ("terminated" if code == 143 else "interrupted") in result.err
 
 
-def test_a_comparison_stopped_in_its_first_run_reports_nothing(cli: Cli, stopped: dict[str, BaseException]) -> None:
+def test_a_stop_in_the_first_run_reports_nothing(cli: Cli, stopped: dict[str, BaseException]) -> None:
     stopped["lru"] = SystemExit(130)
     result = cli("compare", "--policies", "lru,lfu", "--seed", "1", "--out", "out")
     assert (result.code, result.out) == (130, "")
@@ -101,7 +101,7 @@ def released() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("released")
-def test_check_of_a_policy_that_hangs(cli: Cli) -> None:
+def test_check_ends_a_policy_that_hangs(cli: Cli) -> None:
     Path("hangs.py").write_text(HANGS)
     result = cli("policies", "check", "hangs.py:Hangs", "--set", "tier.policy_timeout_s=0.25")
     assert result.code == 9
@@ -115,7 +115,7 @@ def test_check_of_a_policy_that_hangs(cli: Cli) -> None:
     assert result.err.endswith(f"; {len(CHECKS) - 2} were not run\n")
 
 
-def test_check_takes_a_limit_and_names_what_is_none(cli: Cli) -> None:
+def test_check_takes_a_time_limit(cli: Cli) -> None:
     assert cli("policies", "check", "lru", "--set", "tier.policy_timeout_s=0").code == 0
     for text in ("-1", "soon", "nan"):
         result = cli("policies", "check", "lru", "--set", f"tier.policy_timeout_s={text}")
@@ -125,7 +125,7 @@ def test_check_takes_a_limit_and_names_what_is_none(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("command", ["show", "check"])
-def test_a_policy_that_is_not_there(cli: Cli, command: str) -> None:
+def test_show_reports_an_unknown_policy(cli: Cli, command: str) -> None:
     for spec, text in [("slipstreem", "did you mean slipstream?"), ("my.py", "which class of the file? my.py:CLASS")]:
         result = cli("policies", command, spec)
         assert (result.code, result.out) == (9, "") and text in result.err
@@ -137,8 +137,8 @@ def test_simulate_reports_progress_and_runs_a_size_once(cli: Cli, monkeypatch: p
     result = cli("simulate", *words, "--epochs", "2", "--policies", "lru", "--device-rows", "20%,100%,20%", "--json")
     assert result.code == 0, result.err
     assert [run["size"] for run in json.loads(result.out)["runs"]] == ["20%", "100%"]
-    told = [line.split(", about")[0] for line in result.err.splitlines()]
-    assert told == [f"{n} of 80 batches planned" for n in (32, 40, 72, 80)]
+    progress = [line.split(", about")[0] for line in result.err.splitlines()]
+    assert progress == [f"{n} of 80 batches planned" for n in (32, 40, 72, 80)]
 
 
 @pytest.fixture
@@ -146,11 +146,11 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Send Ctrl-C at the n-th line of progress."""
 
     def begin(number: int) -> None:
-        told: list[int] = []
+        calls: list[int] = []
 
         def tell(countdown: Countdown, done: int, total: int | None = None) -> None:
-            told.append(done)
-            if len(told) == number:
+            calls.append(done)
+            if len(calls) == number:
                 signal.raise_signal(signal.SIGINT)
 
         monkeypatch.setattr(Countdown, "__call__", tell)
@@ -158,7 +158,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return begin
 
 
-def test_a_stopped_simulation_reports_what_is_read(cli: Cli, interrupting: Callable[[int], None]) -> None:
+def test_a_stopped_simulation_reports_batches_read(cli: Cli, interrupting: Callable[[int], None]) -> None:
     words = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=8000", "--batch-size", "100")
     files = ("--plot", "a.png", "--markdown", "a.md")
     interrupting(1)
@@ -174,7 +174,7 @@ def test_a_stopped_simulation_reports_what_is_read(cli: Cli, interrupting: Calla
     assert plain.code == 130 and "stopped after 32 of 80 batches" in plain.out and "32 of 80" not in plain.err
 
 
-def test_a_stopped_count_of_bytes_reports_what_is_read(cli: Cli, interrupting: Callable[[int], None]) -> None:
+def test_a_stopped_byte_count_reports_batches_read(cli: Cli, interrupting: Callable[[int], None]) -> None:
     words = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=8000", "--batch-size", "100")
     interrupting(5)
     result = cli("simulate", *words, "--ranks", "2,4", "--markdown", "a.md")
@@ -182,7 +182,7 @@ def test_a_stopped_count_of_bytes_reports_what_is_read(cli: Cli, interrupting: C
     assert "stopped after 5 of 80 batches" in result.out and "5 batches of 100 samples" in Path("a.md").read_text()
 
 
-def test_reading_and_writing_tell_how_long_they_take(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_reports_progress(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.csv").write_text("click,a\n" + "1,x\n0,y\n" * 50)
     (tmp_path / "a.toml").write_text('label = { column = "click" }\ncategorical = [{ columns = ["a"] }]\n')
     words = ("--data", "csv:a.csv", "--schema", "a.toml", "--set", "data.holdout=0.5", "--set", "data.vocabulary=true")
@@ -190,9 +190,9 @@ def test_reading_and_writing_tell_how_long_they_take(cli: Cli, tmp_path: Path, m
     quiet = cli("prepare", "quiet", *words)
     assert quiet.code == 0 and quiet.err == "", quiet.err  # nothing before it is time for a line
     monkeypatch.setattr("adaptive.training.telemetry.progress.EVERY", 0.0)
-    told = cli("prepare", "out", *words)
-    assert told.code == 0 and "written" not in told.out, told.err
-    assert told.err.splitlines() == [
+    result = cli("prepare", "out", *words)
+    assert result.code == 0 and "written" not in result.out, result.err
+    assert result.err.splitlines() == [
         "408 B of 408 B read to count rows or fit vocabularies, about 0:00:00 left",
         "50 of 50 samples written (train), about 0:00:00 left",
         "50 of 50 samples written (evaluation), about 0:00:00 left",
@@ -215,7 +215,7 @@ def test_one_ctrl_c_ends_the_fitting_of_vocabularies(
     assert "second signal" not in result.err and not list(Path("found").glob("*"))
 
 
-def test_a_profile_reads_files_once_and_keeps_what_is_done(
+def test_a_stopped_profile_reports_samples_read(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, interrupting: Callable[[int], None]
 ) -> None:
     """All sections share fitted vocabularies; Ctrl-C after the data section keeps it."""

@@ -34,16 +34,16 @@ def script(tmp_path: Path) -> Script:
 
     def run(name: str, *words: str, **environ: str) -> tuple[int, list[str]]:
         calls.write_text("")
-        known = {"PATH": os.environ["PATH"], "PYTHON": str(fake), "CALLS": str(calls), "TMPDIR": str(tmp_path)}
+        variables = {"PATH": os.environ["PATH"], "PYTHON": str(fake), "CALLS": str(calls), "TMPDIR": str(tmp_path)}
         done = subprocess.run(
-            [ROOT / name, *words], cwd=tmp_path, env=known | environ, stdin=subprocess.DEVNULL, capture_output=True
+            [ROOT / name, *words], cwd=tmp_path, env=variables | environ, stdin=subprocess.DEVNULL, capture_output=True
         )
         return done.returncode, [line for line in calls.read_text().splitlines() if "version_info" not in line]
 
     return run
 
 
-def test_run_installs_once_and_passes_arguments_on(script: Script, tmp_path: Path) -> None:
+def test_run_installs_once_and_passes_arguments(script: Script, tmp_path: Path) -> None:
     code, calls = script("scripts/run", "--steps", "3", ADAPTIVE_VENV="venv")
     assert code == 0
     assert calls == [
@@ -55,7 +55,7 @@ def test_run_installs_once_and_passes_arguments_on(script: Script, tmp_path: Pat
     assert script("scripts/run", ADAPTIVE_VENV="venv") == (0, ["adaptive-train run --policy slipstream"])
 
 
-def test_test_installs_what_developers_need_and_runs_every_check(script: Script, tmp_path: Path) -> None:
+def test_test_installs_extras_and_runs_every_check(script: Script, tmp_path: Path) -> None:
     code, calls = script("scripts/test", "-x", ADAPTIVE_VENV="venv")
     assert code == 0
     assert calls[1].endswith(f"-e {ROOT}[dev]")
@@ -70,14 +70,14 @@ def test_test_installs_what_developers_need_and_runs_every_check(script: Script,
     assert calls[-1] == "python -m pytest --numprocesses auto --maxprocesses 4 -m  -x"  # -m "": nightly tests, too
 
 
-def test_changed_pins_are_installed_again(script: Script, tmp_path: Path) -> None:
+def test_changed_pins_are_reinstalled(script: Script, tmp_path: Path) -> None:
     script("scripts/run", ADAPTIVE_VENV="venv")
     (tmp_path / "venv/.installed-report").write_text("of other pins\n")
     _, calls = script("scripts/run", ADAPTIVE_VENV="venv")
     assert [call.split()[:4] for call in calls[:1]] == [["python", "-m", "pip", "install"]]
 
 
-def test_failed_installation_is_no_installation(script: Script) -> None:
+def test_a_failed_installation_is_repeated(script: Script) -> None:
     code, calls = script("scripts/run", ADAPTIVE_VENV="venv", FAILING="pip install")
     assert code == 5 and "adaptive-train" not in calls[-1].split()[0]
     _, calls = script("scripts/run", ADAPTIVE_VENV="venv")
@@ -85,15 +85,15 @@ def test_failed_installation_is_no_installation(script: Script) -> None:
 
 
 @pytest.mark.parametrize("failing", ["--dry-run", "-e", "format --check", "check .", "--strict", "pytest"])
-def test_ci_uses_a_fresh_environment_and_tells_failure(script: Script, tmp_path: Path, failing: str) -> None:
-    before = sorted(tmp_path.iterdir())
+def test_ci_uses_a_fresh_environment_and_fails(script: Script, tmp_path: Path, failing: str) -> None:
+    paths = sorted(tmp_path.iterdir())
     code, calls = script(".ci/run")
     assert code == 0 and calls[-1] == "python -m pytest --numprocesses auto --maxprocesses 4"
     assert calls[0].startswith(f"python3 -m venv {tmp_path}/")
     assert "--dry-run --ignore-installed" in calls[1] and calls[1].endswith("-c constraints.txt .[dev]")
     code, calls = script(".ci/run", FAILING=failing)
     assert code == 5 and failing in calls[-1]
-    assert sorted(tmp_path.iterdir()) == sorted({*before, tmp_path / "calls"})
+    assert sorted(tmp_path.iterdir()) == sorted({*paths, tmp_path / "calls"})
 
 
 def test_a_build_refuses_the_tag_of_another_version(script: Script) -> None:
@@ -112,7 +112,7 @@ def test_workflows_run_scripts_on_the_supported_versions() -> None:
 
 
 @pytest.mark.nightly
-def test_the_gpu_path_passes_with_the_versions_of_gpu_machines() -> None:
+def test_the_gpu_path_passes_with_gpu_versions() -> None:
     folder = Path(os.environ.get("ADAPTIVE_TWIN", ROOT / ".venv-twin"))
     if not (folder / ".installed").is_file():
         pytest.skip("no environment with those versions: scripts/twin makes .venv-twin, 6 GB")

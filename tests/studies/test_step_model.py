@@ -29,7 +29,7 @@ def test_every_preset_names_its_source() -> None:
         assert spec.name == name and spec.source and spec.host is not None and spec.watts
 
 
-def test_a_file_reads_as_it_was_written(tmp_path: Path) -> None:
+def test_machine_files_read_as_written(tmp_path: Path) -> None:
     spec = MachineSpec.model_validate({"name": 'a "b" \\', "measured": MEASURED, "host": load_machine("zion").host})
     (tmp_path / "m.toml").write_text(machine_toml(spec))
     assert load_machine(str(tmp_path / "m.toml")) == spec
@@ -47,20 +47,20 @@ def test_a_file_reads_as_it_was_written(tmp_path: Path) -> None:
         ("name = ", "machine file"),
     ],
 )
-def test_mistakes_name_their_place(tmp_path: Path, text: str, needed: str) -> None:
+def test_errors_name_file_and_line(tmp_path: Path, text: str, needed: str) -> None:
     (tmp_path / "m.toml").write_text(text)
     with pytest.raises(ConfigError, match=needed):
         load_machine(str(tmp_path / "m.toml"))
 
 
-def test_a_machine_that_is_not_there() -> None:
+def test_a_missing_machine_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"expected a file, got .* one of these names: a100, big-basin"):
         load_machine("bigbasin")
     with pytest.raises(ConfigError, match=r"expected \[measured\] or \[host\], got neither"):
         described(MachineSpec(name="empty"), flops_per_sample=1.0, batch_size=1)
 
 
-def test_the_expected_step_written_out() -> None:
+def test_the_expected_step_equals_a_case_by_hand() -> None:
     machine = described(MachineSpec(name="m", measured=MEASURED), flops_per_sample=200.0, batch_size=20)  # type: ignore[arg-type]
     assert machine.dense_ms == 12.0  # four times the operations
     work = 1000 * 64 + 2 * 1000 * 64 + 2 * 500 * 68
@@ -73,28 +73,28 @@ def test_the_expected_step_written_out() -> None:
     assert step_ms(TRAFFIC, machine, staged=True, plan_ms=0.1).hybrid == pytest.approx(1e3 * work / 1e9 + 12.0)
 
 
-def test_peaks_and_what_of_them_is_assumed() -> None:
+def test_peaks_are_scaled_by_assumed_shares() -> None:
     machine = described(load_machine("v100-pcie3"), flops_per_sample=1e9, batch_size=1000)
     assert machine.device == 900e9 * 0.6 and machine.link == pytest.approx(15.8e9 * 0.8)
     assert machine.dense_ms == pytest.approx(1e3 * 1e12 / (15.7e12 * 0.3))
     assert expected_ms(TRAFFIC, machine, staged=True, plan_ms=0.3, read_ms=0.7, depth=4) is None
 
 
-def test_a_typo_is_named_before_what_is_missing_because_of_it(tmp_path: Path) -> None:
+def test_a_typo_is_reported_before_missing_keys(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('nam = "x"\n')
     with pytest.raises(ConfigError, match=r"a\.toml: nam: unknown key \(did you mean name\?\); name: is needed$"):
         load_machine(str(tmp_path / "a.toml"))
 
 
 def traffic(**changed: Any) -> Traffic:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         **{"lookups": 1000, "lookup_hits": 900, "rows": 400, "row_hits": 300, "vectors": 500, "host_vectors": 0},
         **{"fetched": 100, "written_back": 80, "value_bytes": 64, "row_bytes": 68},
     }
-    return Traffic(**given | changed)
+    return Traffic(**fields | changed)
 
 
-def test_times_by_hand() -> None:
+def test_times_equal_a_case_worked_by_hand() -> None:
     machine = Machine(link=1e6, device=1e9, host=2e6, dense_ms=0.5)
     times = step_ms(traffic(), machine, staged=True, plan_ms=2.0)
     work = 1000 * 64 + 2 * 500 * 64 + 2 * 400 * 68  # 182,400 bytes
@@ -105,7 +105,7 @@ def test_times_by_hand() -> None:
     assert times.look_ahead == pytest.approx(max(link, host))
 
 
-def test_planning_may_be_what_a_step_waits_for() -> None:
+def test_planning_can_limit_a_step() -> None:
     for staged in (True, False):
         times = step_ms(traffic(), MACHINE, staged=staged, plan_ms=1000.0)
         without = step_ms(traffic(), MACHINE, staged=staged, plan_ms=0.0)
@@ -114,13 +114,13 @@ def test_planning_may_be_what_a_step_waits_for() -> None:
         assert times.device_only == without.device_only and times.hybrid == without.hybrid
 
 
-def test_look_ahead_is_the_floor_where_it_hides_everything() -> None:
+def test_a_fully_hidden_step_takes_its_look_ahead() -> None:
     times = step_ms(traffic(), MACHINE, staged=True, plan_ms=1e-6)
     assert times.look_ahead == times.device_only
     assert times.device_only < times.serial < times.hybrid
 
 
-def test_with_all_misses_on_the_host_a_step_is_the_hybrid_one() -> None:
+def test_all_misses_on_the_host_equal_the_hybrid_step() -> None:
     nothing = traffic(lookup_hits=0, row_hits=0, host_vectors=500, fetched=0, written_back=0)
     times = step_ms(nothing, MACHINE, staged=False, plan_ms=1e-3)
     assert times.xdl is None
@@ -139,6 +139,6 @@ def test_rates(text: str, rate: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["50", "50GB", "fast", "0GB/s", "-1GB/s", "10%/s", "50Gb/s", ""])
-def test_bad_rates_are_named(text: str) -> None:
+def test_invalid_rates_are_reported(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--link: expected a rate above 0 such as 50GB/s, got"):
         parse_rate(text, name="--link")

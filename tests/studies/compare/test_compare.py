@@ -36,7 +36,7 @@ def compared(rivals: Sequence[Contender], directory: Path, seeds: int = 2) -> di
 # --- real trainings --------------------------------------------------------------------------------------------------
 
 
-def test_a_comparison(tmp_path: Path) -> None:
+def test_comparison_of_every_policy(tmp_path: Path) -> None:
     rivals = [
         rival("slipstream", policy_options=EAGER),
         rival("hybrid", tier={"device_rows": "auto"}),
@@ -76,7 +76,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
         assert "failed" in text
 
 
-def test_unusable_data_stop_everything_at_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_data_ends_the_comparison_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
 
     def train(config: TrainConfig, **options: Any) -> dict[str, Any]:
@@ -87,11 +87,11 @@ def test_unusable_data_stop_everything_at_the_first_run(tmp_path: Path, monkeypa
         train_all([rival("lru"), rival("lfu")], 3, tmp_path, on_progress=lines.append)
     assert lines == ["seed 0 (1 of 3), lru (1 of 2)"]
     arranging = [rival("contract:Regrouping"), rival("lfu")]  # which may have spoilt its batches itself
-    assert [type(one.error) for one in train_all(arranging, 1, tmp_path)] == [InputError, InputError]
+    assert [type(outcome.error) for outcome in train_all(arranging, 1, tmp_path)] == [InputError, InputError]
 
 
 @pytest.mark.parametrize("save", [True, False])
-def test_a_rigged_policy_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: bool) -> None:
+def test_a_policy_that_changes_numbers_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: bool) -> None:
     real = adaptive.training.runs.train_run
 
     def rigged(config: TrainConfig, **options: Any) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_a_rigged_policy_is_found_out(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "problem: lfu" in comparison_document(result).to_text()
 
 
-def test_one_changed_weight_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_changed_weight_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are compared by their digests, not only AUC and log loss."""
     real = adaptive.training.runs.train_run
 
@@ -115,7 +115,7 @@ def test_one_changed_weight_is_enough(tmp_path: Path, monkeypatch: pytest.Monkey
         summary = real(config, **options)
         path = Path(summary["run_dir"]) / "weights/manifest.json"
         manifest = json.loads(path.read_text())
-        (entry,) = (one for one in manifest["shards"][0] if one["name"] == "rows0.weights")
+        (entry,) = (shard for shard in manifest["shards"][0] if shard["name"] == "rows0.weights")
         if config.policy == "lfu":
             entry["pieces"][0][2] = "0" * 64
         path.write_text(json.dumps(manifest))
@@ -129,7 +129,7 @@ def test_one_changed_weight_is_enough(tmp_path: Path, monkeypatch: pytest.Monkey
 # --- dropping inputs, beside random --------------------------------------------------------------------------------
 
 
-def test_dropping_inputs_is_followed_by_a_random_control(tmp_path: Path) -> None:
+def test_dropping_inputs_adds_a_random_control(tmp_path: Path) -> None:
     lines: list[str] = []
     rivals = [
         rival("lru"),
@@ -138,15 +138,15 @@ def test_dropping_inputs_is_followed_by_a_random_control(tmp_path: Path) -> None
     ]
     outcomes = train_all(rivals, 2, claim(str(tmp_path / "out")), on_progress=lines.append)
     twin = "random_drop for slipstream"
-    assert [one.policy for one in outcomes] == 2 * ["lru", "slipstream", twin, "random_drop"]
+    assert [outcome.policy for outcome in outcomes] == 2 * ["lru", "slipstream", twin, "random_drop"]
     assert lines[2] == f"seed 0 (1 of 2), {twin}"
-    shares = [one.summary["skipped_input_share"] for one in outcomes if one.policy in ("slipstream", twin)]
+    shares = [outcome.summary["skipped_input_share"] for outcome in outcomes if outcome.policy in ("slipstream", twin)]
     assert shares[0] > 0.05 and shares[1::2] == shares[::2], "to the input"
     record = json.loads((tmp_path / "out/seed-1/1-random_drop/run.json").read_text())
     assert record["config"]["seed"] == 1
     assert record["config"]["policy_options"] == {"share": shares[2], "seed": 1}
     policies = by_policy(judge(outcomes, auc_budget=BUDGET))
-    assert [one.control_of for one in policies.values()] == [None, None, "slipstream", None]
+    assert [policy.control_of for policy in policies.values()] == [None, None, "slipstream", None]
     expected = [outcomes[n].summary["auc"] - outcomes[n + 1].summary["auc"] for n in (1, 5)]
     assert policies["slipstream"].auc_difference_to_random == pytest.approx(sum(expected) / 2)
     assert policies["slipstream"].auc_difference_to_random_ci == interval(expected)
@@ -156,16 +156,16 @@ def test_dropping_inputs_is_followed_by_a_random_control(tmp_path: Path) -> None
 def test_a_rule_that_drops_inputs_has_a_random_control(tmp_path: Path) -> None:
     rule = SKIP | {"rule": "inputs+warmup=0+threshold=10+hot_only=false+probe_every=0"}
     outcomes = train_all([rival("lru"), rival("lfu", skip=rule)], 1, claim(str(tmp_path / "out")))
-    assert [(one.policy, one.error) for one in outcomes] == [
+    assert [(outcome.policy, outcome.error) for outcome in outcomes] == [
         ("lru", None),
         ("lfu", None),
         ("random_drop for lfu", None),
     ]
-    shares = [one.summary["skipped_input_share"] for one in outcomes[1:]]
+    shares = [outcome.summary["skipped_input_share"] for outcome in outcomes[1:]]
     assert shares[0] > 0.05 and shares[0] == shares[1], "to the input"
 
 
-def test_the_control_takes_part_in_tables_and_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_control_appears_in_tables_and_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def train(config: TrainConfig, **options: Any) -> dict[str, Any]:
         dropped = {"lru": 0.0, "slipstream": 0.25, "random_drop": 0.26}[config.policy]
         if config.policy == "random_drop" and config.seed == 1:
@@ -190,7 +190,7 @@ def test_the_control_takes_part_in_tables_and_problems(tmp_path: Path, monkeypat
 # --- how sure it is ------------------------------------------------------------------------------------------------
 
 
-def test_it_is_estimated_how_many_seeds_would_decide() -> None:
+def test_undecided_verdicts_estimate_more_seeds() -> None:
     """Differences of -0.0004 and 0 have mean -0.0002 and deviation 0.000283: 0.0003 from the budget. Student's t of 5
     seeds reaches 2.776 * 0.000283 / 5^0.5 = 0.000351, of 6 seeds 2.571 * 0.000283 / 6^0.5 = 0.000297."""
     assert seeds_to_decide([-0.0004, 0.0], BUDGET) == 6
@@ -208,7 +208,7 @@ def test_policies_that_only_regroup_share_a_control() -> None:
     policies = by_policy(result)
     assert result.control == "sieve" and not result.problems
     assert (policies["s3fifo"].verdict, policies["s3fifo"].exact) == ("within", True)
-    regrouped = [replace(one, bits="other") if one.policy == "s3fifo" else one for one in equal]
+    regrouped = [replace(outcome, bits="other") if outcome.policy == "s3fifo" else outcome for outcome in equal]
     policies = by_policy(judge(regrouped, auc_budget=BUDGET))
     assert not policies["s3fifo"].exact and not judge(regrouped, auc_budget=BUDGET).problems
 
@@ -221,7 +221,7 @@ def test_policies_that_only_regroup_share_a_control() -> None:
         ({"data": "criteo:x.tsv", "data_options": {"shuffle_buffer": 10}}, 3, {"shuffle_buffer": 10, "seed": 3}),
     ],
 )
-def test_seeds_change_weights_and_the_stream_or_the_shuffle(changed: Any, number: int, options: Any) -> None:
+def test_seeds_change_weights_and_the_data_order(changed: Any, number: int, options: Any) -> None:
     config = with_seed(toy_config(seed=5, **changed), number)
     assert (config.seed, config.data_options) == (5 + number, options)
 
@@ -271,7 +271,7 @@ def test_verdicts(differences: list[float], verdict: str) -> None:
     assert paired(differences).verdict == verdict
 
 
-def test_the_interval_is_students_of_the_paired_differences() -> None:
+def test_the_interval_is_students_t_of_differences() -> None:
     differences = [-0.0001, -0.0004, 0.0002, -0.0003]
     policies = paired(differences)
     expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
@@ -308,14 +308,14 @@ def test_verdicts_of_one_seed(other: Outcome, verdict: str, reason: str) -> None
     assert ("skipped inputs" in text) == ("skipped_input_share" in other.summary)
 
 
-def test_without_a_control_nothing_is_decided() -> None:
+def test_without_a_control_there_is_no_verdict() -> None:
     result = judge([outcome("s", seed, 0.7, 0.5 * seed) for seed in range(1, 4)], auc_budget=BUDGET)
     (policy,) = result.policies
     assert (result.control, policy.auc_difference, policy.verdict) == (None, None, "undecided")
     assert "Add a policy that skips nothing" in policy.reason
 
 
-def test_verdicts_by_predictions_during_training_say_so() -> None:
+def test_verdicts_name_predictions_during_training() -> None:
     outcomes = [outcome(name, seed, auc, share, auc_of="training")
                 for name, share, auc in (("lru", 0.0, 0.7), ("mine", 0.1, 0.6)) for seed in (0, 1)]  # fmt: skip
     text = comparison_document(judge(outcomes, auc_budget=BUDGET)).to_text()
@@ -336,7 +336,7 @@ def test_only_seeds_that_both_finished_are_compared() -> None:
     assert result.problems == ["s, seed 1: PolicyError: no"]
 
 
-def test_a_cause_that_several_runs_share_appears_once() -> None:
+def test_a_shared_cause_appears_once() -> None:
     errors = [DeviceMemoryError(f"no room (policy {name})") for name in ("LRU", "LFU")]
     outcomes = [
         *(Outcome("lru", seed, "out", error=errors[0]) for seed in range(3)),
@@ -354,7 +354,7 @@ def test_a_cause_that_several_runs_share_appears_once() -> None:
     assert document.to_markdown().startswith("No run finished.\n\n- problem: lru, seed 0, 1, 2;")
 
 
-def test_every_share_has_a_column_of_its_own() -> None:
+def test_every_share_has_its_own_column() -> None:
     more = {
         "deferred_update_share": 0.125,
         "skipped_input_share": 0.5,
@@ -405,11 +405,13 @@ def test_the_text_fits_a_terminal_and_begins_with_the_outcome() -> None:
         "host_bytes_written": 9,
     }
     outcomes = [
-        replace(one, summary={**one.summary, **shares}) if one.policy == "slipstream" else one
+        replace(outcome, summary={**outcome.summary, **shares}) if outcome.policy == "slipstream" else outcome
         for seed, step in enumerate((10, 20, 30))
-        for one in (stopped("lru", seed, step), replace(stopped("slipstream", seed, step), arranges=True))
+        for outcome in (stopped("lru", seed, step), replace(stopped("slipstream", seed, step), arranges=True))
     ]
-    outcomes = [replace(one, summary={**one.summary, "auc": 0.7 + 0.01 * len(one.policy)}) for one in outcomes]
+    outcomes = [
+        replace(outcome, summary={**outcome.summary, "auc": 0.7 + 0.01 * len(outcome.policy)}) for outcome in outcomes
+    ]
     document = comparison_document(judge(outcomes, auc_budget=BUDGET))
     text = document.to_text()
     assert max(map(len, text.splitlines()[:20])) <= 100
@@ -422,24 +424,24 @@ def test_the_text_fits_a_terminal_and_begins_with_the_outcome() -> None:
     assert text.count("\nslipstream  ") >= 3  # blocks of columns, each with the policies
 
 
-def test_a_machine_that_others_use_is_a_warning() -> None:
+def test_a_busy_machine_is_a_warning() -> None:
     """The share of the cores that other processes used during the runs."""
     quiet = [replace(outcome("lru", 0, 0.7), others_cpu_share=0.04), outcome("lfu", 0, 0.7)]
     assert "warning" not in comparison_document(judge(quiet, auc_budget=BUDGET)).to_text()
     busy = judge([quiet[0], replace(quiet[1], others_cpu_share=0.4)], auc_budget=BUDGET)
     policies = "warning: other processes used up to 40.0% of the cores during 1 of 2 runs, so samples/s and times"
     assert policies in comparison_document(busy).to_markdown()
-    assert [run.others_cpu_share for one in busy.policies for run in one.runs] == [0.04, 0.4]
+    assert [run.others_cpu_share for policy in busy.policies for run in policy.runs] == [0.04, 0.4]
 
 
-def test_what_policies_report_is_a_table_of_its_own() -> None:
+def test_policy_reports_have_their_own_table() -> None:
     outcomes = [
         *(outcome("lru", seed, 0.7) for seed in range(2)),
         *(outcome("fae", seed, 0.7, policy_numbers={"hot_rows": 1000.0 + seed, "swaps": 4.0}) for seed in range(2)),
         *(outcome("hotline", seed, 0.7, policy_numbers={"popular_rows": 7.0}) for seed in range(2)),
     ]
     result = judge(outcomes, auc_budget=BUDGET)
-    assert [one.policy_numbers for one in result.policies] == [
+    assert [policy.policy_numbers for policy in result.policies] == [
         {}, {"hot_rows": 1000.5, "swaps": 4.0}, {"popular_rows": 7.0},
     ]  # fmt: skip
     assert comparison_document(result).to_markdown().split("\n\n")[3].splitlines() == [
@@ -470,20 +472,25 @@ def test_accuracy_appears_next_to_auc() -> None:
 
 
 def load(label: str, spec: str, options: Mapping[str, str], sets: Sequence[str]) -> TrainConfig:
-    own = {f"policy.{name}": text for name, text in options.items()}
-    names = dict.fromkeys(own, f"--policies {label}")
-    return load_settings(sets=sets, flags={"policy": spec, **own}, flag_names=names)[0]
+    parameters = {f"policy.{name}": text for name, text in options.items()}
+    names = dict.fromkeys(parameters, f"--policies {label}")
+    return load_settings(sets=sets, flags={"policy": spec, **parameters}, flag_names=names)[0]
 
 
-def test_policies_carry_their_own_parameters() -> None:
+def test_policies_have_their_own_parameters() -> None:
     sets = ["policy.half_life=9", "seed=4", "tier.device_rows=20%"]
     policies = contenders("hybrid, lfu,lfu+half_life=3,slipstream+bound=1e+2+warmup=7", sets, load)
-    assert [one.label for one in policies] == ["hybrid", "lfu", "lfu+half_life=3", "slipstream+bound=1e+2+warmup=7"]
-    assert [one.config.policy for one in policies] == ["hybrid", "lfu", "lfu", "slipstream"]
-    options = [one.config.policy_options for one in policies]
+    assert [policy.label for policy in policies] == [
+        "hybrid",
+        "lfu",
+        "lfu+half_life=3",
+        "slipstream+bound=1e+2+warmup=7",
+    ]
+    assert [policy.config.policy for policy in policies] == ["hybrid", "lfu", "lfu", "slipstream"]
+    options = [policy.config.policy_options for policy in policies]
     assert options == [{}, {"half_life": 9}, {"half_life": 3}, {"bound": 100.0, "warmup": 7}]
-    assert [one.config.tier.device_rows for one in policies] == ["auto", "20%", "20%", "20%"]
-    assert {one.config.seed for one in policies} == {4}
+    assert [policy.config.tier.device_rows for policy in policies] == ["auto", "20%", "20%", "20%"]
+    assert {policy.config.seed for policy in policies} == {4}
 
 
 @pytest.mark.parametrize(
@@ -509,13 +516,15 @@ def test_policies_carry_their_own_parameters() -> None:
         ("lru,lfu", ["policy.half_life=-3"], PolicyError, "LFU: half_life=-3.0: expected more than 0 batches"),
     ],
 )
-def test_mistakes_in_the_list_are_named(policies: str, sets: list[str], error: type[Exception], message: str) -> None:
+def test_invalid_policy_lists_are_reported(
+    policies: str, sets: list[str], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error) as raised:
         contenders(policies, sets, load)
     assert message in str(raised.value)
 
 
-def test_the_error_of_a_run_keeps_no_tables_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_runs_keep_no_tables_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Table:
         pass
 
@@ -540,13 +549,13 @@ def stopped(policy: str, seed: int, step: int | None) -> Outcome:
     return outcome(policy, seed, 0.7, stop_at={"metric": "auc", "target": 0.7, "best": 0.7, "best_step": 4, **reached})
 
 
-def test_when_runs_reached_their_target() -> None:
+def test_steps_to_the_target_are_reported() -> None:
     steps = {"lru": (10, 20, 60), "lfu": (10, 20, None), "fae": (None, None, None)}
-    outcomes = [stopped(policy, seed, step) for policy, own in steps.items() for seed, step in enumerate(own)]
+    outcomes = [stopped(policy, seed, step) for policy, ends in steps.items() for seed, step in enumerate(ends)]
     outcomes.append(Outcome("sieve", 0, "out", error=PolicyError("no")))
     result = judge(outcomes, auc_budget=BUDGET)
     names = ("target", "target_reached", "target_step", "target_samples", "target_seconds")
-    assert [tuple(getattr(one, name) for name in names) for one in result.policies] == [
+    assert [tuple(getattr(policy, name) for name in names) for policy in result.policies] == [
         ("auc 0.7", 3, 30, 960, 2.5),
         ("auc 0.7", 2, 15, 480, 1.875),
         ("auc 0.7", 0, None, None, None),

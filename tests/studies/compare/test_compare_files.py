@@ -25,7 +25,7 @@ def in_files(directory: Path, policy: str, **changed: Any) -> Any:
     return toy_config(policy=policy, tier=tier, depth=1, out=str(directory / "out"), **changed)
 
 
-def test_a_run_counts_what_training_moved_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_counts_only_what_training_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written-back rows count once; reads by evaluations and saving do not count."""
     totals: list[dict[str, int]] = []
     close = TieredEmbeddingBag.close
@@ -46,7 +46,7 @@ def test_a_run_counts_what_training_moved_and_no_more(tmp_path: Path, monkeypatc
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("policy", "host"), [("lru", "memory"), ("hybrid", "files")])
-def test_where_there_is_nothing_to_count_there_is_no_number(tmp_path: Path, policy: str, host: str) -> None:
+def test_counts_that_do_not_exist_are_none(tmp_path: Path, policy: str, host: str) -> None:
     """Rows in memory, and rows of a memory-mapped file that are used in place."""
     config = in_files(tmp_path, policy, steps=2)
     if host == "memory":
@@ -56,7 +56,7 @@ def test_where_there_is_nothing_to_count_there_is_no_number(tmp_path: Path, poli
     assert not NAMES & set(train_run(config))
 
 
-def test_a_comparison_shows_them_per_step(tmp_path: Path) -> None:
+def test_a_comparison_shows_counts_per_step(tmp_path: Path) -> None:
     rivals = [Contender("lru", in_files(tmp_path, "lru", save=False, epochs=2))]
     for policy in ("device", "hybrid"):
         config = in_files(tmp_path, policy, save=False, epochs=2)

@@ -39,10 +39,10 @@ def rivals(*policies: str, **changed: Any) -> list[Contender]:
 
 
 def gist(outcomes: list[Outcome]) -> list[Any]:
-    return [(one.policy, one.seed, one.bits, json.dumps(one.summary["auc"])) for one in outcomes]
+    return [(outcome.policy, outcome.seed, outcome.bits, json.dumps(outcome.summary["auc"])) for outcome in outcomes]
 
 
-def test_more_seeds_and_policies_train_only_what_is_missing(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
+def test_only_missing_seeds_and_policies_are_trained(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
     """Also if the new policy comes first, in the place of another."""
     first = train_all(rivals("lru", "lfu"), 1, tmp_path / "out")
     lines: list[str] = []
@@ -57,20 +57,20 @@ def test_more_seeds_and_policies_train_only_what_is_missing(tmp_path: Path, trai
     anew = train_all(rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "anew")
     assert gist(whole) == gist(anew) and set(gist(first)) <= set(gist(whole))
     result = judge(whole, auc_budget=0.0005)
-    assert [one.verdict for one in result.policies] == ["within"] * 3 and not result.problems
+    assert [policy.verdict for policy in result.policies] == ["within"] * 3 and not result.problems
     trained.clear()
     assert gist(train_all(rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "out", auto_resume=True)) == gist(anew)
     assert not trained
 
 
-def test_the_folder_of_another_finished_run_is_kept(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
+def test_the_folder_of_another_run_is_kept(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
     old = train_all(rivals("lru"), 1, tmp_path)
     new = train_all(rivals("lru", batch_size=8), 1, tmp_path, auto_resume=True)
     assert (old[0].run_dir, new[0].run_dir) == (f"{tmp_path}/seed-0/0-lru", f"{tmp_path}/seed-0/0-lru.2")
     assert len(trained) == 2
 
 
-def test_failed_and_stopped_runs_are_trained_again(
+def test_failed_and_stopped_runs_are_retrained(
     tmp_path: Path, trained: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -81,13 +81,13 @@ def test_failed_and_stopped_runs_are_trained_again(
     assert outcome.error is None and outcome.run_dir == f"{tmp_path}/seed-0/0-lru"
 
 
-def test_the_control_of_a_policy_that_drops_inputs_is_kept_too(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
+def test_the_random_control_is_reused(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
     dropping = rivals("slipstream", skip=SKIP, policy_options=DROP)
     first = train_all(dropping, 1, tmp_path)
     assert trained == [("slipstream", 0), ("random_drop", 0)]
-    again = train_all(dropping, 1, tmp_path, auto_resume=True)
-    assert len(trained) == 2 and gist(again) == gist(first)
-    assert [one.control_of for one in again] == [None, "slipstream"]
+    repeated = train_all(dropping, 1, tmp_path, auto_resume=True)
+    assert len(trained) == 2 and gist(repeated) == gist(first)
+    assert [outcome.control_of for outcome in repeated] == [None, "slipstream"]
 
 
 def test_runs_of_other_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_runs_of_other_versions_are_refused(tmp_path: Path, monkeypatch: pytest.
         train_all(rivals("lru"), 1, tmp_path, auto_resume=True)
 
 
-def test_data_that_have_changed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_data_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_all(rivals("lru"), 1, tmp_path)
     monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "open_data", lambda config: ToyData(num_train=64))
     with pytest.raises(InputError, match=r"expected the data of .*0-lru"):

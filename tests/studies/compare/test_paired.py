@@ -63,8 +63,8 @@ def width(result: dict[str, Any]) -> float:
 
 
 def wins(scores: Sequence[float], positive: int, negative: int) -> float:
-    mine, other = scores[positive], scores[negative]
-    return 1.0 if mine > other else 0.5 if mine == other else 0.0
+    first, second = scores[positive], scores[negative]
+    return 1.0 if first > second else 0.5 if first == second else 0.0
 
 
 def slow(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], labels: Sequence[int]) -> tuple[float, float]:
@@ -83,7 +83,7 @@ LOGITS = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 3.0])
 
 
 @given(st.data(), st.integers(4, 14), st.integers(1, 3))
-def test_against_all_pairs(data: st.DataObject, samples: int, seeds: int) -> None:
+def test_auc_variance_equals_all_pairs(data: st.DataObject, samples: int, seeds: int) -> None:
     labels = data.draw(st.lists(st.integers(0, 1), min_size=samples, max_size=samples))
     models = [[data.draw(st.lists(LOGITS, min_size=samples, max_size=samples)) for _ in "ab"] for _ in range(seeds)]
     pairs = [(scored("s", a, labels, seed=n), scored("lru", b, labels, seed=n)) for n, (a, b) in enumerate(models)]
@@ -97,7 +97,7 @@ def test_against_all_pairs(data: st.DataObject, samples: int, seeds: int) -> Non
     assert width(result) == pytest.approx(2 * 1.959964 * error, abs=1e-6)
 
 
-def test_about_one_in_twenty_equal_models_is_called_unequal() -> None:
+def test_the_test_errs_once_in_twenty() -> None:
     random = np.random.default_rng(0)
     report = []
     for _ in range(300):
@@ -110,28 +110,28 @@ def test_about_one_in_twenty_equal_models_is_called_unequal() -> None:
     assert 0.02 < np.mean(report) < 0.09
 
 
-def test_models_that_predict_alike_differ_by_nothing() -> None:
+def test_equal_predictions_have_no_difference() -> None:
     result = over_samples([(scored("s", MINE, LABELS), scored("lru", MINE, LABELS))], 0.0005)
     assert result is not None and result.auc_difference_ci == (0, 0)
     assert (result.p_value, result.verdict) == (1.0, "within")
     assert p_value(-0.1, 0.0) == 0
 
 
-def test_missing_scores_and_other_samples() -> None:
-    mine, control = scored("s", MINE, LABELS, skipped=0.1), scored("lru", CONTROL, LABELS)
-    assert over_samples([(replace(mine, scores=None), control)], 0.1) is None and over_samples([], 0.1) is None
+def test_missing_scores_and_other_samples_give_none() -> None:
+    skipping, control = scored("s", MINE, LABELS, skipped=0.1), scored("lru", CONTROL, LABELS)
+    assert over_samples([(replace(skipping, scores=None), control)], 0.1) is None and over_samples([], 0.1) is None
     others = scored("s", MINE, [0, 1, 1, 0], skipped=0.1)
     assert over_samples([(others, control)], 0.1) is None
-    assert other_samples([(mine, control)]) == []
+    assert other_samples([(skipping, control)]) == []
     (problem,) = judge([control, others], auc_budget=0.1).problems
     assert problem.startswith("s: seed 0: expected the evaluation samples of lru, got others (labels differ).")
 
 
-def test_it_appears_next_to_the_verdict_over_seeds() -> None:
+def test_paired_intervals_appear_next_to_verdicts() -> None:
     """Also for one seed; a policy that equals the control has none."""
     outcomes = [scored("lru", CONTROL, LABELS), replace(scored("lfu", CONTROL, LABELS), bits="lru")]
     result = judge([*outcomes, scored("s", MINE, LABELS, skipped=0.1)], auc_budget=0.0005)
-    report = {one.policy: one for one in result.policies}
+    report = {policy.policy: policy for policy in result.policies}
     assert report["lru"].over_samples is None and report["lfu"].over_samples is None
     assert report["s"].verdict == "undecided" == report["s"].over_samples.verdict
     text = comparison_document(result).to_text()
@@ -153,8 +153,11 @@ def test_a_policy_that_skips_nothing_is_never_undecided() -> None:
     both = judge([*control, *regroups], auc_budget=0.0005).policies[1]
     assert (both.verdict, both.exact) == ("unskipped", False)
     assert both.reason.startswith("skips nothing, but trains other batches; the interval includes")
-    one = judge([control[0], regroups[0]], auc_budget=0.0005)
-    assert one.policies[1].verdict == "unskipped" and "sieve: skips nothing (" in comparison_document(one).to_text()
+    comparison = judge([control[0], regroups[0]], auc_budget=0.0005)
+    assert (
+        comparison.policies[1].verdict == "unskipped"
+        and "sieve: skips nothing (" in comparison_document(comparison).to_text()
+    )
     apart = judge([control[0], replace(scored("lfu", CONTROL, LABELS, seed=1), bits="lru")], auc_budget=0.0005)
     assert [result.verdict for result in apart.policies] == ["within", "unskipped"]
     assert "no run of the control finished" in apart.policies[1].reason
@@ -163,27 +166,27 @@ def test_a_policy_that_skips_nothing_is_never_undecided() -> None:
 # --- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def test_runs_of_a_comparison_are_compared_by_their_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_scores_of_runs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = {"skip": "updates", "warmup": 0, "threshold": 10.0, "probe_every": 0}
     rivals = [
         Contender("lru", toy_config(policy="lru", skip=SKIP, save=False)),
         Contender("slipstream", toy_config(policy="slipstream", policy_options=eager, skip=SKIP, save=False)),
     ]
     outcomes = train_all(rivals, 1, tmp_path)
-    (control, mine) = (read_scores(Path(one.run_dir)) for one in outcomes)
-    assert control is not None and mine is not None
+    (control, sieve_scores) = (read_scores(Path(outcome.run_dir)) for outcome in outcomes)
+    assert control is not None and sieve_scores is not None
     labels = np.concatenate([batch.labels for batch in ToyData(num_train=320).evaluation(100)])
-    assert np.array_equal(control[1], labels) and np.array_equal(mine[1], labels)
+    assert np.array_equal(control[1], labels) and np.array_equal(sieve_scores[1], labels)
     result = judge(outcomes, auc_budget=0.0005).policies[1]
     assert result.over_samples.samples == 256
     assert result.over_samples.auc_difference == pytest.approx(result.auc_difference)
     assert result.over_samples.log_loss_difference == pytest.approx(result.log_loss_difference)
-    again = judge(train_all(rivals, 1, tmp_path, auto_resume=True), auc_budget=0.0005)
-    assert again.policies[1].over_samples == result.over_samples
+    repeated = judge(train_all(rivals, 1, tmp_path, auto_resume=True), auc_budget=0.0005)
+    assert repeated.policies[1].over_samples == result.over_samples
     train_all(rivals, 1, tmp_path, overwrite=True)  # the file is one of a run's own
 
 
-def test_a_plain_run_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_runs_save_no_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         adaptive.training.runs.training, "open_data", lambda config, run_directory=None: ToyData(num_train=64)
     )

@@ -24,19 +24,19 @@ from adaptive.studies.compare.verdicts import judge
 
 
 def texts(*lists: str) -> list[list[str]]:
-    return [[f"{value.key}={value.text}" for value in one] for one in sweep_points(lists, {})]
+    return [[f"{value.key}={value.text}" for value in point] for point in sweep_points(lists, {})]
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------
 
 
-def test_one_list_several_lists_and_none() -> None:
+def test_lists_of_values_become_points() -> None:
     assert texts("batch_size=256,1024") == [["batch_size=256"], ["batch_size=1024"]]
     assert texts("a=1,2", "b=x,y") == [["a=1", "b=x"], ["a=1", "b=y"], ["a=2", "b=x"], ["a=2", "b=y"]]
     assert texts() == [[]]
 
 
-def test_keys_that_vary_together() -> None:
+def test_keys_can_vary_together() -> None:
     assert texts("a+b=1+2,3+4") == [["a=1", "b=2"], ["a=3", "b=4"]]
     assert texts("skip.rule=defer+bound=0.1,off") == [["skip.rule=defer+bound=0.1"], ["skip.rule=off"]]
 
@@ -52,8 +52,8 @@ def test_keys_that_vary_together() -> None:
         (" steps = 1 , 2 ", ["1", "2"]),
     ],
 )
-def test_commas_in_quotes_and_brackets_belong_to_a_value(text: str, result: list[str]) -> None:
-    assert [one[0].text for one in sweep_points([text], {})] == result
+def test_commas_in_quotes_and_brackets_do_not_split(text: str, result: list[str]) -> None:
+    assert [point[0].text for point in sweep_points([text], {})] == result
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def rivals(*policies: str, sizes: tuple[int, ...] = (16, 32), **changed: Any) ->
     ]
 
 
-def test_policies_are_trained_and_compared_within_each_value(tmp_path: Path) -> None:
+def test_policies_are_compared_within_each_value(tmp_path: Path) -> None:
     lines: list[str] = []
     outcomes = train_all(rivals("lru", "lfu"), 2, tmp_path, on_progress=lines.append)
     assert lines[:3] == [
@@ -123,7 +123,7 @@ def test_policies_are_trained_and_compared_within_each_value(tmp_path: Path) -> 
     result = judge(outcomes, auc_budget=BUDGET)
     assert result.problems == [] and result.control is None
     assert result.values == [Control({"batch_size": size}, "lru") for size in (16, 32)]
-    report = [(one.swept, one.policy, one.reason, one.steps) for one in result.policies]
+    report = [(policy.swept, policy.policy, policy.reason, policy.steps) for policy in result.policies]
     assert report == [
         ({"batch_size": 16}, "lru", "the control", 20),
         ({"batch_size": 16}, "lfu", "equal to the control bit for bit", 20),
@@ -133,20 +133,20 @@ def test_policies_are_trained_and_compared_within_each_value(tmp_path: Path) -> 
     assert result.policies[0].auc != result.policies[2].auc
 
 
-def test_the_twin_that_drops_at_random_has_the_same_value(tmp_path: Path) -> None:
+def test_the_random_control_has_the_same_value(tmp_path: Path) -> None:
     outcomes = train_all(rivals("lru", "slipstream"), 1, tmp_path)
     twin = "random_drop for slipstream"
-    assert [one.policy for one in outcomes] == 2 * ["lru", "slipstream", twin]
-    assert [values(one.swept)["batch_size"] for one in outcomes] == [16, 16, 16, 32, 32, 32]
+    assert [outcome.policy for outcome in outcomes] == 2 * ["lru", "slipstream", twin]
+    assert [values(outcome.swept)["batch_size"] for outcome in outcomes] == [16, 16, 16, 32, 32, 32]
     record = json.loads((tmp_path / "seed-0/batch_size=32/1-random_drop/run.json").read_text())
     assert record["config"]["batch_size"] == 32
-    for place, one in enumerate(judge(outcomes, auc_budget=BUDGET).policies):
-        mine = outcomes[3 * (place // 3) : 3 * (place // 3) + 3]
-        expected = mine[1].summary["auc"] - mine[2].summary["auc"] if one.policy == "slipstream" else None
-        assert one.auc_difference_to_random == (None if expected is None else pytest.approx(expected))
+    for place, policy in enumerate(judge(outcomes, auc_budget=BUDGET).policies):
+        at_point = outcomes[3 * (place // 3) : 3 * (place // 3) + 3]
+        expected = at_point[1].summary["auc"] - at_point[2].summary["auc"] if policy.policy == "slipstream" else None
+        assert policy.auc_difference_to_random == (None if expected is None else pytest.approx(expected))
 
 
-def test_a_rigged_policy_is_found_out_within_its_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inexact_policy_is_caught_within_its_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = adaptive.training.runs.train_run
 
     def rigged(config: TrainConfig, **options: Any) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def test_a_rigged_policy_is_found_out_within_its_value(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", rigged)
     result = judge(train_all(rivals("lru", "lfu"), 1, tmp_path), auc_budget=BUDGET)
-    assert [one.verdict for one in result.policies] == ["within", "within", "within", "differs"]
+    assert [policy.verdict for policy in result.policies] == ["within", "within", "within", "differs"]
     (problem,) = result.problems
     assert problem.startswith("lfu with batch_size=32: skipped nothing but trained other numbers than lru")
 
@@ -173,7 +173,7 @@ def judged() -> dict[str, Any]:
     return judge([*equal, outcome("lru", 0, 0.6, swept=second), failed], auc_budget=BUDGET)
 
 
-def test_a_table_for_each_value_and_one_over_all() -> None:
+def test_there_is_a_table_per_value_and_one_for_all() -> None:
     result = judged()
     blocks = comparison_document(result).to_markdown().split("\n\n")
     titles = [place for place, block in enumerate(blocks) if block.startswith("## ")]
@@ -200,7 +200,7 @@ def test_a_table_for_each_value_and_one_over_all() -> None:
     assert "\noptimizer.lr   save  policy" in text
 
 
-def test_csv_and_json_carry_the_values() -> None:
+def test_csv_and_json_have_the_values() -> None:
     result = judged()
     rows = list(csv.DictReader(io.StringIO(comparison_csv(result))))
     assert [(row["swept.optimizer.lr"], row["swept.save"], row["policy"]) for row in rows] == [

@@ -94,8 +94,8 @@ def decisions(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     chance = {"wall_time", "fork_bytes"}
     left_out = {"idle": chance | {"reason"}}
     return [
-        {name: value for name, value in one.items() if name not in left_out.get(one["verdict"], chance)}
-        for one in summary["guard_decisions"]
+        {name: value for name, value in decision.items() if name not in left_out.get(decision["verdict"], chance)}
+        for decision in summary["guard_decisions"]
     ]
 
 
@@ -109,7 +109,7 @@ def decisions(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         (Plain, {"budget": 0.05}, {}),
     ],
 )
-def test_it_decides_as_a_run_and_ends_with_its_numbers(
+def test_the_guard_decides_as_in_a_run(
     made: Made, tmp_path: Path, policy: type[Policy], limits: dict[str, Any], more: dict[str, Any]
 ) -> None:
     """Bit for bit: decisions with evidence, skipped and restored updates, weights."""
@@ -129,12 +129,12 @@ def test_it_decides_as_a_run_and_ends_with_its_numbers(
 
 
 @pytest.mark.nightly
-def test_two_passes_are_those_of_two_epochs(made: Made, tmp_path: Path) -> None:
+def test_two_passes_equal_two_epochs(made: Made, tmp_path: Path) -> None:
     expected = run(tmp_path, Freeze, {"budget": 0.05}, epochs=2)
     assert decisions(guarded_loop(made(), {"budget": 0.05}, passes=2).summary()) == decisions(expected.summary)
 
 
-def test_a_recording_has_the_decisions(made: Made, tmp_path: Path) -> None:
+def test_a_recording_has_the_guard_decisions(made: Made, tmp_path: Path) -> None:
     parts = made()
     with Recording(parts.embeddings, tmp_path / "run", tensorboard=False) as record:
         summary = guarded_loop(parts, {"budget": STRICT}, record=record).summary()
@@ -143,13 +143,13 @@ def test_a_recording_has_the_decisions(made: Made, tmp_path: Path) -> None:
     assert [decision["verdict"] for decision in summary["guard_decisions"]] == ["stop"]
 
 
-def test_schedulers_and_the_rows_optimizer_may_be_parts(made: Made) -> None:
+def test_schedulers_and_rows_optimizer_can_be_parts(made: Made) -> None:
     """A failed check leaves the numbers of a loop that skips nothing."""
 
     def trained(policy: type[Policy], **limits: Any) -> dict[str, Any]:
         parts = made(policy)
         tables, model, dense = parts.embeddings, parts.model, parts.optimizer
-        slower = [torch.optim.lr_scheduler.StepLR(one, 30, 0.5) for one in (tables.optimizer, dense)]
+        slower = [torch.optim.lr_scheduler.StepLR(optimizer, 30, 0.5) for optimizer in (tables.optimizer, dense)]
         everything = (tables, model, dense, *slower)
 
         def own_step(tables: Any, model: Any, dense: Any, rows_slower: Any, slower: Any, planned: Planned) -> Tensor:
@@ -183,11 +183,11 @@ def test_schedulers_and_the_rows_optimizer_may_be_parts(made: Made) -> None:
 
 def guard_of(parts: Components, **options: Any) -> Guard:
     net = Net(parts.embeddings, parts.model)
-    given: dict[str, Any] = {"score": score, "batch_size": BATCH, "total": TOTAL, **GUARD} | options
-    return Guard(parts.embeddings, given.pop("step", step), net, parts.optimizer, **given)
+    settings: dict[str, Any] = {"score": score, "batch_size": BATCH, "total": TOTAL, **GUARD} | options
+    return Guard(parts.embeddings, settings.pop("step", step), net, parts.optimizer, **settings)
 
 
-def test_wrong_arguments_are_reported(made: Made) -> None:
+def test_invalid_arguments_are_reported(made: Made) -> None:
     parts = made()
     for options, message in (
         ({"buget": 1}, r"guard: buget: unknown key \(did you mean budget\?\)"),
@@ -210,7 +210,7 @@ def looped(guard: Guard, train: Callable[[Planned], Any]) -> None:
                 guard.after(planned, loss)
 
 
-def test_loops_that_cannot_be_guarded_are_reported(made: Made) -> None:
+def test_unsupported_loops_are_reported(made: Made) -> None:
     """A step that does not use its arguments would train the tables instead of copies."""
     parts = made()
     net, dense = Net(parts.embeddings, parts.model), parts.optimizer

@@ -61,7 +61,7 @@ def step(embeddings: TieredEmbeddingBag, head: torch.nn.Module, planned: Any) ->
 
 
 @pytest.mark.nightly
-def test_a_recording_is_the_record_of_a_run(tmp_path: Path) -> None:
+def test_a_recording_equals_the_record_of_a_run(tmp_path: Path) -> None:
     embeddings, head, data = train()
     with Recording(embeddings, tmp_path / "run", log_every=4) as record:
         for planned in record.batches(embeddings.look_ahead(data, depth=2)):
@@ -71,17 +71,17 @@ def test_a_recording_is_the_record_of_a_run(tmp_path: Path) -> None:
         record.evaluation(evaluate(embeddings, Flat(head), batches(2, 9)))
         summary = record.summary()
     records = read_metrics(tmp_path / "run/metrics.jsonl")
-    assert [type(one) for one in records] == [RunRecord, *[IntervalRecord] * 3, EvalRecord]
-    intervals = [one for one in records if isinstance(one, IntervalRecord)]
-    assert [one.step for one in intervals] == [4, 8, 10]
-    assert sum(one.tables["user"].lookups for one in intervals) == 160
+    assert [type(record) for record in records] == [RunRecord, *[IntervalRecord] * 3, EvalRecord]
+    intervals = [record for record in records if isinstance(record, IntervalRecord)]
+    assert [interval.step for interval in intervals] == [4, 8, 10]
+    assert sum(interval.tables["user"].lookups for interval in intervals) == 160
     assert intervals[0].time_ms["forward"] > 0
     assert summary["steps"] == 10 and summary["samples"] == 160 and summary["eval_samples"] == 32
     assert summary["hit_rate"] == pytest.approx(
-        sum(t.lookup_hits for one in intervals for t in one.tables.values()) / 320
+        sum(t.lookup_hits for interval in intervals for t in interval.tables.values()) / 320
     )
-    kept = json.loads((tmp_path / "run/run.json").read_text())
-    assert kept["own_loop"] and kept["status"] == "finished" and kept["summary"]["steps"] == 10
+    run_json = json.loads((tmp_path / "run/run.json").read_text())
+    assert run_json["own_loop"] and run_json["status"] == "finished" and run_json["summary"]["steps"] == 10
     assert list((tmp_path / "run/tensorboard").iterdir())
     assert write_report([tmp_path / "run"], tmp_path / "page.html")["kind"] == "run"
     with pytest.raises(
@@ -118,12 +118,12 @@ def test_recording_changes_nothing_and_records_the_end(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         fails()
     assert np.array_equal(plain.rows.table_weights("user"), embeddings.rows.table_weights("user"))
-    kept = json.loads((tmp_path / "run/run.json").read_text())
-    assert kept["status"] == "stopped" and "KeyError" in kept["error"]
+    run_json = json.loads((tmp_path / "run/run.json").read_text())
+    assert run_json["status"] == "stopped" and "KeyError" in run_json["error"]
     assert not (tmp_path / "run/tensorboard").exists()
 
 
-def test_wrong_arguments_of_a_recording_are_reported(tmp_path: Path) -> None:
+def test_invalid_arguments_of_a_recording_are_reported(tmp_path: Path) -> None:
     embeddings, _, data = train()
     with pytest.raises(ConfigError, match="log_every: expected a whole number above 0, got 0"):
         Recording(embeddings, tmp_path / "run", log_every=0)
@@ -144,13 +144,13 @@ def scored(*, seed: int, policy: str | type[Policy], skip: Any = None, **rest: A
     embeddings, head, data = train(count=16, seed=seed, policy=policy, skip=skip, **rest)
     for planned in embeddings.look_ahead(data, depth=1):
         step(embeddings, head, planned)
-    kept = batches(4, seed + 50)
+    held_out = batches(4, seed + 50)
     with torch.no_grad():
-        logits = [head(embeddings.stack(embeddings.read(one)).flatten(1)).squeeze(1) for one in kept]
-    return embeddings, torch.cat(logits), np.concatenate([one.labels for one in kept])
+        logits = [head(embeddings.stack(embeddings.read(batch)).flatten(1)).squeeze(1) for batch in held_out]
+    return embeddings, torch.cat(logits), np.concatenate([batch.labels for batch in held_out])
 
 
-def test_a_comparison_checks_what_is_exact_and_judges_what_skips() -> None:
+def test_comparison_checks_bits_and_judges_skipping() -> None:
     skip = SkipConfig(interval=2, min_visits=1, min_accesses=1, hot_rows="100%", feedback_delay=2)
     lines: list[str] = []
     result = compare_policies(
@@ -170,7 +170,7 @@ def test_a_comparison_checks_what_is_exact_and_judges_what_skips() -> None:
     assert "sieve" in result["table"]
 
 
-def test_a_training_that_fails_or_cheats_is_reported() -> None:
+def test_failing_or_inexact_trainings_are_reported() -> None:
     def wrong(*, seed: int, policy: str, skip: Any = None) -> Any:
         if policy == "hybrid":
             raise RuntimeError("mine")
@@ -178,12 +178,12 @@ def test_a_training_that_fails_or_cheats_is_reported() -> None:
 
     result = compare_policies(wrong, ["lru", "lfu", "hybrid"], seeds=1)
     assert any("hybrid, seed 0: RuntimeError: mine" in problem for problem in result["problems"])
-    assert [one["verdict"] for one in result["policies"]] == ["within", "differs", "failed"]
+    assert [policy["verdict"] for policy in result["policies"]] == ["within", "differs", "failed"]
     with pytest.raises(ConfigError, match="expected policies and seeds, got 0 and 1"):
         compare_policies(wrong, [], seeds=1)
 
 
-def test_a_simulation_counts_what_training_counts() -> None:
+def test_simulation_counts_equal_those_of_training() -> None:
     data = batches(30)
     result = simulate_policies(data, TABLES, ["lru", "sieve"], ["80%"], depth=1)
     for run in result["runs"]:
@@ -194,12 +194,12 @@ def test_a_simulation_counts_what_training_counts() -> None:
                 embeddings.step()
             counts = embeddings.statistics.counts()
         assert run["hit_rate"] == counts[Counter.LOOKUP_HITS] / counts[Counter.LOOKUPS]
-    again = simulate_policies(lambda: iter(data), TABLES, ["lru"], ["80%"], depth=1)
-    assert again["runs"][0]["hit_rate"] == result["runs"][0]["hit_rate"]
+    repeated = simulate_policies(lambda: iter(data), TABLES, ["lru"], ["80%"], depth=1)
+    assert repeated["runs"][0]["hit_rate"] == result["runs"][0]["hit_rate"]
     assert "lru" in result["table"]
 
 
-def test_wrong_arguments_of_a_simulation_are_reported() -> None:
+def test_invalid_arguments_of_a_simulation_are_reported() -> None:
     with pytest.raises(ConfigError, match=r"expected a list of batches, or a function .*, got an iterator"):
         simulate_policies(iter(batches(2)), TABLES)  # type: ignore[arg-type]
     wide = TableConfig(name="wide", num_embeddings=5, embedding_dim=8)

@@ -26,11 +26,11 @@ def machine(**more: Any) -> MachineSpec:
     gpu = {"count": 2, "memory": 1e9, "bandwidth": 1e9, "flops": 1e9, "link": 5e8}
     host = {"memory": 1e12, "bandwidth": 1e8, "flops": 1e8, "link": 1e7}
     network = {"rate": 1e6, "servers": 2, "bandwidth": 1e8}
-    given = {"name": "m", "gpu": gpu, "host": host, "network": network, "assumed": ASSUMED, "watts": 10.0} | more
-    return MachineSpec.model_validate(given)
+    fields = {"name": "m", "gpu": gpu, "host": host, "network": network, "assumed": ASSUMED, "watts": 10.0} | more
+    return MachineSpec.model_validate(fields)
 
 
-def test_terms_written_out() -> None:
+def test_terms_equal_a_case_worked_by_hand() -> None:
     model = StepModel(SHAPE, rates_of(machine()), LOCALITY)
     lookups, vectors = 64 * 2 * 3, 64 * 2 * 32  # bytes of vectors
     distinct = lookups * 0.6
@@ -46,7 +46,7 @@ def test_terms_written_out() -> None:
     assert model.placed("remote").limit == "network"
 
 
-def test_what_does_not_fit_the_device_is_cached() -> None:
+def test_tables_beyond_the_device_are_cached() -> None:
     model = StepModel(SHAPE, rates_of(machine()), LOCALITY, device_share=0.5)
     assert (model.covered, model.hot) == (0.95, 0.6)
     assert not model.placed("device").fits
@@ -74,7 +74,7 @@ def test_a_machine_without_accelerators_has_two_placements() -> None:
     assert [name for name in PLACEMENTS if too_large.placed(name).fits] == ["remote"]
 
 
-def test_locality_is_a_line_between_what_was_counted() -> None:
+def test_locality_interpolates_between_counts() -> None:
     assert [LOCALITY.lookup_share(x) for x in (0.0, 0.05, 0.1, 0.3, 1.0)] == pytest.approx([0, 0.4, 0.8, 0.875, 1])
     assert LOCALITY.hot_inputs(0.75) == pytest.approx(0.8)
     assert LOCALITY.distinct_share(256) == pytest.approx(0.5) and LOCALITY.distinct_share(10**6) == 0.4
@@ -84,7 +84,7 @@ def test_locality_is_a_line_between_what_was_counted() -> None:
     assert from_profile(data, "x") == Locality("x", (0.1,), (0.5,), (0.1,), (4.0,), (0.5,))
 
 
-def test_orders_of_the_placement_study() -> None:
+def test_placements_rank_as_published() -> None:
     """Acun et al. (arXiv 2011.05497), figure 14 for M2: on Big Basin the accelerators are faster than its host, by
     2.9x here; Zion's host is faster than Big Basin's."""
     shape = load_shape("m2prod")
@@ -104,7 +104,7 @@ def test_every_shape_names_its_source(name: str) -> None:
     assert shape.name == name and shape.source and shape.weights > 0
 
 
-def test_sweeps(tmp_path: Path) -> None:
+def test_sweeps_have_a_line_for_each_point(tmp_path: Path) -> None:
     assert parse_sweep("mlp=64^2, 128^3") == ("mlp", ["64^2", "128^3"])
     swept = with_values(SHAPE, ["mlp", "num_dense"], ["64^2", "7"])
     assert (swept.bottom_mlp, swept.top_mlp, swept.num_dense) == ("64-64-8", "64-64-1", 7)
@@ -119,15 +119,15 @@ def test_sweeps(tmp_path: Path) -> None:
     )
     rows, columns, numbers, _ = heat_map(result)
     assert (rows, columns) == (["4", "8"], ["1", "2", "3"])
-    best = max(one.samples_per_s or 0 for one in result.lines[:2])
-    base = next(one.samples_per_s for one in result.lines if (one.machine, one.placement) == ("n", "host")) or 0
+    best = max(line.samples_per_s or 0 for line in result.lines[:2])
+    base = next(line.samples_per_s for line in result.lines if (line.machine, line.placement) == ("n", "host")) or 0
     assert numbers[0][0] == pytest.approx(best / base)
     for count in (0, 1, 2):
         part = compare_placements([SHAPE], [machine()], ["device", "host"], LOCALITY, sweeps=sweeps[:count])
         assert draw_placements(part, tmp_path).stat().st_size > 5_000
 
 
-def test_lines_and_watts() -> None:
+def test_lines_have_rates_per_watt() -> None:
     result = compare_placements([SHAPE], [machine()], ["device", "host", "remote"], LOCALITY, watts={"m": 20.0})
     device, host, _ = result.lines
     assert host.step_ms and device.step_ms and device.samples_per_s
@@ -140,13 +140,13 @@ def test_lines_and_watts() -> None:
         compare_placements([SHAPE], [machine()], ["gpu"], LOCALITY)
 
 
-def test_every_placement_that_exists_here_is_a_policy() -> None:
+def test_every_trainable_placement_is_a_policy() -> None:
     from adaptive.plugins import installed_policies
 
     assert set(POLICIES.values()) <= set(installed_policies()) and set(POLICIES) == set(PLACEMENTS) - {"remote"}
 
 
-def test_the_cause_of_the_claim_that_fails_for_zion() -> None:
+def test_zions_failed_claim_has_a_known_cause() -> None:
     """The script `zion` reports these numbers if its claim on figure 14 fails."""
     shape, rates = load_shape("m2prod"), rates_of(load_machine("zion"))
     over_host, parts = [], {}

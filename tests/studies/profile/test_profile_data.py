@@ -65,14 +65,14 @@ def group_of(dataset: Dataset) -> Group:
     return group
 
 
-def profiled(lookups: list[list[list[int]]], **asked: object) -> DataProfile:
+def profiled(lookups: list[list[list[int]]], **options: object) -> DataProfile:
     dataset = Listed(lookups)
-    return profile_data(dataset, group_of(dataset), 20, DataQuestion(**asked))  # type: ignore[arg-type]
+    return profile_data(dataset, group_of(dataset), 20, DataQuestion(**options))  # type: ignore[arg-type]
 
 
 @given(samples=st.integers(2, 23), seed=st.integers(0, 99), batch=st.integers(1, 7))
 @settings(max_examples=25, deadline=None)
-def test_counts_hot_inputs_and_reuse_are_those_of_the_slow_twins(samples: int, seed: int, batch: int) -> None:
+def test_counts_hot_inputs_and_reuse_equal_slow_twins(samples: int, seed: int, batch: int) -> None:
     lookups = drawn(samples, seed)
     if not any(bag for feature in lookups for bag in feature):
         return
@@ -105,25 +105,25 @@ def test_counts_hot_inputs_and_reuse_are_those_of_the_slow_twins(samples: int, s
         for first in range(0, samples, batch)
     ]
     if len(batches) > 1:
-        for before, share in result.reuse.reused_from.items():
-            assert share == pytest.approx(reference.known_from(batches, int(before)))
+        for batches_back, share in result.reuse.reused_from.items():
+            assert share == pytest.approx(reference.known_from(batches, int(batches_back)))
     if samples >= batch:
-        whole_batches = [len(one) for one in batches[: samples // batch]]
+        whole_batches = [len(batch) for batch in batches[: samples // batch]]
         assert result.reuse.distinct_by_batch_size[str(batch)] == pytest.approx(np.mean(whole_batches))
 
 
-def test_a_small_case_written_out() -> None:
+def test_a_small_case_equals_one_worked_by_hand() -> None:
     # table f0: row 1 twice, row 2 once; f1: row 5 three times; f2 (small): rows 0, 0, 3
     lookups = [[[1], [1], [2]], [[5], [5], [5]], [[0], [0], [3]]]
     result = profiled(lookups, budgets=(("two", 2),), batch_size=1)
-    tables = {one.table: one for one in result.tables}
+    tables = {table.table: table for table in result.tables}
     assert (tables["f0"].seen, tables["f0"].top_share, tables["f0"].rows_for_90) == (2, 2 / 3, 2)
     assert (tables["f1"].rows_for_half, tables["f1"].seen_once_share) == (1, 0.0)
     assert (tables["all"].lookups, tables["all"].seen) == (9, 5)
     assert result.reuse.reused_from["1"] == pytest.approx(4 / 9)
 
 
-def test_a_budget_takes_all_rows_of_one_heat_or_none_of_them() -> None:
+def test_a_budget_takes_all_rows_of_equal_count_or_none() -> None:
     dataset = Listed([[[0], [0], [1], [2]], [[0], [1], [2], [3]], [[], [], [], []]], (300_000, 300_000, 300_000))
     group = group_of(dataset)
     counts = np.zeros(group.num_rows, np.int64)
@@ -135,7 +135,7 @@ def test_a_budget_takes_all_rows_of_one_heat_or_none_of_them() -> None:
         assert (result.num_rows, result.threshold) == (rows, threshold), budget
 
 
-def test_the_estimate_is_near_and_exact_for_small_tables() -> None:
+def test_the_estimate_is_close_and_exact_if_small() -> None:
     dataset = Listed([[[0]], [[0]], [[0]]], (500_000, 40_000, 10))
     group = group_of(dataset)
     random = np.random.default_rng(3)
@@ -150,18 +150,18 @@ def test_the_estimate_is_near_and_exact_for_small_tables() -> None:
     assert exact.rows == 500_010 + int((heat[500_000:540_000] >= threshold).sum()) and exact.margin == 0
 
 
-def test_row_numbers_that_do_not_fit_are_read_again() -> None:
+def test_row_numbers_beyond_memory_are_reread() -> None:
     dataset = Listed(drawn(23, 1))
     trace = IdTrace(dataset, group_of(dataset), None, kept_bytes=8)
     first = np.concatenate([chunk.rows for chunk in trace])
     assert not trace.is_kept and trace.num_samples == 23 and dataset.passes == 1
     assert np.array_equal(np.concatenate([chunk.rows for chunk in trace]), first) and dataset.passes == 2
-    kept = IdTrace(dataset, group_of(dataset), None)
-    assert np.array_equal(np.concatenate([chunk.rows for chunk in kept]), first)
-    assert np.array_equal(np.concatenate([chunk.rows for chunk in kept]), first) and dataset.passes == 3
+    trace = IdTrace(dataset, group_of(dataset), None)
+    assert np.array_equal(np.concatenate([chunk.rows for chunk in trace]), first)
+    assert np.array_equal(np.concatenate([chunk.rows for chunk in trace]), first) and dataset.passes == 3
 
 
-def test_it_ends_at_so_many_samples_or_when_it_is_stopped() -> None:
+def test_profiling_ends_at_a_sample_count_or_stop() -> None:
     lookups = drawn(23, 2)
     assert profiled(lookups, samples=7).samples == 7
     dataset = Listed(lookups)
@@ -172,7 +172,7 @@ def test_it_ends_at_so_many_samples_or_when_it_is_stopped() -> None:
     assert (result.samples, result.was_stopped) == (10, True) and read == [5, 10]
 
 
-def test_bad_ids_and_empty_data_are_reported() -> None:
+def test_invalid_ids_and_empty_data_are_reported() -> None:
     with pytest.raises(InputError, match="feature f0, sample 1, position 0: id 7 is outside table f0"):
         profiled([[[0], [7]], [[0], [0]], [[0], [0]]])
     with pytest.raises(InputError, match="expected training samples"):

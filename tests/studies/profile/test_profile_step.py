@@ -28,16 +28,16 @@ def case(policy: str, rows: str = "20%", **more: object) -> tuple[str, TrainConf
     return policy, TrainConfig(policy=policy, tier=TierConfig(device_rows=rows), **SMALL, **more)  # type: ignore[arg-type]
 
 
-def test_every_policy_has_its_stages_and_rates() -> None:
+def test_every_policy_has_stages_and_rates() -> None:
     counts: list[int] = []
     result = profile_step([case("hybrid", "auto"), case("lfu")], StepLength(1, 5), on_progress=counts.append)
     assert counts == list(range(1, 25))
-    for one, misses in zip(result, ("host", "prefetch"), strict=True):
-        assert one.misses == misses and one.batch_size == 64
-        assert set(one.training_ms) == set(TRAINING) and set(one.look_ahead_ms) == set(LOOK_AHEAD)
-        assert all(ms > 0 for ms in one.training_ms.values())
-        assert one.counts["lookups"] == 64 * 26
-        assert one.serial_ms > 0 and one.step_ms > 0
+    for profile, misses in zip(result, ("host", "prefetch"), strict=True):
+        assert profile.misses == misses and profile.batch_size == 64
+        assert set(profile.training_ms) == set(TRAINING) and set(profile.look_ahead_ms) == set(LOOK_AHEAD)
+        assert all(ms > 0 for ms in profile.training_ms.values())
+        assert profile.counts["lookups"] == 64 * 26
+        assert profile.serial_ms > 0 and profile.step_ms > 0
     assert result[0].hit_rate == 0 and result[1].hit_rate > 0.5
     machine = measured_machine(result, value_bytes=64, row_bytes=68, features=26, plan_factor=1.5)
     assert machine.name == "here" and machine.measured is not None
@@ -50,20 +50,20 @@ def test_every_policy_has_its_stages_and_rates() -> None:
         measured_machine(result[:1], value_bytes=64, row_bytes=68, features=26, plan_factor=1.0)
 
 
-def test_a_stop_leaves_the_other_policies_out() -> None:
+def test_a_stop_omits_the_remaining_policies() -> None:
     result = profile_step([case("hybrid", "auto"), case("lfu")], StepLength(1, 5), is_stopped=lambda: True)
     assert result == []
 
 
 @pytest.mark.parametrize(("step", "hidden"), [(10.0, 0.0), (12.0, -0.5), (8.0, 0.5), (6.0, 1.0), (5.0, 1.0)])
-def test_what_is_hidden(step: float, hidden: float) -> None:
+def test_hidden_time_by_stage(step: float, hidden: float) -> None:
     assert hidden_share(train_ms=6.0, look_ms=4.0, hidden_ms=10.0 - step) == hidden
 
 
-def test_movement_and_what_it_leaves_out_written_out() -> None:
-    before = np.array([[3.0, 4.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]], np.float32)
+def test_movement_equals_a_case_worked_by_hand() -> None:
+    previous = np.array([[3.0, 4.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]], np.float32)
     after = np.array([[3.0, 4.5], [1.0, 0.0], [0.0, 0.5], [0.0, 0.0]], np.float32)
-    assert movement(before, after).tolist() == [0.1, 0.0, 1.0, 0.0]
+    assert movement(previous, after).tolist() == [0.1, 0.0, 1.0, 0.0]
     # rows 0 and 1 rest, 2 is watched and moves, 3 is not watched; two features of one table
     batch = featured([[0], [0], [2], [0]], [[1], [3], [2], [2]])
     resting = np.array([True, True, False, False])
@@ -72,7 +72,7 @@ def test_movement_and_what_it_leaves_out_written_out() -> None:
     assert result == LeftOut(all=0.25, most=0.25, any=0.75, hot=0.25, updates=0.5)
 
 
-def test_rows_that_are_watched_move_less_at_a_lower_rate() -> None:
+def test_watched_rows_move_less_at_a_lower_rate() -> None:
     middle = []
     for lr in (0.05, 0.001):
         rate = OptimizerConfig(name="sgd", lr=lr)
@@ -88,7 +88,7 @@ def test_rows_that_are_watched_move_less_at_a_lower_rate() -> None:
     assert middle[0] > 5 * middle[1] > 0
 
 
-def test_movement_needs_updates_that_reach_their_rows() -> None:
+def test_movement_requires_updates_that_reach_rows() -> None:
     _, config = case("slipstream")
     with pytest.raises(ConfigError, match="expected a policy that skips nothing"):
         profile_movement(config, MovementLength(10, 5))

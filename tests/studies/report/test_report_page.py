@@ -50,14 +50,18 @@ def check(page: str) -> Seen:
     """Check that a page has only known elements, all closed."""
     seen = Seen(page)
     assert not seen.open and set(seen.tags) <= ELEMENTS, set(seen.tags) - ELEMENTS
-    assert not [one for one in seen.attributes if one[1].startswith("on") or one[1] in ("src", "srcset", "action")]
+    assert not [
+        attribute
+        for attribute in seen.attributes
+        if attribute[1].startswith("on") or attribute[1] in ("src", "srcset", "action")
+    ]
     links = [value for _, name, value in seen.attributes if name in ("href", "xlink:href")]
     assert all(link.startswith("#") for link in links)
     assert not re.search(r"url\((?!#)|@import", page)
     return seen
 
 
-def test_hostile_names_stay_names(tmp_path: Path) -> None:
+def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
     seen = check(page := page_of(hostile_run(tmp_path)))
     for name in (HOSTILE[0], HOSTILE[1], "a\\x00b\\x1b[31m", "\\u202eexe.gpj", "</svg>&amp;", "\\ud800", "表の名"):
         assert name in seen.text, name
@@ -83,7 +87,7 @@ def hostile_policies(*paths: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_hostile_policies_of_runs_comparisons_and_simulations(tmp_path: Path) -> None:
+def test_hostile_policy_names_are_shown_as_text(tmp_path: Path) -> None:
     hostile_policies(*(write_run(tmp_path / f"run{number}", policy=name) for number, name in enumerate(HOSTILE[:4])))
     (tmp_path / "compared.json").write_text(json.dumps(comparison(policies=HOSTILE[:4])))
     hostile_policies(tmp_path / "compared.json")
@@ -105,11 +109,11 @@ def test_hostile_policies_of_runs_comparisons_and_simulations(tmp_path: Path) ->
         ("Ünïcode עברית 表", "Ünïcode עברית 表"),
     ],
 )
-def test_what_is_not_seen_is_shown_by_its_number(text: str, shown: str) -> None:
+def test_invisible_characters_are_shown_by_number(text: str, shown: str) -> None:
     assert visible(text) == shown
 
 
-def test_escaping_holds_in_attributes_too() -> None:
+def test_attributes_are_escaped() -> None:
     assert escaped("""<a b="c" d='e'>&""") == "&lt;a b=&quot;c&quot; d=&#x27;e&#x27;&gt;&amp;"
 
 
@@ -140,7 +144,7 @@ def test_a_browser_opens_the_page_without_complaint(tmp_path: Path) -> None:
     assert "Content Security Policy" in browse(loud.as_uri(), tmp_path / "browser")[1]
 
 
-def test_hostile_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_profiles_are_shown_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """A profile's pictures have names of tables, and the page's colors."""
     data = data_profile(
         tables=[TableSkew(name, 10, 20, 1.0, 2, None, 1, 2, None, None) for name in HOSTILE[:4]],

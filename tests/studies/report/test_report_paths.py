@@ -32,7 +32,7 @@ def shown(tmp_path: Path, *paths: Path) -> tuple[str, str]:
     return kind, Seen((tmp_path / "page.html").read_text()).text
 
 
-def test_a_run_by_its_folder_its_record_and_the_folder_above(tmp_path: Path) -> None:
+def test_runs_are_found_by_folder_record_and_parent(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"runs/{name}") for name in ("a", "b")]
     for path, report in ((runs[0], runs[:1]), (runs[0] / "run.json", runs[:1]), (tmp_path / "runs", runs)):
         result = write_report([path], tmp_path / "page.html")
@@ -46,7 +46,7 @@ def test_names_are_as_long_as_needed(tmp_path: Path) -> None:
     assert "2 runs: x/a, y/a" in text
 
 
-def test_studies_by_folder_or_file(tmp_path: Path) -> None:
+def test_studies_are_found_by_folder_or_file(tmp_path: Path) -> None:
     """A comparison with runs, one without a finished run, and a stopped profile."""
     write_run(tmp_path / "cmp/seed-0/0-hybrid")
     (tmp_path / "cmp/comparison.json").write_text(json.dumps(comparison()))
@@ -63,7 +63,7 @@ def test_studies_by_folder_or_file(tmp_path: Path) -> None:
     assert kind == "profile" and "stopped before a section was done" in text
 
 
-def test_paths_of_no_page_are_reported(tmp_path: Path) -> None:
+def test_paths_without_a_record_are_reported(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
     (tmp_path / "c.json").write_text(json.dumps(comparison()))
     said = refused(InputError, run, tmp_path / "c.json")
@@ -95,7 +95,7 @@ def test_paths_of_no_page_are_reported(tmp_path: Path) -> None:
         (b'{"runs": [], "machine": {}}', "expected a complete record of a simulation"),
     ],
 )
-def test_files_that_are_no_records(tmp_path: Path, content: bytes, said: str) -> None:
+def test_files_that_are_no_records_are_reported(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "x.json").write_bytes(content)
     assert said in refused(InputError, tmp_path / "x.json") and "x.json" in refused(InputError, tmp_path / "x.json")
 
@@ -113,7 +113,7 @@ def test_damaged_runs_are_reported_by_file_and_line(tmp_path: Path) -> None:
     assert "is damaged" in refused(CheckpointError, run)
 
 
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, out = write_run(tmp_path / "a"), tmp_path / "page.html"
     out.write_text("old")
 

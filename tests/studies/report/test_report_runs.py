@@ -76,16 +76,20 @@ def lead(blocks: Sequence[DocumentBlock]) -> str:
 def test_intervals_are_joined_without_loss() -> None:
     """Counts add up, states are the last ones, losses are means over steps."""
     result = stretches([interval(number) for number in range(1, 8)], most=3)
-    assert [one.step for one in result] == [30, 60, 70] and [one.steps for one in result] == [30, 30, 10]
-    assert [one.whole.promoted for one in result] == [2 * 7 * 6, 2 * 7 * 15, 2 * 7 * 7]
-    assert [one.whole.resident_rows for one in result] == [2 * 30, 2 * 60, 2 * 70]
+    assert [interval.step for interval in result] == [30, 60, 70] and [interval.steps for interval in result] == [
+        30,
+        30,
+        10,
+    ]
+    assert [interval.whole.promoted for interval in result] == [2 * 7 * 6, 2 * 7 * 15, 2 * 7 * 7]
+    assert [interval.whole.resident_rows for interval in result] == [2 * 30, 2 * 60, 2 * 70]
     assert result[0].loss == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
-    assert [one.totals.samples_per_s for one in result] == pytest.approx([1000.0] * 3)
+    assert [interval.totals.samples_per_s for interval in result] == pytest.approx([1000.0] * 3)
     assert result[1].last.step == 60
     assert stretches([], most=3) == []
 
 
-def test_a_page_says_what_the_run_recorded(tmp_path: Path) -> None:
+def test_a_page_shows_what_the_run_recorded(tmp_path: Path) -> None:
     run = named(write_run(tmp_path / "a", guard=True, skips=True))
     result = sections(run)
     assert list(result) == [
@@ -110,22 +114,22 @@ def test_a_page_says_what_the_run_recorded(tmp_path: Path) -> None:
 
 def test_the_page_begins_with_the_outcome(tmp_path: Path) -> None:
     """Several runs are compared; a single run shows its numbers."""
-    one, two = (named(write_run(tmp_path / name), name) for name in ("a", "b"))
+    first, second = (named(write_run(tmp_path / name), name) for name in ("a", "b"))
     summary = {"auc": 0.75, "samples_per_s_later": 400.0}
-    one = replace(one, record={**one.record, "summary": {**one.record["summary"], **summary}})
+    first = replace(first, record={**first.record, "summary": {**first.record["summary"], **summary}})
     best = {"auc": 0.7625, "samples_per_s_later": 300.0}
-    two = replace(two, record={**two.record, "summary": {**two.record["summary"], **best}})
-    assert [lead(sections(*runs)["Quality"]) for runs in ((one, two), (one,))] == [
+    second = replace(second, record={**second.record, "summary": {**second.record["summary"], **best}})
+    assert [lead(sections(*runs)["Quality"]) for runs in ((first, second), (first,))] == [
         "Highest AUC: b, 0.7625 (+0.01250 against a); fastest: a, 400 samples/s (1.33 times b).",
         "AUC 0.7500; 400 samples/s",
     ]
-    training = replace(two, record={**two.record, "summary": {**two.record["summary"], "auc_of": "training"}})
-    assert lead(sections(one, training)["Quality"]).startswith(
+    training = replace(second, record={**second.record, "summary": {**second.record["summary"], "auc_of": "training"}})
+    assert lead(sections(first, training)["Quality"]).startswith(
         "Highest AUC: a, 0.7500; "
     )  # AUC of other samples is not compared
 
 
-def test_stages_have_colors_of_their_own(tmp_path: Path) -> None:
+def test_each_stage_has_its_own_color(tmp_path: Path) -> None:
     """No two stages of the section share a color."""
     result = sections(named(write_run(tmp_path / "a")))["Stages of a step"]
     galleries = [block for block in result if isinstance(block, Gallery)]
@@ -134,7 +138,7 @@ def test_stages_have_colors_of_their_own(tmp_path: Path) -> None:
     assert len(places) == len(set(places)) > 2
 
 
-def test_runs_stand_side_by_side_and_differences_come_first(tmp_path: Path) -> None:
+def test_runs_are_columns_and_differences_come_first(tmp_path: Path) -> None:
     first = named(write_run(tmp_path / "a"), "first")
     second = named(write_run(tmp_path / "b", policy="lru", intervals=2, finished=False), "second")
     result = sections(first, second)
@@ -149,19 +153,19 @@ def _page(tmp_path: Path, *paths: Path) -> str:
     return (tmp_path / "page.html").read_text()
 
 
-def test_a_run_without_metrics_still_has_its_end(tmp_path: Path) -> None:
+def test_a_run_without_metrics_shows_its_summary(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
     (run / "metrics.jsonl").unlink()
     text = Seen(_page(tmp_path, run)).text
     assert "There are no curves for a: metrics.jsonl is missing or has no interval." in text and "0.7654" in text
 
 
-def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
+def test_a_run_without_steps_has_a_page(tmp_path: Path) -> None:
     text = Seen(_page(tmp_path, write_run(tmp_path / "a", intervals=0, finished=False))).text
     assert "no record of skipped updates" in text and "running" in text
 
 
-def test_bad_lines_are_counted_and_shown(tmp_path: Path) -> None:
+def test_damaged_lines_are_counted_and_shown(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", more={"summary": {"rejected_lines": {"hex": 2}, "out_of_range_ids": {"user": 5}}})
     bad = [json.dumps({"file": "x.csv", "line": n, "cause": "hex", "column": "user", "text": "zz"}) for n in (3, 9)]
     (run / "rejects.jsonl").write_text("\n".join(bad) + '\n{"file": "x')  # the last one is being written
@@ -170,7 +174,7 @@ def test_bad_lines_are_counted_and_shown(tmp_path: Path) -> None:
     assert result["x.csv:9"] == ["hex", "user", "zz"]
 
 
-def test_colors_are_those_of_runs_in_every_section(tmp_path: Path) -> None:
+def test_a_run_keeps_its_color_in_every_section(tmp_path: Path) -> None:
     """A run without intervals keeps its color number."""
     empty = named(write_run(tmp_path / "a", intervals=0), "empty")
     run, other = views([empty, named(write_run(tmp_path / "b"), "full")])

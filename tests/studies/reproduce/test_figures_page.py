@@ -58,29 +58,31 @@ def papers_of(cell: str) -> list[Paper]:
     return [load_paper(name) for name in (every if cell.startswith("all") else named)]
 
 
-def test_every_figure_that_can_be_had_is_on_the_page() -> None:
-    for paper, asked in ASKED.items():
-        there = set().union(*(of_papers(cell).get(paper, set()) for cell, *_ in rows()))
-        assert there == numbered(asked), paper
+def test_every_requested_figure_is_on_the_page() -> None:
+    for paper, figures in ASKED.items():
+        named_figures = set().union(*(of_papers(cell).get(paper, set()) for cell, *_ in rows()))
+        assert named_figures == numbered(figures), paper
     assert {paper.name for *_, cell in rows() for paper in papers_of(cell)} == set(paper_names())
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
-def test_a_script_of_the_row_shows_it_by_its_command(row: tuple[str, str, str, str, str]) -> None:
+def test_scripts_of_a_row_show_its_figures_by_its_command(row: tuple[str, str, str, str, str]) -> None:
     figures, kind, command, where, scripts = row
     named = papers_of(scripts)
     assert named and set(kind.split(", ")) <= set("EMTQ")
     for paper, numbers in of_papers(figures).items():
-        shown = " ".join(one.shows for one in load_paper(SCRIPTS[paper]).commands)
-        assert SCRIPTS[paper] in [one.name for one in named] and numbers <= numbered(shown), paper
+        shown = " ".join(command.shows for command in load_paper(SCRIPTS[paper]).commands)
+        assert SCRIPTS[paper] in [script.name for script in named] and numbers <= numbered(shown), paper
     wanted = re.findall(r"`([^`]+)`", command)
     verb, flags = wanted[0].split()[0], set(re.findall(r"--[a-z-]+", " ".join(wanted)))
-    for one in named:
-        mine = [f"{command.words} {command.full}" for command in one.commands if command.verb == verb]
+    for paper in named:
+        words_of_verb = [f"{command.words} {command.full}" for command in paper.commands if command.verb == verb]
         drawn = {"--plot"} if verb == "simulate" else set()  # reproduce gives it
-        assert mine and flags - drawn <= {word for words in mine for word in words.split()}, one.name
-    texts = [(PAPERS / f"{one.name}.py").read_text() for one in named]
-    ids = {command.id for one in named for command in one.commands}
+        assert words_of_verb and flags - drawn <= {word for words in words_of_verb for word in words.split()}, (
+            paper.name
+        )
+    texts = [(PAPERS / f"{paper.name}.py").read_text() for paper in named]
+    ids = {command.id for paper in named for command in paper.commands}
     tables = {id for text in texts for id in re.findall(r'DerivedTable\("(\w+)"', text)} | {"quality", "accuracy"}
     for picture in re.findall(r"`(\w+)\.png`", where):
         assert picture in {"placements", *ids, *tables, *PICTURES}, picture

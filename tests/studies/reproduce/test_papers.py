@@ -55,7 +55,7 @@ def script(name: str) -> Any:
         (3, ">", None, False, "unknown"),
     ],
 )
-def test_claims_are_judged_by_their_numbers(ours: Any, sign: Any, bound: Any, holds: bool, numbers: str) -> None:
+def test_claims_are_judged_by_numbers(ours: Any, sign: Any, bound: Any, holds: bool, numbers: str) -> None:
     claim = Claim("it", ours, sign, bound)
     assert (claim.holds, claim.numbers) == (holds, numbers)
 
@@ -67,7 +67,7 @@ def test_rows_are_found_by_values() -> None:
         row(rows, name="z", n=3)
 
 
-def test_there_are_scripts_for_all_papers() -> None:
+def test_every_paper_has_a_script() -> None:
     assert paper_names() == ["fae", "hotline", "scratchpipe", "slipstream", "tutorial", "zion"]
     for name in paper_names():
         paper = load_paper(name)
@@ -87,7 +87,7 @@ def made_up(**more: Any) -> Paper:
     return Paper(**({"title": "T", "source": "S", "commands": commands, "findings": findings} | more))
 
 
-def test_command_lines() -> None:
+def test_command_lines_of_a_script() -> None:
     lines = command_lines(made_up(), Path("out"), quick=True, seeds=2, more=["--data", "csv:x"])
     assert [(command.id, shlex.join(words)) for command, words in lines] == [
         ("c", "compare --policies lru --seeds 1 --steps 5 --set b=2 --data csv:x --seeds 2 --out out/c"),
@@ -99,7 +99,7 @@ def test_command_lines() -> None:
     )
 
 
-def test_slots_and_transfers_written_out() -> None:
+def test_slots_and_transfers_equal_a_case_by_hand() -> None:
     table = script("scratchpipe").slots(
         {f"depth-{d}": {"least_device_rows": 50 * (d + 1), "distinct_rows": 1000, "batches": 10} for d in (0, 2)}
     )
@@ -132,7 +132,7 @@ def test_popular_inputs_by_learning_and_logger() -> None:
     assert table.lines == {"srrip": [(1, 10), (4, 20)], "exact": [(1, 50), (4, 50)]}
 
 
-def test_quality_by_step_is_that_of_the_first_seed(tmp_path: Path) -> None:
+def test_quality_by_step_uses_the_first_seed(tmp_path: Path) -> None:
     runs = [{"run_dir": str(write_run(tmp_path / name, intervals=3))} for name in ("first", "second")]
     gone = {"policy": "b", "runs": [{"run_dir": str(tmp_path / "gone")}]}
     records = {"compare": {"policies": [{"policy": "a", "runs": runs}, gone]}}
@@ -152,7 +152,7 @@ def test_quality_by_batch_size() -> None:
     assert table.lines == {"a": [(512, 0.75), (4096, 0.5)]}
 
 
-def test_skipping_stands_by_what_is_left_out() -> None:
+def test_skipping_is_plotted_by_skipped_share() -> None:
     def policy(name: str, inputs: float, updates: float, deferred: float, change: float | None) -> dict[str, Any]:
         shares = {"skipped_input_share": inputs, "skipped_update_share": updates, "deferred_update_share": deferred}
         return {"policy": name, "auc_difference": change, **shares}
@@ -177,7 +177,7 @@ def test_skipping_stands_by_what_is_left_out() -> None:
     assert set(table.values) == {"slipstream", "u", "i1", "i2", "random_drop+share=0.5"}
 
 
-def test_designs_have_a_curve_and_a_table_at_the_smallest_size() -> None:
+def test_designs_have_a_curve_and_a_table() -> None:
     def run(policy: str, share: float, **ms: float) -> dict[str, Any]:
         return {"policy": policy, "device_share": share, "step_ms": ms}
 
@@ -193,7 +193,7 @@ def test_designs_have_a_curve_and_a_table_at_the_smallest_size() -> None:
 
 
 @pytest.mark.parametrize(("hot", "dropped"), [(0.5, 0.0), (0.5, 0.2), (0.1, 0.3)])
-def test_ratios_and_the_working_set_follow_the_formulas(hot: float, dropped: float) -> None:
+def test_ratios_and_the_working_set_follow_formulas(hot: float, dropped: float) -> None:
     by_sample = HotBySample(1, 0.9, hot, {}, 1.0, 1.0, 0.0, 4.0)
     budget = HotByMemory(100, 0.9, hot, {}, "10%", 100, 400, None, by_sample)
     reuse = Reuse(1024, 1, {}, {"1024": 10_000.0, "4096": 20_000.0})
@@ -202,8 +202,8 @@ def test_ratios_and_the_working_set_follow_the_formulas(hot: float, dropped: flo
     speeds = ratios(records)
     ms = speeds.details["step_ms"]
     device = (ms["FAE"] - (1 - hot) * ms["DLRM"]) / hot  # FAE = h device + (1 - h) DLRM
-    kept, cold = max(hot - dropped, 0), 1 - max(hot, dropped)
-    assert ms["Slipstream"] == pytest.approx(kept * device + cold * ms["DLRM"])
+    hot_left, cold = max(hot - dropped, 0), 1 - max(hot, dropped)
+    assert ms["Slipstream"] == pytest.approx(hot_left * device + cold * ms["DLRM"])
     assert ms["XDL"] > ms["DLRM"] > ms["ScratchPipe"] and speeds.values["DLRM"] == 1
     assert (dropped > 0) == (speeds.values["Slipstream"] > speeds.values["FAE"])
     sets = script("hotline").working_set(records).values
@@ -227,14 +227,14 @@ def test_a_run_writes_its_records_and_three_verdicts(tmp_path: Path) -> None:
         missing=[Missing("a machine", "there is none")],
         published=[Published("speed", "2x", "abstract")],
     )  # fmt: skip
-    asked: list[Sequence[str]] = []
+    calls: list[Sequence[str]] = []
 
     def run(words: Sequence[str]) -> dict[str, Any]:
-        asked.append(words)
+        calls.append(words)
         return PROFILED
 
     result = reproduced(paper, tmp_path, run)
-    assert asked == [["profile", "--out", str(tmp_path / "p")]]
+    assert calls == [["profile", "--out", str(tmp_path / "p")]]
     assert result["table"].splitlines()[-3:] == [
         "reproduced: it grows (3 > 1)",
         "not reproduced: it shrinks (3 not < 1; the model is to blame)",
@@ -244,7 +244,7 @@ def test_a_run_writes_its_records_and_three_verdicts(tmp_path: Path) -> None:
     assert "abstract" in result["table"] and "figure 1" in result["table"]
 
 
-def test_a_signal_keeps_what_was_done(tmp_path: Path) -> None:
+def test_a_signal_keeps_finished_commands(tmp_path: Path) -> None:
     def run(words: Sequence[str]) -> dict[str, Any]:
         if "2" in words:
             raise StoppedError(130)
@@ -257,7 +257,7 @@ def test_a_signal_keeps_what_was_done(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.glob("*.json")} == {"c.json", "depth-0.json", "reproduction.json"}
 
 
-def test_mistakes_of_a_script_are_named(tmp_path: Path) -> None:
+def test_invalid_scripts_are_reported(tmp_path: Path) -> None:
     for missing in ("faee", str(tmp_path / "none.py"), str(tmp_path), "x" * 300 + ".py", "a\0.py"):
         with pytest.raises(ConfigError, match=r"expected one of fae, .*, or a Python file"):
             load_paper(missing)

@@ -53,7 +53,7 @@ def sent_by_training(size: int, settings: TrainConfig) -> list[RankTraffic]:
     ("size", "blocks", "wire", "spared"),
     [(2, None, "fp32", 0), (2, 3, "fp32", 1 << 20), (3, None, "fp32", 0), (3, None, "bf16", 1 << 20)],
 )
-def test_bytes_are_those_of_a_training(
+def test_bytes_equal_those_of_a_training(
     size: int, blocks: int | None, wire: str, spared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of every kind, to the byte; headers but for those of what ranks agree on between steps. Dense gradients cross
@@ -64,27 +64,27 @@ def test_bytes_are_those_of_a_training(
     (report,) = result.ranks
     sent = sent_by_training(size, settings)
     for kind, count in vars(report.bytes).items():
-        mean = sum(getattr(one, kind) for one in sent) / result.batches / size
+        mean = sum(getattr(rank, kind) for rank in sent) / result.batches / size
         assert count == pytest.approx(mean, rel=0.25 if kind == "headers" else 1e-9), kind
 
 
 @pytest.mark.parametrize("blocks", [None, 5])
-def test_rows_and_owners_are_those_of_the_slow_twin(blocks: int | None) -> None:
+def test_rows_and_owners_equal_the_slow_twin(blocks: int | None) -> None:
     result = simulate_rank_traffic(config(blocks), [2, 5])
-    for one in result.ranks:
-        size, batches = one.ranks, list(DATA.train(64))
-        asked = [np.array(asked_rows(batch, list(SIZES), blocks or size, size)) for batch in batches]
-        crossing = sum(int(report.sum() - np.trace(report)) for report in asked)
-        assert one.bytes.vectors == one.bytes.gradients
-        assert one.bytes.vectors == pytest.approx(4 * 4 * crossing / len(batches) / size)
-        assert one.distinct_rows_per_rank == pytest.approx(
-            sum(int(report.sum()) for report in asked) / len(batches) / size
+    for forecast in result.ranks:
+        size, batches = forecast.ranks, list(DATA.train(64))
+        requests = [np.array(asked_rows(batch, list(SIZES), blocks or size, size)) for batch in batches]
+        crossing = sum(int(counts.sum() - np.trace(counts)) for counts in requests)
+        assert forecast.bytes.vectors == forecast.bytes.gradients
+        assert forecast.bytes.vectors == pytest.approx(4 * 4 * crossing / len(batches) / size)
+        assert forecast.distinct_rows_per_rank == pytest.approx(
+            sum(int(counts.sum()) for counts in requests) / len(batches) / size
         )
-        loads = [report.sum(axis=0) for report in asked]
-        assert one.owner_load == pytest.approx(np.mean([load.max() / load.mean() for load in loads]))
+        loads = [counts.sum(axis=0) for counts in requests]
+        assert forecast.owner_load == pytest.approx(np.mean([load.max() / load.mean() for load in loads]))
 
 
-def test_what_saturated_rows_save_and_what_pooling_would_take() -> None:
+def test_savings_by_saturation_and_cost_of_pooling() -> None:
     none, half = (simulate_rank_traffic(config(), [2], saturated=share).ranks[0] for share in (0.0, 0.5))
     assert none.bytes_in_all == none.bytes_saturated == half.bytes_in_all
     saved = half.bytes_in_all - half.bytes_saturated
@@ -94,17 +94,17 @@ def test_what_saturated_rows_save_and_what_pooling_would_take() -> None:
     assert half.pooled_row_wise_bytes == pytest.approx(2 * samples * 3 * 4 * 4)
 
 
-def test_the_text_says_where_whole_tables_would_pay() -> None:
+def test_the_text_says_when_whole_tables_save_bytes() -> None:
     result = simulate_rank_traffic(config(), [2, 4])
     text = rank_traffic_document(result).to_text()
     assert "50.0% saturated" in text and "379 samples" not in text
     assert rank_traffic_document(result).to_markdown().count("\n| ") == 4
-    assert ("placement=whole" in text) == any(one.whole_tables_would_pay for one in result.ranks)
+    assert ("placement=whole" in text) == any(forecast.whole_tables_would_pay for forecast in result.ranks)
     paying = replace(result, ranks=[replace(result.ranks[0], whole_tables_would_pay=True)])
     assert "placement=whole" in rank_traffic_document(paying).to_text()
 
 
-def test_numbers_of_ranks_that_cannot_be() -> None:
+def test_invalid_rank_counts_are_refused() -> None:
     for blocks, size, message in (
         (None, 1, "expected 2 to 65,536 ranks, got 1"),
         (2, 3, r"expected 2 to 2 ranks \(ranks.blocks=2\), got 3"),
@@ -122,6 +122,6 @@ def test_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
         simulate_rank_traffic(config(), [2])
 
 
-def test_dense_weights_are_those_of_the_model() -> None:
+def test_dense_weights_equal_those_of_the_model() -> None:
     model = DLRM(DLRMConfig(**SMALL_DLRM), num_dense=2, num_features=3)
     assert simulate_rank_traffic(config(), [2]).dense_weights == sum(w.numel() for w in model.parameters())

@@ -135,8 +135,15 @@ def test_deferral_by_visits_is_that_of_training(
     size = make_policy(policy, options).device_rows or "60%"
     tier = {"device": "cpu", "when_full": "reduce_lookahead", "eviction_share": 0.05}
     skip = {"rule": rule, "interval": 4, "min_accesses": 3}
-    given = {"policy": policy, "policy_options": options, "depth": depth, "tier": tier, "epochs": 2, "batch_size": 8}
-    config, plain = toy_config(**given, skip=skip), toy_config(**given, skip=None)
+    settings_given = {
+        "policy": policy,
+        "policy_options": options,
+        "depth": depth,
+        "tier": tier,
+        "epochs": 2,
+        "batch_size": 8,
+    }
+    config, plain = toy_config(**settings_given, skip=skip), toy_config(**settings_given, skip=None)
     counts, _ = trained_counts(dataset, config, size)
     run, same = simulate([("p", config), ("q", plain)], [size], MACHINE, embedding_dim=WIDTH).runs
     result = {
@@ -154,14 +161,14 @@ def test_deferral_by_visits_is_that_of_training(
     assert run.written_back_rows <= same.written_back_rows
 
 
-def test_what_goes_by_movement_is_said_to_be_unknown(dataset: Dataset) -> None:
+def test_shares_that_depend_on_movement_are_unknown(dataset: Dataset) -> None:
     names = {
         "slipstream": {"policy": "slipstream", "policy_options": {"skip": "updates"}},
         "lru+skip=defer+by=movement": {"policy": "lru", "skip": {"rule": "defer+by=movement"}},
         "lru": {"policy": "lru"},
         "off": {"policy": "slipstream", "policy_options": {"skip": "updates"}, "skip": {"rule": "off"}},
     }
-    cases = [(name, toy_config(**given)) for name, given in names.items()]
+    cases = [(name, toy_config(**options)) for name, options in names.items()]
     result = simulate(cases, ["80%"], MACHINE, embedding_dim=WIDTH)
     shares = {run.policy: (run.deferred_update_share, run.skips_unknown) for run in result.runs}
     assert shares == {
@@ -176,7 +183,7 @@ def test_what_goes_by_movement_is_said_to_be_unknown(dataset: Dataset) -> None:
     json.dumps(asdict(result), allow_nan=False)
 
 
-def test_what_movement_can_only_lessen_is_a_bound(dataset: Dataset) -> None:
+def test_shares_that_movement_can_only_lower_are_bounds(dataset: Dataset) -> None:
     """The smaller of visits and movement defers no more than visits alone."""
     cases = [
         (name, toy_config(policy="lru", skip={"rule": f"defer+by={name}+every=3+warmup=6", "min_accesses": 3}))
@@ -194,19 +201,19 @@ def timeless(run: PolicyForecast) -> PolicyForecast:
     return replace(run, lookups_per_s=0, plan_ms=0, read_ms=0, step_ms=StepTimes(0, 0, 0, 0))
 
 
-def test_several_policies_and_sizes_at_once_equal_each_alone(dataset: Dataset) -> None:
+def test_policies_and_sizes_together_equal_each_alone(dataset: Dataset) -> None:
     labels = ["lru", "lfu", "scratchpipe", "hybrid", "contract:Regrouping"]
     cases = [(label, toy_config(policy=label, depth=1)) for label in labels]
-    together = simulate(cases, ["60%", "90%"], MACHINE, embedding_dim=WIDTH).runs
+    runs = simulate(cases, ["60%", "90%"], MACHINE, embedding_dim=WIDTH).runs
     alone = [
         run
         for case in cases
         for size in ["60%", "90%"]
         for run in simulate([case], [size], MACHINE, embedding_dim=WIDTH).runs
     ]
-    for run in together:
-        assert timeless(run) in [timeless(one) for one in alone]
-    assert [(run.policy, run.size) for run in together if run.policy == "hybrid"] == [("hybrid", "0")]
+    for run in runs:
+        assert timeless(run) in [timeless(other) for other in alone]
+    assert [(run.policy, run.size) for run in runs if run.policy == "hybrid"] == [("hybrid", "0")]
 
 
 def test_totals_and_steps(dataset: Dataset) -> None:
@@ -220,7 +227,7 @@ def test_totals_and_steps(dataset: Dataset) -> None:
     json.dumps(asdict(result), allow_nan=False)
 
 
-def test_popular_inputs_of_batch_two_were_seen_in_batch_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_popular_inputs_have_rows_seen_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = ToyData(num_train=64)
     monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: toy)
     (run,) = simulate([("d", toy_config(policy="device", depth=0))], ["100%"], MACHINE, embedding_dim=WIDTH).runs
@@ -232,7 +239,7 @@ def test_popular_inputs_of_batch_two_were_seen_in_batch_one(monkeypatch: pytest.
 # --- what does not work --------------------------------------------------------------------------------------------
 
 
-def test_a_size_that_does_not_fit_does_not_stop_the_others(dataset: Dataset) -> None:
+def test_a_size_that_does_not_fit_leaves_the_others(dataset: Dataset) -> None:
     config = toy_config(policy="lru")
     result = simulate([("lru", config)], ["5", "100%"], MACHINE, embedding_dim=WIDTH)
     (small,), (whole,) = result.failed, result.runs
@@ -243,7 +250,7 @@ def test_a_size_that_does_not_fit_does_not_stop_the_others(dataset: Dataset) -> 
     assert "a with 5, b with 5 device rows: batch 0:" in simulation_document(both_small).to_text()
 
 
-def test_if_nothing_fits_it_is_an_error(dataset: Dataset) -> None:
+def test_no_size_that_fits_is_an_error(dataset: Dataset) -> None:
     with pytest.raises(DeviceMemoryError, match="batch 0"):
         simulate([("lru", toy_config(policy="lru"))], ["5", "6"], MACHINE, embedding_dim=WIDTH)
     with pytest.raises(DeviceMemoryError, match=r"none of the 2 runs finished.* lru with 6: batch \d.* 6 are there"):
@@ -253,7 +260,7 @@ def test_if_nothing_fits_it_is_an_error(dataset: Dataset) -> None:
 
 
 @pytest.mark.nightly
-def test_a_policy_that_fails_stops_its_own_run_only(dataset: Dataset, tmp_path: Path) -> None:
+def test_a_failing_policy_ends_only_its_own_run(dataset: Dataset, tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text(
         "from adaptive.policies.lru import LRU\n"
@@ -291,12 +298,12 @@ def test_a_policy_that_fails_stops_its_own_run_only(dataset: Dataset, tmp_path: 
         ([], "expected policies and device sizes, got 1 and 0"),
     ],
 )
-def test_bad_sizes_are_named(dataset: Dataset, sizes: list[str], message: str | None) -> None:
+def test_invalid_sizes_are_named(dataset: Dataset, sizes: list[str], message: str | None) -> None:
     with pytest.raises(ConfigError if message else DeviceMemoryError, match=message):
         simulate([("lru", toy_config(policy="lru"))], sizes, MACHINE, embedding_dim=WIDTH)
 
 
-def test_no_data_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_data_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: ToyData(num_train=0))
     with pytest.raises(InputError, match="expected training samples, got none"):
         simulate([("lru", toy_config(policy="lru"))], ["50%"], MACHINE)
@@ -345,15 +352,15 @@ def most_hits(batches: Sequence[Sequence[int]], num_slots: int, *, bypass: bool)
             here, now = hits + len(resident & set(batch)), resident | set(batch)
             must = frozenset() if bypass else frozenset(batch)
             for size in range(min(len(now), num_slots) + 1):
-                for kept in map(frozenset, itertools.combinations(now, size)):
-                    if must <= kept:
-                        after[kept] = max(after.get(kept, 0), here)
+                for resident in map(frozenset, itertools.combinations(now, size)):
+                    if must <= resident:
+                        after[resident] = max(after.get(resident, 0), here)
         best = after
     return max(best.values())
 
 
 @both
-def test_belady_by_hand(choose: Any) -> None:
+def test_belady_equals_a_case_worked_by_hand(choose: Any) -> None:
     """Two slots: 3 comes, 1 is needed before 2, so 2 goes; if 3 need not come in, both stay."""
     assert best_hits([[1], [2], [3], [1], [2]], 2, bypass=False, choose=choose) == 1
     assert best_hits([[1], [2], [3], [1], [2]], 2, bypass=True, choose=choose) == 2
@@ -370,7 +377,7 @@ def held_twin(batches: Sequence[Sequence[int]], depth: int) -> int:
 
 @settings(deadline=None)
 @given(BATCHES, st.integers(0, 5))
-def test_rows_that_batches_in_flight_hold_are_those_of_the_twin(batches: list[list[int]], depth: int) -> None:
+def test_rows_in_flight_equal_the_twin(batches: list[list[int]], depth: int) -> None:
     trace = Trace(10)
     for batch in batches:
         trace.add(np.array(list(dict.fromkeys(batch))))
@@ -378,7 +385,7 @@ def test_rows_that_batches_in_flight_hold_are_those_of_the_twin(batches: list[li
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-def test_the_least_size_works_and_one_row_less_does_not(dataset: Dataset, depth: int) -> None:
+def test_the_smallest_size_works_and_one_row_less_fails(dataset: Dataset, depth: int) -> None:
     cases = [("lru", toy_config(policy="lru", depth=depth))]
     least = simulate(cases, ["100%"], MACHINE, embedding_dim=WIDTH).least_device_rows
     assert simulate(cases, [str(least)], MACHINE, embedding_dim=WIDTH).runs
@@ -386,7 +393,7 @@ def test_the_least_size_works_and_one_row_less_does_not(dataset: Dataset, depth:
         simulate(cases, [str(least - 1)], MACHINE, embedding_dim=WIDTH)
 
 
-def test_advice_on_the_size(dataset: Dataset) -> None:
+def test_errors_advise_a_size(dataset: Dataset) -> None:
     config = toy_config(policy="lru")
     result = simulate([("lru", config)], ["60%", "100%"], MACHINE, embedding_dim=WIDTH)
     assert "least device rows for policies that prefetch misses:" in simulation_document(result).to_text()
@@ -403,7 +410,7 @@ def test_advice_on_the_size(dataset: Dataset) -> None:
 
 @settings(deadline=None)
 @given(BATCHES, st.integers(6, 10))
-def test_the_bound_is_that_of_the_twin(batches: list[list[int]], num_slots: int) -> None:
+def test_the_bound_equals_the_twin(batches: list[list[int]], num_slots: int) -> None:
     assert best_hits(batches, num_slots, bypass=False) == belady_twin(batches, num_slots)
 
 
@@ -413,13 +420,13 @@ def test_the_bound_is_that_of_the_twin(batches: list[list[int]], num_slots: int)
     st.integers(2, 4),
     st.booleans(),
 )
-def test_nothing_beats_the_bound_and_the_bound_is_reached(
+def test_no_policy_beats_the_bound_and_belady_reaches_it(
     batches: list[list[int]], num_slots: int, bypass: bool
 ) -> None:
     assert best_hits(batches, num_slots, bypass=bypass) == most_hits(batches, num_slots, bypass=bypass)
 
 
-def test_a_long_trace_grows() -> None:
+def test_long_traces_grow_their_buffers() -> None:
     trace = Trace(100)
     for _ in range(200):
         trace.add(np.arange(100))
@@ -436,10 +443,10 @@ def test_popular_inputs(choose: Any, data: st.DataObject) -> None:
     locations = np.array(data.draw(st.lists(st.sampled_from([-1, 0, 5]), min_size=4, max_size=4)), np.int64)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     bags = [locations[inverse[first:last]] for first, last in itertools.pairwise(offsets)]
-    there = [bool((np.concatenate([bags[b], bags[b + 3]]) >= 0).all()) for b in range(3)]
+    has_lookups = [bool((np.concatenate([bags[b], bags[b + 3]]) >= 0).all()) for b in range(3)]
     cold = np.ones(3, np.bool_)
-    assert choose(belady.popular_inputs)(offsets, inverse, locations, cold) == sum(there)
-    assert cold.tolist() == [not one for one in there]
+    assert choose(belady.popular_inputs)(offsets, inverse, locations, cold) == sum(has_lookups)
+    assert cold.tolist() == [not has_any for has_any in has_lookups]
 
 
 # --- times -----------------------------------------------------------------------------------------------------------

@@ -41,11 +41,11 @@ def cases(*labels: str, **more: Any) -> list[tuple[str, TrainConfig]]:
 
 def interrupted_at(number: int) -> Callable[[int, int | None], None]:
     """Send Ctrl-C at the `number`th line of progress."""
-    told: list[int] = []
+    calls: list[int] = []
 
     def tell(done: int, total: int | None) -> None:
-        told.append(done)
-        if len(told) == number:
+        calls.append(done)
+        if len(calls) == number:
             signal.raise_signal(signal.SIGINT)
 
     return tell
@@ -57,7 +57,7 @@ def counted(result: Simulation) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("number", "batches"), [(1, 32), (2, 64), (4, 112)])
-def test_batches_read_before_a_stop_are_reported_alone(number: int, batches: int) -> None:
+def test_a_stop_reports_only_batches_read_so_far(number: int, batches: int) -> None:
     sizes, labels, stop = ["60%", "90%"], ["lru", "lfu", "scratchpipe", "hybrid"], StopRequest()
     result = simulate(
         cases(*labels, epochs=2), sizes, MACHINE, embedding_dim=4, on_progress=interrupted_at(number), stop=stop
@@ -76,7 +76,7 @@ def test_batches_read_before_a_stop_are_reported_alone(number: int, batches: int
 
 
 @pytest.mark.parametrize("number", [1, 4])
-def test_policies_with_batches_of_their_own_are_whole_or_missing(number: int) -> None:
+def test_policies_that_regroup_are_complete_or_missing(number: int) -> None:
     """Three lines of progress are of the stream that `lru` and `lfu` share; the next is of Regrouping at 60%."""
     labels, stop = ["contract:Regrouping", "lru", "lfu"], StopRequest()
     result = simulate(
@@ -95,7 +95,7 @@ def test_policies_with_batches_of_their_own_are_whole_or_missing(number: int) ->
     assert (flags in text) == (number == 4)
 
 
-def test_a_policy_that_arranges_is_stopped_when_alone() -> None:
+def test_a_lone_regrouping_policy_stops() -> None:
     stop = StopRequest()
     result = simulate(
         cases("contract:Regrouping"), ["60%", "90%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(5), stop=stop
@@ -104,13 +104,13 @@ def test_a_policy_that_arranges_is_stopped_when_alone() -> None:
     assert result.missing == [SizedPolicy("contract:Regrouping", "90%")]
 
 
-def test_a_stop_at_the_last_batch_is_none() -> None:
+def test_a_stop_at_the_last_batch_changes_nothing() -> None:
     stop = StopRequest()
     result = simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(3), stop=stop)
     assert stop and (result.was_stopped, result.batches) == (False, BATCHES)
 
 
-def test_runs_that_failed_before_the_stop_are_reported() -> None:
+def test_failures_before_a_stop_are_reported() -> None:
     result = simulate(
         cases("lru"), ["5", "100%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(1), stop=StopRequest()
     )
@@ -119,15 +119,15 @@ def test_runs_that_failed_before_the_stop_are_reported() -> None:
         simulate(cases("lru"), ["5"], MACHINE, embedding_dim=4, on_progress=interrupted_at(1), stop=StopRequest())
 
 
-def test_signals_are_as_before_afterwards() -> None:
-    before = signal.getsignal(signal.SIGINT)
+def test_signal_handlers_are_restored() -> None:
+    handler = signal.getsignal(signal.SIGINT)
     simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(1), stop=StopRequest())
-    assert signal.getsignal(signal.SIGINT) == before
+    assert signal.getsignal(signal.SIGINT) == handler
     with pytest.raises(KeyboardInterrupt):  # without a request nobody is in its way
         simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(1))
 
 
-def test_bytes_between_ranks_are_those_of_batches_read() -> None:
+def test_a_stop_counts_bytes_of_batches_read() -> None:
     settings = toy_config(batch_size=8, epochs=2)
     result = simulate_rank_traffic(settings, [2, 3], on_progress=interrupted_at(90), stop=StopRequest())
     short = simulate_rank_traffic(settings.model_copy(update={"steps": 90}), [2, 3])
