@@ -1,4 +1,4 @@
-"""Records as commands leave them, written by hand: run directories with any names, a comparison, a browser to look."""
+"""Handwritten records of commands: run directories, a comparison; and a browser."""
 
 import shutil
 import subprocess
@@ -89,9 +89,10 @@ def write_run(
     totals, file = RunTotals(), MetricsFile(path / "metrics.jsonl")
     file.write(RunRecord(policy=policy, table_rows=dict.fromkeys(tables, 1000)))
     for number in range(1, intervals + 1):
-        file.write(one := replace(interval(number, tables, skips=skips), ranks=[dict(rank) for rank in ranks]))
-        totals.add(one)
-        file.write(EvalRecord(step=one.step, samples=500, auc=0.7 + number / 100, log_loss=0.4))
+        means = replace(interval(number, tables, skips=skips), ranks=[dict(rank) for rank in ranks])
+        file.write(means)
+        totals.add(means)
+        file.write(EvalRecord(step=means.step, samples=500, auc=0.7 + number / 100, log_loss=0.4))
     if guard:
         file.write(GUARDED)
     file.close()
@@ -116,7 +117,7 @@ def write_run(
 
 
 def comparison(policies: Sequence[str] = ("hybrid", "lfu"), seeds: int = 2) -> dict[str, Any]:
-    """What `compare` keeps, of runs whose AUC differs a little."""
+    """The record of a comparison whose runs differ a little in AUC."""
     totals = RunTotals()
     totals.add(interval(1))
     outcomes = [
@@ -184,11 +185,11 @@ class Seen(HTMLParser):
 
 
 def browser() -> str:
-    """The path of a browser; the test is skipped with a reason where there is none."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
+    """Return the path of a browser; skip the test with a reason if none is installed."""
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
-    return found
+    return path
 
 
 def browse(url: str, folder: Path, *, size: str = "1400,1000", options: Sequence[str] = ()) -> tuple[str, str]:
