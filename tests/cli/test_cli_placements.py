@@ -9,12 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import Result
 from test_cli_profile import SMALL
 
 from adaptive.studies.machines import load_machine
 
-Cli = Callable[..., Result]
+Cli = Callable[..., Any]
 
 
 @pytest.mark.nightly

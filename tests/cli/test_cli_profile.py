@@ -3,11 +3,11 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import Result
 
-Cli = Callable[..., Result]
+Cli = Callable[..., Any]
 SMALL = (
     *("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=4000"),
     *("--set", "data.synthetic.num_eval=0", "--batch-size", "64"),

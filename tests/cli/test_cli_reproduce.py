@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Result
 
 from adaptive.studies.report.html_report import write_report
 from adaptive.studies.reproduce.paper import load_paper
 from adaptive.studies.reproduce.reproduction import command_lines, reproduce
 
-Cli = Callable[..., Result]
+Cli = Callable[..., Any]
 
 CURVES = {
     # derived tables with a picture, and the least number of points of their longest line

@@ -132,7 +132,7 @@ def endlessly_empty(self: Policy, batches: Iterator[Batch], view: TierView) -> I
 
 @pytest.mark.parametrize(
     ("arrange", "reason"),
-    [(endless, "yielded sample 176 twice"), (endlessly_empty, "a batch without samples at position")],
+    [(endless, "yielded sample 176 twice"), (endlessly_empty, "expected samples in the batch at position")],
 )
 def test_batches_without_an_end_are_noticed(arrange: Any, reason: str) -> None:
     """By the check of `arrange`, which cannot collect them all, and by those that train them."""

@@ -290,7 +290,6 @@ def test_the_interval_is_students_t_of_differences() -> None:
         (replace(outcome("s", 0, 0.7), arranges=True), "within", "equal to the control bit for bit"),
         (
             replace(outcome("s", 0, 0.7), arranges=True, bits="other"),
-            "lru",
             "unskipped",
             "skips nothing, but trains other",
         ),

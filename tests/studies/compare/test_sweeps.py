@@ -42,7 +42,7 @@ def test_keys_can_vary_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "result"),
     [
         ("model.top_mlp=64-32-1,128-1", ["64-32-1", "128-1"]),
         ('data="criteo:a,b",synthetic', ['"criteo:a,b"', "synthetic"]),
