@@ -6,6 +6,7 @@ traceback. Anything else is a bug and exits with 1.
 
 import difflib
 import errno
+import inspect
 import os
 import re
 import signal
@@ -80,8 +81,15 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "config": config,
     "doctor": doctor,
 }
+
+
+def _help(command: Callable[..., None]) -> str:
+    """Return the docstring with each paragraph on one line, since rich keeps the line breaks of later paragraphs."""
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.__doc__ or ""))
+
+
 for _name, _command in COMMANDS.items():
-    app.command(_name, epilog=EXIT_CODES)(_command)
+    app.command(_name, help=_help(_command), epilog=EXIT_CODES)(_command)
 app.add_typer(policies_command.app, name="policies")
 
 

@@ -5,7 +5,7 @@ import inspect
 import keyword
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,7 +120,7 @@ def check(
             if ":" not in spec and spec not in installed_policies():
                 policy_class(spec)  # raises with a suggestion
             results = check_policy(spec, options, timeout_s=timeout_s)
-    checks = [{"check": r.check, "passed": r.passed, "reason": r.reason, "was_run": r.was_run} for r in results]
+    checks = [asdict(result) for result in results]
     lines = _check_lines(results)
     print_result({"schema": 1, "policy": spec, "checks": checks}, table="\n".join(lines), as_json=as_json)
     failed = [result.check for result in results if result.was_run and not result.passed]
