@@ -297,14 +297,17 @@ def test_the_interval_is_students_t_of_differences() -> None:
     ],
 )
 def test_verdicts_of_one_seed(other: Outcome, verdict: str, reason: str) -> None:
-    """The control is the first that skips nothing in any run, also if it comes later."""
-    result = judge([other, outcome("lru", 0, 0.7)], auc_budget=BUDGET)
+    result = judge([outcome("lru", 0, 0.7), other], auc_budget=BUDGET)
     policy = by_policy(result)["s"]
     assert policy.verdict == verdict and policy.reason.startswith(reason), policy.reason
-    assert by_policy(judge([outcome("lru", 0, 0.7), other], auc_budget=BUDGET))["lru"].reason == "the control"
     text = comparison_document(result).to_text()
     assert "With one seed there are no intervals over seeds." in text
     assert ("skipped inputs" in text) == ("skipped_input_share" in other.summary)
+
+
+def test_the_control_is_the_first_that_skips_nothing() -> None:
+    outcomes = [outcome("s", 0, 0.69, 0.5), outcome("lru", 0, 0.7), outcome("lfu", 0, 0.7)]
+    assert [policy.reason == "the control" for policy in judge(outcomes, auc_budget=BUDGET).policies] == [0, 1, 0]
 
 
 def test_without_a_control_there_is_no_verdict() -> None:
