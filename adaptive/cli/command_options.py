@@ -119,7 +119,7 @@ MovementSteps = Annotated[int, _option("--steps", "STEPS", STUDY, min=1, help="m
 MovementEvery = Annotated[int, _option("--every", "STEPS", STUDY, min=1,
     help="movement: steps between two readings of the rows.")]
 PictureLink = Annotated[str, _option("--link", "RATE", OUTPUT,
-    help="step.png: link rate for modelling transfers without a GPU.")]
+    help="step.png: link rate for modeling transfers without a GPU.")]
 SaveMachine = Annotated[Path | None, _option("--save", "FILE", OUTPUT,
     help="Write the measured rates of this machine, for --machine FILE of simulate and placements.")]
 
@@ -156,7 +156,7 @@ HostBandwidth = Annotated[str | None, _rate("--host-bandwidth", "Bandwidth of ho
 DenseTime = Annotated[float | None, _option("--dense-ms", "MS", MACHINE, min=0.0, show_default="1.0",
     help="Milliseconds of the dense part per step.")]
 DenseBytes = Annotated[int | None, _option("--dense-bytes", "BYTES", MACHINE, min=0, max=2 ** 50, show_default="0",
-    help="Bytes of all dense weights. Adds the modelled step of XDL, which transfers them at each step.")]
+    help="Bytes of all dense weights. Adds the modeled step of XDL, which transfers them at each step.")]
 RankNumbers = Annotated[str | None, _option("--ranks", "LIST", RANKS,
     help="Report the bytes that a rank sends per step instead of hit rates, for numbers of ranks such as 2,8,64 "
          "(docs/explanation/ranks.md).")]

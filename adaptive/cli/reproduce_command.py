@@ -35,7 +35,7 @@ def reproduce(
     Prints the commands, their tables, and the claims that are reproduced, are not, or are not available here, with the
     reason. Writes the same as a page, report.html. After Ctrl-C, it reports the finished commands.
 
-    Every number is marked as measured, modelled or from the paper. Claims are checked on your data, so other data may
+    Every number is marked as measured, modeled or from the paper. Claims are checked on your data, so other data may
     give other answers.
     """
     from adaptive.errors import ConfigError, OutputError

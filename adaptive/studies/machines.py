@@ -2,7 +2,7 @@
 
 A file describes a machine by its parts (`[gpu]`, `[host]`, `[network]`, `[watts]`), or holds rates measured on it
 (`[measured]`, written by `adaptive-train profile --save`), or both. `[assumed]` has the share of each peak that is
-reached. The defaults are our guesses, and so is everything modelled with them.
+reached. The defaults are our guesses, and so is everything modeled with them.
 """
 
 from pathlib import Path

@@ -31,7 +31,7 @@ def findings(records: Records) -> Findings:
     yield (moved := transfers(records))
     yield Claim("FAE moves less than DLRM (table 7)", moved.values["fae, two homes"], "<", moved.values["DLRM"])
     yield (speeds := ratios(records))
-    yield Claim("FAE is faster than DLRM, modelled (figure 13)", speeds.values["FAE"], ">", 1.0)
+    yield Claim("FAE is faster than DLRM, modeled (figure 13)", speeds.values["FAE"], ">", 1.0)
     yield (quality := evaluations_by_step(records, "auc"))
     yield evaluations_by_step(records, "accuracy")
     aucs = [auc for _, auc in quality.lines["fae"]]
@@ -47,7 +47,7 @@ PAPER = Paper(
     "Adnan et al., PVLDB 15(1), 2022 (arXiv 2103.00686)",
     commands=(
         Command("data", "figures 1B, 3, 5, 7, 10 and 8, 9, 11: hot rows and inputs by threshold and memory, estimate "
-                        "next to the true number, and its time; for figure 13 and table 5, modelled: hot inputs",
+                        "next to the true number, and its time; for figure 13 and table 5, modeled: hot inputs",
                 "profile --sections data --memory 1%,2%,5%,10%,20%", quick="--samples 60000"),
         Command("step", "figure 14: the step by phase", "profile --sections step --policies hybrid,fae",
                 quick="--time-steps 10 --batch-size 256 --set data.synthetic.num_train=60000"),
@@ -60,7 +60,7 @@ PAPER = Paper(
                 "placements --machine here --placements host,fae --measure",
                 full="--sweep batch_size=512,2048,8192 --time-steps 20",
                 quick="--sweep batch_size=256,1024 --time-steps 10 --set data.synthetic.num_train=60000"),
-        Command("sizes", "figures 15 and 16, tables 5, 8 and 9, modelled: throughput and throughput per watt by batch "
+        Command("sizes", "figures 15 and 16, tables 5, 8 and 9, modeled: throughput and throughput per watt by batch "
                          "size",
                 "placements --machine v100-pcie3 --preset rmc2,rmc3,rmc4 --placements host,fae,device "
                 "--sweep batch_size=1024,2048,4096,8192,16384"),
@@ -69,7 +69,7 @@ PAPER = Paper(
     published=(Published("speed over DLRM on Kaggle, Terabyte, Alibaba", "2.34x on average", "FAE, abstract"),),
     missing=(
         Missing("time and power of V100s (figures 13 to 16, tables 5 and 9)",
-                "not available here; ratios are modelled, watts are those of the machine file"),
+                "not available here; ratios are modeled, watts are those of the machine file"),
         Missing("Criteo Kaggle, Terabyte, Taobao", "not included; give --data"),
     ),
 )

@@ -31,7 +31,7 @@ LOGGERS = ",".join(f"hotline+logger=srrip+logger_bytes={size}" for size in (4096
 
 def findings(records: Records) -> Findings:
     yield (sets := working_set(records))
-    yield Claim("a working set of four mini-batches does no worse than one, modelled (figure 22)",
+    yield Claim("a working set of four mini-batches does no worse than one, modeled (figure 22)",
                 over(sets.values["4 mini-batches"], sets.values["1 mini-batches"]), ">", 0.999)
     yield (popular := popular_inputs(records))
     yield Claim("learning on 20% of an epoch finds at least 90% as many popular inputs as on 1%",
@@ -46,7 +46,7 @@ def findings(records: Records) -> Findings:
     yield Claim("AUC is within 0.01 of the baseline", less(hotline["auc"], hybrid["auc"]), ">", -0.01)
     yield transfers(records)
     yield (speeds := ratios(records))
-    yield Claim("Hotline is faster than FAE, modelled", speeds.values["Hotline"], ">", speeds.values["FAE"])
+    yield Claim("Hotline is faster than FAE, modeled", speeds.values["Hotline"], ">", speeds.values["FAE"])
     yield evaluations_by_step(records, "auc")
     yield evaluations_by_step(records, "accuracy")
 
@@ -66,7 +66,7 @@ def working_set(records: Records) -> DerivedTable:
         points.append((size, host_step_ms(model) * size / step_ms))
     note = f"{100 * model.hot:.1f}% of the inputs are popular (measured); popular mini-batches are full."
     curves = Curves("mini-batches of a working set", "speed over DLRM's", {"Hotline": points})
-    return DerivedTable("working_set", "Hotline's working set: speed over DLRM's, modelled on v100-pcie3", "x",
+    return DerivedTable("working_set", "Hotline's working set: speed over DLRM's, modeled on v100-pcie3", "x",
                         {f"{size} mini-batches": speed for size, speed in points}, note, curves)
 
 
@@ -93,7 +93,7 @@ PAPER = Paper(
     "Hotline: popular inputs first, found by learning during training",
     "Adnan et al., ISCA 2024; figures and tables as of its first version, arXiv 2204.05436v1",
     commands=(
-        Command("data", "figure 3: sorted counts; for figures 15 and 22, modelled: popular inputs",
+        Command("data", "figure 3: sorted counts; for figures 15 and 22, modeled: popular inputs",
                 "profile --sections data --memory 5%,10%", quick="--samples 60000"),
         Command("learning", "figures 10 and 23: popular inputs by share learned, and by the logger's size next to "
                             "exact counts",
@@ -105,10 +105,10 @@ PAPER = Paper(
                 full="--policies hybrid,fae,hotline,hotline+micro_batches=false --eval-every 100",
                 quick="--policies hybrid,hotline --steps 40 --batch-size 512 --eval-every 10 "
                       "--set data.synthetic.num_train=60000 --set data.synthetic.num_eval=10000"),
-        Command("batch", "figure 19, modelled: batch size",
+        Command("batch", "figure 19, modeled: batch size",
                 "placements --machine v100-pcie3 --preset rmc2,rmc3 --placements host,fae,hotline "
                 "--sweep batch_size=1024,4096,16384"),
-        Command("synthetic", "figures 20 and 21, modelled: models of many tables",
+        Command("synthetic", "figures 20 and 21, modeled: models of many tables",
                 "placements --machine big-basin,zion --preset syn-m1,syn-m2 --placements host,fae,hotline"),
     ),
     findings=findings,
@@ -116,6 +116,6 @@ PAPER = Paper(
     missing=(
         Missing("its accelerator: area, power, lookup engine (figures 5 to 9 and 11 to 13)", "hardware"),
         Missing("training with the working set of four mini-batches (figure 22)",
-                "in its first version only; here each mini-batch is a step, so the working set is modelled"),
+                "in its first version only; here each mini-batch is a step, so the working set is modeled"),
     ),
 )

@@ -28,16 +28,16 @@ DESIGNS = {  # policy, and its step
 
 def findings(records: Records) -> Findings:
     yield (speeds := ratios(records))
-    yield Claim("a step at the speed of device memory is faster than DLRM, modelled", speeds.values["ScratchPipe"],
+    yield Claim("a step at the speed of device memory is faster than DLRM, modeled", speeds.values["ScratchPipe"],
                 ">", 1.0)
     lru, scratchpipe = (row(records["hits"]["runs"], policy=name) for name in ("lru", "scratchpipe"))
     hits, step_ms = scratchpipe["row_hit_rate"], scratchpipe["step_ms"]
     yield Claim("knowing the next batches gives more hits than LRU", hits, ">", lru["row_hit_rate"])
     yield Claim("and no more than Belady's bound", less(hits, scratchpipe["belady_row_hit_rate"]), "<", 0.000001)
-    yield Claim("overlap hides what serial transfers cost, modelled", step_ms["look_ahead"], "<", step_ms["serial"])
-    yield (modelled := designs(records))
-    yield Claim("look-ahead is faster than a cache filled on demand, modelled",
-                modelled.values["ScratchPipe, look-ahead"], "<", modelled.values["LRU on demand, no overlap"],
+    yield Claim("overlap hides what serial transfers cost, modeled", step_ms["look_ahead"], "<", step_ms["serial"])
+    yield (modeled := designs(records))
+    yield Claim("look-ahead is faster than a cache filled on demand, modeled",
+                modeled.values["ScratchPipe, look-ahead"], "<", modeled.values["LRU on demand, no overlap"],
                 why="such a step waits for planning, as measured on this machine: choosing victims by their next "
                     "use takes longer, and short batches leave little to hide it behind")
     yield (needed := slots(records))
@@ -68,7 +68,7 @@ def designs(records: Records) -> DerivedTable:
         name: [(100 * run["device_share"], run["step_ms"][step]) for run in runs if run["policy"] == policy]
         for name, (policy, step) in DESIGNS.items()
     }
-    return DerivedTable("designs", "Milliseconds of a step by design, at the smallest size (modelled)", "ms",
+    return DerivedTable("designs", "Milliseconds of a step by design, at the smallest size (modeled)", "ms",
                         {name: min(points)[1] for name, points in lines.items() if points},
                         curves=Curves("rows on the device (%)", "ms per step", lines))
 
@@ -78,7 +78,7 @@ PAPER = Paper(
     "Choi et al., ISCA 2022 (arXiv 2205.04702); its abstract, the body could not be read",
     commands=(
         Command("data", "locality of the data", "profile --sections data --memory 1%,10%", quick="--samples 60000"),
-        Command("hits", "hit rate by size of the cache, with Belady's bound, and modelled steps",
+        Command("hits", "hit rate by size of the cache, with Belady's bound, and modeled steps",
                 "simulate --machine v100-pcie3",
                 full="--policies static,lru,lfu,s3fifo,scratchpipe+window=0,scratchpipe "
                      "--device-rows 7%,10%,15%,20%,30%,50%",
@@ -93,6 +93,6 @@ PAPER = Paper(
     published=(Published("embeddings trained", "at GPU memory speed", "ScratchPipe, abstract"),),
     missing=(
         Missing("numbers of its figures", "only the abstract could be read"),
-        Missing("times on its GPUs", "modelled; docs/explanation/gpu.md says what was run on one"),
+        Missing("times on its GPUs", "modeled; docs/explanation/gpu.md says what was run on one"),
     ),
 )

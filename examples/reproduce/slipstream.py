@@ -35,7 +35,7 @@ def findings(records: Records) -> Findings:
     yield Claim("the default mode writes fewer updates", slipstream["deferred_update_share"], ">", 0.0)
     yield skipping(records)
     yield (speeds := ratios(records))
-    yield Claim("Slipstream is faster than FAE, modelled with the inputs dropped here",
+    yield Claim("Slipstream is faster than FAE, modeled with the inputs dropped here",
                 speeds.values["Slipstream"], ">", speeds.values["FAE"])
 
 
@@ -83,9 +83,9 @@ PAPER = Paper(
                   "Slipstream, abstract"),
     ),
     missing=(
-        Missing("its thresholds and feature normalisation", "we had the abstract and summaries only"),
+        Missing("its thresholds and feature normalization", "we had the abstract and summaries only"),
         Missing("measured speed",
                 "skipping does not speed up training if all rows are in memory (docs/explanation/skipping.md); "
-                "ratios are modelled"),
+                "ratios are modeled"),
     ),
 )

@@ -30,7 +30,7 @@ def test_measured_placements_appear_next_to_the_model(cli: Cli, tmp_path: Path) 
     assert [entry["placement"] for entry in record["measured"]] == ["device", "host", "lfu"]
     for entry in record["measured"]:
         assert entry["error_share"] == pytest.approx(entry["modelled_ms"] / entry["step_ms"] - 1)
-    assert "measured ms" in result.out and "modelled" in result.out
+    assert "measured ms" in result.out and "modeled" in result.out
     assert (tmp_path / "found/placements.png").exists() and (tmp_path / "found/measured.csv").exists()
 
 

@@ -101,7 +101,7 @@ def test_a_shipped_paper_reports_its_numbers(cli: Cli, tmp_path: Path) -> None:
     assert "the model is the cause, not the data" in result["table"].splitlines()[-2]
     write_report([out], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "the model is the cause" in page and "mlp: Placements, modelled" in page and page.count("<svg") == 2
+    assert "the model is the cause" in page and "mlp: Placements, modeled" in page and page.count("<svg") == 2
 
 
 OWN = """

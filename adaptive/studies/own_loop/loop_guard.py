@@ -97,7 +97,7 @@ class Guard:
 
     def _look_ahead(self, batches: Iterable[Batch]) -> Generator[Planned, None, None]:
         order = self._embeddings.features
-        guarded = self._guard.guarded(_labelled(as_batch(in_order(batch, order)).unshared() for batch in batches))
+        guarded = self._guard.guarded(_labeled(as_batch(in_order(batch, order)).unshared() for batch in batches))
         with contextlib.closing(self._embeddings.look_ahead(guarded, depth=self._depth)) as coming:
             for planned in coming:
                 calls = self._calls
@@ -189,7 +189,7 @@ class _StepCounter:
         """Ignore the record; the summary has the decisions."""
 
 
-def _labelled(batches: Iterable[Batch]) -> Iterator[Batch]:
+def _labeled(batches: Iterable[Batch]) -> Iterator[Batch]:
     for number, batch in enumerate(batches):
         other = np.flatnonzero((batch.labels != 0) & (batch.labels != 1))
         if len(other):

@@ -139,7 +139,7 @@ def simulate_policies(
     optimizer: str = "adagrad",
     machine: Machine = EXAMPLE,
 ) -> dict[str, Any]:
-    """Predict hit rates, traffic, Belady's bound and modelled step times, without row values.
+    """Predict hit rates, traffic, Belady's bound and modeled step times, without row values.
 
     Args:
         batches: read several times in the same order: a list, or a function that returns them from the start.

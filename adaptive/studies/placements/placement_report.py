@@ -20,7 +20,7 @@ STOPPED: Final = "Stopped early: only the placements under measured were trained
 
 
 def placements_document(result: PlacementStudy) -> Document:
-    """Shapes, modelled and measured placements, notes, and sources."""
+    """Shapes, modeled and measured placements, notes, and sources."""
     notes = dict.fromkeys(
         f"{line.shape} on {line.machine}, {line.placement}: {line.note}" for line in result.lines if line.note
     )
@@ -48,7 +48,7 @@ def _shape_text(shape: PlacedShape) -> str:
 
 
 def lines_table(result: PlacementStudy) -> Rows:
-    """Table of the modelled placements, head first."""
+    """Table of the modeled placements, head first."""
     several = len(result.shapes) > 1
     head = [*(["shape"] if several else []), "machine", "placement", *result.sweep, "fits", "ms/step", "samples/s"]
     rows = [[*head, "of host", "limited by", "samples/s/W", "kind"]]
@@ -64,7 +64,7 @@ def lines_table(result: PlacementStudy) -> Rows:
             _text(line.of_host, "{:.2f}x"),
             line.limited_by,
             _text(line.samples_per_s_per_watt, "{:.1f}"),
-            "modelled",
+            "modeled",
         ]
         for line in result.lines
     ]
@@ -74,7 +74,7 @@ def lines_table(result: PlacementStudy) -> Rows:
 def measured_table(result: PlacementStudy) -> Rows:
     """Table of the placements trained here, next to the model, head first."""
     swept = [key for key in result.sweep if any(key in line.point for line in result.measured)]
-    rows = [["placement", *swept, "measured ms", "modelled ms", "error", "samples/s", "rows on the device", "note"]]
+    rows = [["placement", *swept, "measured ms", "modeled ms", "error", "samples/s", "rows on the device", "note"]]
     rows += [
         [
             line.placement,
@@ -112,7 +112,7 @@ def _bars(figure: Any, result: PlacementStudy) -> None:
     machines = [machine.name for machine in result.machines]
     colors = [f"C{machines.index(line.machine)}" for line in lines]
     axes.barh(names, [line.samples_per_s for line in lines], color=colors)
-    axes.set(xlabel="samples/s (modelled)", xscale="log")
+    axes.set(xlabel="samples/s (modeled)", xscale="log")
     axes.tick_params(axis="y", labelsize="x-small" if len(lines) > 12 else "small")
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
@@ -127,7 +127,7 @@ def _lines(figure: Any, result: PlacementStudy) -> None:
             curves.setdefault(f"{line.machine}, {line.placement}", []).append((line.point[key], line.samples_per_s))
     for name, points in curves.items():
         axes.plot(*zip(*points, strict=True), "o-", label=name)
-    axes.set(xlabel=key, ylabel="samples/s (modelled)", yscale="log")
+    axes.set(xlabel=key, ylabel="samples/s (modeled)", yscale="log")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="x-small")
 
@@ -183,7 +183,7 @@ def _panel(axes: Any, result: PlacementStudy, field: str) -> None:
     axes.set_yticks([y + 0.5 for y in range(len(rows))], rows)
     axes.invert_yaxis()
     axes.grid(visible=False)
-    axes.set(xlabel=result.sweep[1], ylabel=result.sweep[0], title=f"{label},\nbest placement (modelled)")
+    axes.set(xlabel=result.sweep[1], ylabel=result.sweep[0], title=f"{label},\nbest placement (modeled)")
 
 
 DRAW: Final[tuple[Callable[[Any, PlacementStudy], None], ...]] = (_bars, _lines, _heat)

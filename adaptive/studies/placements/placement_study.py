@@ -83,7 +83,7 @@ class ModelledPlacement:
 
 @dataclass(frozen=True)
 class MeasuredPlacement:
-    """One placement trained here; `error_share` is modelled over measured time, minus 1."""
+    """One placement trained here; `error_share` is modeled over measured time, minus 1."""
 
     placement: str
     point: Mapping[str, str]

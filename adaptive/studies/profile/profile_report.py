@@ -253,7 +253,7 @@ def draw_profile(result: Profile, folder: Path, *, link: float | None = None) ->
     Args:
         result: as in `profile.json`.
         folder: an existing folder.
-        link: bytes per second for modelling transfers in the picture of a step without a GPU; None: not drawn.
+        link: bytes per second for modeling transfers in the picture of a step without a GPU; None: not drawn.
 
     Raises:
         OutputError: if a picture cannot be written.
@@ -351,7 +351,7 @@ def _draw_reuse(data: DataProfile, figure: Any) -> None:
 
 
 def _draw_step(steps: Sequence[StepProfile], figure: Any, *, link: float | None = None) -> None:
-    """Stacked stages, modelled transfers hatched, a mark for the step with look-ahead."""
+    """Stacked stages, modeled transfers hatched, a mark for the step with look-ahead."""
     axes = figure.subplots()
     names = [step.policy for step in steps]
     bottom = [0.0] * len(steps)
@@ -368,7 +368,7 @@ def _draw_step(steps: Sequence[StepProfile], figure: Any, *, link: float | None 
     stack([step.other_ms for step in steps], "other", alpha=0.95, color="0.6")
     if link and all(step.device == "cpu" for step in steps):
         times = [1e3 * max(step.bytes_h2d, step.bytes_d2h) / link for step in steps]
-        stack(times, f"link at {link / 1e9:g} GB/s (modelled)", color="none", edgecolor="0.3", hatch="//")
+        stack(times, f"link at {link / 1e9:g} GB/s (modeled)", color="none", edgecolor="0.3", hatch="//")
     axes.plot(names, [step.step_ms for step in steps], "kD", label="step with look-ahead")
     axes.set(ylabel="ms per step (measured)", title="Stages one after another")
     axes.grid(axis="y", alpha=0.3)

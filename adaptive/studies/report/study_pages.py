@@ -131,11 +131,11 @@ def placement_blocks(placements: PageRecord, *, is_alone: bool) -> Blocks:
     """Modelled placements with their picture, and measured ones next to them."""
     study, drawn = (from_json(PlacementStudy, record) for record in (placements.record, all_visible(placements.record)))
     draw = DRAW[len(study.sweep)]
-    figure = drawn_figure("Throughput (modelled)", lambda figure: draw(figure, drawn), size=(7.2, 4.4))
+    figure = drawn_figure("Throughput (modeled)", lambda figure: draw(figure, drawn), size=(7.2, 4.4))
     rows = lines_table(study)
     is_long = len(rows) > MAX_LINES
     lines = Folded(f"All {len(rows) - 1} lines", [Table(rows)]) if is_long else Table(rows)
-    blocks: Blocks = [Heading("Placements, modelled"), Gallery([figure], wide=True), lines, Note(LEGEND)]
+    blocks: Blocks = [Heading("Placements, modeled"), Gallery([figure], wide=True), lines, Note(LEGEND)]
     if study.measured:
         blocks += [Heading("Trained here, next to the model"), Table(measured_table(study))]
     if study.was_stopped:

@@ -1,6 +1,6 @@
 """Tables derived from the records of several commands, for several papers.
 
-Transfers are counted, ratios of systems are modelled, quality by step is trained here.
+Transfers are counted, ratios of systems are modeled, quality by step is trained here.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from adaptive.studies.step_model import StepModel, rates_of
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import EvalRecord
 
-MODELLED_ON: Final = "v100-pcie3"
+MODELED_ON: Final = "v100-pcie3"
 SHAPE: Final = "rmc2"
 SHARE: Final = 0.1  # share of the rows on the device
 
@@ -27,7 +27,7 @@ def transfers(records: Records) -> DerivedTable:
 
     DLRM moves the vectors of `hybrid`, XDL also all dense weights in both directions, FAE also copies its hot rows
     between their two homes. Policies trained here are counted (measured). The note has the time that this takes on the
-    link of a V100 (modelled).
+    link of a V100 (modeled).
     """
     policies = {policy["policy"]: policy for policy in records["compare"]["policies"] if policy["steps"]}
     vectors = _bytes_per_step(policies["hybrid"])
@@ -37,9 +37,9 @@ def transfers(records: Records) -> DerivedTable:
             sizes[f"{name}, two homes"] = _bytes_per_step(policy) + copies
         if name != "hybrid":  # the same as DLRM
             sizes[f"{name} here"] = _bytes_per_step(policy)
-    link = rates_of(load_machine(MODELLED_ON)).link
+    link = rates_of(load_machine(MODELED_ON)).link
     times = ", ".join(f"{name} {1e3 * size / link:.3g}" for name, size in sizes.items())
-    note = f"Milliseconds per step on the link of {MODELLED_ON}, one direction after the other (modelled): {times}."
+    note = f"Milliseconds per step on the link of {MODELED_ON}, one direction after the other (modeled): {times}."
     title = "MiB per step between host and device, by design (measured)"
     return DerivedTable("transfers", title, "MiB", {name: size / 2**20 for name, size in sizes.items()}, note)
 
@@ -50,7 +50,7 @@ def _bytes_per_step(policy: Records) -> float:
 
 
 def ratios(records: Records) -> DerivedTable:
-    """Throughput over DLRM's, modelled on a V100 with the shape RMC2.
+    """Throughput over DLRM's, modeled on a V100 with the shape RMC2.
 
     Uses hot shares measured in the data, with 10% of the rows on the device. Slipstream has fewer hot inputs by the
     share that a policy of the comparison dropped.
@@ -77,13 +77,13 @@ def ratios(records: Records) -> DerivedTable:
         f"Slipstream over {wins}."
     )
     details = {"hot_inputs": model.hot, "dropped": dropped, "step_ms": steps}
-    return DerivedTable("ratios", f"Speed over DLRM's, modelled on {MODELLED_ON}", "x", speeds, note, details=details)
+    return DerivedTable("ratios", f"Speed over DLRM's, modeled on {MODELED_ON}", "x", speeds, note, details=details)
 
 
 def step_model(records: Records) -> StepModel:
     """Model of a step on a V100, with the locality that the command `data` measured."""
     locality = from_profile(from_json(DataProfile, records["data"]["data"]), "the data")
-    return StepModel(load_shape(SHAPE), rates_of(load_machine(MODELLED_ON)), locality, device_share=SHARE)
+    return StepModel(load_shape(SHAPE), rates_of(load_machine(MODELED_ON)), locality, device_share=SHARE)
 
 
 def host_step_ms(model: StepModel) -> float:

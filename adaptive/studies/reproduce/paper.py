@@ -110,7 +110,7 @@ class DerivedTable:
 
     Attributes:
         id: name of its picture, if it has curves.
-        title: says whether its numbers are measured or modelled.
+        title: says whether its numbers are measured or modeled.
         unit: of the values.
         note: a sentence below it.
         details: numbers from which the values follow.

@@ -36,7 +36,7 @@ Case = tuple[str, TrainConfig]  # the policy as the user wrote it, and its setti
 
 @dataclass(frozen=True)
 class SimulatedMachine:
-    """The machine of the modelled times; `measured` is a date, "yes" or None."""
+    """The machine of the modeled times; `measured` is a date, "yes" or None."""
 
     link_bytes_per_s: float | None  # None if nothing crosses a link
     device_bytes_per_s: float
@@ -80,7 +80,7 @@ class PolicyForecast(SizedPolicy):
         skipped_update_share, deferred_update_share: shares of the row updates; None if ids do not show them.
         skips_unknown, skips_at_most: see `SimulatedRun`.
         policy_numbers: numbers that the policy reports.
-        plan_ms, read_ms: measured here. step_ms, expected_ms: modelled.
+        plan_ms, read_ms: measured here. step_ms, expected_ms: modeled.
     """
 
     device_rows: int
@@ -150,7 +150,7 @@ def simulate(
     Args:
         cases: settings that differ only in the policy.
         sizes: device rows, as in `tier.device_rows`; a policy with a fixed size gets that one.
-        machine: for the modelled times, or a function that returns it for the operations of the dense part per sample
+        machine: for the modeled times, or a function that returns it for the operations of the dense part per sample
             and the batch size.
         embedding_dim: width of a row.
         on_progress: called with planned batches and, if known, their total.

@@ -16,7 +16,7 @@ LEGEND: Final = (
     "batch's distinct rows. row hits, Belady: upper bound of row hits (not of lookup hits) for any policy. popular: "
     "inputs all of whose rows were on the device. to device, to host: bytes per batch. deferred: updates that are not "
     "written because they wait for a later one. plan: milliseconds of planning a batch, measured here. The other times "
-    "are modelled milliseconds of a step: look-ahead with perfect overlap, serial without overlap, both with planning."
+    "are modeled milliseconds of a step: look-ahead with perfect overlap, serial without overlap, both with planning."
 )
 UNKNOWN: Final = (
     "updates are skipped or deferred by movement, which ids do not show. The numbers are those of a run that skips "
@@ -24,7 +24,7 @@ UNKNOWN: Final = (
 )
 EXPECTED: Final = (
     "expected: milliseconds of a step on the measured machine, including reading, with the overlap measured there "
-    "(modelled from measured rates)"
+    "(modeled from measured rates)"
 )
 RANKS_LEGEND: Final = (
     "Bytes are what a rank sends in an average step. rows per rank: distinct rows that a rank requests from all "
@@ -126,15 +126,15 @@ def _advice(result: Simulation) -> list[str]:
             f"least device rows for policies that prefetch misses: {count_text(least)} "
             f"({percent_text(least / result.rows)}), which batches in flight hold at depth {result.depth}"
         )
-    modelled = "smallest of these sizes whose modelled step is within 1% of one with all rows on the device"
+    modeled = "smallest of these sizes whose modeled step is within 1% of one with all rows on the device"
     if best is None:
-        return [*lines, f"{modelled}: none; a step waits for the link or for planning"]
+        return [*lines, f"{modeled}: none; a step waits for the link or for planning"]
     rows, share = count_text(best.device_rows), percent_text(best.device_share)
-    return [*lines, f"{modelled}: {best.size} ({rows} rows, {share}) under {best.policy}"]
+    return [*lines, f"{modeled}: {best.size} ({rows} rows, {share}) under {best.policy}"]
 
 
 def draw(result: Simulation, path: Path) -> None:
-    """Write a PNG of row hit rates and modelled step times by share of device rows.
+    """Write a PNG of row hit rates and modeled step times by share of device rows.
 
     Raises:
         OutputError: if it cannot be written.
@@ -158,7 +158,7 @@ def _draw_curves(result: Simulation, figure: Any) -> None:
         bounds |= {tuple((100 * share, 100 * rate) for share, rate in best): None} if best else {}
     for number, points in enumerate(bounds):
         hits.plot(*zip(*points, strict=True), "k:", label="_" if number else "Belady's bound of row hits")
-    for axes, label in ((hits, "row hits: distinct rows of a batch on the device (%)"), (times, "modelled step (ms)")):
+    for axes, label in ((hits, "row hits: distinct rows of a batch on the device (%)"), (times, "modeled step (ms)")):
         axes.set(xlabel="rows on the device (%)", ylabel=label)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")

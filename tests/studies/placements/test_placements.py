@@ -133,7 +133,7 @@ def test_lines_have_rates_per_watt() -> None:
     assert host.step_ms and device.step_ms and device.samples_per_s
     assert host.of_host == 1 and device.of_host == pytest.approx(host.step_ms / device.step_ms)
     assert device.samples_per_s_per_watt == pytest.approx(device.samples_per_s / 20)
-    assert len(lines_table(result)) == 4 and "modelled" in placements_document(result).to_text()
+    assert len(lines_table(result)) == 4 and "modeled" in placements_document(result).to_text()
     with pytest.raises(ConfigError, match="expected one of the machines m, got x"):
         compare_placements([SHAPE], [machine()], ["device"], LOCALITY, watts={"x": 20.0})
     with pytest.raises(ConfigError, match="expected some of device, host"):

@@ -69,7 +69,7 @@ def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
         assert hidden not in page
     assert "<b>run & 'co'" in seen.text and "<i>.csv:3" in seen.text
     drawn = page[page.index("<svg") : page.rindex("</svg>")]
-    assert "#0a0" not in re.sub(r">[^<]*<", "><", drawn)  # every colour became one of the style's
+    assert "#0a0" not in re.sub(r">[^<]*<", "><", drawn)  # every color became one of the style's
 
 
 def page_of(*paths: Path) -> str:
@@ -170,7 +170,7 @@ def test_a_page_of_placements(tmp_path: Path, sweeps: tuple[tuple[str, list[str]
     record = replace(record, measured=[MeasuredPlacement("lfu", {}, 64, fits=False, note="<i>no room</i>")])
     (tmp_path / "placements.json").write_text(json.dumps(asdict(record)))
     page = page_of(tmp_path)
-    assert "Placements, modelled" in page and "&lt;b&gt;$x$" in page and "<b>$x$" not in page
+    assert "Placements, modeled" in page and "&lt;b&gt;$x$" in page and "<b>$x$" not in page
     assert "&lt;i&gt;no room" in page and "<svg" in page and "<image" not in page
 
 
@@ -202,7 +202,7 @@ def test_a_page_of_a_reproduction(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     for text in (
         *("T&lt;x&gt;", "it grows", "1 not &gt; 2", "depth 0", "a machine", "adaptive-train profile", "a&lt;b"),
-        *("it turns: the &lt;model&gt;", "figure &lt;14&gt;", "placements: Placements, modelled", "of &lt;one&gt;"),
+        *("it turns: the &lt;model&gt;", "figure &lt;14&gt;", "placements: Placements, modeled", "of &lt;one&gt;"),
     ):
         assert text in page
     assert page.count("<svg") == 3 and "../a: " not in page

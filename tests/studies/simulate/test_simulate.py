@@ -1,4 +1,4 @@
-"""A simulation counts what training counts, with Belady's bound and modelled times."""
+"""A simulation counts what training counts, with Belady's bound and modeled times."""
 
 import itertools
 import json
