@@ -40,11 +40,12 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
 NAVIGATION = {
-    "Tutorials": ("docs/tutorials", []),
+    "Tutorials": ("docs/tutorials", ["first-run", "click-log", "own-model", "policy"]),
     "How-to guides": (
         "docs/how-to",
         [
             "How do I ...? </docs/how-to/index>",
+            "install",
             "Run, stop, resume </docs/how-to/running>",
             "Data </docs/how-to/data>",
             "Policy and device rows </docs/how-to/choose-a-policy>",
@@ -55,7 +56,10 @@ NAVIGATION = {
             "Profile before you train </docs/how-to/profiling>",
         ],
     ),
-    "Reference": ("docs/reference", ["settings", "models", "api", "exit-codes", "limits"]),
+    "Reference": (
+        "docs/reference",
+        ["cli", "settings", "models", "batches", "api", "files", "exit-codes", "limits", "glossary"],
+    ),
     "Explanation": ("docs/explanation", ["design", "skipping", "guard", "quality", "ranks", "gpu"]),
     "Coming from": ("docs/coming-from", ["Overview </docs/coming-from/index>"]),
     "Benchmarks": ("docs/benchmarks", ["Overview </docs/benchmarks/index>", "details", "history", "/docs/comparison"]),

@@ -1,15 +1,12 @@
 """The Python blocks of a page are one program that runs without warnings and prints what the page shows."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.pages import ROOT, run
 
-import adaptive
-
-ROOT = Path(adaptive.__file__).parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", re.S | re.M)
 PAGES = {
     page: BLOCK.findall(page.read_text(encoding="utf-8"))
@@ -20,18 +17,12 @@ PROGRAMS = {page.stem: ("\n".join(code for code, _ in found), "".join(text for _
             for page, found in PAGES.items() if found}  # fmt: skip
 
 
-def run(folder: Path, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_python_blocks_run_as_one_program(name: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")
     code, shown = PROGRAMS[name]
-    printed = run(tmp_path, "-W", "error", "-c", code)
+    printed = run([sys.executable, "-W", "error", "-c", code], tmp_path)
     assert not shown or printed == shown
 
 
@@ -45,7 +36,9 @@ def test_parquet_is_read_from_a_folder_as_from_an_object_store(tmp_path: Path) -
     parquet.write_table(table, tmp_path / "clicks/a.parquet")
     (code,) = (code for code, _ in PAGES[ROOT / "docs/how-to/index.md"])
     check = "print([(batch.ids.tolist(), batch.labels.tolist()) for batch in batches('clicks', 2)])"
-    assert run(tmp_path, "-c", f"{code}\n{check}") == "[([7, 8, 1, 2], [0.0, 1.0]), ([9, 3], [1.0])]\n"
+    assert (
+        run([sys.executable, "-c", f"{code}\n{check}"], tmp_path) == "[([7, 8, 1, 2], [0.0, 1.0]), ([9, 3], [1.0])]\n"
+    )
 
 
 @pytest.mark.nightly
@@ -54,7 +47,7 @@ def test_simulated_hits_are_those_of_the_page(tmp_path: Path) -> None:
     text = (ROOT / "docs/how-to/choose-a-policy.md").read_text(encoding="utf-8")
     shown = text.split("<!-- simulated -->")[1].split("<!-- end of simulated -->")[0]
     (command,) = re.findall(r"^    adaptive-train (simulate --policies lru,lfu,s3fifo.*)$", text, re.M)
-    printed = run(tmp_path, "-m", "adaptive", *command.split())
+    printed = run([sys.executable, "-m", "adaptive", *command.split()], tmp_path)
     lines = [line.replace(" %", "%").split() for line in printed.splitlines()]
     for row in shown.strip().splitlines()[2:]:
         policy, share, *cells = (cell.strip() for cell in row.strip("|").split("|"))

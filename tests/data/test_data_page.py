@@ -2,7 +2,6 @@
 
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,21 +10,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.pages import ROOT, blocks, run
 
 from adaptive.data.rows.batcher import Hashed
 from adaptive.data.rows.row_source import key_of
 from adaptive.data.text.schema import Categorical, Dense, Label, Time
 
-PAGE = (Path(__file__).parents[2] / "docs/how-to/data.md").read_text(encoding="utf-8")
-CODE = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
+PATH = ROOT / "docs/how-to/data.md"
+PAGE = PATH.read_text(encoding="utf-8")
+CODE = [text for language, text in blocks(PATH) if language == "python"]
 
 
 @pytest.mark.parametrize("code", CODE, ids=["frames", "hash"])
-def test_code_runs(code: str) -> None:
+def test_code_runs(code: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")
-    actual = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert actual.returncode == 0, actual.stderr
-    assert actual.stdout
+    assert run([sys.executable, "-c", code], tmp_path)
 
 
 @pytest.fixture(name="hashed_row", scope="module")

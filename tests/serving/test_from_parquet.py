@@ -17,8 +17,8 @@ pytest.importorskip("pyarrow", reason="Parquet needs pyarrow, the extra 'parquet
 
 
 def commands() -> list[list[str]]:
-    """The block of commands under "From Parquet to scores"."""
-    (block,) = re.findall(r"^\*\*From Parquet to scores\*\*(?s:.*?)\n\n((?:    .*\n)+)", README.read_text(), re.M)
+    """Return the words of each command of the block that begins with Parquet data."""
+    (block,) = re.findall(r"^((?:    .*parquet:clicks.parquet .*\n)(?:    .*\n)+)", README.read_text(), re.M)
     return [shlex.split(line, comments=True) for line in block.splitlines()]
 
 
