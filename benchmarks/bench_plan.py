@@ -130,7 +130,7 @@ def _check(ours: Ours, batch: Batch) -> None:
 
 
 def _helpers(settings: Settings) -> Report:
-    """Plan and move batches, and train none, with and without helpers of the look-ahead thread."""
+    """Plan and move batches, train none, with and without helpers of the look-ahead thread."""
     report = Report()
     table = report.table(
         "planning ahead, ms a batch (median): all, and what the look-ahead thread spends on planning",

@@ -141,7 +141,7 @@ def run(settings: Settings) -> Report:
 
 
 def _make_file(path: Path, megabytes: float) -> Path:
-    """Write lines like Criteo's: counts, a fifth of them missing, hex categories by a power law."""
+    """Write lines like Criteo's: counts, a fifth missing, hex categories by a power law."""
     rng = np.random.default_rng(0)
     lines = [_line(rng) for _ in range(max(100, min(SAMPLE_LINES, int(megabytes * 1e6 / 400))))]
     left = int(megabytes * 1e6)

@@ -32,7 +32,7 @@ def read_pairs(path: Path) -> Sequences:
 
 
 def read_user_log(path: Path) -> Sequences:
-    """Read lines `user,item,category,behaviour,time`, grouped by user (Taobao's UserBehavior.csv)."""
+    """Read lines `user,item,category,behaviour,time` by user (Taobao's UserBehavior.csv)."""
     lines = sorted((line.split(",") for line in _lines(path)), key=lambda line: (int(line[0]), int(line[4])))
     return [_changes(int(line[1]) for line in group) for _, group in groupby(lines, key=lambda line: line[0])]
 

@@ -1,4 +1,4 @@
-"""Thirty mistakes that similar systems have shipped, each with a test that would have caught it.
+"""Thirty mistakes of similar systems, each with a test that would have caught it.
 
 This file has those about order and indices (1 to 18); `test_traps_state.py` has 19 to 30. The numbers are those of a
 survey of embedding caches and parameter servers. Some are missing, or tested in part:

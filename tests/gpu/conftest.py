@@ -1,4 +1,4 @@
-"""Tests that need a CUDA device. `GPU_SUITE_DEVICE=cpu-torch` rehearses them on the CPU, the GPU's code included."""
+"""Tests that need a CUDA device; `GPU_SUITE_DEVICE=cpu-torch` rehearses them on the CPU."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""bfloat16 MLPs on a GPU: rows and their state stay float32, and the model learns as it does on the CPU."""
+"""bfloat16 MLPs on a GPU: rows stay float32, and the model learns as on the CPU."""
 
 import numpy as np
 import pytest

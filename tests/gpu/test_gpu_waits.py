@@ -1,4 +1,4 @@
-"""A training step never waits for the device, except for `Trainer`'s one look at loss and gradients.
+"""A training step never waits for the device; `Trainer` does once, for loss and gradients.
 
 The device tier takes the memory that is configured.
 """

@@ -1,4 +1,4 @@
-"""Compile Triton kernels for a GPU that need not exist: `compile_triton.py CAPABILITY rows|dense [WIDTH ...]`.
+"""Compile Triton kernels for any GPU: `compile_triton.py CAPABILITY rows|dense [WIDTH ...]`.
 
 Prints a line of JSON for each kernel: its name, the float32 and float64 instructions of its PTX that do not round to
 nearest once an operation, its registers, its bytes of spilled registers, its loads in flight. `rows`: each kernel for

@@ -1,4 +1,4 @@
-"""Launch every Triton kernel as training does, for a GPU that is not there: `launch_triton.py CAPABILITY`.
+"""Launch every Triton kernel as training does, without a GPU: `launch_triton.py CAPABILITY`.
 
 Arguments and options are checked, bound and specialized on; then nothing is compiled (`compile_triton.py` does that),
 nor launched. Prints a line of JSON for each kernel: its name, and for how many kinds of arguments it would be compiled

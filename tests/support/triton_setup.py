@@ -1,4 +1,4 @@
-"""The Triton kernels in tests: on a GPU if there is one, else under Triton's interpreter, which rounds the same.
+"""The Triton kernels in tests, on a GPU or under Triton's interpreter, which rounds the same.
 
 Import this before any module of `adaptive.kernels.rows.gpu`: Triton decides when a kernel is defined whether to
 interpret it. TRITON_INTERPRET is set only while kernels are imported or run: other tests, and the processes they start,

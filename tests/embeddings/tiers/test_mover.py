@@ -1,4 +1,4 @@
-"""The order of copying and training, on a simulated device that runs in any order that events allow.
+"""The order of copying and training, on a simulated device with any order of streams.
 
 For every seed, tables, state, records and rows read during training equal those of a device without streams, bit for
 bit (`simulated_training`). Leave out one wait, anywhere, and for some seed they do not.

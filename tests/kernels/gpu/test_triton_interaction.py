@@ -1,4 +1,4 @@
-"""The interaction in Triton, interpreted or on a GPU, against the definition in float64 and the passes in torch.
+"""The interaction in Triton, against its definition in float64 and the passes in torch.
 
 Products of matrices round as the units do that take them, so values are compared within rounding, not bit for bit.
 """

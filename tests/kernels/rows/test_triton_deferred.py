@@ -1,4 +1,4 @@
-"""Deferred sums in Triton, interpreted or on a GPU, and by numba on tensors: bits of `cpu.deferred`."""
+"""Deferred sums in Triton, and by numba on tensors: bits of `cpu.deferred`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

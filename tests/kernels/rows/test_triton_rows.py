@@ -1,4 +1,4 @@
-"""Drift, decay, moves and initial values in Triton: bits of the CPU, interpreted or on a GPU."""
+"""Drift, decay, moves and initial values in Triton: bits of the CPU."""
 
 from dataclasses import fields
 from typing import Any

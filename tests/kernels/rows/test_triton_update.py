@@ -1,4 +1,4 @@
-"""The fused update in Triton: bit for bit as `kernels.rows.cpu.update`, interpreted or on a GPU."""
+"""The fused update in Triton: bits of `kernels.rows.cpu.update`."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""Buffers between host and device: their size is reported, and the bytes of plans are counted."""
+"""Buffers between host and device: reported sizes, and counted bytes of plans."""
 
 import gc
 import weakref

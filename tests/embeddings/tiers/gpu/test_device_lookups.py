@@ -1,4 +1,4 @@
-"""Lookups that the device searches itself, on CPU tensors: plans and bits as if the host did.
+"""Lookups that the device searches, on CPU tensors: plans and bits as if the host did.
 
 `test_mover.py` tests the order of its stream and the others, `test_torch_lookups.py` the torch operations.
 """

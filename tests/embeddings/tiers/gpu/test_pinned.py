@@ -1,4 +1,4 @@
-"""Host memory that a GPU reads itself: allocation, pinning and release, with a fake CUDA runtime."""
+"""Host memory that a GPU reads: allocation, pinning, release, with a fake CUDA runtime."""
 
 import mmap
 from pathlib import Path

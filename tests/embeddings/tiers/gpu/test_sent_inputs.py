@@ -1,4 +1,4 @@
-"""Dense inputs, labels and extras cross together with the plan; the loop gets its own tensors."""
+"""Dense inputs, labels and extras cross with the plan; the loop gets its own tensors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The device tier on a CUDA device: bits of the CPU, waits, memory that runs out, pinned tables."""
+"""The device tier on a CUDA device: bits, waits, memory that runs out, pinned tables."""
 
 import threading
 import warnings
