@@ -282,7 +282,7 @@ def test_two_embeddings_may_share_a_directory(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"tier\.host: cannot map"):
+    with pytest.raises(ConfigError, match=r"tier\.host: expected room for a file"):
         one_table(host=f"mmap:{tmp_path}/file/rows")
 
 
