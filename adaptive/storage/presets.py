@@ -45,7 +45,7 @@ def load_toml(path: Path, folder: Path, what: str, *, most: int = MOST_BYTES) ->
     """
     advice = f"Give the path of a TOML file, or one of these names: {', '.join(names_in(folder))}."
     if not os.path.exists(path):  # False also for names that the system does not allow
-        raise ConfigError(f"{what} {str(path)!r}: expected a file, got a name without one. {advice}")
+        raise ConfigError(f"{what} {str(path)!r}: expected a file or a known name, got neither. {advice}")
     try:
         data = read_plain(path, most, error=ConfigError, follow=True)
     except ConfigError as error:

@@ -46,11 +46,11 @@ def test_a_sweep_over_machines_and_batch_sizes(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "needed"),
     [
-        (("--preset", "rmc9"), 2, "expected a file, got a name without one"),
+        (("--preset", "rmc9"), 2, "expected a file or a known name, got neither"),
         (("--machine", ","), 2, "expected names separated by commas"),
         (("--watts", "h200"), 2, "expected NAME=WATTS"),
         (("--sweep", "speed=1"), 2, "expected KEY=VALUE"),
-        (("--machine", "zion,nothere"), 2, "machine file 'nothere': expected a file, got a name without one"),
+        (("--machine", "zion,nothere"), 2, "machine file 'nothere': expected a file or a known name, got neither"),
         (("--preset", ","), 2, "--preset: expected names separated by commas, got ','"),
         (("--batch-size", ","), 2, "--batch-size: expected names separated by commas, got ','"),
         (("--preset", "rmc1", "--batch-size", "9" * 30), 2, "batch_size: Input should be less than or equal to"),

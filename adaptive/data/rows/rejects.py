@@ -37,6 +37,12 @@ _MEANINGS = {
     "missing": "the field is empty, and the schema says missing = 'reject'. Use missing = 'row' to accept it.",
 }
 _EXPECTED = {
+    "empty": "fields",
+    "overlong": "a line of at most data.max_line_bytes bytes",
+    "nul": "text without NUL bytes",
+    "utf8": "UTF-8 text",
+    "quote": "a closing quote at the end of a quoted field",
+    "columns": "the columns of the format",
     "label": "a valid label",
     "number": "a number",
     "hex": "hex digits",
@@ -67,13 +73,13 @@ class BadLine:
 
     def described(self, file: str) -> str:
         """Return `FILE:LINE: expected ..., got ...`, with control characters escaped."""
-        where, text = f"{file}:{self.line}: ", _shown(self.text)
-        if self.value is not None and self.column:
-            expected = _EXPECTED.get(self.cause, "UTF-8 text without NUL bytes")
-            return f"{where}expected {expected} for {self.column}, got '{_shown(self.value)}'"
-        if self.num_columns is not None:
-            return f"{where}expected {self.num_columns[0]} columns, got {self.num_columns[1]}: {text}"
-        return f"{where}{self.cause}" + (f" in {self.column}" if self.column else "") + (f": {text}" if text else "")
+        expected, got = _EXPECTED[self.cause], f"got: {_shown(self.text)}" if self.text else "got nothing"
+        if self.column:
+            expected = f"{expected} for {self.column}"
+            got = got if self.value is None else f"got '{_shown(self.value)}'"
+        elif self.num_columns is not None:
+            expected, got = f"{self.num_columns[0]} columns", f"got {self.num_columns[1]}: {_shown(self.text)}"
+        return f"{file}:{self.line}: expected {expected}, {got}"
 
 
 def _shown(raw: bytes) -> str:

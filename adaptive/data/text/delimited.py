@@ -147,9 +147,10 @@ def _fields(file: DataFile, schema: DelimitedSchema, options: DataOptions) -> li
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
+        encoding = "utf-16" if line.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
         raise InputError(
             f"{file.path}:1: expected a header in UTF-8, got {error.reason} at byte {error.start}. Convert the file, "
-            "for example with iconv -f latin1 -t utf-8."
+            f"for example with iconv -f {encoding} -t utf-8."
         ) from error
     return split_fields(text, schema.separator, schema.quote) if text else []
 

@@ -226,9 +226,14 @@ BAD = {
 }
 
 
-BAD_WORDS = {"label": "a valid label", "number": "a number", "hex": "hex digits", "time": "a time"} | dict.fromkeys(
-    ("utf8", "nul"), "UTF-8 text without NUL bytes"
-)
+BAD_WORDS = {
+    "label": "a valid label",
+    "number": "a number",
+    "hex": "hex digits",
+    "time": "a time",
+    "utf8": "UTF-8 text",
+    "nul": "text without NUL bytes",
+}
 
 
 @pytest.mark.parametrize("case", BAD)

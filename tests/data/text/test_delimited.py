@@ -290,7 +290,7 @@ def test_a_schema_may_begin_with_a_byte_order_mark(tmp_path):
 def test_a_schema_that_cannot_be_read_says_why(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b"# \xe4\n")
     texts = {
-        "none.toml": "expected a file, got a name without one",
+        "none.toml": "expected a file or a known name, got neither",
         ".": "expected a regular file, got a folder",
         "latin.toml": "expected TOML in UTF-8, got 'utf-8' codec",
     }

@@ -420,7 +420,7 @@ def test_bad_lines_are_counted_once_shown_and_written(tmp_path, caplog):
     assert records[1]["text"] == "0\tx\\xff11\tff"
     shown = [record.getMessage() for record in caplog.records]
     assert shown[0] == f"bad line {path}:10: expected a number for count, got '10x'"
-    assert shown[1] == f"bad line {path}:11: utf8: 0\\tx\\xff11\\tff"
+    assert shown[1] == f"bad line {path}:11: expected UTF-8 text, got: 0\\tx\\xff11\\tff"
     assert len(shown) == 21
     assert shown[-1] == f"more bad lines are not shown; see {out}"
 
@@ -445,7 +445,7 @@ def test_too_many_bad_lines_are_explained(tmp_path):
     )
     assert ".tsv:7: expected 3 columns, got 2: 1\\t2\n" in text
     assert ".tsv:8: expected a valid label for label, got '\\x1b[2J'\n" in text  # nothing that a terminal would execute
-    assert f".tsv:9: overlong: 1\\t{'9' * 58} ...\n" in text
+    assert f".tsv:9: expected a line of at most data.max_line_bytes bytes, got: 1\\t{'9' * 58} ...\n" in text
     assert "\nlabel: expected 0 or 1, or a value for the schema's rule (threshold = NUMBER or positive" in text
     assert "\ncolumns: the line has more or fewer columns" in text
     assert "\nLine 1 may be a header: remove it" in text
