@@ -118,7 +118,7 @@ def _meant(model: type[BaseModel], error: ErrorDetails) -> str:
     if error["type"] != "extra_forbidden":
         return ""
     for part in error["loc"][:-1]:
-        if isinstance(part, str):
+        if part in model.model_fields:  # not an index, or a key of a dict
             annotation = model.model_fields[part].annotation
             inner = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
             model = next((kind for kind in inner if issubclass(kind, BaseModel)), model)

@@ -97,7 +97,7 @@ def make_model(name: str, config: AnyConfig, inputs: Inputs, *, seed: int) -> nn
 
 
 def checked(kind: type[M], name: str, options: Mapping[str, Any]) -> M:
-    """Return the settings `options` of the table `name`; raise ConfigError, with each wrong key."""
+    """Return the settings `options` of table `name`; raise ConfigError with all wrong keys."""
     try:
         return kind.model_validate(options)
     except ValidationError as error:

@@ -68,7 +68,7 @@ class PartEntry(Closed):
 
 
 def write_parts(folder: Path, number: int, parts: Mapping[str, Part], disk: Disk) -> list[JsonObject]:
-    """Write shard `number`, return its JSON entries for the manifest; raise OSError if it fails."""
+    """Write shard `number` and return its JSON for the manifest; raise OSError if that fails."""
     written = [
         {"name": name, **write_part(folder / f"shard-{number}-{place}.npy", part, disk)}
         for place, (name, part) in enumerate(parts.items())

@@ -76,7 +76,7 @@ def test_a_resumed_run_writes_through_no_link(cut_run: Path, tmp_path: Path, nam
         before = outside.stat().st_mtime_ns, b""
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(outside)
-    with small_world(num_train=256), pytest.raises(CheckpointError, match=f"{name}: expected .*found.* a link"):
+    with small_world(num_train=256), pytest.raises(CheckpointError, match=f"{name}: expected .*got.* a link"):
         resume_run(folder)
     assert before == (outside.stat().st_mtime_ns, outside.read_bytes() if not is_folder else b"")
 
