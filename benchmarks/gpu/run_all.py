@@ -7,7 +7,7 @@
     python -m benchmarks.gpu.run_all --write --reports out       # anywhere: the tables of these reports into the page
     python -m benchmarks.gpu.run_all --smoke --device cpu-torch  # a rehearsal on the CPU; no GPU numbers
 
-Run it in the root of the repository; `docs/explanation/gpu.md` lists the required packages. The tables go to that page.
+Run it in the root of the repository; `docs/benchmarks/gpu.md` lists the required packages. The tables go to that page.
 """
 
 import argparse
@@ -40,7 +40,7 @@ TINY = {  # sizes of a rehearsal
 }  # fmt: skip
 PACKAGES = ("torch", "numba", "numpy", "scipy", "pydantic", "pytest", "hypothesis")
 BEGIN, END = "<!-- results: written by python -m benchmarks.gpu.run_all -->", "<!-- end of results -->"
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs/explanation/gpu.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs/benchmarks/gpu.md"
 
 
 def check_machine(tier: str) -> None:
@@ -52,7 +52,7 @@ def check_machine(tier: str) -> None:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise SystemExit(
-            f"missing packages: {', '.join(missing)}. Install them, or put them on PYTHONPATH (docs/explanation/gpu.md)"
+            f"missing packages: {', '.join(missing)}. Install them, or put them on PYTHONPATH (docs/benchmarks/gpu.md)"
         )
     from adaptive.errors import ConfigError
     from adaptive.kernels.rows import gpu
@@ -62,7 +62,7 @@ def check_machine(tier: str) -> None:
         try:
             gpu.prepare()
         except ConfigError as error:
-            raise SystemExit(f"{error} (docs/explanation/gpu.md)") from error
+            raise SystemExit(f"{error} (docs/benchmarks/gpu.md)") from error
 
 
 def limit_of(seconds: float) -> float:
@@ -125,7 +125,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", choices=("cuda", "cpu-torch"), default="cuda", help="cpu-torch: a rehearsal")
     parser.add_argument("--write", action="store_true", help="run nothing: write the document from --reports")
-    parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables go (docs/explanation/gpu.md)")
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables go (docs/benchmarks/gpu.md)")
     return parser
 
 

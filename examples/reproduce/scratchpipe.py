@@ -93,6 +93,6 @@ PAPER = Paper(
     published=(Published("embeddings trained", "at GPU memory speed", "ScratchPipe, abstract"),),
     missing=(
         Missing("numbers of its figures", "only the abstract could be read"),
-        Missing("times on its GPUs", "modeled; docs/explanation/gpu.md says what was run on one"),
+        Missing("times on its GPUs", "modeled; docs/benchmarks/gpu.md says what was run on one"),
     ),
 )
