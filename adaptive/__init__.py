@@ -29,55 +29,35 @@ if TYPE_CHECKING:
     from adaptive.training.evaluation import Evaluation, evaluate
     from adaptive.training.runs.loading import LoadedRun, load_run
 
-_HOMES = {
-    "AccessLog": "embeddings.planning.access_log",
-    "Adagrad": "optim",
-    "Adam": "optim",
-    "AdaptiveError": "errors",
-    "Batch": "batch.batch",
-    "Counter": "counters",
-    "DLRM": "models.dense.dlrm",
-    "DLRMConfig": "models.model_settings",
-    "DataOptions": "data.data_options",
-    "Dataset": "data.dataset",
-    "Evaluation": "training.evaluation",
-    "Feature": "data.dataset",
-    "Guard": "studies.own_loop.loop_guard",
-    "LoadedRun": "training.runs.loading",
-    "NEVER": "policy",
-    "Origin": "batch.batch",
-    "Planned": "embeddings.planned_batch",
-    "Policy": "policy",
-    "RankTraffic": "embeddings.ranks.traffic",
-    "Recording": "studies.own_loop.loop_recording",
-    "RowOptimizer": "optim",
-    "RowStats": "policy",
-    "RowwiseAdagrad": "optim",
-    "SGD": "optim",
-    "SkipConfig": "config",
-    "SkipRule": "policy",
-    "Statistics": "embeddings.engine.statistics",
-    "Synthetic": "data.synthetic.synthetic_stream",
-    "SyntheticConfig": "data.data_options",
-    "TBSM": "models.dense.dlrm",
-    "TBSMConfig": "models.model_settings",
-    "TableConfig": "config",
-    "TierConfig": "config",
-    "TierView": "policy",
-    "TieredEmbeddingBag": "embeddings.tiered_embedding_bag",
-    "TorchRanks": "embeddings.ranks.torch_transport",
-    "TrainConfig": "config",
-    "check_policy": "studies.policy_checks",
-    "check_rule": "studies.policy_checks",
-    "compare_policies": "studies.own_loop.loop_studies",
-    "concatenate": "batch.batch_parts",
-    "evaluate": "training.evaluation",
-    "load_run": "training.runs.loading",
-    "one_hot_batch": "batch.batch",
-    "open_dataset": "data.open",
-    "simulate_policies": "studies.own_loop.loop_studies",
-    "sum_in_order": "embeddings.ranks.torch_transport",
+_PUBLIC_NAMES = {
+    "batch.batch": "Batch Origin one_hot_batch",
+    "batch.batch_parts": "concatenate",
+    "config": "SkipConfig TableConfig TierConfig TrainConfig",
+    "counters": "Counter",
+    "data.data_options": "DataOptions SyntheticConfig",
+    "data.dataset": "Dataset Feature",
+    "data.open": "open_dataset",
+    "data.synthetic.synthetic_stream": "Synthetic",
+    "embeddings.engine.statistics": "Statistics",
+    "embeddings.planned_batch": "Planned",
+    "embeddings.planning.access_log": "AccessLog",
+    "embeddings.ranks.torch_transport": "TorchRanks sum_in_order",
+    "embeddings.ranks.traffic": "RankTraffic",
+    "embeddings.tiered_embedding_bag": "TieredEmbeddingBag",
+    "errors": "AdaptiveError",
+    "models.dense.dlrm": "DLRM TBSM",
+    "models.model_settings": "DLRMConfig TBSMConfig",
+    "optim": "Adagrad Adam RowOptimizer RowwiseAdagrad SGD",
+    "policy": "NEVER Policy RowStats SkipRule TierView",
+    "studies.own_loop.loop_guard": "Guard",
+    "studies.own_loop.loop_recording": "Recording",
+    "studies.own_loop.loop_studies": "compare_policies simulate_policies",
+    "studies.policy_checks": "check_policy check_rule",
+    "training.evaluation": "Evaluation evaluate",
+    "training.runs.loading": "LoadedRun load_run",
 }
+"""Module -> the public names it defines, all of which are imported when they are first used."""
+_HOMES = {name: module for module, names in _PUBLIC_NAMES.items() for name in names.split()}
 
 __all__ = [
     "DLRM",
@@ -132,12 +112,12 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used, so that `adaptive-train --help` need not load torch."""
+    """Import a public name on first use, so that `adaptive-train --help` need not load torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'adaptive' has no attribute {name!r}")
     return getattr(importlib.import_module(f"adaptive.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    """So that completion offers names that nobody has used yet."""
+    """Include names that are not imported yet, for completion."""
     return sorted({*globals(), *__all__})

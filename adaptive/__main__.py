@@ -1,5 +1,7 @@
-"""`adaptive-train`, also as `python -m adaptive`. A signal ends it quietly from its first moment on, while libraries
-load."""
+"""`adaptive-train`, also as `python -m adaptive`.
+
+A signal ends it quietly from its first moment on, while libraries are still loading.
+"""
 
 import os
 import signal
@@ -22,7 +24,7 @@ def main() -> NoReturn:
 
 
 def end_at_once(number: int, frame: FrameType | None) -> NoReturn:
-    """Nothing has begun that must be tidied up; an exception might be lost in a library that is being imported."""
+    """Exit without cleanup: libraries being imported might swallow an exception."""
     os.write(2, f"adaptive-train: {STOPPED[128 + number]}\n".encode())
     os._exit(128 + number)
 

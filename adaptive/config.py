@@ -1,6 +1,6 @@
-"""Settings as validated data: every field has a description, a unit and a default; unknown keys are errors.
+"""Settings as validated data: described fields with defaults; unknown keys are errors.
 
-The models here hold values only. Where values come from (file, flags, environment) is `adaptive.training.settings`.
+These models hold values only. `adaptive.training.settings` reads them from files, flags and the environment.
 """
 
 import math
@@ -20,28 +20,33 @@ _SIZE = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?P<unit>%|(?:[
 
 
 def parse_size(text: str, *, row_bytes: int, num_rows: int) -> int:
-    """Rows meant by a size: `5000` (rows), `10%` (of `num_rows`), `512MiB` (whole rows of `row_bytes`).
+    """Convert a size to a number of rows, at most `num_rows`.
+
+    Args:
+        text: `5000` (rows), `10%` (of `num_rows`, rounded up) or `512MiB` (whole rows of `row_bytes`).
+        row_bytes: bytes of one row.
+        num_rows: all rows.
 
     Raises:
         ValueError: if the text is none of the three.
     """
     match = _SIZE.fullmatch(str(text).strip())
     if match is None:
-        raise ValueError(f"size {text!r} is not a number of rows, a per cent (10%) or bytes (512MiB, 2GB)")
+        raise ValueError("expected a size in rows (5000), percent (10%) or bytes (512MiB, 2GB)")
     number, unit = float(match["number"]), match["unit"] or ""
     if unit == "%":
         if number > 100:
-            raise ValueError(f"size {text!r} is more than 100%")
+            raise ValueError("expected a size of at most 100%")
         return min(num_rows, -int(-num_rows * number // 100))
     if unit:
         return min(num_rows, int(number * _UNITS[unit]) // row_bytes)
     if number != int(number):
-        raise ValueError(f"size {text!r}: a number of rows is whole")
+        raise ValueError("expected a size in whole rows")
     return min(num_rows, int(number))
 
 
 def _text(check: Callable[[str], object]) -> BeforeValidator:
-    """Whole numbers become text, and text must pass the check."""
+    """Validator that turns integers into text and runs a check on text."""
 
     def checked(value: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -57,42 +62,45 @@ Size = Annotated[str, _text(lambda text: text == "auto" or parse_size(text, row_
 
 
 def _seconds(value: float) -> float:
-    """A limit so short that nobody could keep it would blame a policy."""
+    """Check a time limit: no policy could meet one below 0.01 s."""
     if 0 < value < 0.01:
-        raise ValueError("needed 0 or at least 0.01")
+        raise ValueError("expected 0 or at least 0.01 seconds")
     return value
 
 
 def parse_sample(text: str) -> int | float:
-    """What a sample is: a whole number of batches (`16`), or a share of the inputs, above 0, at most 1 (`5%` is 0.05).
+    """Convert a sample size to a number of batches (int) or a share of the inputs (float).
+
+    Args:
+        text: `16` (batches) or `5%` (0.05 of the inputs; above 0%, at most 100%).
 
     Raises:
         ValueError: if the text is neither.
     """
     match = re.fullmatch(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?P<unit>%?)", str(text).strip())
     if match is None or (not match["unit"] and "." in match["number"]):
-        raise ValueError(f"sample {text!r} is neither a number of batches (16) nor a share of the inputs (5%)")
+        raise ValueError("expected a sample of batches (16) or a share of the inputs (5%)")
     if not match["unit"]:
         return int(match["number"])
     share = float(match["number"]) / 100
     if not 0 < share <= 1:
-        raise ValueError(f"sample {text!r}: needed more than 0%, at most 100%")
+        raise ValueError("expected a sample above 0% and at most 100%")
     return share
 
 
 SampleSize = Annotated[str, _text(parse_sample)]
 
 
-MOST: Final = 2**48  # of what is counted in batches, samples or look-ups: more is a mistake, and ends counters
+MOST: Final = 2**48  # upper limit for counts of batches, samples or lookups: more is a mistake and overflows counters
 _MOST_NESTED: Final = 32
 
 
 def _clean(value: object, depth: int = 0) -> None:
     if isinstance(value, str) and "\0" in value:
-        raise ValueError("a text must hold no NUL character")
+        raise ValueError("expected text without NUL characters")
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     if depth > _MOST_NESTED:
-        raise ValueError(f"values must be nested at most {_MOST_NESTED} deep")
+        raise ValueError(f"expected values nested at most {_MOST_NESTED} deep")
     for item in inner:
         _clean(item, depth + 1)
 
@@ -105,7 +113,7 @@ def explain(model: type[BaseModel], error: ValidationError, *, table: str = "", 
     texts = []
     for place, mistake in zip(places, wrong, strict=True):
         if mistake["type"] == "too_short" and any(other.startswith(f"{place}.") for other in places):
-            continue  # it follows
+            continue  # a consequence of the other mistake
         text = words.get(mistake["type"], mistake["msg"].removeprefix("Value error, ")) + _meant(model, mistake)
         if mistake["loc"] and mistake["type"] not in words and isinstance(mistake["input"], str | int | float | None):
             text += f", got {_shown(mistake['input'])}"
@@ -134,20 +142,20 @@ def _shown(value: object) -> str:
 
 
 def _encodable(name: str) -> str:
-    """Initial values follow from the bytes of a table's name, so that it must have some."""
+    """Check a table's name: initial values are computed from its UTF-8 bytes."""
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"expected text that UTF-8 can hold, got {name!r}") from None
+        raise ValueError("expected text that UTF-8 can encode") from None
     return name
 
 
 class Config(BaseModel):
-    """Base of all settings: closed keys, immutable, numbers finite, texts without NUL (no path has one).
+    """Base of all settings: fixed keys, immutable, finite numbers, no NUL in text.
 
     Raises:
-        ConfigError: names every unknown key and bad value. `model_validate`, for settings that are read, raises
-            pydantic's own error, which has the paths of keys.
+        ConfigError: for every unknown key and bad value. `model_validate`, which reads files, raises pydantic's
+            `ValidationError` instead, because it has the paths of keys.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -157,13 +165,13 @@ class Config(BaseModel):
         def __init__(self, *unnamed: object, **values: Any) -> None:
             if unnamed:
                 example = f"{type(self).__name__}({next(iter(type(self).model_fields))}={unnamed[0]!r})"
-                raise ConfigError(f"expected settings by name, such as {example}, got {unnamed[0]!r} without a name.")
+                raise ConfigError(f"expected settings by name, got {unnamed[0]!r}. Write {example}.")
             try:
                 super().__init__(**values)
             except ValidationError as error:
                 raise ConfigError(f"{type(self).__name__}: {explain(type(self), error)}") from None
 
-        __init__.__pydantic_base_init__ = True  # `model_validate` need not call it
+        __init__.__pydantic_base_init__ = True  # tells pydantic that `model_validate` need not call it
 
     @model_validator(mode="before")
     @classmethod
@@ -175,7 +183,7 @@ class Config(BaseModel):
 
 
 class TableConfig(Config):
-    """One embedding table: its name and size, the features that look it up, how they are pooled."""
+    """One embedding table: name, size, the features that look it up, and their pooling."""
 
     name: Annotated[str, AfterValidator(_encodable)] = Field(description="name in reports and TensorBoard")
     num_embeddings: int = Field(ge=1, le=2**40, description="number of rows; ids are in [0, num_embeddings)")
@@ -356,23 +364,23 @@ class StopAtConfig(Config):
     )
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
-        if len(self._given()) != 1:
-            names = ", ".join(self._given()) or "none"
-            raise ValueError(f"stop_at needs one of auc, log_loss and accuracy, found {names}")
+    def _has_single_target(self) -> Self:
+        if len(self._targets()) != 1:
+            names = ", ".join(self._targets()) or "none"
+            raise ValueError(f"expected one of auc, log_loss and accuracy, got {names}")
         return self
 
-    def _given(self) -> dict[str, float]:
+    def _targets(self) -> dict[str, float]:
         return {name: value for name, value in self.model_dump().items() if value is not None}
 
     @property
     def metric(self) -> str:
-        (name,) = self._given()
+        (name,) = self._targets()
         return name
 
     @property
     def target(self) -> float:
-        return self._given()[self.metric]
+        return self._targets()[self.metric]
 
     @property
     def lower_is_better(self) -> bool:
@@ -396,9 +404,9 @@ class ScheduleConfig(Config):
     final: float = Field(default=0.0, ge=0, le=1, description="share of the rate after the decrease")
 
     @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def _is_complete(self) -> Self:
         if self.decay != "none" and self.decay_steps is None:
-            raise ValueError(f"decay={self.decay} needs decay_steps")
+            raise ValueError(f"expected decay_steps with decay={self.decay}, got none")
         return self
 
     @property
@@ -406,26 +414,26 @@ class ScheduleConfig(Config):
         return self.warmup == 0 and self.decay == "none"
 
     def factor(self, step: int) -> float:
-        """Of the rate, in step `step`, counted from 0."""
-        risen = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        """Factor on the rate in step `step`, counted from 0."""
+        warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         if self.decay == "none" or self.decay_steps is None:
-            return risen
+            return warm
         left = 1.0 - min(max((step - self.decay_from) / self.decay_steps, 0.0), 1.0)
-        falls = {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "power": left * left}
-        return risen * (self.final + (1 - self.final) * falls[self.decay])
+        shapes = {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "power": left * left}
+        return warm * (self.final + (1 - self.final) * shapes[self.decay])
 
 
 class OptimizerConfig(Config):
-    """Optimizer of the rows."""
+    """Optimizer of the embedding rows."""
 
     name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = Field(
-        default="rowwise_adagrad", description="formula of the update; see adaptive.optim"
+        default="rowwise_adagrad", description="update formula; see adaptive.optim"
     )
     lr: float = Field(default=0.05, gt=0, description="learning rate of rows")
     eps: float = Field(default=1e-8, ge=0, description="added to the square root (Adagrad family, Adam)")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="Adam: decay of the first moment")
     beta2: float = Field(default=0.999, ge=0, lt=1, description="Adam: decay of the second moment")
-    initial_accumulator: float = Field(default=0.0, ge=0, description="Adagrad family: first value of the sum")
+    initial_accumulator: float = Field(default=0.0, ge=0, description="Adagrad family: initial value of the sum")
     weight_decay: float = Field(
         default=0.0,
         ge=0,
@@ -435,9 +443,9 @@ class OptimizerConfig(Config):
 
 
 class DenseOptimizerConfig(Config):
-    """Optimizer of the dense part (torch.optim)."""
+    """Optimizer of the dense weights (torch.optim)."""
 
-    name: Literal["sgd", "adagrad", "adam"] = Field(default="adagrad", description="class of torch.optim")
+    name: Literal["sgd", "adagrad", "adam"] = Field(default="adagrad", description="torch.optim class")
     lr: float = Field(default=0.02, gt=0, description="learning rate of dense weights")
     schedule: ScheduleConfig = ScheduleConfig()
 
@@ -482,12 +490,6 @@ class TrainConfig(Config):
         description="sample for policies that calibrate before training: a random share of an epoch's inputs (5%), "
         "which reads the whole epoch, or a number of first batches (16); default: 5%, at least 32,768 inputs, and "
         "reading stops after 262,144 sampled inputs",
-    )
-    calibration_batches: int | None = Field(
-        default=None,
-        ge=0,
-        le=MOST,
-        description="number of first batches that a policy sees before training, if calibrate is null",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of initial values; data have their own seed")
     out: str | None = Field(default=None, description="run directory; default: runs/<date>-<policy>")
@@ -551,15 +553,15 @@ class TrainConfig(Config):
     )
 
     @model_validator(mode="after")
-    def _saves(self) -> Self:
+    def _can_save(self) -> Self:
         if self.save_every is not None and not self.save:
-            raise ValueError(f"save_every={self.save_every} and save=false exclude each other")
+            raise ValueError(f"expected save=true with save_every={self.save_every}, got save=false")
         return self
 
     @model_validator(mode="after")
-    def _guards(self) -> Self:
+    def _can_guard(self) -> Self:
         if self.guard is not None and not (
             self.optimizer.schedule.is_constant and self.dense_optimizer.schedule.is_constant
         ):
-            raise ValueError("guard and schedules exclude each other: its copy of the run trains at one rate")
+            raise ValueError("expected constant learning rates with guard, got a schedule. Remove one of the two.")
         return self

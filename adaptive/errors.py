@@ -1,7 +1,7 @@
-"""The errors a user can cause, each with the exit code the command line gives it.
+"""Errors that a user can cause, each with the exit code of the command line.
 
-All are `ValueError`s, so library users need no import to catch them. A message says what was needed, what
-was found, where, and what to do. Mistakes of our own are `assert`s and end with exit code 1.
+All are `ValueError`s, so library users need no import to catch them. A message reads `expected X, got Y (where). How
+to fix it.` Our own mistakes are `assert`s and end with exit code 1.
 """
 
 import difflib
@@ -10,22 +10,28 @@ from typing import ClassVar
 
 
 def printable(text: str) -> str:
-    """The text with control characters, and what no terminal can show, escaped."""
+    """Escape control characters and characters that no terminal can show."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
 
 
 def error_text(error: BaseException, most: int = 500) -> str:
-    """Kind and text of an error of code that is not ours: it may fail to make its text, or send codes to a terminal."""
+    """Type and text of an error that custom code raised, made safe to print.
+
+    Its `__str__` may raise, and its text may contain terminal codes.
+    """
     try:
         text = str(error)
-    except BaseException as failed:  # it is whoever's code
-        text = f"(its text cannot be had: {type(failed).__name__})"
+    except BaseException as failed:  # custom code may raise anything
+        text = f"(its __str__ raised {type(failed).__name__})"
     text = text if len(text) <= most else f"{text[:most]} ..."
     return f"{type(error).__name__}: " + "\n".join(map(printable, text.split("\n")))
 
 
 def suggestion(word: str, names: Iterable[str]) -> str:
-    """`; did you mean X?` for the nearest known word, or nothing; for a last part that several have, all of them."""
+    """Return `; did you mean X?` for the nearest name, or an empty text.
+
+    A word near the last part of dotted names, such as `rows` in `tier.rows`, suggests all of these names.
+    """
     words = list(names)
     close = difflib.get_close_matches(word, words, n=1)
     if not close:
@@ -44,23 +50,23 @@ class AdaptiveError(ValueError):
 
 
 class ConfigError(AdaptiveError):
-    """A key, value or combination of settings that cannot work (exit code 2)."""
+    """Settings that cannot work: an unknown key, a bad value or combination (exit code 2)."""
 
 
 class InputError(AdaptiveError):
-    """Input data that cannot be read or holds too many bad lines or ids (exit code 3)."""
+    """Input data that cannot be read, or with too many bad lines or ids (exit code 3)."""
 
     exit_code = 3
 
 
 class CheckpointError(AdaptiveError):
-    """Saved weights that are missing, damaged or of another model (exit code 4)."""
+    """A checkpoint that is missing, damaged or from another model (exit code 4)."""
 
     exit_code = 4
 
 
 class StorageError(AdaptiveError):
-    """A host tier on disk that cannot be written or read (exit code 5)."""
+    """A host tier on disk that cannot be read or written (exit code 5)."""
 
     exit_code = 5
 
@@ -72,24 +78,27 @@ class OutputError(AdaptiveError):
 
 
 class DeviceMemoryError(AdaptiveError):
-    """A device tier too small for what the look-ahead must hold (exit code 7)."""
+    """A device tier too small for the batches in flight (exit code 7)."""
 
     exit_code = 7
 
 
 class NonFiniteError(AdaptiveError):
-    """A loss or gradient that is not finite (exit code 8); the message says whether anything was updated."""
+    """A loss or gradient that is not finite (exit code 8).
+
+    The message says whether anything was updated.
+    """
 
     exit_code = 8
 
 
 class PolicyError(AdaptiveError):
-    """A policy that could not be loaded, raised, or returned something unusable (exit code 9)."""
+    """A policy that does not load, raises, hangs or returns a bad answer (exit code 9)."""
 
     exit_code = 9
 
 
 class RanksError(AdaptiveError):
-    """Another rank failed, is gone, or disagrees (exit code 10)."""
+    """Another rank that failed, is gone, or disagrees (exit code 10)."""
 
     exit_code = 10

@@ -1,10 +1,11 @@
-"""Optimizers of rows: what state a row carries, and the numbers the update kernels need.
+"""Optimizers of embedding rows: state of a row and numbers for the update kernels.
 
-Every optimizer is *lazy*: a row changes only in batches that look it up, and Adam's step count is the row's own.
-So is weight decay, which is decoupled from the gradient (AdamW): each update that is written begins with
-w *= 1 - lr * weight_decay, and neither the optimizer's state nor the sum of waiting gradients knows of it. A sum of
-deferred gradients is written once and decays the row once. The formulas stand in `kernels.rows.cpu.steps`, for sums of
-deferred gradients in `kernels.rows.cpu.deferred.apply_sum` and, slowly, in `tests/reference.py`.
+Every optimizer is *lazy*: a row changes only in batches that look it up, and Adam counts steps per row. Weight decay
+is lazy too, and decoupled from the gradient (AdamW): each written update begins with w *= 1 - lr * weight_decay.
+Optimizer state and accumulated gradients are not decayed, and applying an accumulated update decays the row once.
+
+The formulas are in `kernels.rows.cpu.steps`, those of accumulated updates in `kernels.rows.cpu.deferred.apply_sum`, and
+slow versions of both in `tests/reference.py`.
 """
 
 import math
@@ -23,52 +24,52 @@ from adaptive.kernels.rows.cpu.steps import ADAGRAD, ADAM, ROWWISE_ADAGRAD, SGD_
 
 @dataclass(frozen=True)
 class RowOptimizer(ABC):
-    """Interface of the optimizers of rows. `kind` selects the formula in the kernels."""
+    """Base of the row optimizers. `kind` selects the formula in the kernels."""
 
     kind: ClassVar[int]
-    counts: ClassVar[int] = 0  # of the last values of a row's state: how many are counts of updates
+    counts: ClassVar[int] = 0  # how many of the last values of a row's state are counts of updates
     lr: float
     weight_decay: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            most = 1 if item.name.startswith("beta") else math.inf
-            if not isinstance(value, int | float) or not 0 <= value < most:
+            limit = 1 if item.name.startswith("beta") else math.inf
+            if not isinstance(value, int | float) or not 0 <= value < limit:
                 raise ConfigError(
-                    f"{type(self).__name__}: {item.name} from 0 to below {most} is needed, found {value!r}"
+                    f"{type(self).__name__}: expected {item.name} of at least 0 and below {limit}, got {value!r}"
                 )
 
     def at(self, lr: float) -> Self:
-        """The same with another learning rate."""
+        """Copy of the optimizer with another learning rate."""
         return replace(self, lr=lr)
 
     @abstractmethod
     def state_width(self, embedding_dim: int) -> int:
-        """float32 values of state that travel with a row."""
+        """Number of float32 state values stored with each row."""
 
     def least_state(self, embedding_dim: int) -> NDArray[np.float32]:
-        """(S,) the least value that each value of a row's state can have."""
+        """(S,) lower bound of each value of a row's state."""
         return np.zeros(self.state_width(embedding_dim), np.float32)
 
     def squares_width(self, embedding_dim: int) -> int:
-        """float32 values that a deferred sum keeps beside it: squares, and Adam's number of gradients.
+        """Number of float32 values stored next to an accumulated gradient.
 
-        See `adaptive.kernels.rows.cpu.deferred`.
+        These are sums of squares and, for Adam, the number of gradients; see `adaptive.kernels.rows.cpu.deferred`.
         """
         return 0
 
     @property
-    def kept(self) -> float:
-        """What an update keeps of a row before it takes its step: a float32 from 0 to 1, and 1 without decay."""
+    def decay_factor(self) -> float:
+        """Factor on a row before each step: a float32 from 0 to 1, and 1 without weight decay."""
         return float(np.float32(max(0.0, 1.0 - self.lr * self.weight_decay)))
 
     @abstractmethod
     def settings(self) -> NDArray[np.float32]:
-        """(5,) lr, eps, beta1, beta2, first value of the state."""
+        """(5,) lr, eps, beta1, beta2, initial value of the state."""
 
     def corrections(self) -> NDArray[np.float32]:
-        """(t,) Adam's step size after t + 1 updates of a row; the last holds for all later ones."""
+        """(t,) Adam's step size after t + 1 updates of a row; the last is that of all later ones."""
         return np.zeros(1, np.float32)
 
 
@@ -94,7 +95,7 @@ class SGD(RowOptimizer):
 
 @dataclass(frozen=True)
 class Adagrad(RowOptimizer):
-    """Adagrad: s += g * g; w -= lr * g / (sqrt(s) + eps), element by element, as torch.optim.Adagrad."""
+    """Adagrad as torch.optim.Adagrad: s += g * g; w -= lr * g / (sqrt(s) + eps)."""
 
     kind: ClassVar[int] = ADAGRAD
     lr: float = 0.05
@@ -113,7 +114,10 @@ class Adagrad(RowOptimizer):
 
 @dataclass(frozen=True)
 class RowwiseAdagrad(RowOptimizer):
-    """One accumulator a row: s += mean(g * g); w -= lr / (sqrt(s) + eps) * g, as FBGEMM's exact row-wise Adagrad."""
+    """Row-wise Adagrad: s += mean(g * g); w -= lr / (sqrt(s) + eps) * g.
+
+    One accumulator per row, as FBGEMM's exact row-wise Adagrad.
+    """
 
     kind: ClassVar[int] = ROWWISE_ADAGRAD
     lr: float = 0.05
@@ -132,9 +136,9 @@ class RowwiseAdagrad(RowOptimizer):
 
 @dataclass(frozen=True)
 class Adam(RowOptimizer):
-    """Adam as torch.optim.SparseAdam, except that the step count is each row's own number of updates.
+    """Adam as torch.optim.SparseAdam, with a step count per row.
 
-    A deferred sum of k gradients counts as k updates with their mean.
+    An accumulated sum of k gradients counts as k updates with their mean.
     """
 
     kind: ClassVar[int] = ADAM
@@ -149,7 +153,7 @@ class Adam(RowOptimizer):
 
     def least_state(self, embedding_dim: int) -> NDArray[np.float32]:
         least = super().least_state(embedding_dim)
-        least[:embedding_dim] = -np.inf  # first moments have a sign
+        least[:embedding_dim] = -np.inf  # first moments may be negative
         return least
 
     def squares_width(self, embedding_dim: int) -> int:
@@ -167,7 +171,7 @@ class Adam(RowOptimizer):
         return size.astype(np.float32)
 
 
-@lru_cache(maxsize=8)  # a rate that changes every step needs the powers once
+@lru_cache(maxsize=8)  # a scheduled rate changes every step, the powers do not
 def _bias(beta1: float, beta2: float, steps: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """sqrt(1 - beta2**t) and 1 - beta1**t for t = 1 ... steps."""
     t = np.arange(1, steps + 1, dtype=np.float64)
@@ -175,12 +179,12 @@ def _bias(beta1: float, beta2: float, steps: int) -> tuple[NDArray[np.float64], 
 
 
 def row_optimizer(config: OptimizerConfig) -> RowOptimizer:
-    """The optimizer a configuration names."""
-    decay = config.weight_decay
-    if config.name == "sgd":
-        return SGD(config.lr, weight_decay=decay)
-    if config.name == "adagrad":
-        return Adagrad(config.lr, config.eps, config.initial_accumulator, weight_decay=decay)
-    if config.name == "rowwise_adagrad":
-        return RowwiseAdagrad(config.lr, config.eps, config.initial_accumulator, weight_decay=decay)
-    return Adam(config.lr, config.eps, config.beta1, config.beta2, weight_decay=decay)
+    """Create the optimizer of a configuration, with those of its settings that it has."""
+    kinds: dict[str, type[RowOptimizer]] = {
+        "sgd": SGD,
+        "adagrad": Adagrad,
+        "rowwise_adagrad": RowwiseAdagrad,
+        "adam": Adam,
+    }
+    cls = kinds[config.name]
+    return cls(**{item.name: getattr(config, item.name) for item in fields(cls)})

@@ -1,4 +1,7 @@
-"""How policies, skip rules and models are found by name, module or file; the first two are made from their settings."""
+"""Find policies, skip rules and models by name, module or file, and create them.
+
+No import happens before a class is used. Custom code raises anything: all of it becomes a `PolicyError`.
+"""
 
 import ast
 import importlib
@@ -23,8 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 PlugIn = TypeVar("PlugIn")
-Options = Mapping[str, Any]
-"""Values of the parameters of a policy or a rule, as their `__init__` takes them."""
+Options = Mapping[str, Any]  # values of the parameters of a policy's or rule's `__init__`
 
 ENTRY_POINTS = "adaptive.policies"
 RULE_ENTRY_POINTS = "adaptive.skip_rules"
@@ -38,17 +40,17 @@ def _installed(group: str) -> dict[str, str]:
 
 
 def installed_policies() -> dict[str, str]:
-    """Name -> `module:Class` of every installed policy. Loads none of them."""
+    """Name -> `module:Class` of every installed policy, without loading it."""
     return _installed(ENTRY_POINTS)
 
 
 def installed_rules() -> dict[str, str]:
-    """Name -> `module:Class` of every installed skip rule. Loads none of them."""
+    """Name -> `module:Class` of every installed skip rule, without loading it."""
     return _installed(RULE_ENTRY_POINTS)
 
 
 def installed_models() -> dict[str, str]:
-    """Name -> `module:Class` of every installed model, besides those of `adaptive.models`. Loads none of them."""
+    """Name -> `module:Class` of every installed custom model, without loading it."""
     return _installed(MODEL_ENTRY_POINTS)
 
 
@@ -57,28 +59,29 @@ CODE_SETTINGS: Final[Mapping[str, tuple[str, Callable[[], Mapping[str, str]]]]] 
     "skip.rule": ("--skip", installed_rules),
     "model": ("--model", installed_models),
 }
-"""Settings that may name code: their flag, and what is installed under a name."""
+"""Settings that may name code: their flag, and the installed names."""
 
 
 def is_foreign(spec: str, installed: Mapping[str, str]) -> bool:
-    """Whether a name, with or without parameters, is code by file or module that no installed package offers."""
+    """True if a spec, with or without parameters, is code that no installed package provides."""
     name = PARAMETER.split(spec)[0]
     return ":" in name and name not in installed and name not in installed.values()
 
 
 def refuse_unnamed(key: str, spec: str | None, *, where: str, named: str | None = None, how: str | None = None) -> None:
-    """Refuse to load code that a file names: opening somebody's run or settings runs nothing of theirs, unless whoever
-    opens them names it himself.
+    """Refuse to run code that only a file names.
+
+    Opening somebody's run or settings must not run their code, unless the user names that code, too.
 
     Args:
         key: one of `CODE_SETTINGS`.
-        spec: what the file says.
+        spec: value in the file.
         where: the file.
-        named: what the user has named.
-        how: what names it; default: `--set` with the setting.
+        named: value that the user has given.
+        how: flag for the user to give it; default: `--set` with the setting.
 
     Raises:
-        ConfigError: if the code is foreign, and not what the user has named.
+        ConfigError: if the code is foreign and the user has not named it.
     """
     _, installed = CODE_SETTINGS[key]
     if spec is None or not is_foreign(spec, installed()) or spec == named:
@@ -90,7 +93,7 @@ def refuse_unnamed(key: str, spec: str | None, *, where: str, named: str | None 
 
 
 def code_flags(settings: Mapping[str, str | None]) -> str:
-    """Flags that name the foreign code among the settings, as a shell takes them; each begins with a space."""
+    """Shell flags that name the foreign code among the settings, each after a space."""
     return "".join(
         f" {flag} {shlex.quote(spec)}"
         for key, (flag, installed) in CODE_SETTINGS.items()
@@ -99,30 +102,30 @@ def code_flags(settings: Mapping[str, str | None]) -> str:
 
 
 def load_policy_class(spec: str) -> type[Policy]:
-    """The class behind a name, `module.path:Class` or `path/to/file.py:Class`.
+    """Load the policy class of a name, `module.path:Class` or `path/to/file.py:Class`.
 
     Raises:
-        PolicyError: if there is no such policy, or it is not a complete `Policy`.
+        PolicyError: if there is no such class, or it is not a complete `Policy`.
     """
     return _load_class(spec, "policy", installed_policies(), Policy)  # type: ignore[type-abstract]
 
 
 def load_rule_class(spec: str) -> type[SkipRule]:
-    """The same for a skip rule.
+    """Load a skip rule class, as `load_policy_class`.
 
     Raises:
-        PolicyError: if there is no such rule, or it is not a complete `SkipRule`.
+        PolicyError: if there is no such class, or it is not a complete `SkipRule`.
     """
     return _load_class(spec, "skip rule", installed_rules(), SkipRule)  # type: ignore[type-abstract]
 
 
 def load_model_class(spec: str) -> "type[nn.Module]":
-    """The same for a model, which is any `torch.nn.Module`.
+    """Load a model class, any `torch.nn.Module`, as `load_policy_class`.
 
     Raises:
-        ConfigError: if there is no such model.
+        ConfigError: if there is no such class.
     """
-    from torch import nn  # a second, which names of policies need not wait for
+    from torch import nn  # takes a second, for which listing policies need not wait
 
     return _load_class(spec, "model", installed_models(), nn.Module, ConfigError)
 
@@ -134,8 +137,7 @@ def _load_class(
     base: type[PlugIn],
     error: type[AdaptiveError] = PolicyError,
 ) -> type[PlugIn]:
-    target = installed.get(spec, spec)
-    place, colon, name = target.rpartition(":")
+    place, colon, name = installed.get(spec, spec).rpartition(":")
     if not colon:
         raise error(f"no {kind} {spec!r}; {_choices(spec, installed)}")
     try:
@@ -156,21 +158,21 @@ def _load_class(
 
 
 def _choices(spec: str, installed: Mapping[str, str]) -> str:
-    """What could have been meant by a name that is none: classes of a file, which is read and not run, or all names."""
+    """Alternatives for a spec without a class: classes of the file, or all names."""
     if not spec.endswith(".py"):
         return f"known: {', '.join(installed)}; or give module:Class or file.py:Class{suggestion(spec, installed)}"
     try:
         parsed = ast.parse(Path(spec).read_bytes())
     except OSError as unread:
-        return f"which class of the file? {spec}:CLASS; and it could not be read: {unread.strerror}"
+        return f"give its class, {spec}:CLASS; the file cannot be read: {unread.strerror}"
     except (SyntaxError, ValueError, RecursionError) as wrong:
-        return f"which class of the file? {spec}:CLASS; and it is no Python: {wrong}"
+        return f"give its class, {spec}:CLASS; the file is not valid Python: {wrong}"
     names = [f"{spec}:{node.name}" for node in parsed.body if isinstance(node, ast.ClassDef)]
-    return f"which class of the file? {' or '.join(names)}" if names else f"{spec} has no class"
+    return f"give its class: {' or '.join(names)}" if names else f"{spec} has no class"
 
 
 def is_rule(spec: str) -> bool:
-    """Whether a name, `module:Class` or `file.py:Class` is a skip rule's; False also if it cannot be loaded."""
+    """True if a spec is a skip rule that can be loaded."""
     try:
         load_rule_class(PARAMETER.split(spec)[0])
     except PolicyError:
@@ -179,7 +181,9 @@ def is_rule(spec: str) -> bool:
 
 
 def make_rule(spec: str | type[SkipRule] | SkipRule) -> SkipRule:
-    """The rule itself, from an instance, a class, or a name with parameters, such as `defer+bound=0.1`.
+    """Create a skip rule from a class or a name with parameters, such as `defer+bound=0.1`.
+
+    An instance is checked and returned.
 
     Raises:
         PolicyError: if there is no such rule, for an unknown parameter, a value of the wrong type or out of range.
@@ -191,11 +195,11 @@ def make_rule(spec: str | type[SkipRule] | SkipRule) -> SkipRule:
         name, *texts = PARAMETER.split(spec)
         options = {key: value for key, _, value in (text.partition("=") for text in texts)}
         spec = load_rule_class(name)
-    return _checked_rule(_made(spec, options, "skip rule"))
+    return _checked_rule(_create(spec, options, "skip rule"))
 
 
-def _made(cls: type[PlugIn], options: Options, kind: str) -> PlugIn:
-    """One of a class, with these parameters; whatever is wrong with them is a `PolicyError`."""
+def _create(cls: type[PlugIn], options: Options, kind: str) -> PlugIn:
+    """Create an instance; any error of `__init__` becomes a `PolicyError`."""
     try:
         return cls(**_checked_options(cls, options, kind))
     except (PolicyError, KeyboardInterrupt):
@@ -208,24 +212,26 @@ def _made(cls: type[PlugIn], options: Options, kind: str) -> PlugIn:
 
 
 def with_rule(policy: Policy, skip: SkipConfig | SkipRule | str | None) -> SkipConfig | None:
-    """Have the policy carry the skip rule that is asked for; the settings of skipping, None: nothing is skipped.
+    """Set the policy's skip rule and return the settings of skipping, None if it is off.
+
+    Args:
+        policy: whose `rule` is replaced, or removed if nothing is skipped.
+        skip: settings, a rule, or a rule's name. Settings without a rule leave the policy its own.
 
     Raises:
         PolicyError: if the rule cannot be loaded.
     """
     if isinstance(skip, str):
         skip = SkipConfig(rule=skip)
-    wanted = skip.rule if isinstance(skip, SkipConfig) else skip
-    if wanted is None:
-        if not isinstance(skip, SkipConfig):  # a policy's own rule is for where skipping is switched on
-            policy.rule = None
-            return None
-        return skip
-    if wanted == NO_RULE:
+    if skip is None or (isinstance(skip, SkipConfig) and skip.rule == NO_RULE):
         policy.rule = None
         return None
-    policy.rule = make_rule(wanted)
-    return skip if isinstance(skip, SkipConfig) else SkipConfig()
+    if not isinstance(skip, SkipConfig):
+        policy.rule = make_rule(skip)
+        return SkipConfig()
+    if skip.rule is not None:
+        policy.rule = make_rule(skip.rule)
+    return skip
 
 
 def _checked_rule(rule: SkipRule) -> SkipRule:
@@ -233,59 +239,63 @@ def _checked_rule(rule: SkipRule) -> SkipRule:
     _check_attributes(
         "skip rule",
         rule,
-        at_most=("a whole number from 1 to 255", isinstance(rule.at_most, int) and 1 <= rule.at_most <= 255),
-        warmup=("a whole number from 0 on", isinstance(rule.warmup, int) and rule.warmup >= 0),
-        every=("a whole number from 1 on", isinstance(rule.every, int) and rule.every >= 1),
+        at_most=("an integer from 1 to 255", isinstance(rule.at_most, int) and 1 <= rule.at_most <= 255),
+        warmup=("an integer of at least 0", isinstance(rule.warmup, int) and rule.warmup >= 0),
+        every=("an integer of at least 1", isinstance(rule.every, int) and rule.every >= 1),
         **{name: ("True or False", isinstance(getattr(rule, name), bool)) for name in flags},
     )
     return rule
 
 
 def _check_attributes(kind: str, owner: Policy | SkipRule, **checks: tuple[str, bool]) -> None:
-    """Check what a policy or a rule says of itself; each attribute with what it must be, and whether it is that."""
-    for name, (needed, holds) in checks.items():
+    """Check attributes of a policy or rule; `checks`: name -> (expected value, is it so)."""
+    for name, (expected, holds) in checks.items():
         if not holds:
-            text = f"{name} must be {needed}, found {getattr(owner, name)!r}"
+            text = f"{name}: expected {expected}, got {getattr(owner, name)!r}"
             raise PolicyError(f"{kind} {type(owner).__name__}: {text}")
 
 
 def make_policy(policy: str | type[Policy] | Policy, options: Options | None = None) -> Policy:
-    """The policy itself, from a spec, a class or an instance; `options` are its parameters.
+    """Create a policy from a class or a name, with `options` as its parameters.
+
+    An instance is checked and returned.
 
     Raises:
         PolicyError: for an unknown parameter, a value of the wrong type or out of range.
     """
     if isinstance(policy, Policy):
         if options:
-            raise PolicyError("options go with a policy's class or name, not with an instance")
-        return _checked_attributes(policy)
+            raise PolicyError(
+                "expected options with a policy's class or name, got an instance. Pass them to its class."
+            )
+        return _checked_policy(policy)
     cls = load_policy_class(policy) if isinstance(policy, str) else policy
     if not (isinstance(cls, type) and issubclass(cls, Policy)):
-        raise PolicyError(f"a policy's name, class or instance is needed, found {cls!r}")
-    return _checked_attributes(_made(cls, options or {}, "policy"))
+        raise PolicyError(f"expected a policy's name, class or instance, got {cls!r}")
+    return _checked_policy(_create(cls, options or {}, "policy"))
 
 
-def _checked_attributes(policy: Policy) -> Policy:
+def _checked_policy(policy: Policy) -> Policy:
     _check_attributes(
         "policy",
         policy,
         misses=("'prefetch' or 'host'", policy.misses in ("prefetch", "host")),
         device_rows=("None, '0' or '100%'", policy.device_rows in (None, "0", "100%")),
-        window=("a whole number from 0 on", isinstance(policy.window, int) and policy.window >= 0),
-        rule=("None or a SkipRule made in __init__", policy.rule is None or _is_own_rule(policy)),
+        window=("an integer of at least 0", isinstance(policy.window, int) and policy.window >= 0),
+        rule=("None or a SkipRule created in __init__", policy.rule is None or _has_own_rule(policy)),
     )
     if policy.rule is not None:
         _checked_rule(policy.rule)
     return policy
 
 
-def _is_own_rule(policy: Policy) -> bool:
-    """True for a rule that no other policy of the class carries: it counts and learns."""
+def _has_own_rule(policy: Policy) -> bool:
+    """True if the policy's rule is its own, not one that the class shares: rules have state."""
     return isinstance(policy.rule, SkipRule) and policy.rule is not getattr(type(policy), "rule", None)
 
 
 def policy_parameters(cls: type[Policy] | type[SkipRule]) -> dict[str, inspect.Parameter]:
-    """The settings of a policy or a rule: the keyword parameters of its `__init__`."""
+    """Settings of a policy or a rule: the keyword parameters of its `__init__`."""
     if cls.__init__ is object.__init__:
         return {}
     parameters = inspect.signature(cls, eval_str=True).parameters
@@ -316,7 +326,7 @@ def _load_module(place: str, spec: str, kind: str) -> ModuleType:
         raise PolicyError(f"{kind} {spec!r}: cannot import {place}: {error}") from error
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever a module does when it is imported
+    except BaseException as error:  # a module may raise anything when it is imported
         raise PolicyError(f"{kind} {spec!r}: {place}: {error_text(error)}") from error
 
 
@@ -327,7 +337,7 @@ def _load_file(path: Path, kind: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # so that dataclasses and annotations inside the file resolve
+    sys.modules[name] = module  # dataclasses and annotations inside the file need it
     try:
         spec.loader.exec_module(module)
     except KeyboardInterrupt:

@@ -1,8 +1,10 @@
-"""All that the author of a policy or a skip rule needs: `Policy`, `SkipRule`, `RowStats` and `TierView`.
+"""Interfaces for custom policies and skip rules.
 
-A policy answers one question, `score`: how much does each row deserve the device? Whatever it answers, the trained
-tables are the same and only the speed differs. A skip rule answers the other one, `visits`: which updates wait, or are
-left out? That does change what is trained; every report shows by how much.
+The names are `Policy`, `SkipRule`, and what their methods see: `RowStats` and `TierView`.
+
+A policy scores rows: rows with the lowest scores are evicted from the device first. Its answers change speed, never
+the trained tables. A skip rule decides which row updates are accumulated or dropped. Its answers do change what is
+trained, and every report shows by how much. `policies/README.md` is the tutorial.
 
 Letters: n candidate rows, N lookups of a batch.
 """
@@ -17,25 +19,28 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 
-NEVER = np.iinfo(np.int64).max  # `next_access` of a row that is not in the look-ahead's window
+NEVER = np.iinfo(np.int64).max  # `next_access` of a row that no batch in the window looks up
 
 
 @dataclass(frozen=True)
 class RowStats:
-    """Aligned, read-only arrays about n candidate rows. Rows of all tables are numbered through."""
+    """Statistics of n candidate rows, as aligned, read-only arrays.
+
+    Rows are numbered through all tables.
+    """
 
     step: int  # number of the batch that is being planned, from 0
-    rows: NDArray[np.int64]  # (n,) row = start of its table + index
+    rows: NDArray[np.int64]  # (n,) first row of the table + id
     table: NDArray[np.int32]  # (n,) number of the row's table
     accesses: NDArray[np.int64]  # (n,) lookups so far
-    last_access: NDArray[np.int64]  # (n,) latest batch that looked the row up, -1 = none
-    next_access: NDArray[np.int64]  # (n,) next batch in the window that will, NEVER = none
-    update_norm: NDArray[np.float32]  # (n,) sum over updates of the L2 norm of the change
-    drift: NDArray[np.float32]  # (n,) ||row - snapshot|| / ||row||; NaN = unknown, or an update was skipped
+    last_access: NDArray[np.int64]  # (n,) latest batch that looked up the row, or -1
+    next_access: NDArray[np.int64]  # (n,) next batch in the window that looks up the row, or NEVER
+    update_norm: NDArray[np.float32]  # (n,) sum of the L2 norms of all updates
+    drift: NDArray[np.float32]  # (n,) ||row - snapshot|| / ||row||; NaN if unknown or if an update was skipped
     drift_accesses: NDArray[np.int64]  # (n,) lookups between the two snapshots behind `drift`
-    drift_visits: NDArray[np.int64]  # (n,) batches that looked the row up between them
-    visits: NDArray[np.int64]  # (n,) batches that have looked the row up, where updates are deferred; 0 elsewhere
-    saturated: NDArray[np.bool_]  # (n,) the current verdict: updates are left out, or wait
+    drift_visits: NDArray[np.int64]  # (n,) batches with such a lookup between the two snapshots
+    visits: NDArray[np.int64]  # (n,) batches that looked up the row if updates are deferred, else 0
+    saturated: NDArray[np.bool_]  # (n,) the skip rule's latest answer: updates are skipped or accumulated
     resident: NDArray[np.bool_]  # (n,) on the device now
 
     def __len__(self) -> int:
@@ -43,17 +48,21 @@ class RowStats:
 
 
 class TierView(Protocol):
-    """What a policy may ask of the tiers. Rows are numbered as in `RowStats`."""
+    """Read-only view of the tiers, for a policy's methods. Rows are numbered as in `RowStats`."""
 
     @property
-    def num_rows(self) -> int: ...
+    def num_rows(self) -> int:
+        """Rows of all tables."""
+        ...
 
     @property
-    def device_rows(self) -> int: ...
+    def device_rows(self) -> int:
+        """Slots of the device tier."""
+        ...
 
     @property
     def table_starts(self) -> NDArray[np.int64]:
-        """(tables + 1,) first row of each table, and the number of rows."""
+        """(tables + 1,) first row of each table, then the number of rows."""
         ...
 
     @property
@@ -65,80 +74,111 @@ class TierView(Protocol):
         """(N,) row of each lookup, aligned with `batch.ids`."""
         ...
 
-    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]: ...
+    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(n,) True for rows on the device."""
+        ...
 
-    def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]: ...
+    def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) lookups so far."""
+        ...
 
-    def saturated(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]: ...
+    def saturated(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(n,) True for rows whose updates are skipped or accumulated."""
+        ...
 
 
 class SkipRule(ABC):
-    """Decides which updates are written less often, next to any policy. Nothing else skips.
+    """Decides which row updates are accumulated or skipped.
 
-    The runtime asks `visits` about the watched rows every `SkipConfig.interval` batches. Whatever a rule answers,
-    placement changes nothing, and reports show what was left out. Answers are checked as a policy's are; arrays handed
-    in are read-only. Parameters of `__init__` (keyword-only, annotated, with defaults) are the rule's settings.
+    Nothing else in the library skips work.
 
-    Gradients that wait are summed, and the optimizer takes one step with the sum. Under Adam it counts as k updates
-    with their mean. Under Adagrad and row-wise Adagrad the accumulator grows by the squares of the k gradients, as if
-    each had been applied, and not by the square of their sum, which would slow a row down whose gradients agree. A
-    watched row takes memory for the sum and these squares: D + 1 numbers for row-wise Adagrad, 2 D for Adagrad, D for
-    SGD, 2 D + 1 for Adam, which counts the gradients, too.
+    Implement `visits`. A rule works next to any policy, and only if skipping is switched on (`SkipConfig`, `--skip`):
+
+        class EveryFourth(SkipRule):
+            '''Rows that hardly move are written at every 4th visit, with the sum of four gradients.'''
+
+            def visits(self, rows):
+                resting = rows.drift < 0.01
+                return np.where(resting, 4, 1)
+
+    Guarantees: placement changes no answer and no number. Methods are called from one thread, never concurrently.
+    Input arrays are read-only. Answers are checked before any row moves. Reports show what was skipped. A *visit* of a
+    row is a batch that looks it up.
+
+    Accumulated updates (deferred): gradients are summed, and the optimizer takes one step with the sum. Adam counts it
+    as k updates with the mean gradient. Adagrad and row-wise Adagrad add the squares of the k gradients to the
+    accumulator, as if each had been applied; the square of the sum would slow down rows whose gradients agree. A
+    watched row of width D takes this many extra float32 values: D under SGD, D + 1 under row-wise Adagrad, 2 D under
+    Adagrad, 2 D + 1 under Adam.
+
+    Keyword-only parameters of `__init__`, annotated and with defaults, are the rule's settings:
+    `--skip defer+bound=0.1`.
     """
 
     watches: bool = True
-    """False if the rule does not need `RowStats.drift`; the runtime then keeps no snapshots."""
+    """Set to False if the rule does not need `RowStats.drift`; the runtime then keeps no snapshots."""
 
     asks: bool = True
-    """False if `visits` need not be asked: `every` and `at_most` say everything."""
+    """Set to False if `every` and `at_most` decide everything; `visits` is then not called."""
 
     leaves_out: bool = False
-    """True if `visits` may answer 0: then updates are lost. Otherwise every gradient is applied, sooner or later."""
+    """Set to True if `visits` may return 0, which loses updates. Otherwise every gradient is applied at some visit."""
 
     drops_inputs: bool = False
-    """True if `arrange` leaves samples out; it counts them in `seen_inputs` and `dropped_inputs`."""
+    """Set to True if `arrange` drops samples; count them in `seen_inputs` and `dropped_inputs`."""
 
     mode: str = ""
-    """Added to the rule's name in reports, for a rule that has several modes, such as `by movement`."""
+    """Text that reports add to the rule's name, such as `by movement`."""
 
     at_most: int = 255
-    """The largest answer that counts; 1: no gradient ever waits, and there are no sums."""
+    """Upper limit for the answers of `visits`, from 1 to 255. With 1 no gradient is accumulated."""
 
     every: int = 1
-    """Gradients of a row wait for no more visits than the row has had so far, divided by this."""
+    """A row's gradients are accumulated over at most (its visits so far) / `every` visits."""
 
     warmup: int = 100
-    """Batches before anything waits or is left out; a guard judges from then on."""
+    """Batches before anything is accumulated or skipped. A guard starts judging after them."""
 
     allowance: float = 1.0
-    """The share of its skipping that a guard allows: 1 all, 0 none. Set between two batches. The runtime leaves out
-    only that share of the rows answered with 0, and shrinks `at_most`; `arrange` asks `allows`."""
+    """Share of the rule's skipping that a guard allows, from 0 to 1. Set between two batches; do not set it yourself.
+
+    The runtime applies it to the answers of `visits`. A rule that drops inputs applies it through `allows`.
+    """
 
     seen_inputs: int = 0
     dropped_inputs: int = 0
-    """Samples that came to `arrange` and those that it left out, so far."""
+    """Samples that `arrange` has read and samples that it has dropped, so far."""
 
     reported: ClassVar[tuple[str, ...]] = ()
-    """Attributes, numbers, that are shown with every record of a run."""
+    """Names of numeric attributes that every record of a run shows."""
 
     def begin(self, optimizer: str) -> None:  # noqa: B027 (optional, not abstract)
-        """Called before training with the name of the row optimizer: `sgd`, `adagrad`, `rowwiseadagrad` or `adam`."""
+        """Prepare for training. `optimizer` is `sgd`, `adagrad`, `rowwiseadagrad` or `adam`."""
 
     @abstractmethod
     def visits(self, rows: RowStats) -> NDArray[Any]:
-        """(n,) whole numbers. 1: every visit (a batch that looks the row up) updates the row. k > 1: gradients wait in
-        a sum that every k-th visit applies. 0: updates are left out until the rule is asked again."""
+        """Return the number of visits per update of each watched row.
+
+        Called every `SkipConfig.interval` batches, for all watched rows of a group of tables at once.
+
+        Returns:
+            (n,) integers. 1: every visit updates the row. k > 1: gradients are accumulated and applied at every k-th
+            visit. 0: updates are skipped until the next call (set `leaves_out`).
+        """
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        """Leave inputs out (`drops_inputs`) before the policy sees the batches; the others keep their order. Of the
-        inputs, numbered as they come, drop none that `allows` denies. Default: all batches, as they come."""
+        """Drop samples before the policy sees the batches. Default: drop none.
+
+        Set `drops_inputs`. Keep the order of the others. Number samples in the order you read them, and drop none that
+        `allows` denies.
+        """
         return batches
 
     def allows(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(n,) True where a guard allows skipping, for each of these numbers (n,), of rows or of inputs.
+        """Return True for the row or sample numbers (n,) that a guard allows to skip.
 
-        True for the share `allowance` of all numbers, chosen by a hash, so that a number is treated alike each time;
-        of two allowances the lower one chooses among the numbers of the higher one.
+        A hash chooses the share `allowance` of all numbers, so a number gets the same answer each time. The numbers
+        allowed at a lower allowance are among those allowed at a higher one.
         """
         mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # wraps, as a hash should
         mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -146,21 +186,151 @@ class SkipRule(ABC):
         return chosen
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Arrays from which `load_state_dict` restores the rule, as `Policy.state_dict`. Default: none."""
+        """Return arrays from which `load_state_dict` restores the rule. Default: none."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `state_dict` gave. Default: expects nothing."""
+        """Restore the rule from the arrays of `state_dict`. Default: accept no arrays."""
+        _expect_no_state(self, state)
+
+
+class Policy(ABC):
+    """Decides which rows deserve the device.
+
+    Its answers change speed, never the trained tables.
+
+    Implement `score`:
+
+        class RecentAndFrequent(Policy):
+            '''A row is worth its lookups so far, less the longer ago the latest one was.'''
+
+            def score(self, rows):
+                age = rows.step - rows.last_access
+                return rows.accesses / (1 + age)
+
+    Guarantees: methods are called from one thread, never concurrently. Input arrays are read-only. Answers are checked
+    before any row moves. A wrong answer, an exception, or a method that does not return within
+    `TierConfig.policy_timeout_s` stops training, and the error names policy, method and batch.
+
+    For repeatable runs, answer from the arguments and your own state only: no clocks, no unseeded random numbers.
+
+    Keyword-only parameters of `__init__`, annotated and with defaults, are the policy's settings:
+    `--set policy.half_life=1000`. Raise `ValueError` for bad values.
+    """
+
+    misses: ClassVar[Literal["prefetch", "host"]] = "prefetch"
+    """What happens to missing rows. `prefetch`: fetched to the device ahead of time. `host`: used on the host, and
+    admitted to the device only if they score above the lowest resident row."""
+
+    device_rows: ClassVar[str | None] = None
+    """The only size of the device tier that makes sense for the policy, `"0"` or `"100%"`. None: any size."""
+
+    rearranges: bool = True
+    """Set to False if `arrange` does nothing under the current settings."""
+
+    reported: ClassVar[tuple[str, ...]] = ()
+    """Names of numeric attributes that every record of a run shows."""
+
+    order: tuple[str, ...] = ()
+    """Columns that order rows as `score` does: `accesses`, `last_access`, or both, ties broken by the second.
+
+    If set, the runtime evicts rows with the lowest values without calling `score`, several times as fast. It applies
+    to the class that defines `score` and to subclasses that do not override `score`. Set it to `()` in `__init__` for
+    settings under which it does not hold.
+    """
+
+    window: int = 0
+    """Batches to read beyond the planned ones, so that `RowStats.next_access` is known."""
+
+    rule: SkipRule | None = None
+    """The skip rule that the policy carries, used only if skipping is switched on.
+
+    Create it in `__init__`: an object in the class body would be shared. `--skip NAME` replaces it, `--skip off`
+    removes it.
+    """
+
+    epoch_batches: int | None = None
+    """Number of training batches in an epoch, approximately. Set before training; None if unknown."""
+
+    @abstractmethod
+    def score(self, rows: RowStats) -> NDArray[Any]:
+        """Return how much each candidate row deserves the device.
+
+        Candidates are idle rows on the device and, with `misses = "host"`, missing rows. Rows that a planned batch
+        needs are never candidates.
+
+        Returns:
+            (n,) numbers without NaN. Rows with the lowest scores are evicted first, equal ones in any order.
+        """
+
+    def looked_up(self, number: int, rows: NDArray[np.int64], view: TierView) -> None:  # noqa: B027 (optional)
+        """Note that batch `number` looks up these rows. Default: do nothing.
+
+        Called once per batch, before `score`. With `left` and `came` it serves policies that keep queues or histories.
+
+        Args:
+            number: of the batch.
+            rows: (n,) distinct rows of all tables, ascending.
+            view: of the tiers before the batch's rows move.
+        """
+
+    def left(self, number: int, rows: NDArray[np.int64]) -> None:  # noqa: B027 (optional)
+        """Note that these rows (n,), ascending, are evicted. Default: do nothing.
+
+        Called after `score` with the rows evicted for batch `number`. Rows evicted for another reason (less memory,
+        rebalanced slots, loaded tables) are passed before the next `score`. Not called without rows.
+        """
+
+    def came(self, number: int, rows: NDArray[np.int64]) -> None:  # noqa: B027 (optional)
+        """Note that these rows (n,), ascending, are admitted. Default: do nothing.
+
+        They are rows of batch `number`; with `misses = "prefetch"`, all that were missing. Called after `left`, and not
+        without rows.
+        """
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        """Regroup samples before they are planned. Default: yield the batches unchanged.
+
+        Yield every sample exactly once. You may cut a batch into parts (`Batch.part_sizes`), so that the first part
+        trains while rows of the others are in flight, and ask for the loss on other samples after it
+        (`Batch.held_back`, `observe`).
+        """
+        return batches
+
+    def observe(self, number: int, loss: float) -> None:  # noqa: B027 (optional, not abstract)
+        """Receive the mean loss on held-back samples. Default: do nothing.
+
+        They are the samples in `held_back` of batch `number`. Called max(look-ahead depth, 8) batches later, so that
+        decisions depend neither on timing nor on a depth of up to 8. Not called by loops that do not call
+        `TieredEmbeddingBag.report_loss`.
+        """
+
+    def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:  # noqa: B027 (optional, not abstract)
+        """Look at a random share of an epoch's samples before training (`TrainConfig.calibrate`).
+
+        Default: do nothing; no sample is then read.
+        """
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return arrays from which `load_state_dict` restores the policy. Default: none.
+
+        Called while no batch is in flight. Include everything that decides what is trained: a resumed run gets back
+        these arrays and nothing else.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restore the policy from the arrays of `state_dict`. Default: accept no arrays."""
         _expect_no_state(self, state)
 
 
 def _expect_no_state(owner: object, state: Mapping[str, NDArray[Any]]) -> None:
     if state:
-        raise ValueError(f"{type(owner).__name__} has no state, got {sorted(state)}")
+        raise ValueError(f"{type(owner).__name__}: expected no state, got {sorted(state)}. Implement load_state_dict.")
 
 
-def order_of(policy: "Policy") -> tuple[str, ...]:
-    """`Policy.order` if it speaks of the policy's own `score`; else ()."""
+def order_of(policy: Policy) -> tuple[str, ...]:
+    """`Policy.order` if it describes the policy's current `score`, else ()."""
     if "score" in vars(policy):
         return ()
     for cls in type(policy).__mro__:
@@ -171,128 +341,35 @@ def order_of(policy: "Policy") -> tuple[str, ...]:
     return ()
 
 
-def _replaces(policy: "Policy | type[Policy]", method: Callable[..., Any]) -> bool:
-    """True if the policy, or its class, has another method than this one of `Policy`."""
+def _overrides(policy: Policy | type[Policy], method: Callable[..., Any]) -> bool:
+    """True if the policy, or its class, overrides this method of `Policy`."""
     current = getattr(policy, method.__name__)
     return getattr(current, "__func__", current) is not method
 
 
-def arranges(policy: "Policy | type[Policy]") -> bool:
-    """True if batches come to training otherwise than they are read: the policy, or its class, has another `arrange`
-    than the default and its settings have a use for it (`Policy.rearranges`), or its rule drops inputs."""
-    return drops_inputs(policy) or (policy.rearranges and _replaces(policy, Policy.arrange))
+def arranges(policy: Policy | type[Policy]) -> bool:
+    """True if training sees other batches than the reader yields.
+
+    That is, the policy overrides `arrange` and its settings use it, or its rule drops inputs.
+    """
+    return drops_inputs(policy) or (policy.rearranges and _overrides(policy, Policy.arrange))
 
 
-def drops_inputs(policy: "Policy | type[Policy]") -> bool:
+def drops_inputs(policy: Policy | type[Policy]) -> bool:
     """True if the policy's skip rule drops inputs."""
     return policy.rule is not None and policy.rule.drops_inputs
 
 
-def inputs_of(policy: "Policy") -> tuple[int, int]:
-    """Inputs that came to the policy's skip rule and those that it dropped so far; 0 without a rule."""
+def inputs_of(policy: Policy) -> tuple[int, int]:
+    """Samples that the policy's skip rule has read and dropped so far; zeros without a rule."""
     return (0, 0) if policy.rule is None else (policy.rule.seen_inputs, policy.rule.dropped_inputs)
 
 
-def follows(policy: "Policy | type[Policy]") -> bool:
-    """True if the policy follows accesses: it, or its class, has another `looked_up`, `left` or `came` than the
-    default."""
-    return any(_replaces(policy, method) for method in (Policy.looked_up, Policy.left, Policy.came))
+def follows(policy: Policy | type[Policy]) -> bool:
+    """True if the policy, or its class, overrides `looked_up`, `left` or `came`."""
+    return any(_overrides(policy, method) for method in (Policy.looked_up, Policy.left, Policy.came))
 
 
-def calibrates(policy: "Policy | type[Policy]") -> bool:
-    """True if the policy looks at a sample of the data: it, or its class, has another `calibrate` than the default."""
-    return _replaces(policy, Policy.calibrate)
-
-
-class Policy(ABC):
-    """Decides which rows deserve the device. Whatever it answers, the trained tables are the same.
-
-    Methods run in a thread of their own, one at a time. Arrays handed in are read-only. What a method returns is
-    checked before any row moves; what it raises, and a method that does not return (`TierConfig.policy_timeout_s`),
-    stops training with the policy, method and batch named.
-
-    Parameters of `__init__` (keyword-only, annotated, with defaults) are the policy's settings.
-    """
-
-    misses: ClassVar[Literal["prefetch", "host"]] = "prefetch"
-    """`prefetch`: missed rows are fetched ahead of time. `host`: they are looked up and updated where they lie, and
-    come in only when scored above the lowest resident row."""
-
-    device_rows: ClassVar[str | None] = None
-    """The only size of device tier that makes sense for this policy (`"0"`, `"100%"`), or None: any."""
-
-    rearranges: bool = True
-    """Whether `arrange`, where a policy defines it, does anything; one whose settings do without says no."""
-
-    reported: ClassVar[tuple[str, ...]] = ()
-    """Attributes, numbers, that are shown with every record of a run."""
-
-    order: tuple[str, ...] = ()
-    """Columns of `RowStats` that say the same as `score`: rows with the least of the first leave first, among equals
-    those with the least of the second. `accesses`, `last_access`, or both. Where given, rows that leave are chosen
-    without asking `score`, which costs a tenth. It counts for the class that defines `score` and those below it that
-    define no other; settings under which it does not hold set it to `()`."""
-
-    window: int = 0
-    """Batches whose ids are read beyond the planned ones, so that `next_access` is known."""
-
-    rule: SkipRule | None = None
-    """Which updates are written less often; only where skipping is switched on. Make it in `__init__`: an object in the
-    class body would be shared. `--skip NAME` replaces it, `--skip off` removes it."""
-
-    epoch_batches: int | None = None
-    """Batches of the data that a run trains in an epoch, set before training; None: not known. May be out by some."""
-
-    def looked_up(self, number: int, rows: NDArray[np.int64], view: TierView) -> None:  # noqa: B027 (optional)
-        """Batch `number` looks these rows (n,) up: each once, of all tables, ascending. Told once for a batch, before
-        `score` is asked for it; `view` has rows where they were before the batch. Default: nothing.
-
-        For policies that follow accesses, with `left` and `came`: queues, marks, histories.
-        """
-
-    def left(self, number: int, rows: NDArray[np.int64]) -> None:  # noqa: B027 (optional)
-        """These rows (n,), ascending, leave the device for batch `number`, after `score` was asked; or they had to go
-        for another reason (less memory, slots shared anew, other rows loaded), which is told before `score` is asked.
-        Not told if there are none. Default: nothing."""
-
-    def came(self, number: int, rows: NDArray[np.int64]) -> None:  # noqa: B027 (optional)
-        """These rows (n,) of batch `number`, ascending, come onto the device: after `left`, if there are any. With
-        `misses = "prefetch"` all that were not there. Default: nothing."""
-
-    @abstractmethod
-    def score(self, rows: RowStats) -> NDArray[Any]:
-        """(n,) numbers without NaN: how much each row deserves the device. The lowest leaves first."""
-
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        """Regroup or split inputs before they are planned; every sample comes once. Default: as they come.
-
-        A batch may be given parts (`Batch.part_sizes`), the first of which is then trained while rows for the others
-        are still coming, and samples to be evaluated after it (`Batch.held_back`, `observe`).
-        """
-        return batches
-
-    def observe(self, number: int, loss: float) -> None:  # noqa: B027 (optional, not abstract)
-        """The mean loss on the held-back samples that `arrange` gave batch `number`, measured once it was trained.
-
-        Told at least 8 batches later and at least as many as are looked ahead, so that what follows from it depends on
-        no timing, nor on a depth of up to 8. Loops that do not measure (`TieredEmbeddingBag.report_loss`) tell nothing.
-        Default: nothing.
-        """
-
-    def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:  # noqa: B027 (optional, not abstract)
-        """Look at a sample of the training data before training. Default: nothing, and no sample is read.
-
-        A run shows a random share of the inputs of an epoch (`TrainConfig.calibrate`).
-        """
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Arrays from which `load_state_dict` restores the policy. Default: none.
-
-        Asked for when no look-ahead runs. A resumed run gets back exactly these: what decides what is trained must be
-        among them.
-        """
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `state_dict` gave. Default: expects nothing."""
-        _expect_no_state(self, state)
+def calibrates(policy: Policy | type[Policy]) -> bool:
+    """True if the policy, or its class, overrides `calibrate` and needs a data sample."""
+    return _overrides(policy, Policy.calibrate)

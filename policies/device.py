@@ -10,7 +10,7 @@ from adaptive import Policy, RowStats
 
 
 class Device(Policy):
-    """Every row has a slot, so none has to leave."""
+    """Every row has a slot, so none is evicted."""
 
     device_rows = "100%"
 

@@ -1,8 +1,8 @@
 """All rows stay on the host: the baseline of DLRM (https://arxiv.org/abs/1906.00091).
 
-Look-ups, pooling and updates happen where the rows lie; pooled vectors and their gradients cross the link. XDL is not
-this: there all dense weights cross as well, both ways at each step (FAE, arXiv 2103.00686, 5.2.3); `simulate
---dense-bytes N` models it.
+Lookups, pooling and updates run on the host; only pooled vectors and their gradients cross the link. XDL differs: it
+also moves all dense weights, both ways at each step (FAE, arXiv 2103.00686, 5.2.3); `simulate --dense-bytes N` models
+it.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from adaptive import Policy, RowStats
 
 
 class Hybrid(Policy):
-    """No row ever comes onto the device."""
+    """No row is ever admitted to the device."""
 
     misses = "host"
     device_rows = "0"

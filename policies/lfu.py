@@ -1,7 +1,8 @@
-"""Least frequently used leaves first, optionally with aging (after LRFU, https://doi.org/10.1109/TC.2001.970573).
+"""Evict the least frequently used rows, optionally with aging.
 
-LRFU discounts every lookup by its own age and keeps that sum per row. Here the whole count is discounted by the
-age of the latest lookup, which needs no state: a row that is looked up again gets its full count back.
+After LRFU (https://doi.org/10.1109/TC.2001.970573), which discounts every lookup by its own age and keeps that sum per
+row. Here the whole count is discounted by the age of the latest lookup, which needs no state: a row that is looked up
+again gets its full count back.
 """
 
 import numpy as np
@@ -14,8 +15,8 @@ class LFU(Policy):
     """A row is worth its lookups so far, halved for every `half_life` batches without one.
 
     Args:
-        half_life: batches; None: a count never fades. Where popularity drifts, choose about a tenth of the batches in
-            which it turns over.
+        half_life: in batches; None: no aging. If popularity drifts, choose about a tenth of the batches in which it
+            turns over.
     """
 
     order: tuple[str, ...] = ("accesses", "last_access")
@@ -29,7 +30,7 @@ class LFU(Policy):
 
     def score(self, rows: RowStats) -> NDArray[np.float64]:
         age = (rows.step - rows.last_access).astype(np.float64)
-        if self.half_life is None:  # equal counts are common: among those, the least recent leaves first
+        if self.half_life is None:  # equal counts are common; ties are broken by the latest lookup
             return rows.accesses - age / (rows.step + 2)
         # The logarithm keeps the order and cannot underflow.
         score: NDArray[np.float64] = np.log2(np.maximum(rows.accesses, 1)) - age / self.half_life

@@ -1,4 +1,4 @@
-"""Least recently used leaves first (Mattson et al. 1970, https://doi.org/10.1147/sj.92.0078)."""
+"""Evict the least recently used rows (https://doi.org/10.1147/sj.92.0078)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ from adaptive import Policy, RowStats
 
 
 class LRU(Policy):
-    """A row is worth as much as its latest lookup is recent."""
+    """A row is worth the number of the latest batch that looked it up."""
 
     order = ("last_access",)
 

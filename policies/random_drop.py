@@ -1,7 +1,7 @@
-"""Leave inputs out at random: the control that every way of dropping inputs has to beat.
+"""Drop inputs at random: the control that every way of dropping inputs has to beat.
 
-Slipstream (https://arxiv.org/abs/2404.04270) drops inputs whose rows have stopped moving. A run next to it that drops
-as many without looking shows how well it chose.
+Slipstream (https://arxiv.org/abs/2404.04270) drops inputs whose rows have stopped moving. A run that drops as many at
+random shows how well it chose.
 """
 
 import numpy as np
@@ -12,11 +12,11 @@ from adaptive.policies.rules.drop import Drop
 
 
 class RandomDrop(Policy):
-    """Rows are worth their lookups so far; its skip rule drops the same share of every mini-batch, chosen at random.
+    """A row is worth its lookups so far. The skip rule drops a random share of every batch.
 
     Args:
-        share: of the inputs, dropped; needs skipping to be switched on (`SkipConfig`).
-        seed: of the choice.
+        share: of the inputs to drop; skipping must be switched on (`SkipConfig`).
+        seed: of the random choice.
     """
 
     order = ("accesses",)

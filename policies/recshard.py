@@ -1,12 +1,12 @@
-"""A cost model: what does a row save on the device, per byte of it? (RecShard, https://arxiv.org/abs/2201.10095)
+"""Keep the rows that save most time per byte (RecShard, https://arxiv.org/abs/2201.10095).
 
-RecShard looks at a small sample, describes each table by how its lookups spread over its rows (a cumulative
-distribution in 100 steps), by how many lookups a sample makes (pooling) and by how many samples make any (coverage),
-and lets a solver choose how many of each table's most frequent rows go to fast memory, where a lookup of a row costs
-its bytes divided by the bandwidth of the memory it lies in. Here the same cost, per row and byte, is the score; taking
-the best rows first solves the same problem for one device. The solver for several devices is not part of this.
+RecShard describes each table, from a small sample, by the distribution of its lookups over its rows (cumulative, in 100
+steps), by the lookups per sample (pooling) and by the share of samples with any lookup (coverage). A solver chooses how
+many of each table's most frequent rows go to fast memory. A lookup costs the row's bytes divided by the bandwidth of
+its memory. Here the score is the same cost, per row and byte; taking the best rows first solves the same problem for
+one device. The solver for several devices is not part of this.
 
-Placement is decided once; rows of slow memory are used where they lie.
+Placement is decided once; rows in slow memory are used there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,24 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
-from adaptive.policies.samples import check_range, check_state
+from adaptive.policies.samples import check_range, check_state, count_rows, lookup
 
 _GIGA = 1e9
 
 
 class RecShard(Policy):
-    """A row is worth the seconds per sample that it saves on the device, for each of its bytes.
+    """A row is worth the seconds per sample that it saves on the device, per byte.
 
-    That is its expected lookups per sample times the difference of what a byte costs in either memory: a wide row
-    saves more and takes more room, in proportion. Rows within a step of the distribution count alike, so that chance in
-    the sample matters less. A table's rows that the sample does not hold share the lookups that are expected to go to
-    such rows: as many as went to rows seen once (Good and Turing's estimate). So a rare row of a small table is worth
-    more than one of a large table.
+    That is its expected lookups per sample times the difference in cost of a byte: a wide row saves more and takes more
+    room, in proportion. Rows within one step of the distribution count the same, which reduces sampling noise. A
+    table's rows that are not in the sample share the lookups expected to go to such rows, which are as many as went to
+    rows seen once (Good-Turing estimate). So a rare row of a small table is worth more than one of a large table.
 
     Args:
-        steps: of each table's distribution, of equal numbers of lookups.
-        device_bandwidth, host_bandwidth: of either memory, GB/s. They set the unit of the score; the order of rows
-            depends only on which one is larger.
+        steps: number of steps of each table's distribution, with equal numbers of lookups.
+        device_bandwidth, host_bandwidth: in GB/s. They set the unit of the score; the order of rows depends only on
+            which one is larger.
     """
 
     misses = "host"
@@ -48,36 +47,32 @@ class RecShard(Policy):
             )
         self.steps = steps
         self._saved_per_byte = (1 / host_bandwidth - 1 / device_bandwidth) / _GIGA
-        self._rows: NDArray[np.int64] = np.zeros(0, np.int64)  # sorted, of the sample
+        self._rows: NDArray[np.int64] = np.zeros(0, np.int64)  # of the sample, ascending
         self._rates: NDArray[np.float64] = np.zeros(0)  # aligned: expected lookups per sample
-        self._unseen: NDArray[np.float64] = np.zeros(0)  # the same of a row not in the sample, by table
+        self._unseen: NDArray[np.float64] = np.zeros(0)  # (tables,) the same of a row that is not in the sample
 
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
         samples = sum(batch.num_samples for batch in sample)
         if not samples:
             return
-        self._rows, counts = np.unique(np.concatenate([view.rows(batch) for batch in sample]), return_counts=True)
+        self._rows, counts = count_rows(sample, view)
         starts = view.table_starts
         borders = np.searchsorted(self._rows, starts)
         self._rates, self._unseen = np.zeros(len(self._rows)), np.zeros(len(starts) - 1)
         for table, (first, last) in enumerate(pairwise(borders)):
-            mine = counts[first:last]
-            unseen = int(starts[table + 1] - starts[table]) - len(mine)
-            beyond = int((mine == 1).sum()) if unseen else 0  # lookups out of all that go to rows not seen so far
-            share_seen = 1 - beyond / max(int(mine.sum()), 1)
+            of_table = counts[first:last]
+            unseen = int(starts[table + 1] - starts[table]) - len(of_table)
+            beyond = int((of_table == 1).sum()) if unseen else 0  # lookups expected to go to rows not seen so far
+            share_seen = 1 - beyond / max(int(of_table.sum()), 1)
             self._unseen[table] = beyond / max(unseen, 1) / samples
-            self._rates[first:last] = np.maximum(
-                share_seen * _smoothed(mine, self.steps) / samples, self._unseen[table]
-            )  # to have been seen makes no row less likely
+            self._rates[first:last] = np.maximum(  # being in the sample makes no row less likely
+                share_seen * _smoothed(of_table, self.steps) / samples, self._unseen[table]
+            )
 
     def score(self, rows: RowStats) -> NDArray[np.float64]:
         if not len(self._unseen):
             return np.zeros(len(rows))
-        rates = self._unseen[rows.table]
-        if len(self._rows):
-            places = np.minimum(np.searchsorted(self._rows, rows.rows), len(self._rows) - 1)
-            rates = np.where(self._rows[places] == rows.rows, self._rates[places], rates)
-        return rates * self._saved_per_byte
+        return lookup(rows.rows, self._rows, self._rates, self._unseen[rows.table]) * self._saved_per_byte
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {"rows": self._rows, "rates": self._rates, "unseen": self._unseen}
@@ -90,13 +85,13 @@ class RecShard(Policy):
 
 
 def _smoothed(counts: NDArray[np.int64], steps: int) -> NDArray[np.float64]:
-    """Counts, each replaced by the mean of its step of the cumulative distribution over rows, most frequent first."""
+    """Replace each count by the mean of its step of the cumulative distribution."""
     if not len(counts):
         return np.zeros(0)
     order = np.argsort(-counts, kind="stable")
     sorted_counts = counts[order].astype(np.float64)
-    before = np.cumsum(sorted_counts) - sorted_counts
-    step = np.floor(before / sorted_counts.sum() * steps).astype(np.int64)
+    starts = np.cumsum(sorted_counts) - sorted_counts
+    step = np.floor(starts / sorted_counts.sum() * steps).astype(np.int64)
     means = np.bincount(step, sorted_counts) / np.maximum(np.bincount(step), 1)
     smoothed = np.empty(len(counts))
     smoothed[order] = means[step]

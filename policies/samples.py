@@ -1,9 +1,9 @@
-"""What policies and rules share: sums over a sample's lookups, refilled and waiting batches, facts about rows, checks.
+"""Helpers of policies and skip rules: lookups, queues of batches, values by row, checks.
 
 Letters: B samples, N lookups of a batch, n rows.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from tempfile import SpooledTemporaryFile
 from types import TracebackType
@@ -12,32 +12,45 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, RowStats, concatenate
+from adaptive import Batch, RowStats, TierView, concatenate
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
+def count_rows(sample: Sequence[Batch], view: TierView) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(n,) each: rows that a sample looks up, ascending, and their lookups."""
+    return np.unique(np.concatenate([view.rows(batch) for batch in sample]), return_counts=True)
+
+
+def lookup(rows: NDArray[np.int64], keys: NDArray[np.int64], values: NDArray[Scalar], default: Any) -> NDArray[Scalar]:
+    """(n,) values of rows (n,), by the `values` (m,) of ascending `keys` (m,), or `default`."""
+    if not len(keys):
+        return np.full(len(rows), default, values.dtype)
+    places = np.minimum(np.searchsorted(keys, rows), len(keys) - 1)
+    return np.where(keys[places] == rows, values[places], default)
+
+
 def samples_of_lookups(batch: Batch) -> NDArray[np.int64]:
-    """(N,) the sample that each lookup belongs to."""
+    """(N,) sample of each lookup."""
     bags = np.tile(np.arange(batch.num_samples), batch.num_features)
     return np.repeat(bags, np.diff(batch.offsets))
 
 
 def count_lookups(batch: Batch, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(B,) how many of each sample's lookups are among the chosen (N,)."""
+    """(B,) number of each sample's lookups among the chosen ones (N,)."""
     counts: NDArray[np.int64]
     if batch.one_each:
         counts = chosen.reshape(batch.num_features, batch.num_samples).sum(axis=0)
         return counts
-    before = np.zeros(len(chosen) + 1, np.int64)
-    np.cumsum(chosen, out=before[1:])
-    per_bag = np.diff(before[batch.offsets])
+    sums = np.zeros(len(chosen) + 1, np.int64)
+    np.cumsum(chosen, out=sums[1:])
+    per_bag = np.diff(sums[batch.offsets])
     counts = per_bag.reshape(batch.num_features, batch.num_samples).sum(axis=0)
     return counts
 
 
 class Refill:
-    """Samples put together, in order, to batches of one size: the given one, or 0: that of the first batch."""
+    """Collects samples, in order, into batches of one size; 0: that of the first batch."""
 
     def __init__(self, size: int = 0) -> None:
         self.size = size
@@ -47,11 +60,11 @@ class Refill:
 
     @property
     def num_waiting(self) -> int:
-        """Samples that do not fill a batch yet."""
+        """Number of samples that do not fill a batch yet."""
         return self._count
 
     def add(self, batch: Batch, chosen: NDArray[np.bool_]) -> Iterator[Batch]:
-        """Take the chosen (B,) samples; yields the batches that have become full."""
+        """Add the chosen (B,) samples; yields the batches that are full."""
         self.size = self.size or batch.num_samples
         samples = np.flatnonzero(chosen)
         while len(samples) and self._count + len(samples) >= self.size:
@@ -63,7 +76,7 @@ class Refill:
         self._wait(batch, samples)
 
     def rest(self) -> Iterator[Batch]:
-        """What is left, as one smaller batch, if anything is."""
+        """Yield the remaining samples as one smaller batch, if there are any."""
         if self._count:
             yield self._join()
 
@@ -79,7 +92,7 @@ class Refill:
 
 
 def greatest(batch: Batch, values: NDArray[Scalar]) -> NDArray[Scalar]:
-    """(B,) the greatest of the values (N,) of each sample's lookups, 0 if it has none or they are below."""
+    """(B,) greatest of the values (N,) of each sample's lookups, at least 0."""
     largest = np.zeros(batch.num_samples, values.dtype)
     if batch.one_each:
         np.max(values.reshape(batch.num_features, batch.num_samples), axis=0, initial=0, out=largest)
@@ -88,8 +101,8 @@ def greatest(batch: Batch, values: NDArray[Scalar]) -> NDArray[Scalar]:
     return largest
 
 
-class Coming:
-    """Batches to be read; tells whether there are more, for which one is read ahead."""
+class PeekableBatches:
+    """Batches to be read, one of which is read ahead to know if there are more."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
@@ -100,21 +113,21 @@ class Coming:
         return self._next is not None
 
     def take(self, number: int) -> Iterator[Batch]:
-        """The next `number` batches, or all there are."""
+        """Yield the next `number` batches, or all that are left."""
         while number and self._next is not None:
             batch, self._next, number = self._next, next(self._batches, None), number - 1
             yield batch
 
 
 class Spool:
-    """Batches that wait for their turn, in order: in memory, and beyond `memory` bytes in an unnamed temporary file.
+    """A queue of batches: in memory, and beyond `memory` bytes in an unnamed temporary file.
 
-    The file lies in the folder of temporary files (TMPDIR) and is gone with the process, however that ends.
+    The file is in the folder of temporary files (TMPDIR) and disappears with the process, even if that is killed.
     """
 
     def __init__(self, memory: int) -> None:
         self._file = SpooledTemporaryFile(max_size=memory)  # noqa: SIM115 (`__exit__` closes it)
-        self._waiting: list[Batch] = []  # without arrays of samples, which lie in the file
+        self._waiting: list[Batch] = []  # without samples, whose arrays are in the file
 
     def __enter__(self) -> "Spool":
         return self
@@ -123,23 +136,25 @@ class Spool:
         self._file.close()
 
     def add(self, batch: Batch) -> None:
-        """Put a batch behind the others. Not while they are being drained."""
-        for array in (batch.dense, batch.ids, batch.offsets, batch.labels, batch.weights, *_others(batch)):
+        """Append a batch. Not while the queue is being drained."""
+        origin = () if batch.origin is None else (batch.origin.file_index, batch.origin.lines)
+        arrays = (batch.dense, batch.ids, batch.offsets, batch.labels, batch.weights, *origin, *batch.extras.values())
+        for array in arrays:
             if array is not None:
                 np.lib.format.write_array(self._file, array, allow_pickle=False)
-        self._waiting.append(_hollow(batch))
+        self._waiting.append(batch.take(np.zeros(0, np.int64)))
 
     def drain(self) -> Iterator[Batch]:
-        """All batches, in order; then there are none."""
+        """Yield all batches, in order, and empty the queue."""
         self._file.seek(0)
-        for hollow in self._waiting:
+        for empty in self._waiting:
             dense, ids, offsets, labels = (self._read() for _ in range(4))
-            weights = None if hollow.weights is None else self._read()
-            origin = hollow.origin
+            weights = None if empty.weights is None else self._read()
+            origin = empty.origin
             if origin is not None:
                 origin = replace(origin, file_index=self._read(), lines=self._read())
-            extras = {name: self._read() for name in hollow.extras}
-            yield Batch(dense, ids, offsets, labels, weights, origin, features=hollow.features, extras=extras)
+            extras = {name: self._read() for name in empty.extras}
+            yield Batch(dense, ids, offsets, labels, weights, origin, features=empty.features, extras=extras)
         self._waiting = []
         self._file.seek(0)
         self._file.truncate()
@@ -148,18 +163,8 @@ class Spool:
         return np.lib.format.read_array(self._file, allow_pickle=False)
 
 
-def _others(batch: Batch) -> tuple[NDArray[Any], ...]:
-    origin = () if batch.origin is None else (batch.origin.file_index, batch.origin.lines)
-    return (*origin, *batch.extras.values())
-
-
-def _hollow(batch: Batch) -> Batch:
-    """What a batch has besides its arrays: whether lookups have weights, names of files, features and extras."""
-    return batch.take(np.zeros(0, np.int64))
-
-
 class ByRow(Generic[Scalar]):
-    """One value for each row, 0 unless written. Memory that was never written to is not taken."""
+    """One value per row, 0 unless written. Pages that were never written take no memory."""
 
     def __init__(self, dtype: type[Scalar]) -> None:
         self._values: NDArray[Scalar] = np.zeros(0, dtype)
@@ -180,37 +185,40 @@ class ByRow(Generic[Scalar]):
             self._values[rows] = values
 
     def reserve(self, num_rows: int) -> None:
-        """Make room for rows below `num_rows` at once, where their number is known."""
+        """Make room for rows below `num_rows` at once."""
         if num_rows > len(self._values):
             grown = np.zeros(num_rows, self._values.dtype)
             grown[: len(self._values)] = self._values
             self._values = grown
 
     def restore(self, rows: NDArray[np.int64], values: Any) -> None:
-        """Have these values (n,) of rows (n,), and 0 of all others.
+        """Set these values (n,) of rows (n,), and 0 for all others.
 
         Raises:
-            ValueError: for a row below 0, or values of another number.
+            ValueError: for a row below 0, or another number of values.
         """
         if len(rows) and rows.min() < 0:
-            raise ValueError(f"a state of rows from 0 on is needed, found {rows.min()}")
+            raise ValueError(f"expected a state of rows of at least 0, got {rows.min()}")
         self._values = np.zeros(0, self._values.dtype)
         self[rows] = values
 
     def rows(self) -> NDArray[np.int64]:
-        """Rows whose value is not 0, in order."""
+        """Rows whose value is not 0, ascending."""
         return np.flatnonzero(self._values)
 
 
 def movement(rows: RowStats) -> NDArray[np.float64]:
-    """(n,) how far each row moves in a visit, relative to its length, as a random walk that covered its drift in as
-    many visits: so rows compare whose snapshots lie differently far apart. NaN: unknown, or an update was left out."""
+    """(n,) movement of each row per visit, relative to its length; NaN if unknown.
+
+    A random walk with this step covers the row's drift in its `drift_visits`. So rows with different distances between
+    snapshots can be compared.
+    """
     moved: NDArray[np.float64] = rows.drift.astype(np.float64) / np.sqrt(np.maximum(rows.drift_visits, 1))
     return moved
 
 
 def probed(rows: NDArray[np.int64], step: int, every: int) -> NDArray[np.bool_]:
-    """(n,) whether a row, or an input, is let through: one in `every`, by a hash of number and batch; 0: never."""
+    """(n,) True for one in `every` rows or inputs, by a hash of number and batch; 0: none."""
     if not every:
         return np.zeros(len(rows), np.bool_)
     mixed = rows.astype(np.uint64) * np.uint64(_MIX_ROW)  # wraps, as a hash should
@@ -220,14 +228,14 @@ def probed(rows: NDArray[np.int64], step: int, every: int) -> NDArray[np.bool_]:
     return chosen
 
 
-_MIX_ROW, _MIX_STEP, _MIX_LAST = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9  # odd: bijections
+_MIX_ROW, _MIX_STEP, _MIX_LAST = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9  # odd, so bijections
 
 
 def check_range(least: float, most: float = float("inf"), /, **values: Any) -> None:
-    """Check parameters; None is no value.
+    """Check that parameters are from `least` to `most`; None is skipped.
 
     Raises:
-        ValueError: for one that is not a number from `least` to `most`; names it.
+        ValueError: for other values.
     """
     for name, value in values.items():
         if value is not None and not least <= value <= most:
@@ -236,10 +244,10 @@ def check_range(least: float, most: float = float("inf"), /, **values: Any) -> N
 
 
 def check_shares(**values: float | None) -> None:
-    """Check parameters that are shares; None is no value.
+    """Check that parameters are shares, above 0 and at most 1; None is skipped.
 
     Raises:
-        ValueError: for one that is not a number above 0 and up to 1; names it.
+        ValueError: for other values.
     """
     for name, value in values.items():
         if value is not None and not 0 < value <= 1:
@@ -247,10 +255,10 @@ def check_shares(**values: float | None) -> None:
 
 
 def check_state(owner: object, state: Mapping[str, NDArray[Any]], *names: str) -> None:
-    """Check that a state has these arrays and no others.
+    """Check that the state of a policy or rule has exactly these arrays.
 
     Raises:
-        ValueError: if it has not; names whose state it is.
+        ValueError: if it has not.
     """
     if sorted(state) != sorted(names):
         raise ValueError(

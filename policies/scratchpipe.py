@@ -1,7 +1,7 @@
-"""Look ahead, never miss: the row whose next use is farthest leaves first (https://arxiv.org/abs/2205.04702).
+"""Evict rows with the farthest next use (ScratchPipe, https://arxiv.org/abs/2205.04702).
 
-ScratchPipe reads the ids of coming batches, so that every row is on the device when its batch trains. The same ids
-say which rows will be used again, and when.
+ScratchPipe reads the ids of upcoming batches, so that every row is on the device when its batch trains. The same ids
+show which rows will be used again, and when.
 """
 
 import numpy as np
@@ -12,11 +12,11 @@ from adaptive.policies.samples import check_range
 
 
 class ScratchPipe(Policy):
-    """Rows that the window uses, soonest first; then the others, most recently used first.
+    """Keep rows that the window uses, soonest first, then the most recently used ones.
 
     Args:
-        window: batches whose ids are read beyond the planned ones. More of them: fewer wrong guesses, and their
-            ids in memory.
+        window: batches whose ids are read beyond the planned ones. A longer window gives fewer wrong guesses, and takes
+            memory for the ids.
     """
 
     def __init__(self, *, window: int = 16) -> None:

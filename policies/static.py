@@ -1,6 +1,7 @@
-"""The most frequent rows of a sample stay (the calibrator of FAE, https://arxiv.org/abs/2103.00686).
+"""Keep the most frequent rows of a sample (FAE's calibrator, arXiv 2103.00686).
 
-What is popular is decided once, before training; a row the sample did not hold is the first to leave.
+https://arxiv.org/abs/2103.00686. Popularity is decided once, before training. Rows that are not in the sample are
+evicted first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,26 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
-from adaptive.policies.samples import check_state
+from adaptive.policies.samples import check_state, count_rows, lookup
 
 
 class Static(Policy):
     """A row is worth its lookups in the sample."""
 
     def __init__(self) -> None:
-        self._rows: NDArray[np.int64] = np.zeros(0, np.int64)  # sorted, of the sample
+        self._rows: NDArray[np.int64] = np.zeros(0, np.int64)  # of the sample, ascending
         self._counts: NDArray[np.int64] = np.zeros(0, np.int64)  # aligned with _rows
 
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
         if sample:
-            seen = np.concatenate([view.rows(batch) for batch in sample])
-            self._rows, self._counts = np.unique(seen, return_counts=True)
+            self._rows, self._counts = count_rows(sample, view)
 
     def score(self, rows: RowStats) -> NDArray[np.int64]:
-        if not len(self._rows):
-            return np.zeros(len(rows), np.int64)
-        places = np.minimum(np.searchsorted(self._rows, rows.rows), len(self._rows) - 1)
-        return np.where(self._rows[places] == rows.rows, self._counts[places], 0)
+        return lookup(rows.rows, self._rows, self._counts, np.int64(0))
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {"rows": self._rows, "counts": self._counts}

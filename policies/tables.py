@@ -1,9 +1,9 @@
-"""Whole tables on the device, in the order of their lookups per byte, until it is full: mixed placement.
+"""Keep whole tables on the device, by lookups per byte (mixed placement).
 
-One of the four placements in https://arxiv.org/abs/2011.05497 (Acun et al., HPCA 2021, IV.B): some tables lie in the
-GPU's memory, the others in system memory, decided before training. Lookups are those of the calibration batches. The
-paper's tables are placed as wholes; here rows of a table come in as they are looked up, and of the table at which the
-device is full those that came first stay. Slots that no better table needs yet are lent to rows of the others.
+One of the four placements in https://arxiv.org/abs/2011.05497 (Acun et al., HPCA 2021, IV.B): some tables are in GPU
+memory, the others in system memory, decided before training. Lookups are counted in the calibration sample. The paper
+places whole tables; here rows of a table are admitted as they are looked up, and of the last table that fits in part,
+the first rows stay. Slots that no better table needs yet are lent to rows of the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ from adaptive.policies.samples import check_state
 
 
 class Tables(Policy):
-    """A row is worth its table's lookups in the sample for each byte of the table, whatever its own lookups."""
+    """A row is worth its table's lookups in the sample per byte of the table."""
 
     misses = "host"
 
     def __init__(self) -> None:
-        self._worth: NDArray[np.float64] = np.zeros(0)  # by table: lookups a byte
+        self._worth: NDArray[np.float64] = np.zeros(0)  # (tables,) lookups per byte
 
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
         if sample:

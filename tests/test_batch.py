@@ -78,23 +78,29 @@ def batches(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dense": floats([1])}, "2 labels but 1 dense rows"),
-        ({"dense": floats(1, 2)}, r"dense must be a float32 array of 2 dimension\(s\), found float32 array of 1 dim"),
-        ({"dense": np.zeros((2, 1))}, "dense must be a float32 array .* found float64"),
-        ({"ids": np.zeros(5, np.int32)}, "ids must be a int64 array .* found int32"),
-        ({"ids": [1, 2, 3, 4, 5]}, "ids must be a int64 array .* found list"),
-        ({"ids": np.zeros(10, np.int64)[::2]}, r"ids must be C-contiguous; pass numpy.ascontiguousarray\(ids\)"),
-        ({"labels": ints(0, 1)}, "labels must be a float32 array"),
-        ({"labels": floats(0), "dense": floats([1]), "offsets": ints(0, 2, 1, 5)}, "offsets fall at position 2"),
-        ({"labels": floats(0, 1, 2), "dense": floats([1], [2], [3])}, r"5 offsets are not features x 3 samples \+ 1"),
-        ({"offsets": ints()}, r"0 offsets are not features x 2 samples \+ 1"),
-        ({"offsets": ints(1, 2, 2, 3, 5)}, r"offsets must run from 0 to 5 \(number of ids\), found 1 to 5"),
-        ({"offsets": ints(0, 2, 2, 3, 4)}, r"offsets must run from 0 to 5 \(number of ids\), found 0 to 4"),
-        ({"offsets": ints(0, 2, 1, 3, 5)}, "offsets fall at position 2; each must be >= the one before"),
-        ({"offsets": ints(0, -2, 2, 3, 5)}, "offsets fall at position 1"),
-        ({"weights": floats(1, 2)}, "5 ids but 2 weights"),
-        ({"weights": np.ones(5)}, "weights must be a float32 array .* found float64"),
-        ({"labels": floats(), "dense": np.zeros((0, 1), np.float32)}, "not features x 0 samples"),
+        ({"dense": floats([1])}, "expected 2 dense rows, as labels, got 1"),
+        ({"dense": floats(1, 2)}, r"dense: expected float32 values in 2 dimension\(s\), got float32 array of 1 dim"),
+        ({"dense": np.zeros((2, 1))}, "dense: expected float32 values .* got float64"),
+        ({"ids": np.zeros(5, np.int32)}, "ids: expected int64 values .* got int32"),
+        ({"ids": [1, 2, 3, 4, 5]}, "ids: expected int64 values .* got list"),
+        (
+            {"ids": np.zeros(10, np.int64)[::2]},
+            r"ids: expected a C-contiguous array. Pass numpy.ascontiguousarray\(ids\)",
+        ),
+        ({"labels": ints(0, 1)}, "labels: expected float32 values"),
+        ({"labels": floats(0), "dense": floats([1]), "offsets": ints(0, 2, 1, 5)}, "a lower one at position 2"),
+        (
+            {"labels": floats(0, 1, 2), "dense": floats([1], [2], [3])},
+            r"expected features x 3 samples \+ 1 offsets, got 5",
+        ),
+        ({"offsets": ints()}, r"expected features x 2 samples \+ 1 offsets, got 0"),
+        ({"offsets": ints(1, 2, 2, 3, 5)}, r"expected offsets from 0 to 5 \(number of ids\), got 1 to 5"),
+        ({"offsets": ints(0, 2, 2, 3, 4)}, r"expected offsets from 0 to 5 \(number of ids\), got 0 to 4"),
+        ({"offsets": ints(0, 2, 1, 3, 5)}, "expected rising offsets, got a lower one at position 2"),
+        ({"offsets": ints(0, -2, 2, 3, 5)}, "a lower one at position 1"),
+        ({"weights": floats(1, 2)}, "expected 5 weights, as ids, got 2"),
+        ({"weights": np.ones(5)}, "weights: expected float32 values .* got float64"),
+        ({"labels": floats(), "dense": np.zeros((0, 1), np.float32)}, "features x 0 samples"),
     ],
     ids=str,
 )
@@ -134,16 +140,10 @@ def test_take_gives_the_samples_asked_for(batch: Batch, data: st.DataObject) -> 
     assert samples_of(batch.take(ints(*picks))) == [samples[pick] for pick in picks]
 
 
-@given(batch=batches(min_samples=1), data=st.data())
-def test_take_in_another_order_and_back(batch: Batch, data: st.DataObject) -> None:
-    order = ints(*data.draw(st.permutations(range(batch.num_samples))))
-    assert_equal(batch.take(order).take(np.argsort(order)), batch)
-
-
 def test_take_outside_the_batch_is_an_error() -> None:
-    with pytest.raises(ValueError, match="samples 0 to 2 of a batch that has 2"):
+    with pytest.raises(ValueError, match="below 2, got 0 to 2"):
         two_by_two().take(ints(0, 2))
-    with pytest.raises(ValueError, match="samples -1 to 0"):
+    with pytest.raises(ValueError, match="got -1 to 0"):
         two_by_two().take(ints(-1, 0))
 
 
@@ -154,13 +154,6 @@ def assert_equal(first: Batch, second: Batch) -> None:
     for name in ("dense", "ids", "offsets", "labels", "weights"):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
     assert samples_of(first) == samples_of(second)
-
-
-def test_concatenate_stays_feature_major() -> None:
-    """Feature 0's bags of all samples first, then feature 1's."""
-    joined = concatenate([two_by_two(), two_by_two(ids=ints(6, 7, 8, 9, 10))])
-    assert joined.ids.tolist() == [1, 2, 6, 7, 3, 4, 5, 8, 9, 10]
-    assert joined.offsets.tolist() == [0, 2, 2, 4, 4, 5, 7, 8, 10]
 
 
 @given(data=st.data(), num_features=st.integers(1, 3), weighted=st.booleans(), number=st.integers(1, 4))
@@ -182,16 +175,11 @@ def test_take_apart_and_concatenate(batch: Batch, data: st.DataObject) -> None:
     assert_equal(concatenate(parts), batch)
 
 
-def test_one_batch_is_given_back_as_it_is() -> None:
-    batch = two_by_two()
-    assert concatenate([batch]) is batch
-
-
 def test_batches_that_differ_are_not_concatenated() -> None:
     one_feature = Batch(floats([0], [1]), ints(1, 2), ints(0, 1, 2), floats(0, 1))
-    with pytest.raises(ValueError, match=r"batches differ in features: \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"batches with the same features, got \[1, 2\]"):
         concatenate([two_by_two(), one_feature])
-    with pytest.raises(ValueError, match=r"in weighted: \[False, True\]"):
+    with pytest.raises(ValueError, match=r"same weights or none, got \[False, True\]"):
         concatenate([two_by_two(), two_by_two(weights=np.ones(5, np.float32))])
 
 
@@ -210,7 +198,7 @@ def test_origins_of_other_files_are_forgotten() -> None:
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 2), (0, 2), (3, -1)])
 def test_parts_make_up_the_batch(sizes: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="do not make up a batch of 2"):
+    with pytest.raises(ValueError, match="positive part sizes with sum 2"):
         two_by_two(part_sizes=sizes)
     assert two_by_two(part_sizes=(1, 1)).part_sizes == (1, 1)
 
@@ -222,13 +210,6 @@ def test_wishes_for_a_batch_are_not_handed_on() -> None:
 
 
 # --- one id per bag --------------------------------------------------------------------------------------------------
-
-
-def test_one_hot_turns_sample_major_into_feature_major() -> None:
-    batch = one_hot_batch(np.zeros((2, 0), np.float32), ints([1, 2, 3], [4, 5, 6]), floats(0, 1))
-    assert batch.ids.tolist() == [1, 4, 2, 5, 3, 6]
-    assert batch.offsets.tolist() == [0, 1, 2, 3, 4, 5, 6]
-    assert batch.num_features == 3
 
 
 @given(num_samples=st.integers(1, 5), num_features=st.integers(1, 4), seed=st.integers(0, 99))
@@ -247,5 +228,5 @@ def test_one_id_for_each_bag() -> None:
 
 
 def test_one_hot_refuses_other_types() -> None:
-    with pytest.raises(ValueError, match="ids must be a int64 array"):
+    with pytest.raises(ValueError, match="ids: expected int64 values"):
         one_hot_batch(floats([0]), np.ones((1, 2), np.int32), floats(0))

@@ -74,7 +74,7 @@ def test_units() -> None:
      "5M", "5 5", "nan", "inf", "101%", "1000.1%", "0x10"],
 )  # fmt: skip
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ValueError, match="size "):
+    with pytest.raises(ValueError, match="expected a size "):
         parse_size(text, row_bytes=64, num_rows=1000)
 
 
@@ -84,20 +84,10 @@ def test_a_bad_size_is_a_bad_setting(value: Any) -> None:
         TierConfig(device_rows=value)
 
 
-def test_sizes_may_be_numbers_and_auto() -> None:
-    assert TierConfig.model_validate({"device_rows": 500}).device_rows == "500"
-    assert TierConfig(device_rows="auto").device_rows == "auto"
-
-
 @given(rows=st.integers(1, 2**40), percent=st.integers(0, 100))
 def test_per_cent_are_rounded_up_and_never_too_many(rows: int, percent: int) -> None:
     found = parse_size(f"{percent}%", row_bytes=4, num_rows=rows)
     assert found == -(-rows * percent // 100)
-
-
-@given(number=st.integers(0, 2**40), row_bytes=st.integers(1, 2**14))
-def test_bytes_buy_whole_rows(number: int, row_bytes: int) -> None:
-    assert parse_size(f"{number}B", row_bytes=row_bytes, num_rows=2**62) == number // row_bytes
 
 
 # --- keys and values -------------------------------------------------------------------------------------------------
@@ -122,12 +112,12 @@ def test_a_misspelt_key_is_told_with_the_nearest_one(model: type[Config]) -> Non
 
 
 def test_the_name_of_a_table_has_bytes() -> None:
-    with pytest.raises(ConfigError, match=r"name.*UTF-8 can hold, got '\\ud800'"):
+    with pytest.raises(ConfigError, match=r"name.*UTF-8 can encode, got '\\ud800'"):
         TableConfig(name="\ud800", num_embeddings=1, embedding_dim=4)
 
 
 def test_settings_without_a_name_are_refused_with_an_example() -> None:
-    with pytest.raises(ConfigError, match=r"such as TierConfig\(device_rows='10%'\), got '10%' without a name"):
+    with pytest.raises(ConfigError, match=r"got '10%'\. Write TierConfig\(device_rows='10%'\)\."):
         TierConfig("10%")  # type: ignore[call-arg, arg-type, misc]
 
 
@@ -191,15 +181,10 @@ def test_values_out_of_bounds(model: type[Config], values: dict[str, Any]) -> No
     assert [error["loc"] for error in caught.value.errors()] == [tuple(values)]
 
 
-def test_a_table_is_looked_up_by_a_feature_of_its_name_unless_others_are_named() -> None:
+def test_a_table_has_a_feature_of_its_name_by_default() -> None:
     table = TableConfig(name="item", num_embeddings=5, embedding_dim=4)
     assert table.feature_names == ("item",)
     assert table.model_copy(update={"features": ("seen", "shown")}).feature_names == ("seen", "shown")
-
-
-def test_settings_survive_json() -> None:
-    config = TrainConfig.model_validate({"tier": {"device_rows": "7%", "host": "mmap:/x"}, "skip": None, "steps": 3})
-    assert TrainConfig.model_validate_json(config.model_dump_json()) == config
 
 
 # --- schedules -----------------------------------------------------------------------------------------------------
@@ -224,8 +209,8 @@ def test_the_factor_of_a_rate_in_each_step(schedule: dict[str, Any], factors: li
 
 
 def test_what_schedules_need_and_what_they_exclude() -> None:
-    with pytest.raises(ConfigError, match="decay=linear needs decay_steps"):
+    with pytest.raises(ConfigError, match="expected decay_steps with decay=linear, got none"):
         ScheduleConfig(decay="linear")
     for key in ("optimizer", "dense_optimizer"):
-        with pytest.raises(ValidationError, match="guard and schedules exclude each other"):
+        with pytest.raises(ValidationError, match="expected constant learning rates with guard"):
             TrainConfig.model_validate({"guard": {}, key: {"schedule": {"warmup": 3}}})

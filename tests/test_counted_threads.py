@@ -38,7 +38,7 @@ print(inside[0] - before)
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
 @pytest.mark.parametrize(("cores", "threads"), [(2, 2), (4, 2), (5, 1)])
-def test_a_counted_thread_has_a_team_of_its_own_where_cores_are_few(cores: int, threads: int) -> None:
+def test_a_counted_thread_has_a_team_if_cores_are_few(cores: int, threads: int) -> None:
     """The thread itself and, where cores are few, one that shares its loops: OpenMP counts teams."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_"))}
     found = subprocess.run(
@@ -48,7 +48,7 @@ def test_a_counted_thread_has_a_team_of_its_own_where_cores_are_few(cores: int, 
 
 
 @pytest.mark.parametrize(("depth", "many", "times"), [(0, 3, 0), (1, 3, 1), (1, 4, 0)])
-def test_the_look_ahead_thread_is_counted_once_if_batches_have_many_look_ups(
+def test_the_look_ahead_thread_is_counted_once_for_large_batches(
     depth: int, many: int, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a look-ahead the training thread plans, and is counted as it is."""

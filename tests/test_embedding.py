@@ -213,13 +213,17 @@ def test_a_policy_that_cannot_calibrate_is_a_policy_error() -> None:
 AGAIN = USERS.model_copy(update={"features": ("seen",)})
 MEAN = USERS.model_copy(update={"pooling": "mean"})
 MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: TieredEmbeddingBag([]), ConfigError, "no tables"),
-    (lambda: TieredEmbeddingBag([USERS, USERS]), ConfigError, "table names must be unique; more than once: users"),
-    (lambda: TieredEmbeddingBag([SHARED, AGAIN]), ConfigError, "feature names must be unique; .* seen"),
+    (lambda: TieredEmbeddingBag([]), ConfigError, "at least one TableConfig, got none"),
+    (
+        lambda: TieredEmbeddingBag([USERS, USERS]),
+        ConfigError,
+        "unique table names, got these more than once: users",
+    ),
+    (lambda: TieredEmbeddingBag([SHARED, AGAIN]), ConfigError, "expected unique feature names, .* seen"),
     (lambda: TieredEmbeddingBag([USERS], policy="mru"), PolicyError, "no policy 'mru'"),
-    (lambda: step_all(several(SHARED), [bags([1])]), InputError, "the tables have 2 features, a batch has 1"),
-    (lambda: one_table().calibrate([featured([[1]], [[2]])]), InputError, "the tables have 1 features, a batch has 2"),
-    (lambda: step_all(several(MEAN), [bags([1], weights=[0.5])]), InputError, "can have no weights but 1"),
+    (lambda: step_all(several(SHARED), [bags([1])]), InputError, "a batch with 2 features, as the tables, got 1"),
+    (lambda: one_table().calibrate([featured([[1]], [[2]])]), InputError, "batch with 1 features, as the tables, got"),
+    (lambda: step_all(several(MEAN), [bags([1], weights=[0.5])]), InputError, "expected weights of 1"),
     (lambda: several(SHARED, USERS).rows.table_weights("u"), ConfigError, "expected one of items, users, got 'u'"),
 ]
 

@@ -86,7 +86,7 @@ def test_equals_torch_with_sparse_gradients(mine: RowOptimizer, theirs: Any, opt
 
 
 @pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 0.999), (0.5, 0.9), (0.0, 0.99)])
-def test_adam_equals_torchs_sparse_adam_when_every_batch_has_every_row(beta1: float, beta2: float) -> None:
+def test_adam_equals_torchs_if_every_batch_has_every_row(beta1: float, beta2: float) -> None:
     rows = Rows(Adam(0.01, beta1=beta1, beta2=beta2))
     twin = TorchRows(rows, torch.optim.SparseAdam, lr=0.01, betas=(beta1, beta2))
     for step in random_steps(all_rows=True):
@@ -125,7 +125,7 @@ def test_rowwise_adagrad_is_adagrad_on_the_mean_square() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [SGD(), Adagrad(), RowwiseAdagrad(), Adam()], ids=lambda o: type(o).__name__)
-def test_rows_that_are_not_looked_up_stay_and_norms_are_the_sizes_of_steps(optimizer: RowOptimizer) -> None:
+def test_other_rows_stay_and_norms_are_the_sizes_of_steps(optimizer: RowOptimizer) -> None:
     rows = Rows(optimizer)
     before, before_state = rows.weights.copy(), rows.state.copy()
     places, gradients = random_steps(1)[0]
@@ -155,7 +155,7 @@ def test_widths_and_first_state_equal_the_twin(optimizer: RowOptimizer) -> None:
     "optimizer", [Adam(), Adam(0.1, beta1=0.5, beta2=0.9), Adam(beta1=0.0, beta2=0.0), Adam(beta1=0.99, beta2=0.9)],
     ids=str,
 )  # fmt: skip
-def test_adams_step_sizes_equal_the_twin_and_end_when_they_no_longer_change(optimizer: Adam) -> None:
+def test_adams_step_sizes_equal_the_twin(optimizer: Adam) -> None:
     sizes = optimizer.corrections()
     assert sizes.dtype == np.float32
     steps = range(1, len(sizes) + 1, max(1, len(sizes) // 3000))

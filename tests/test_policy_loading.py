@@ -76,9 +76,7 @@ def test_built_ins_are_found_by_name() -> None:
             assert target == f"{cls.__module__}:{cls.__name__}"
 
 
-def test_a_users_package_is_found_by_name_and_nothing_else_is_imported(
-    monkeypatch: pytest.MonkeyPatch, user_module: str
-) -> None:
+def test_a_users_package_is_found_without_importing_others(monkeypatch: pytest.MonkeyPatch, user_module: str) -> None:
     install(monkeypatch, mine=f"{user_module}:Mine", broken="no.such.package:Policy")
     assert installed_policies() == {"broken": "no.such.package:Policy", "mine": "users_policies:Mine"}
     assert user_module not in sys.modules
@@ -133,14 +131,14 @@ def test_an_unknown_name_lists_the_known_ones_and_the_other_ways() -> None:
         load_policy_class("lur")
 
 
-def test_a_file_without_a_class_is_answered_with_its_classes_and_not_run(tmp_path: Path) -> None:
+def test_a_file_without_a_class_is_not_run_but_listed(tmp_path: Path) -> None:
     path = tmp_path / "several.py"
     path.write_text(
         "from adaptive import Policy\nclass One(Policy): pass\nclass Two(Policy): pass\nraise SystemExit(5)\n"
     )
     for text, message in (
-        (None, f"which class of the file? {path}:One or {path}:Two"),
-        ("class Bad(:", "it is no Python: "),
+        (None, f"give its class: {path}:One or {path}:Two"),
+        ("class Bad(:", "is not valid Python: "),
         ("x = 1", "several.py has no class"),
     ):
         if text is not None:
@@ -148,7 +146,7 @@ def test_a_file_without_a_class_is_answered_with_its_classes_and_not_run(tmp_pat
         with pytest.raises(PolicyError) as error:
             load_policy_class(str(path))
         assert message in str(error.value)
-    with pytest.raises(PolicyError, match=r"CLASS; and it could not be read: No such file"):
+    with pytest.raises(PolicyError, match=r"CLASS; the file cannot be read: No such file"):
         load_policy_class(str(tmp_path / "away.py"))
 
 
@@ -179,7 +177,7 @@ def test_a_class_or_an_instance_is_taken_as_it_is(user_file: Path) -> None:
     made = make_policy(cls, {"weight": 2})
     assert isinstance(made, cls)
     assert make_policy(made) is made
-    with pytest.raises(PolicyError, match="not with an instance"):
+    with pytest.raises(PolicyError, match="got an instance"):
         make_policy(made, {"weight": 2})
 
 
@@ -220,12 +218,12 @@ def test_annotations_written_as_text_are_checked_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("misses", "hots", "misses must be 'prefetch' or 'host', found 'hots'"),
-        ("device_rows", "50%", "device_rows must be None, '0' or '100%'"),
-        ("window", -1, "window must be a whole number from 0 on, found -1"),
-        ("window", 1.5, "window must be"),
-        ("rule", 3, "rule must be None or a SkipRule made in __init__, found 3"),
-        ("rule", Defer(), "rule must be None or a SkipRule made in __init__, found <"),  # policies would share it
+        ("misses", "hots", "misses: expected 'prefetch' or 'host', got 'hots'"),
+        ("device_rows", "50%", "device_rows: expected None, '0' or '100%', got '50%'"),
+        ("window", -1, "window: expected an integer of at least 0, got -1"),
+        ("window", 1.5, "window: expected"),
+        ("rule", 3, "rule: expected None or a SkipRule created in __init__, got 3"),
+        ("rule", Defer(), "rule: expected None or a SkipRule created in __init__, got <"),  # policies would share it
     ],
 )
 def test_what_a_policy_says_of_itself_is_checked(name: str, value: object, message: str) -> None:
@@ -237,19 +235,19 @@ def test_what_a_policy_says_of_itself_is_checked(name: str, value: object, messa
 
 @pytest.mark.parametrize("policy", [None, 3, dict, SkipConfig])
 def test_what_is_no_policy_is_named(policy: object) -> None:
-    with pytest.raises(PolicyError, match="name, class or instance is needed"):
+    with pytest.raises(PolicyError, match="name, class or instance, got"):
         make_policy(policy)  # type: ignore[arg-type]
 
 
 def test_a_policy_without_state_refuses_a_foreign_one() -> None:
-    with pytest.raises(ValueError, match=r"LRU has no state, got \['rows'\]"):
+    with pytest.raises(ValueError, match=r"LRU: expected no state, got \['rows'\]"):
         make_policy("lru").load_state_dict({"rows": np.arange(2)})
 
 
 # --- whether a policy makes batches of its own; whose score its order speaks of --------------------------------------
 
 
-def test_a_policy_arranges_if_it_or_its_class_has_an_arrange_of_its_own() -> None:
+def test_a_policy_arranges_if_it_overrides_arrange() -> None:
     assert not arranges(LRU) and not arranges(LRU())
     assert arranges(Hotline) and arranges(Hotline())
 
@@ -281,7 +279,7 @@ def test_an_order_speaks_of_the_score_of_its_own_class() -> None:
     assert order_of(Other()) == order_of(Plain()) == ()
 
 
-def test_an_order_does_not_count_for_other_settings_nor_for_a_score_of_the_instance() -> None:
+def test_an_order_counts_only_for_its_score_and_settings() -> None:
     assert order_of(LFU(half_life=3)) == ()
     policy = LRU()
     policy.score = lambda rows: rows.accesses  # type: ignore[method-assign]

@@ -143,7 +143,7 @@ def test_every_mistake_is_reported_with_its_origin(tmp_path: Path) -> None:
         ["policy.decay (--set)", "the policy has no parameter decay; it has: none"],
         ["epochs (--set)", "expected a number, got True"],
         ["model.bottom_mlp (--set)", "'a' at position 2", "got '64-a'"],
-        [f"tier.device_rows ({file}:tier.device_rows)", "got '10 apples'", "a per cent (10%) or bytes"],
+        [f"tier.device_rows ({file}:tier.device_rows)", "got '10 apples'", "percent (10%) or bytes"],
         ["tier.device (environment ADAPTIVE_TIER__DEVICE)", "expected 'auto', 'cpu', 'cuda' or 'cpu-torch', got 'gpu'"],
         ["optimizer.name (--set)", "got 'adagrd'", "expected 'sgd', 'adagrad'", "did you mean adagrad?"],
         ["optimizer.lr (flag --lr)", "expected a value greater than 0, got -1", "learning rate of rows"],

@@ -138,7 +138,7 @@ def test_rows_make_room_for_the_model(part: str, late: bool, monkeypatch: pytest
     found, _ = train([], "")
     rows = expected.embeddings.runtime.view.device_rows
     assert found.embeddings.runtime.view.device_rows == int(0.9 * int(0.9 * rows))
-    assert "fewer than wanted: out of GPU memory" in found.embeddings.statistics.device_rows_text()
+    assert "reduced: out of GPU memory" in found.embeddings.statistics.device_rows_text()
     assert_equal(everything(found), everything(expected))
 
 

@@ -255,7 +255,7 @@ def test_a_second_signal_ends_the_run_at_once(
     finally:
         signal.signal(signal.SIGINT, before)
     assert (
-        "stopping after the steps that are planned; a second signal, or Ctrl-C, ends at once\n"
+        "stopping after the planned steps; press Ctrl-C or send a second signal to stop at once\n"
         in capfd.readouterr().err
     )
     assert not (tmp_path / "weights").exists() and not (tmp_path / "lock").exists()

@@ -1,5 +1,7 @@
-"""Batches: what a reader yields and a model trains on (`batch`), how one is made of features by name (`named`) or of
-several batches, and which part of it one of several ranks trains (`batch_parts`)."""
+"""Batches: what a reader yields and a model trains on.
+
+`batch` defines `Batch`, `named` builds one from features by name, and `batch_parts` joins and cuts batches.
+"""
 
 from adaptive.batch.batch import NO_SAMPLES, Batch, Origin, as_batch, in_order, one_hot_batch
 from adaptive.batch.batch_parts import OwnPart, concatenate, cut

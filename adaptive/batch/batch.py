@@ -1,6 +1,8 @@
-"""`Batch`: what a reader yields and a model trains on. Arrays only, no torch, so that policies can rearrange it.
+"""`Batch`: what a reader yields and a model trains on.
 
-Letters: B samples, F features, N look-ups (ids) of all features together, D dense inputs.
+It holds NumPy arrays only, so that policies can rearrange it without torch.
+
+Letters: B samples, F features, N lookups (ids) of all features together, D dense inputs.
 
 The layout is *feature-major*: bag `f * B + b` holds the ids of feature `f` of sample `b`, namely
 `ids[offsets[f * B + b] : offsets[f * B + b + 1]]`; bags may be empty.
@@ -21,13 +23,13 @@ from adaptive.errors import InputError
 Scalar = TypeVar("Scalar", bound=np.generic)
 Samples = NDArray[np.int64]
 
-NO_SAMPLES: Final = "expected a batch with samples, got one without. Leave empty batches out."
+NO_SAMPLES: Final = "expected a batch with samples, got one without. Skip empty batches."
 _UNSHARED: Final = "_is_unshared"
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where each sample came from: `files[file_index[b]]`, line `lines[b]` (1 = first line)."""
+    """File and line of each sample b: `files[file_index[b]]`, line `lines[b]` (from 1)."""
 
     files: tuple[str, ...]
     file_index: NDArray[np.int32]  # (B,)
@@ -43,34 +45,33 @@ class Origin:
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch of samples.
+    """One batch of samples. Create it with `Batch.of` or `Batch.from_keyed_jagged`.
 
-    Arrays must not be changed after the batch is made: the look-ahead thread and the training thread share them. A
-    loader may reuse its own arrays all the same: `Batch.of` copies them, and a look-ahead copies any other batch.
+    Do not change the arrays afterwards: the look-ahead thread and the training thread share them. A loader may reuse
+    its own arrays: `Batch.of` copies them, and a look-ahead copies any other batch.
 
-    Parts and held-back samples are wishes of a policy's `arrange` (`dataclasses.replace(batch, part_sizes=...)`), for
-    the training loop to fulfil; batches that are taken or put together from this one have none.
+    A policy's `arrange` sets `part_sizes` and `held_back` with `dataclasses.replace`, as requests to the training loop.
+    Batches that are taken from this one or joined with it have neither.
 
     Raises:
-        ValueError: if lengths disagree, offsets do not start at 0, fall, or end elsewhere than at N, or the sizes of
-            parts are not above 0 with the sum B.
+        ValueError: if lengths disagree, offsets do not rise from 0 to N, or part sizes are not positive with sum B.
     """
 
     dense: NDArray[np.float32]  # (B, D), D may be 0
     ids: NDArray[np.int64]  # (N,)
     offsets: NDArray[np.int64]  # (F * B + 1,)
     labels: NDArray[np.float32]  # (B,)
-    weights: NDArray[np.float32] | None = None  # (N,) per-sample weights of look-ups, or none
+    weights: NDArray[np.float32] | None = None  # (N,) weight of each lookup, or none
     origin: Origin | None = field(default=None, compare=False)
     part_sizes: tuple[int, ...] = ()
-    """Samples of each part, in order, to be run through the model part by part for one step, where the first can start
-    before all rows have come (see `Planned.parts`); empty: all at once."""
+    """Samples of each part, in order; empty: no parts. Parts run through the model one by one, for a single step, so
+    that the first can start before all rows are fetched (see `Planned.parts`)."""
     held_back: "Batch | None" = field(default=None, repr=False)
-    """Samples on which the loss is wanted once this batch is trained (`Policy.observe`); they are not trained here."""
+    """Samples whose loss is passed to `Policy.observe` after this batch; they are not trained with it."""
     features: tuple[str, ...] = ()
-    """(F,) names, which tables check and put in their own order; empty: the order is that of the tables' features."""
+    """(F,) feature names, by which tables reorder the batch; empty: features are in the tables' order."""
     extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Whatever else belongs to samples (B, ...): sample weights, further labels. They go wherever their samples go."""
+    """Name -> (B, ...): further values of each sample, such as sample weights or more labels."""
 
     @classmethod
     def of(
@@ -83,33 +84,32 @@ class Batch:
         extras: Mapping[str, object] | None = None,
         **more_features: Any,
     ) -> "Batch":
-        """A batch of features by name: `Batch.of(user=ids, tags=(values, offsets), labels=clicks)`.
+        """Create a batch from features by name.
 
-        Each feature is one of these, as arrays, tensors or columns of a data frame:
+        Example: `Batch.of(user=ids, tags=(values, offsets), labels=clicks)`. Each feature is one of these, as arrays,
+        tensors or data frame columns:
 
-            (B,)                          one id for each sample
-            (B, L)                        L ids for each sample
-            [[1, 2], [], [3]]             a list of B lists or arrays of ids; a column of such, too
-            (values, offsets)             values (n,), offsets (B + 1,), or (B,) as `torch.nn.EmbeddingBag` takes them
-            (values, offsets, weights)    the same with a weight for each look-up (n,), for pooling "sum" or "none"
+            (B,)                          one id per sample, also as a tuple
+            (B, L)                        L ids per sample
+            [[1, 2], [], [3]]             a list or column of B lists or arrays of ids
+            (values, offsets)             values (n,), offsets (B + 1,) or, as for `torch.nn.EmbeddingBag`, (B,)
+            (values, offsets, weights)    also a weight per lookup (n,), for pooling "sum" or "none"
+
+        Tables take features by name, so their order does not matter. All values are copied.
 
         Args:
-            features: by name, where a name is no Python word; others go as keyword arguments.
+            features: name -> feature, for names that are not Python identifiers; others are keyword arguments.
             dense: (B, D), or (B,) for one input; default: none.
-            labels: (B,); default: NaN, so that nothing is trained on labels which were forgotten.
+            labels: (B,); default: NaN, so that training on forgotten labels fails.
             extras: name -> (B, ...), see the attribute.
 
-        Order does not matter: tables take features by name. Everything is copied, so a loader may reuse its arrays.
-
-        A tuple of single ids, as `zip(*rows)` gives it, is one id for each sample.
-
         Raises:
-            InputError: for a value that is none of these; lengths that disagree; dense inputs, labels, weights and
-                extras that are not booleans, integers or floats, or do not fit float32; masked values.
+            InputError: for other values; lengths that disagree; dense inputs, labels, weights and extras that are not
+                booleans, integers or floats, or do not fit float32; masked values.
         """
         twice = sorted({*(features or {})} & {*more_features})
         if twice:
-            raise InputError(f"features given twice: {', '.join(twice)}")
+            raise InputError(f"expected each feature once, got these twice: {', '.join(twice)}")
         named = {**(features or {}), **more_features}
         return cls._of_columns(columns_of(named, dense, labels, extras), named)
 
@@ -117,10 +117,12 @@ class Batch:
     def from_keyed_jagged(
         cls, jagged: Any, *, dense: Any = None, labels: Any = None, extras: Mapping[str, object] | None = None
     ) -> "Batch":
-        """A batch of a TorchRec `KeyedJaggedTensor`, or of what has its methods keys, values, lengths, weights_or_none.
+        """Create a batch from a TorchRec `KeyedJaggedTensor`; other arguments as in `of`.
+
+        Any object with its methods `keys`, `values`, `lengths` and `weights_or_none` will do.
 
         Raises:
-            InputError: if it has not, or lengths disagree. The other arguments are those of `of`.
+            InputError: if a method is missing, or lengths disagree.
         """
         return cls._of_columns(columns_of_keyed_jagged(jagged, dense, labels, extras), jagged.keys())
 
@@ -130,12 +132,12 @@ class Batch:
         return cls(**arrays, features=tuple(names)).mark_unshared()
 
     def mark_unshared(self) -> Self:
-        """The batch itself, which declares that nothing else writes its arrays: `unshared` need not copy them."""
-        self.__dict__[_UNSHARED] = True  # in no field, so that `replace` with other arrays forgets it
+        """Declare that nothing else writes to the arrays, so that `unshared` need not copy them."""
+        self.__dict__[_UNSHARED] = True  # not a field, so that `replace` with other arrays drops it
         return self
 
     def unshared(self) -> Self:
-        """The batch itself if it is marked so, else a copy with arrays that nothing else writes."""
+        """The batch itself if it is marked as unshared, else a copy."""
         if _UNSHARED in self.__dict__:
             return self
         copied = copy(self)
@@ -152,32 +154,32 @@ class Batch:
         _check("labels", self.labels, np.float32, 1)
         num_samples = len(self.labels)
         if len(self.dense) != num_samples:
-            raise ValueError(f"batch: {num_samples} labels but {len(self.dense)} dense rows")
+            raise ValueError(f"batch: expected {num_samples} dense rows, as labels, got {len(self.dense)}")
         num_bags = len(self.offsets) - 1
         if num_bags < 0 or (num_samples and num_bags % num_samples) or (not num_samples and num_bags):
-            raise ValueError(f"batch: {len(self.offsets)} offsets are not features x {num_samples} samples + 1")
+            raise ValueError(f"batch: expected features x {num_samples} samples + 1 offsets, got {len(self.offsets)}")
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.ids):
             raise ValueError(
-                f"batch: offsets must run from 0 to {len(self.ids)} (number of ids), "
-                f"found {self.offsets[0]} to {self.offsets[-1]}"
+                f"batch: expected offsets from 0 to {len(self.ids)} (number of ids), "
+                f"got {self.offsets[0]} to {self.offsets[-1]}"
             )
         falls = np.flatnonzero(self.offsets[1:] < self.offsets[:-1])
         if len(falls):
-            raise ValueError(f"batch: offsets fall at position {falls[0] + 1}; each must be >= the one before")
+            raise ValueError(f"batch: expected rising offsets, got a lower one at position {falls[0] + 1}")
         if self.weights is not None:
             _check("weights", self.weights, np.float32, 1)
             if len(self.weights) != len(self.ids):
-                raise ValueError(f"batch: {len(self.ids)} ids but {len(self.weights)} weights")
+                raise ValueError(f"batch: expected {len(self.ids)} weights, as ids, got {len(self.weights)}")
         if self.features and len(self.features) * num_samples != num_bags:
-            raise ValueError(f"batch: {len(self.features)} names but {self.num_features} features")
+            raise ValueError(f"batch: expected {self.num_features} feature names, got {len(self.features)}")
         for name, array in self.extras.items():
             if not isinstance(array, np.ndarray) or array.ndim < 1 or len(array) != num_samples:
-                raise ValueError(f"batch: extras[{name!r}] must be an array of {num_samples} samples")
+                raise ValueError(f"batch: extras[{name!r}]: expected an array of {num_samples} samples")
             refuse_masked(f"batch: extras[{name!r}]", array)
             if array.dtype.kind not in "biuf":
-                raise ValueError(f"batch: extras[{name!r}] must hold numbers, found {array.dtype}")
+                raise ValueError(f"batch: extras[{name!r}]: expected numbers, got {array.dtype}")
         if self.part_sizes and (min(self.part_sizes) < 1 or sum(self.part_sizes) != num_samples):
-            raise ValueError(f"batch: parts of {self.part_sizes} samples do not make up a batch of {num_samples}")
+            raise ValueError(f"batch: expected positive part sizes with sum {num_samples}, got {self.part_sizes}")
 
     @property
     def num_samples(self) -> int:
@@ -189,27 +191,29 @@ class Batch:
 
     @cached_property
     def one_each(self) -> bool:
-        """Every bag holds exactly one id."""
+        """True if every bag holds exactly one id."""
         return len(self.ids) == len(self.offsets) - 1 and bool((self.offsets[1:] - self.offsets[:-1] == 1).all())
 
     def feature_span(self, feature: int) -> slice:
-        """Where the look-ups of one feature stand in `ids` and `weights`."""
+        """Slice of `ids` and `weights` with the lookups of one feature."""
         first = feature * self.num_samples
         return slice(int(self.offsets[first]), int(self.offsets[first + self.num_samples]))
 
     def num_lookups(self, feature: int) -> int:
-        """Look-ups of one feature."""
+        """Number of lookups of one feature."""
         span = self.feature_span(feature)
         return int(span.stop - span.start)
 
     def take(self, samples: NDArray[np.int64]) -> "Batch":
-        """The batch of the given samples, in the given order.
+        """Batch of these samples (n,), in this order.
 
         Raises:
-            ValueError: if a sample is not one of 0 to B - 1.
+            ValueError: for a sample outside 0 ... B - 1.
         """
         if len(samples) and not 0 <= samples.min() <= samples.max() < self.num_samples:
-            raise ValueError(f"samples {samples.min()} to {samples.max()} of a batch that has {self.num_samples}")
+            raise ValueError(
+                f"expected samples of at least 0 and below {self.num_samples}, got {samples.min()} to {samples.max()}"
+            )
         offsets, picks = self._lookups_of(samples)
         return Batch(
             dense=self.dense.take(samples, axis=0),
@@ -223,7 +227,7 @@ class Batch:
         ).mark_unshared()
 
     def reordered(self, order: Sequence[int]) -> "Batch":
-        """The batch with its features in another order: `order[i]` is the present position of feature i."""
+        """Batch with reordered features: `order[i]` is the current position of feature i."""
         if not self.num_samples:
             raise InputError(NO_SAMPLES)
         spans = [self.feature_span(position) for position in order]
@@ -237,7 +241,7 @@ class Batch:
         )
 
     def _lookups_of(self, samples: Samples) -> tuple[Samples, Samples | None]:
-        """Offsets of the samples' bags, and which look-ups fill them; None: one look-up for each bag."""
+        """Offsets of the samples' bags and the lookups in them; None: one lookup per bag."""
         if self.one_each:
             same = len(samples) == self.num_samples and _UNSHARED in self.__dict__
             return self.offsets if same else np.arange(self.num_features * len(samples) + 1), None
@@ -251,8 +255,8 @@ class Batch:
         return offsets, picks
 
     def _pick(self, values: NDArray[Scalar], samples: Samples, picks: Samples | None) -> NDArray[Scalar]:
-        """Of the values (N,) of all look-ups those of the samples."""
-        if picks is None:  # a row of samples for each feature: one gather instead of one index for each look-up
+        """The samples' values among those of all lookups (N,)."""
+        if picks is None:  # one gather per feature instead of one index per lookup
             return values.reshape(self.num_features, self.num_samples).take(samples, axis=1).reshape(-1)
         return values[picks]
 
@@ -260,7 +264,7 @@ class Batch:
 def one_hot_batch(
     dense: NDArray[np.float32], ids: NDArray[np.int64], labels: NDArray[np.float32], origin: Origin | None = None
 ) -> Batch:
-    """The batch in which every bag holds exactly one id; `ids` is (B, F), sample-major as files are."""
+    """Create a batch with one id per bag; `ids` is (B, F), sample-major as files are."""
     refuse_masked("ids", ids)
     num_samples, num_features = ids.shape
     return Batch(
@@ -277,38 +281,38 @@ def _check(name: str, array: object, dtype: type, ndim: int) -> None:
         kind = (
             f"{array.dtype} array of {array.ndim} dimensions" if isinstance(array, np.ndarray) else type(array).__name__
         )
-        raise ValueError(f"batch: {name} must be a {np.dtype(dtype)} array of {ndim} dimension(s), found {kind}")
+        raise ValueError(f"batch: {name}: expected {np.dtype(dtype)} values in {ndim} dimension(s), got {kind}")
     refuse_masked(f"batch: {name}", array)
     if not array.flags.c_contiguous:
-        raise ValueError(f"batch: {name} must be C-contiguous; pass numpy.ascontiguousarray({name})")
+        raise ValueError(f"batch: {name}: expected a C-contiguous array. Pass numpy.ascontiguousarray({name}).")
 
 
 def in_order(batch: object, features: Sequence[str]) -> object:
-    """A batch with its features in this order, if it has names; anything else as it is.
+    """Batch with its named features in this order; anything else is returned unchanged.
 
     Raises:
-        InputError: if it lacks a feature, has another, or has no samples.
+        InputError: if a feature is missing or unknown, or there are no samples.
     """
     if not isinstance(batch, Batch) or not batch.features or batch.features == tuple(features):
         return batch
     places = {name: position for position, name in enumerate(batch.features)}
-    lacking = [name for name in features if name not in places]
+    missing = [name for name in features if name not in places]
     unknown = [name for name in batch.features if name not in set(features)]
-    if lacking or unknown or len(places) < len(batch.features):
+    if missing or unknown or len(places) < len(batch.features):
         raise InputError(
-            f"a batch has the features {', '.join(batch.features)}; the tables have {', '.join(features)}"
-            + (f"; it lacks {', '.join(lacking)}" if lacking else "")
-            + (f"; no table has {', '.join(unknown)}" if unknown else "")
+            f"expected a batch with the tables' features {', '.join(features)}, got {', '.join(batch.features)}"
+            + (f"; missing: {', '.join(missing)}" if missing else "")
+            + (f"; in no table: {', '.join(unknown)}" if unknown else "")
         )
     return batch.reordered([places[name] for name in features])
 
 
 def as_batch(value: object) -> Batch:
-    """The argument itself, if it is a batch.
+    """Return the argument if it is a batch.
 
     Raises:
-        InputError: if it is something else.
+        InputError: if it is not.
     """
     if not isinstance(value, Batch):
-        raise InputError(f"needed an adaptive.Batch, found {type(value).__name__}; see adaptive.Batch.of")
+        raise InputError(f"expected an adaptive.Batch, got {type(value).__name__}. Create one with adaptive.Batch.of.")
     return value

@@ -1,4 +1,4 @@
-"""One batch of the samples of several (`concatenate`), several of one (`cut`), and a rank's part of one (`OwnPart`)."""
+"""Join batches (`concatenate`), cut one (`cut`), and a rank's samples of one (`OwnPart`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -10,10 +10,10 @@ from adaptive.batch.batch import Batch, Origin, Scalar
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """One batch of the samples of several, in order.
+    """Join the samples of several batches, in order.
 
     Raises:
-        ValueError: if the batches disagree in features, or some have weights and some do not.
+        ValueError: if the batches differ in features, names or extras, or only some have weights.
     """
     assert batches, "nothing to concatenate"
     first = batches[0]
@@ -21,12 +21,12 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
         return first
     for what, kinds in (
         ("features", {batch.num_features for batch in batches}),
-        ("weighted", {batch.weights is not None for batch in batches}),
+        ("weights or none", {batch.weights is not None for batch in batches}),
         ("names", {batch.features for batch in batches}),
         ("extras", {tuple(batch.extras) for batch in batches}),
     ):
         if len(kinds) > 1:
-            raise ValueError(f"batches differ in {what}: {sorted(kinds)}")
+            raise ValueError(f"expected batches with the same {what}, got {sorted(kinds)}")
     if all(batch.one_each for batch in batches):  # one reshape a batch instead of a slice for each feature
 
         def join(arrays: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
@@ -70,28 +70,28 @@ def _join_origins(batches: Sequence[Batch]) -> Origin | None:
 
 @dataclass(frozen=True)
 class OwnPart(Batch):
-    """Samples of a global batch that belong to one rank, block by block; there may be none.
+    """Samples of a global batch that one rank trains, block by block; may be empty.
 
-    `block_sizes`: samples of each of the rank's blocks, in order, some of which may be 0.
+    `block_sizes`: number of samples of each of the rank's blocks, in order; 0 is possible.
     """
 
     block_sizes: tuple[int, ...] = ()
 
     @classmethod
     def of_batch(cls, batch: Batch, bounds: Sequence[int]) -> "OwnPart":
-        """Samples `bounds[0]` to `bounds[-1]` of a batch, cut at the other bounds."""
+        """Samples `bounds[0]` to `bounds[-1]` of a batch, cut into blocks at the other bounds."""
         samples = np.arange(bounds[0], bounds[-1])
         taken = batch.take(samples) if len(samples) else _none_of(batch)
         values = {item.name: getattr(taken, item.name) for item in fields(Batch)}
         return cls(**values, block_sizes=tuple(np.diff(bounds).tolist())).mark_unshared()
 
     def blocks(self) -> list[Batch | None]:
-        """The blocks as separate batches; None: one without a sample."""
+        """Each block as a batch, or None if it has no sample."""
         return cut(self, self.block_sizes)
 
 
 def cut(batch: Batch, sizes: Sequence[int]) -> list[Batch | None]:
-    """A batch in pieces of these numbers of samples, in order; None: a piece without any."""
+    """Cut a batch into pieces of these sizes, in order; None for a size of 0."""
     if len(sizes) == 1 and sizes[0]:
         return [batch]
     ends = np.cumsum(sizes)
@@ -99,7 +99,7 @@ def cut(batch: Batch, sizes: Sequence[int]) -> list[Batch | None]:
 
 
 def _none_of(batch: Batch) -> Batch:
-    """No sample of a batch."""
+    """The batch without any samples."""
     return Batch(
         dense=batch.dense[:0],
         ids=batch.ids[:0],

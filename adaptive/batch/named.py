@@ -1,7 +1,7 @@
-"""What users have, feature by feature, as the arrays of a `Batch`: NumPy arrays, tensors, lists, bags with offsets.
+"""Convert features by name to the arrays of a `Batch`: NumPy arrays, tensors, lists, bags.
 
-Letters: B samples, L ids of each, n ids of a feature. Tensors are known by what they can do, so that this room needs no
-torch.
+Letters: B samples, L ids per sample, n ids of a feature. Tensors are recognized by their methods, so this module does
+not import torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,26 +20,26 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def as_array(what: str, value: Any) -> Array:
-    """A NumPy array of an array, a tensor on any device, a column of a data frame or a list of numbers.
+    """Convert an array, tensor on any device, data frame column or list to a NumPy array.
 
     Raises:
-        InputError: if it is a masked array with masked values, which a plain array would show; begins with `what`.
+        InputError: for masked values, which a plain array would expose; begins with `what`.
     """
     refuse_masked(what, value)
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
 def refuse_masked(what: str, array: object) -> None:
-    """Raise an InputError that begins with `what` if an array has masked values."""
+    """Raise an `InputError` that begins with `what` if an array has masked values."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         raise InputError(
             f"{what}: expected values without a mask, got {int(np.ma.getmaskarray(array).sum())} masked ones. "
-            "Fill them with .filled(value), or leave their samples out."
+            "Fill them with .filled(value), or drop their samples."
         )
 
 
 def as_numbers(what: str, value: Any) -> Array:
-    """As `as_array`, of booleans, integers or floats.
+    """Convert to a NumPy array of booleans, integers or floats, as `as_array`.
 
     Raises:
         InputError: if it holds anything else; begins with `what`.
@@ -53,10 +53,10 @@ def as_numbers(what: str, value: Any) -> Array:
 
 
 def as_float32(what: str, array: Array) -> NDArray[np.float32]:
-    """A copy of the numbers as float32, C-contiguous; NaN and infinity as they are.
+    """Copy numbers to a C-contiguous float32 array; NaN and infinity are kept.
 
     Raises:
-        InputError: if a finite one does not fit; begins with `what`.
+        InputError: if a finite number does not fit; begins with `what`.
     """
     with np.errstate(over="ignore"):
         converted = np.array(array, np.float32, order="C")
@@ -82,7 +82,7 @@ class Bags:
 
 @dataclass(frozen=True)
 class Columns:
-    """The arrays of a batch that is made of features by name; letters as in `Batch`."""
+    """The arrays of a batch; letters as in `Batch`."""
 
     dense: NDArray[np.float32]
     ids: NDArray[np.int64]
@@ -93,25 +93,27 @@ class Columns:
 
 
 def columns_of(features: Mapping[str, object], dense: Any, labels: Any, extras: Mapping[str, object] | None) -> Columns:
-    """The arrays of a batch, copied from what is given; see `Batch.of`.
+    """Copy features, dense inputs, labels and extras to the arrays of a batch; see `Batch.of`.
 
     Raises:
-        InputError: for a value that is none of those named there, or lengths that disagree.
+        InputError: as `Batch.of`.
     """
     if not features:
-        raise InputError("a batch needs at least one feature: Batch.of(user=ids, ..., labels=labels)")
+        raise InputError("expected at least one feature, got none. Write Batch.of(user=ids, ..., labels=labels).")
     extras = {name: value for name, value in (extras or {}).items() if value is not None}
     others = {"labels": labels, "dense": dense, **{f"extras[{name!r}]": value for name, value in extras.items()}}
     arrays = {name: as_numbers(name, value) for name, value in others.items() if value is not None}
     values = [_without_tuple(value) for value in features.values()]
     sizes = [len(array) for array in arrays.values() if array.ndim]
     sizes += [len(value) for value in values if not isinstance(value, tuple)]
-    size = next(iter(sizes), None)  # None: only bags with offsets, whose last one may be left out
+    size = next(iter(sizes), None)  # None: only bags with offsets, the last of which is optional
     all_bags = [_bags(name, value, size) for name, value in zip(features, values, strict=True)]
     lengths = {name: len(array) for name, array in arrays.items()}
     lengths |= {name: len(bags.sizes) for name, bags in zip(features, all_bags, strict=True)}
     if len(set(lengths.values())) > 1:
-        raise InputError(f"lengths disagree, in samples: {', '.join(f'{name} {n}' for name, n in lengths.items())}")
+        raise InputError(
+            f"expected equal numbers of samples, got {', '.join(f'{name} {n}' for name, n in lengths.items())}"
+        )
     num_samples = next(iter(lengths.values()))
     return Columns(
         dense=_dense(arrays.pop("dense", None), num_samples),
@@ -124,14 +126,14 @@ def columns_of(features: Mapping[str, object], dense: Any, labels: Any, extras: 
 
 
 def columns_of_keyed_jagged(jagged: Any, dense: Any, labels: Any, extras: Mapping[str, object] | None) -> Columns:
-    """The arrays of a batch, of a tensor like TorchRec's `KeyedJaggedTensor`: keys, values, lengths, weights.
+    """Copy a TorchRec `KeyedJaggedTensor` to the arrays of a batch.
 
     Raises:
-        InputError: if it is none, or lengths disagree.
+        InputError: as `Batch.from_keyed_jagged`.
     """
-    lacking = [name for name in ("keys", "values", "lengths", "weights_or_none") if not hasattr(jagged, name)]
-    if lacking:
-        raise InputError(f"a KeyedJaggedTensor is needed, with {', '.join(lacking)}(); found {type(jagged).__name__}")
+    missing = [name for name in ("keys", "values", "lengths", "weights_or_none") if not hasattr(jagged, name)]
+    if missing:
+        raise InputError(f"expected a KeyedJaggedTensor with {', '.join(missing)}(), got {type(jagged).__name__}")
     names, values, weights = list(jagged.keys()), as_array("values", jagged.values()), jagged.weights_or_none()
     sizes = as_array("lengths", jagged.lengths()).reshape(len(names), -1)
     ends = np.cumsum(sizes.sum(axis=1))[:-1]
@@ -145,13 +147,13 @@ def columns_of_keyed_jagged(jagged: Any, dense: Any, labels: Any, extras: Mappin
 
 
 def _without_tuple(value: Any) -> Any:
-    """A list of the values of a tuple that cannot be (values, offsets[, weights]), as `zip(*rows)` gives them."""
+    """Turn a tuple that cannot be (values, offsets[, weights]) into a list."""
     is_flat = isinstance(value, tuple) and all(np.isscalar(item) or getattr(item, "ndim", 1) == 0 for item in value)
     return list(value) if is_flat or (isinstance(value, tuple) and len(value) not in (2, 3)) else value
 
 
 def _bags(name: str, value: Any, num_samples: int | None) -> Bags:
-    """One feature of a batch of `num_samples`, if that is known."""
+    """Convert one feature of a batch of `num_samples`; None: unknown."""
     if isinstance(value, tuple):
         return _with_offsets(name, value, num_samples)
     if isinstance(value, list) and value and not np.isscalar(value[0]):
@@ -160,7 +162,7 @@ def _bags(name: str, value: Any, num_samples: int | None) -> Bags:
     if array.dtype == object:
         return _of_lists(name, [as_array(f"feature {name}", bag) for bag in array])
     if array.ndim not in (1, 2):
-        raise InputError(f"feature {name}: (samples,) or (samples, ids) is needed, found {array.ndim} dimensions")
+        raise InputError(f"feature {name}: expected shape (samples,) or (samples, ids), got {array.ndim} dimensions")
     sizes = np.full(len(array), 1 if array.ndim == 1 else array.shape[1], np.int64)
     return Bags(_ids(name, array.reshape(-1)), sizes, None)
 
@@ -173,19 +175,19 @@ def _of_lists(name: str, bags: Sequence[Array]) -> Bags:
 
 def _with_offsets(name: str, value: tuple[Any, ...], num_samples: int | None) -> Bags:
     what = f"feature {name}"
-    if len(value) == num_samples and _may_be_bags(value):
+    if len(value) == num_samples and _is_ambiguous(value):
         raise InputError(
             f"{what}: expected a list of {num_samples} lists, or arrays (values, offsets[, weights]), got a tuple of "
             f"{num_samples} lists, which may be either. Pass list(...) for a list of ids for each sample, or arrays."
         )
     ids, offsets = _ids(name, as_array(what, value[0])), _ids(name, as_array(what, value[1]), "offsets")
     has_end = len(offsets) > 0 and offsets[-1] == len(ids)
-    if len(offsets) == num_samples or (num_samples is None and not has_end):  # as nn.EmbeddingBag takes them
+    if len(offsets) == num_samples or (num_samples is None and not has_end):  # as for nn.EmbeddingBag
         offsets = np.append(offsets, len(ids))
     sizes = np.diff(offsets)
     if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(ids) or (sizes < 0).any():
         raise InputError(
-            f"feature {name}: offsets must rise from 0 to {len(ids)}, the number of its values; found "
+            f"feature {name}: expected offsets that rise from 0 to {len(ids)}, the number of its values, got "
             f"{np.array2string(offsets, threshold=6, edgeitems=3)}. A tuple is (values, offsets[, weights]); pass ids "
             "by sample as a list."
         )
@@ -193,12 +195,12 @@ def _with_offsets(name: str, value: tuple[Any, ...], num_samples: int | None) ->
     if len(value) == 3:
         weights = as_float32(f"{what}: weights", as_numbers(f"{what}: weights", value[2]))
         if weights.shape != ids.shape:
-            raise InputError(f"feature {name}: {len(ids)} values but weights of shape {weights.shape}")
+            raise InputError(f"feature {name}: expected {len(ids)} weights, as values, got shape {weights.shape}")
     return Bags(ids, sizes, weights)
 
 
-def _may_be_bags(value: tuple[Any, ...]) -> bool:
-    """True if the tuple may be one bag of ids for each sample: lists of whole numbers, and no offsets with an end."""
+def _is_ambiguous(value: tuple[Any, ...]) -> bool:
+    """True if a tuple of integer lists without valid offsets may hold one bag per sample."""
     if not all(isinstance(item, list) for item in value):
         return False
     ids, offsets = value[:2]
@@ -209,12 +211,12 @@ def _may_be_bags(value: tuple[Any, ...]) -> bool:
 
 def _ids(name: str, array: Array, what: str = "ids") -> NDArray[np.int64]:
     if array.ndim != 1:
-        raise InputError(f"feature {name}: {what} of one dimension are needed beside offsets, found {array.ndim}")
+        raise InputError(f"feature {name}: expected {what} of one dimension next to offsets, got {array.ndim}")
     if array.dtype.kind not in "iu" and array.size:
         hint = ""
         if array.dtype.kind == "f":
-            hint = "; a column with gaps becomes floats in pandas: fill the gaps, then .astype('int64')"
-        raise InputError(f"feature {name}: {what} must be whole numbers, found {array.dtype}{hint}")
+            hint = ". pandas turns a column with gaps into floats: fill the gaps, then .astype('int64')"
+        raise InputError(f"feature {name}: expected integer {what}, got {array.dtype}{hint}")
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         at = int(array.argmax())
         raise InputError(f"feature {name}: expected {what} below 2^63, got {array[at]} (position {at})")
@@ -225,20 +227,20 @@ def _dense(array: Array | None, num_samples: int) -> NDArray[np.float32]:
     if array is None:
         return np.zeros((num_samples, 0), np.float32)
     if array.ndim not in (1, 2):
-        raise InputError(f"dense: (samples,) or (samples, inputs) is needed, found {array.ndim} dimensions")
+        raise InputError(f"dense: expected shape (samples,) or (samples, inputs), got {array.ndim} dimensions")
     return as_float32("dense", array.reshape(num_samples, -1))
 
 
 def _labels(array: Array | None, num_samples: int) -> NDArray[np.float32]:
-    if array is None:  # not 0, which would train
+    if array is None:  # not zeros, which would train
         return np.full(num_samples, np.nan, np.float32)
     if array.ndim != 1:
-        raise InputError(f"labels: (samples,) is needed, found shape {array.shape}; several labels go into extras")
+        raise InputError(f"labels: expected shape (samples,), got {array.shape}. Pass further labels in extras.")
     return as_float32("labels", array)
 
 
 def _weights(all_bags: Sequence[Bags]) -> NDArray[np.float32] | None:
-    """Those of all look-ups, 1 where a feature has none; None if no feature has any."""
+    """(N,) weights of all lookups, 1 for features without weights; None if no feature has any."""
     if all(bags.weights is None for bags in all_bags):
         return None
     return np.concatenate(

@@ -93,7 +93,7 @@ def _share(sample: str) -> float:
     try:
         share = parse_sample(sample)
     except ValueError as error:
-        raise ConfigError(f"--sample: {error}") from error
+        raise ConfigError(f"--sample: {error}, got {sample!r}") from error
     if not isinstance(share, float):
         raise ConfigError(f"--sample: expected a share of the inputs, such as 5%, got {sample!r}")
     return share

@@ -1,7 +1,8 @@
-"""Rows in a file of records: a row's weights and its optimizer state, side by side.
+"""Read and write rows of a file of records: weights and optimizer state.
 
-Rows that lie close together are read or written in one piece, a *run*, through a staging block. The disk is kept busy
-by asking for all runs before waiting for any: one thread reads as fast as 64 that wait for one page each.
+Rows close to each other are read or written in one piece, a *run*, through a staging block. All runs are requested
+before any is waited for, which keeps the disk busy: one thread reads as fast as 64 that wait for one page each.
+
 Letters: n rows, K runs, W values of a record (D of weights, S of state).
 """
 
@@ -29,7 +30,7 @@ _fadvise: Any = types.ExternalFunction("posix_fadvise", types.int32(types.int32,
 
 
 def pread_rows(fd: Any, rows: Any, first: Any, last: Any, offset: Any) -> Any:
-    """Read from `offset` of a file into rows [first, last) of a C-contiguous 2-D array."""
+    """Read from `offset` into rows [first, last) of a C-contiguous 2-D array; -1 on errors."""
     try:
         return os.preadv(fd, [rows[first:last]], offset)
     except OSError:
@@ -46,7 +47,7 @@ def _compile_pread(fd: Any, rows: Any, first: Any, last: Any, offset: Any) -> An
 
 
 def pread_cached_rows(fd: Any, rows: Any, first: Any, last: Any, offset: Any, vector: Any) -> Any:
-    """`pread_rows`, but only what the system holds in memory; -1 where it cannot tell. `vector` (2,) int64: scratch."""
+    """`pread_rows` from the page cache; -1 if unknown. `vector` (2,) int64 is scratch."""
     try:
         return os.preadv(fd, [rows[first:last]], offset, _NOWAIT) if _HAS_NOWAIT else -1
     except OSError:
@@ -68,7 +69,7 @@ def _compile_pread_cached(fd: Any, rows: Any, first: Any, last: Any, offset: Any
 
 
 def pwrite_rows(fd: Any, rows: Any, first: Any, last: Any, offset: Any) -> Any:
-    """Write rows [first, last) of a C-contiguous 2-D array at `offset` of a file."""
+    """Write rows [first, last) of a C-contiguous 2-D array at `offset`; -1 on errors."""
     try:
         return os.pwrite(fd, rows[first:last], offset)
     except OSError:
@@ -85,7 +86,7 @@ def _compile_pwrite(fd: Any, rows: Any, first: Any, last: Any, offset: Any) -> A
 
 
 def will_need(fd: Any, offset: Any, size: Any) -> None:
-    """Ask the system to start reading these bytes into memory, without waiting for them; a hint."""
+    """Hint to the system to start reading these bytes into memory; does not wait."""
     if _HAS_ADVICE:
         os.posix_fadvise(fd, offset, size, _WILL_NEED)
 
@@ -106,10 +107,10 @@ PAGE = 4096  # bytes
 
 @kernel()
 def plan_runs(rows, max_gap, capacity, first_rows, starts, places):
-    """Cut ascending `rows` (n,) into runs until `capacity` rows are staged; returns (rows planned, runs).
+    """Cut ascending `rows` (n,) into runs of at most `capacity` rows; returns (rows, runs).
 
     Run k covers file rows from first_rows[k] on and staged rows [starts[k], starts[k + 1]); places[i] is the staged
-    row of rows[i]. Neighbours with at most `max_gap` rows between them share a run, the gap being staged too.
+    row of rows[i]. Neighbors with at most `max_gap` rows between them share a run, and the gap is staged, too.
     """
     num_runs = staged = 0
     starts[0] = 0
@@ -129,7 +130,7 @@ def plan_runs(rows, max_gap, capacity, first_rows, starts, places):
 
 @kernel(noalias=True)
 def unpack(weights, state, to_rows, records, places):
-    """Record places[i] of records (., W) becomes row to_rows[i] of weights (., D) and state (., S)."""
+    """Copy records[places[i]] (., W) to row to_rows[i] of weights (., D) and state (., S)."""
     width = weights.shape[1]
     for i in range(to_rows.size):
         for d in range(width):
@@ -140,7 +141,7 @@ def unpack(weights, state, to_rows, records, places):
 
 @kernel(noalias=True)
 def pack(records, places, weights, state, from_rows):
-    """Row from_rows[i] of weights (., D) and state (., S) becomes record places[i] of records (., W)."""
+    """Copy row from_rows[i] of weights (., D) and state (., S) to records[places[i]] (., W)."""
     width = weights.shape[1]
     for i in range(from_rows.size):
         for d in range(width):
@@ -151,10 +152,10 @@ def pack(records, places, weights, state, from_rows):
 
 @kernel()
 def read_runs(fd, first_rows, starts, num_runs, records, unfinished, vector):
-    """Read runs (see `plan_runs`) of a file into staged `records`; returns how many are not whole.
+    """Read runs of a file into staged `records`; returns the number of incomplete ones.
 
-    Those are listed in `unfinished` (K,) int64. What the system has in memory is copied at once; then the disk is
-    asked for all the rest; then that is waited for. `vector` (2,) int64 is scratch.
+    Those are listed in `unfinished` (K,) int64. First the runs in the page cache are copied, then all others are
+    requested, then these are read. `vector` (2,) int64 is scratch.
     """
     size = records.strides[0]
     missing = 0
@@ -178,22 +179,22 @@ def read_runs(fd, first_rows, starts, num_runs, records, unfinished, vector):
 
 @kernel()
 def expect(fd, rows, row_bytes):
-    """Ask the disk for ascending `rows` (n,) of a file without waiting, once for neighbours in a page."""
-    asked = -1
+    """Request ascending `rows` (n,) of a file without waiting, once per page."""
+    latest = -1
     for i in range(rows.size):
         begin = rows[i] * row_bytes
         page = (begin + row_bytes - 1) // PAGE
-        if page != asked:
+        if page != latest:
             will_need(fd, begin, row_bytes)
-            asked = page
+            latest = page
 
 
 @kernel()
 def write_runs(fd, first_rows, starts, num_runs, records, unfinished):
-    """Write staged `records` to runs (see `plan_runs`) of a file; returns how many are not whole.
+    """Write staged `records` to runs of a file; returns the number of incomplete ones.
 
-    Those are listed in `unfinished` (K,) int64. The pages at both ends of a run, of which other parts must be kept,
-    are asked for before anything is written.
+    Those are listed in `unfinished` (K,) int64. The pages at both ends of each run, which also hold other rows, are
+    requested before anything is written.
     """
     size = records.strides[0]
     for k in range(num_runs):

@@ -1,7 +1,7 @@
-"""How every numba kernel is compiled: one place for options, cache and import order.
+"""Compiles every numba kernel: the one place for options, cache and import order.
 
-Kernels release the GIL and allocate nothing in their loops. Only the training thread runs kernels made with
-`parallel=True`: numba's fallback threading layer aborts the process when two threads do.
+Kernels release the GIL and allocate nothing in their loops. Only the training thread may run kernels made with
+`parallel=True`: numba's fallback threading layer aborts the process if two threads do.
 """
 
 import hashlib
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 # isort: split
-# torch must be imported before the first parallel numba kernel runs. Otherwise torch binds to the OpenMP copy that
-# numba loaded, and its element-wise functions start a thread per call (16 us become 4 ms).
+# Import torch before the first parallel numba kernel runs. Otherwise torch binds to the OpenMP copy that numba loaded,
+# and its element-wise functions start a thread per call (16 us become 4 ms).
 import torch  # noqa: F401
 
 # isort: split
@@ -24,18 +24,17 @@ import numpy as np
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONSTANTS = ("counters.py",)
-"""Files outside of the folders of kernels whose values kernels use; a test holds this list against what kernels
-import."""
+"""Files outside the kernel folders whose constants kernels use; a test compares the list with the imports."""
 
 at = np.uint64
-"""Makes an index of a number that is not negative. Where numba cannot see that, it adds the length to negative indices:
-15 to 40 % of the time of loops over look-ups. Slices walked from 0 need no `at`."""
+"""Turns a non-negative number into an index. If numba cannot see that a number is not negative, it adds the length to
+negative indices, which takes 15 to 40% of the time of loops over lookups. Slices walked from 0 need no `at`."""
 
 
 def _sources_key() -> str:
-    """Changes when any kernel file does, or a file whose constants are frozen into kernels.
+    """Key of the compile cache: a digest of all kernel files and of those in `CONSTANTS`.
 
-    numba itself sees only the file that a kernel stands in: neither that a kernel called by it changed, nor a constant.
+    numba itself checks only the file of a kernel, not the kernels that it calls or their constants.
     """
     package = Path(__file__).parent.parent
     kernels = [*sorted((package / "kernels").rglob("*.py")), *sorted((package / "data/kernels").rglob("*.py"))]
@@ -46,13 +45,13 @@ def _sources_key() -> str:
 
 
 def _cache_dir() -> str | None:
-    """A cache directory that only this user can write (cached kernels are pickles), or None if there is none."""
+    """A cache directory that only this user can write to (it has pickles), or None."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = base / "adaptive-train" / f"numba-{numba.__version__}-{_sources_key()}"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.stat()
-        if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
+        status = path.stat()
+        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
             return None
         with tempfile.NamedTemporaryFile(dir=path):
             pass
@@ -65,7 +64,7 @@ _CACHE_DIR = _cache_dir()
 
 
 def _promise_no_alias(compiled: Any) -> None:
-    """Set the compiler flag `noalias`, which numba has but offers no option for.
+    """Set the compiler flag `noalias`, for which numba has no option.
 
     Without it LLVM must assume that a store to one array changes another, and loads rows value by value: 2x slower.
     """
@@ -82,28 +81,27 @@ def _promise_no_alias(compiled: Any) -> None:
 def kernel(
     *, parallel: bool = False, noalias: bool = False, inline: bool = False, makes_arrays: bool = False
 ) -> Callable[[F], F]:
-    """Compile a function over arrays: `@kernel()`, or `@kernel(parallel=True)` for training-thread kernels.
+    """Compile a function over arrays, as a decorator.
 
-    The plain Python function stays reachable as `.py_func`. Division follows IEEE rules (no exceptions), sums are
-    never reordered (no fast-math): results do not depend on the machine's vector width.
+    The plain Python function is available as `.py_func`. Division follows IEEE rules (no exceptions), and sums are
+    never reordered (no fast-math), so results do not depend on the machine's vector width.
 
-    Arrays are borrowed, not counted: numba would count references, with locked instructions, to each array that a loop
-    hands to another kernel, which took up to half of a kernel's time. So a kernel that makes
-    arrays must say so.
+    Arrays are borrowed: numba's reference counts of arrays that a loop passes to another kernel, with locked
+    instructions, took up to half of a kernel's time. So a kernel that creates arrays must say so.
 
     Args:
         parallel: `prange` runs on several threads; for the training thread only.
-        noalias: promises that no two array arguments overlap, which lets loops become vector instructions.
-        inline: puts the function into its callers.
-        makes_arrays: such as scratch for a whole loop.
+        noalias: promise that no two array arguments overlap, which enables vector instructions.
+        inline: copy the function into its callers.
+        makes_arrays: the kernel creates arrays, such as scratch for a whole loop.
     """
 
     def compile_(function: F) -> F:
         config: Any = numba.config
-        before = config.CACHE_DIR
-        config.CACHE_DIR = _CACHE_DIR or before
+        default = config.CACHE_DIR
+        config.CACHE_DIR = _CACHE_DIR or default
         try:
-            options: Any = {"_nrt": parallel or makes_arrays}  # numba's run-time, which counts references
+            options: Any = {"_nrt": parallel or makes_arrays}  # numba's runtime, which counts references
             compiled: Any = numba.njit(
                 nogil=True,
                 cache=_CACHE_DIR is not None,
@@ -115,7 +113,7 @@ def kernel(
             if noalias:
                 _promise_no_alias(compiled)
         finally:
-            config.CACHE_DIR = before
+            config.CACHE_DIR = default
         return cast(F, compiled)
 
     return compile_

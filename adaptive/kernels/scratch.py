@@ -1,7 +1,7 @@
-"""`LentMemory`: memory for large arrays, used again once no array lives in it.
+"""`ScratchPool`: reusable memory for large arrays, aligned to cache lines.
 
-The system gives memory a page at a time and clears each first. For arrays of some megabytes, made anew for every
-batch, that takes as long as the loop that fills them.
+The system hands out memory page by page and clears each page first. For arrays of some megabytes, created again for
+every batch, that takes as long as the loop that fills them.
 """
 
 from typing import Any, Final
@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 
 
 def empty_rows(num_rows: int, width: int) -> Floats:
-    """(num_rows, width) float32, C-contiguous; not written, so that the system has not taken the memory yet."""
+    """(num_rows, width) float32, C-contiguous, cache-aligned; unwritten, so without memory."""
     size = num_rows * width
     memory = np.empty(size + LINE, np.float32)
     start = -memory.ctypes.data % LINE_BYTES // 4
@@ -25,35 +25,38 @@ def empty_rows(num_rows: int, width: int) -> Floats:
 
 
 def full_rows(num_rows: int, width: int, fill: float) -> Floats:
-    """The same, filled."""
+    """(num_rows, width) float32, as `empty_rows`, filled with one value."""
     rows = empty_rows(num_rows, width)
     rows.fill(fill)
     return rows
 
 
 def update_scratch(threads: int, width: int) -> Floats:
-    """(threads, 2, >= width) for `kernels.rows.cpu.update`: no two threads write to the same cache line."""
+    """(threads, 2, >= width) for `kernels.rows.cpu.update`; threads share no cache line."""
     padded = -(-width // APART) * APART
     return full_rows(threads * 2, padded, 0.0).reshape(threads, 2, padded)
 
 
-MOST_PIECES: Final = 4  # of memory kept for later
-STEPS: Final = 8  # sizes between two powers of two: batches of about one size take the same memory
+MOST_PIECES: Final = 4  # unused pieces of memory that a pool keeps
+STEPS: Final = 8  # sizes between two powers of two: batches of similar size get the same memory
 
 
-class LentMemory:
-    """Lends memory. For one thread; arrays may be dropped in any."""
+class ScratchPool:
+    """Lends memory for arrays. For one thread; arrays may be dropped in any thread."""
 
     def __init__(self) -> None:
         self._free: list[NDArray[np.uint8]] = []
 
     def take(self, num_bytes: int) -> NDArray[np.uint8]:
-        """(num_bytes,) uint8, not written, aligned to cache lines. Its memory is taken again only after the array and
-        everything that shares it (views, tensors, what autograd saved) is gone."""
+        """(num_bytes,) uint8, not written, cache-aligned.
+
+        Its memory is reused only after the array and everything that shares its memory (views, tensors, tensors saved
+        by autograd) is gone.
+        """
         memory = self._find(num_bytes)
         if memory is None:
-            memory = _aligned(_rounded(num_bytes))
-        return np.asarray(_Lent(memory, self._free))[:num_bytes]
+            memory = empty_rows(1, _rounded(num_bytes) // 4).reshape(-1).view(np.uint8)
+        return np.asarray(_Loan(memory, self._free))[:num_bytes]
 
     def _find(self, num_bytes: int) -> NDArray[np.uint8] | None:
         while self._free:
@@ -63,14 +66,14 @@ class LentMemory:
         return None
 
 
-def carve(memory: LentMemory, *wanted: tuple[type[Any], int]) -> list[NDArray[Any]]:
-    """One-dimensional arrays (dtype, size) that share one piece of memory, each at a cache line of its own."""
+def allocate(memory: ScratchPool, *wanted: tuple[type[Any], int]) -> list[NDArray[Any]]:
+    """One-dimensional arrays (dtype, size), each cache-aligned, in one piece of memory."""
     sizes = [-(-np.dtype(kind).itemsize * size // LINE_BYTES) * LINE_BYTES for kind, size in wanted]
-    piece, found, first = memory.take(sum(sizes)), [], 0
+    piece, arrays, first = memory.take(sum(sizes)), [], 0
     for (kind, size), taken in zip(wanted, sizes, strict=True):
-        found.append(piece[first : first + taken].view(kind)[:size])
+        arrays.append(piece[first : first + taken].view(kind)[:size])
         first += taken
-    return found
+    return arrays
 
 
 def _rounded(num_bytes: int) -> int:
@@ -78,16 +81,10 @@ def _rounded(num_bytes: int) -> int:
     return max(LINE_BYTES, -(-num_bytes // step) * step)
 
 
-def _aligned(num_bytes: int) -> NDArray[np.uint8]:
-    memory = np.empty(num_bytes + LINE_BYTES, np.uint8)
-    start = -memory.ctypes.data % LINE_BYTES
-    return memory[start : start + num_bytes]
+class _Loan:
+    """Owner of lent memory, which numpy keeps alive as long as any array of it.
 
-
-class _Lent:
-    """The owner of lent memory: numpy keeps it alive as long as any array of it; then it gives the memory back.
-
-    A list takes and gives an item in one step, so no lock is needed, which `__del__` could not wait for.
+    A list adds and removes an item in one step, so no lock is needed, for which `__del__` could not wait.
     """
 
     def __init__(self, memory: NDArray[np.uint8], free: list[NDArray[np.uint8]]) -> None:

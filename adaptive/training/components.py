@@ -74,7 +74,8 @@ def open_data(config: TrainConfig, run_directory: Path | None = None) -> Dataset
 
 def first_batches(config: TrainConfig, dataset: Dataset) -> list[Batch]:
     """Read the first batches, which determine the size of the device tier."""
-    number = FIRST_BATCHES if config.calibration_batches is None else config.calibration_batches
+    number = None if config.calibrate is None else parse_sample(config.calibrate)
+    number = number if isinstance(number, int) else FIRST_BATCHES
     return list(islice(dataset.train(config.batch_size), max(number, 1)))
 
 
@@ -91,14 +92,14 @@ def prepare(policies: Sequence[Policy], config: TrainConfig, dataset: Dataset) -
 
 
 def _calibration_sample(config: TrainConfig, dataset: Dataset) -> Sample:
-    """Read the sample of `calibrate`, or else of `calibration_batches`.
+    """Read the sample of `calibrate`.
 
     A share is of the inputs of the first epoch, which is read completely for every value of `steps`, so runs of
     different lengths calibrate alike. A sample of more than 4 million inputs is thinned out evenly. The default is 5%,
     but at least 32,768 inputs, since less would teach little. To start fast on huge data it stops reading at 262,144
     inputs (5% of 5 million), so it then sees the beginning only.
     """
-    wanted = parse_sample(config.calibrate) if config.calibrate is not None else config.calibration_batches
+    wanted = None if config.calibrate is None else parse_sample(config.calibrate)
     if isinstance(wanted, int):
         return Sample(list(islice(dataset.train(config.batch_size), wanted)))
     batches, default = dataset.train(config.batch_size), wanted is None

@@ -1,25 +1,26 @@
-"""Hot inputs on the device, cold inputs on the host (FAE, https://arxiv.org/abs/2103.00686, PVLDB 15(1), 2022).
+"""Train hot and cold inputs separately (FAE, https://arxiv.org/abs/2103.00686).
 
-A calibrator decides once, on a sample, which rows are hot. An input is hot if all its lookups are; hot and cold
-inputs are put into mini-batches of their own, so that a hot mini-batch needs nothing from the host. Cold ones are
-looked up and updated where their rows lie.
+A calibrator decides once, on a sample, which rows are hot. An input is hot if all its lookups are. Hot and cold inputs
+train in separate mini-batches, so that a hot mini-batch needs nothing from the host. Rows of cold inputs are looked up
+and updated on the host.
 
-**Inputs are reordered**, which changes what is trained: under a popularity curriculum, as in the paper.
+**Inputs are reordered**, which changes what is trained: a popularity curriculum, as in the paper (PVLDB 15(1), 2022).
 
-What differs from the paper. A row has one home here, not a copy on either side, so nothing is synchronised at a swap;
-`two_home_bytes` says what the original would have copied. Data come as a stream: what the paper sorts once on disk is
-sorted on the way. At R(r), r per cent of an epoch's mini-batches are read; their cold inputs are trained as they come,
-the hot ones wait, within `spool_bytes` in memory and then in a temporary file, and are trained next. So r per cent of
-the cold and r per cent of the hot mini-batches are trained in turn, at R(50) in four phases an epoch, as in the paper,
-as far as hot inputs are spread evenly over the data. A run that saves on the way (`save_every`) first trains what is
-waiting, and a phase begins behind it. Where the length of an epoch is not known, phases are per cents of `block`
-mini-batches, which makes many more swaps; a share of the data that calibration reads to its end (`calibrate = "5%"`)
-makes it known.
+Differences from the paper:
 
-The paper's scheduler adapts its rate to the test loss at each swap; here some of the first inputs are held back for it:
-after the last mini-batch of a phase the loss on them is measured, and they are trained in the last two phases. The rate
-learns of it 8 mini-batches later, or as many as are looked ahead. In the second epoch these inputs are no longer new.
-While the device has free slots, cold rows may use them.
+- A row is stored once, not on both sides, so a swap synchronizes nothing. `two_home_bytes` reports the bytes that the
+  original would have copied.
+- The paper sorts the data once, on disk; here they are sorted as they stream in. At R(r), r percent of an epoch's
+  mini-batches are read. Their cold inputs train immediately; the hot ones wait, up to `spool_bytes` in memory and then
+  in a temporary file, and train next. At R(50) this makes four phases per epoch, as in the paper, if hot inputs are
+  spread evenly over the data.
+- A run with `save_every` trains the waiting inputs before each save, and starts a new phase after it.
+- If the length of an epoch is unknown, phases are percentages of `block` mini-batches, which makes many more swaps.
+  Calibration on a share of the data (`calibrate = "5%"`) reads all of it and makes the length known.
+- The paper adapts the rate to the test loss at each swap. Here some of the first inputs are held back: the loss on them
+  is measured after the last mini-batch of a phase, and they train in the last two phases. The loss arrives 8
+  mini-batches later, or as many as are looked ahead. In the second epoch these inputs are no longer new.
+- Cold rows may use free slots of the device.
 """
 
 import math
@@ -36,38 +37,34 @@ from adaptive.policies.fae.shuffle import START, ShuffleScheduler, hold_back
 from adaptive.policies.fae.threshold import find_threshold
 from adaptive.policies.samples import (
     ByRow,
-    Coming,
+    PeekableBatches,
     Refill,
     Spool,
     check_range,
     check_shares,
     check_state,
     count_lookups,
+    count_rows,
     greatest,
+    lookup,
 )
 
 
-def _counted(sample: Sequence[Batch], view: TierView) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows that a sample looks up, in order, and how often."""
-    return np.unique(np.concatenate([view.rows(batch) for batch in sample]), return_counts=True)
-
-
-def _hardest(
+def _highest_ranks(
     batch: Batch, rows: NDArray[np.int64], rank: NDArray[np.int64], behind: NDArray[np.int64], view: TierView
 ) -> NDArray[np.int64]:
-    """For every other input of a batch the greatest rank among its rows: of those of `rows` (n,) the `rank` (n,), of
-    all others that of their table, `behind`."""
+    """Highest rank among the rows of every other input of a batch.
+
+    `rank` (n,) is that of `rows` (n,), and `behind` (tables,) that of all other rows of a table.
+    """
     others = batch.take(np.arange(1, batch.num_samples, 2))
-    asked = view.rows(others)
-    ranks = behind[np.searchsorted(view.table_starts, asked, "right") - 1]
-    if len(rows):
-        places = np.minimum(np.searchsorted(rows, asked), len(rows) - 1)
-        ranks = np.where(rows[places] == asked, rank[places], ranks)
-    return greatest(others, ranks)
+    looked_up = view.rows(others)
+    tables = np.searchsorted(view.table_starts, looked_up, "right") - 1
+    return greatest(others, lookup(looked_up, rows, rank, behind[tables]))
 
 
 def _filled(hot: NDArray[np.int64], tables: NDArray[np.int64], room: int, view: TierView) -> NDArray[np.int64]:
-    """These rows, and all rows of the tables, as far as there is room."""
+    """Add all rows of these tables to the hot rows, while there is room."""
     for table in tables:
         more = np.union1d(hot, np.arange(*view.table_starts[table : table + 2]))
         if len(more) > room:
@@ -77,35 +74,33 @@ def _filled(hot: NDArray[np.int64], tables: NDArray[np.int64], room: int, view: 
 
 
 class FAE(Policy):
-    """The rows that the calibrator found hot, and no others, are worth the device.
+    """Only the rows that the calibrator selects as hot are worth the device.
 
     Args:
-        select: `threshold`: per table, rows with at least a share t of the table's lookups are hot; the smallest t
-            is taken whose hot rows are estimated to fit the device, as in the paper; room that is left goes to the most
-            frequent of the other rows. `top`: the most frequent rows of
-            all tables together, as many as fit, as in the released code.
-        sample_rate: share of the calibration inputs that is counted, drawn at random. The paper takes 5 % of the data;
-            a run's calibration inputs (`calibrate`) are such a sample already.
-        hot_inputs: the share of the inputs that is to be hot, instead of all that fit (the paper's other knob). The
-            rows this takes are estimated and reported (`rows_needed`: give as many as `device_rows`); no more than
-            these are hot. Where rows that the sample did not see are needed, tables are hot as a whole.
-        small_table_bytes: tables of fewer bytes are hot as a whole, smallest first as far as they fit, without being
-            counted; `select="threshold"` only.
-        rate: per cent of the epoch's cold mini-batches that are trained before the next hot ones.
-        block: mini-batches from whose inputs some are held back: the first of an epoch, or of its first phase if that
-            has fewer. Where the length of an epoch is not known, the rate is of so many mini-batches.
-        held_back: one in so many of these is held back for the test loss; 0: none, and the rate stays.
-        measure_every: mini-batches from one test loss to the next, at least; each costs a forward pass over the inputs
-            that are held back.
-        spool_bytes: of hot mini-batches that wait, in memory; more wait in a temporary file.
+        select: `threshold`: rows with at least a share t of their table's lookups are hot, with the smallest t whose
+            hot rows are estimated to fit the device, as in the paper; the rest of the room goes to the most frequent
+            other rows. `top`: the most frequent rows of all tables together, as many as fit, as in the released code.
+        sample_rate: random share of the calibration inputs to count. The paper takes 5% of the data; a run's
+            calibration inputs (`calibrate`) are such a sample already.
+        hot_inputs: share of the inputs that should be hot, instead of all that fit (the paper's other knob). The rows
+            for it are estimated and reported (`rows_needed`: set `device_rows` to it), and no more rows are hot. If
+            rows outside the sample are needed, whole tables are hot.
+        small_table_bytes: smaller tables are hot as a whole, smallest first, as far as they fit; for
+            `select="threshold"` only.
+        rate: percent of the epoch's cold mini-batches to train before the next hot ones.
+        block: mini-batches from which inputs are held back: the first of an epoch, or of its first phase if that has
+            fewer. If the length of an epoch is unknown, the rate is a percentage of this number.
+        held_back: hold back one of this many inputs for the test loss; 0: none, and the rate is constant.
+        measure_every: fewest mini-batches between two test losses; each costs a forward pass over the held-back inputs.
+        spool_bytes: memory for waiting hot mini-batches; more of them wait in a temporary file.
         seed: of the sample and the chunks.
 
     Attributes:
         hot_rows: number of hot rows.
-        rows_needed: rows that would have to be hot so that the wanted share of the inputs is; 0: no share was wanted.
-        threshold: share of its table's lookups from which on a row is hot, as found.
+        rows_needed: hot rows required for `hot_inputs`; 0 if it is not set.
+        threshold: the share t that was chosen.
         scheduler: the rate, and the rule that changes it.
-        seen_inputs, hot_inputs: samples classified so far, and those that were hot.
+        seen_inputs, hot_inputs: samples classified so far, and the hot ones among them.
         swaps: changes between hot and cold mini-batches so far.
     """
 
@@ -141,16 +136,16 @@ class FAE(Policy):
         self._hot = ByRow(np.bool_)
         self._hot_bytes = 0
         self._last_was_hot = False  # training starts with cold mini-batches
-        self._unmeasured = 0  # mini-batches since a loss was asked for
+        self._unmeasured = 0  # mini-batches since the latest loss was requested
 
     @property
     def rate(self) -> int:
-        """Per cent of the cold mini-batches that are trained before the next hot ones, now."""
+        """Percent of the cold mini-batches to train before the next hot ones."""
         return self.scheduler.rate
 
     @property
     def two_home_bytes(self) -> int:
-        """Bytes of weights that copying the hot rows at every swap would have moved so far."""
+        """Bytes of weights that copying the hot rows at every swap would have moved."""
         return self.swaps * self._hot_bytes
 
     def score(self, rows: RowStats) -> NDArray[np.int8]:
@@ -163,7 +158,7 @@ class FAE(Policy):
             return
         random = np.random.default_rng(self.seed)
         sample = [self._sampled(batch, random) for batch in sample]
-        rows, counts = _counted(sample, view)
+        rows, counts = count_rows(sample, view)
         small = np.zeros(0, np.int64)
         budget, whole = view.device_rows, np.zeros(0, np.int64)
         if self._wanted is not None:
@@ -189,7 +184,7 @@ class FAE(Policy):
         return batch.take(np.flatnonzero(random.random(batch.num_samples) < self.sample_rate))
 
     def _small_tables(self, view: TierView, left: int) -> list[int]:
-        """Tables that are hot as a whole, of `left` rows in all at most."""
+        """Tables that are hot as a whole, with at most `left` rows in total."""
         sizes = np.diff(view.table_starts)
         chosen = []
         for table in np.argsort(sizes, kind="stable"):
@@ -199,14 +194,14 @@ class FAE(Policy):
         return chosen
 
     def _rows_for(self, share: float, sample: Sequence[Batch], view: TierView) -> tuple[int, NDArray[np.int64]]:
-        """Rows, hottest first, with which that share of the inputs is hot, and the tables that are hot as a whole.
+        """Number of rows that make this share of the inputs hot, and tables hot as a whole.
 
-        Rows are ranked by one half of the sample and inputs taken from the other: among those whose rows were counted
-        all rows would seem to be known. Rows that the first half did not see rank behind all that it did, with all
-        such rows of their table, tables with few of them first. So the estimate is rather too high.
+        Rows are ranked by one half of the sample, and inputs are taken from the other half, which may have new rows.
+        New rows rank after all counted ones, together with all new rows of their table, tables with few of them first.
+        So the estimate is rather too high.
         """
         starts, sizes = view.table_starts, np.diff(view.table_starts)
-        rows, counts = _counted([batch.take(np.arange(0, batch.num_samples, 2)) for batch in sample], view)
+        rows, counts = count_rows([batch.take(np.arange(0, batch.num_samples, 2)) for batch in sample], view)
         tables = np.searchsorted(starts, rows, "right") - 1
         unseen = sizes - np.bincount(tables, minlength=len(sizes))
         heat, small = counts.astype(np.float64), list[int]()
@@ -224,14 +219,14 @@ class FAE(Policy):
         behind = np.empty(len(sizes), np.int64)
         behind[order] = ends
         behind[small] = rank[in_small] = sizes[small].sum()
-        needed = np.sort(np.concatenate([_hardest(batch, rows, rank, behind, view) for batch in sample]))
+        needed = np.sort(np.concatenate([_highest_ranks(batch, rows, rank, behind, view) for batch in sample]))
         if not len(needed):
             return 0, order[:0]
         last = int(needed[math.ceil(share * len(needed)) - 1])
         if last <= last_seen:
             return last, order[:0]
         whole = order[: np.searchsorted(ends, last) + 1]
-        seen = np.bincount(np.searchsorted(starts, _counted(sample, view)[0], "right") - 1, minlength=len(sizes))
+        seen = np.bincount(np.searchsorted(starts, count_rows(sample, view)[0], "right") - 1, minlength=len(sizes))
         full = np.isin(np.arange(len(sizes)), [*whole, *small])
         return int(np.where(full, sizes, seen).sum()), whole
 
@@ -252,12 +247,12 @@ class FAE(Policy):
         hot, cold = Refill(size), Refill(size)
         first, held = hold_back(first, self.held_back)
         self._unmeasured = self.measure_every
-        coming = Coming(chain(first, batches))
+        source = PeekableBatches(chain(first, batches))
         with Spool(self.spool_bytes) as waiting:
 
-            def sorted_out(some: Iterable[Batch]) -> Iterator[Batch]:
-                """The cold mini-batches; the hot ones wait."""
-                for batch in some:
+            def cold_ones(batches: Iterable[Batch]) -> Iterator[Batch]:
+                """Yield the cold mini-batches and queue the hot ones."""
+                for batch in batches:
                     is_hot = count_lookups(batch, ~self._hot[view.rows(batch)]) == 0
                     self.seen_inputs += batch.num_samples
                     self.hot_inputs += int(is_hot.sum())
@@ -265,34 +260,34 @@ class FAE(Policy):
                         waiting.add(full)
                     yield from cold.add(batch, ~is_hot)
 
-            while coming.more:
+            while source.more:
                 for number in self.scheduler.phases(epoch):
-                    yield from self._phase(False, sorted_out(coming.take(number)), held)
-                    if coming.more:
+                    yield from self._phase(False, cold_ones(source.take(number)), held)
+                    if source.more:
                         yield from self._phase(True, waiting.drain(), held)
                         continue
                     if held is not None:
-                        yield from self._phase(False, sorted_out([held]), None)
+                        yield from self._phase(False, cold_ones([held]), None)
                     yield from self._phase(False, self._mixed(size, *cold.rest(), *hot.rest()), None)
                     yield from self._phase(True, waiting.drain(), None)
                     break
 
     def _mixed(self, size: int, *batches: Batch) -> Iterator[Batch]:
-        """What fills no batch, so that no more than one batch is smaller than the others, as in the data."""
+        """Join incomplete batches, so that only the last one is smaller than the others."""
         mixed = Refill(size)
         for batch in batches:
             yield from mixed.add(batch, np.ones(batch.num_samples, np.bool_))
         yield from mixed.rest()
 
     def _phase(self, is_hot: bool, batches: Iterator[Batch], held: Batch | None) -> Iterator[Batch]:
-        """Mini-batches of one kind; after the last one the loss on `held` is wanted, if the latest is old enough."""
-        coming = next(batches, None)
-        while coming is not None:
-            batch, coming = coming, next(batches, None)
+        """Yield mini-batches of one kind; request the loss on `held` after the last, if due."""
+        following = next(batches, None)
+        while following is not None:
+            batch, following = following, next(batches, None)
             self.swaps += is_hot != self._last_was_hot
             self._last_was_hot = is_hot
             self._unmeasured += 1
-            if coming is None and held is not None and self._unmeasured >= self.measure_every:
+            if following is None and held is not None and self._unmeasured >= self.measure_every:
                 self._unmeasured = 0
                 batch = replace(batch, held_back=held)
             yield batch

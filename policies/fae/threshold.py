@@ -1,7 +1,7 @@
-"""FAE's threshold: the smallest share of its table's lookups from which on a row is hot, so that the hot rows fit.
+"""FAE's threshold: the smallest share of a table's lookups whose hot rows fit.
 
-https://arxiv.org/abs/2103.00686 (PVLDB 15(1), 2022), on its statistical optimizer. How many rows of a large table a
-threshold makes hot is estimated from 35 random chunks of 1024 rows each.
+https://arxiv.org/abs/2103.00686 (PVLDB 15(1), 2022), its statistical optimizer. The number of hot rows of a large table
+is estimated from 35 random chunks of 1024 rows each.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+
+from adaptive.policies.samples import lookup
 
 _CHUNKS, _CHUNK_ROWS, _CONFIDENCE = 35, 1024, 0.999  # of the paper
 _HALVINGS = 40  # of the interval that holds the threshold's logarithm
@@ -22,11 +24,13 @@ def find_threshold(
     starts: NDArray[np.int64],
     random: np.random.Generator,
 ) -> tuple[float, NDArray[np.bool_]]:
-    """The smallest threshold whose hot rows are estimated to fit, and which of the counted rows (n,) are hot.
+    """Find the smallest threshold whose hot rows are estimated to fit.
+
+    Returns it, and (n,) True for the counted rows that are hot.
 
     Args:
-        rows, counts: (n,) the counted rows of all tables, in order, and their lookups.
-        budget: rows that fit.
+        rows, counts: (n,) the counted rows of all tables, ascending, and their lookups.
+        budget: number of rows that fit.
         starts: (tables + 1,) first row of each table, and the number of rows.
         random: draws the chunks.
     """
@@ -38,14 +42,14 @@ def find_threshold(
     def fits(threshold: float) -> bool:
         return sum(map(_estimate, chunks, sizes, [threshold] * len(sizes))) <= budget
 
-    least = float(shares.min(initial=1.0))  # a row that was never seen is not hot, whatever the budget
+    least = float(shares.min(initial=1.0))  # a row that was never counted is never hot
     threshold = least if fits(least) else _smallest(fits, least)
     return threshold, shares >= threshold
 
 
 def _smallest(fits: Callable[[float], bool], least: float) -> float:
-    """The smallest threshold that fits, above one that does not; by halving on a logarithmic scale."""
-    low, high = np.log(least), np.log(2.0)  # no row has twice the lookups of its table, and nothing always fits
+    """Find the smallest threshold that fits, by bisection on a logarithmic scale."""
+    low, high = np.log(least), np.log(2.0)  # above 1 no row is hot, which always fits
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if fits(float(np.exp(middle))) else (middle, high)
@@ -55,29 +59,27 @@ def _smallest(fits: Callable[[float], bool], least: float) -> float:
 def _chunks(
     rows: NDArray[np.int64], shares: NDArray[np.float64], first: int, last: int, random: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Shares (35, 1024) of random rows of the table of rows first ... last - 1, 0 = never counted.
+    """(35, 1024) shares of lookups of random rows of a table, 0 = never counted.
 
-    Of a table that is hardly larger than the chunks together: of all counted rows, (1, n).
+    For a table that is hardly larger than all chunks: (1, n) of all counted rows.
 
     Args:
-        rows, shares: the counted rows of all tables, in order, and their shares of their tables' lookups.
+        rows, shares: the counted rows of all tables, ascending, and their shares of their tables' lookups.
+        first, last: rows of the table.
+        random: draws the rows.
     """
     counted = slice(*np.searchsorted(rows, [first, last]))
     if last - first <= 2 * _CHUNKS * _CHUNK_ROWS:
         return shares[None, counted]
     drawn = random.choice(last - first, _CHUNKS * _CHUNK_ROWS, replace=False) + first
-    places = np.minimum(np.searchsorted(rows[counted], drawn), max(counted.stop - counted.start - 1, 0))
-    if counted.start == counted.stop:
-        return np.zeros((_CHUNKS, _CHUNK_ROWS))
-    drawn_shares = np.where(rows[counted][places] == drawn, shares[counted][places], 0.0)
-    return drawn_shares.reshape(_CHUNKS, _CHUNK_ROWS)
+    return lookup(drawn, rows[counted], shares[counted], 0.0).reshape(_CHUNKS, _CHUNK_ROWS)
 
 
 def _estimate(chunks: NDArray[np.float64], size: int, threshold: float) -> float:
-    """Rows of a table of `size` rows above the threshold: exact, or from chunks.
+    """Number of rows of a table above the threshold: exact, or estimated from chunks.
 
-    From chunks it is the upper end of the 99.9 % confidence interval of the mean by Student's t, with the correction
-    for a finite number of chunks. The paper takes the mean; this way the hot rows most likely fit.
+    The estimate is the upper end of the 99.9% confidence interval of the mean (Student's t, with the correction for a
+    finite population of chunks). The paper takes the mean; this way the hot rows most likely fit.
     """
     hot = (chunks >= threshold).sum(axis=1)
     if len(hot) == 1:

@@ -1,15 +1,14 @@
 """Popular inputs first (Hotline, https://arxiv.org/abs/2204.05436, ISCA 2024).
 
-For a while at the start, 5 % of an epoch, the access learning phase counts lookups. Then the frequent rows stay on the
-device, their only home, and a mini-batch is cut into two micro-batches: the popular inputs, which need no other row,
-and the rest.
-Training begins with the popular ones while rows for the others are on their way (not on a GPU yet, where both
+In the access learning phase, the first 5% of an epoch, lookups are counted. Afterwards the frequent rows stay on the
+device, and each mini-batch is cut into two micro-batches: the popular inputs, which need no other rows, and the rest.
+Training starts with the popular ones while rows for the others are in flight (not on a GPU yet, where both
 micro-batches run as one).
 
-There is one optimizer step for a mini-batch, from the gradients of both micro-batches. Rows are updated as without
-micro-batches: lookup by lookup in the order of the mini-batch. What may round differently is the order of the inputs
-(popular first) and, in dense layers, a sum of two sums. The paper's first version re-packs four mini-batches and takes
-a step for each micro-batch; whether its second one takes one step or two could not be found out.
+There is one optimizer step per mini-batch, from the gradients of both micro-batches. Rows are updated as without
+micro-batches, lookup by lookup in the order of the mini-batch. Rounding may differ through the order of the inputs
+(popular first) and, in dense layers, through a sum of two sums. The paper's first version repacks four mini-batches and
+takes a step per micro-batch; its second version does not say if it takes one step or two.
 """
 
 import math
@@ -24,35 +23,35 @@ from adaptive import Batch, Policy, RowStats, TierView
 from adaptive.policies.hotline.learning import LOGGER_BYTES, MIN_SHARE, make_learner
 from adaptive.policies.samples import check_range, check_shares, check_state, count_lookups
 
-UNKNOWN = 100  # mini-batches that a share of an epoch of unknown length stands for
+UNKNOWN = 100  # mini-batches in the learning phase if the length of an epoch is unknown
 
 
 class Hotline(Policy):
-    """Learnt popular rows stay; of the others the least recently used leaves first.
+    """Keep the learned popular rows, and the most recently used of the others.
 
-    A wrong guess of what is popular costs speed, never correctness.
+    A wrong guess of popular rows costs speed, never correctness.
 
     Args:
-        learn: mini-batches in a learning phase, or a share of an epoch's (`5%`), of which the paper takes 5 % to 20 %;
-            where the length of an epoch is not known, a share means 100 mini-batches.
-        every: of the mini-batches in a learning phase one in `every` is counted.
+        learn: mini-batches in a learning phase, or a share of those of an epoch (`5%`; the paper takes 5% to 20%). If
+            the length of an epoch is unknown, a share means 100 mini-batches.
+        every: count one of every `every` mini-batches in a learning phase.
         logger: `exact` counts the lookups of every row. `srrip` is the paper's logger in bounded memory: 4-way sets of
-            16-bit entries, tags of 14 bits and 2-bit SRRIP. It has no counts: popular is what it holds in the end.
-        logger_bytes: of a `srrip` logger; the paper has 4 MB, two million rows. It gets no more entries than popular
-            rows may take of the device (`capacity`). While it learns again there are two of them.
-        min_share: share of the counted lookups from which on a row is popular; the paper has 1 in 100,000. Of `exact`.
-        capacity: share of the device rows that popular rows may take. The rest is for the rows of mini-batches
-            that are being fetched and trained.
-        micro_batches: whether popular and other inputs run through the model apart; if not, popular inputs only stand
-            first. Apart, they cost two smaller passes instead of one, and gain what training would wait for rows. On a
-            GPU no part can start before all rows have come: there both run in one pass, whatever this says.
-        relearn_every: mini-batches after which learning starts again, for popularity that drifts; 0: never. What was
-            learnt before holds until the phase ends.
+            16-bit entries, tags of 14 bits and 2-bit SRRIP. It has no counts: popular rows are those it holds at the
+            end of the phase.
+        logger_bytes: size of a `srrip` logger; 4 MB in the paper, two million rows. It gets no more entries than the
+            popular rows may take of the device (`capacity`). Two loggers exist while it learns again.
+        min_share: smallest share of the counted lookups for a popular row, for `exact`; 1 in 100,000 in the paper.
+        capacity: share of the device rows for popular rows. The rest is for the rows of mini-batches in flight.
+        micro_batches: run popular and other inputs through the model separately; if False, popular inputs are only
+            moved to the front. Two smaller passes take longer than one, but overlap with fetching. On a GPU both always
+            run in one pass, because no part can start before all rows are fetched.
+        relearn_every: mini-batches after which learning starts again, for popularity that drifts; 0: never. The old
+            popular rows are used until the phase ends.
 
     Attributes:
-        learn: mini-batches in a learning phase; of a share it is known once training starts.
+        learn: mini-batches in a learning phase; for a share, known once training starts.
         popular_rows: number of popular rows.
-        seen_inputs, popular_inputs: samples that came after the first learning phase, and those that were popular.
+        seen_inputs, popular_inputs: samples after the first learning phase, and the popular ones among them.
     """
 
     reported = ("popular_rows", "seen_inputs", "popular_inputs")
@@ -71,7 +70,7 @@ class Hotline(Policy):
     ) -> None:
         number, self._share = _learning(learn)
         if number < 1 or every < 1:
-            raise ValueError(f"learn={learn}, every={every}: expected at least 1 mini-batch")
+            raise ValueError(f"learn={learn}, every={every}: expected at least 1 each")
         check_range(0, 1, min_share=min_share)
         check_shares(capacity=capacity)
         self._check_relearning(relearn_every, number if self._share is None else 1)
@@ -94,7 +93,7 @@ class Hotline(Policy):
         return np.where(self._learner.popular(rows.rows), rows.last_access + (1 << 40), rows.last_access)
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        if self._share is not None:  # said once for a run, however long it becomes when it goes on
+        if self._share is not None:  # decided once, even if the run is resumed with more epochs
             self.learn = max(1, math.ceil(self._share * self.epoch_batches)) if self.epoch_batches else UNKNOWN
             self._share = None
             self._check_relearning(self.relearn_every, self.learn)
@@ -113,7 +112,7 @@ class Hotline(Policy):
             yield replace(ordered, part_sizes=(count, batch.num_samples - count)) if apart else ordered
 
     def _learn(self, rows: NDArray[np.int64], view: TierView) -> None:
-        """Count a mini-batch, if it belongs to a learning phase; with the phase's last one, decide."""
+        """Count a mini-batch of a learning phase; decide after the last one."""
         place = self._batches % self.relearn_every if self.relearn_every else self._batches
         self._batches += 1
         if place < self.learn and place % self.every == 0:
@@ -134,7 +133,7 @@ class Hotline(Policy):
 
 
 def _learning(learn: int | str) -> tuple[int, float | None]:
-    """Mini-batches, and the share of an epoch's if it is one."""
+    """Parse the setting `learn`: number of mini-batches, and share of an epoch or None."""
     text = str(learn).strip()
     if text.isdecimal():
         return int(text), None
@@ -143,5 +142,5 @@ def _learning(learn: int | str) -> tuple[int, float | None]:
     except ValueError:
         share = 0.0
     if not (text.endswith("%") and 0 < share <= 1):
-        raise ValueError(f"learn={learn}: expected a number of mini-batches, at least 1, or a share of an epoch's (5%)")
+        raise ValueError(f"learn={learn}: expected at least 1 mini-batch, or a share of an epoch (5%)")
     return UNKNOWN, share

@@ -1,4 +1,4 @@
-"""How Hotline learns which rows are popular: an exact counter for each row, or the paper's logger in bounded memory."""
+"""Hotline's learners of popular rows: exact counters or the paper's logger."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ State = dict[str, NDArray[Any]]
 
 
 class Counters:
-    """An exact counter for each row. Memory: a bit-map and, while it learns, 4 bytes a row, pages that are touched."""
+    """An exact counter per row: a bitmap and, while it learns, 4 bytes per row."""
 
     def __init__(self, min_share: float, capacity: float) -> None:
         self._min_share, self._capacity = min_share, capacity
@@ -31,13 +31,13 @@ class Counters:
         self._counts = ByRow(np.uint32)
 
     def count(self, rows: Rows, view: TierView) -> None:
-        """Take in the rows of a mini-batch's lookups (N,)."""
+        """Count the rows of a mini-batch's lookups (N,)."""
         distinct, counts = np.unique(rows, return_counts=True)
         self._counts.reserve(view.num_rows)
         self._counts[distinct] = self._counts[distinct] + counts.astype(np.uint32)
 
     def decide(self, view: TierView) -> None:
-        """The learning phase is over."""
+        """Select the popular rows at the end of a learning phase."""
         rows = self._counts.rows()
         counts = self._counts[rows].astype(np.int64)
         frequent = np.flatnonzero(counts >= self._min_share * counts.sum())
@@ -66,9 +66,9 @@ class Counters:
 
 
 class Logger:
-    """The paper's access logger, with an entry for each row that may stay on the device, as far as its bytes go.
+    """The paper's access logger, with an entry per row that may stay on the device.
 
-    A log of each kind: what is being learnt, and what was learnt by the end of the latest phase.
+    It has two logs: one that is learning, and the one learned by the end of the latest phase.
     """
 
     def __init__(self, num_bytes: int, capacity: float) -> None:
@@ -79,7 +79,7 @@ class Logger:
 
     def count(self, rows: Rows, view: TierView) -> None:
         if self._learning is None:
-            from adaptive import AccessLog  # compiles kernels, for which `policies list` need not wait
+            from adaptive import AccessLog  # compiles kernels, which would slow down `policies list`
 
             self._learning = AccessLog(min(self._num_bytes // _ENTRY_BYTES, int(self._capacity * view.device_rows)))
         self._learning.add(rows)
@@ -107,23 +107,23 @@ def _log(entries: NDArray[np.uint16]) -> "AccessLog | None":
 
 
 Learner = Counters | Logger
-"""What counts lookups and says which rows are popular since a phase's end."""
+"""Counts lookups, and selects the popular rows at the end of a phase."""
 
 
 def make_learner(logger: str, num_bytes: int, min_share: float, capacity: float) -> Learner:
-    """What learns which rows are popular.
+    """Create a learner.
 
     Raises:
         ValueError: for options that do not go together.
     """
     if logger == "exact":
         if num_bytes != LOGGER_BYTES:
-            raise ValueError(f"logger_bytes={num_bytes}: exact counters have no size; set logger=srrip with it")
+            raise ValueError(f"logger_bytes={num_bytes}: expected logger=srrip with it, got exact")
         return Counters(min_share, capacity)
     if logger != "srrip":
         raise ValueError(f"logger={logger}: expected exact or srrip")
     if min_share != MIN_SHARE:
-        raise ValueError(f"min_share={min_share}: logger=srrip has no counts; set logger=exact with it")
+        raise ValueError(f"min_share={min_share}: expected logger=exact with it, got srrip")
     if num_bytes < 4 * _ENTRY_BYTES:
         raise ValueError(f"logger_bytes={num_bytes}: expected at least {4 * _ENTRY_BYTES}, a set of four entries")
     return Logger(num_bytes, capacity)

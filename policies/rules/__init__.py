@@ -1,1 +1,1 @@
-"""Skip rules: which gradients are skipped or deferred, next to any policy. One rule per file; `resting` is shared."""
+"""Skip rules, which decide on skipped and deferred updates: one rule, one file."""

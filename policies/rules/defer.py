@@ -1,13 +1,15 @@
-"""Write rows less often: gradients of popular rows, or of rows at rest, wait in a sum, and nothing is lost.
+"""Write popular or resting rows less often, by accumulating their updates.
 
-By visits, a row waits the longer the more visits it has had: k = visits / every. By movement, it waits for as many
-visits as it takes to move by `bound` of its length: between two snapshots that `m` visits lie apart a row moved by
-`drift`, mostly to and fro, so that movement grows with the root of the visits (a random walk), and k = m * (bound /
-drift)^2; never more than the m visits that were looked at. By default it is the smaller of both: visits say how far
-behind a row may be, movement who is at rest. A row that moves three times as much as it used to, as after a drift,
-waits for nothing until that has become usual.
-Slipstream (https://arxiv.org/abs/2404.04270) leaves such rows out, as far as its abstract and summaries tell; here
-their gradients are summed and applied later. What each way costs: docs/explanation/skipping.md.
+Nothing is lost. A row is written at every k-th visit.
+
+- By visits, k = visits / every: the more visits, the longer a row may wait.
+- By movement, k is the number of visits in which the row moves by `bound` of its length. Between two snapshots `m`
+  visits apart the row moved by `drift`, mostly to and fro. Movement then grows with the square root of the visits (a
+  random walk), so k = m * (bound / drift)^2, at most m.
+
+By default k is the smaller of both. A row that moves three times as much as usual is written at every visit until that
+has become usual. Slipstream (https://arxiv.org/abs/2404.04270) skips the updates of such rows, according to its
+abstract and summaries. docs/explanation/skipping.md measures what each way costs.
 """
 
 from collections.abc import Mapping
@@ -19,30 +21,30 @@ from numpy.typing import NDArray
 from adaptive import RowStats, SkipRule
 from adaptive.policies.samples import ByRow, check_range, check_state, movement
 
-# By optimizer, as measured for docs/explanation/skipping.md; those that are not named are as Adagrad. Under SGD a step
-# with the sum of k gradients is one k-fold step.
+# Defaults by optimizer, as measured for docs/explanation/skipping.md; others are as Adagrad. Under SGD a step with the
+# sum of k gradients is one k-fold step.
 EVERY: Final = {"sgd": 32, "adam": 32}
 EVERY_OTHERS: Final = 24
 MOST: Final = {"sgd": 4, "adam": 8}
 MOST_OTHERS: Final = 16
 MOST_BY_MOVEMENT: Final = {"sgd": 8}
 MOST_BY_MOVEMENT_OTHERS: Final = 64
-BOUND: Final = 0.12  # where movement alone decides
-BOUND_BESIDE_VISITS: Final = 0.3
-AGAIN: Final = 3.0  # times as much as usual: a row moves again
+BOUND: Final = 0.12  # by movement
+BOUND_WITH_VISITS: Final = 0.3
+MOVES_AGAIN: Final = 3.0  # a row moves again at this multiple of its usual movement
 
 
 class Defer(SkipRule):
-    """Gradients of rows at rest wait in a sum, which every k-th visit applies; nothing is left out.
+    """Apply the accumulated updates of resting rows at every k-th visit. Nothing is lost.
 
     Args:
-        by: `visits`: k = visits / every, whatever the row does; `movement`: the visits in which it moves by `bound`;
-            `least`: the smaller of both.
-        bound: how far a row may be expected to move, relative to its length, while its gradients wait; none: 0.3, and
-            0.12 where movement alone decides.
-        every: visits of a row per unit of k; none: 24, and 32 under SGD and Adam.
-        at_most: the largest k; none: 16, under Adam 8, under SGD 4; where movement alone decides 64, under SGD 8.
-        warmup: batches before any gradient waits; the harm, where any, is early.
+        by: `visits`: k = visits / every; `movement`: the visits in which the row moves by `bound`; `least`: the smaller
+            of both.
+        bound: expected movement of a row, relative to its length, while updates are accumulated; none: 0.3, or 0.12 by
+            movement.
+        every: visits of a row per unit of k; none: 24, or 32 under SGD and Adam.
+        at_most: largest k; none: 16, under Adam 8, under SGD 4; by movement 64, under SGD 8.
+        warmup: batches before anything is accumulated; harm, if any, is done early.
     """
 
     def __init__(
@@ -61,43 +63,45 @@ class Defer(SkipRule):
         check_range(0, warmup=warmup)
         self.by, self.warmup, self.mode = by, warmup, f"by {by}"
         self.watches = self.asks = by != "visits"
-        self._given = (bound, every, at_most)
-        self._usual = ByRow(np.float32)  # movement per visit, 0: not known
-        self._latest = ByRow(np.float32)  # measurement that has been looked at
-        self._moving = ByRow(np.bool_)  # what it said
+        self._settings = (bound, every, at_most)
+        self._usual = ByRow(np.float32)  # movement per visit, 0: unknown
+        self._latest = ByRow(np.float32)  # latest measured drift
+        self._moving = ByRow(np.bool_)  # whether the row moved again by then
         self.begin("adagrad")
 
     def begin(self, optimizer: str) -> None:
-        bound, every, at_most = self._given
-        alone = self.by == "movement"
-        self.bound = bound or (BOUND if alone else BOUND_BESIDE_VISITS)
-        self.every = 1 if alone else every or EVERY.get(optimizer, EVERY_OTHERS)
-        usual, others = (MOST_BY_MOVEMENT, MOST_BY_MOVEMENT_OTHERS) if alone else (MOST, MOST_OTHERS)
-        self.at_most = at_most or usual.get(optimizer, others)
+        bound, every, at_most = self._settings
+        by_movement = self.by == "movement"
+        self.bound = bound or (BOUND if by_movement else BOUND_WITH_VISITS)
+        self.every = 1 if by_movement else every or EVERY.get(optimizer, EVERY_OTHERS)
+        limits, others = (MOST_BY_MOVEMENT, MOST_BY_MOVEMENT_OTHERS) if by_movement else (MOST, MOST_OTHERS)
+        self.at_most = at_most or limits.get(optimizer, others)
 
     def visits(self, rows: RowStats) -> NDArray[np.int64]:
         answers = np.minimum(self._by_movement(rows), self.at_most)
         return np.maximum(np.where(self._moves_again(rows), 1, answers), 1)
 
     def _by_movement(self, rows: RowStats) -> NDArray[np.int64]:
-        """(n,) visits in which the row moves by `bound`, at most as many as were looked at; 0 if that is not known."""
+        """(n,) visits in which the row moves by `bound`, at most those measured; 0 if unknown."""
         moved = np.where(np.isnan(rows.drift), np.inf, rows.drift).astype(np.float64)
         ratio = np.minimum(self.bound / np.maximum(moved, self.bound / 2), 1.0)
         wanted: NDArray[Any] = rows.drift_visits * ratio * ratio
         return (wanted + 1e-6).astype(np.int64)
 
     def _moves_again(self, rows: RowStats) -> NDArray[np.bool_]:
-        """(n,) whether the row moved much more than it used to, when that was measured last. What is usual follows new
-        measurements slowly, and a row that goes on moving within some of its intervals."""
+        """(n,) True if the row's latest measured movement is much larger than usual.
+
+        The usual movement follows new measurements slowly, and doubles with each measurement of a row that moves again.
+        """
         moved = movement(rows).astype(np.float32)
-        moved = np.where(np.isfinite(moved), moved, np.float32(0))  # 0: not known
+        moved = np.where(np.isfinite(moved), moved, np.float32(0))  # 0: unknown
         usual, latest = self._usual[rows.rows], self._latest[rows.rows]
-        again: NDArray[np.bool_] = (usual > 0) & (moved > AGAIN * usual)
-        follows = np.where(again, 2 * usual, usual + (moved - usual) / 4)
-        new = (moved > 0) & (rows.drift != latest)
-        self._usual[rows.rows] = np.where(new, np.where(usual > 0, follows, moved), usual)
+        is_larger: NDArray[np.bool_] = (usual > 0) & (moved > MOVES_AGAIN * usual)
+        follows = np.where(is_larger, 2 * usual, usual + (moved - usual) / 4)
+        is_new = (moved > 0) & (rows.drift != latest)
+        self._usual[rows.rows] = np.where(is_new, np.where(usual > 0, follows, moved), usual)
         self._latest[rows.rows] = np.where(moved > 0, rows.drift, latest)
-        moves = np.where(new, again, self._moving[rows.rows])
+        moves = np.where(is_new, is_larger, self._moving[rows.rows])
         self._moving[rows.rows] = moves
         return moves
 

@@ -1,7 +1,7 @@
-"""Leave inputs out at random: the control that every way of dropping inputs has to beat.
+"""Drop inputs at random: the control that every way of dropping inputs has to beat.
 
-Slipstream (https://arxiv.org/abs/2404.04270) drops inputs whose rows have stopped moving. A run next to it that drops
-as many without looking shows how well it chose.
+Slipstream (https://arxiv.org/abs/2404.04270) drops inputs whose rows have stopped moving. A run that drops as many at
+random shows how well it chose.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,15 +15,15 @@ from adaptive.policies.samples import Refill, check_range, check_state
 
 
 class Drop(SkipRule):
-    """Of every mini-batch the same share of inputs is dropped, chosen at random; the others train in full batches.
+    """Drop the same random share of every batch; the other inputs train in full batches.
 
     Args:
-        share: of the inputs, dropped, to the input: so a run can repeat the share of another one. Those that fill no
-            batch at the end go, too.
-        seed: of the choice.
+        share: of the inputs to drop, exact to the input, so that a run can repeat the share of another one. Inputs that
+            fill no batch at the end are dropped, too.
+        seed: of the random choice.
 
     Attributes:
-        seen_inputs, dropped_inputs: samples that came and those left out, so far.
+        seen_inputs, dropped_inputs: samples read and dropped so far.
     """
 
     drops_inputs = True
@@ -44,14 +44,14 @@ class Drop(SkipRule):
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         refill = Refill()
         for batch in batches:
-            # Seeded by position: a restored run goes on as the saved one would have.
+            # Seeded by position, so that a resumed run continues as the saved one would have.
             order = np.random.default_rng([self.seed, self.seen_inputs]).permutation(batch.num_samples)
-            share, before = self.share * self.allowance, self.seen_inputs
+            share, first = self.share * self.allowance, self.seen_inputs
             self.seen_inputs += batch.num_samples
-            count = _dropped_of(self.seen_inputs, share) - _dropped_of(before, share)
+            count = _num_dropped(self.seen_inputs, share) - _num_dropped(first, share)
             self.dropped_inputs += count
             yield from refill.add(batch, order >= count)
-        if refill.filled:  # a small last batch would weigh its few inputs like a full one its many
+        if refill.filled:  # the few inputs of a small last batch would weigh too much
             self.dropped_inputs += refill.num_waiting
         else:
             yield from refill.rest()
@@ -64,6 +64,6 @@ class Drop(SkipRule):
         self.seen_inputs, self.dropped_inputs = (int(number) for number in state["inputs"])
 
 
-def _dropped_of(num_inputs: int, share: float) -> int:
-    """Inputs dropped of the first `num_inputs`."""
+def _num_dropped(num_inputs: int, share: float) -> int:
+    """Number of the first `num_inputs` inputs that are dropped."""
     return int(share * num_inputs * (1 + 2**-50))  # 31 / 55 * 55 is a little less than 31

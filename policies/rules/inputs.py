@@ -1,8 +1,8 @@
-"""Leave whole inputs out whose rows have all stopped moving: Slipstream's other half, the Input Classifier
-(https://arxiv.org/abs/2404.04270), as far as its abstract and summaries tell; the paper's body could not be read.
+"""Drop inputs whose rows have all stopped moving: Slipstream's Input Classifier.
 
-The only rule that saves dense work. What it costs depends on the data (docs/explanation/skipping.md), so
-`adaptive-train compare` shows a run beside it that drops as many inputs at random.
+https://arxiv.org/abs/2404.04270, according to its abstract and summaries; the paper's body could not be read. The only
+rule that saves dense work. What it costs depends on the data (docs/explanation/skipping.md), so `adaptive-train
+compare` adds a run that drops as many inputs at random.
 """
 
 from collections import deque
@@ -15,26 +15,25 @@ from numpy.typing import NDArray
 from adaptive import Batch, RowStats, SkipRule, TierView
 from adaptive.policies.samples import ByRow, Refill, check_range, check_state, count_lookups, greatest, movement, probed
 
-SAMPLE = 4096  # latest inputs from which the threshold is found
-MOST_DROPPED = 0.9  # of a batch: were all of them dropped, training would stand still and no verdict would change
+SAMPLE = 4096  # latest inputs from which the threshold is computed
+MOST_DROPPED = 0.9  # of a batch: if all inputs were dropped, no row would move and no answer would change
 
 
 class Inputs(SkipRule):
-    """Inputs whose rows are all at rest are dropped; the others train in full batches.
+    """Drop inputs whose rows all rest; the others train in full batches.
 
     Args:
-        hot_only: an input is dropped only if all its rows are watched and at rest: one cold id protects it. Otherwise
-            rows that are not watched do not count, but one must be.
-        target_drop: share of the inputs that could be dropped (those with watched rows only, or any) which are, at
-            most. After every question the threshold is found on the latest 4096 inputs (Sampling Block). Never more
-            than 90 % of a batch go.
-        threshold: movement per visit up to which a row is at rest, in the place of a target.
-        probe_every: of the inputs that would be dropped one in `probe_every` is trained all the same, chosen by a hash
-            of its number, so that rows which come in no others are judged anew; 0: none.
-        warmup: batches before anything is left out.
+        hot_only: drop an input only if all its rows are watched and resting: one cold id protects it. Otherwise rows
+            that are not watched do not count, but at least one must be watched.
+        target_drop: largest share to drop of the inputs that could be dropped. The threshold for it is computed from
+            the latest 4096 inputs after every call of `visits` (Sampling Block). At most 90% of a batch is dropped.
+        threshold: movement per visit up to which a row rests, instead of a target.
+        probe_every: train one in `probe_every` of the inputs to drop, chosen by a hash of its number, so that rows
+            which appear in no other inputs are measured again; 0: none.
+        warmup: batches before anything is dropped.
 
     Attributes:
-        seen_inputs, hot_inputs, dropped_inputs: samples that came, those that could be dropped, and those that were.
+        seen_inputs, hot_inputs, dropped_inputs: samples read, those that could be dropped, and those that were.
         found_threshold: the threshold in use.
     """
 
@@ -55,18 +54,18 @@ class Inputs(SkipRule):
         check_range(0, threshold=threshold, probe_every=probe_every, warmup=warmup)
         self.hot_only, self.target_drop, self.threshold = hot_only, target_drop, threshold
         self.probe_every, self.warmup = probe_every, warmup
-        self.found_threshold = -1.0 if threshold is None else threshold  # no row moves less
+        self.found_threshold = -1.0 if threshold is None else threshold  # -1: no row rests
         self.seen_inputs = self.hot_inputs = self.dropped_inputs = 0
-        self._moved = ByRow(np.float32)  # 0: not watched; else 1 + movement, infinite where that is not known
-        self._asked = False  # since the threshold was found
-        self._recent: deque[NDArray[np.float32]] = deque()  # of the latest inputs that could be dropped, by batch
+        self._moved = ByRow(np.float32)  # 0: not watched; else 1 + movement, infinite if unknown
+        self._is_outdated = False  # the threshold, since the latest call of `visits`
+        self._recent: deque[NDArray[np.float32]] = deque()  # largest movements of the latest inputs, by batch
         self._step = 0
 
     def visits(self, rows: RowStats) -> NDArray[np.int64]:
-        """Every visit updates; what is asked for is remembered, for `arrange`."""
+        """Update at every visit, and store the movement for `arrange`."""
         moved = movement(rows).astype(np.float32)
         self._moved[rows.rows] = np.where(np.isnan(moved), np.float32(np.inf), 1 + moved)
-        self._asked, self._step = True, rows.step
+        self._is_outdated, self._step = True, rows.step
         return np.ones(len(rows), np.int64)
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
@@ -84,14 +83,13 @@ class Inputs(SkipRule):
             self.hot_inputs += int((most < np.inf).sum())
             self.dropped_inputs += int(dropped.sum())
             yield from refill.add(batch, ~dropped)
-        if refill.filled:  # a small last batch would weigh its few inputs like a full one its many
+        if refill.filled:  # the few inputs of a small last batch would weigh too much
             self.dropped_inputs += refill.num_waiting
         else:
             yield from refill.rest()
 
     def _most(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """(B,) the largest movement among the rows of each input: what the threshold must reach for it to be dropped.
-        Infinite for an input that cannot be."""
+        """(B,) largest movement among the rows of each input; infinite if it cannot be dropped."""
         moved = self._moved[rows]
         watched = count_lookups(batch, moved > 0)
         needed = count_lookups(batch, np.ones(len(rows), np.bool_)) if self.hot_only else np.ones_like(watched)
@@ -99,34 +97,30 @@ class Inputs(SkipRule):
         return np.where((watched >= needed) & (watched > 0), most, np.float32(np.inf))
 
     def _find_threshold(self, most: NDArray[np.float32]) -> None:
-        """After a question: the largest threshold at which the latest inputs lose no more than `target_drop`."""
+        """Choose the largest threshold that drops at most `target_drop` of recent inputs, or -1."""
         if self.threshold is not None:
             return
         self._recent.append(most)
         while sum(map(len, self._recent)) - len(self._recent[0]) >= SAMPLE:
             self._recent.popleft()
-        if self._asked:
-            self._asked = False
+        if self._is_outdated:
+            self._is_outdated = False
             moves = np.concatenate(self._recent)
-            self.found_threshold = self._largest(moves[moves < np.inf])
-
-    def _largest(self, moves: NDArray[np.float32]) -> float:
-        """The largest of the movements (n,) that at most the wanted share of them do not exceed; -1: none is."""
-        values, counts = np.unique(moves, return_counts=True)
-        allowed = values[np.cumsum(counts) <= self.target_drop * len(moves)]
-        return float(allowed[-1]) if len(allowed) else -1.0
+            values, counts = np.unique(moves[moves < np.inf], return_counts=True)
+            allowed = values[np.cumsum(counts) <= self.target_drop * counts.sum()]
+            self.found_threshold = float(allowed[-1]) if len(allowed) else -1.0
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         watched = self._moved.rows()
         return {
             "watched": watched,
             "moved": self._moved[watched],
-            "inputs": np.array([self.seen_inputs, self.hot_inputs, self.dropped_inputs, self._step, self._asked]),
+            "inputs": np.array([self.seen_inputs, self.hot_inputs, self.dropped_inputs, self._step, self._is_outdated]),
             "threshold": np.array([self.found_threshold]),
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         check_state(self, state, *self.state_dict())
         self._moved.restore(state["watched"], state["moved"])
-        self.seen_inputs, self.hot_inputs, self.dropped_inputs, self._step, asked = map(int, state["inputs"])
-        self._asked, self.found_threshold = bool(asked), float(state["threshold"][0])
+        self.seen_inputs, self.hot_inputs, self.dropped_inputs, self._step, outdated = map(int, state["inputs"])
+        self._is_outdated, self.found_threshold = bool(outdated), float(state["threshold"][0])

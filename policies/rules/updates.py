@@ -1,7 +1,7 @@
-"""Leave out the updates of rows that have stopped moving, as Slipstream does (https://arxiv.org/abs/2404.04270), as far
-as its abstract and summaries tell; the paper's body could not be read.
+"""Skip the updates of rows that have stopped moving, as Slipstream does.
 
-Costs accuracy almost at once (docs/explanation/skipping.md): compare it with `defer`, which loses nothing.
+https://arxiv.org/abs/2404.04270, according to its abstract and summaries; the paper's body could not be read. It costs
+accuracy almost at once (docs/explanation/skipping.md): compare it with `defer`, which loses nothing.
 """
 
 from collections.abc import Mapping
@@ -15,20 +15,19 @@ from adaptive.policies.samples import ByRow, check_range, check_state, movement,
 
 
 class Updates(SkipRule):
-    """Updates of the rows that move least are left out until they are found to move again.
+    """Skip the updates of the rows that move least, until they move again.
 
-    A row that is left out does not move, so nothing is learnt of it: at one in `probe_every` questions, chosen by a
-    hash of row and batch, it is let through until its movement is known anew.
+    A skipped row does not move, so its movement is unknown. At one in `probe_every` calls of `visits`, chosen by a hash
+    of row and batch, it is updated again until its movement is measured.
 
     Args:
-        target_skip: share of the watched rows' updates that is left out, at most: rows are taken in the order of their
-            movement per visit, and the threshold in use is reported.
-        threshold: movement per visit up to which a row is saturated, in the place of a target.
-        hysteresis: a row that is saturated, or was when it was let through, is so while it moves up to `hysteresis`
-            times the threshold.
+        target_skip: largest share of the watched rows' updates to skip, in order of the rows' movement per visit. The
+            threshold in use is reported.
+        threshold: movement per visit up to which a row is saturated, instead of a target.
+        hysteresis: a saturated row stays saturated up to `hysteresis` times the threshold.
         probe_every: see above; 0: never.
-        warmup: batches before anything is left out. Before a model's loss has left its first plateau no row moves
-            much, and freezing rows then would freeze an untrained model.
+        warmup: batches before anything is skipped. No row moves much before the loss leaves its first plateau, and
+            skipping then would freeze an untrained model.
 
     Attributes:
         found_threshold: the threshold in use.
@@ -53,37 +52,36 @@ class Updates(SkipRule):
         self.target_skip, self.threshold, self.hysteresis = target_skip, threshold, hysteresis
         self.probe_every, self.warmup = probe_every, warmup
         self.found_threshold = 0.0 if threshold is None else threshold
-        self._let_through = ByRow(np.bool_)  # saturated before, and not judged since
+        self._probing = ByRow(np.bool_)  # was saturated, and is not measured since
 
     def visits(self, rows: RowStats) -> NDArray[np.int64]:
         moved = movement(rows)
-        known = ~np.isnan(moved)
+        is_measured = ~np.isnan(moved)
         if self.threshold is None:
             self.found_threshold = self._find(moved, rows)
-        was_resting = rows.saturated | self._let_through[rows.rows]
+        was_resting = rows.saturated | self._probing[rows.rows]
         limit = np.where(was_resting, self.hysteresis * self.found_threshold, self.found_threshold)
-        let_through = rows.saturated & probed(rows.rows, rows.step, self.probe_every)
-        resting = np.where(known, moved <= limit, rows.saturated) & ~let_through
-        self._let_through[rows.rows] = was_resting & ~resting & (let_through | ~known)
+        probes = rows.saturated & probed(rows.rows, rows.step, self.probe_every)
+        resting = np.where(is_measured, moved <= limit, rows.saturated) & ~probes
+        self._probing[rows.rows] = was_resting & ~resting & (probes | ~is_measured)
         return np.where(resting, 0, 1)
 
     def _find(self, moved: NDArray[np.float64], rows: RowStats) -> float:
-        """The largest movement such that rows which move no more have at most the wanted share of the updates.
+        """Find the largest threshold that skips at most the target share of updates.
 
-        Rows whose movement is unknown because they are left out count as resting; other unknown ones as moving.
+        Rows with unknown movement count as resting if they are saturated, else as moving.
         """
-        weights = np.minimum(rows.accesses, rows.step + 1)  # about as many batches have looked the row up
+        weights = np.minimum(rows.accesses, rows.step + 1)  # about the number of batches that looked up the row
         order = np.argsort(np.where(np.isnan(moved), np.where(rows.saturated, -1.0, np.inf), moved), kind="stable")
         shares = np.cumsum(weights[order]) / max(int(weights.sum()), 1)
         count = int(np.searchsorted(shares, self.target_skip, side="right"))
         resting = moved[order[:count]]
-        known = resting[~np.isnan(resting)]
-        return float(known.max()) if len(known) else 0.0
+        return float(np.nanmax(resting)) if not np.isnan(resting).all() else 0.0
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        return {"threshold": np.array([self.found_threshold]), "let_through": self._let_through.rows()}
+        return {"threshold": np.array([self.found_threshold]), "let_through": self._probing.rows()}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         check_state(self, state, *self.state_dict())
         self.found_threshold = float(state["threshold"][0])
-        self._let_through.restore(state["let_through"], True)
+        self._probing.restore(state["let_through"], True)

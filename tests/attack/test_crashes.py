@@ -43,7 +43,7 @@ def drawn(rng: np.random.Generator, folder: Path) -> dict[str, Any]:
     return {
         "policy": name, "policy_options": options, "skip": SKIP, "tier": tier, "depth": int(rng.integers(0, 5)),
         "model_options": {"embedding_dim": 4, "bottom_mlp": (8, 4), "top_mlp": (8, 1)}, "batch_size": 32,
-        "eval_batch_size": 100, "log_every": 4, "calibration_batches": 2, "tensorboard": bool(rng.random() < 0.5),
+        "eval_batch_size": 100, "log_every": 4, "calibrate": 2, "tensorboard": bool(rng.random() < 0.5),
         "save_every": int(rng.integers(1, 8)), "eval_every": 5 if rng.random() < 0.3 else None, "epochs": 2,
         "optimizer": {"name": ("sgd", "adagrad", "rowwise_adagrad", "adam")[int(rng.integers(4))]},
         "keep_checkpoints": int(rng.integers(1, 3)),

@@ -175,7 +175,7 @@ def test_a_disk_that_fails_one_of_two_ranks(tmp_path: Path, pool: RankPool) -> N
 
 SETTINGS: Final[dict[str, Any]] = {
     "policy": "lru", "depth": 2, "save_every": 4, "batch_size": 32, "eval_batch_size": 100, "log_every": 4,
-    "calibration_batches": 2, "tensorboard": True, "tier": {"device_rows": "60%"},
+    "calibrate": 2, "tensorboard": True, "tier": {"device_rows": "60%"},
     "model_options": {"embedding_dim": 4, "bottom_mlp": (8, 4), "top_mlp": (8, 1)},
 }  # fmt: skip
 
@@ -198,7 +198,7 @@ def after_a_checkpoint(action: Callable[[], None], number: int) -> None:
 
 def lowered(what: str, by: int, checkpoint: int, out: str, log: str) -> None:
     """In the child: a run whose limit of memory, descriptors or file size falls behind this checkpoint; 0: at once."""
-    system.START_LOOKS = 3  # a thread that has no memory to begin is not waited for as long as elsewhere
+    system.START_SECONDS = 3  # a thread that has no memory to begin is not waited for as long as elsewhere
     after_a_checkpoint(lambda: limit(what, by), checkpoint)
     trained(out, SETTINGS, False, log)
 

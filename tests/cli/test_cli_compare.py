@@ -239,7 +239,7 @@ def test_simulate_reports_mistakes(cli: Cli) -> None:
     for words, code, text in [
         (["--link", "50"], 2, "--link: expected a rate above 0 such as 50GB/s, got '50'"),
         (["--host-bandwidth", "fast"], 2, "--host-bandwidth: expected a rate"),
-        (["--device-rows", "lots"], 2, "size 'lots' is not a number of rows"),
+        (["--device-rows", "lots"], 2, "expected a size in rows"),
         (["--device-rows", ","], 2, "expected policies and device sizes, got 2 and 0"),
         (["--policies", "lru,nothing"], 9, "no policy 'nothing'"),
         (["--data", "criteo:none.tsv"], 3, "none.tsv"),

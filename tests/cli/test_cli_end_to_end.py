@@ -94,7 +94,7 @@ def test_a_dry_run_allocates_no_rows(cli: Cli) -> None:
         (["--out", "full"], 6, ["full", "not empty", "--out"]),
         (["--out", "full", "--overwrite"], 6, ["notes.txt"]),
         (["--data", "orc:x"], 2, ["data 'orc:x'", "synthetic", "criteo:PATH"]),
-        (["--device-rows", "5"], 7, ["needed", "5 are there", "raise device_rows"]),
+        (["--device-rows", "5"], 7, ["device rows of width", "got 5", "Raise device_rows"]),
         (["--lr", "1e30", "--steps", "3"], 8, ["the loss is", "nothing was updated", "lower the learning rate"]),
         (["--policy", "mine.py:Mine", "--device-rows", "50%"], 9, ["Mine", "NaN"]),
     ],

@@ -62,6 +62,6 @@ def test_resume_mistakes_have_exit_codes(cli: Cli) -> None:
     result = cli("run", "--resume", "nowhere")
     assert result.code == 4 and "nowhere/run.json: expected the record of a run" in result.err
     result = cli("run", "--set", "save_every=5", "--set", "save=false")
-    assert result.code == 2 and "save_every=5 and save=false exclude each other" in result.err
+    assert result.code == 2 and "expected save=true with save_every=5, got save=false" in result.err
     result = cli("run", "--set", "save_every=0")
     assert result.code == 2 and "save_every (--set): expected a value greater than or equal to 1, got 0" in result.err

@@ -126,7 +126,7 @@ def test_check_takes_a_time_limit(cli: Cli) -> None:
 
 @pytest.mark.parametrize("command", ["show", "check"])
 def test_show_reports_an_unknown_policy(cli: Cli, command: str) -> None:
-    for spec, text in [("slipstreem", "did you mean slipstream?"), ("my.py", "which class of the file? my.py:CLASS")]:
+    for spec, text in [("slipstreem", "did you mean slipstream?"), ("my.py", "give its class, my.py:CLASS")]:
         result = cli("policies", command, spec)
         assert (result.code, result.out) == (9, "") and text in result.err
 

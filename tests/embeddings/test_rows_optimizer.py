@@ -386,8 +386,8 @@ def test_a_deferred_sum_decays_its_row_once(optimizer: RowOptimizer) -> None:
 
 def test_settings_reach_the_optimizer_and_nonsense_is_refused() -> None:
     for name in ("sgd", "adagrad", "rowwise_adagrad", "adam"):
-        assert row_optimizer(OptimizerConfig(name=name, lr=0.5, weight_decay=0.1)).kept == np.float32(0.95)  # type: ignore[arg-type]
-    assert SGD(0.5).kept == 1 and SGD(2.0, weight_decay=3.0).kept == 0
+        assert row_optimizer(OptimizerConfig(name=name, lr=0.5, weight_decay=0.1)).decay_factor == np.float32(0.95)  # type: ignore[arg-type]
+    assert SGD(0.5).decay_factor == 1 and SGD(2.0, weight_decay=3.0).decay_factor == 0
     assert Adagrad(weight_decay=0.2).at(0.5).weight_decay == 0.2
     with pytest.raises(ConfigError, match="Adam: weight_decay from 0"):
         Adam(weight_decay=-1)

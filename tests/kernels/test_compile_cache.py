@@ -61,7 +61,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.nightly
-def test_a_counter_inserted_in_front_moves_the_columns_that_cached_kernels_count_in(copied: Path) -> None:
+def test_a_new_counter_moves_the_columns_of_cached_kernels(copied: Path) -> None:
     assert run(copied, COUNTS) == "[0, 1, 2, 3]\n"
     assert run(copied, COUNTS) == "[0, 1, 2, 3]\n"  # from the cache
     edit(copied / "adaptive/counters.py", "    LOOKUPS = 0\n", "    LOOKUPS = 15\n")
@@ -69,7 +69,7 @@ def test_a_counter_inserted_in_front_moves_the_columns_that_cached_kernels_count
 
 
 @pytest.mark.nightly
-def test_a_constant_of_another_kernel_file_reaches_a_cached_kernel(copied: Path) -> None:
+def test_a_constant_of_another_file_reaches_a_cached_kernel(copied: Path) -> None:
     assert run(copied, ALIGNS) == "16\n"
     edit(copied / "adaptive/kernels/scratch.py", "LINE: Final = LINE_BYTES // 4", "LINE: Final = LINE_BYTES // 2")
     assert run(copied, ALIGNS) == "32\n"
@@ -87,7 +87,7 @@ def test_the_key_changes_with_every_file(name: str, copied: Path, monkeypatch: p
     assert jit._sources_key() != before
 
 
-def test_every_file_that_kernels_import_from_outside_is_part_of_the_key() -> None:
+def test_every_outside_file_of_kernels_is_part_of_the_key() -> None:
     """Another module imported by a kernel file has to join `jit.CONSTANTS`, or be known to hold no constant."""
     found = set()
     for path in (PACKAGE / "kernels").rglob("*.py"):

@@ -3,24 +3,24 @@
 import numpy as np
 import pytest
 
-from adaptive.kernels.scratch import LINE_BYTES, LentMemory, carve
+from adaptive.kernels.scratch import LINE_BYTES, ScratchPool, allocate
 
 
 @pytest.mark.parametrize("size", [0, 1, 64, 65, 4_000_000])
 def test_an_array_as_asked_for(size: int) -> None:
-    array = LentMemory().take(size)
+    array = ScratchPool().take(size)
     assert (array.shape, array.dtype) == ((size,), np.uint8)
     assert not size or array.ctypes.data % LINE_BYTES == 0
 
 
 def test_batches_of_about_one_size_take_the_same_memory() -> None:
-    memory = LentMemory()
+    memory = ScratchPool()
     place = memory.take(4_100_000).ctypes.data
     assert [memory.take(4_100_000 + 1000 * number).ctypes.data for number in range(20)] == [place] * 20
 
 
 def test_arrays_that_are_held_do_not_change() -> None:
-    memory, held = LentMemory(), []
+    memory, held = ScratchPool(), []
     for number in range(10):
         held.append(memory.take(100)[3:9].view(np.int16))
         held[-1].fill(number)
@@ -28,8 +28,8 @@ def test_arrays_that_are_held_do_not_change() -> None:
 
 
 def test_one_piece_is_carved_into_arrays_at_lines_of_their_own() -> None:
-    memory = LentMemory()
-    wide, none, narrow = carve(memory, (np.int64, 3), (np.float32, 0), (np.int32, 5))
+    memory = ScratchPool()
+    wide, none, narrow = allocate(memory, (np.int64, 3), (np.float32, 0), (np.int32, 5))
     wide.fill(-1)
     narrow.fill(7)
     assert (wide.dtype, wide.tolist(), len(none), none.dtype) == (np.int64, [-1] * 3, 0, np.float32)
@@ -37,6 +37,8 @@ def test_one_piece_is_carved_into_arrays_at_lines_of_their_own() -> None:
     assert wide.ctypes.data % LINE_BYTES == narrow.ctypes.data % LINE_BYTES == 0
     place = wide.ctypes.data
     del wide, none
-    assert carve(memory, (np.int64, 3))[0].ctypes.data != place  # the third array still lives there
+    assert allocate(memory, (np.int64, 3))[0].ctypes.data != place  # the third array still lives there
     del narrow
-    assert place in [array.ctypes.data for array in (*carve(memory, (np.int64, 3)), *carve(memory, (np.int64, 3)))]
+    assert place in [
+        array.ctypes.data for array in (*allocate(memory, (np.int64, 3)), *allocate(memory, (np.int64, 3)))
+    ]

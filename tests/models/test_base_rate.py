@@ -91,9 +91,7 @@ def test_without_samples_or_without_the_method_nothing_happens() -> None:
     start_at_base_rate(torch.nn.Linear(1, 1), (pytest.fail("read for nothing") for _ in range(1)))
 
 
-@pytest.mark.parametrize(
-    "changed", [{"depth": 0}, {"calibration_batches": 0}, {"policy": "hotline"}, {"batch_size": 7}]
-)
+@pytest.mark.parametrize("changed", [{"depth": 0}, {"calibrate": 0}, {"policy": "hotline"}, {"batch_size": 7}])
 def test_runs_start_there(tmp_path: Path, data: Any, changed: dict[str, Any]) -> None:
     """However rows are placed and inputs arranged; `lr` is too small to move from there."""
     toy: ToyData = data()

@@ -30,9 +30,9 @@ from adaptive.policy import Policy, SkipRule
         (
             "slipstream",
             {"target_drop": 0.2},
-            "target_drop: not of skip=defer, which has by, bound, every, at_most, warmup",
+            "target_drop: expected a parameter of skip=defer: by, bound, every, at_most, warmup",
         ),
-        ("slipstream", {"skip": "off", "every": 3, "bound": 1.0}, "bound, every: not of skip=off, which has none"),
+        ("slipstream", {"skip": "off", "every": 3, "bound": 1.0}, "bound, every: expected a parameter of skip="),
         ("slipstream", {"warmup": -1}, "warmup=-1: expected at least 0"),
         ("fae", {"rate": 0}, "rate=0: expected at least 1, at most 100"),
         ("fae", {"sample_rate": 0}, "sample_rate=0.0: expected more than 0, at most 1"),
@@ -52,9 +52,9 @@ from adaptive.policy import Policy, SkipRule
         ("hotline", {"learn": "much"}, "learn=much"),
         ("hotline", {"learn": "7.5"}, "learn=7.5"),
         ("hotline", {"logger": "lru"}, "logger='lru'"),
-        ("hotline", {"logger_bytes": 1 << 20}, "logger_bytes=1048576: exact counters have no size; set logger=srrip"),
+        ("hotline", {"logger_bytes": 1 << 20}, "logger_bytes=1048576: expected logger=srrip with it"),
         ("hotline", {"logger": "srrip", "logger_bytes": 7}, "logger_bytes=7: expected at least 8"),
-        ("hotline", {"logger": "srrip", "min_share": 0.1}, "min_share=0.1: logger=srrip has no counts"),
+        ("hotline", {"logger": "srrip", "min_share": 0.1}, "min_share=0.1: expected logger=exact with it"),
     ],
 )
 def test_settings_of_policies(name: str, options: dict[str, Any], message: str) -> None:
@@ -94,7 +94,5 @@ OWNERS = [*BUILT_INS, Drop, *map(load_rule_class, installed_rules())]
 @pytest.mark.parametrize("cls", OWNERS)
 def test_states_of_something_else(cls: type[Policy] | type[SkipRule]) -> None:
     foreign = {"something_else": np.zeros(1)}
-    with pytest.raises(
-        ValueError, match=rf"{cls.__name__}(: expected a state of|.* has no state).* got .*something_else"
-    ):
+    with pytest.raises(ValueError, match=rf"{cls.__name__}: expected (a state of|no state).* got .*something_else"):
         cls().load_state_dict(foreign)

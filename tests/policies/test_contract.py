@@ -161,7 +161,7 @@ def only(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         (NoDefault, {}, "weight"),
     ],
 )
-def test_a_policy_that_cannot_be_made_fails_to_load_and_nothing_else_runs(
+def test_a_policy_that_cannot_be_created_fails_to_load(
     spec: str | type[Policy], options: dict[str, Any], reason: str
 ) -> None:
     (result,) = check_policy(spec, options)

@@ -69,8 +69,8 @@ def test_a_method_that_hangs_ends_its_check_and_the_rest(cls: type[Policy], chec
     (number,) = (place for place, result in enumerate(results) if result.check.startswith(check))
     assert all(result.passed for result in results[:number])
     assert results[number].reason == (
-        f"policy {cls.__name__}.{where} has not returned for 0.25 s and is left behind. Nothing was moved; look there "
-        "for a loop or a wait without an end. For a method that is only slow raise the limit: "
+        f"policy {cls.__name__}.{where}: expected an answer within 0.25 s, got none. Nothing was moved. Look for an "
+        "endless loop or wait in the method. If it is only slow, raise the limit: "
         "--set tier.policy_timeout_s=2.5 (0: none)."
     )
     after = results[number + 1 :]
@@ -83,14 +83,14 @@ def test_a_method_that_hangs_ends_its_check_and_the_rest(cls: type[Policy], chec
 def test_a_policy_that_cannot_be_made_in_time_does_not_load() -> None:
     (result,) = check_policy(hanging("__init__"), timeout_s=TIMEOUT)
     assert (result.check, result.passed) == ("loads", False)
-    assert result.reason.startswith("policy Hangs.__init__ has not returned for 0.25 s")
+    assert result.reason.startswith("policy Hangs.__init__: expected an answer within 0.25 s")
 
 
 def test_training_inside_the_checks_has_the_same_limit() -> None:
     when_trained = hanging("score", lambda rows: rows.step == 7)  # where checks ask for a few made-up steps
     results = by_check(check_policy(when_trained, timeout_s=TIMEOUT))
     found = results["trained tables equal those of a single tier"]
-    assert found.was_run and "Hangs.score at batch 7 has not returned for 0.25 s" in found.reason
+    assert found.was_run and "Hangs.score at batch 7: expected an answer within 0.25 s" in found.reason
     assert all(results[name].passed for name in list(CHECKS)[:8])
 
 
@@ -104,7 +104,7 @@ def test_a_rule_that_hangs_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> N
     name = "visits returns one whole number per row, inputs unchanged"
     monkeypatch.setattr("adaptive.studies.policy_checks.RULE_CHECKS", {name: RULE_CHECKS[name]})
     _, result = check_rule(HangsInVisits, timeout_s=TIMEOUT)
-    assert not result.passed and "skip rule HangsInVisits.visits at batch 200 has not returned" in result.reason
+    assert not result.passed and "skip rule HangsInVisits.visits at batch 200: expected an answer" in result.reason
 
 
 def test_a_policy_is_checked_with_the_rule_that_it_carries() -> None:
@@ -139,17 +139,3 @@ def test_batches_without_an_end_are_noticed(arrange: Any, reason: str) -> None:
     results = by_check(check_policy(type("Endless", (LRU,), {"arrange": arrange}), timeout_s=0))
     assert reason in results["arrange keeps every sample"].reason
     assert not results["trained tables equal those of a single tier"].passed
-
-
-def test_no_limit_means_no_thread() -> None:
-    names: set[str] = set()
-
-    class Where(LRU):
-        def score(self, rows: RowStats) -> NDArray[Any]:
-            names.add(threading.current_thread().name)
-            return super().score(rows)
-
-    check_policy(Where, timeout_s=0)
-    assert "adaptive-policy" not in names
-    check_policy(Where, timeout_s=30)
-    assert "adaptive-policy" in names

@@ -118,7 +118,7 @@ def test_one_rule_at_a_time() -> None:
         assert embeddings.policy.rule is None and not arranges(embeddings.policy)
 
 
-def test_off_is_the_run_without_skipping_whatever_the_policy_says() -> None:
+def test_off_equals_the_run_without_skipping() -> None:
     plain = train_slowly(TABLES, BATCHES, Adagrad(lr=0.1))
     for policy in ("slipstream", "scratchpipe", LRU):
         trained, counts, embeddings = run("off", policy, depth=2)
@@ -129,7 +129,7 @@ def test_off_is_the_run_without_skipping_whatever_the_policy_says() -> None:
 # --- what they answer ------------------------------------------------------------------------------------------------
 
 
-def test_by_movement_a_row_waits_the_visits_in_which_it_moves_by_the_bound() -> None:
+def test_by_movement_a_row_waits_until_it_moves_by_the_bound() -> None:
     """A random walk that covered `drift` in 16 visits covers half of that in 4. Never more than the 16 looked at."""
     rows = row_stats(6, drift=[0.8, 0.4, 0.2, 0.1, 0.0, np.nan], drift_visits=[16] * 6)
     assert Defer(by="movement", bound=0.2).visits(rows).tolist() == [1, 4, 16, 16, 16, 1]
@@ -142,7 +142,7 @@ def test_by_visits_nothing_is_asked_and_nothing_measured() -> None:
     assert Defer(by="movement").every == 1 and Defer(by="least").every == 24
 
 
-def test_the_bounds_follow_from_the_optimizer_unless_they_are_given() -> None:
+def test_the_bounds_follow_from_the_optimizer_unless_set() -> None:
     def bounds(optimizer: str, **options: Any) -> tuple[float, int, int]:
         rule = Defer(**options)
         rule.begin(optimizer)
@@ -155,7 +155,7 @@ def test_the_bounds_follow_from_the_optimizer_unless_they_are_given() -> None:
     assert bounds("sgd", bound=0.5, every=3, at_most=9) == (0.5, 3, 9)
 
 
-def test_left_out_are_the_rows_that_move_least_up_to_the_wanted_share_of_the_updates() -> None:
+def test_rows_that_move_least_are_skipped_up_to_the_share() -> None:
     """Of 16 visits each, two of four rows are half of the updates; a row of unknown movement is not left out, and one
     that is left out and so unknown counts."""
     rule = Updates(target_skip=0.5, probe_every=0)
@@ -170,7 +170,7 @@ def test_left_out_are_the_rows_that_move_least_up_to_the_wanted_share_of_the_upd
     assert rule.visits(left_out).tolist() == [0, 0, 1, 1]
 
 
-def test_a_row_that_is_left_out_stays_so_until_it_is_probed_or_moves() -> None:
+def test_a_skipped_row_stays_skipped_until_probed_or_moving() -> None:
     rule = Updates(threshold=0.1, hysteresis=2, probe_every=1)
     rows = row_stats(3, drift=[np.nan, 0.6, 1.0], drift_visits=[16] * 3, saturated=[True, True, True])
     assert rule.visits(rows).tolist() == [1, 1, 1]
@@ -179,7 +179,7 @@ def test_a_row_that_is_left_out_stays_so_until_it_is_probed_or_moves() -> None:
 
 
 @pytest.mark.parametrize("restored", [False, True])
-def test_a_row_that_was_let_through_is_judged_as_the_saturated_row_it_was(restored: bool) -> None:
+def test_a_probed_row_is_judged_as_the_saturated_row_it_was(restored: bool) -> None:
     """Two rows were saturated and let through, two never rested. Between threshold and `hysteresis` times that, only
     the first rests again; the second moves more, and from then on is judged by the threshold, as the others are."""
     rule = Updates(threshold=0.1, hysteresis=2, probe_every=1)
@@ -198,13 +198,13 @@ def test_a_row_that_was_let_through_is_judged_as_the_saturated_row_it_was(restor
 
 
 @pytest.mark.parametrize("hashed", ["rows", "questions"])
-def test_every_row_is_probed_again_and_again_each_at_its_own_questions(hashed: str) -> None:
+def test_every_row_is_probed_repeatedly(hashed: str) -> None:
     share = np.array([probed(np.arange(500), step, 4) for step in range(0, 64 * 200, 64)])
     each = share.mean(axis=0 if hashed == "rows" else 1)
     assert 0.23 < share.mean() < 0.27 and each.min() > 0.1 and each.max() < 0.4
 
 
-def test_rows_that_wait_or_are_left_out_are_reported_as_saturated() -> None:
+def test_skipped_and_deferred_rows_are_reported_as_saturated() -> None:
     skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=0)
     policy = LRU()
     policy.rule = EvenRowsWait()
@@ -223,7 +223,7 @@ def test_nothing_waits_and_nothing_is_saturated_in_the_warm_up() -> None:
     assert statistics.saturated_rows.sum() == 0 and statistics.counts[:, Counter.SKIPPED_UPDATES].sum() == 0
 
 
-def test_what_a_rule_reports_does_not_hide_what_the_policy_reports() -> None:
+def test_a_rules_report_does_not_hide_the_policys() -> None:
     policy = FAE()
     policy.rule = Inputs(threshold=0.5)
     policy.rule.hot_inputs, policy.hot_inputs = 3, 8
@@ -231,7 +231,7 @@ def test_what_a_rule_reports_does_not_hide_what_the_policy_reports() -> None:
     assert (found["hot_inputs"], found["inputs.hot_inputs"], found["inputs.found_threshold"]) == (8, 3, 0.5)
     policy.rule = Answers()
     policy.rule.reported = ("nothing",)  # type: ignore[misc]
-    with pytest.raises(PolicyError, match=r"skip rule Answers\.reported must name attributes that are numbers"):
+    with pytest.raises(PolicyError, match=r"skip rule Answers\.reported: expected names of numeric attributes"):
         PolicyCaller(policy).reported()
 
 
@@ -241,13 +241,13 @@ def test_what_a_rule_reports_does_not_hide_what_the_policy_reports() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (None, r"skip rule Answers.visits at batch 4 must return an array of shape \(\d+,\), found NoneType"),
-        (lambda rows: np.ones(1 + len(rows), np.int64), r"must return an array of shape"),
-        (lambda rows: np.ones(len(rows)), r"must return whole numbers, found dtype float64"),
-        (lambda rows: -rows.accesses, r"must return numbers of at least 1, found -\d+ for row"),
+        (None, r"skip rule Answers.visits at batch 4: expected an array of shape \(\d+,\), got NoneType"),
+        (lambda rows: np.ones(1 + len(rows), np.int64), r"expected an array of shape"),
+        (lambda rows: np.ones(len(rows)), r"expected integers, got dtype float64"),
+        (lambda rows: -rows.accesses, r"expected numbers of at least 1, got -\d+ for row"),
         (
             lambda rows: 0 * rows.rows,
-            r"numbers of at least 1, found 0 for row \d+ \(a rule that leaves updates out says",
+            r"numbers of at least 1, got 0 for row \d+ \(set leaves_out = True",
         ),
         (lambda rows: 1 // 0, r"skip rule Answers.visits at batch 4 raised ZeroDivisionError"),
     ],

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive.batch import Batch, Origin
-from adaptive.policies.samples import ByRow, Coming, Refill, Spool, count_lookups, greatest, samples_of_lookups
+from adaptive.policies.samples import ByRow, PeekableBatches, Refill, Spool, count_lookups, greatest
 
 
 def numbered(first: int, num_samples: int, num_features: int = 2, seed: int = 0) -> Batch:
@@ -26,15 +26,6 @@ def numbered(first: int, num_samples: int, num_features: int = 2, seed: int = 0)
 
 def labels(batches: Sequence[Batch]) -> list[list[int]]:
     return [batch.labels.astype(int).tolist() for batch in batches]
-
-
-def test_look_ups_are_counted_by_sample() -> None:
-    """Feature 0: sample 0 looks up 7, sample 1 looks up 8 and 9; feature 1: sample 0 nothing, sample 1 looks up 7."""
-    batch = Batch(
-        np.zeros((2, 0), np.float32), np.array([7, 8, 9, 7]), np.array([0, 1, 3, 3, 4]), np.zeros(2, np.float32)
-    )
-    assert samples_of_lookups(batch).tolist() == [0, 1, 1, 1]
-    assert count_lookups(batch, batch.ids < 9).tolist() == [1, 2]
 
 
 def test_the_greatest_of_a_samples_look_ups() -> None:
@@ -59,25 +50,6 @@ def test_counting_agrees_with_a_loop(num_samples: int, num_features: int, one_id
     for bag in range(len(sizes)):
         expected[bag % num_samples] += int(chosen[offsets[bag] : offsets[bag + 1]].sum())
     assert count_lookups(batch, chosen).tolist() == expected
-
-
-def test_refilled_batches_are_full_and_in_order() -> None:
-    refill = Refill()
-    full = [*refill.add(numbered(0, 4), np.array([True, False, True, True]))]
-    assert labels(full) == []
-    full += refill.add(numbered(4, 4), np.array([True, True, False, True]))
-    full += refill.rest()
-    assert labels(full) == [[0, 2, 3, 4], [5, 7]]
-    assert list(refill.rest()) == []
-
-
-def test_refilling_keeps_what_a_sample_holds() -> None:
-    refill = Refill()
-    given = numbered(0, 5)
-    (rest,) = [*refill.add(given, np.array([False, True, False, True, False])), *refill.rest()]
-    expected = given.take(np.array([1, 3]))
-    for name in ("ids", "offsets", "labels"):
-        assert np.array_equal(getattr(rest, name), getattr(expected, name))
 
 
 @given(st.lists(st.integers(1, 9), max_size=8), st.integers(0, 1000))
@@ -137,8 +109,8 @@ def test_batches_come_back_from_where_they_waited(
 
 def test_what_comes_is_read_one_ahead() -> None:
     source = iter([numbered(0, 1), numbered(1, 1), numbered(2, 1)])
-    coming = Coming(source)
+    coming = PeekableBatches(source)
     assert coming.more and labels(list(coming.take(2))) == [[0], [1]]
     assert coming.more and next(source, None) is None
     assert labels(list(coming.take(5))) == [[2]] and not coming.more
-    assert not Coming(iter(())).more
+    assert not PeekableBatches(iter(())).more

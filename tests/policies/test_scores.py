@@ -40,14 +40,9 @@ def test_lru_lets_the_least_recent_go_first() -> None:
     assert leaving(LRU(), row_stats(4, step=9, last_access=[7, 2, 8, -1])) == [3, 1, 0, 2]
 
 
-def test_lfu_lets_the_least_frequent_go_first_and_of_those_the_least_recent() -> None:
+def test_lfu_evicts_the_least_frequent_then_the_least_recent() -> None:
     rows = row_stats(5, step=9, accesses=[5, 1, 9, 1, 0], last_access=[1, 8, 0, 3, -1])
     assert leaving(LFU(), rows) == [4, 3, 1, 0, 2]
-
-
-def test_lfu_never_lets_recency_outweigh_a_look_up() -> None:
-    rows = row_stats(2, step=1_000_000, accesses=[1, 2], last_access=[1_000_000, -1])
-    assert leaving(LFU(), rows) == [0, 1]
 
 
 def test_lfu_with_a_half_life_forgets_what_was_popular() -> None:
@@ -58,7 +53,7 @@ def test_lfu_with_a_half_life_forgets_what_was_popular() -> None:
     np.testing.assert_allclose(2.0**scores, [1000 / 2**10, 4 / 2**0.2, 1])
 
 
-def test_lfu_with_a_half_life_still_tells_rows_apart_after_thousands_of_half_lives() -> None:
+def test_lfu_with_a_half_life_does_not_underflow() -> None:
     rows = row_stats(2, step=100_000, accesses=[8, 8], last_access=[10, 20])
     assert leaving(LFU(half_life=1), rows) == [0, 1]
 
@@ -70,21 +65,10 @@ def test_static_keeps_what_was_frequent_in_the_sample() -> None:
     assert policy.score(rows).tolist() == [0, 0, 1, 2, 0, 3, 0]
 
 
-def test_static_without_a_sample_scores_all_rows_alike() -> None:
-    assert Static().score(row_stats(3)).tolist() == [0, 0, 0]
-
-
-def test_scratchpipe_lets_unneeded_rows_go_first_then_the_farthest() -> None:
+def test_scratchpipe_evicts_unneeded_rows_then_the_farthest() -> None:
     next_access = [51, 60, NEVER, NEVER, 52, NEVER]
     rows = row_stats(6, step=50, last_access=[40, 49, 3, 50, 48, -1], next_access=next_access)
     assert leaving(ScratchPipe(), rows) == [5, 2, 3, 1, 4, 0]
-
-
-def test_scratchpipe_without_a_window_is_lru() -> None:
-    policy = ScratchPipe(window=0)
-    rows = row_stats(50, step=9, last_access=np.arange(50) * 7 % 10)
-    assert policy.window == 0
-    assert leaving(policy, rows) == leaving(LRU(), rows)
 
 
 def test_baselines_fix_their_tiers() -> None:
@@ -98,7 +82,7 @@ def test_baselines_fix_their_tiers() -> None:
 # --- `tables`: whole tables by their lookups per byte ----------------------------------------------------------------
 
 
-def test_a_row_is_worth_its_tables_look_ups_per_byte_whatever_its_own() -> None:
+def test_a_row_is_worth_its_tables_lookups_per_byte() -> None:
     """Six lookups each; 10, 100 and 1000 rows of 16 bytes."""
     policy = Tables()
     ids = np.array([[0, 5, 5], [1, 5, 5], [2, 5, 900]])
@@ -119,13 +103,7 @@ def test_a_table_of_half_the_width_is_worth_twice_as_much() -> None:
     assert narrow == 2 * wide > 0
 
 
-def test_tables_without_a_sample_are_worth_the_same() -> None:
-    policy = Tables()
-    policy.calibrate([], View())
-    assert policy.score(row_stats(3)).tolist() == [0, 0, 0]
-
-
-def test_the_better_table_lies_on_the_device_as_a_whole_and_the_other_where_there_is_room() -> None:
+def test_the_better_table_is_on_the_device_as_a_whole() -> None:
     """The drifting trace: tables of 6000 and 400 rows, looked up equally often; 1000 slots.
 
     A row of the small table is missed once, at its first lookup, and never again, wherever popularity drifts. Of the
@@ -166,24 +144,18 @@ def recshard(first: Sequence[int], second: Sequence[int], **options: Any) -> Rec
     return policy
 
 
-def test_a_row_saves_its_look_ups_per_sample_times_the_difference_of_a_bytes_cost() -> None:
+def test_a_row_saves_lookups_times_the_difference_in_cost() -> None:
     """Host 0.5 GB/s, device 1 GB/s: 2 ns against 1 ns. Nobody was seen once, so nothing is expected of the unseen."""
     policy = recshard([0, 0, 0, 1, 1, 0], [5, 5, 5, 5, 5, 5], host_bandwidth=0.5, device_bandwidth=1)
     assert recshard_scores(policy, [0, 1, 2, 15, 16]) == pytest.approx([4 / 6e9, 2 / 6e9, 0, 1e-9, 0])
 
 
-def test_rows_that_were_never_seen_share_the_look_ups_of_rows_seen_once() -> None:
+def test_unseen_rows_share_the_lookups_of_rows_seen_once() -> None:
     """Of 8 samples: row 0 three times, 1 twice, 2, 3 and 4 once. So 3 of 8 lookups go to the 5 unseen rows."""
     policy = recshard([0, 0, 0, 1, 1, 2, 3, 4], [5] * 8, host_bandwidth=0.5, device_bandwidth=1)
     unseen = 3 / 8 / 5 * 1e-9
     expected = [5 / 8 * 3 / 8e9, 5 / 8 * 2 / 8e9, 5 / 8 * 1 / 8e9, unseen]
     assert recshard_scores(policy, [0, 1, 2, 9]) == pytest.approx(expected)
-
-
-def test_an_unseen_row_of_a_small_table_is_worth_more_than_one_of_a_large_table() -> None:
-    policy = recshard([0, 0, 1, 2], [0, 0, 1, 2])
-    small, large = recshard_scores(policy, [9, 1009])
-    assert small > large > 0
 
 
 def test_rows_within_a_step_count_alike() -> None:
@@ -198,9 +170,3 @@ def test_rows_within_a_step_count_alike() -> None:
 def test_having_been_seen_makes_no_row_less_likely() -> None:
     policy = recshard(list(range(9)), [0] * 9)
     assert min(recshard_scores(policy, list(range(9)))) >= recshard_scores(policy, [9])[0]
-
-
-def test_recshard_without_a_sample_scores_all_rows_alike() -> None:
-    policy = RecShard()
-    policy.calibrate([], TWO_TABLES)
-    assert recshard_scores(policy, [0, 500]) == [0, 0]

@@ -48,7 +48,7 @@ def test_a_mode_is_a_skip_rule_with_its_parameters(mode: str, options: dict[str,
     assert {name: getattr(policy.rule, name) for name in plain} == plain
 
 
-def test_a_mode_trains_as_its_rule_does_beside_the_same_placement() -> None:
+def test_a_mode_trains_as_its_rule_does() -> None:
     for mode, rule in (("defer", Defer(warmup=3)), ("updates", Updates(warmup=3)), ("inputs", Inputs(warmup=3))):
         own = train(make_policy("slipstream", {"skip": mode, "warmup": 3}))[1]
         np.testing.assert_array_equal(own, train(LFU(), skip=rule_with(rule))[1])

@@ -21,7 +21,7 @@ from adaptive import (
     TierConfig,
     TieredEmbeddingBag,
 )
-from adaptive.embeddings.planning.skipping import FEW, LET_GO_EVERY, PATIENCE
+from adaptive.embeddings.planning.skipping import DROP_EVERY, FEW, PATIENCE
 from support.skip_rules import waits
 
 EVERY, AT_MOST, WARMUP = 2, 5, 3
@@ -80,7 +80,7 @@ def train_slowly(
             reference.update_row(optimizer, weights[row], state[row], total.gradient, total.squares)
 
     for number, batch in enumerate(batches):
-        if number % (LET_GO_EVERY * skip.interval) == 0 and len(visits) == capacity:
+        if number % (DROP_EVERY * skip.interval) == 0 and len(visits) == capacity:
             away = {row: number - last[row] for row in visits}
             usual = {row: max((last[row] + 1) / accesses[row], 1) for row in visits}
             gone = [row for row in visits if away[row] >= skip.interval and away[row] > PATIENCE * usual[row]]

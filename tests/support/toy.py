@@ -74,7 +74,7 @@ def toy_config(**changed: Any) -> TrainConfig:
         "batch_size": 32,
         "eval_batch_size": 100,
         "log_every": 4,
-        "calibration_batches": 2,
+        "calibrate": 2,
         "tensorboard": False,
         "tier": {"device_rows": "60%"},
     }

@@ -14,7 +14,7 @@ from adaptive.embeddings.exchange.exchange import Exchange, LocalExchange
 from adaptive.embeddings.exchange.rank_exchange import RankExchange
 from adaptive.embeddings.planning.books import RECORD, SLOT_BYTES
 from adaptive.embeddings.planning.hot_set import hot_set_bytes
-from adaptive.embeddings.planning.layout import Group, make_groups, own_share
+from adaptive.embeddings.planning.layout import Group, make_groups, owned_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.embeddings.planning.planner import Planner
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
@@ -108,7 +108,7 @@ def outline_engine(
     """
     policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
     refuse_with_ranks(policy, ranks)
-    groups = own_share(make_groups(tables, seed), ranks.rank, ranks.size)
+    groups = owned_groups(make_groups(tables, seed), ranks.rank, ranks.size)
     device = device_of_rank(tier.device, ranks)
     policy_caller.begin(type(optimizer).__name__.lower())
     skip = skip if policy_caller.skips else None

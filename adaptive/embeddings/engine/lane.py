@@ -170,7 +170,7 @@ class Lane:
         waiting = np.searchsorted(stay, watched.waiting[stays])  # renumbered
         snapshots = watched.snapshots[stay] if len(watched.snapshots) else watched.snapshots
         self.device.import_watched(WatchedValues(snapshots, waiting, watched.sums[stays], watched.squares[stays]))
-        skipper.keep(stay)
+        skipper.retain(stay)
 
 
 def table_names(lanes: Sequence[Lane]) -> str:

@@ -141,7 +141,7 @@ def _make_room_to_watch(pipeline: Pipeline, wait_until_trained: Callable[[int], 
     """
     number = pipeline.next_number
     skippers = [(lane, lane.skipper) for lane in pipeline.lanes]
-    leaving = [(lane, skipper.no_longer_come(number)) for lane, skipper in skippers if skipper is not None]
+    leaving = [(lane, skipper.inactive_entries(number)) for lane, skipper in skippers if skipper is not None]
     if not any(len(entries) for _, entries in leaving):
         return
     wait_until_trained(number - 1)

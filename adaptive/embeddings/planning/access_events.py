@@ -1,7 +1,7 @@
-"""`AccessNotifier`: tells policies that follow accesses what is looked up, leaves, comes; `RowView`: what they may ask.
+"""Access events for policies (`AccessNotifier`) and their view of rows (`RowView`).
 
-The notifier prepares a batch in all groups. All that it tells is told before any book is entered for good: if the
-policy fails, nothing has moved. For a policy without these methods nothing is put together.
+The notifier prepares a batch in all groups. It calls the policy before any book is changed for good: if the policy
+fails, nothing has moved. For a policy without these methods it gathers nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ Int64s = NDArray[np.int64]
 
 
 class RowView:
-    """Rows of all tables by their global numbers, looked up in the books of the groups they belong to.
+    """The `TierView` of a policy, by global rows, from the books of all groups.
 
     Args:
-        planners: one for each group, in the groups' order.
+        planners: one per group, in the groups' order.
     """
 
     def __init__(self, planners: Sequence[Planner]) -> None:
@@ -55,27 +55,27 @@ class RowView:
         return np.repeat(sizes, [len(planner.group.tables) for planner in self._planners]).astype(np.int64)
 
     def rows(self, batch: Batch) -> Int64s:
-        if not batch.num_samples:  # and so no features, as far as it tells
+        if not batch.num_samples:  # its offsets do not show features
             return np.zeros(0, np.int64)
         lookups = np.diff(batch.offsets[:: batch.num_samples])
         return batch.ids + np.repeat(self._feature_starts, lookups)
 
     def resident(self, rows: Int64s) -> NDArray[np.bool_]:
-        return self._gather(rows, np.bool_, lambda planner, local: planner.tracker.codes[local] > 0)
+        return self._gather(rows, np.bool_, lambda planner, owned: planner.tracker.codes[owned] > 0)
 
     def accesses(self, rows: Int64s) -> Int64s:
-        return self._gather(rows, np.int64, lambda planner, local: planner.tracker.accesses[local])
+        return self._gather(rows, np.int64, lambda planner, owned: planner.tracker.accesses[owned])
 
     def saturated(self, rows: Int64s) -> NDArray[np.bool_]:
         return self._gather(rows, np.bool_, _saturated)
 
     def _gather(self, rows: Int64s, dtype: Any, of: Callable[[Planner, Int64s], NDArray[Any]]) -> NDArray[Any]:
-        """(n,) what each planner says `of` its rows, by their local numbers; 0 for rows of other ranks."""
+        """(n,) values `of` each planner's owned rows; 0 for rows of other ranks."""
         values = np.zeros(len(rows), dtype)
         for planner in self._planners:
-            local = planner.group.from_global(rows)
-            inside = np.flatnonzero((local >= 0) & (local < planner.group.num_rows))
-            values[inside] = of(planner, local[inside])
+            owned = planner.group.from_global(rows)
+            inside = np.flatnonzero((owned >= 0) & (owned < planner.group.num_rows))
+            values[inside] = of(planner, owned[inside])
         return values
 
 
@@ -87,19 +87,19 @@ def _saturated(planner: Planner, rows: Int64s) -> NDArray[np.bool_]:
 
 
 class AccessNotifier:
-    """Decides about one batch after another for all groups together.
+    """Decides about one batch after another for all groups together, and notifies the policy.
 
     Args:
-        planners: one for each group, in the groups' order.
-        policy_caller: of the policy that is told.
+        planners: one per group, in the groups' order.
+        policy_caller: of the policy.
     """
 
     def __init__(self, planners: Sequence[Planner], policy_caller: PolicyCaller) -> None:
         self._planners = tuple(planners)
         self._policy_caller = policy_caller
         self._view = RowView(planners)
-        self._told = -1  # the latest batch whose lookups were told
-        self._gone: list[Int64s] = []  # rows that left between two batches, not told yet
+        self._latest = -1  # latest batch whose lookups the policy has seen
+        self._evicted: list[Int64s] = []  # rows evicted between two batches, not passed on yet
 
     @property
     def follows(self) -> bool:
@@ -108,7 +108,7 @@ class AccessNotifier:
     def prepare(
         self, distinct: Sequence[Distinct], number: int, depth: int, windows: Sequence[Sequence[Distinct]]
     ) -> list[Arrival]:
-        """`Planner.prepare` of every group. If that fails, or the policy does, nothing has changed.
+        """Call `Planner.prepare` for every group. If it or the policy fails, nothing has changed.
 
         Args:
             distinct: of the batch, for each group.
@@ -121,44 +121,44 @@ class AccessNotifier:
         """
         try:
             if self.follows:
-                self._tell_first(distinct, number)
+                self._notify_lookups(distinct, number)
             arrivals = [
-                planner.prepare(mine, number, depth, window)
-                for planner, mine, window in zip(self._planners, distinct, windows, strict=True)
+                planner.prepare(rows, number, depth, window)
+                for planner, rows, window in zip(self._planners, distinct, windows, strict=True)
             ]
             if self.follows:
-                self._tell("left", number, lambda n: self._planners[n].slots.rows[arrivals[n].victims])
-                self._tell("came", number, lambda n: distinct[n].rows[arrivals[n].takers])
+                self._notify("left", number, lambda n: self._planners[n].slots.rows[arrivals[n].victims])
+                self._notify("came", number, lambda n: distinct[n].rows[arrivals[n].takers])
         except BaseException:
             for planner in self._planners:
-                planner.let_go()
+                planner.roll_back()
             raise
         return arrivals
 
     def leave(self, group: int, rows: Int64s) -> None:
-        """Local rows (n,) of a group have left between two batches; told before the next batch is decided about."""
+        """Note owned rows (n,) of a group that were evicted between two batches."""
         if self.follows and len(rows):
-            self._gone.append(self._planners[group].group.to_global(rows.copy()))
+            self._evicted.append(self._planners[group].group.to_global(rows.copy()))
 
     def restart(self) -> None:
-        """Other rows are about to be loaded, and batches counted anew: none is on the device any more."""
+        """Note that other rows are loaded: all are evicted, and batches are numbered from 0."""
         for group, planner in enumerate(self._planners):
             self.leave(group, planner.slots.rows[planner.slots.rows >= 0])
-        self._told = -1
+        self._latest = -1
 
-    def _tell_first(self, distinct: Sequence[Distinct], number: int) -> None:
-        """Before the batch is decided about, or decided about again after slots were shared anew."""
-        if self._gone:
-            gone, self._gone = np.sort(np.concatenate(self._gone)), []
-            self._policy_caller.tell("left", number, gone)
-        if self._told != number:
-            self._policy_caller.tell("looked_up", number, self._all(lambda n: distinct[n].rows), self._view)
-            self._told = number
+    def _notify_lookups(self, distinct: Sequence[Distinct], number: int) -> None:
+        """Called once per batch, and again if slots are rebalanced for it."""
+        if self._evicted:
+            evicted, self._evicted = np.sort(np.concatenate(self._evicted)), []
+            self._policy_caller.notify("left", number, evicted)
+        if self._latest != number:
+            self._policy_caller.notify("looked_up", number, self._all(lambda n: distinct[n].rows), self._view)
+            self._latest = number
 
-    def _tell(self, method: str, number: int, local: Callable[[int], Int64s]) -> None:
-        if len(rows := self._all(local)):
-            self._policy_caller.tell(method, number, rows)
+    def _notify(self, method: str, number: int, owned_rows: Callable[[int], Int64s]) -> None:
+        if len(rows := self._all(owned_rows)):
+            self._policy_caller.notify(method, number, rows)
 
-    def _all(self, local: Callable[[int], Int64s]) -> Int64s:
-        """Rows of all groups by their global numbers, ascending; `local`: group -> its own."""
-        return np.sort(np.concatenate([p.group.to_global(local(n)) for n, p in enumerate(self._planners)]))
+    def _all(self, owned_rows: Callable[[int], Int64s]) -> Int64s:
+        """(n,) global rows of all groups, ascending; `owned_rows`: group -> its rows."""
+        return np.sort(np.concatenate([p.group.to_global(owned_rows(n)) for n, p in enumerate(self._planners)]))

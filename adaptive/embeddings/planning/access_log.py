@@ -1,4 +1,4 @@
-"""Records of lookups: `AccessLog`, in bounded memory whatever the number of rows, and `Trace`, whole."""
+"""Records of lookups: `AccessLog`, in bounded memory, and `Trace`, complete."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,27 +11,27 @@ WAYS = 4
 
 
 class AccessLog:
-    """A 4-way set-associative log of lookups with 2-bit SRRIP and 14-bit tags, two bytes an entry.
+    """A 4-way set-associative log of lookups: 2-bit SRRIP, 14-bit tags, two bytes an entry.
 
-    After Hotline's access logger (https://arxiv.org/abs/2204.05436, version 1, 4.2.2), which is hardware. Where more
-    rows are looked up than there are entries, those that are looked up again soon stay. It keeps hashes, no row
-    numbers: it cannot list its rows, and takes about one other row in 4,000 for one of its own.
+    After Hotline's access logger (https://arxiv.org/abs/2204.05436, version 1, 4.2.2), which is hardware. If more rows
+    are looked up than there are entries, rows that are looked up again soon stay. It stores hashes, not row numbers: it
+    cannot list its rows, and reports about one other row in 4,000 as present.
 
     Args:
-        num_entries: rounded down to whole sets of four. A log of none forgets everything.
+        num_entries: rounded down to whole sets of four. With 0 the log forgets everything.
     """
 
     def __init__(self, num_entries: int) -> None:
         if num_entries < 0:
-            raise ValueError(f"num_entries={num_entries}: needed 0 or more")
+            raise ValueError(f"expected num_entries of at least 0, got {num_entries}")
         self._sets = np.zeros((num_entries // WAYS, WAYS), np.uint16)
 
     def add(self, rows: Int64s) -> None:
-        """Enter the lookups of rows (n,), in order; a row counts as often as it is there."""
+        """Enter the lookups of rows (n,), in order; repeated rows count each time."""
         access_log.log_rows(np.ascontiguousarray(rows), self._sets)
 
     def holds(self, rows: Int64s) -> NDArray[np.bool_]:
-        """(n,) whether each row is in the log."""
+        """(n,) True for rows in the log."""
         held = np.empty(len(rows), np.bool_)
         access_log.find_rows(np.ascontiguousarray(rows), self._sets, held)
         return held
@@ -46,32 +46,31 @@ class AccessLog:
         return self._sets.nbytes
 
     def entries(self) -> NDArray[np.uint16]:
-        """A copy of all entries, (sets, 4): what `restored` needs."""
+        """(sets, 4) copy of all entries, for `restored`."""
         return self._sets.copy()
 
     @classmethod
     def restored(cls, entries: NDArray[np.uint16]) -> "AccessLog":
-        """The log with these entries.
+        """Create a log from the entries of another one.
 
         Raises:
-            ValueError: if they are no log's.
+            ValueError: for another shape or dtype.
         """
         if entries.ndim != 2 or entries.shape[1] != WAYS or entries.dtype != np.uint16:
-            raise ValueError(f"AccessLog: needed entries (sets, {WAYS}) uint16, found {entries.shape} {entries.dtype}")
+            raise ValueError(f"AccessLog: expected entries (sets, {WAYS}) uint16, got {entries.shape} {entries.dtype}")
         log = cls(0)
         log._sets = np.ascontiguousarray(entries).copy()
         return log
 
 
 class Trace:
-    """The uses of rows, batch by batch: 4 bytes for each distinct row of each batch, and 8 bytes a row.
+    """The uses of rows, batch by batch: 4 bytes per distinct row of a batch, 8 per row.
 
     The bound is Belady's (https://doi.org/10.1147/sj.52.0078), batch by batch: a hit is a distinct row of a batch that
-    has a slot when the batch is planned, and when slots run short the row whose next use is farthest leaves.
+    has a slot when the batch is planned, and if slots run short the row with the farthest next use is evicted.
 
-    Where misses are prefetched all rows of a batch need slots at once, so only rows that the batch does not use can
-    leave. Where misses are served on the host a row may be used without a slot and need not come in; the bound is
-    then the higher one with this freedom.
+    If misses are prefetched, all rows of a batch need slots at once, so only other rows can be evicted. If misses are
+    served on the host, a row may be used without a slot, which makes the bound higher.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -81,7 +80,7 @@ class Trace:
         self._following = np.empty(1 << 12, np.int32)
 
     def add(self, rows: Int64s) -> None:
-        """The next batch uses the distinct rows (U,)."""
+        """Add the next batch, which uses these distinct rows (U,)."""
         needed = self.num_uses + len(rows)
         if needed > len(self._following):
             grown = np.empty(max(needed, 2 * len(self._following)), np.int32)
@@ -92,18 +91,19 @@ class Trace:
         self._ends.append(needed)
 
     def most_held(self, depth: int) -> int:
-        """The least number of slots into which every batch's rows fit beside those of the `depth` batches before."""
+        """Smallest number of slots that holds the rows of any `depth` + 1 batches in a row."""
         held = np.zeros(len(self._ends), np.int64)
         belady.held_rows(np.array(self._ends, np.int64), self._following, depth, held)
         return int(held.max(initial=0))
 
     def best_hit_rate(self, num_slots: int, *, bypass: bool) -> float | None:
-        """Belady's share of hits among uses; None without uses, or if a batch's rows do not fit the slots.
+        """Belady's share of hits among uses; None without uses, or if a batch's rows do not fit.
 
         Args:
+            num_slots: of the device.
             bypass: rows may be used without a slot (misses are served on the host).
         """
         ends = np.array(self._ends, np.int64)
         waiting, hits = np.zeros(len(ends) + 1, np.int64), np.zeros(len(ends), np.int64)
-        unfit = belady.belady_hits(ends, self._following, num_slots, bypass, waiting, hits)
-        return int(hits.sum()) / self.num_uses if unfit < 0 and self.num_uses else None
+        too_large = belady.belady_hits(ends, self._following, num_slots, bypass, waiting, hits)
+        return int(hits.sum()) / self.num_uses if too_large < 0 and self.num_uses else None

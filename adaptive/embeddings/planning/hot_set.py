@@ -1,10 +1,11 @@
-"""`HotSet`: the rows watched for saturation, their verdicts and what is known of their movement.
+"""`HotSet`: the watched rows, with their movement and the skip rule's answers.
 
-Only rows looked up often enough are watched (Slipstream, arXiv 2404.04270: a hot-row filter, then snapshots). The
-set is keyed by row and kept apart from the tiers, so verdicts do not depend on where rows lie. The look-ahead
-thread owns everything here; snapshots of row values belong to the training thread (`DeviceTier.watch`). A snapshot is
-renewed at the row's own pace: once it has been looked up `min_accesses` times, in `min_visits` batches, since the last;
-the first four intervals are shorter, by 16, 8, 4 and 2, so that a row that has just come is judged, too.
+Only rows looked up often enough are watched (Slipstream, arXiv 2404.04270: a hot-row filter, then snapshots). The set
+is keyed by row and separate from the tiers, so answers do not depend on where rows are stored. Only the planning thread
+uses it; snapshots of row values belong to the training thread (`DeviceTier.watch`).
+
+A row's snapshot is renewed after `min_accesses` lookups in at least `min_visits` batches. The first four intervals are
+16, 8, 4 and 2 times shorter, so that a newly watched row is judged soon.
 """
 
 from collections.abc import Mapping
@@ -23,19 +24,19 @@ ENTRY = np.dtype(
     [
         ("row", np.int64),
         ("accesses", np.uint32),  # lookups since the latest snapshot
-        ("drift_accesses", np.uint32),  # and between the two snapshots behind `drift`
+        ("drift_accesses", np.uint32),  # lookups between the two snapshots behind `drift`
         ("epoch", np.int32),  # visits since the latest snapshot, -1: there is none
         ("drift", np.float32),
         ("saturated", np.bool_),
-        ("skipped", np.bool_),  # an update was left out since the latest snapshot
-        ("waits", np.uint8),  # a rule's answer: visits that a gradient waits for another
-        ("num_snapshots", np.uint8),  # taken so far, as far as that decides how long the next interval is
-        ("drift_visits", np.uint16),  # batches that looked the row up between the two snapshots behind `drift`
-        ("counted", np.uint8),  # as what, at the latest question: bits of `WatchedCounts`
+        ("skipped", np.bool_),  # an update was skipped since the latest snapshot
+        ("waits", np.uint8),  # the rule's answer - 1: further visits over which gradients are accumulated
+        ("num_snapshots", np.uint8),  # taken so far, up to the number that affects the next interval
+        ("drift_visits", np.uint16),  # batches that looked up the row between the two snapshots behind `drift`
+        ("counted", np.uint8),  # bits of `WatchedCounts` as of the rule's latest answer
     ],
     align=True,
 )
-assert PLACE.itemsize == 16 and ENTRY.itemsize == 32  # so that none lies in two cache lines
+assert PLACE.itemsize == 16 and ENTRY.itemsize == 32  # so that none crosses a cache line
 COLUMNS = ENTRY.names or ()
 
 
@@ -48,11 +49,10 @@ class WatchedRows:
 
 
 class HotSet:
-    """Watched rows of one group. Entries are given in order of admission, and kept until their rows no longer come and
-    are let go (`keep`).
+    """Watched rows of one group. Entries are numbered in order of admission.
 
-    Memory is taken as rows are admitted: records of zeros that the system gives when they are touched, and a hash table
-    that doubles. Until then a set for 5 % of 10^9 rows takes nothing.
+    Rows that are no longer looked up are dropped (`retain`). Memory is taken as rows are admitted: zeroed records that
+    the system allocates when they are touched, and a hash table that doubles.
     """
 
     def __init__(self, capacity: int, config: SkipConfig) -> None:
@@ -82,42 +82,46 @@ class HotSet:
         return hot_set_bytes(self.capacity)
 
     def admit(self, rows: NDArray[np.int64], accesses: NDArray[np.uint32]) -> WatchedRows:
-        """The watched among the distinct rows of a batch (U,); rows that have become popular enough are let in."""
+        """Admit rows with enough lookups; return the watched ones of a batch's rows (U,).
+
+        accesses (all rows,): lookups so far.
+        """
         self._make_room(min(self.num_entries + len(rows), self.capacity), accesses)
         places, entries = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
-        before = self.num_entries
+        old = self.num_entries
         table, least = (self._keys, self._values), self.config.min_accesses
-        self.num_entries, count = watched.find_entries(
-            rows, accesses, least, *table, self.rows, before, places, entries
-        )
-        self.drift[before : self.num_entries] = np.nan
-        self._epoch[before : self.num_entries] = -1
+        self.num_entries, count = watched.find_entries(rows, accesses, least, *table, self.rows, old, places, entries)
+        self.drift[old : self.num_entries] = np.nan
+        self._epoch[old : self.num_entries] = -1
         return WatchedRows(places[:count], entries[:count])
 
     def visit(
         self,
-        mine: WatchedRows,
+        watched_rows: WatchedRows,
         counts: NDArray[np.int32],
         locations: NDArray[np.int64],
         fates: NDArray[np.uint8],
     ) -> Snapshots:
-        """Count a planned batch's lookups, mark the saturated rows in `fates` (U,), and say which snapshots are due.
+        """Count a planned batch's lookups, and return the snapshots that are due after it.
 
-        counts and locations are those of all distinct rows.
+        Args:
+            watched_rows: of the batch.
+            counts, locations: (U,) of all distinct rows.
+            fates: (U,) in which saturated rows are marked.
         """
-        size, pace = len(mine.places), (self.config.min_accesses, self.config.min_visits)
+        size, pace = len(watched_rows.places), (self.config.min_accesses, self.config.min_visits)
         dtypes = np.int64, np.int32, np.bool_, np.int64, np.int64
         columns: list[NDArray[Any]] = [np.empty(size, dtype) for dtype in dtypes]
         due = Snapshots(*columns)
         since = self._epoch, self._accesses, self._num_snapshots
         verdicts = self.saturated, self._skipped, fates
         count = watched.visit_entries(
-            mine.places, mine.entries, counts, locations, *pace, *since, *verdicts, *vars(due).values()
+            watched_rows.places, watched_rows.entries, counts, locations, *pace, *since, *verdicts, *vars(due).values()
         )
         return Snapshots(*(column[:count] for column in vars(due).values()))
 
     def learn(self, feedback: Feedback) -> None:
-        """Take in the drifts measured after a batch was trained."""
+        """Store the drifts measured after a batch was trained."""
         snapshots, drifts = feedback.snapshots, feedback.drifts
         if snapshots is None or drifts is None:
             return
@@ -132,11 +136,11 @@ class HotSet:
         return entries
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Copies of the columns of all entries (n,), in order: what `restore` needs."""
+        """(n,) each: copies of the columns of all entries, for `restore`."""
         return {name: self._records[name][: self.num_entries].copy() for name in COLUMNS}
 
     def restore(self, columns: Mapping[str, NDArray[Any]], accesses: NDArray[np.uint32]) -> None:
-        """Restore the entries with these `columns` in an empty set: distinct rows, at most `capacity` of them.
+        """Restore the entries of an empty set from `columns` of at most `capacity` rows.
 
         accesses (all rows,): lookups so far.
         """
@@ -147,15 +151,15 @@ class HotSet:
         for name in COLUMNS:
             self._records[name][: len(rows)] = columns[name]
 
-    def keep(self, entries: NDArray[np.int64], accesses: NDArray[np.uint32]) -> None:
-        """Go on with these entries (n,), ascending, which are numbered anew from 0; the others are forgotten.
+    def retain(self, entries: NDArray[np.int64], accesses: NDArray[np.uint32]) -> None:
+        """Drop all entries but these (n,), ascending, which are renumbered from 0.
 
         accesses (all rows,): lookups so far.
         """
-        kept = self._records[entries]
-        self._records[len(kept) : self.num_entries] = 0
-        self._records[: len(kept)] = kept
-        self.num_entries = len(kept)
+        records = self._records[entries]
+        self._records[len(records) : self.num_entries] = 0
+        self._records[: len(records)] = records
+        self.num_entries = len(records)
         self._enter_all(accesses)
 
     # --- the hash table --------------------------------------------------------------------------------------
@@ -165,7 +169,7 @@ class HotSet:
             self._enter_all(accesses, num_entries)
 
     def _enter_all(self, accesses: NDArray[np.uint32], num_entries: int = 0) -> None:
-        """Enter all rows into a new table with room for `num_entries`, or at least for those that there are."""
+        """Enter all rows into a new table with room for `num_entries`, or for all entries."""
         rows = self.rows[: self.num_entries].copy()
         self._new_table(max(num_entries, len(rows)))
         places, entries = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
@@ -180,7 +184,7 @@ class HotSet:
 
 
 def hot_set_bytes(capacity: int) -> int:
-    """Bytes of a set of so many entries once all are taken."""
+    """Bytes of a set once all `capacity` entries are taken."""
     return capacity * ENTRY.itemsize + _table_size(capacity) * PLACE.itemsize
 
 

@@ -1,7 +1,8 @@
-"""`Group`: the tables of one width and learning rate, whose rows share slots; how rows, tables, features are numbered.
+"""`Group`: tables of one width and learning rate, and the numbering of their rows.
 
-Tables are ordered by width and `lr_scale` (in order of first appearance) and numbered in that order; rows are numbered
-through all tables in the same order. Inside a group, kernels use *local* rows, counted from the group's first row.
+Tables are ordered by width and `lr_scale` (in order of first appearance) and numbered in that order; global rows are
+numbered through all tables in the same order. Kernels use *group rows*, counted from the group's first row, or with
+ranks *owned rows*.
 """
 
 import hashlib
@@ -20,13 +21,13 @@ from adaptive.kernels.planning import books
 
 @dataclass(frozen=True)
 class FeatureSlot:
-    """How a group sees one feature: its number in the batch, its local table, its column in the pooled output."""
+    """One feature of a group."""
 
     name: str
-    position: int
-    table: int
-    column: int  # -1: not pooled
-    mean: bool
+    position: int  # among the features of a batch
+    table: int  # of the group
+    column: int  # of the pooled output, -1: not pooled
+    mean: bool  # pooled by mean
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Group:
     features: tuple[FeatureSlot, ...]  # ordered by table
     first_table: int
     first_row: int
-    table_starts: NDArray[np.int64]  # (T + 1,) local
+    table_starts: NDArray[np.int64]  # (T + 1,) first row of each table, within the group
     table_keys: NDArray[np.uint64]  # (T,) seeds of initial values
     table_bounds: NDArray[np.float32]  # (T,)
 
@@ -59,46 +60,47 @@ class Group:
 
     @property
     def undivided(self) -> "Group":
-        """The group with the rows of all ranks; itself where there is one."""
+        """The group with the rows of all ranks; the group itself if there is one rank."""
         return self
 
+    # Each conversion may return its argument if both numberings agree.
+
     def group_rows(self, owned_rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) numbers in the undivided group of owned rows (n,). The argument itself if both are the same."""
+        """(n,) group rows of owned rows (n,)."""
         return owned_rows
 
     def owned_rows(self, group_rows: NDArray[np.int64], tables: NDArray[np.integer] | None = None) -> NDArray[np.int64]:
-        """(n,) numbers among the rows that this rank owns of group rows (n,), whose `tables` (n,) may be known; -1 for
-        those of other ranks. `group_rows` itself if both are the same."""
+        """(n,) owned rows of group rows (n,), -1 for other ranks; `tables` (n,) saves a search."""
         return group_rows
 
     def to_global(self, owned_rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) numbers through all tables of owned rows (n,): the numbering of policies and reports. The argument
-        itself if both are the same."""
+        """(n,) global rows of owned rows (n,)."""
         return owned_rows + self.first_row if self.first_row else owned_rows
 
     def from_global(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) owned rows of rows (n,) numbered through all tables; outside 0 ... num_rows - 1 for rows of other groups
-        and ranks. `rows` itself if both are the same."""
+        """(n,) owned rows of global rows (n,); out of range for other groups and ranks."""
         return rows - self.first_row if self.first_row else rows
 
     @cached_property
     def feature_columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
-        """(features,) their positions, columns and tables, and whether they are pooled by mean."""
+        """(features,) each: positions, columns, tables, and True if pooled by mean."""
         places = [(feature.position, feature.column, feature.table, feature.mean) for feature in self.features]
         positions, columns, tables, means = (np.array(column) for column in zip(*places, strict=True))
         return positions, columns, tables.astype(np.int32), means
 
     @cached_property
     def pools_in_order(self) -> bool:
-        """All features are pooled by sums and are a batch's first ones, in its order: its bags are the group's."""
+        """True if the features are a batch's first ones, in its order, all pooled by sum."""
         return all(
             feature.column >= 0 and not feature.mean and feature.position == place
             for place, feature in enumerate(self.features)
         )
 
     def pooled_bags(self, num_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """(bags,) the vectors that bags fill, and their tables, where all features are pooled: the same for all batches
-        of so many samples, so the latest are kept. Read-only."""
+        """(bags,) each, read-only: vectors and tables of bags, if all features are pooled.
+
+        They depend on the number of samples only, so the latest ones are cached.
+        """
         bags = self._latest_bags.get(num_samples)
         if bags is None:
             _, columns, tables, _ = self.feature_columns
@@ -119,7 +121,7 @@ class Group:
         return table_buckets(self.table_starts)
 
     def tables_of(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """(n,) table, counted in the group, of each owned row."""
+        """(n,) number in the group of the table of each owned row."""
         tables = np.empty(len(rows), np.int32)
         buckets, shift = self._buckets
         books.tables_of(rows, self.table_starts, buckets, shift, tables)
@@ -131,7 +133,7 @@ class Group:
 
 
 def table_buckets(table_starts: NDArray[np.int64]) -> tuple[NDArray[np.int32], int]:
-    """At most 4,096 equal ranges of rows with the table of each one's first row, and log2 of their size."""
+    """Table of the first row of each of up to 4,096 ranges of rows, and log2 of their size."""
     num_rows = int(table_starts[-1])
     shift = max(0, (num_rows - 1).bit_length() - 12)
     firsts = np.arange(0, num_rows, 1 << shift)
@@ -140,8 +142,7 @@ def table_buckets(table_starts: NDArray[np.int64]) -> tuple[NDArray[np.int32], i
 
 @dataclass(frozen=True)
 class OwnedGroup(Group):
-    """The rows of a group that one of several ranks owns: `table_starts` count its own rows. Policies and reports
-    know rows by their numbers through all tables, whoever owns them."""
+    """The rows of a group that one of several ranks owns; `table_starts` count these only."""
 
     of_all_ranks: Group
     owners: Owners
@@ -166,8 +167,8 @@ class OwnedGroup(Group):
         return owned_rows
 
 
-def own_share(groups: Sequence[Group], rank: int, size: int) -> tuple[Group, ...]:
-    """The groups with the rows of one rank only.
+def owned_groups(groups: Sequence[Group], rank: int, size: int) -> tuple[Group, ...]:
+    """Restrict groups to the rows of one rank.
 
     Raises:
         ConfigError: on every rank, if one of them would own no row of a group.
@@ -180,8 +181,8 @@ def own_share(groups: Sequence[Group], rank: int, size: int) -> tuple[Group, ...
         without = np.flatnonzero(owners.counts.sum(axis=1) == 0)
         if len(without):
             raise ConfigError(
-                f"{size} ranks share {group.num_rows} rows of width {group.embedding_dim}, of which rank {without[0]} "
-                "would own none; start fewer ranks"
+                f"expected a row of width {group.embedding_dim} for each of {size} ranks, got {group.num_rows} rows, "
+                f"of which rank {without[0]} would own none. Start fewer ranks."
             )
         same = {item.name: getattr(group, item.name) for item in fields(Group)}
         shares.append(OwnedGroup(**{**same, "table_starts": owners.owned_starts}, of_all_ranks=group, owners=owners))
@@ -189,18 +190,18 @@ def own_share(groups: Sequence[Group], rank: int, size: int) -> tuple[Group, ...
 
 
 def feature_order(tables: Sequence[TableConfig]) -> tuple[str, ...]:
-    """Features in the order batches must have: the tables' features, table by table.
+    """The tables' features, table by table: the order of features in a batch.
 
     Raises:
         ConfigError: if there is no table, or a table or feature name occurs twice.
     """
     if not tables:
-        raise ConfigError("no tables: give at least one TableConfig")
+        raise ConfigError("expected at least one TableConfig, got none")
     features = tuple(name for table in tables for name in table.feature_names)
     for kind, names in (("table", [table.name for table in tables]), ("feature", list(features))):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ConfigError(f"{kind} names must be unique; more than once: {', '.join(twice)}")
+            raise ConfigError(f"expected unique {kind} names, got these more than once: {', '.join(twice)}")
     return features
 
 
@@ -236,9 +237,9 @@ def _make_group(
 
 
 def table_key(name: str, seed: int) -> int:
-    """Seed of a table's initial values, from its name: equal whatever other tables there are.
+    """Seed of a table's initial values. It depends on the name only, not on other tables.
 
-    Hashed, not added up: rows are numbered by adding too, and seed 1 must not be seed 0 moved on by one row.
+    A hash, not a sum: rows are counted by adding, too, and seed 1 must not be seed 0 shifted by one row.
     """
     return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "little")
 

@@ -1,8 +1,8 @@
-"""`Lookups`: what a batch looks up, as far as that does not depend on where its rows lie.
+"""`Lookups`: a batch's lookups, by row and by bag, independent of where rows are stored.
 
 They depend on the batch alone. So helper threads (`tier.plan_threads`, for fast devices with large batches) find those
-of several batches at once, ahead of planning. Without helpers they are found when the batch is read. Or a device finds
-them (`tier.lookups`, `tiers.gpu.lookups`) and keeps what is as long as the lookups; distinct rows come back.
+of several batches at once, ahead of planning. Without helpers they are found when the batch is read. A GPU can find
+them, too (`tier.lookups`, `tiers.gpu.lookups`): it keeps the arrays of all lookups and returns the distinct rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import OnDevice, Pooling
 from adaptive.errors import InputError
 from adaptive.kernels.planning import lookups
-from adaptive.kernels.scratch import LentMemory, carve
+from adaptive.kernels.scratch import ScratchPool, allocate
 from adaptive.system import usable_cores
 
 Int64s = NDArray[np.int64]
@@ -29,24 +29,24 @@ MOST_USES: Final = 2**31 - 1  # of an int32
 
 
 def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
-    """The batch itself, if it fits the tables.
+    """Return the batch if it fits the tables.
 
     Raises:
-        InputError: if it is no `Batch`, has another number of features, no sample, or weights other than 1 for mean
+        InputError: if it is not a `Batch`, has another number of features, no sample, or weights other than 1 for mean
             pooling.
     """
     batch = as_batch(batch)
     num_features = sum(len(group.features) for group in groups)
     if batch.num_samples and batch.num_features != num_features:
-        raise InputError(f"the tables have {num_features} features, a batch has {batch.num_features}")
+        raise InputError(f"expected a batch with {num_features} features, as the tables, got {batch.num_features}")
     if not batch.num_samples:
         raise InputError(NO_SAMPLES)
     if batch.weights is not None:
         for feature in (feature for group in groups for feature in group.features if feature.mean):
             if not (batch.weights[batch.feature_span(feature.position)] == 1).all():
                 raise InputError(
-                    f'feature {feature.name} is pooled by "mean": its lookups can have no weights but 1; use pooling '
-                    f'"sum" or "none"'
+                    f'feature {feature.name}: expected weights of 1 with pooling "mean", got others. Use pooling "sum" '
+                    f'or "none".'
                 )
     return batch
 
@@ -55,25 +55,25 @@ def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
 class Distinct:
     """The distinct rows of a batch and one group, table by table, in order of first lookup."""
 
-    rows: Int64s  # (U,) local
+    rows: Int64s  # (U,) group rows, or owned rows
     counts: NDArray[np.int32]  # (U,) lookups of each
     inverse: NDArray[np.int32]  # (N,) lookup -> distinct row; empty: on the device
-    table_ends: Int64s  # (T,) where each table's rows end
+    table_ends: Int64s  # (T,) end of each table's rows
 
 
 class DistinctFinder:
-    """Finds the distinct rows of batches with a hash table and memory of its own: one finder for each thread."""
+    """Finds the distinct rows of batches. Use one per thread: it has its own memory."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._memory = LentMemory()
+        self._memory = ScratchPool()
         self._clear(16)
 
     def find_lookups(self, batch: Batch) -> "Lookups":
-        """All that a batch asks of the group. Raises InputError as `find` does."""
+        """Find all lookups of a batch in the group. Raises `InputError` as `find` does."""
         distinct, bags = self.find(batch), lay_out_bags(self._group, batch)
         num_rows, num_lookups = len(distinct.rows), len(distinct.inverse)
-        segments, vectors, origins = carve(
+        segments, vectors, origins = allocate(
             self._memory, (np.int64, num_rows + 1), (np.int32, num_lookups), (np.int64, len(bags.scales))
         )
         lookups.fill_segments(distinct.inverse, distinct.counts, bags.starts, bags.vectors, segments, vectors, origins)
@@ -81,10 +81,10 @@ class DistinctFinder:
         return Lookups(distinct, bags, segments, vectors, scales)
 
     def find(self, batch: Batch) -> Distinct:
-        """The distinct rows of a batch.
+        """Find the distinct rows of a batch.
 
         Raises:
-            InputError: if an id is negative or too large, naming feature, position, value and data line.
+            InputError: if an id is negative or too large; names feature, position, value and data line.
         """
         distinct, bad = self.find_in_spans(batch.ids, *feature_spans(self._group, batch))
         if bad is not None:
@@ -92,18 +92,20 @@ class DistinctFinder:
         return distinct
 
     def find_in_spans(self, ids: Int64s, spans: Int64s, span_tables: NDArray[np.int32]) -> tuple[Distinct, int | None]:
-        """The distinct rows of ids (n,) in spans (s, 2) of tables (s,), table by table; and the position of an id that
-        its table does not have, None: there is none."""
+        """Find the distinct rows of ids (n,) in spans (s, 2) of tables (s,), table by table.
+
+        Returns them, and the position of an id outside its table, or None.
+        """
         sizes = np.bincount(span_tables, weights=spans[:, 1] - spans[:, 0])
         num_lookups = int(sizes.sum())
         num_places = max(16, 1 << (2 * int(sizes.max()) - 1).bit_length())
         if num_places > len(self._places) or int(self._used[0]) + num_lookups > MOST_USES:
             self._clear(max(num_places, len(self._places)))
         sizes_of = (np.int64, num_lookups), (np.int32, num_lookups), (np.int32, num_lookups)
-        rows, counts, inverse, table_ends = carve(self._memory, *sizes_of, (np.int64, len(self._group.tables)))
+        rows, counts, inverse, table_ends = allocate(self._memory, *sizes_of, (np.int64, len(self._group.tables)))
         group, places = self._group, (self._places, self._used)
-        asked = ids, spans, span_tables, group.table_sizes, group.table_starts
-        size = lookups.distinct_rows(*asked, *places, rows, counts, inverse, table_ends)
+        inputs = ids, spans, span_tables, group.table_sizes, group.table_starts
+        size = lookups.distinct_rows(*inputs, *places, rows, counts, inverse, table_ends)
         return Distinct(rows[:size], counts[:size], inverse, table_ends), -size - 1 if size < 0 else None
 
     def _clear(self, places: int) -> None:
@@ -111,29 +113,29 @@ class DistinctFinder:
 
 
 def feature_spans(group: Group, batch: Batch) -> tuple[Int64s, NDArray[np.int32]]:
-    """(F, 2) which lookups of the batch are of each feature of a group, and (F,) the features' tables."""
+    """(F, 2) range of lookups in the batch of each feature of a group, and (F,) its table."""
     positions, _, tables, _ = group.feature_columns
     firsts, lasts = positions * batch.num_samples, (positions + 1) * batch.num_samples
     return np.stack([batch.offsets[firsts], batch.offsets[lasts]], axis=1), tables
 
 
 def bad_id(group: Group, batch: Batch, position: int) -> InputError:
-    """The error for the id at a position of the batch, which its table does not have."""
+    """Create the error for the id at a position of the batch, which is outside its table."""
     bag = int(np.searchsorted(batch.offsets, position, side="right")) - 1
     feature_position, sample = divmod(bag, batch.num_samples)
     feature = next(f for f in group.features if f.position == feature_position)
     table = group.tables[feature.table]
     where = f" ({batch.origin.where(sample)})" if batch.origin is not None else ""
     return InputError(
-        f"feature {feature.name}, sample {sample}{where}, position {position - int(batch.offsets[bag])}: "
-        f"id {batch.ids[position]} is outside table {table.name}, which has ids 0 to {table.num_embeddings - 1}. "
-        f"Correct the data, enlarge the table, or let the reader send such ids to a row of their own (oov)."
+        f"feature {feature.name}, sample {sample}{where}, position {position - int(batch.offsets[bag])}: expected ids "
+        f"0 to {table.num_embeddings - 1} of table {table.name}, got {batch.ids[position]}. Correct the data, enlarge "
+        f"the table, or let the reader map such ids to one extra row (oov)."
     )
 
 
 @dataclass(frozen=True)
 class Bags:
-    """The bags of a batch in one group: which lookups make which vector."""
+    """The bags of a batch in one group: lookups -> vectors."""
 
     num_vectors: int
     vectors: NDArray[np.int32]  # (bags,)
@@ -143,46 +145,48 @@ class Bags:
     num_samples: int = 0  # > 0: `vectors` are those of `Pooling.num_samples`
 
     def pooling(self, inverse: NDArray[np.int32], locations: Int64s) -> Pooling:
-        """The forward pass with the distinct rows at `locations` (U,)."""
+        """Describe the forward pass with the distinct rows at `locations` (U,)."""
         bags = self.num_vectors, self.vectors, self.starts, self.tables
         return Pooling(*bags, inverse, locations, self.scales, self.num_samples)
 
 
 @dataclass(frozen=True)
 class Lookups:
-    """What one batch asks of one group of tables: its distinct rows, its bags, and its lookups by row."""
+    """Lookups of one batch in one group of tables: distinct rows, bags, and lookups by row."""
 
     distinct: Distinct
     bags: Bags
-    segments: Int64s  # (U + 1,) where the lookups of each distinct row start below
-    vectors: NDArray[np.int32]  # (N,) which vector's gradient each lookup gets; empty: on the device
+    segments: Int64s  # (U + 1,) start of each distinct row's lookups in `vectors` and `scales`
+    vectors: NDArray[np.int32]  # (N,) vector whose gradient each lookup gets; empty: on the device
     scales: NDArray[np.float32]  # (N,), or empty: all 1, or on the device
-    found: OnDevice | None = None  # what lies on the device
+    on_device: OnDevice | None = None  # the arrays that a device keeps
 
 
 class Search(Protocol):
-    """A device's search for what one batch looks up in one group."""
+    """A device's search for one batch's lookups in one group."""
 
     def launch(self) -> None:
-        """Ask the device; from any thread. Raises InputError as `DistinctFinder.find` does."""
+        """Start the device; from any thread. Raises `InputError` as `DistinctFinder.find` does."""
 
     def lookups(self) -> Lookups:
-        """What it has found, once the distinct rows are here. From the thread that plans, once."""
+        """Wait for the distinct rows and return the lookups. Once, from the planning thread."""
 
 
 class Searcher(Protocol):
-    """Where a device finds what batches look up in one group."""
+    """Finds batches' lookups in one group on a device."""
 
     def begin(self) -> None:
-        """A look-ahead begins: no batch is in flight."""
+        """Prepare for a look-ahead: no batch is in flight."""
 
     def start(self, batch: Batch) -> Search | None:
-        """Begin a search, which is to be launched; None: the host is to find this batch's lookups. From the thread
-        that plans, in batch order; each found batch is planned."""
+        """Create a search, to be launched; None if the host is to find this batch's lookups.
+
+        From the planning thread, in batch order; each batch with a search is planned.
+        """
 
 
 def plan_threads(tier: TierConfig, *, on_cpu: bool) -> int:
-    """How many threads `tier.plan_threads` means, the look-ahead thread included; `on_cpu`: the device tier is."""
+    """Number of planning threads, including the look-ahead thread; `on_cpu`: of the tier."""
     if tier.plan_threads != "auto":
         return tier.plan_threads
     return 1 if on_cpu else max(1, min(3, usable_cores() // 4))
@@ -192,9 +196,10 @@ class LookupsAhead:
     """Finds the lookups of batches for a look-ahead.
 
     Args:
-        groups: lookups are found for each.
-        helpers: helper threads; 0: the calling thread.
-        searchers: of each group, where its device finds lookups.
+        groups: of tables.
+        helpers: number of helper threads; 0: the calling thread finds them.
+        searchers: for each group, the device's searcher or None.
+        enter_thread: called first in each helper thread.
     """
 
     def __init__(
@@ -214,7 +219,7 @@ class LookupsAhead:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Inside, helper threads find the lookups. Outside, the calling thread does."""
+        """Inside, helper threads find the lookups; outside, the calling thread does."""
         self._working = True
         try:
             if not self.helpers:
@@ -230,19 +235,19 @@ class LookupsAhead:
             self._working = False
 
     def begin(self) -> None:
-        """A look-ahead begins: no batch is in flight."""
+        """Prepare for a look-ahead: no batch is in flight."""
         for searcher in self._searchers:
             if searcher is not None:
                 searcher.begin()
 
     @property
     def num_ahead(self) -> int:
-        """How many batches are worth reading ahead now."""
+        """Number of batches worth reading ahead now."""
         searches = any(searcher is not None for searcher in self._searchers)
         return max(self.helpers, int(searches)) if self._working else 0
 
     def start(self, batch: Batch) -> Callable[[], list[Lookups]]:
-        """Start to find lookups, one `Lookups` for each group. Call the result to wait for them; it raises errors."""
+        """Start to find one `Lookups` per group. Call the result to wait for them."""
         searches = [None if searcher is None else searcher.start(batch) for searcher in self._searchers]
         if self._pool is None:
             results = self._make(batch, searches)
@@ -269,8 +274,11 @@ def _finished(results: Sequence[Lookups | Search]) -> list[Lookups]:
 
 
 def lay_out_bags(group: Group, batch: Batch) -> Bags:
-    """Pooled features fill columns of a (B, columns, D) block; the vectors of un-pooled features follow behind it,
-    feature by feature, one per position."""
+    """Lay out the vectors of a batch.
+
+    Pooled features fill columns of a (B, columns, D) block. The vectors of features without pooling follow, feature by
+    feature, one per position.
+    """
     samples = batch.num_samples
     if group.pools_in_order and batch.num_features == len(group.features):
         vectors, tables = group.pooled_bags(samples)
@@ -286,7 +294,7 @@ def lay_out_bags(group: Group, batch: Batch) -> Bags:
 
 
 def _scales(group: Group, batch: Batch, num_lookups: int) -> NDArray[np.float32]:
-    """(N,) weights of lookups in the group's order; with mean pooling, ones to be overwritten; empty if all are 1."""
+    """(N,) weights of the group's lookups, ones to overwrite for means, or empty: all 1."""
     if batch.weights is not None:
         parts = [batch.weights[batch.feature_span(feature.position)] for feature in group.features]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)

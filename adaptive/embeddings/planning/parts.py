@@ -1,7 +1,7 @@
-"""A batch in parts: what each part needs of the plan that was made for the whole batch.
+"""The parts of a batch (micro-batches), described from the plan of the whole batch.
 
-There is one plan and one update of rows for the batch, in its own order of lookups. A part is a run of samples: it has
-vectors of its own in the forward pass, whose gradients go back to their places among the batch's.
+There is one plan and one row update per batch, in the batch's order of lookups. A part is a run of samples. It has its
+own vectors in the forward pass, and their gradients go back to their places among the batch's.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ class GroupPart:
 
     places: tuple[slice, ...]  # of the part's vectors among the batch's, in order
     pooling: Pooling
-    waits: bool  # for rows that come with this batch
+    waits: bool  # True if it needs rows that are admitted with this batch
 
 
 @dataclass(frozen=True)
 class _Run:
-    """The bags, lookups and vectors of one feature and the part's samples, as numbered in the plan."""
+    """The bags, lookups and vectors of one feature of a part, as numbered in the plan."""
 
     bags: slice
     lookups: slice
@@ -34,13 +34,13 @@ class _Run:
 
 
 def describe_parts(group: Group, batch: Batch, plan: GroupPlan, arrival: Arrival) -> tuple[GroupPart, ...]:
-    """The parts of a planned batch; none if it has none.
+    """Describe the parts of a planned batch; empty if it has none.
 
     Args:
         group: the tables.
-        batch: of the plan.
+        batch: the whole batch.
         plan: of the whole batch.
-        arrival: which of its distinct rows get slots with this batch.
+        arrival: the distinct rows that get slots with this batch.
     """
     parts = []
     coming = np.zeros(len(arrival.distinct.rows), np.bool_)
@@ -56,7 +56,7 @@ def describe_parts(group: Group, batch: Batch, plan: GroupPlan, arrival: Arrival
 
 
 def _on_host(pooling: Pooling, plan: GroupPlan) -> bool:
-    """Whether the part may use rows on the host that are given their initial values for this batch."""
+    """True if the part may use rows on the host that get their initial values for this batch."""
     return len(plan.moves.fresh_rows) > 0 and bool((pooling.locations < 0).any())
 
 
@@ -74,7 +74,7 @@ def _runs(group: Group, batch: Batch, first: int, last: int) -> list[_Run]:
 
 
 def _places(group: Group, whole: Pooling, runs: list[_Run], first: int, last: int) -> tuple[slice, ...]:
-    """Samples of pooled features follow each other; each feature that is not pooled has a stretch of its own."""
+    """Slices of the part's vectors: one for pooled features, one per other feature."""
     places = [slice(first * group.num_columns, last * group.num_columns)]
     for run in runs:
         if run.column < 0 and run.bags.stop > run.bags.start:

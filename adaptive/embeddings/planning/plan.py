@@ -1,6 +1,6 @@
-"""`GroupPlan`: all that is decided about one batch and one group of tables before it is trained.
+"""`GroupPlan`: everything decided about a batch and a group before it is trained.
 
-Letters: N lookups, B bags, V output vectors, U distinct rows, or rows to update, G grouped lookups. A *location* is a
+Letters: N lookups, B bags, V output vectors, U distinct rows or rows to update, G grouped lookups. A *location* is a
 slot of the device tier (>= 0) or ~row of the host tier (< 0).
 """
 
@@ -17,12 +17,12 @@ def no_rows() -> Int64s:
 
 
 class OnDevice:
-    """Lookups of one batch that lie on the device, which found them (`tiers.gpu.lookups`): planning passes them on."""
+    """Lookups of a batch in arrays on the device, which planning passes on."""
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """The forward pass: which rows make which vectors. Lookup p reads row_locations[inverse[p]]."""
+    """The forward pass: rows -> vectors. Lookup p reads row_locations[inverse[p]]."""
 
     num_vectors: int
     bag_vectors: NDArray[np.int32]  # (B,)
@@ -35,34 +35,33 @@ class Pooling:
 
     @property
     def locations(self) -> Int64s:
-        """(N,) of lookups, gathered at each call."""
+        """(N,) location of each lookup, gathered at each call."""
         return self.row_locations[self.inverse]
 
 
 @dataclass(frozen=True)
 class RowUpdates:
-    """The update: which vectors' gradients belong to which row, in lookup order."""
+    """The row update: the vectors whose gradients belong to each row, in lookup order."""
 
     rows: Int64s  # (U,) owned rows
     locations: Int64s  # (U,)
-    segments: Int64s  # (U + 1,)
+    segments: Int64s  # (U + 1,) start of each row's lookups in `vectors` and `scales`
     vectors: NDArray[np.int32]  # (G,); empty: on the device
     scales: NDArray[np.float32]  # (G,), or empty: all 1, or on the device
 
 
 @dataclass(frozen=True)
 class Moves:
-    """What crosses between the tiers before the batch is trained: first write back, then fetch, and at last what is
-    late."""
+    """Rows to move before the batch is trained: write back, fetch, late fetch."""
 
     back_slots: Int64s = field(default_factory=no_rows)
     back_rows: Int64s = field(default_factory=no_rows)
     fetch_slots: Int64s = field(default_factory=no_rows)
     fetch_rows: Int64s = field(default_factory=no_rows)
     fetch_initial: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
-    fresh_rows: Int64s = field(default_factory=no_rows)  # used on the host, to be given their initial values there
-    late_slots: Int64s = field(default_factory=no_rows)  # of rows that batches in flight still update on the host:
-    late_rows: Int64s = field(default_factory=no_rows)  # fetched when the batch before this one has been trained
+    fresh_rows: Int64s = field(default_factory=no_rows)  # used on the host, where they get their initial values
+    late_slots: Int64s = field(default_factory=no_rows)  # of rows that batches in flight still update on the host,
+    late_rows: Int64s = field(default_factory=no_rows)  # fetched once the batch before this one is trained
 
 
 @dataclass(frozen=True)
@@ -71,20 +70,20 @@ class Snapshots:
 
     locations: Int64s  # (n,)
     entries: NDArray[np.int32]  # (n,)
-    known: NDArray[np.bool_]  # (n,) there is an earlier snapshot to compare with
+    has_earlier: NDArray[np.bool_]  # (n,) True if there is an earlier snapshot to compare with
     accesses: Int64s  # (n,) lookups since that snapshot
-    visits: Int64s  # (n,) batches that looked the row up since then
+    visits: Int64s  # (n,) batches that looked up the row since then
 
 
 @dataclass(frozen=True)
 class Deferred:
-    """Rows whose gradients go to a running sum instead of the row; some of the sums are due to be applied.
+    """Rows whose gradients are accumulated in sums, some of which are applied after the batch.
 
     `row_updates.locations` are entries: rows of the table of sums.
     """
 
     row_updates: RowUpdates
-    due_at: Int64s  # (n,) which of them are due after this batch
+    due_at: Int64s  # (n,) positions among them of the sums that are due after this batch
     due_rows: Int64s  # (n,) owned rows
     due_locations: Int64s  # (n,)
     due_entries: Int64s  # (n,)
@@ -92,11 +91,11 @@ class Deferred:
 
 @dataclass(frozen=True)
 class WatchedCounts:
-    """Rows watched, as of the latest question; (tables of the group,) each."""
+    """Watched rows as of the skip rule's latest answer; (tables of the group,) each."""
 
     watched: Int64s
-    judged: Int64s  # of these, there is a verdict: movement has been measured, or is not asked for
-    saturated: Int64s  # of these, updates are left out, or wait by a rule's answer
+    judged: Int64s  # those of them with measured movement, or all if the rule does not need it
+    saturated: Int64s  # those of them whose updates are skipped or accumulated
 
     @classmethod
     def none(cls, num_tables: int) -> "WatchedCounts":
@@ -105,7 +104,7 @@ class WatchedCounts:
 
 @dataclass(frozen=True)
 class UpdateSizes:
-    """Row updates by their L2 norms, of all batches whose feedback has been taken in."""
+    """Row updates by their L2 norms, of all batches whose feedback has arrived."""
 
     counts: Int64s  # (bins,) see `Tracker.bin_edges`
     sum: float
@@ -113,7 +112,7 @@ class UpdateSizes:
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """All that is decided about one batch and one group of tables: what moves, what is pooled, what is updated."""
+    """Everything decided about one batch and one group of tables: moves, pooling, row updates."""
 
     number: int
     pooling: Pooling
@@ -122,18 +121,18 @@ class GroupPlan:
     tally: Int64s  # (tables of the group, counters)
     snapshots: Snapshots | None = None
     deferred: Deferred | None = None
-    watched: WatchedCounts | None = None  # for reports: as of this batch, however far others are planned
-    found: OnDevice | None = None  # where the device has found the lookups; no row lies on the host then
+    watched: WatchedCounts | None = None  # for reports: as of this batch, independent of the look-ahead
+    on_device: OnDevice | None = None  # if the device has found the lookups; no row is used on the host then
 
     @property
     def is_late(self) -> bool:
-        """Whether rows are fetched only when training comes to the batch."""
+        """True if rows are fetched only right before the batch is trained."""
         return len(self.moves.late_rows) > 0
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """What training a batch tells the look-ahead thread about the rows of one group."""
+    """Measurements of one group's rows after a trained batch, for the planning thread."""
 
     rows: Int64s  # (U,) rows that were updated
     norms: NDArray[np.float32]  # (U,) L2 norm of each update

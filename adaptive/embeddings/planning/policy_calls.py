@@ -1,7 +1,7 @@
-"""`PolicyCaller`: calls a policy and the skip rule that it carries, and checks the answers before any row moves.
+"""`PolicyCaller`: calls a policy and its skip rule and checks the answers.
 
-A policy's valid answer changes speed only; what a skip rule's changes is in the report. An invalid answer, or none in
-time, stops training with a `PolicyError` that names policy, method and batch; rows and slots are then as they were.
+A bad answer, or none within the time limit, stops training with a `PolicyError` that names policy, method and batch.
+Rows and slots are then unchanged.
 """
 
 import time
@@ -14,24 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, as_batch
+from adaptive.embeddings.planning.books import ORDERS
 from adaptive.embeddings.planning.policy_thread import Overdue, PolicyThread, Raised, is_users
 from adaptive.embeddings.planning.row_stats import read_only
 from adaptive.errors import PolicyError, error_text
-from adaptive.kernels.planning.selection import ORDERS
 from adaptive.policy import Policy, RowStats, SkipRule, TierView, arranges, order_of
 
 Answer = TypeVar("Answer")
-OF_RULE: Final = "rule."  # before the name of a method of the skip rule
-CHECK: Final = "Nothing was moved; run `adaptive-train policies check` on it."
+OF_RULE: Final = "rule."  # prefix of the names of a skip rule's methods
+CHECK: Final = "Nothing was moved. Run `adaptive-train policies check` on it."
 _DONE: Final = object()
 
 
 class PolicyCaller:
-    """Calls the methods of one policy and its rule; checks their answers and limits their time.
+    """Calls the methods of one policy and its rule, checks the answers and limits the time.
 
     Args:
-        policy: to be asked.
-        timeout: seconds that a method may take inside `listening`; 0: as long as it likes, without a thread.
+        policy: to call.
+        timeout: seconds that a method may take inside `listening`; 0: no limit and no thread.
     """
 
     def __init__(self, policy: Policy, timeout: float = 0.0) -> None:
@@ -39,58 +39,58 @@ class PolicyCaller:
         self.seconds = 0.0
         self._timeout = timeout
         self._thread: PolicyThread | None = None
-        self._stuck: PolicyThread | None = None  # was left behind
-        self._explained: BaseException | None = None  # the latest error that says whose it is
-        self._source: _Source | None = None  # of the batches that are arranged
-        self._reported: deque[dict[str, float]] | None = None  # with each arranged batch that is to be planned
+        self._stuck: PolicyThread | None = None  # an abandoned thread
+        self._explained: BaseException | None = None  # latest error that already names policy and method
+        self._source: _Source | None = None  # of the batches to arrange
+        self._reported: deque[dict[str, float]] | None = None  # one entry per arranged batch that is not planned yet
 
     @property
     def rule(self) -> SkipRule | None:
-        """The skip rule that the policy carries."""
+        """The policy's skip rule."""
         return self.policy.rule
 
     @property
     def watches_movement(self) -> bool:
-        """True if how far rows move is measured."""
+        """True if the movement of rows is measured."""
         return self.rule is not None and self.rule.watches
 
     @property
     def defers(self) -> bool:
-        """True if gradients may wait in sums."""
+        """True if gradients may be accumulated."""
         return self.rule is not None and self.rule.at_most > 1
 
     @property
     def skips(self) -> bool:
-        """True if rows must be watched: the rule asks about them, or their gradients may wait."""
+        """True if rows must be watched: the rule is called, or gradients are accumulated."""
         return self.defers or (self.rule is not None and self.rule.asks)
 
     @property
     def leaves_out(self) -> bool:
-        """True if updates may be lost: those of rows that the rule answers with 0."""
+        """True if updates may be lost: the rule may answer 0."""
         return self.rule is not None and self.rule.leaves_out
 
     @property
-    def order(self) -> int | None:
-        """The order of `selection.ORDERS` in which rows leave, or None: `score` is asked.
+    def order(self) -> tuple[str, ...] | None:
+        """Columns by which rows are evicted, one of `ORDERS`; None: by `score`.
 
         Raises:
-            PolicyError: if the policy names columns in which rows cannot be ordered.
+            PolicyError: if the policy names other columns.
         """
         columns = tuple(order_of(self.policy))
         if columns and columns not in ORDERS:
             choices = ", ".join(map(str, ORDERS))
-            raise PolicyError(f"{self._owner('order')}.order is {columns}; it must be () or one of {choices}.")
-        return ORDERS.get(columns)
+            raise PolicyError(f"{self._owner('order')}.order: expected () or one of {choices}, got {columns}.")
+        return columns or None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside, the policy's methods run in a thread of its own and are waited for no longer than the timeout.
+        """Inside, the policy's methods run in a separate thread, with the time limit.
 
         Raises:
-            PolicyError: if a method that was given up earlier is still running: they run one at a time.
+            PolicyError: if an abandoned method is still running: methods never run concurrently.
         """
         if self._stuck is not None and self._stuck.is_stuck:
-            raise PolicyError(f"{self._owner('')}: a method that was given up still runs; make another instance.")
+            raise PolicyError(f"{self._owner('')}: a method that timed out is still running. Create another instance.")
         if self._timeout == 0 or self._thread is not None:
             yield
             return
@@ -102,52 +102,51 @@ class PolicyCaller:
             thread.close()
             self._stuck = thread if thread.is_stuck else None
 
-    # --- questions about rows --------------------------------------------------------------------------------
+    # --- answers about rows ----------------------------------------------------------------------------------
 
     def score(self, stats: RowStats) -> NDArray[np.float64]:
         """(n,) float64 scores without NaN."""
         scores = self._array("score", stats, self.policy.score)
         if scores.dtype.kind not in "fiub":
-            raise self._wrong("score", stats.step, f"numbers, found dtype {scores.dtype}")
+            raise self._wrong("score", stats.step, "numbers", f"dtype {scores.dtype}")
         if scores.dtype.kind == "f" and len(bad := np.flatnonzero(np.isnan(scores))):
-            needed = f"no NaN, found {len(bad)}, the first for row {stats.rows[bad[0]]}"
-            raise self._wrong("score", stats.step, needed)
+            raise self._wrong("score", stats.step, "no NaN", f"{len(bad)}, the first for row {stats.rows[bad[0]]}")
         return scores.astype(np.float64)
 
     def visits(self, stats: RowStats) -> NDArray[np.int64]:
-        """(n,) the rule's answers: visits per update, at most `rule.at_most`; 0, left out, as far as a guard allows."""
+        """(n,) visits per update, at most `rule.at_most`; 0 only where a guard allows it."""
         rule, method = self.rule, f"{OF_RULE}visits"
         assert rule is not None
         answer = self._array(method, stats, rule.visits)
         if answer.dtype.kind not in "iu":
-            raise self._wrong(method, stats.step, f"whole numbers, found dtype {answer.dtype}")
+            raise self._wrong(method, stats.step, "integers", f"dtype {answer.dtype}")
         least = 0 if rule.leaves_out else 1
         if len(bad := np.flatnonzero(answer < least)):
-            needed = f"numbers of at least {least}, found {answer[bad[0]]} for row {stats.rows[bad[0]]}"
-            hint = "" if least == 0 else " (a rule that leaves updates out says so by leaves_out = True)"
-            raise self._wrong(method, stats.step, needed + hint)
+            hint = "" if least == 0 else " (set leaves_out = True to skip updates)"
+            got = f"{answer[bad[0]]} for row {stats.rows[bad[0]]}{hint}"
+            raise self._wrong(method, stats.step, f"numbers of at least {least}", got)
         visits: NDArray[np.int64] = np.minimum(answer.astype(np.int64), rule.at_most)
         return np.where((visits == 0) & ~rule.allows(stats.rows), 1, visits)
 
     def _array(self, method: str, stats: RowStats, ask: Callable[[RowStats], NDArray[Any]]) -> NDArray[Any]:
-        """(n,) the answer about these rows."""
+        """(n,) a method's answer about these rows."""
         answer: object = self._ask(method, stats.step, lambda: ask(read_only(stats)))
         if not isinstance(answer, np.ndarray) or answer.shape != (len(stats),):
             got = f"shape {answer.shape}" if isinstance(answer, np.ndarray) else type(answer).__name__
-            raise self._wrong(method, stats.step, f"an array of shape ({len(stats)},), found {got}")
+            raise self._wrong(method, stats.step, f"an array of shape ({len(stats)},)", got)
         return answer
 
-    # --- what is passed on to them ---------------------------------------------------------------------------
+    # --- notifications ---------------------------------------------------------------------------------------
 
-    def tell(self, method: str, number: int, rows: NDArray[np.int64], *more: object) -> None:
-        """Tell a policy that follows accesses of rows (n,): by `looked_up`, `left` or `came`, for batch `number`."""
+    def notify(self, method: str, number: int, rows: NDArray[np.int64], *more: object) -> None:
+        """Call `looked_up`, `left` or `came` with rows (n,) of batch `number`."""
         rows.flags.writeable = False
         answer = self._ask(method, number, lambda: getattr(self.policy, method)(number, rows, *more))
         if answer is not None:
-            raise self._wrong(method, number, f"nothing, found {type(answer).__name__}")
+            raise self._wrong(method, number, "None", type(answer).__name__)
 
     def begin(self, optimizer: str) -> None:
-        """Tell the rule which optimizer updates the rows."""
+        """Pass the name of the row optimizer to the rule."""
         if (rule := self.rule) is not None:
             self.ask(f"{OF_RULE}begin", lambda: rule.begin(optimizer))
 
@@ -155,14 +154,14 @@ class PolicyCaller:
         self.ask("calibrate", lambda: self.policy.calibrate(sample, view))
 
     def observe(self, number: int, loss: float) -> None:
-        """Tell the policy of a loss, unless it has been given up."""
+        """Pass a loss to the policy, unless its thread is stuck."""
         if self._thread is None or not self._thread.is_stuck:
             self._ask("observe", number, lambda: self.policy.observe(number, loss))
 
     # --- batches ---------------------------------------------------------------------------------------------
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Generator[Batch, None, None]:
-        """The policy's batches, each checked to be one."""
+        """Yield the policy's batches, checked."""
         if not arranges(self.policy):
             self._reported = None
             for batch in batches:  # noqa: UP028 (`yield from` would close the caller's iterator with this one)
@@ -177,31 +176,31 @@ class PolicyCaller:
 
     def _arranged(self, source: "_Source", view: TierView) -> Iterator[Batch]:
         policy, rule = self.policy, self.rule
-        kept = source
+        inputs = source
         if rule is not None and rule.drops_inputs:
-            kept = _Source(self._kept(rule, source, view), None)
-        arranged = self._ask("arrange", -1, lambda: iter(policy.arrange(kept, view)))
+            inputs = _Source(self._without_dropped(rule, source, view), None)
+        arranged = self._ask("arrange", -1, lambda: iter(policy.arrange(inputs, view)))
         num_samples = 0
         while True:
-            batch, reported = self._run("arrange", -1, lambda: (next(arranged, _DONE), self._reported_now()))
+            batch, reported = self._run("arrange", -1, lambda: (next(arranged, _DONE), self._read_reported()))
             if batch is _DONE:
                 break
             if not isinstance(batch, Batch):
-                raise self._wrong("arrange", -1, f"batches, found {type(batch).__name__}")
+                raise self._wrong("arrange", -1, "batches", type(batch).__name__)
             num_samples += batch.num_samples
             assert self._reported is not None
             self._reported.append(reported)
             yield batch
-        self._check_samples(kept, num_samples)
+        self._check_samples(inputs, num_samples)
 
-    def _kept(self, rule: SkipRule, source: "_Source", view: TierView) -> Iterator[Batch]:
-        """The batches that a rule leaves, for the policy to arrange; in the policy's thread."""
+    def _without_dropped(self, rule: SkipRule, source: "_Source", view: TierView) -> Iterator[Batch]:
+        """The batches of a rule that drops inputs. Runs in the policy's thread."""
         method = f"{OF_RULE}arrange"
-        kept: Iterator[object] | None = None
+        arranged: Iterator[object] | None = None
         while True:
             try:
-                kept = kept or iter(rule.arrange(source, view))
-                batch = next(kept, _DONE)
+                arranged = arranged or iter(rule.arrange(source, view))
+                batch = next(arranged, _DONE)
             except BaseException as error:
                 if is_users(error) or error is source.error:
                     raise
@@ -210,42 +209,44 @@ class PolicyCaller:
             if batch is _DONE:
                 return
             if not isinstance(batch, Batch):
-                self._explained = self._wrong(method, -1, f"batches, found {type(batch).__name__}")
+                self._explained = self._wrong(method, -1, "batches", type(batch).__name__)
                 raise self._explained
             yield batch
 
-    def _check_samples(self, kept: "_Source", num_samples: int) -> None:
-        """Check that all samples came back: no report would show those that a policy left out."""
-        num_read = kept.num_samples
-        unread = self._run("arrange", -1, lambda: next(kept, None)) is not None
+    def _check_samples(self, inputs: "_Source", num_samples: int) -> None:
+        """Check that all samples were yielded: no report would show those that a policy drops."""
+        num_read = inputs.num_samples
+        unread = self._run("arrange", -1, lambda: next(inputs, None)) is not None
         if unread or num_samples != num_read:
-            rest = ", and did not ask for the rest" if unread else ""
+            rest = " and did not read the rest" if unread else ""
             raise PolicyError(
-                f"{self._owner('arrange')}.arrange gave {num_samples} of the {num_read} samples it was given{rest}. A "
-                f"policy gives every sample once. To leave inputs out, carry a skip rule with drops_inputs = True, so "
-                f"that reports show it. Run `adaptive-train policies check` on it."
+                f"{self._owner('arrange')}.arrange: expected every sample once, got {num_samples} of the {num_read} "
+                f"samples that it has read{rest}. To drop inputs, carry a skip rule with drops_inputs = True, so that "
+                f"reports show it. Run `adaptive-train policies check` on it."
             )
 
-    # --- what they report ------------------------------------------------------------------------------------
+    # --- reported attributes ---------------------------------------------------------------------------------
 
     def reported(self) -> dict[str, float]:
-        """What the policy and its skip rule want shown. Not while batches are looked ahead.
+        """Read the `reported` attributes of policy and rule. Not during a look-ahead.
 
         Raises:
-            PolicyError: if one names an attribute that is not there, or no number.
+            PolicyError: if one is missing or not a number.
         """
-        return self.ask("reported", self._reported_now)
+        return self.ask("reported", self._read_reported)
 
     def reported_with_next(self) -> dict[str, float]:
-        """`reported` as of the next batch to be planned: when the policy gave it, if it arranges batches. Called once
-        for each batch, by the look-ahead."""
+        """`reported` as of the next batch to be planned. Called once per batch, by the look-ahead.
+
+        For a policy that arranges batches, as of the moment when it yielded that batch.
+        """
         if self._reported is not None:
             return self._reported.popleft()
-        wanted = self.policy.reported or (self.rule is not None and self.rule.reported)
-        return self._run("reported", -1, self._reported_now) if wanted else {}
+        any_names = self.policy.reported or (self.rule is not None and self.rule.reported)
+        return self._run("reported", -1, self._read_reported) if any_names else {}
 
-    def _reported_now(self) -> dict[str, float]:
-        """A rule's names begin with the name of its class, for both may count the same."""
+    def _read_reported(self) -> dict[str, float]:
+        """Names of a rule are prefixed with its class, because both may count the same."""
         numbers = self._attributes("policy", self.policy)
         if self.rule is not None:
             prefix = type(self.rule).__name__.lower()
@@ -255,18 +256,21 @@ class PolicyCaller:
     def _attributes(self, kind: str, owner: Policy | SkipRule) -> dict[str, float]:
         try:
             return {name: float(getattr(owner, name)) for name in owner.reported}
-        except BaseException as error:  # an attribute may be code of the policy's
+        except BaseException as error:  # an attribute may be a property, which is custom code
             if is_users(error):
                 raise
             self._explained = PolicyError(
-                f"{kind} {type(owner).__name__}.reported must name attributes that are numbers: {error_text(error)}"
+                f"{kind} {type(owner).__name__}.reported: expected names of numeric attributes, got {error_text(error)}"
             )
             raise self._explained from error
 
     # --- one call --------------------------------------------------------------------------------------------
 
     def ask(self, method: str, question: Callable[[], Answer]) -> Answer:
-        """Ask for something else, such as `state_dict`, in the time allowed; a rule's methods begin with `OF_RULE`."""
+        """Call any other method, such as `state_dict`, with the time limit.
+
+        `method` is its name, with the prefix `OF_RULE` for a rule's method.
+        """
         with self.listening():
             return self._ask(method, -1, question)
 
@@ -278,7 +282,7 @@ class PolicyCaller:
             self.seconds += time.perf_counter() - started
 
     def _run(self, method: str, step: int, question: Callable[[], Answer]) -> Answer:
-        """The answer. Whatever a policy raises becomes a `PolicyError`; what its source of batches raises does not."""
+        """Return the answer; errors become a `PolicyError`, except those of the data source."""
         error: BaseException
         try:
             return question() if self._thread is None else self._thread.ask(question)
@@ -288,20 +292,20 @@ class PolicyCaller:
         except Raised as raised:
             error = raised.error
         except KeyboardInterrupt:
-            raise  # the user's: a policy's own comes as `Raised`, where it has a thread
+            raise  # Ctrl-C; one that the policy raises in its thread arrives as `Raised`
         except BaseException as raised:
             error = raised
         if error is self._explained or (self._source is not None and error is self._source.error):
             raise error
         raise self._raised(method, step, error) from error
 
-    # --- errors: the batch that was asked about is `step`; -1: none ------------------------------------------
+    # --- errors; `step`: number of the batch, -1: none -------------------------------------------------------
 
     def _raised(self, method: str, step: int, error: BaseException) -> PolicyError:
         return PolicyError(f"{self._place(method, step)} raised {error_text(error)}. {CHECK}")
 
-    def _wrong(self, method: str, step: int, needed: str) -> PolicyError:
-        return PolicyError(f"{self._place(method, step)} must return {needed}. {CHECK}")
+    def _wrong(self, method: str, step: int, expected: str, got: str) -> PolicyError:
+        return PolicyError(f"{self._place(method, step)}: expected {expected}, got {got}. {CHECK}")
 
     def _place(self, method: str, step: int) -> str:
         return f"{self._owner(method)}.{method.removeprefix(OF_RULE)}{_at(step)}"
@@ -313,11 +317,11 @@ class PolicyCaller:
 
 
 def overdue_text(owner: str, method: str, step: int, seconds: float) -> str:
-    """The error about a method that was given up; `step`: the batch it was asked about, or -1."""
+    """Text of the error for a method that timed out; `step`: number of the batch, or -1."""
     return (
-        f"{owner}.{method}{_at(step)} has not returned for {seconds:g} s and is left behind. "
-        f"Nothing was moved; look there for a loop or a wait without an end. For a method that is only "
-        f"slow raise the limit: --set tier.policy_timeout_s={10 * seconds:g} (0: none)."
+        f"{owner}.{method}{_at(step)}: expected an answer within {seconds:g} s, got none. Nothing was moved. Look for "
+        f"an endless loop or wait in the method. If it is only slow, raise the limit: "
+        f"--set tier.policy_timeout_s={10 * seconds:g} (0: none)."
     )
 
 
@@ -326,12 +330,12 @@ def _at(step: int) -> str:
 
 
 class _Source(Iterator[Batch]):
-    """The batches that a policy arranges. Their errors, and the time to read them, are not the policy's.
+    """The batches for a policy to arrange; reading them does not count as the policy's.
 
     Attributes:
-        error: what reading them raised.
-        num_samples: handed out so far.
-        closed: no more are handed out: a method that was given up reads no more.
+        error: raised by reading them.
+        num_samples: yielded so far.
+        closed: True if no more batches are yielded, so that an abandoned method reads no more.
     """
 
     def __init__(self, batches: Iterator[Batch], thread: PolicyThread | None) -> None:

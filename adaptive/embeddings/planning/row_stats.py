@@ -1,4 +1,4 @@
-"""`StatsSource`: puts together what a policy is told about rows, from records, slots and the hot set."""
+"""`StatsSource`: gathers `RowStats` from records, slots and the hot set."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -17,7 +17,7 @@ Int64s = NDArray[np.int64]
 
 
 class StatsSource:
-    """Makes `RowStats` of rows of one group of tables."""
+    """Gathers `RowStats` of rows of one group of tables."""
 
     def __init__(self, group: Group, tracker: Tracker, slots: SlotTable) -> None:
         self._group, self._tracker, self._slots = group, tracker, slots
@@ -32,12 +32,15 @@ class StatsSource:
         entries: Int64s | None = None,
         visits: NDArray[np.uint32] | None = None,
     ) -> RowStats:
-        """What a policy is told about owned rows (n,) when batch `number` is planned.
+        """Gather the statistics of owned rows (n,) as of batch `number`.
 
         Args:
+            rows: owned rows.
+            number: of the batch being planned.
             window: the batches that follow, nearest first.
-            hot: the hot set, if the policy asks about movement; `entries` (n,) of the rows in it, if known.
-            visits: (entries of the hot set,) counted so far, where updates are deferred; `entries` are given then.
+            hot: the hot set, if movement is wanted.
+            entries: (n,) of the rows in the hot set; None: to be looked up.
+            visits: (entries of the hot set,) so far, if updates are deferred; requires `entries`.
         """
         group, records = self._group, self._tracker.gather(rows)
         if hot is not None and entries is None:
@@ -63,7 +66,7 @@ class StatsSource:
         self, size: int, hot: HotSet | None, entries: Int64s | None
     ) -> tuple[NDArray[np.float32], Int64s, Int64s, NDArray[np.bool_]]:
         if hot is None or entries is None:
-            nothing = np.broadcast_to(np.int64(0), size)  # of one number: nothing is written, and policies cannot
+            nothing = np.broadcast_to(np.int64(0), size)  # takes no memory; read-only
             return np.broadcast_to(np.float32(np.nan), size), nothing, nothing, np.broadcast_to(np.bool_(False), size)
         drift = np.full(size, np.nan, np.float32)
         accesses, visits, saturated = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.bool_)
@@ -81,14 +84,14 @@ class StatsSource:
         on_device, away = codes > 0, np.flatnonzero(codes <= 0)
         for ahead in range(len(window), 0, -1):
             books.mark_next_access(window[ahead - 1].rows, self._tracker.codes, number + ahead, slot_next)
-            if len(away):  # rows on the host that may come in
+            if len(away):  # rows on the host that may be admitted
                 following[away[np.isin(rows[away], window[ahead - 1].rows)]] = number + ahead
         following[on_device] = slot_next[codes[on_device] - 1]
         return following
 
 
 def read_only(stats: RowStats) -> RowStats:
-    """The same, its arrays not writable: it is handed to a policy."""
+    """Make the arrays read-only, for a policy."""
     for item in fields(stats):
         value = getattr(stats, item.name)
         if isinstance(value, np.ndarray):

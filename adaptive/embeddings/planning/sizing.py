@@ -1,4 +1,4 @@
-"""How many slots each group gets for a setting of `tier.device_rows`."""
+"""Numbers of slots of each group, from the setting `tier.device_rows`."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,24 +15,24 @@ from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy
 
 AUTO_SHARE = "10%"
-HOT_SHARE: Final = 1.25  # of a rank's even share of the watched rows
+HOT_SHARE: Final = 1.25  # capacity for watched rows of a rank over its even share of them
 LEAST_HOT_ROWS = 100_000
 RESERVE_SHARE = 0.2  # of a GPU's free memory, for model, activations and gradients
 RESERVE_LEAST = 1 << 30
-FEWER = "fewer than wanted: out of GPU memory"
-SHRINK = 0.1  # share of the slots given up when the device's memory runs out
+FEWER = "reduced: out of GPU memory"
+SHRINK = 0.1  # share of the slots given up when GPU memory runs out
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Slots of each group, and one sentence for the user."""
+    """Slots of each group, and a sentence about them for the user."""
 
     slots: tuple[int, ...]
     text: str
 
 
 def row_bytes(group: Group, optimizer: RowOptimizer) -> int:
-    """Bytes of a row with its state."""
+    """Bytes of a row with its optimizer state."""
     return 4 * (group.embedding_dim + optimizer.state_width(group.embedding_dim))
 
 
@@ -43,25 +43,25 @@ def choose_slots(
     policy: Policy,
     room: int | None = None,
 ) -> Sizes:
-    """Slots per group: of every group the same share, whatever the unit of `device_rows`.
+    """Choose the slots of each group: the same share of every group.
 
     Args:
         groups: the tables.
         tier: settings.
-        optimizer: of the rows; its state takes memory too.
-        policy: may fix its size.
-        room: bytes free on a GPU, for `device_rows = "auto"`; None: the device tier is ordinary memory.
+        optimizer: of the rows, whose state takes memory, too.
+        policy: which may allow a single size only.
+        room: free bytes on a GPU, for `device_rows = "auto"`; None: the device tier is ordinary memory.
 
     Raises:
-        ConfigError: if the policy needs another size than the one given.
-        DeviceMemoryError: if what the look-ahead must hold is more than there is room for.
+        ConfigError: if the policy needs another size than the one set.
+        DeviceMemoryError: if the rows of the batches in flight do not fit.
     """
     wanted, reason = tier.device_rows, "as set"
     if policy.device_rows is not None:
         if tier.device_rows not in ("auto", policy.device_rows):
             raise ConfigError(
-                f"tier.device_rows={tier.device_rows}: policy {type(policy).__name__} needs {policy.device_rows}; "
-                f"leave it at auto or choose another policy"
+                f"tier.device_rows: expected {policy.device_rows} for policy {type(policy).__name__}, got "
+                f"{tier.device_rows}. Leave it at auto, or choose another policy."
             )
         wanted, reason = policy.device_rows, f"policy {type(policy).__name__} needs {policy.device_rows}"
     if wanted != "auto":
@@ -70,16 +70,21 @@ def choose_slots(
         slots = [_auto(group, tier.held_rows) for group in groups]
         reason = "auto: 10% of the rows"
         if sum(slots) > sum(-(-group.num_rows // 10) for group in groups):
-            reason = f"auto: what the look-ahead must hold (about {tier.held_rows:,} rows)"
+            reason = _held_reason(tier)
     else:
         slots, reason = _auto_on_gpu(groups, tier, optimizer, room)
-    return _sizes(groups, slots, optimizer, reason)
+    return resized(groups, slots, optimizer, reason)
 
 
-def _sizes(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimizer, reason: str) -> Sizes:
+def resized(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimizer, reason: str) -> Sizes:
+    """Describe these slots of each group; `reason` is text for the user."""
     num_rows, size = sum(group.num_rows for group in groups), _bytes(groups, slots, optimizer)
     text = f"device tier: {sum(slots):,} of {num_rows:,} rows, {size / 2**20:.1f} MiB ({reason})"
     return Sizes(tuple(slots), text)
+
+
+def _held_reason(tier: TierConfig) -> str:
+    return f"auto: the batches in flight need about {tier.held_rows:,} rows"
 
 
 def _bytes(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimizer) -> int:
@@ -89,79 +94,74 @@ def _bytes(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimize
 def _auto_on_gpu(
     groups: Sequence[Group], tier: TierConfig, optimizer: RowOptimizer, room: int
 ) -> tuple[list[int], str]:
-    """As many slots as there is room for beside the reserve, but no fewer than look-ahead must hold."""
-    kept = reserve_bytes(tier.reserve, room)
-    share = (room - kept) / _bytes(groups, [group.num_rows for group in groups], optimizer)
+    """As many slots as fit next to the reserve, but no fewer than the batches in flight need."""
+    reserve = reserve_bytes(tier.reserve, room)
+    share = (room - reserve) / _bytes(groups, [group.num_rows for group in groups], optimizer)
     fitting = [min(group.num_rows, int(share * group.num_rows)) for group in groups]
     floors = [least_slots(group, tier.held_rows) for group in groups]
     slots = [max(fit, floor) for fit, floor in zip(fitting, floors, strict=True)]
     if _bytes(groups, slots, optimizer) > room:
         raise DeviceMemoryError(
-            f"the look-ahead must hold about {tier.held_rows:,} rows, {_gib(_bytes(groups, floors, optimizer))}; "
-            f"{_gib(room)} are free on the GPU: lower batch_size or depth"
+            f"expected {_gib(_bytes(groups, floors, optimizer))} of free GPU memory for the batches in flight (about "
+            f"{tier.held_rows:,} rows), got {_gib(room)}. Lower batch_size or depth."
         )
     if slots != fitting:
-        return slots, f"auto: what the look-ahead must hold (about {tier.held_rows:,} rows)"
+        return slots, _held_reason(tier)
     if sum(slots) == sum(group.num_rows for group in groups):
-        return slots, f"auto: all rows fit into the {_gib(room)} that are free on the GPU"
-    return slots, f"auto: {_gib(room)} are free on the GPU, {_gib(kept)} are left to model and batches"
+        return slots, f"auto: all rows fit in the {_gib(room)} of free GPU memory"
+    return slots, f"auto: {_gib(room)} of GPU memory are free, of which {_gib(reserve)} are left to model and batches"
 
 
 def reserve_bytes(reserve: str, free: int) -> int:
-    """Of `free` bytes, those that are not for slots. auto: 20 %, but 1 GiB at least, but half at most."""
+    """Bytes of `free` that are not for slots. auto: 20%, at least 1 GiB, at most half."""
     if reserve == "auto":
         return min(max(int(RESERVE_SHARE * free), RESERVE_LEAST), free // 2)
     return parse_size(reserve, row_bytes=1, num_rows=free)
 
 
 def least_slots(group: Group, held_rows: int) -> int:
-    """The fewest slots a group can work with: the rows that look-ahead must hold, as far as known."""
+    """Fewest slots that a group can work with: the rows of the batches in flight."""
     return min(group.num_rows, max(held_rows, 1))
 
 
 def shrunk(sizes: Sizes, groups: Sequence[Group], tier: TierConfig, optimizer: RowOptimizer, policy: Policy) -> Sizes:
-    """Sizes with a tenth fewer slots, after the device's memory ran out.
+    """Reduce the slots by a tenth, after GPU memory ran out.
 
     Raises:
-        DeviceMemoryError: if fewer slots would not hold the rows that must be held.
+        DeviceMemoryError: if fewer slots would not hold the rows of the batches in flight.
     """
     floors = [least_slots(group, tier.held_rows) for group in groups]
     slots = [max(int((1 - SHRINK) * n), min(n, floor)) for n, floor in zip(sizes.slots, floors, strict=True)]
     if policy.device_rows is not None or sum(slots) == sum(sizes.slots):
         raise DeviceMemoryError(
             f"out of GPU memory with {sum(sizes.slots):,} device rows, {_gib(_bytes(groups, sizes.slots, optimizer))}, "
-            f"and fewer will not do: lower batch_size or depth, or choose another policy or GPU"
+            f"and fewer are not enough. Lower batch_size or depth, or choose another policy or GPU."
         )
     return resized(groups, slots, optimizer, FEWER)
 
 
-def resized(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimizer, reason: str) -> Sizes:
-    """Sizes with other slots than at first."""
-    return _sizes(groups, slots, optimizer, reason)
-
-
 @dataclass(frozen=True)
 class Need:
-    """Slots of one group."""
+    """Slots that one group needs."""
 
-    least: int  # that the rows of the batches in flight take, counted
-    wanted: int  # for any batches like these: the largest one's rows, for each in flight
+    least: int  # for the rows of the batches in flight, counted
+    wanted: int  # for any batches like these: rows of the largest one, times the batches in flight
 
 
 def shared_by_need(
     groups: Sequence[Group], slots: Sequence[int], needs: Sequence[Need], costs: Sequence[int], *, may_grow: bool
 ) -> list[int] | None:
-    """Slots for each group, together no more than there are, by what batches ask of each; None if they are too few.
+    """Rebalance slots across groups by need; None if there are too few.
 
-    First each group gets the least it needs, then what it wants, as far as that goes; a group of which batches want
-    half of the rows gets all. What is left over is shared in proportion to the rows that have no slot yet.
+    Each group first gets its least, then a share of what it wants; a group of which batches want half of the rows
+    gets all. The rest is shared in proportion to the rows without a slot.
 
     Args:
         groups: the tables.
-        slots: of each group, now.
+        slots: current ones of each group.
         needs: of each group.
-        costs: of one slot of each group, in the unit in which all slots together stay what they are.
-        may_grow: there may be more slots, as many as are wanted.
+        costs: of one slot of each group; the total cost stays the same.
+        may_grow: allow as many slots as are wanted.
     """
     rows = [group.num_rows for group in groups]
     least = [min(need.least, n) for need, n in zip(needs, rows, strict=True)]
@@ -174,10 +174,10 @@ def shared_by_need(
         return None
     shared = least
     for goal in (wanted, rows):
-        lacking = [most - n for most, n in zip(goal, shared, strict=True)]
-        asked = _cost(costs, lacking)
-        share = min(1.0, (budget - _cost(costs, shared)) / asked) if asked else 0.0
-        shared = [n + int(share * more) for n, more in zip(shared, lacking, strict=True)]
+        missing = [most - n for most, n in zip(goal, shared, strict=True)]
+        cost = _cost(costs, missing)
+        share = min(1.0, (budget - _cost(costs, shared)) / cost) if cost else 0.0
+        shared = [n + int(share * more) for n, more in zip(shared, missing, strict=True)]
         shared = _filled_up(shared, goal, costs, budget)
     return shared
 
@@ -191,13 +191,13 @@ def _gib(size: int) -> str:
 
 
 def _auto(group: Group, held_rows: int) -> int:
-    """Slots of a group under `auto`: a share of its rows, and room for all held rows, which may all be its own."""
+    """Slots of a group under `auto`: a share of its rows, at least all held rows."""
     share = parse_size(AUTO_SHARE, row_bytes=1, num_rows=group.num_rows)
     return max(share, min(group.num_rows, held_rows))
 
 
 def _shared_out(groups: Sequence[Group], wanted: str, optimizer: RowOptimizer) -> list[int]:
-    """The same share of every group; at least one slot each, if any is wanted."""
+    """The same share of every group, at least one slot each unless the size is 0."""
     if wanted.endswith("%"):
         return [parse_size(wanted, row_bytes=1, num_rows=group.num_rows) for group in groups]
     rows = [group.num_rows for group in groups]
@@ -209,7 +209,7 @@ def _shared_out(groups: Sequence[Group], wanted: str, optimizer: RowOptimizer) -
 
 
 def _filled_up(slots: Sequence[int], most: Sequence[int], costs: Sequence[int], budget: int) -> list[int]:
-    """Slots with what rounding has left of the budget."""
+    """Spend the part of the budget that is left by rounding."""
     filled = list(slots)
     for number, (cost, limit) in enumerate(zip(costs, most, strict=True)):
         filled[number] += max(0, min(limit - filled[number], (budget - _cost(costs, filled)) // cost))
@@ -217,11 +217,10 @@ def _filled_up(slots: Sequence[int], most: Sequence[int], costs: Sequence[int], 
 
 
 def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:
-    """Rows of a group that are watched, so that their updates can be skipped.
+    """Number of watched rows of a group.
 
-    5 % are plenty of millions of rows and too few of some thousands, hence the minimum; see
-    docs/explanation/skipping.md. A rank gets more than its even share of those of all ranks: hot rows are not dealt out
-    evenly.
+    5% is plenty of millions of rows and too few of some thousands, hence the minimum (docs/explanation/skipping.md). A
+    rank gets more than its even share, because hot rows are not distributed evenly.
     """
     whole = group.undivided
     if skip.hot_rows == "auto":
@@ -236,7 +235,7 @@ def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:
 def watched_bytes(
     groups: Sequence[Group], skip: SkipConfig, optimizer: RowOptimizer, *, snapshots: bool, sums: bool
 ) -> int:
-    """Bytes on the device of what is kept of watched rows: snapshots, sums of deferred gradients with their squares."""
+    """Bytes on the device for watched rows: snapshots, sums of gradients and squares."""
 
     def values(dim: int) -> int:
         return snapshots * dim + sums * (dim + optimizer.squares_width(dim))
@@ -245,9 +244,10 @@ def watched_bytes(
 
 
 def held_rows(sample: Sequence[Batch], depth: int) -> int:
-    """Rows that `depth` + 1 batches like those of the sample may hold: the largest batch's times `depth` + 1.
+    """Upper bound for the rows of `depth` + 1 batches like those of a sample.
 
-    Counted per feature; features that share a table count double. The true need is smaller where batches share rows.
+    It is the largest batch's number of rows times `depth` + 1, counted per feature, so that features that share a table
+    count double. The true need is smaller if batches share rows.
     """
     largest = 0
     for batch in sample:

@@ -1,13 +1,15 @@
-"""`Skipper`: which row updates of a batch are left out, deferred or due. All that is lossy in planning is here.
+"""`Skipper`: decides which row updates are skipped or deferred.
 
-A distinct row of a batch has one *fate* (`kernels.planning.books`): its gradient updates the row now; goes to a sum
-that is applied then; goes to a sum that waits; is left out. The skipper owns whatever decides this: the hot set with
-what is known of movement, the books of sums, the skip rule's answers, and what a guard allows of them. Without one
-every row is updated now.
+Everything lossy in planning is here.
+
+A distinct row of a batch has one *fate* (`kernels.planning.books`): its gradient updates the row now; is added to a sum
+that is then applied; is added to a sum that waits; is skipped. The skipper owns everything behind this decision: the
+hot set with measured movement, the books of sums, the skip rule's answers, and the share of them that a guard allows.
+Without a skipper every row is updated now.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -25,25 +27,27 @@ from adaptive.kernels.planning import books, watched
 from adaptive.policy import SkipRule
 
 Int64s = NDArray[np.int64]
-LET_GO_EVERY: Final = 16  # questions between two looks for watched rows that no longer come
-PATIENCE: Final = 8  # such a row has been away so many times as long as usual
-FEW: Final = 16  # fewer than this part of the set are not worth that training waits for it
+DROP_EVERY: Final = 16  # calls of the rule between two searches for inactive rows
+PATIENCE: Final = 8  # a row is inactive after so many times its usual distance between lookups
+FEW: Final = 16  # fewer inactive rows than this fraction of the set are not worth a pause of training
 WATCHED, JUDGED, SATURATED = 1, 2, 4  # bits of `HotSet.counted`, in the order of `WatchedCounts`
-_NO_WAITS: NDArray[np.uint8] = np.zeros(2, [("waits", np.uint8), ("unused", np.uint8)])["waits"]  # laid out as others
+_NO_WAITS: NDArray[np.uint8] = np.zeros(2, [("waits", np.uint8), ("unused", np.uint8)])[
+    "waits"
+]  # strided as in hot sets
 SUM_RECORD = np.dtype([("visits", np.uint32), ("waiting", np.uint32)])
 
 
 @dataclass(frozen=True)
 class SummedRows:
-    """The distinct rows of a batch whose gradient goes to a sum, in order."""
+    """The distinct rows of a batch whose gradients are added to sums, in order."""
 
     entries: NDArray[np.int64]  # (n,)
     due: NDArray[np.int64]  # (m,) distinct rows whose sum is applied after the batch
-    due_at: NDArray[np.int64]  # (m,) which of the n they are
+    due_at: NDArray[np.int64]  # (m,) their positions among the n
 
 
 class DeferralBook:
-    """Visits and waiting gradients of the rows of a hot set, under a rule by which gradients may wait."""
+    """Counts of visits and accumulated gradients of watched rows."""
 
     def __init__(self, capacity: int, rule: SkipRule) -> None:
         self._rule = rule
@@ -54,39 +58,45 @@ class DeferralBook:
     def decide(
         self,
         number: int,
-        mine: WatchedRows,
+        watched_rows: WatchedRows,
         distinct: Distinct,
         accesses: NDArray[np.uint32],
         fates: NDArray[np.uint8],
         waits: NDArray[np.uint8],
     ) -> SummedRows:
-        """Decide for the watched rows among the distinct ones (U,) of batch `number`: whose gradient goes to a sum, and
-        whose sum is due then. Reads and updates `fates` (U,).
+        """Decide which watched rows accumulate their gradients, and which sums are due.
 
-        A row counts its visits during the warm-up too; nothing waits until it is over. A guard's allowance is the share
-        of `at_most` - 1 that counts. accesses (all rows,): lookups so far. waits (entries,): visits that a gradient
-        may wait for another by the rule's answer, if the rule is asked.
+        Visits are counted from the first batch, but nothing is deferred during the rule's warm-up. A guard's allowance
+        scales `at_most` - 1.
+
+        Args:
+            number: of the batch.
+            watched_rows: of the batch.
+            distinct: rows of the batch (U,).
+            accesses: (all rows,) lookups so far.
+            fates: (U,) read and updated.
+            waits: (entries,) the rule's answers - 1, if the rule is called.
         """
-        rule, size = self._rule, len(mine.places)
+        rule, size = self._rule, len(watched_rows.places)
         summed = SummedRows(*np.empty((3, size), np.int64))
         at_most = 1 + int(rule.allowance * (rule.at_most - 1)) if number >= rule.warmup else 1
         books_of_sums, answers = (self.visits, self.waiting), (waits if rule.asks else _NO_WAITS, rule.asks)
-        rows = distinct.rows, mine.places, mine.entries, distinct.counts, accesses
+        rows = distinct.rows, watched_rows.places, watched_rows.entries, distinct.counts, accesses
         count, num_due = watched.defer_visits(
             *rows, rule.every, at_most, *answers, *books_of_sums, fates, summed.entries, summed.due, summed.due_at
         )
         return SummedRows(summed.entries[:count], summed.due[:num_due], summed.due_at[:num_due])
 
     def may_wait(self, num_entries: int) -> NDArray[np.bool_]:
-        """Of the first entries: whether their gradients wait by their visits alone."""
+        """(num_entries,) True for entries whose number of visits alone allows accumulating."""
         often: NDArray[np.bool_] = self.visits[:num_entries] >= 2 * self._rule.every
         return often
 
-    def keep(self, entries: NDArray[np.int64]) -> None:
-        """Go on with the books of these entries (n,), ascending, which are numbered anew from 0; no other waits."""
-        kept = self._records[entries]
+    def retain(self, entries: NDArray[np.int64]) -> None:
+        """Drop all entries but these (n,), ascending, which are renumbered from 0."""
+        records = self._records[entries]
         self._records[:] = 0
-        self._records[: len(kept)] = kept
+        self._records[: len(records)] = records
 
     def restore(self, visits: NDArray[np.uint32], waiting: NDArray[np.uint32]) -> None:
         """Restore the books of the first n entries."""
@@ -99,24 +109,24 @@ class DeferralBook:
 
 @dataclass(frozen=True)
 class Fates:
-    """What becomes of the gradients of a batch's distinct rows (U,)."""
+    """The fates of a batch's distinct rows (U,), with due snapshots and sums."""
 
-    fates: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # or empty: all update now
-    snapshots: Snapshots | None = None
-    summed: SummedRows | None = None
+    fates: NDArray[np.uint8]  # (U,)
+    snapshots: Snapshots | None
+    summed: SummedRows | None
 
 
 class Skipper:
     """Watches the hottest rows of one group and decides which of their updates are written.
 
-    Its owner is the look-ahead thread. Decisions depend on batches, the rule and feedback of a fixed age, and are
-    keyed by row: where rows lie changes none of them.
+    Only the planning thread uses it. Decisions depend on batches, the rule and feedback of a fixed age, and are keyed
+    by row, so placement changes none of them.
 
     Args:
         group: the tables.
-        capacity: rows that can be watched.
+        capacity: number of rows that can be watched.
         skip: settings.
-        policy_caller: asks the skip rule, which the policy carries.
+        policy_caller: calls the policy's skip rule.
         tracker, stats: of the group's planner.
     """
 
@@ -137,17 +147,17 @@ class Skipper:
         self._policy_caller, self._tracker, self._stats = policy_caller, tracker, stats
         assert policy_caller.rule is not None
         self._rule = policy_caller.rule
-        self._allowance = self._rule.allowance  # to which the answers have been cut
+        self._allowance = self._rule.allowance  # already applied to the answers
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: other rows have been loaded, so what was known of movement and waiting gradients is void."""
+        """Start over, because other rows have been loaded."""
         self.hot = HotSet(self._capacity, self._skip)
         self.deferral = DeferralBook(self._capacity, self._rule) if self._policy_caller.defers else None
         self.watched_counts = WatchedCounts.none(len(self._group.tables))
 
     def grow(self, capacity: int) -> None:
-        """Begin anew, with room for more rows."""
+        """Start over, with room for more rows."""
         self._capacity = max(capacity, self._capacity)
         self.forget()
 
@@ -157,25 +167,25 @@ class Skipper:
 
     @property
     def watches_movement(self) -> bool:
-        """How far rows move is measured, so snapshots are kept."""
+        """True if the movement of rows is measured, which takes snapshots."""
         return self._rule.watches
 
     def decide(self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s) -> Fates:
-        """The fates of the distinct rows of batch `number`, which lie at `locations` (U,); counted in `tally`."""
-        self._obey_guard()
+        """Decide the fates of a batch's distinct rows, at `locations` (U,); count them in `tally`."""
+        self._apply_allowance()
         rows, counts, accesses = distinct.rows, distinct.counts, self._tracker.accesses
-        mine = self.hot.admit(rows, accesses)
+        watched_rows = self.hot.admit(rows, accesses)
         fates, snapshots, summed = np.zeros(len(rows), np.uint8), None, None
         if self._rule.watches or self._rule.leaves_out:
-            due = self.hot.visit(mine, counts, locations, fates)
+            due = self.hot.visit(watched_rows, counts, locations, fates)
             snapshots = due if self._rule.watches else None
         if self.deferral is not None:
-            summed = self.deferral.decide(number, mine, distinct, accesses, fates, self.hot.waits)
+            summed = self.deferral.decide(number, watched_rows, distinct, accesses, fates, self.hot.waits)
         watched.count_skipped(distinct.table_ends, counts, fates, tally)
         return Fates(fates, snapshots, summed)
 
     def ask(self, number: int) -> None:
-        """Ask the rule again which watched rows' updates wait or are left out, before batch `number` is planned."""
+        """Call the rule about all watched rows, before batch `number` is planned."""
         if self.hot.num_entries == 0:
             return
         if not self._rule.asks:
@@ -190,38 +200,43 @@ class Skipper:
             answer = np.ones_like(answer)
         self._adopt(answer == 0, (np.maximum(answer, 1) - 1).astype(np.uint8))
 
-    def no_longer_come(self, number: int) -> Int64s:
-        """(n,) entries to be let go before batch `number` is planned, ascending: if the set is full, those whose rows
-        have been away for many times as long as they used to be. None if there are few of them."""
+    def inactive_entries(self, number: int) -> Int64s:
+        """(n,) entries to drop before batch `number` is planned, ascending.
+
+        If the set is full, these are rows without a lookup for many times their usual distance between lookups. None
+        if there are few of them.
+        """
         hot = self.hot
-        if hot.num_entries < hot.capacity or number % (LET_GO_EVERY * self._skip.interval):
+        if hot.num_entries < hot.capacity or number % (DROP_EVERY * self._skip.interval):
             return no_rows()
         rows = hot.rows[: hot.num_entries]
         last = self._tracker.last_access[rows].astype(np.int64) - 1
         usual = np.maximum((last + 1) / np.maximum(self._tracker.accesses[rows], 1), 1)
         away = np.maximum(number - last, 0)
-        gone = np.flatnonzero((away >= self._skip.interval) & (away > PATIENCE * usual))
-        return gone if len(gone) >= max(1, hot.capacity // FEW) else no_rows()
+        inactive = np.flatnonzero((away >= self._skip.interval) & (away > PATIENCE * usual))
+        return inactive if len(inactive) >= max(1, hot.capacity // FEW) else no_rows()
 
-    def keep(self, entries: Int64s) -> None:
-        """Watch only these entries (n,) on, ascending, numbered anew from 0. No batch is in flight, all feedback has
-        been taken in, and no gradient waits for the others."""
-        self.hot.keep(entries, self._tracker.accesses)
+    def retain(self, entries: Int64s) -> None:
+        """Drop all entries but these (n,), ascending, which are renumbered from 0.
+
+        No batch is in flight, all feedback has arrived, and the others have no sums.
+        """
+        self.hot.retain(entries, self._tracker.accesses)
         if self.deferral is not None:
-            self.deferral.keep(entries)
+            self.deferral.retain(entries)
         self._count_watched()
 
     def learn(self, feedback: Feedback) -> None:
-        """Take in the drifts that were measured with a trained batch."""
+        """Store the drifts that were measured with a trained batch."""
         self.hot.learn(feedback)
 
     def restore(self, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Watch the rows of a checkpoint again, with their verdicts: `columns` of the hot set, in order of entry."""
+        """Restore the watched rows of a checkpoint: `columns` of the hot set, in order of entry."""
         self.hot.restore(columns, self._tracker.accesses)
         self._sum_counted()
 
-    def _obey_guard(self) -> None:
-        """Drop verdicts that a guard has forbidden since the rule was asked; the others stand."""
+    def _apply_allowance(self) -> None:
+        """Cancel answers that a guard has forbidden since the rule was called."""
         if self._rule.allowance != self._allowance:
             self._allowance = self._rule.allowance
             entries = slice(0, self.hot.num_entries)
@@ -229,7 +244,7 @@ class Skipper:
             self._adopt(self.hot.saturated[entries] & self._rule.allows(rows), self.hot.waits[entries])
 
     def _adopt(self, left_out: NDArray[np.bool_], waits: NDArray[np.uint8]) -> None:
-        """Of all entries: whether updates are left out, and for how many visits gradients may wait for another."""
+        """Store the answers for all entries: skip updates, further visits to accumulate over."""
         hot = self.hot
         hot.saturated[: hot.num_entries], hot.waits[: hot.num_entries] = left_out, waits
         self._count_watched()
@@ -254,7 +269,7 @@ class Skipper:
 
 @dataclass(frozen=True)
 class UpdatesByFate:
-    """The rows of a batch to update, in two groups; `now` and `later` are positions among its distinct rows."""
+    """The rows of a batch to update now and later, as positions among its distinct rows."""
 
     row_updates: RowUpdates  # of the rows `now`
     now: Int64s
@@ -264,7 +279,7 @@ class UpdatesByFate:
     scales: NDArray[np.float32]
 
     def deferred(self, summed: SummedRows | None, rows: Int64s, locations: Int64s) -> Deferred | None:
-        """The rows `later` as a plan has them; None if there are none. rows and locations are of all distinct rows."""
+        """The rows `later` for the plan, or None, from all distinct rows and locations."""
         if summed is None or not len(summed.entries):
             return None
         row_updates = RowUpdates(rows[self.later], summed.entries, self.segments, self.vectors, self.scales)
@@ -273,9 +288,11 @@ class UpdatesByFate:
 
 
 def group_updates(lookups: Lookups, locations: Int64s, fates: NDArray[np.uint8]) -> UpdatesByFate:
-    """The update of one group; rows at `locations` (U,).
+    """Group a batch's lookups by fate.
 
     Args:
+        lookups: of the batch.
+        locations: (U,) of its distinct rows.
         fates: (U,), or empty: every row is updated now. See `kernels.planning.books`.
     """
     rows, segments, vectors, scales = lookups.distinct.rows, lookups.segments, lookups.vectors, lookups.scales
@@ -285,10 +302,10 @@ def group_updates(lookups: Lookups, locations: Int64s, fates: NDArray[np.uint8])
         return UpdatesByFate(row_updates, np.arange(num_rows), rows[:0], segments[-1:] * 0, vectors[:0], scales[:0])
     updated, chosen_segments = np.empty(num_rows, np.int64), np.empty(num_rows + 1, np.int64)
     chosen_vectors, chosen_scales = np.empty_like(vectors), np.empty_like(scales)
-    kept, first = books.choose_segments(
+    count, first = books.choose_segments(
         segments, vectors, scales, fates, updated, chosen_segments, chosen_vectors, chosen_scales
     )
-    now, middle, end = updated[:first], int(chosen_segments[first]), int(chosen_segments[kept])
+    now, middle, end = updated[:first], int(chosen_segments[first]), int(chosen_segments[count])
     chosen_scales = chosen_scales[:end] if len(scales) else scales
     row_updates = RowUpdates(
         rows[now], locations[now], chosen_segments[: first + 1], chosen_vectors[:middle], chosen_scales[:middle]
@@ -296,8 +313,8 @@ def group_updates(lookups: Lookups, locations: Int64s, fates: NDArray[np.uint8])
     return UpdatesByFate(
         row_updates,
         now,
-        updated[first:kept],
-        chosen_segments[first : kept + 1] - middle,
+        updated[first:count],
+        chosen_segments[first : count + 1] - middle,
         chosen_vectors[middle:end],
         chosen_scales[middle:],
     )

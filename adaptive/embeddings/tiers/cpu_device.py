@@ -19,7 +19,7 @@ from adaptive.embeddings.tiers.device import DeviceTier, Floats, Later, Send, Wa
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.kernels.rows.cpu import decay, drift, pool, update
 from adaptive.kernels.rows.cpu import deferred as deferred_kernels
-from adaptive.kernels.scratch import LentMemory, carve, empty_rows, full_rows, update_scratch
+from adaptive.kernels.scratch import ScratchPool, allocate, empty_rows, full_rows, update_scratch
 from adaptive.optim import RowOptimizer
 
 
@@ -40,7 +40,7 @@ class CpuRows:
     def use(self, optimizer: RowOptimizer) -> None:
         """Update rows with these settings from now on; formula and state stay the same."""
         self._rule = optimizer.kind, optimizer.settings(), optimizer.corrections()
-        self._decay_factor = np.float32(optimizer.kept)
+        self._decay_factor = np.float32(optimizer.decay_factor)
 
     def resize(self, num_slots: int, fill: float = 0.0) -> None:
         """Reallocate to `num_slots` slots that hold `fill`."""
@@ -122,7 +122,7 @@ class CpuDevice(DeviceTier):
         self._rows = CpuRows(host, optimizer, num_slots, self._fill)
         self.num_slots = num_slots
         self.squares_width = optimizer.squares_width(host.weights.shape[1])
-        self._vectors = LentMemory()
+        self._vectors = ScratchPool()
         self.watch(0, snapshots=False, sums=False)
 
     @property
@@ -188,7 +188,7 @@ class CpuDevice(DeviceTier):
     def empty_vectors(self, number: int) -> Tensor:
         # Aligned to cache lines; reused once no tensor shares the memory, in whichever thread that one was dropped.
         width = self.weights.shape[1]
-        (vectors,) = carve(self._vectors, (np.float32, number * width))
+        (vectors,) = allocate(self._vectors, (np.float32, number * width))
         return torch.from_numpy(vectors.reshape(number, width))
 
     def use(self, optimizer: RowOptimizer) -> None:
@@ -209,7 +209,7 @@ class CpuDevice(DeviceTier):
 
     def drift(self, snapshots: Snapshots) -> Later:
         drifts = np.empty(len(snapshots.entries), np.float32)
-        where = snapshots.locations, snapshots.entries, snapshots.known
+        where = snapshots.locations, snapshots.entries, snapshots.has_earlier
         tables = self.weights, self._host.weights, self._snapshots
         drift.drift(*where, *tables, drifts, self._rows.scratch[:, 0])
         return lambda: drifts

@@ -1,1 +1,1 @@
-"""Loops of the look-ahead thread: a batch's look-ups, slots and records, watched rows, Belady's bound."""
+"""Loops over lookups, rows and slots, for `embeddings.planning` and the simulator."""

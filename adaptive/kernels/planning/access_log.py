@@ -1,11 +1,11 @@
-"""A log of look-ups in bounded memory: a set-associative cache of tags that forgets what is not looked up again.
+"""A log of lookups in bounded memory: a set-associative cache of tags.
 
-It is Hotline's embedding access logger (https://arxiv.org/abs/2204.05436, version 1, 4.2.2) in software: a row's number
-is hashed, the hash says which set it may stand in and which tag it goes by there, and within a set the entry to replace
-is chosen by SRRIP (Jaleel et al., ISCA 2010, https://doi.org/10.1145/1815961.1815971) with two bits an entry.
+It is Hotline's embedding access logger (https://arxiv.org/abs/2204.05436, version 1, 4.2.2) in software: the hash of a
+row's number gives its set and its tag, and within a set the entry to replace is chosen by SRRIP (Jaleel et al., ISCA
+2010, https://doi.org/10.1145/1815961.1815971) with two bits per entry.
 
-Letters: n rows, S sets of W ways. sets (S, W) uint16: `tag << 2 | re-reference value`, 0 where nothing stands. A tag is
-1 ... 16,383, so two rows of one set have the same one by a chance of 1 in 16,383.
+Letters: n rows, S sets of W ways. sets (S, W) uint16: `tag << 2 | re-reference value`, or 0 if empty. A tag is
+1 ... 16,383, so two rows of one set have the same tag with probability 1 in 16,383.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from adaptive.kernels.jit import at, kernel
 from adaptive.kernels.rows.cpu.initial import mix
 
-SOON, LATE, LAST = 0, 2, 3  # re-reference values: just used again; just come in; to be replaced
+SOON, LATE, LAST = 0, 2, 3  # re-reference values: used again; new; to be replaced
 TAGS = np.uint64(2**14 - 1)
 LOW32 = np.uint64(2**32 - 1)
 S32 = np.uint64(32)
@@ -30,7 +30,7 @@ def home(row, num_sets):
 
 @kernel(inline=True)
 def way_of(sets, place, tag):
-    """The way of a set in which a tag stands, or -1."""
+    """The way of a set that holds a tag, or -1."""
     for way in range(sets.shape[1]):
         if sets[place, way] >= tag and sets[place, way] <= tag + LAST:
             return way
@@ -39,8 +39,10 @@ def way_of(sets, place, tag):
 
 @kernel(inline=True)
 def make_room(sets, place):
-    """The way that the next entry of a set takes: the first empty one, or the first whose entry is LAST, once all
-    entries have aged until one is."""
+    """The way for the next entry of a set: the first empty one, or else the first LAST one.
+
+    All entries age until one is LAST.
+    """
     oldest = SOON
     for way in range(sets.shape[1]):
         if sets[place, way] == 0:
@@ -56,8 +58,7 @@ def make_room(sets, place):
 
 @kernel()
 def log_rows(rows, sets):
-    """Enter the look-ups of rows (n,) int64, one after the other: a row that stands in its set becomes SOON, another
-    one comes in as LATE."""
+    """Enter lookups of rows (n,) int64, in order: a row in its set becomes SOON, others LATE."""
     if sets.shape[0] == 0:
         return
     for i in range(rows.size):
@@ -70,11 +71,11 @@ def log_rows(rows, sets):
 
 
 @kernel()
-def find_rows(rows, sets, found):
-    """found (n,) bool: the row stands in its set."""
-    found[:] = False
+def find_rows(rows, sets, is_held):
+    """is_held (n,) bool: True if the row is in its set."""
+    is_held[:] = False
     if sets.shape[0] == 0:
         return
     for i in range(rows.size):
         place, tag = home(rows[i], sets.shape[0])
-        found[i] = way_of(sets, place, tag) >= 0
+        is_held[i] = way_of(sets, place, tag) >= 0

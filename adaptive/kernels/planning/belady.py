@@ -1,10 +1,10 @@
-"""Belady's bound over whole batches, rows that batches in flight hold, inputs that find all rows on the device.
+"""Belady's bound over whole batches, held rows, and samples with all rows in slots.
 
 Letters: K batches, U distinct rows of a batch, P uses of all batches (the sum of their U), B samples of a batch.
 
-A row has one next use, the batch that looks it up next. So resident rows need no names: how many of them wait for
-each batch says what hits, and who leaves is one of those that wait for the farthest batch. That makes a bound cost
-a few additions a use, with neither a heap nor a set of rows.
+A row has one next use: the next batch that looks it up. So it is enough to count the resident rows by their next use:
+the count of a batch is its number of hits, and a row to evict is one of those with the farthest next use. The bound
+costs a few additions per use, without a heap or a set of rows.
 """
 
 import numpy as np
@@ -16,10 +16,10 @@ NEVER = np.int32(np.iinfo(np.int32).max)
 
 @kernel()
 def link_uses(rows, batch, first, latest, following):
-    """Note that `batch` uses the distinct rows (U,), as uses first ... first + U - 1 of the trace.
+    """Note that `batch` uses the distinct rows (U,), as uses from `first` on of the trace.
 
-    latest (all rows,) int64: number of a row's latest use, + 1; 0 = none so far. following (>= first + U,) int32:
-    the batch of the next use of the same row, NEVER until there is one.
+    latest (all rows,) int64: number of a row's latest use + 1; 0 = none. following (>= first + U,) int32: batch of the
+    next use of the same row, or NEVER.
     """
     for u in range(rows.size):
         row = rows[u]
@@ -31,11 +31,11 @@ def link_uses(rows, batch, first, latest, following):
 
 @kernel()
 def belady_hits(ends, following, num_slots, bypass, waiting, hits):
-    """Hits (K,) int64 of each batch under the best possible eviction: the row whose next use is farthest leaves.
+    """Count the hits (K,) int64 of each batch under Belady's eviction, the best possible one.
 
-    ends (K,) int64: where the uses of each batch end in following (P,) int32. With `bypass` a row may be used
-    without a slot; without it every row of a batch needs one, and only rows of other batches can leave for it.
-    waiting (K + 1,) int64 zeros is scratch: resident rows by the batch that uses them next, the last: none does.
+    ends (K,) int64: end of each batch's uses in following (P,) int32. With `bypass` a row may be used without a slot;
+    without it every row of a batch needs one, and only rows of other batches can be evicted. waiting (K + 1,) int64
+    zeros is scratch: number of resident rows by the batch of their next use, the last for none.
 
     Returns the first batch whose rows do not fit, or -1.
     """
@@ -51,21 +51,21 @@ def belady_hits(ends, following, num_slots, bypass, waiting, hits):
         if not bypass:
             if needed > num_slots:
                 return batch
-            farthest, resident = let_go(waiting, farthest, resident, num_slots - needed)
+            farthest, resident = evict_farthest(waiting, farthest, resident, num_slots - needed)
         for use in range(first, ends[batch]):
             later = min(np.int64(following[use]), num_batches)
             waiting[later] += 1
             farthest = max(farthest, later)
         resident += needed
         if bypass:
-            farthest, resident = let_go(waiting, farthest, resident, num_slots)
+            farthest, resident = evict_farthest(waiting, farthest, resident, num_slots)
         first = ends[batch]
     return -1
 
 
 @kernel()
-def let_go(waiting, farthest, resident, limit):
-    """Let the rows with the farthest next use leave until `limit` are left; returns (farthest, resident)."""
+def evict_farthest(waiting, farthest, resident, limit):
+    """Evict rows with the farthest next use down to `limit`; returns (farthest, resident)."""
     while resident > limit:
         leaving = min(waiting[farthest], resident - limit)
         waiting[farthest] -= leaving
@@ -77,10 +77,10 @@ def let_go(waiting, farthest, resident, limit):
 
 @kernel()
 def held_rows(ends, following, depth, held):
-    """held (K,) int64: distinct rows that the batches k - depth ... k look up, which all need a slot when k is planned.
+    """held (K,) int64: number of distinct rows of the batches k - depth ... k.
 
-    ends, following: see `belady_hits`. A row counts from the batch that uses it up to the one before it is used again,
-    but not for longer than it is held.
+    ends, following: see `belady_hits`. A row counts from the batch that uses it to the one before its next use, but
+    not for longer than it is held.
     """
     num_batches = ends.size
     held[:] = 0
@@ -98,10 +98,9 @@ def held_rows(ends, following, depth, held):
 
 @kernel()
 def popular_inputs(offsets, inverse, locations, cold):
-    """How many samples have all their rows in slots; cold (B,) bool gets the others.
+    """Return the number of samples with all rows in slots; cold (B,) bool marks the others.
 
-    offsets (F * B + 1,) and inverse (N,) are those of a batch and its distinct rows, locations (U,) their slots, or
-    negative.
+    offsets (F * B + 1,) of a batch, inverse (N,) lookup -> distinct row, locations (U,) of these: slot, or negative.
     """
     num_samples = cold.size
     cold[:] = False

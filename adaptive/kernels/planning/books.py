@@ -1,10 +1,9 @@
-"""What the look-ahead thread computes about the distinct rows of a batch: where they lie, slots, records.
+"""Records of rows and slots for the distinct rows of a batch.
 
-Letters: N look-ups of a group of tables, U distinct rows, T tables of the group, S slots, B samples.
+Letters: N lookups of a group of tables, U distinct rows, T tables of the group, S slots, B samples.
 
-Rows are numbered through within a group: row = table_starts[t] + id. The record of a row is a slot *code*:
-0 = on the host, still at its initial value; -1 = on the host, changed at some time; s + 1 = in slot s.
-All kernels are serial and release the GIL. Only the look-ahead thread writes these arrays.
+Rows are group rows, or with ranks owned rows. A row's *code* is 0 on the host at its initial value, -1 on the host
+otherwise, s + 1 in slot s. All kernels are serial and release the GIL. Only the planning thread writes these arrays.
 """
 
 import numpy as np
@@ -15,12 +14,12 @@ from adaptive.kernels.vector.row_ops import prefetch_item
 
 INITIAL, ON_HOST = 0, -1
 MOST_ACCESSES = 2**32 - 1
-DIRTY, CHANGED = np.uint8(1), np.uint8(2)  # slot flags: changed since it came; its host copy is not the initial value
+DIRTY, CHANGED = np.uint8(1), np.uint8(2)  # slot flags: changed since fetched; host copy is not the initial value
 NOW, DUE, WAITS, SKIPPED = range(4)
-"""The *fate* of a distinct row's gradient: it updates the row; it goes to a sum, which is then applied; it goes to a
-sum; it is left out. From WAITS on the row is not written."""
+"""The *fate* of a distinct row's gradient: it updates the row; it is added to a sum that is then applied; it is added
+to a sum; it is skipped. From WAITS on the row is not written."""
 S22 = np.uint32(22)
-AHEAD = 96  # records fetched ahead: a line each, no two near each other; 32 is a quarter slower, 192 a little
+AHEAD = 96  # records to prefetch, each in its own cache line; 32 is a quarter slower, 192 a little
 SLOTS_AHEAD = AHEAD // 2  # the record is in the cache by then
 
 LOOKUPS, UNIQUE_ROWS = int(Counter.LOOKUPS), int(Counter.UNIQUE_ROWS)
@@ -31,8 +30,8 @@ PROMOTED, DEMOTED = int(Counter.PROMOTED), int(Counter.DEMOTED)
 
 @kernel(inline=True)
 def touch(row, count, batch, accesses, last_access):
-    """Count the look-ups of a row in a planned batch. last_access stores batch + 1; 0 means never."""
-    # Saturates instead of wrapping: the row of a default id can pass 2**32 look-ups.
+    """Count the lookups of a row in a planned batch. last_access is batch + 1; 0 = never."""
+    # Clipped instead of wrapping around: the row of a default id can exceed 2**32 lookups.
     accesses[row] = min(np.int64(accesses[row]) + np.int64(count), MOST_ACCESSES)
     last_access[row] = batch + 1
 
@@ -53,16 +52,16 @@ def enter_batch(
     follow,
     locations,
     missing,
-    before,
+    undo,
     tally,
 ):
-    """Find the distinct rows of a batch. Those on the device are touched, and hold their slots for the batch.
+    """Look up a batch's distinct rows; touch those on the device and hold their slots.
 
-    mark (uint8) is added to the slots' flags: DIRTY if the batch will change all its rows. follow (bool): slots learn
-    of it at once; else `follow_records` tells them when somebody asks. Outputs: locations (U,) int64 the slot, or -1;
-    missing int64 the others' u; before (U,) int32 what `leave_batch` needs; look-ups, distinct rows and hits are added
-    to tally (T, counters). Returns how many rows are missing: they are touched when it is known where they will be.
-    Every record comes into the cache once.
+    mark (uint8) is added to the slots' flags: DIRTY if the batch will change all its rows. follow (bool): update slots
+    now, else leave it to `follow_records`. Outputs: locations (U,) int64 slot, or -1; missing int64 the u without a
+    slot; undo (U,) int32 for `leave_batch`; lookups, distinct rows and hits are added to tally (T, counters). Returns
+    the number of missing rows, which are touched later, once their place is decided. One pass, so that every record is
+    loaded into the cache once.
     """
     num_missing = first = 0
     for table in range(table_ends.size):
@@ -91,7 +90,7 @@ def enter_batch(
                     slot_used[at(slot)] = batch
                     slot_accesses[at(slot)] = accesses[row]
                     slot_flags[at(slot)] = flags | mark
-                before[u] = latest
+                undo[u] = latest
             else:
                 locations[u] = -1
                 missing[num_missing] = u
@@ -105,16 +104,16 @@ def enter_batch(
 
 
 @kernel()
-def leave_batch(rows, counts, locations, before, accesses, last_access, slot_used, slot_accesses, slot_flags, follow):
-    """Undo `enter_batch` for the rows that it found."""
+def leave_batch(rows, counts, locations, undo, accesses, last_access, slot_used, slot_accesses, slot_flags, follow):
+    """Undo `enter_batch` for the rows that were on the device."""
     for u in range(rows.size):
         slot = locations[u]
         if slot < 0:
             continue
-        row, was_dirty = at(rows[u]), before[u] >= 0
-        if accesses[row] < MOST_ACCESSES:  # else it stays there: entered again, the batch would bring it there
+        row, was_dirty = at(rows[u]), undo[u] >= 0
+        if accesses[row] < MOST_ACCESSES:  # a clipped count stays: the batch will be entered again
             accesses[row] -= np.uint32(counts[u])
-        last_access[row] = before[u] if was_dirty else ~before[u]
+        last_access[row] = undo[u] if was_dirty else ~undo[u]
         if follow:
             slot_used[slot] = last_access[row] - 1
             slot_accesses[slot] = accesses[row]
@@ -124,7 +123,7 @@ def leave_batch(rows, counts, locations, before, accesses, last_access, slot_use
 
 @kernel()
 def follow_records(slot_rows, accesses, last_access, slot_used, slot_accesses, slot_flags, mark):
-    """Tell slots what batches that entered without `follow` did: as if each had told them at once."""
+    """Update slots with the batches that were entered without `follow`."""
     for slot in range(slot_rows.size):
         row = slot_rows[slot]
         if row >= 0 and slot_used[slot] != last_access[row] - 1:
@@ -135,29 +134,29 @@ def follow_records(slot_rows, accesses, last_access, slot_used, slot_accesses, s
 
 @kernel()
 def idle_slots(slot_rows, slot_used, oldest_held, start, limit, idle):
-    """List at most `limit` slots, from slot `start` on and around, that hold a row no planned batch needs.
+    """List at most `limit` idle slots, from slot `start` on and around.
 
-    A slot is idle if its row was last used by a batch before `oldest_held`. Returns how many were listed and where
-    the next search should start.
+    A slot is idle if its row was last used by a batch before `oldest_held`. Returns the number of listed slots and the
+    start of the next search.
     """
-    found = 0
+    count = 0
     num_slots = slot_rows.size
     for part in range(2):
         first, last = (start, num_slots) if part == 0 else (0, start)
         for slot in range(first, last):
             is_idle = (slot_rows[slot] >= 0) & (slot_used[slot] < oldest_held)
-            if found == limit:
+            if count == limit:
                 if is_idle:
-                    return found, slot
+                    return count, slot
                 continue
-            idle[found] = slot  # if it is not, the next one is written over it
-            found += is_idle
-    return found, start
+            idle[count] = slot  # no branch: if the slot is not idle, the next one overwrites it
+            count += is_idle
+    return count, start
 
 
 @kernel(inline=True)
 def table_of(row, table_starts, buckets, shift):
-    """Table of a row; buckets[r >> shift] is the table of the first row of that bucket of rows."""
+    """Table of a row; buckets[r >> shift] is the table of that bucket's first row."""
     table = buckets[row >> shift]
     while row >= table_starts[table + 1]:
         table += 1
@@ -179,10 +178,10 @@ def release_slots(
     back_rows,
     tally,
 ):
-    """Take the rows of the slots `victims` off the device: list those to write back, push the slots on `free`.
+    """Evict the rows of the slots `victims`; list those to write back, and free the slots.
 
-    buckets, shift: see `table_of`. Returns the number of rows to write back; free holds num_free + len(victims) slots
-    afterwards.
+    buckets, shift: see `table_of`. Returns the number of rows to write back; afterwards the stack `free` has
+    num_free + len(victims) slots.
     """
     num_back = 0
     for i in range(victims.size):
@@ -229,14 +228,14 @@ def take_slots(
     num_free,
     slots,
     initial,
-    late,
+    is_late,
     tally,
 ):
-    """Give each of the missing distinct rows `takers`, ascending, a free slot, from the end of `free`, held for the
-    batch, and touch it. mark: see `enter_batch`.
+    """Give each missing distinct row of `takers`, ascending, a free slot, and touch it.
 
-    Outputs, aligned with takers: slots (int64), initial (bool): the row is still at its initial value, and late (bool):
-    a batch from `oldest_held` on updates it on the host. Not if it is initial: rows that are used there are stored.
+    Slots are from the end of `free` and held for the batch. mark: see `enter_batch`. Outputs, aligned with takers:
+    slots (int64); initial (bool), if the row still has its initial value; is_late (bool), if a batch from `oldest_held`
+    on updates it on the host, which excludes initial: rows used on the host are stored there.
     """
     table = 0
     for i in range(takers.size):
@@ -255,7 +254,7 @@ def take_slots(
         slot_rows[slot] = row
         slot_used[slot] = batch
         codes[row] = slot + 1
-        late[i] = last_access[row] > oldest_held and not initial[i]
+        is_late[i] = last_access[row] > oldest_held and not initial[i]
         touch(row, counts[u], batch, accesses, last_access)
         slot_accesses[slot] = accesses[row]
         locations[u] = slot
@@ -264,8 +263,10 @@ def take_slots(
 
 @kernel()
 def use_rows_on_host(missing, rows, counts, batch, codes, accesses, last_access, locations, fresh):
-    """Those of the rows `missing` that got no slot get the location ~row and are touched; rows still at their initial
-    value are listed in `fresh`."""
+    """Set location ~row for those of the rows `missing` without a slot, and touch them.
+
+    Rows still at their initial value are listed in `fresh`; returns their number.
+    """
     num_fresh = 0
     for i in range(missing.size):
         u = missing[i]
@@ -282,12 +283,11 @@ def use_rows_on_host(missing, rows, counts, batch, codes, accesses, last_access,
 
 @kernel()
 def choose_segments(segments, vectors, scales, fates, updated, chosen_segments, chosen_vectors, chosen_scales):
-    """The segments of `fill_segments` without those of rows that are skipped: rows updated now first, then those
-    with a sum.
+    """Copy the segments of rows updated now, then of rows with a sum; drop skipped rows.
 
-    fates (U,) uint8. Outputs, with as many places as the inputs: updated int64 the distinct rows that remain;
-    chosen_segments int64, chosen_vectors int32 and chosen_scales float32 (as long as `scales`: N, or empty) as before.
-    Returns how many rows remain, and how many of them come first.
+    fates (U,) uint8. Outputs, in the sizes of the inputs: updated int64 the remaining distinct rows; chosen_segments
+    int64, chosen_vectors int32, chosen_scales float32 (N,), or empty as `scales`. Returns the numbers of remaining rows
+    and of rows updated now.
     """
     now = now_lookups = 0
     for u in range(fates.size):
@@ -319,7 +319,7 @@ def choose_segments(segments, vectors, scales, fates, updated, chosen_segments, 
 
 @kernel()
 def mark_dirty(updated, locations, slot_flags):
-    """The slots of rows that this batch will change."""
+    """Set DIRTY for the slots of the distinct rows `updated`."""
     for i in range(updated.size):
         location = locations[at(updated[i])]
         if location >= 0:
@@ -328,10 +328,9 @@ def mark_dirty(updated, locations, slot_flags):
 
 @kernel()
 def add_update_norms(rows, norms, totals, bin_edges, bin_guesses, bin_counts):
-    """totals[row] += norm, and count the norm in its histogram bin [edge i, edge i + 1); returns their sum.
+    """totals[row] += norm, and count it in its bin [edge i, edge i + 1); returns the sum.
 
-    bin_guesses int32: the bin of the smallest number with the same sign, exponent and leading digit, by these bits;
-    at most one edge may lie between.
+    bin_guesses (1024,) int32: bin of the smallest number with these 10 highest bits, at most one edge off.
     """
     total = 0.0
     for i in range(rows.size):
@@ -347,7 +346,7 @@ def add_update_norms(rows, norms, totals, bin_edges, bin_guesses, bin_counts):
 
 @kernel()
 def gather_records(rows, codes, accesses, last_access, update_norms, out_accesses, out_last, out_norms, out_codes):
-    """Copy the records of `rows` for a policy; last accesses are given as batch numbers, -1 = none."""
+    """Copy the records of `rows` for a policy; out_last gets batch numbers, -1 = none."""
     for i in range(rows.size):
         if i + AHEAD < rows.size:
             prefetch_item(accesses, rows[i + AHEAD])
@@ -367,7 +366,7 @@ def tables_of(rows, table_starts, buckets, shift, tables):
 
 @kernel()
 def mark_next_access(rows, codes, batch, slot_next):
-    """slot_next[slot] = batch for the rows that are on the device; call from the farthest batch to the nearest."""
+    """slot_next[slot] = batch for rows on the device; call it for the nearest batch last."""
     for u in range(rows.size):
         code = codes[rows[u]]
         if code > 0:
@@ -376,7 +375,7 @@ def mark_next_access(rows, codes, batch, slot_next):
 
 @kernel()
 def count_host_vectors(bag_tables, bag_starts, inverse, locations, vectors):
-    """Add to vectors (T,) the bags of each table that look up at least one row on the host."""
+    """Add to vectors (T,) the number of bags of each table with at least one row on the host."""
     for bag in range(bag_tables.size):
         for p in range(bag_starts[bag], bag_starts[bag + 1]):
             if locations[inverse[p]] < 0:

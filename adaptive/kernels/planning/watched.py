@@ -1,10 +1,10 @@
-"""What the look-ahead thread keeps of watched rows: who is one, verdicts, snapshots due, gradients that wait.
+"""Books of watched rows: entries of the hot set, due snapshots, deferred updates.
 
 Letters: U distinct rows of a batch, n of them watched, T tables of the group, H entries of the hot set.
 
-The watched rows of a batch are given by `places` (n,) int32 among its distinct rows, ascending, and by `entries` (n,)
-int32. Fates: see `books`. What is touched together lies together: arrays here
-are columns of records, a row is found in one cache line, and what the books say of it is in another.
+A batch's watched rows are given by their `places` (n,) int32 among its distinct rows, ascending, and their `entries`
+(n,) int32. Fates: see `books`. Arrays are columns of records, so that a row is found in one cache line and its record
+is in another.
 """
 
 import numpy as np
@@ -18,10 +18,10 @@ from adaptive.kernels.vector.row_ops import AHEAD, prefetch_item
 
 @kernel()
 def enter_rows(rows, keys, values, count, places):
-    """Enter rows that are not there yet, and give them the next places.
+    """Look up rows in a hash table and enter new ones with the next numbers, from `count` on.
 
-    rows (n,) int64; keys int64 (-1 = empty) and values int32 are a hash table, a power of two, with room for n more
-    rows. Outputs: places (n,) int64. Returns the new number of rows, `count` before.
+    rows (n,) int64; keys int64 (-1 = empty) and values int32 are the hash table, a power of two with room for n more
+    rows. Outputs: places (n,) int64 number of each row. Returns the new count.
     """
     mask = np.uint64(keys.size - 1)
     for i in range(rows.size):
@@ -45,24 +45,24 @@ SHORTER = 4  # the first interval is shorter by 2**SHORTER, the second by half o
 
 @kernel(inline=True)
 def home(row, mask):
-    """Where the hash table's search for a row starts. Unsigned: numba need not look for negative indices."""
+    """Start of the search for a row. Unsigned, so that numba checks no negative indices."""
     return ((np.uint64(row) * HASH) >> S32) & mask
 
 
 @kernel()
 def find_entries(rows, accesses, min_accesses, keys, values, entry_rows, num_entries, places, entries):
-    """Look the distinct rows of a batch up in the hot set, and enter rows accessed often enough while there is room.
+    """Look up a batch's distinct rows in the hot set; enter rows with enough lookups.
 
     rows (U,) int64; keys int64 (-1 = empty) and values int32 are the hot set's hash table, a power of two; entry_rows
-    (H,) int64. Outputs, of length U: places and entries of the watched rows. Returns the new number of entries, and
-    how many rows are watched.
+    (H,) int64. Outputs, of length U: places and entries of the watched rows. Returns the numbers of entries and of
+    watched rows.
     """
     candidates = 0
     for u in range(rows.size):
         places[candidates] = u
         candidates += accesses[np.uint64(rows[u])] >= min_accesses
     mask = np.uint64(keys.size - 1)
-    found = 0
+    count = 0
     for i in range(candidates):
         if i + AHEAD < candidates:
             prefetch_item(keys, home(rows[places[i + AHEAD]], mask))
@@ -76,9 +76,9 @@ def find_entries(rows, accesses, min_accesses, keys, values, entry_rows, num_ent
             values[h] = num_entries
             entry_rows[num_entries] = row
             num_entries += 1
-        places[found], entries[found] = u, values[h]
-        found += keys[h] == row
-    return num_entries, found
+        places[count], entries[count] = u, values[h]
+        count += keys[h] == row
+    return num_entries, count
 
 
 @kernel()
@@ -109,19 +109,20 @@ def visit_entries(
     fates,
     due_locations,
     due_entries,
-    known,
+    has_earlier,
     due_accesses,
     due_visits,
 ):
-    """Count the look-ups of watched rows, mark the saturated ones as skipped, and list the snapshots that are due.
+    """Count the lookups of watched rows, mark saturated ones, and list due snapshots.
 
-    A snapshot is due when a row is first seen (entry_visits int32 is -1), and when `min_accesses` look-ups in
-    `min_visits` batches have been counted since the latest one; the first intervals are shorter, so that a verdict
-    comes soon (entry_snapshots uint8 counts them). It is taken after the batch's update; so an update that
-    is left out in this batch, as one since the latest snapshot (entry_skipped), makes the movement unknown. Outputs:
-    fates (U,) uint8, where skipped; of the due snapshots, in order, location int64, entry int32, known (bool: there is
-    a snapshot to compare with, and every update since was done), accesses and visits int64, look-ups and batches since
-    then. Returns how many are due.
+    A snapshot is due when a row is first seen (entry_visits int32 is -1), and after `min_accesses` lookups in
+    `min_visits` batches since the latest one; the first intervals are shorter (entry_snapshots uint8 counts them). It
+    is taken after the batch's update. So an update skipped in this batch, or since the latest snapshot (entry_skipped),
+    makes the movement unknown.
+
+    Outputs: fates (U,) uint8, SKIPPED where saturated; of the due snapshots, in order: location int64, entry int32,
+    has_earlier (bool: an earlier snapshot exists and every update since then was written), accesses and visits int64
+    since then. Returns the number of due snapshots.
     """
     num_due = 0
     for i in range(places.size):
@@ -136,7 +137,7 @@ def visit_entries(
         if first or (seen >= min_accesses >> shorter and visits >= min_visits >> shorter):
             due_locations[num_due] = locations[u]
             due_entries[num_due] = entry
-            known[num_due] = not first and not entry_skipped[entry]
+            has_earlier[num_due] = not first and not entry_skipped[entry]
             due_accesses[num_due] = seen
             due_visits[num_due] = visits
             num_due += 1
@@ -166,12 +167,12 @@ def defer_visits(
     due,
     due_at,
 ):
-    """Decide for the watched rows of a batch whether their gradient waits; see `adaptive.policy.SkipRule`.
+    """Decide which watched rows accumulate their gradients; see `policy.SkipRule`.
 
-    accesses (all rows,) look-ups so far; visits and waiting (H,) uint32 are the books; rule_waits (H,) uint8:
-    visits that a gradient may wait for another, if it is `by_rule`. Outputs: fates (U,) uint8 of
-    rows with a running sum, whose entries are listed in summed_entries int64; of those whose sum is applied after this
-    batch, due int64 (distinct rows) and due_at int64 (which of the entries). Returns how many are summed, and due.
+    accesses (all rows,) lookups so far; visits and waiting (H,) uint32 are the books; rule_waits (H,) uint8: the rule's
+    answers - 1, used if `by_rule`. Outputs: fates (U,) uint8 of rows with a sum; summed_entries int64 their entries; of
+    sums applied after this batch, due int64 (distinct rows) and due_at int64 (positions in summed_entries). Returns the
+    numbers of summed and due rows.
     """
     num_summed = num_due = 0
     for i in range(places.size):
@@ -180,7 +181,7 @@ def defer_visits(
         u, entry = places[i], entries[i]
         if fates[u] == SKIPPED:
             continue
-        if visits[entry] == 0:  # admitted just now: as many visits as its look-ups make at this batch's rate
+        if visits[entry] == 0:  # just admitted: estimate its visits from its lookups at this batch's rate
             visits[entry] = max(np.int64(accesses[rows[u]]) // np.int64(counts[u]), 1)
         else:
             visits[entry] += np.uint32(1)
@@ -191,7 +192,7 @@ def defer_visits(
         is_due = ~waits & (waited > 0)
         waiting[entry] = waits * (waited + 1)
         fates[u] = WAITS * waits + DUE * is_due
-        # Written for every row and counted for some: most of the time would go to branches that nobody can foresee.
+        # Written for every row and counted for some: unpredictable branches would take most of the time.
         due[num_due], due_at[num_due] = u, num_summed
         num_due += is_due
         summed_entries[num_summed] = entry
@@ -201,14 +202,14 @@ def defer_visits(
 
 @kernel()
 def count_skipped(table_ends, counts, fates, tally):
-    """Add to tally (T, counters) the rows that are not written, their look-ups, and those whose gradient waits."""
+    """Add to tally (T, counters) the rows not written, their lookups, and deferred rows."""
     first = 0
     for table in range(table_ends.size):
         updates = lookups = waiting = 0
         for u in range(first, table_ends[table]):
-            left = fates[u] >= WAITS
-            updates += left
-            lookups += left * counts[u]
+            is_skipped = fates[u] >= WAITS
+            updates += is_skipped
+            lookups += is_skipped * counts[u]
             waiting += fates[u] == WAITS
         tally[table, SKIPPED_UPDATES] += updates
         tally[table, SKIPPED_LOOKUPS] += lookups

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embeddings.planning.books import ORDERS
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.errors import PolicyError
-from adaptive.kernels.planning.selection import ORDERS
 from adaptive.plugins import Options, policy_parameters
 from adaptive.policy import Policy, RowStats, SkipRule
 from adaptive.studies.policy_checks.fixtures import (

@@ -125,7 +125,7 @@ def _budgets(memory: Sequence[str], group: Group, size: int) -> tuple[tuple[str,
     try:
         budgets = tuple((text, parse_size(text, row_bytes=size, num_rows=group.num_rows)) for text in memory)
     except ValueError as error:
-        raise ConfigError(f"--memory: {error}") from error
+        raise ConfigError(f"--memory: {error}, got {', '.join(memory)}") from error
     for text, rows in budgets:
         if not rows:
             raise ConfigError(f"--memory: expected at least one row ({size} bytes with its state), got {text}")

@@ -21,7 +21,7 @@ from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.embeddings.dense_step import is_sent_whole
 from adaptive.embeddings.exchange.requests import MANY, choose_index_type
-from adaptive.embeddings.planning.layout import Group, OwnedGroup, make_groups, own_share
+from adaptive.embeddings.planning.layout import Group, OwnedGroup, make_groups, owned_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch
 from adaptive.embeddings.ranks.owners import BITS, SIZE, Owners
 from adaptive.embeddings.ranks.transport import header_size
@@ -196,7 +196,7 @@ class _Counted:
     load: float = 0.0
 
     def __post_init__(self) -> None:
-        shares = own_share(self.groups, 0, self.size)
+        shares = owned_groups(self.groups, 0, self.size)
         self.owners = [share.owners for share in shares if isinstance(share, OwnedGroup)]
 
     def add(self, batch: Batch, pieces: Sequence[Sequence["_Rows | None"]]) -> None:

@@ -91,7 +91,7 @@ def test_a_set_that_keeps_some_entries_finds_exactly_their_rows(seed: int, capac
     hot.admit(rows, accesses)
     hot.saturated[:capacity] = rows % 2 == 0
     stay = np.sort(random.choice(capacity, random.integers(0, capacity + 1), replace=False))
-    hot.keep(stay, accesses)
+    hot.retain(stay, accesses)
     expected: NDArray[np.int64] = np.full(100, -1)
     expected[rows[stay]] = np.arange(len(stay))
     np.testing.assert_array_equal(hot.entries_of(np.arange(100)), expected)

@@ -246,7 +246,7 @@ def test_after_a_fault_the_first_error_is_raised(
         raise RuntimeError("the device is gone")
 
     monkeypatch.setattr(embeddings.runtime.pipeline, "end", end)
-    with pytest.raises(InputError, match="id 10 is outside"):
+    with pytest.raises(InputError, match="got 10"):
         step_all(embeddings, [bags([1]), bags([2, 10])], depth=depth)
     assert caplog.messages == ["ending the look-ahead failed after another error: RuntimeError: the device is gone"]
     other = one_table()

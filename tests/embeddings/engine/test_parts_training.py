@@ -206,5 +206,5 @@ class Misnamed(LRU):
 
 
 def test_a_number_that_is_not_there_is_named_before_training() -> None:
-    with pytest.raises(PolicyError, match=r"Misnamed\.reported must name attributes that are numbers: .*no_such_thing"):
+    with pytest.raises(PolicyError, match=r"Misnamed\.reported: expected names of .* got .*no_such_thing"):
         Recorder(one_table(policy=Misnamed))

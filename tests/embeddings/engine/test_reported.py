@@ -62,6 +62,6 @@ class Misnamed(LRU):
 def test_a_wrong_name_ends_a_loop_before_anything_moves() -> None:
     table = TableConfig(name="t", num_embeddings=FEW_ROWS, embedding_dim=5)
     embeddings = TieredEmbeddingBag([table], TierConfig(device_rows="60%"), policy=Misnamed)
-    with pytest.raises(PolicyError, match=r"policy Misnamed\.reported must name attributes that are numbers"):
+    with pytest.raises(PolicyError, match=r"policy Misnamed\.reported: expected names of numeric attributes"):
         next(embeddings.look_ahead(skewed_batches(), depth=0))
     assert embeddings.statistics.take().resident_rows.sum() == 0

@@ -184,7 +184,7 @@ def test_a_read_batch_has_no_number_and_cannot_be_stepped() -> None:
 
 
 def test_reading_checks_ids() -> None:
-    with pytest.raises(InputError, match="feature t, sample 1, position 0: id -1 is outside table t"):
+    with pytest.raises(InputError, match=r"feature t, sample 1, position 0: expected ids .* of table t, got -1"):
         one_table().read(bags([1], [-1]))
 
 

@@ -191,7 +191,7 @@ def test_out_of_memory_when_the_tiers_are_made(monkeypatch: pytest.MonkeyPatch) 
     embeddings = one_table(100, "100%", device="cpu-torch")
     assert full.asked == [100, 90, 81, 72]
     assert embeddings.statistics.device_rows_text().startswith("device tier: 72 of 100 rows")
-    assert "fewer than wanted: out of GPU memory" in embeddings.statistics.device_rows_text()
+    assert "reduced: out of GPU memory" in embeddings.statistics.device_rows_text()
     batches = [bags([row, row + 1]) for row in range(40)]
     other = one_table(100, "100%")
     step_all(embeddings, batches, depth=2)
@@ -211,7 +211,7 @@ def test_out_of_memory_below_what_must_be_held(
 
 def test_out_of_memory_where_nothing_can_be_run_again() -> None:
     with (
-        pytest.raises(DeviceMemoryError, match=r"out of GPU memory here: CUDA out. Set fewer device_rows"),
+        pytest.raises(DeviceMemoryError, match=r"out of GPU memory here: CUDA out. Lower device_rows"),
         running_out("here"),
     ):
         raise torch.OutOfMemoryError("CUDA out\nmore lines")

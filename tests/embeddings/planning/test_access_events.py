@@ -85,7 +85,7 @@ def test_every_policy_is_told_what_the_tiers_hold(case: tuple[type[Policy], dict
         assert policy.moved  # type: ignore[attr-defined]
 
 
-def test_rows_that_leave_between_two_batches_are_told_before_the_next() -> None:
+def test_rows_evicted_between_batches_are_passed_on_first() -> None:
     """A smaller device tier, slots shared anew among widths, and other rows loaded: the diary compares."""
     policy = with_diary(LRU)()
     tier = TierConfig(device_rows="120", device="cpu")
@@ -132,7 +132,7 @@ def test_a_method_that_fails_stops_training_before_any_row_moves(method: str) ->
 
 def test_an_answer_is_refused() -> None:
     policy = type("Answering", (LRU,), {"came": lambda self, number, rows: rows})()
-    with pytest.raises(PolicyError, match=r"Answering\.came at batch 0 must return nothing, found ndarray"):
+    with pytest.raises(PolicyError, match=r"Answering\.came at batch 0: expected None, got ndarray"):
         train(policy, batches(2), 0)
 
 

@@ -79,7 +79,7 @@ def test_it_goes_on_from_its_entries(batches: list[list[int]], data: st.DataObje
     assert log.num_held == again.num_held <= 16
 
 
-def test_rows_that_come_again_are_found_among_many_that_come_once() -> None:
+def test_repeated_rows_are_found_among_many_that_come_once() -> None:
     """Fifty rows in every of 40 batches, and 200 new ones in each: 8,000 rows through a log of 400."""
     log, hot = AccessLog(400), np.arange(50)
     for number in range(40):
@@ -93,7 +93,7 @@ def test_entries_are_copies_and_bad_ones_are_refused() -> None:
     entries = log.entries()
     log.add(ints(7, 7))
     assert not entries.any() and log.num_held == 1
-    with pytest.raises(ValueError, match=r"needed entries \(sets, 4\) uint16, found \(3,\) int64"):
+    with pytest.raises(ValueError, match=r"expected entries \(sets, 4\) uint16, got \(3,\) int64"):
         AccessLog.restored(np.zeros(3, np.int64))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="num_entries=-1: needed 0 or more"):
+    with pytest.raises(ValueError, match="expected num_entries of at least 0, got -1"):
         AccessLog(-1)

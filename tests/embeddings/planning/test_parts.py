@@ -151,15 +151,7 @@ def test_where_no_part_can_start_early_there_is_one_pass() -> None:
     assert (found.batches, found.batches_in_parts, found.batches_waited) == (3, 0, 0)
 
 
-def test_a_batch_without_parts_is_its_own_only_one() -> None:
-    embeddings = one_table()
-    for planned in embeddings.look_ahead([bags([1], [2])], depth=0):
-        assert list(planned.parts()) == [planned] and planned.share == 1
-    read = embeddings.read(in_parts(bags([1], [2]), 1, 1))
-    assert list(read.parts()) == [read]
-
-
-def test_a_part_without_backward_has_gradients_of_zero_and_a_second_backward_adds() -> None:
+def test_parts_without_backward_give_zero_and_a_second_one_adds() -> None:
     embeddings = one_table(optimizer=SGD(lr=1.0))
     before = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead([in_parts(bags([1], [2], [3]), 1, 1, 1)], depth=0):
@@ -169,14 +161,6 @@ def test_a_part_without_backward_has_gradients_of_zero_and_a_second_backward_add
         embeddings.step()
     change = before - embeddings.rows.table_weights("t")
     assert np.allclose(change[:4, 0], [0, 0, 2, 0], atol=1e-6)
-
-
-def test_the_batch_may_be_used_whole_although_it_has_parts() -> None:
-    whole, expected = one_table(), one_table()
-    batches = [bags([n], [n + 1], [n + 2]) for n in range(6)]
-    step_all(whole, [in_parts(batch, 1, 2) for batch in batches], depth=2)
-    step_all(expected, batches, depth=2)
-    assert np.array_equal(whole.rows.table_weights("t"), expected.rows.table_weights("t"))
 
 
 # --- early start -----------------------------------------------------------------------------------------------------
@@ -234,7 +218,7 @@ def schedule(monkeypatch: pytest.MonkeyPatch) -> Schedule:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_the_first_part_is_trained_before_the_rows_of_the_others_move(schedule: Schedule, depth: int) -> None:
+def test_the_first_part_trains_before_rows_of_the_others_move(schedule: Schedule, depth: int) -> None:
     embeddings = one_table(device_rows=f"{4 + depth}", policy=LRU)
     done = schedule.train(embeddings, COLD, depth)
     assert schedule.early == list(range(1, 20)), "every batch but the first, which fetches the hot rows, too"
@@ -265,21 +249,11 @@ def test_a_later_part_that_lacks_nothing_does_not_wait(schedule: Schedule) -> No
     assert waited == [(0, 0, False), (0, 1, False), (1, 0, False), (1, 1, False), (1, 2, True)]
 
 
-def test_rows_that_are_used_on_the_host_for_the_first_time_are_waited_for(schedule: Schedule) -> None:
+def test_the_first_use_of_a_row_on_the_host_is_waited_for(schedule: Schedule) -> None:
     """They get their initial values when rows move; afterwards they lie there and nobody waits."""
     embeddings = one_table(device_rows="0", policy=LRUOnHost)
     schedule.train(embeddings, [hot_then(2), hot_then(3), hot_then(2), hot_then(3)], 1)
     assert schedule.early == [2, 3]
-
-
-def test_with_depth_0_nothing_overlaps() -> None:
-    embeddings = one_table(device_rows="5", policy=LRU)
-    for planned in embeddings.look_ahead(COLD, depth=0):
-        assert planned.trainable and not planned.waited
-        for part in planned.parts():
-            sum_of(embeddings(part)).backward()  # type: ignore[no-untyped-call]
-        embeddings.step()
-    assert embeddings.statistics.take().batches_waited == 0
 
 
 @pytest.mark.parametrize("use", ["whole", "step"])
@@ -299,7 +273,7 @@ class BrokenDiskError(StorageError):
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_an_error_in_the_fetch_comes_in_the_loop_and_nothing_is_updated(
+def test_a_fetch_error_is_raised_in_the_loop_and_updates_nothing(
     schedule: Schedule, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     embeddings = one_table(device_rows=f"{4 + depth}", policy=LRU)

@@ -95,7 +95,7 @@ def test_auto_is_a_tenth_or_what_the_look_ahead_must_hold() -> None:
     assert tenth.text == "device tier: 100 of 1,000 rows, 0.0 MiB (auto: 10% of the rows)"
     held = chosen(NARROW, held_rows=300)
     assert held.slots == (300,)
-    assert "auto: what the look-ahead must hold (about 300 rows)" in held.text
+    assert "auto: the batches in flight need about 300 rows" in held.text
     assert chosen(NARROW, held_rows=5000).slots == (1000,)
 
 
@@ -108,7 +108,7 @@ def test_a_policy_may_know_its_size() -> None:
 
 
 def test_a_size_against_the_policys_own_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"tier.device_rows=10%: policy Hybrid needs 0; leave it at auto"):
+    with pytest.raises(ConfigError, match=r"tier.device_rows: expected 0 for policy Hybrid, got 10%. Leave it at auto"):
         chosen(NARROW, policy=Hybrid(), device_rows="10%")
 
 
@@ -116,7 +116,7 @@ def test_a_size_as_set_is_called_so() -> None:
     assert chosen(NARROW, policy=LFU(), device_rows="25%").text.endswith("250 of 1,000 rows, 0.0 MiB (as set)")
 
 
-def test_held_rows_are_those_of_the_largest_batch_for_each_batch_in_flight() -> None:
+def test_held_rows_are_the_largest_batch_times_those_in_flight() -> None:
     sample = [bags([1, 1, 2]), bags([1, 2], [3, 2]), bags([4])]
     assert held_rows(sample, 0) == 3
     assert held_rows(sample, 4) == 15
@@ -154,7 +154,9 @@ WIDER = TableConfig(name="wider", num_embeddings=50_000_000, embedding_dim=128) 
 def test_auto_takes_what_is_free_but_a_reserve() -> None:
     sizes = chosen(BIG, room=10 * GIB)
     assert sizes.slots == (8 * GIB // 256,)
-    assert sizes.text.endswith("(auto: 10.00 GiB are free on the GPU, 2.00 GiB are left to model and batches)")
+    assert sizes.text.endswith(
+        "(auto: 10.00 GiB of GPU memory are free, of which 2.00 GiB are left to model and batches)"
+    )
 
 
 def test_every_width_gets_the_same_share_of_what_is_free() -> None:
@@ -176,17 +178,17 @@ def test_memory_taken_is_what_was_set_within_three_per_cent(optimizer: RowOptimi
 def test_auto_takes_all_rows_if_they_fit() -> None:
     sizes = chosen(BIG, room=80 * GIB)
     assert sizes.slots == (BIG.num_embeddings,)
-    assert sizes.text.endswith("(auto: all rows fit into the 80.00 GiB that are free on the GPU)")
+    assert sizes.text.endswith("(auto: all rows fit in the 80.00 GiB of free GPU memory)")
 
 
 def test_what_must_be_held_comes_before_the_reserve() -> None:
     sizes = chosen(BIG, room=10 * GIB, held_rows=9 * GIB // 256)
     assert sizes.slots == (9 * GIB // 256,)
-    assert "what the look-ahead must hold" in sizes.text
+    assert "the batches in flight need" in sizes.text
 
 
 def test_more_to_be_held_than_is_free_is_an_error() -> None:
-    with pytest.raises(DeviceMemoryError, match=r"must hold about 50,000,000 rows, 11.92 GiB; 10.00 GiB are free"):
+    with pytest.raises(DeviceMemoryError, match=r"11.92 GiB of free GPU memory .*50,000,000 rows.*, got 10.00 GiB"):
         chosen(BIG, room=10 * GIB, held_rows=50_000_000)
 
 
@@ -209,7 +211,7 @@ def test_a_tenth_less_at_a_time_until_nothing_can_go() -> None:
     sizes = chosen(NARROW, WIDE, device_rows="10%")
     found = [sizes := shrunk(sizes, groups, tier, SGD(), LRU()) for _ in range(3)]
     assert [each.slots for each in found] == [(90, 50), (81, 50), (80, 50)]  # wide has fewer than must be held
-    with pytest.raises(DeviceMemoryError, match=r"out of GPU memory with 130 device rows, 0.00 GiB, and fewer will"):
+    with pytest.raises(DeviceMemoryError, match=r"out of GPU memory with 130 device rows, 0.00 GiB, and fewer are not"):
         shrunk(sizes, groups, tier, SGD(), LRU())
 
 
@@ -233,7 +235,7 @@ def shared(
     return shared_by_need(groups, slots, [Need(*need) for need in needs], costs, may_grow=may_grow)
 
 
-def test_each_group_gets_what_it_needs_then_what_it_wants_then_a_share_of_the_rest() -> None:
+def test_groups_get_needs_then_wants_then_a_share_of_the_rest() -> None:
     assert shared((100, 50), (90, 90), (60, 60)) == [90, 60], "no more than there are"
     assert shared((100, 50), (80, 100), (60, 70)) == [87, 63], "10 left of 30 wanted: a third of it"
     assert shared((200, 100), (100, 100), (100, 100)) == [170, 130], "100 left for 900 and 400 rows without a slot"

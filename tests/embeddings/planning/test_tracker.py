@@ -23,11 +23,6 @@ def test_a_record_is_16_bytes_and_its_columns_are_views() -> None:
         assert tracker.records[name].tolist() == [0, 0, 0, 7, 0]
 
 
-def test_untouched_rows_have_zeros_and_no_latest_batch() -> None:
-    found = [column.tolist() for column in Tracker(4).gather(np.array([3, 0]))]
-    assert found == [[0, 0], [-1, -1], [0, 0], [0, 0]]
-
-
 def test_gather_after_touching() -> None:
     tracker = Tracker(4)
     for batch, rows in ((0, [2]), (5, [2, 1])):
@@ -44,34 +39,6 @@ def test_gather_after_touching() -> None:
     assert tracker.norm_sum == 1.75
 
 
-def test_gathered_arrays_are_copies() -> None:
-    tracker = Tracker(2)
-    for array in tracker.gather(np.arange(2)):
-        array[:] = 9
-    assert not tracker.records.view(np.int32).any()
-
-
-def test_bins_are_half_powers_of_two() -> None:
-    edges = Tracker(1).bin_edges
-    assert len(edges) == NUM_BINS + 1
-    assert (edges[0], edges[-1]) == (2.0**-24, 2.0**8)
-    np.testing.assert_allclose(np.diff(np.log2(edges)), 0.5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("norm", "expected"),
-    [
-        (0.0, 0), (2.0**-30, 0), (2.0**-24, 0), (1.0, 48), (1.4, 48), (1.5, 49), (2.0, 50),
-        (255.0, 63), (256.0, 63), (1e30, 63), (np.inf, 63),
-    ],
-)  # fmt: skip
-def test_a_norm_falls_into_its_bin(norm: float, expected: int) -> None:
-    tracker = Tracker(1)
-    tracker.add_norms(np.array([0]), np.array([norm], np.float32))
-    assert np.flatnonzero(tracker.bin_counts).tolist() == [expected]
-    assert tracker.bin_counts.sum() == 1
-
-
 @given(st.lists(st.floats(0, width=32), max_size=20))
 def test_bins_are_those_of_a_search(norms: list[float]) -> None:
     tracker = Tracker(1)
@@ -80,12 +47,6 @@ def test_bins_are_those_of_a_search(norms: list[float]) -> None:
     tracker.add_norms(np.zeros(len(values), np.int64), values)
     bins = np.clip(np.searchsorted(tracker.bin_edges, values, side="right") - 1, 0, NUM_BINS - 1)
     np.testing.assert_array_equal(tracker.bin_counts, np.bincount(bins, minlength=NUM_BINS))
-
-
-def test_no_updates_change_nothing() -> None:
-    tracker = Tracker(3)
-    tracker.add_norms(np.zeros(0, np.int64), np.zeros(0, np.float32))
-    assert not tracker.bin_counts.any() and tracker.norm_sum == 0
 
 
 def test_very_many_records_are_zeros_that_can_be_written() -> None:

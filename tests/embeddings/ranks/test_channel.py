@@ -88,7 +88,7 @@ def test_a_bad_id_on_one_rank_ends_all_with_its_message(depth: int) -> None:
         step_all(made(ranks), [*BATCHES[:2], bags([100] if ranks.rank else [1], [])], depth=depth)
 
     results = outcomes(2, work)
-    assert all(isinstance(one, InputError) and "id 100 is outside table t" in str(one) for one in results)
+    assert all(isinstance(one, InputError) and "of table t, got 100" in str(one) for one in results)
     assert "rank 1 of 2 (thread 1)" in str(results[0])
 
 

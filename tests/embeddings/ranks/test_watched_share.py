@@ -8,7 +8,7 @@ from support.helpers import Readout, random_batches
 from support.thread_ranks import on_ranks
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.planning.layout import make_groups, own_share
+from adaptive.embeddings.planning.layout import make_groups, owned_groups
 from adaptive.embeddings.planning.sizing import hot_rows
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
@@ -41,12 +41,12 @@ def trained(ranks: Ranks) -> tuple[dict[str, Any], bool]:
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_rank_has_more_than_its_even_share(size: int) -> None:
     (whole,) = make_groups(TABLES, 0)
-    shares = [hot_rows(own_share((whole,), rank, size)[0], SKIP, Adagrad(lr=0.1)) for rank in range(size)]
+    shares = [hot_rows(owned_groups((whole,), rank, size)[0], SKIP, Adagrad(lr=0.1)) for rank in range(size)]
     assert hot_rows(whole, SKIP, Adagrad(lr=0.1)) == 40
     assert shares == [50 // size] * size
     every = SKIP.model_copy(update={"hot_rows": "100%"})
     for rank in range(size):
-        (own,) = own_share((whole,), rank, size)
+        (own,) = owned_groups((whole,), rank, size)
         assert hot_rows(own, every, Adagrad(lr=0.1)) == own.num_rows
 
 

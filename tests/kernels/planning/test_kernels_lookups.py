@@ -68,13 +68,6 @@ def test_distinct_rows_in_order_of_first_look_up(choose: Choose, sizes: tuple[in
 
 
 @both
-def test_distinct_rows_of_empty_features_and_batches(choose: Choose) -> None:
-    found, distinct = find_distinct(choose, [2], [[0, 0], [0, 1]], [0, 2], (4, 5, 6))
-    assert (found, distinct.rows, distinct.table_ends) == (1, [11], [0, 0, 1])
-    assert find_distinct(choose, [], [[0, 0]], [0], (4,))[0] == 0
-
-
-@both
 @pytest.mark.parametrize("bad", [-1, 4, 2**31, 2**32, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("position", [0, 2])
 @pytest.mark.parametrize("size", [4, 2**20])
@@ -84,13 +77,6 @@ def test_distinct_rows_tells_the_position_of_a_bad_id(choose: Choose, bad: int, 
     if 0 <= bad < size and bad != 4:
         pytest.skip("not bad for this table")
     assert find_distinct(choose, ids, [[0, 3]], [0], (size,))[0] == -(position + 1)
-
-
-@both
-def test_an_id_is_bad_by_its_own_table(choose: Choose) -> None:
-    """5 is a row of table 1 (6 rows) and none of table 0 (4 rows)."""
-    assert find_distinct(choose, [3, 5], [[0, 1], [1, 2]], [0, 1], (4, 6))[0] == 2
-    assert find_distinct(choose, [5, 3], [[0, 1], [1, 2]], [0, 1], (4, 6))[0] == -1
 
 
 @both

@@ -17,15 +17,15 @@ from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder, Lookups, feature_spans
 from adaptive.embeddings.tiers.gpu.sent_plan import bag_arrays
 from adaptive.kernels.planning import lookups, torch_lookups
-from adaptive.kernels.planning.torch_lookups import Bags, Found
+from adaptive.kernels.planning.torch_lookups import Bags, LookupTensors
 
 Choose = Callable[[Any], Callable[..., Any]]
 
 
-def room(rows: Tensor, num_tables: int, scales: Tensor) -> Found:
+def room(rows: Tensor, num_tables: int, scales: Tensor) -> LookupTensors:
     """As memory is that was used before."""
     size = len(rows)
-    return Found(
+    return LookupTensors(
         rows=torch.full((size + 1,), -7, dtype=rows.dtype),
         counts=torch.full((size + 1,), 2**31 - 1, dtype=torch.int32),
         table_ends=torch.full((num_tables,), -7),
@@ -39,7 +39,7 @@ def room(rows: Tensor, num_tables: int, scales: Tensor) -> Found:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_rows_are_numbered_in_order_of_first_look_up_and_grouped_in_look_up_order(dtype: torch.dtype) -> None:
+def test_rows_are_numbered_by_first_lookup_and_grouped_in_order(dtype: torch.dtype) -> None:
     """Table 0 is looked up 5 times, table 1 not at all, table 2 twice. Bags: [3 1] [] [3 1 0], [9] [9]."""
     rows = torch.tensor([3, 1, 3, 1, 0, 9, 9], dtype=dtype)
     scales = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
@@ -81,7 +81,7 @@ def test_rows_are_copied_table_by_table(choose: Choose, dtype: type) -> None:
 @both
 @pytest.mark.parametrize("bad", [-1, 4, 2**32, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("position", [0, 3])
-def test_an_id_outside_its_table_is_told_as_the_hash_table_tells_it(choose: Choose, bad: int, position: int) -> None:
+def test_an_id_outside_its_table_is_found_by_both_kernels(choose: Choose, bad: int, position: int) -> None:
     """The first of its table's first feature that has one; position 4 is of a feature behind it."""
     ids = np.array([0, 1, 2, 3, -5])
     ids[position:4] = bad

@@ -213,4 +213,4 @@ def test_kernels_are_launched_once_when_tiers_are_made(optimizer: RowOptimizer) 
     with ready():
         launch_once(kernels, DEVICE, 16, optimizer)
     expected = ["initial_rows", "copy_rows", "pool", "pool", "update"]
-    assert sorted(launched) == sorted([*expected, *(["decay"] if optimizer.kept != 1 else [])])
+    assert sorted(launched) == sorted([*expected, *(["decay"] if optimizer.decay_factor != 1 else [])])

@@ -65,7 +65,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     result = compared([rival("lfu", tier={"device_rows": "3"}), rival("lru")], tmp_path / "out", seeds=1)
     policies = by_policy(result)
     assert (policies["lfu"].verdict, policies["lfu"].auc, policies["lfu"].seeds) == ("failed", None, [])
-    assert "device rows of width 4 are needed" in policies["lfu"].runs[0].error
+    assert "device rows of width 4 for the" in policies["lfu"].runs[0].error
     assert result.control == "lru" and policies["lru"].verdict == "within"
     assert len(result.problems) == 1 and result.problems[0].startswith("lfu, seed 0: DeviceMemoryError")
     for text in (
@@ -508,7 +508,7 @@ def test_policies_have_their_own_parameters() -> None:
         ("lru,slipstreem", [], PolicyError, "did you mean slipstream?"),
         ("lru lfu", [], PolicyError, "separate policies by commas: lru,lfu"),
         ("lfu+half_life", [], PolicyError, "write parameters as NAME+PARAMETER=VALUE"),
-        ("mine.py", [], PolicyError, "which class of the file? mine.py:CLASS"),
+        ("mine.py", [], PolicyError, "give its class, mine.py:CLASS"),
         ("lru,lfu", ["policy.warmup=3"], ConfigError, "expected a parameter of lru, lfu (half_life), got warmup"),
         ("lru+half_life=3", [], ConfigError, "lru expected one of its parameters (it has none), got half_life"),
         ("lfu+half_live=3", [], ConfigError, "did you mean half_life?"),

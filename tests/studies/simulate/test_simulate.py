@@ -243,7 +243,7 @@ def test_a_size_that_does_not_fit_leaves_the_others(dataset: Dataset) -> None:
     config = toy_config(policy="lru")
     result = simulate([("lru", config)], ["5", "100%"], MACHINE, embedding_dim=WIDTH)
     (small,), (whole,) = result.failed, result.runs
-    assert "device rows of width 4 are needed" in small.error and small.size == "5"
+    assert "device rows of width 4 for the" in small.error and small.size == "5"
     assert whole.hit_rate is not None and whole.hit_rate > 0.5
     assert "lru with 5 device rows: batch 0:" in simulation_document(result).to_text()
     both_small = simulate([(name, config) for name in ("a", "b")], ["5", "100%"], MACHINE, embedding_dim=WIDTH)
@@ -253,9 +253,9 @@ def test_a_size_that_does_not_fit_leaves_the_others(dataset: Dataset) -> None:
 def test_no_size_that_fits_is_an_error(dataset: Dataset) -> None:
     with pytest.raises(DeviceMemoryError, match="batch 0"):
         simulate([("lru", toy_config(policy="lru"))], ["5", "6"], MACHINE, embedding_dim=WIDTH)
-    with pytest.raises(DeviceMemoryError, match=r"none of the 2 runs finished.* lru with 6: batch \d.* 6 are there"):
+    with pytest.raises(DeviceMemoryError, match=r"none of the 2 runs finished.* lru with 6: batch \d.* got 6"):
         simulate([("lru", toy_config(policy="lru"))], ["6", "5"], MACHINE, embedding_dim=WIDTH)
-    with pytest.raises(DeviceMemoryError, match=r"^batch 0: .* 5 are there"):
+    with pytest.raises(DeviceMemoryError, match=r"^batch 0: .* got 5 "):
         simulate([("lru", toy_config(policy="lru"))], ["5"], MACHINE, embedding_dim=WIDTH)
 
 
@@ -280,8 +280,8 @@ def test_a_failing_policy_ends_only_its_own_run(dataset: Dataset, tmp_path: Path
     errors = {run.policy: run.error for run in result.failed}
     assert "Scores.score at batch" in errors["Scores"] and "no idea" in errors["Scores"]
     assert "Arranges.arrange raised ZeroDivisionError" in errors["Arranges"]
-    assert "Hangs.score at batch" in errors["Hangs"] and "has not returned for 2 s" in errors["Hangs"]
-    assert "Counts.calibrate has not returned for 2 s" in errors["Counts"]
+    assert "Hangs.score at batch" in errors["Hangs"] and "expected an answer within 2 s" in errors["Hangs"]
+    assert "Counts.calibrate: expected an answer within 2 s" in errors["Counts"]
     assert [run.policy for run in result.runs] == ["lru"]
     bad.with_suffix(".end").touch()
     for thread in threading.enumerate():
@@ -293,8 +293,8 @@ def test_a_failing_policy_ends_only_its_own_run(dataset: Dataset, tmp_path: Path
     ("sizes", "message"),
     [
         (["10"], None),
-        (["abc"], "size 'abc' is not"),
-        (["101%"], "more than 100%"),
+        (["abc"], "expected a size in rows"),
+        (["101%"], "a size of at most 100%"),
         ([], "expected policies and device sizes, got 1 and 0"),
     ],
 )

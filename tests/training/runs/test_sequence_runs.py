@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
     "data": "sequences",
     "data_options": {"history": 6, "sequences": STREAM},
     "batch_size": 32,
-    "calibration_batches": 2,
+    "calibrate": 2,
     "tensorboard": False,
 }
 

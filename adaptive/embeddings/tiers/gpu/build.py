@@ -114,8 +114,8 @@ def launch_once(kernels: RowKernels, device: torch.device, width: int, optimizer
     kernels.copy_rows(weights, state, slot, gradients, state.clone(), slot)
     kernels.pool(weights, None, slot, vectors, vectors[:0], segments[:0], none, gradients, 1)
     kernels.pool(weights, None, slot, vectors, vectors, segments, none, gradients)
-    if optimizer.kept != 1:
-        kernels.decay(weights, slot, optimizer.kept)
+    if optimizer.decay_factor != 1:
+        kernels.decay(weights, slot, optimizer.decay_factor)
     rule = optimizer.kind, settings, corrections, norms
     kernels.update(weights, state, slot, segments, vectors, none, gradients, *rule, hot=vectors[:0])
 

@@ -112,7 +112,7 @@ class TorchDevice(DeviceTier):
 
     def _set_rule(self, optimizer: RowOptimizer) -> None:
         self._kind, self._settings = optimizer.kind, [float(value) for value in optimizer.settings()]
-        self._decay_factor = optimizer.kept
+        self._decay_factor = optimizer.decay_factor
 
     def resize(self, num_slots: int) -> None:
         def rows(number: int, width: int) -> Tensor:
@@ -140,8 +140,8 @@ class TorchDevice(DeviceTier):
     def upload_plan(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> GroupPlan:
         while len(self._transfer_buffers) <= buffer:
             self._transfer_buffers.append(TransferBuffer(self._mover))
-        if plan.found is not None:
-            device_lookups(plan.found).user = plan.number
+        if plan.on_device is not None:
+            device_lookups(plan.on_device).user = plan.number
         sendable = [array for array in inputs if array.dtype in TORCH_DTYPES]
         return count_bytes(send_plan(plan, self._transfer_buffers[buffer], sendable))
 

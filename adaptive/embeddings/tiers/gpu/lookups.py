@@ -35,7 +35,7 @@ from adaptive.embeddings.tiers.gpu.sent import SentBags
 from adaptive.embeddings.tiers.mover import Event, Mover
 from adaptive.kernels.planning import lookups as kernels
 from adaptive.kernels.planning import torch_lookups
-from adaptive.kernels.planning.torch_lookups import Found
+from adaptive.kernels.planning.torch_lookups import LookupTensors
 
 # Smallest batches for which `tier.lookups=auto` lets a GPU search. A guess: no GPU has measured it.
 LONG_BAGS: Final = 4  # lookups a bag, on average
@@ -54,7 +54,7 @@ class FoundLookups(OnDevice):
         self.sent, self.received = TransferBuffer(mover, mover.finding), TransferBuffer(mover, mover.finding)
         self.block = DeviceBlock(mover.finding)
         self.bags: torch_lookups.Bags
-        self.results: Found
+        self.results: LookupTensors
 
     def bags_at(self, row_locations: Tensor) -> SentBags:
         """Return bags for the pooling kernel, with the distinct rows at these slots (U,)."""
@@ -125,7 +125,7 @@ class DeviceSearch(Search):
         places, int32s = (dtype, num_lookups + 1), (np.int32, num_lookups)
         scales = (np.float32, len(self._bags.scales))
         parts = [places, (np.int32, num_lookups + 1), (np.int64, len(lookup_ends)), int32s, int32s, scales]
-        results, bags = Found(*memory.block.take(parts)), memory.bags
+        results, bags = LookupTensors(*memory.block.take(parts)), memory.bags
         memory.results = results
         self._stream.run(lambda: torch_lookups.find_lookups(rows, lookup_ends, bags, results))
         most = self._searcher.most_rows

@@ -56,11 +56,11 @@ def send_plan(plan: GroupPlan, transfer_buffer: TransferBuffer, inputs: Sequence
     """
     packing = _Packing()
     pick_inputs = packing.add(*inputs)
-    if plan.found is None:
+    if plan.on_device is None:
         pooling = _cut_pooling(plan.pooling, packing)
         row_updates = _cut_row_updates(plan.row_updates, plan.pooling.num_vectors, packing)
     else:
-        pooling, row_updates = _complete(plan, device_lookups(plan.found), packing)
+        pooling, row_updates = _complete(plan, device_lookups(plan.on_device), packing)
     snapshots = None if plan.snapshots is None else _send_snapshots(plan.snapshots, packing)
     deferred = None if plan.deferred is None else _send_deferred(plan.deferred, packing)
     sent = packing.send(transfer_buffer)
@@ -85,8 +85,8 @@ def count_bytes(plan: SentPlan) -> SentPlan:
     Bytes are divided among tables by their lookups. A search on the device counts, too.
     """
     to_device, to_host = plan.transfer_buffer.size, 0
-    if plan.found is not None:
-        searched, to_host = device_lookups(plan.found).crossed
+    if plan.on_device is not None:
+        searched, to_host = device_lookups(plan.on_device).crossed
         to_device += searched
     plan.tally[:, Counter.BYTES_H2D] += divide_by_weight(to_device, plan.tally[:, Counter.LOOKUPS])
     plan.tally[:, Counter.BYTES_D2H] += divide_by_weight(to_host, plan.tally[:, Counter.LOOKUPS])
@@ -265,7 +265,7 @@ def _take_rows(row_updates: RowUpdates, which: NDArray[np.bool_]) -> RowUpdates:
 
 def _send_snapshots(snapshots: Snapshots, packing: _Packing) -> Sent[SentSnapshots]:
     locations, crossing = _crossing(snapshots.locations)
-    parts = packing.add(locations, snapshots.entries, snapshots.known)
+    parts = packing.add(locations, snapshots.entries, snapshots.has_earlier)
     return lambda sent: SentSnapshots(**vars(snapshots), arguments=SnapshotArguments(*parts(sent)), crossing=crossing)
 
 

@@ -64,7 +64,7 @@ def search(searcher: DeviceSearcher, batch: Batch) -> Lookups:
 
 
 def check(lookups: Lookups, expected: Lookups) -> None:
-    memory = lookups.found
+    memory = lookups.on_device
     assert isinstance(memory, FoundLookups)
     for name in ("rows", "counts", "table_ends"):
         array, expected_array = getattr(lookups.distinct, name), getattr(expected.distinct, name)
@@ -86,7 +86,7 @@ def test_memory_is_reused_for_batches_of_any_size(weighted: bool) -> None:
         for batch in batches:
             lookups = search(searcher, batch)
             check(lookups, finder.find_lookups(batch))
-            lookups.found.user = -1  # type: ignore[union-attr]  # trained
+            lookups.on_device.user = -1  # type: ignore[union-attr]  # trained
         assert len(searcher._memories) == 1
 
 
@@ -134,13 +134,13 @@ def test_memory_belongs_to_its_batch_until_it_is_trained() -> None:
     (group,) = make_groups([TableConfig(name="t", num_embeddings=50, embedding_dim=1)], 0)
     searcher = searcher_of(group)
     first, second = search(searcher, bags([1, 2])), search(searcher, bags([3]))
-    assert first.found is not second.found
-    first.found.user = 0  # type: ignore[union-attr]  # planned
+    assert first.on_device is not second.on_device
+    first.on_device.user = 0  # type: ignore[union-attr]  # planned
     searcher.mover.end_training(0)
     searcher.mover.start_moves(1, after=-1)
-    assert search(searcher, bags([4])).found is not first.found
+    assert search(searcher, bags([4])).on_device is not first.on_device
     searcher.mover.start_moves(2, after=0)
-    assert search(searcher, bags([5])).found is first.found
+    assert search(searcher, bags([5])).on_device is first.on_device
     searcher.begin()
     assert {memory.user for memory in searcher._memories} == {FREE}
 
