@@ -23,8 +23,12 @@ root_doc = "README"
 html_theme = "furo"
 html_title = "adaptive-train"
 html_extra_path = ["index.html"]  # opens README.html
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
+smartquotes = False  # keeps the dashes of --flags
 
 myst_heading_anchors = 6  # anchors like those of GitHub
 highlight_language = "sh"  # indented blocks are commands
