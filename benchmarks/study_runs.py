@@ -43,7 +43,7 @@ class Run:
         error = RuntimeError(self.error) if self.error else None
         arranges = bool(self.summary.get("skipped_input_share"))
         summary = {**self.summary, "time_ms": {}} if self.summary else {}  # nothing is timed here
-        return Outcome(self.label, self.seed, "", arranges, summary, bits, error, self.control_of)
+        return Outcome(self.label, self.seed, "", arranges, summary, bits, error, self.beside)
 
 
 class Runs:

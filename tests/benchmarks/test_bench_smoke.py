@@ -235,7 +235,7 @@ def test_turns_alternate_and_warm_up_is_dropped() -> None:
 def test_settings_change_by_text() -> None:
     settings = harness.changed(bench_plan.SETTINGS["full"], ["rounds=3", "shares=1,10", "policies=lru"])
     assert (settings.rounds, settings.shares, settings.policies) == (3, (1, 10), ("lru",))
-    with pytest.raises(SystemExit, match=r"expected NAME=VALUE with a name among rounds, .*got speed=9"):
+    with pytest.raises(SystemExit, match=r"expected NAME=VALUE with a name among rows, .*rounds, got speed=9"):
         harness.changed(settings, ["speed=9"])
 
 

@@ -25,4 +25,4 @@ def test_the_one_command_on_the_cpu(tmp_path: Path) -> None:
     subprocess.run([*command, "--json", str(results), "--only", "probe", "step"], cwd=ROOT, check=True, timeout=900)
     result = json.loads(results.read_text())
     assert not [name for name in result["absent"] if name.startswith("bench_")]
-    assert result["ratios"]["gpu_staged_vs_hybrid_0.0008gb"] > 0
+    assert result["ratios"]["gpu_staged_vs_device_0.0008gb"] > 0
