@@ -19,7 +19,7 @@ from adaptive.embeddings.ranks.launch import is_rank
 from adaptive.embeddings.ranks.torch_transport import TorchRanks, find_gpus, is_nccl_wanted
 from adaptive.errors import ConfigError, OutputError
 from adaptive.storage.checkpoint import Checkpoint, save_checkpoint
-from adaptive.storage.durable import DISK, Disk
+from adaptive.storage.durable import DISK, Disk, write_failed
 from adaptive.storage.run_checkpoints import ONE_READER, Checkpoints, Readers
 from adaptive.storage.run_directory import LOCK, RunDirectory
 from adaptive.storage.shards import Part, pieces_of, write_parts
@@ -179,7 +179,7 @@ class CheckpointsOfRanks(Checkpoints):
         try:
             written = write_parts(folder, self._ranks.rank, parts, self._disk)
         except OSError as error:
-            failure = f"checkpoint {path} could not be written: {error}"
+            failure = str(write_failed(path, error))
         results = self._ranks.gather_facts([failure, written])
         if failure is not None:
             raise OutputError(failure)
