@@ -54,7 +54,7 @@ def test_errors_name_file_and_line(tmp_path: Path, text: str, needed: str) -> No
 
 
 def test_a_missing_machine_is_reported() -> None:
-    with pytest.raises(ConfigError, match=r"expected a file, got .* one of these names: a100, big-basin"):
+    with pytest.raises(ConfigError, match=r"expected a file or .* one of these names: a100, big-basin"):
         load_machine("bigbasin")
     with pytest.raises(ConfigError, match=r"expected \[measured\] or \[host\], got neither"):
         described(MachineSpec(name="empty"), flops_per_sample=1.0, batch_size=1)

@@ -208,7 +208,8 @@ def _check(cases: Sequence[Case], sizes: Sequence[str]) -> None:
         try:
             TierConfig.model_validate({"device_rows": size})
         except ValidationError as error:
-            raise ConfigError(f"device rows: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"device rows: {reason}, got {size!r}") from error
 
 
 def _streams(setup: Setup, cases: Sequence[Case], sizes: Sequence[str]) -> list[SharedTrace]:
