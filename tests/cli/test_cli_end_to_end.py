@@ -91,9 +91,9 @@ def test_a_dry_run_allocates_no_rows(cli: Cli) -> None:
     ("words", "code", "parts"),
     [
         (["--data", "criteo:nothing.tsv"], 3, ["nothing.tsv"]),
-        (["--out", "full"], 6, ["full", "not empty", "--out"]),
+        (["--out", "full"], 6, ["full", "expected an empty directory", "--out"]),
         (["--out", "full", "--overwrite"], 6, ["notes.txt"]),
-        (["--data", "orc:x"], 2, ["data 'orc:x'", "synthetic", "criteo:PATH"]),
+        (["--data", "orc:x"], 2, ["data: expected one of", "synthetic", "criteo:PATH", "got 'orc:x'"]),
         (["--device-rows", "5"], 7, ["device rows of width", "got 5", "Raise device_rows"]),
         (["--lr", "1e30", "--steps", "3"], 8, ["the loss is", "nothing was updated", "lower the learning rate"]),
         (["--policy", "mine.py:Mine", "--device-rows", "50%"], 9, ["Mine", "NaN"]),

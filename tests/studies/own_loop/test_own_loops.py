@@ -88,7 +88,7 @@ def test_a_recording_equals_the_record_of_a_run(tmp_path: Path) -> None:
         CheckpointError, match=r"got a recording of a Python training loop .*adaptive-train report .*run"
     ):
         evaluate_run(tmp_path / "run")
-    with pytest.raises(OutputError, match="not empty"):
+    with pytest.raises(OutputError, match="expected an empty directory"):
         Recording(embeddings, tmp_path / "run")
     embeddings.close()
 

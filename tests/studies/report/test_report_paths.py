@@ -110,7 +110,7 @@ def test_damaged_runs_are_reported_by_file_and_line(tmp_path: Path) -> None:
     write_record(run, {})
     assert "expected the settings of a run as config" in refused(CheckpointError, run)
     (run / "run.json").write_text('{"schema": 1')
-    assert "is damaged" in refused(CheckpointError, run)
+    assert "expected JSON, got a damaged file" in refused(CheckpointError, run)
 
 
 def test_a_failed_write_keeps_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
