@@ -84,7 +84,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def _help(command: Callable[..., None]) -> str:
-    """Return the docstring with each paragraph on one line, since rich keeps the line breaks of later paragraphs."""
+    """Return the docstring with each paragraph on one line; rich keeps line breaks."""
     return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.__doc__ or ""))
 
 
