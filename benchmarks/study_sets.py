@@ -15,7 +15,7 @@ from typing import Any, Final
 from benchmarks import study_events as events
 from benchmarks.study_cells import Setting
 
-SCHEMAS: Final = Path(__file__).resolve().parent.parent / "examples" / "schemas"
+SCHEMAS: Final = Path(__file__).resolve().parent.parent / "adaptive" / "data" / "schemas"
 _MODEL: Final = {"embedding_dim": 8, "bottom_mlp": "32-8", "top_mlp": "64-32-1"}
 
 Data = dict[str, Any]  # of a TrainConfig: data and data_options

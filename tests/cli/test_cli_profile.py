@@ -76,7 +76,10 @@ def test_profile_json_is_only_the_record(cli: Cli) -> None:
             ("--sections", "step", "--policies", "hybrid,fae", "--save", "m.toml"),
             "Give --policies hybrid and one that prefetches",
         ),
-        (("--schema", "adfea.toml"), "data synthetic: expected no data.schema_path, got a value: the stream is built in"),
+        (
+            ("--schema", "adfea.toml"),
+            "data synthetic: expected no data.schema_path, got a value: the stream is built in",
+        ),
     ],
 )
 def test_mistakes(cli: Cli, words: tuple[str, ...], needed: str) -> None:

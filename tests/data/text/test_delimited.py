@@ -13,7 +13,7 @@ from adaptive.data.open import open_dataset
 from adaptive.data.text.schema import load_schema
 from adaptive.errors import ConfigError, InputError
 
-SCHEMAS = Path(__file__).parents[3] / "examples" / "schemas"
+SCHEMAS = Path(__file__).parents[3] / "adaptive" / "data" / "schemas"
 
 
 def opened(tmp_path, schema, text, **options):

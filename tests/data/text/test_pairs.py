@@ -11,7 +11,7 @@ from adaptive.data.kernels import text_rows as kernels
 from adaptive.data.open import open_dataset
 from adaptive.errors import ConfigError, InputError
 
-SCHEMAS = Path(__file__).parents[3] / "examples" / "schemas"
+SCHEMAS = Path(__file__).parents[3] / "adaptive" / "data" / "schemas"
 
 
 def opened(tmp_path, text, *, num_users=10, num_items=50, num_negatives=2, **options):
