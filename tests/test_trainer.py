@@ -135,7 +135,7 @@ def test_default_directory_and_refusals(tmp_path: Path, monkeypatch: pytest.Monk
     summary = train_run(toy_config(steps=1, save=False))
     path = Path(summary["run_dir"])
     assert path.parent == Path("runs") and path.name.endswith("-lru") and not (path / "weights").exists()
-    with pytest.raises(OutputError, match="is not empty"):
+    with pytest.raises(OutputError, match="expected an empty directory, got files in it"):
         train_run(toy_config(steps=1, out=str(path)))
     assert train_run(toy_config(steps=2, out=str(path)), overwrite=True)["steps"] == 2
 
