@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -239,12 +240,17 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return out.getvalue()
 
 
+_PARSING: Final = Lock()
+"""Numpy parses headers with `ast`; before Python 3.12 two threads at once were seen to fail in its count of nesting."""
+
+
 def _parse_header(file: BinaryIO, path: Path, error: type[AdaptiveError]) -> tuple[str, tuple[int, ...]]:
     """Parse the header; return type and shape of the C-contiguous array that follows it."""
     try:
         if npy.read_magic(file) != (1, 0):
             raise ValueError("another version")
-        shape, is_fortran, dtype = npy.read_array_header_1_0(file, max_header_size=_MOST_HEADER)
+        with _PARSING:
+            shape, is_fortran, dtype = npy.read_array_header_1_0(file, max_header_size=_MOST_HEADER)
         if is_fortran:
             raise ValueError("Fortran order")
     except Exception as failed:  # for damaged text, numpy's parser raises any error of Python's tokenizer
