@@ -21,10 +21,10 @@ from support.toy import toy_config
 from support.toy_runs import Hooked, in_model
 from torch import Tensor
 
+from adaptive.data.array_files import load_arrays
 from adaptive.data.arrow.frames import from_frame
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels.checksum import checksum
-from adaptive.data.npz import load_arrays
 from adaptive.data.open import open_dataset
 from adaptive.data.prepared.prepared_reader import CHECKSUM, MANIFEST, OFFSET, SIZE, load_manifest
 from adaptive.data.prepared.prepared_writer import prepare

@@ -36,9 +36,9 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from adaptive.batch import Batch, Origin, one_hot_batch
+from adaptive.data.array_files import check_array, fits_float32, load_arrays
 from adaptive.data.data_options import DataOptions, SequencesConfig
 from adaptive.data.dataset import Dataset, Feature
-from adaptive.data.npz import check_array, fits_float32, load_arrays
 from adaptive.data.rows.data_files import find_parts
 from adaptive.data.rows.split import count_training
 from adaptive.data.sampling import in_blocks, numbers
