@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from adaptive.embeddings.ranks.traffic import RankTraffic
     from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
     from adaptive.errors import AdaptiveError
+    from adaptive.models.click_predictor import ClickPredictor
     from adaptive.models.dense.dlrm import DLRM, TBSM
     from adaptive.models.model_settings import DLRMConfig, TBSMConfig
     from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
@@ -45,6 +46,7 @@ _PUBLIC_NAMES = {
     "embeddings.ranks.traffic": "RankTraffic",
     "embeddings.tiered_embedding_bag": "TieredEmbeddingBag",
     "errors": "AdaptiveError",
+    "models.click_predictor": "ClickPredictor",
     "models.dense.dlrm": "DLRM TBSM",
     "models.model_settings": "DLRMConfig TBSMConfig",
     "optim": "Adagrad Adam RowOptimizer RowwiseAdagrad SGD",
@@ -69,6 +71,7 @@ __all__ = [
     "Adam",
     "AdaptiveError",
     "Batch",
+    "ClickPredictor",
     "Counter",
     "DLRMConfig",
     "DataOptions",

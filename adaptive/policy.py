@@ -170,7 +170,8 @@ class SkipRule(ABC):
         """Drop samples before the policy sees the batches. Default: drop none.
 
         Set `drops_inputs`. Keep the order of the others. Number samples in the order you read them, and drop none that
-        `allows` denies.
+        `allows` denies. To keep the expected gradient, weight the others: the built-in trainer multiplies the loss of
+        each sample by `Batch.extras["weight"]` (B,).
         """
         return batches
 

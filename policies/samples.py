@@ -228,6 +228,14 @@ def probed(rows: NDArray[np.int64], step: int, every: int) -> NDArray[np.bool_]:
     return chosen
 
 
+def uniform(numbers: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
+    """Return a number from 0 up to 1 for each of these numbers (n,), by a hash."""
+    mixed = (numbers.astype(np.uint64) ^ np.uint64(seed * _MIX_STEP & (1 << 64) - 1)) * np.uint64(_MIX_ROW)
+    mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(_MIX_LAST)
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(_MIX_ROW)
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
 _MIX_ROW, _MIX_STEP, _MIX_LAST = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9  # odd, so bijections
 
 

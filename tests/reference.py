@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -479,3 +480,51 @@ def asked_rows(batch: Batch, tables: Sequence[str], blocks: int, size: int) -> l
             for table, index in rows:
                 found[rank][owner_of(table, index, size)] += 1
     return found
+
+
+# --- the prediction by which inputs are skipped ------------------------------------------------------------------
+
+
+def bags_of(lookups: Int64s, offsets: Int64s, num_samples: int) -> list[tuple[int, Int64s]]:
+    """(sample, rows of one of its bags), in the order of the lookups."""
+    spans = pairwise(offsets)
+    return [(bag % num_samples, lookups[start:end]) for bag, (start, end) in enumerate(spans)]
+
+
+def predict_clicks(
+    lookups: Int64s, offsets: Int64s, dense: Floats, rows: Floats, dense_weights: Floats, bias: Floats
+) -> Floats:
+    """(B,) probabilities: the sigmoid of the sum of one weight for each dense input and each lookup."""
+    logits = np.full(len(dense), bias[0, 0], f32)
+    for column, (weight, _) in enumerate(dense_weights):
+        logits += dense[:, column] * weight
+    for sample, bag in bags_of(lookups, offsets, len(dense)):
+        for row in bag:
+            logits[sample] += rows[row, 0]
+    return np.array([1 / (1 + math.exp(-float(logit))) for logit in logits], f32)
+
+
+def learn_clicks(
+    lookups: Int64s,
+    offsets: Int64s,
+    dense: Floats,
+    residuals: Floats,
+    rate: float,
+    rows: Floats,
+    dense_weights: Floats,
+    bias: Floats,
+) -> tuple[Floats, Floats, Floats]:
+    """The pairs of weight and squares after one Adagrad step per lookup, dense input and sample."""
+
+    def step(pair: Floats, gradient: np.float32) -> None:
+        squares = float(pair[1]) + float(gradient) ** 2
+        pair[:] = float(pair[0]) - rate * float(gradient) / math.sqrt(squares + 0.1), squares
+
+    for sample, bag in bags_of(lookups, offsets, len(dense)):
+        for row in bag:
+            step(rows[row], residuals[sample])
+    for sample, residual in enumerate(residuals):
+        for column, pair in enumerate(dense_weights):
+            step(pair, residual * dense[sample, column])
+        step(bias[0], residual)
+    return rows, dense_weights, bias

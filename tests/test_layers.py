@@ -38,7 +38,6 @@ SHARED_BY_POLICIES = {
     "adaptive.policies",
     "adaptive.policies.samples",
     "adaptive.policies.rules.defer",
-    "adaptive.policies.rules.drop",
     "adaptive.policies.rules.inputs",
     "adaptive.policies.rules.updates",
     "adaptive.policies.fae.shuffle",

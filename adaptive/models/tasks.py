@@ -49,7 +49,9 @@ def _extra(extras: Mapping[str, Values], name: str) -> Values:
     return extras[name]
 
 
-def log_losses(logits: Tensor, labels: Tensor, tasks: Tasks | None, *, samples: int) -> Tensor:
+def log_losses(
+    logits: Tensor, labels: Tensor, tasks: Tasks | None, *, samples: int, weights: Tensor | None = None
+) -> Tensor:
     """Return the loss of n samples: the sum of their log losses over the batch's `samples`.
 
     With several labels, it is the weighted sum of the losses of the labels.
@@ -57,12 +59,14 @@ def log_losses(logits: Tensor, labels: Tensor, tasks: Tasks | None, *, samples: 
     Args:
         logits, labels: (n,), or with `tasks` (n, T).
         samples: number of samples of the whole batch.
+        weights: (n,) factor of each sample's loss; None: 1.
     """
+    if tasks is None and weights is None and len(logits) == samples:
+        return binary_cross_entropy_with_logits(logits, labels)
     if tasks is None:
-        if len(logits) == samples:
-            return binary_cross_entropy_with_logits(logits, labels)
-        return binary_cross_entropy_with_logits(logits, labels, reduction="sum") / samples
-    losses = binary_cross_entropy_with_logits(logits, labels, reduction="none").sum(dim=0) / samples
+        return binary_cross_entropy_with_logits(logits, labels, weight=weights, reduction="sum") / samples
+    each = None if weights is None else weights[:, None]
+    losses = binary_cross_entropy_with_logits(logits, labels, weight=each, reduction="none").sum(dim=0) / samples
     return losses @ _weights(tasks, losses.dtype, losses.device)
 
 

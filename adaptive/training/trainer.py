@@ -61,6 +61,7 @@ class Trainer:
 
     A model of T labels (`adaptive.models.tasks`) returns logits (B, T), and its loss is their weighted sum. A model for
     tables of several widths (`adaptive.models.dense.assembly`) takes concatenated vectors.
+    The loss of each sample is multiplied by `Batch.extras["weight"]` (B,), if the batch has it.
     """
 
     def __init__(
@@ -166,7 +167,14 @@ class Trainer:
                 whole=part.num_samples_of_all,
             )
             logits = self.model(part.dense, vectors)
-            loss = log_losses(logits, labels, self._tasks, samples=part.num_samples_of_all)
+            weights = part.extras.get("weight")
+            loss = log_losses(
+                logits,
+                labels,
+                self._tasks,
+                samples=part.num_samples_of_all,
+                weights=None if weights is None else weights.to(logits.dtype),
+            )
         with timed("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), logits.detach()

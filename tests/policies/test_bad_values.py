@@ -8,7 +8,7 @@ from contract import BUILT_INS
 
 from adaptive.errors import PolicyError
 from adaptive.plugins import installed_rules, load_rule_class, make_policy, make_rule
-from adaptive.policies.rules.drop import Drop
+from adaptive.policies.random_drop import Drop
 from adaptive.policy import Policy, SkipRule
 
 
@@ -66,7 +66,10 @@ def test_settings_of_policies(name: str, options: dict[str, Any], message: str) 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("defr", "no skip rule 'defr'; known: defer, inputs, updates; or give module:Class or file.py:Class"),
+        (
+            "defr",
+            "no skip rule 'defr'; known: defer, inputs, predicted, updates; or give module:Class or file.py:Class",
+        ),
         ("adaptive.policies.lru:LRU", "has no class LRU derived from adaptive.SkipRule"),
         ("defer+bond=1", "skip rule Defer has no parameter bond; it has: by, bound, every, at_most, warmup"),
         ("defer+bound=much", "skip rule Defer: bound='much'"),

@@ -20,9 +20,8 @@ from adaptive.policies.fae import FAE
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policies.lfu import LFU
 from adaptive.policies.lru import LRU
-from adaptive.policies.random_drop import RandomDrop
+from adaptive.policies.random_drop import Drop, RandomDrop
 from adaptive.policies.rules.defer import Defer
-from adaptive.policies.rules.drop import Drop
 from adaptive.policies.rules.inputs import Inputs
 from adaptive.policies.rules.updates import Updates
 from adaptive.policies.samples import probed
@@ -258,7 +257,7 @@ def test_wrong_answers_name_the_rule_and_the_batch(answer: Any, message: str) ->
 
 
 def test_rules_are_found_by_name_module_and_file(tmp_path: Path) -> None:
-    assert {"defer", "inputs", "updates"} <= set(installed_rules())
+    assert {"defer", "inputs", "predicted", "updates"} <= set(installed_rules())
     rule = make_rule("defer+by=least+bound=0.125+every=7")
     assert isinstance(rule, Defer) and (rule.by, rule.bound, rule.every) == ("least", 0.125, 7)
     assert isinstance(make_rule("adaptive.policies.rules.updates:Updates+target_skip=0.1"), Updates)
@@ -285,7 +284,8 @@ def test_rules_are_found_by_name_module_and_file(tmp_path: Path) -> None:
         "updates",
         "updates+warmup=0",
         "inputs+warmup=0",
-        "adaptive.policies.rules.drop:Drop",
+        "predicted+warmup=1",
+        "adaptive.policies.random_drop:Drop",
     ],
 )
 def test_the_rules_here_keep_the_contract(rule: str) -> None:

@@ -15,8 +15,8 @@ from support.helpers import planner_of
 from adaptive import SGD, Batch, RowwiseAdagrad, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.counters import Counter
 from adaptive.policies.lfu import LFU
+from adaptive.policies.random_drop import Drop
 from adaptive.policies.rules.defer import Defer
-from adaptive.policies.rules.drop import Drop
 from adaptive.policies.rules.updates import Updates
 
 # --- `updates`: three tables -----------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "updates": ("slipstream", {"skip": "updates", "warmup": 4, "threshold": 0.5}),
     "inputs": ("slipstream", {"skip": "inputs", "warmup": 4, "threshold": 0.9, "hot_only": False}),
     "target": ("slipstream", {"skip": "inputs", "warmup": 4, "target_drop": 0.3, "hot_only": False}),
+    "predicted": ("lfu", {}),
     "random_drop": ("random_drop", {"share": 0.2}),
     "fae": ("fae", {"block": 4, "held_back": 8}),
 }
@@ -53,7 +54,8 @@ class Killed(BaseException):
 def config_of(policy: str, *, device: str = "auto", **changed: Any) -> TrainConfig:
     name, options = POLICIES[policy]
     tier = {"device_rows": "auto" if name == "hybrid" else "60%", "device": device, "policy_timeout_s": 600}
-    given: dict[str, Any] = {"policy": name, "policy_options": options, "skip": SKIP, "tier": tier}
+    skip = {**SKIP, "rule": "predicted+factor=2+warmup=4"} if policy == "predicted" else SKIP
+    given: dict[str, Any] = {"policy": name, "policy_options": options, "skip": skip, "tier": tier}
     return toy_config(**given | changed)
 
 

@@ -305,6 +305,9 @@ class Run:
             "out_of_range_ids": {name: count for name, count in out_of_range.items() if count},
             "run_dir": str(self.directory.path),
         }
+        for name in ("samples_per_s", "samples_per_s_later"):
+            if dropped and (rate := summary[name]) is not None:
+                summary[name] = rate * seen / (seen - dropped)
         if target := target_summary(self.config, recorder):
             summary["stop_at"] = target
         if best := best_summary(self.config, recorder.evaluations):

@@ -104,8 +104,8 @@ class RunSummary(QualitySummary, SkipShares, GuardSummary, total=False):
     policy: str
     steps: int
     samples: int
-    samples_per_s: float | None
-    samples_per_s_later: float | None  # without the first interval, which includes compilation
+    samples_per_s: float | None  # read: inputs that a rule skipped count
+    samples_per_s_later: float | None  # the same, without the first interval, which includes compilation
     hit_rate: float | None
     row_hit_rate: float | None
     promoted: int
@@ -191,9 +191,12 @@ def summary_text(summary: RunSummary, totals: RunTotals, *, table_rows: Mapping[
     """
     later = summary["samples_per_s_later"]
     compiled = "" if later is None else f" ({count_text(later)} after the first interval, which includes compilation)"
+    samples = count_text(summary["samples"])
+    if share := summary.get("skipped_input_share"):
+        samples += f" of {count_text(round(summary['samples'] / (1 - share)))}"
     lines = [
         f"policy {summary['policy']}: {count_text(summary['steps'])} steps, "
-        f"{count_text(summary['samples'])} samples, {count_text(summary['samples_per_s'])} samples/s{compiled}",
+        f"{samples} samples, {count_text(summary['samples_per_s'])} samples/s{compiled}",
         *_quality_lines(summary),
         *_goal_lines(summary),
         f"hit rate: {percent_text(summary['hit_rate'])} of lookups, "

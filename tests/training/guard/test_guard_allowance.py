@@ -19,7 +19,7 @@ from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.embeddings.planning.skipping import DeferralBook
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.kernels.planning.books import WAITS
-from adaptive.policies.rules.drop import Drop
+from adaptive.policies.random_drop import Drop
 from adaptive.policies.rules.inputs import Inputs
 from adaptive.policy import SkipRule
 

@@ -1,0 +1,204 @@
+"""The skip rule `predicted`: its prediction, the inputs that are kept, and their weights."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from reference import learn_clicks, predict_clicks
+from support.builders import View, batch_of
+from support.helpers import random_batches
+
+from adaptive import SGD, Adagrad, Batch, ClickPredictor, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
+from adaptive.kernels import predictor
+from adaptive.models.tasks import Tasks, log_losses
+from adaptive.policies.rules.predicted import Predicted
+from adaptive.policies.samples import uniform
+from adaptive.training.trainer import Trainer
+
+ROWS = 100
+
+
+def easy_batches(count: int, size: int = 64, seed: int = 0) -> Iterator[Batch]:
+    """Rows below 90 are never clicked; the others are, in three samples of four."""
+    random = np.random.default_rng(seed)
+    for _ in range(count):
+        ids = random.integers(0, ROWS, size)
+        yield batch_of(ids, (ids >= 90) & (random.random(size) < 0.75))
+
+
+def arranged(rule: Predicted, batches: Iterator[Batch]) -> list[Batch]:
+    return list(rule.arrange(batches, View((ROWS,))))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_kernels_are_their_slow_twins(compiled: bool) -> None:
+    predict = predictor.predict if compiled else predictor.predict.py_func  # type: ignore[attr-defined]
+    learn = predictor.learn if compiled else predictor.learn.py_func  # type: ignore[attr-defined]
+    random = np.random.default_rng(3)
+    weights = [random.standard_normal((n, 2)).astype(np.float32) ** 2 for n in (9, 2, 1)]
+    tables = (TableConfig(name="a", num_embeddings=9, embedding_dim=4, features=("x", "y")),)
+    for batch in random_batches(tables, 4):
+        dense = random.standard_normal((batch.num_samples, 2)).astype(np.float32)
+        args = batch.ids, batch.offsets, dense
+        got, expected = np.empty(len(dense), np.float32), predict_clicks(*args, *weights)
+        predict(*args, *weights, got)
+        np.testing.assert_array_equal(got, expected)
+        residuals = got - np.float32(0.25)
+        twin = learn_clicks(*args, residuals, 0.1, *(pairs.copy() for pairs in weights))
+        learn(*args, residuals, 0.1, *weights)
+        for pairs, other in zip(weights, twin, strict=True):
+            np.testing.assert_array_equal(pairs, other)
+
+
+def test_a_predictor_learns_and_is_restored() -> None:
+    model, batches = ClickPredictor(), [*easy_batches(60)]
+    losses = [np.abs(model.residuals(batch, batch.ids, ROWS)).mean() for batch in batches]
+    assert losses[0] == 0.5 and np.mean(losses[-10:]) < 0.15
+    other = ClickPredictor()
+    other.load_state_dict(model.state_dict())
+    again = [one.residuals(batches[0], batches[0].ids, ROWS) for one in (model, other)]
+    np.testing.assert_array_equal(*again)
+    for name, array in (("rows", np.array([-1])), ("bias", np.zeros((1, 3)))):
+        with pytest.raises(ValueError, match="expected"):
+            other.load_state_dict({**model.state_dict(), name: array})
+
+
+def test_weights_are_inverse_probabilities() -> None:
+    """Written out: three samples at known residuals, one of which is drawn out."""
+    rule = Predicted(factor=2, min_keep=0.2, warmup=1)
+    list(rule.arrange(iter([batch_of([0, 1, 2])]), View((ROWS,))))
+    rule._predictor.residuals = lambda *_: np.array([0.05, 0.25, -0.9], np.float32)  # type: ignore[method-assign]
+    drawn = uniform(3 + np.arange(3), 0)
+    batch, chosen = rule._sample(batch_of([0, 1, 2]), np.array([0.05, 0.25, 0.9], np.float32), 0.5)
+    assert chosen.tolist() == (drawn < [0.2, 0.5, 1]).tolist()
+    np.testing.assert_allclose(batch.extras["weight"], [2.5, 1, 0.5])
+
+
+def test_the_expected_sum_is_that_of_all_inputs() -> None:
+    """Over 3,000 seeds the weighted sum of a value of each input has the mean of the sum over all of them."""
+    random = np.random.default_rng(0)
+    values, residuals = random.standard_normal(40), random.random(40).astype(np.float32)
+    sums = []
+    for seed in range(3_000):
+        rule = Predicted(factor=1.5, min_keep=0.25, seed=seed)
+        rule._batches = rule.warmup
+        batch, chosen = rule._sample(batch_of(np.arange(40)), residuals, 1.0)
+        sums.append((values * batch.extras["weight"])[chosen].sum())
+    error = (np.mean(sums) - values.sum()) / (np.std(sums) / math.sqrt(len(sums)))
+    assert abs(error) < 4 and np.std(sums) > 0.5
+
+
+def test_a_user_weight_is_multiplied() -> None:
+    rule = Predicted(warmup=1)
+    ids = np.arange(4)
+    batch = Batch.of(x=ids, labels=np.zeros(4), extras={"weight": np.array([1.0, 2, 3, 4])})
+    (first,) = rule.arrange(iter([batch]), View((ROWS,)))
+    assert first.extras["weight"].tolist() == [1, 2, 3, 4]
+
+
+def test_nothing_is_skipped_where_nothing_can_be_predicted() -> None:
+    random = np.random.default_rng(5)
+    batches = [batch_of(random.integers(0, ROWS, 64), random.random(64) < 0.5) for _ in range(60)]
+    rule = Predicted(factor=5, warmup=10)
+    arranged(rule, iter(batches))
+    assert rule.seen_inputs == 60 * 64 and rule.dropped_inputs < 0.02 * rule.seen_inputs
+
+
+def test_predictable_inputs_go_and_the_number_of_steps_stays() -> None:
+    rule = Predicted(factor=3, warmup=25)
+    batches = arranged(rule, easy_batches(400))
+    assert 0.5 < rule.dropped_inputs / rule.seen_inputs < 0.9
+    assert sum(batch.num_samples for batch in batches) == rule.seen_inputs - rule.dropped_inputs
+    assert 0.9 < len(batches) / 400 < 1.1
+    sizes = [batch.num_samples for batch in batches]
+    assert sizes[:25] == [64] * 25 and len(set(sizes)) < 16
+    weights = np.concatenate([batch.extras["weight"] for batch in batches[100:]])
+    assert weights.mean() == pytest.approx(1, abs=0.05) and 0.2 < rule.effective_share < 1
+    clicks = np.concatenate([batch.labels for batch in batches[100:]])
+    assert (clicks * weights).mean() == pytest.approx(0.075, abs=0.01) and clicks.mean() > 0.1
+
+
+def test_a_restored_rule_continues_as_the_one_that_went_through() -> None:
+    batches = [*easy_batches(90)]
+    whole, first, second = (Predicted(warmup=10) for _ in range(3))
+    arranged(whole, iter(batches[:50]))
+    arranged(first, iter(batches[:50]))
+    second.load_state_dict({name: array.copy() for name, array in first.state_dict().items()})
+    expected, got = arranged(whole, iter(batches[50:])), arranged(second, iter(batches[50:]))
+    assert [batch.ids.tolist() for batch in got] == [batch.ids.tolist() for batch in expected]
+    np.testing.assert_array_equal(got[-1].extras["weight"], expected[-1].extras["weight"])
+    assert second.effective_share == whole.effective_share
+
+
+@pytest.mark.parametrize("label", [2.0, -0.5, float("nan")])
+def test_labels_that_are_no_probabilities_are_refused(label: float) -> None:
+    with pytest.raises(ValueError, match=r"expected labels from 0 to 1"):
+        arranged(Predicted(), iter([batch_of([1, 2], [0, label])]))
+
+
+# --- weights of samples in the loss -----------------------------------------------------------------------------------
+
+
+def test_the_loss_of_each_sample_is_multiplied() -> None:
+    logits, labels, weights = torch.randn(5), torch.tensor([0.0, 1, 1, 0, 1]), torch.tensor([0.0, 1, 2, 3, 0.5])
+    each = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    got = log_losses(logits[1:], labels[1:], None, samples=5, weights=weights[1:])
+    torch.testing.assert_close(got, (each * weights).sum() / 5)
+    two = torch.stack([logits, -logits], dim=1)
+    tasks = Tasks(("click", "buy"), (1.0, 0.5))
+    got = log_losses(two, labels[:, None].expand(5, 2), tasks, samples=5, weights=weights)
+    other = torch.nn.functional.binary_cross_entropy_with_logits(-logits, labels, reduction="none")
+    torch.testing.assert_close(got, ((each + 0.5 * other) * weights).sum() / 5)
+
+
+class Sum(torch.nn.Module):
+    def forward(self, dense: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
+        return pooled.sum(dim=(1, 2))
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_the_trainer_applies_weights(depth: int) -> None:
+    """SGD: a sample of weight 0 moves nothing, one of weight 3 three times as much as one of weight 1."""
+    table = TableConfig(name="x", num_embeddings=3, embedding_dim=2, init_bound=0.0)
+    with TieredEmbeddingBag([table], optimizer=SGD(lr=1.0)) as embeddings:
+        model = Sum()
+        dense_optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        weights = np.array([0, 1, 3])  # whole numbers, too
+        batch = Batch.of(x=[0, 1, 2], labels=[1, 1, 1], extras={"weight": weights})
+        Trainer(embeddings, model, dense_optimizer).train([batch], depth=depth)
+        rows = embeddings.rows.table_weights("x")
+    np.testing.assert_allclose(rows[:, 0], np.array([0, 1, 3]) * 0.5 / 3, rtol=1e-6)
+
+
+def trained_rows(policy: str, rows: str, depth: int) -> NDArray[np.float32]:
+    """Rows after 60 batches under the rule, half of whose inputs or so are skipped."""
+    torch.manual_seed(0)
+    table = TableConfig(name="x", num_embeddings=ROWS, embedding_dim=4)
+    tier = TierConfig(device_rows=rows, poison=True, when_full="reduce_lookahead")
+    skip = SkipConfig(rule="predicted+factor=2+warmup=8")
+    batches = [replace(batch, features=("x",)) for batch in easy_batches(60, size=16)]
+    with TieredEmbeddingBag([table], tier, policy=policy, skip=skip, optimizer=Adagrad(lr=0.1)) as embeddings:
+        model = Linear()
+        Trainer(embeddings, model, torch.optim.Adam(model.parameters())).train(batches, depth=depth)
+        rule = embeddings.policy.rule
+        assert rule is not None and 0.1 < rule.dropped_inputs / rule.seen_inputs < 0.9
+        return embeddings.rows.table_weights("x")
+
+
+class Linear(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(4, 1)
+
+    def forward(self, dense: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(pooled[:, 0]).squeeze(1)
+        return logits
+
+
+@pytest.mark.parametrize(("policy", "rows", "depth"), [("lfu", "20%", 0), ("lru", "40%", 1), ("hybrid", "auto", 4)])
+def test_placement_and_look_ahead_change_no_bit(policy: str, rows: str, depth: int) -> None:
+    np.testing.assert_array_equal(trained_rows(policy, rows, depth), trained_rows("lru", "100%", 8))
