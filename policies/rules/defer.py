@@ -4,8 +4,8 @@ Nothing is lost. A row is written at every k-th visit.
 
 - By visits, k = visits / every: the more visits, the longer a row may wait.
 - By movement, k is the number of visits in which the row moves by `bound` of its length. Between two snapshots `m`
-  visits apart the row moved by `drift`, mostly to and fro. Movement then grows with the square root of the visits (a
-  random walk), so k = m * (bound / drift)^2, at most m.
+  visits apart the row moved by `drift`, mostly back and forth. Movement then grows with the square root of the visits,
+  as in a random walk, so k = m * (bound / drift)^2, at most m.
 
 By default k is the smaller of both. A row that moves three times as much as usual is written at every visit until that
 has become usual. Slipstream (https://arxiv.org/abs/2404.04270) skips the updates of such rows, according to its
