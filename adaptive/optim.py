@@ -34,10 +34,12 @@ class RowOptimizer(ABC):
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            limit = 1 if item.name.startswith("beta") else math.inf
+            kind, limit, above = "a finite", math.inf, ""
+            if item.name.startswith("beta"):
+                kind, limit, above = "a", 1.0, " and below 1"
             if not isinstance(value, int | float) or not 0 <= value < limit:
                 raise ConfigError(
-                    f"{type(self).__name__}: expected {item.name} of at least 0 and below {limit}, got {value!r}"
+                    f"{type(self).__name__}: expected {kind} {item.name} of at least 0{above}, got {value!r}"
                 )
 
     def at(self, lr: float) -> Self:

@@ -150,12 +150,12 @@ def test_it_is_not_copied(copied: Any) -> None:
 @pytest.mark.parametrize("kind", [SGD, Adagrad, RowwiseAdagrad, Adam])
 @pytest.mark.parametrize("rate", [-1, "x", float("nan"), float("inf"), None])
 def test_learning_rates_that_are_none(kind: Any, rate: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"{kind.__name__}: expected lr of at least 0 and below inf, got"):
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}: expected a finite lr of at least 0, got"):
         kind(lr=rate)
 
 
 def test_betas_lie_below_one() -> None:
-    with pytest.raises(ConfigError, match="expected beta2 of at least 0 and below 1, got 1"):
+    with pytest.raises(ConfigError, match="expected a beta2 of at least 0 and below 1, got 1"):
         Adam(beta2=1)
 
 

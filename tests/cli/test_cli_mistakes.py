@@ -21,7 +21,7 @@ MISTAKES: dict[str, tuple[list[str], int, list[str]]] = {
     "size without a unit we know": (
         ["--device-rows", "5 apples"], 2,
         ["tier.device_rows (flag --device-rows)", "got '5 apples'", "10%", "512MiB"]),
-    "device tier larger than everything": (["--device-rows", "150%"], 2, ["--device-rows", "more than 100%"]),
+    "device tier larger than everything": (["--device-rows", "150%"], 2, ["--device-rows", "at most 100%, got '150%'"]),
     "misspelt choice": (["--optimizer", "adagard"], 2, ["flag --optimizer", "'adagrad'", "did you mean adagrad?"]),
     "layer sizes do not fit": (
         ["--arch-sparse-feature-size", "32", "--arch-mlp-bot", "64-16"], 2,

@@ -389,5 +389,5 @@ def test_settings_reach_the_optimizer_and_nonsense_is_refused() -> None:
         assert row_optimizer(OptimizerConfig(name=name, lr=0.5, weight_decay=0.1)).decay_factor == np.float32(0.95)  # type: ignore[arg-type]
     assert SGD(0.5).decay_factor == 1 and SGD(2.0, weight_decay=3.0).decay_factor == 0
     assert Adagrad(weight_decay=0.2).at(0.5).weight_decay == 0.2
-    with pytest.raises(ConfigError, match="Adam: weight_decay from 0"):
+    with pytest.raises(ConfigError, match="Adam: expected a finite weight_decay of at least 0, got -1"):
         Adam(weight_decay=-1)

@@ -18,7 +18,9 @@ READERS = [(load_machine, "zion", "machine file"), (load_shape, "rmc2", "preset"
 def test_by_name_by_path_and_what_is_refused(tmp_path: Path, load: Callable[[str], Any], name: str, what: str) -> None:
     assert load(name).name == name
     for missing in ("zionn", str(tmp_path / "none.toml"), "x" * 300, "a\0b"):
-        with pytest.raises(ConfigError, match=f"^{what} .*expected a file, got .* one of these names: .*{name}"):
+        with pytest.raises(
+            ConfigError, match=f"^{what} .*expected a file or a known name, got .* one of these names: .*{name}"
+        ):
             load(missing)
     pipe, text = tmp_path / "pipe.toml", tmp_path / "own.toml"
     os.mkfifo(pipe)  # reading it would wait for ever

@@ -304,10 +304,10 @@ def test_a_run_leads_to_the_vocabulary_it_used(tmp_path: Path, capsys: pytest.Ca
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_vocabularies(tmp_path / "vocabulary", {"old": Vocabulary(np.array([5]), 1)})
     for arguments, message in (
-        ([tmp_path / "x"], "no vocabulary here"),
-        ([tmp_path, "--table", "user"], "no vocabulary of table 'user'; there are old"),
+        ([tmp_path / "x"], "expected a vocabulary, got none"),
+        ([tmp_path, "--table", "user"], "expected a table with a vocabulary (old), got 'user'"),
         ([tmp_path, "--table", "old"], "expected ids of one kind, got only hashes"),
-        ([tmp_path, "--out", "x"], "--out needs --table"),
+        ([tmp_path, "--out", "x"], "--out: expected --table with it, one of old"),
     ):
         with pytest.raises(AssertionError, match="2"):
             command(*arguments)
