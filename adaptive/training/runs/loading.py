@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from adaptive.batch import Batch
-from adaptive.config import TierConfig, TrainConfig
+from adaptive.config import TierConfig, TrainConfig, explain
 from adaptive.data.dataset import Dataset, DataShape, shape_of
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
@@ -203,9 +203,7 @@ def _changed(config: TrainConfig, settings: Settings) -> TrainConfig:
     try:
         return TrainConfig.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{first['msg']}, got {first['input']!r} (--set {where})") from error
+        raise ConfigError(f"--set {explain(TrainConfig, error)}") from error
 
 
 ROWS_BY_TRAINING_FILES: Final = ("taobao",)  # formats whose mapping of ids to rows depends on the training files

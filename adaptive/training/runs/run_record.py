@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from adaptive.config import TrainConfig
+from adaptive.config import TrainConfig, explain
 from adaptive.data.dataset import Dataset, DataShape, shape_of
 from adaptive.data.text.schema import schema_file
 from adaptive.errors import CheckpointError, InputError
@@ -85,7 +85,10 @@ def config_of(record: Json, path: Path) -> TrainConfig:
     try:
         return TrainConfig.model_validate(record.get("config"))
     except ValidationError as error:
-        raise CheckpointError(f"{error.errors()[0]['msg']} ({path / 'run.json'}: config)") from error
+        raise CheckpointError(
+            f"{path / 'run.json'}: expected settings of this version, got config.{explain(TrainConfig, error)}. Read "
+            "it with the version of adaptive-train that wrote it."
+        ) from error
 
 
 def check_same_data(path: Path, record: Json, dataset: Dataset) -> None:

@@ -201,8 +201,8 @@ def test_a_vocabulary_is_never_fitted_anew(elsewhere: Path) -> None:
     ("key", "value", "message"),
     [
         ("model.embedding_dim", 8, "expected one of tier.*, data.*, eval_batch_size and model, got"),
-        ("tier.hots", "memory", "Extra inputs are not permitted, got 'memory' (--set tier.hots)"),
-        ("eval_batch_size", 0, "Input should be greater than or equal to 1, got 0 (--set eval_batch_size)"),
+        ("tier.hots", "memory", "--set tier.hots: unknown key (did you mean host?)"),
+        ("eval_batch_size", 0, "--set eval_batch_size: Input should be greater than or equal to 1, got 0"),
         ("data.holdouts", 0.1, "data.holdouts: unknown key"),
     ],
 )
