@@ -264,7 +264,10 @@ class Reports(LRU):
 def test_a_reported_number_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         small_world(),
-        pytest.raises(PolicyError, match=r"policy Reports.reported must name .* RuntimeError: no number"),
+        pytest.raises(
+            PolicyError,
+            match=r"policy Reports\.reported: expected names of numeric attributes, got RuntimeError: no number",
+        ),
     ):
         train(monkeypatch, tmp_path / "run", Reports)
 
