@@ -23,7 +23,7 @@ pytestmark = [
 SUPPORT = Path(__file__).parents[2] / "support"
 # A kernel waits for memory: the loads that a thread must have issued before it needs the first of them. Sums that need
 # neither scales nor a mean square issue 10, and 9 for capability 8.0.
-LEAST_IN_FLIGHT = {"hot_kernel": 32, "update_kernel": 12, "accumulate_kernel": 9, "pool_kernel": 4, "copy_kernel": 4}
+LEAST_IN_FLIGHT = {"hot_kernel": 32, "update_kernel": 12, "accumulate_kernel": 10, "pool_kernel": 4, "copy_kernel": 4}
 
 
 def printed(script: str, cache: Path, *arguments: object) -> list[dict[str, Any]]:
@@ -54,7 +54,8 @@ def test_no_operation_is_fused_flushed_or_approximate(tmp_path: Path, capability
     # A program that pools bags of one lookup each has no more to load.
     loading = [report for report in reports if report["width"] in (64, 128) and not report["constants"].get("SINGLE")]
     assert {report["kernel"] for report in loading} >= LEAST_IN_FLIGHT.keys()
-    assert [one for one in loading if one["in_flight"] < LEAST_IN_FLIGHT.get(one["kernel"], 0)] == []
+    least = LEAST_IN_FLIGHT | ({"accumulate_kernel": 9} if capability == 80 else {})
+    assert [one for one in loading if one["in_flight"] < least.get(one["kernel"], 0)] == []
 
 
 def test_batches_of_other_sizes_compile_nothing_again(tmp_path: Path) -> None:
