@@ -6,9 +6,11 @@ Kernels release the GIL and allocate nothing in their loops. Only the training t
 
 import hashlib
 import os
+import re
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -23,31 +25,39 @@ import numpy as np
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-CONSTANTS = ("counters.py",)
-"""Files outside the kernel folders whose constants kernels use; a test compares the list with the imports."""
-
 at = np.uint64
 """Turns a non-negative number into an index. If numba cannot see that a number is not negative, it adds the length to
 negative indices, which takes 15 to 40% of the time of loops over lookups. Slices walked from 0 need no `at`."""
 
 
-def _sources_key() -> str:
-    """Key of the compile cache: a digest of all kernel files and of those in `CONSTANTS`.
+def _imported(file: Path) -> Iterator[Path]:
+    """Yield the files of this package that a file imports: its kernels may call and compute with what they define."""
+    package = Path(__file__).parent.parent
+    for module, names in _IMPORT.findall(file.read_text(encoding="utf-8")):
+        path = package.parent.joinpath(*module.split("."))
+        for candidate in (path, *(path / name for name in re.findall(r"\w+", names))):
+            yield from (f for f in (candidate.with_suffix(".py"), candidate / "__init__.py") if f.is_file())
+
+
+def _sources_key(file: Path) -> str:
+    """Key of a kernel file in the compile cache: a digest of the file and of all that it imports, directly or not.
 
     numba itself checks only the file of a kernel, not the kernels that it calls or their constants.
     """
-    package = Path(__file__).parent.parent
-    kernels = [*sorted((package / "kernels").rglob("*.py")), *sorted((package / "data/kernels").rglob("*.py"))]
-    digest = hashlib.sha256(str(package).encode())
-    for file in [*kernels, *(package / name for name in CONSTANTS)]:
-        digest.update(f"\n{file.relative_to(package)}\n".encode() + file.read_bytes())
+    sources, unread = set(), {file, Path(__file__)}
+    while unread:
+        sources |= unread
+        unread = {path for source in unread for path in _imported(source)} - sources
+    digest = hashlib.sha256()
+    for source in sorted(sources):
+        digest.update(f"\n{source}\n".encode() + source.read_bytes())
     return digest.hexdigest()[:12]
 
 
 def _cache_dir() -> str | None:
     """A cache directory that only this user can write to (it has pickles), or None."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = base / "adaptive-train" / f"numba-{numba.__version__}-{_sources_key()}"
+    path = base / "adaptive-train" / f"numba-{numba.__version__}"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
@@ -61,6 +71,8 @@ def _cache_dir() -> str | None:
 
 
 _CACHE_DIR = _cache_dir()
+_IMPORT = re.compile(r"^\s*(?:from|import) (adaptive[.\w]*)(?: import (\([^)]*\)|.*))?", re.MULTILINE)
+_file_key = cache(_sources_key)
 
 
 def _promise_no_alias(compiled: Any) -> None:
@@ -99,7 +111,8 @@ def kernel(
     def compile_(function: F) -> F:
         config: Any = numba.config
         default = config.CACHE_DIR
-        config.CACHE_DIR = _CACHE_DIR or default
+        if _CACHE_DIR:
+            config.CACHE_DIR = f"{_CACHE_DIR}/{_file_key(Path(function.__code__.co_filename))}"
         try:
             options: Any = {"_nrt": parallel or makes_arrays}  # numba's runtime, which counts references
             compiled: Any = numba.njit(

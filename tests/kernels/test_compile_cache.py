@@ -1,4 +1,4 @@
-"""An edited constant reaches kernels that are cached: the cache's key covers every file whose values they hold."""
+"""An edited constant reaches kernels that are cached: the cache's key covers every file that theirs imports."""
 
 import ast
 import os
@@ -13,7 +13,6 @@ import adaptive
 from adaptive.kernels import jit
 
 PACKAGE = Path(adaptive.__file__).parent
-NOT_FROZEN = {"errors"}  # imported by kernels, but holds no value that a kernel computes with
 
 COUNTS = """
 import numpy as np
@@ -75,25 +74,51 @@ def test_a_constant_of_another_file_reaches_a_cached_kernel(copied: Path) -> Non
     assert run(copied, ALIGNS) == "32\n"
 
 
-@pytest.mark.parametrize("name", ["planning/books.py", "a_room/deep/in.py", "counters.py", "scratch.py"])
-def test_the_key_changes_with_every_file(name: str, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = copied / "adaptive/kernels"
-    monkeypatch.setattr(jit, "__file__", str(kernels / "jit.py"))
-    before = jit._sources_key()
-    assert jit._sources_key() == before
-    path = copied / "adaptive" / name if name in jit.CONSTANTS else kernels / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text((path.read_text() if path.exists() else "") + "\n# edited")
-    assert jit._sources_key() != before
+@pytest.mark.parametrize(
+    ("edited", "changes"),
+    [
+        ("kernels/planning/books.py", True),
+        ("kernels/jit.py", True),
+        ("kernels/scratch.py", True),  # imported by what it imports
+        ("counters.py", True),
+        ("kernels/planning/watched.py", False),  # imports it
+        ("kernels/predictor.py", False),
+    ],
+)
+def test_the_key_covers_what_a_file_imports(
+    edited: str, changes: bool, copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = copied / "adaptive"
+    monkeypatch.setattr(jit, "__file__", str(package / "kernels/jit.py"))
+    file = package / "kernels/planning/books.py"
+    before = jit._sources_key(file)
+    assert jit._sources_key(file) == before
+    path = package / edited
+    path.write_text(path.read_text() + "\n# edited")
+    assert (jit._sources_key(file) != before) is changes
 
 
-def test_every_outside_file_of_kernels_is_part_of_the_key() -> None:
-    """Another module imported by a kernel file has to join `jit.CONSTANTS`, or be known to hold no constant."""
-    found = set()
+@pytest.mark.parametrize("line", [
+    "from adaptive.kernels import scratch",
+    "from adaptive.kernels.scratch import LINE, empty_rows",
+    "from adaptive.kernels.scratch import (\n    LINE,\n    empty_rows,\n)",
+    "from adaptive.kernels import (\n    jit,\n    scratch,\n)",
+    "import adaptive.kernels.scratch as memory",
+    "def late():\n    from adaptive.kernels import scratch",
+])  # fmt: skip
+def test_every_form_of_import_counts(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "kernels_of_a_user.py"
+    file.write_text(f"import numpy as np\n{line}\nx = 1\n")
+    assert PACKAGE / "kernels/scratch.py" in set(jit._imported(file))
+
+
+def test_all_imports_of_kernels_are_read() -> None:
+    """The pattern finds what Python's parser does."""
     for path in (PACKAGE / "kernels").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            found |= {name for name in names if name.startswith("adaptive.")}
-    outside = {name.removeprefix("adaptive.") for name in found if not name.startswith("adaptive.kernels")}
-    assert {f"{name.replace('.', '/')}.py" for name in outside - NOT_FROZEN} == set(jit.CONSTANTS)
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        modules = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        modules |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        expected = {PACKAGE.parent / name.replace(".", "/") for name in modules if name.startswith("adaptive.")}
+        read = set(jit._imported(path))
+        for module in expected:
+            assert {module.with_suffix(".py"), module / "__init__.py"} & read, (path, module)
