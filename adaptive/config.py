@@ -91,6 +91,27 @@ def parse_sample(text: str) -> int | float:
 SampleSize = Annotated[str, _text(parse_sample)]
 
 
+_TIMES: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}  # seconds
+_EXPIRY: Final = "expected a number of batches above 0 (50000) or a time (90s, 30m, 12h, 14d, 2w)"
+MOST_KEYS: Final = 2**31 - 2  # rows for keys of a table: their numbers are int32
+
+
+def parse_expiry(value: Any) -> int | str | None:
+    """Return a number of batches as `int`, a time such as `14d` as text, and None as it is.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if value is None:
+        return None
+    text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    if re.fullmatch(r"[0-9]{1,15}", text) and int(text) > 0:
+        return int(text)
+    if re.fullmatch(r"[0-9]{1,9}[smhdw]", text) and int(text[:-1]) > 0:
+        return text
+    raise ValueError(_EXPIRY)
+
+
 MOST: Final = 2**48  # upper limit for counts of batches, samples or lookups: more is a mistake and overflows counters
 _MOST_NESTED: Final = 32
 
@@ -204,6 +225,58 @@ class TableConfig(Config):
         ge=0,
         description="factor on the optimizer's learning rate for this table; 0 freezes its rows",
     )
+    keys: Literal["int64"] | None = Field(
+        default=None,
+        description="int64: ids are any 64-bit integers, which get rows as they appear; num_embeddings is the maximum "
+        "number of such rows; null: ids are rows",
+    )
+    admit: int = Field(
+        default=1,
+        ge=1,
+        le=255,
+        description="with keys: lookups after which a key gets its own row, from that batch on; counted by a sketch of "
+        "fixed size, which halves its counts now and then",
+    )
+    expire: Annotated[int | str | None, BeforeValidator(parse_expiry)] = Field(
+        default=None,
+        description="with keys: a key that was not looked up for this long loses its row: batches (50000), or time by "
+        'the samples\' Batch.extras["timestamp"] in seconds (90s, 30m, 12h, 14d, 2w); null: keys never expire',
+    )
+    when_full: Literal["evict", "refuse", "error"] = Field(
+        default="evict",
+        description="with keys, if all rows are taken: evict the least recently used keys, at least 1 in 64 at once; "
+        "refuse new keys, which stay without a row; or stop with an error",
+    )
+    unadmitted: Literal["shared", "zero"] = Field(
+        default="shared",
+        description="with keys, what lookups of a key without a row read: a row that all of them share and train, "
+        "initially zero; or zeros",
+    )
+
+    @model_validator(mode="after")
+    def _has_keys(self) -> Self:
+        settings = ("admit", "expire", "when_full", "unadmitted")
+        unused = [name for name in settings if getattr(self, name) != type(self).model_fields[name].default]
+        if self.keys is None and unused:
+            raise ValueError(f'expected keys="int64" with {" and ".join(unused)}, got none')
+        if self.keys is not None and self.num_embeddings > MOST_KEYS:
+            raise ValueError(f"expected num_embeddings of at most {MOST_KEYS} with keys, got {self.num_embeddings}")
+        return self
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the table takes: with keys, one more than `num_embeddings` for keys without a row."""
+        return self.num_embeddings + (self.keys is not None)
+
+    @property
+    def expire_seconds(self) -> int | None:
+        """Time after which a key expires; None if it expires by batches or never."""
+        return int(self.expire[:-1]) * _TIMES[self.expire[-1]] if isinstance(self.expire, str) else None
+
+    @property
+    def expire_batches(self) -> int | None:
+        """Batches after which a key expires; None if it expires by time or never."""
+        return self.expire if isinstance(self.expire, int) else None
 
     @property
     def feature_names(self) -> tuple[str, ...]:

@@ -155,6 +155,16 @@ def test_settings_do_not_change(model: type[Config]) -> None:
         (TableConfig, {"pooling": "max"}),
         (TableConfig, {"init_bound": -0.1}),
         (TableConfig, {"init_bound": float("inf")}),
+        (TableConfig, {"keys": "int32"}),
+        (TableConfig, {"admit": 0}),
+        (TableConfig, {"admit": 256}),
+        (TableConfig, {"expire": 0}),
+        (TableConfig, {"expire": True}),
+        (TableConfig, {"expire": 1.5}),
+        (TableConfig, {"expire": "0d"}),
+        (TableConfig, {"expire": "14 days"}),
+        (TableConfig, {"when_full": "grow"}),
+        (TableConfig, {"unadmitted": "nan"}),
         (TierConfig, {"host": "mmap"}),
         (TierConfig, {"host": "mmap:"}),
         (TierConfig, {"host": "disk"}),
@@ -185,6 +195,32 @@ def test_a_table_has_a_feature_of_its_name_by_default() -> None:
     table = TableConfig(name="item", num_embeddings=5, embedding_dim=4)
     assert table.feature_names == ("item",)
     assert table.model_copy(update={"features": ("seen", "shown")}).feature_names == ("seen", "shown")
+
+
+def test_expiry_is_a_number_of_batches_or_a_time() -> None:
+    def table(expire: int | str | None) -> TableConfig:
+        return TableConfig(name="item", num_embeddings=5, embedding_dim=4, keys="int64", expire=expire)
+
+    assert (table(7).expire_batches, table(7).expire_seconds) == (7, None)
+    assert (table("7").expire_batches, table(None).expire_batches) == (7, None)
+    times = {"90s": 90, "30m": 1800, "12h": 43_200, "14d": 1_209_600, "2w": 1_209_600}
+    assert {text: table(text).expire_seconds for text in times} == times
+    assert table("14d").expire_batches is None
+
+
+def test_a_table_with_keys_has_one_row_more() -> None:
+    table = TableConfig(name="item", num_embeddings=5, embedding_dim=4)
+    assert (table.num_rows, table.model_copy(update={"keys": "int64"}).num_rows) == (5, 6)
+
+
+def test_settings_of_keys_need_keys() -> None:
+    """Without the check, a forgotten `keys` would train a table of fixed rows."""
+    settings: dict[str, Any] = {"admit": 2, "expire": 9, "when_full": "error", "unadmitted": "zero"}
+    for name, value in settings.items():
+        with pytest.raises(ValidationError, match=f'expected keys="int64" with {name}, got none'):
+            TableConfig.model_validate({"name": "item", "num_embeddings": 5, "embedding_dim": 4, name: value})
+    with pytest.raises(ConfigError, match="num_embeddings of at most 2147483646 with keys, got 2147483647"):
+        TableConfig(name="item", num_embeddings=2**31 - 1, embedding_dim=4, keys="int64")
 
 
 # --- schedules -----------------------------------------------------------------------------------------------------

@@ -107,6 +107,7 @@ def outline_engine(
         DeviceMemoryError: if the device's memory is too small for the rows of the batches in flight.
     """
     policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
+    refuse_keys(tables)
     refuse_with_ranks(policy, ranks)
     groups = owned_groups(make_groups(tables, seed), ranks.rank, ranks.size)
     device = device_of_rank(tier.device, ranks)
@@ -140,6 +141,20 @@ def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
     pipeline = Pipeline(lanes, policy_caller, outline.tier, outline.skip, mover, outline.optimizer, exchange)
     pipeline.use_rate(outline.optimizer.lr)
     return pipeline, sizes
+
+
+def refuse_keys(tables: Sequence[TableConfig]) -> None:
+    """Refuse tables with keys.
+
+    Raises:
+        ConfigError: for the first one.
+    """
+    for table in tables:
+        if table.keys is not None:
+            raise ConfigError(
+                f"table {table.name!r}: expected keys=null, got keys={table.keys}, which cannot be trained yet. Map ids "
+                "to rows with hash_rows or a vocabulary."
+            )
 
 
 def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:
