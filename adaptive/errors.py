@@ -43,6 +43,11 @@ def suggestion(word: str, names: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
+def shown_id(number: int) -> str:
+    """Return an id for a message; a negative one also as the unsigned number with the same 64 bits."""
+    return f"{number}" if number >= 0 else f"{number} (unsigned: {number % 2**64})"
+
+
 class AdaptiveError(ValueError):
     """Base of the errors below; `exit_code` is what `adaptive-train` exits with."""
 

@@ -170,6 +170,8 @@ def _bags(name: str, value: Any, num_samples: int | None) -> Bags:
 def _of_lists(name: str, bags: Sequence[Array]) -> Bags:
     sizes = np.array([bag.size for bag in bags], np.int64)
     filled = [bag.reshape(-1) for bag in bags if bag.size]
+    # concatenating uint64 and int64 gives float64
+    filled = [bag.view(np.int64) if bag.dtype == np.uint64 else bag for bag in filled]
     return Bags(_ids(name, np.concatenate(filled) if filled else np.zeros(0, np.int64)), sizes, None)
 
 
@@ -217,10 +219,7 @@ def _ids(name: str, array: Array, what: str = "ids") -> NDArray[np.int64]:
         if array.dtype.kind == "f":
             hint = ". pandas turns a column with gaps into floats: fill the gaps, then .astype('int64')"
         raise InputError(f"feature {name}: expected integer {what}, got {array.dtype}{hint}")
-    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        at = int(array.argmax())
-        raise InputError(f"feature {name}: expected {what} below 2^63, got {array[at]} (position {at})")
-    return np.ascontiguousarray(array, np.int64)
+    return np.ascontiguousarray(array).astype(np.int64, copy=False)
 
 
 def _dense(array: Array | None, num_samples: int) -> NDArray[np.float32]:

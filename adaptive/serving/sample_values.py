@@ -276,12 +276,13 @@ def key_of(value: Any, kind: str) -> int | None:
 
 
 def whole_number(value: Any) -> int | None:
-    """Return a number or a text of digits as a 64-bit integer; None for other values."""
-    is_text = isinstance(value, str) and re.fullmatch("-?[0-9]{1,19}", value)
+    """Return a number or a text of digits as 64 bits, signed; None for other values."""
+    is_text = isinstance(value, str) and re.fullmatch("-?[0-9]{1,20}", value)
     is_whole_float = isinstance(value, Real) and abs(float(value)) < 2**53 and float(value).is_integer()
     if not (is_text or is_whole_float or isinstance(value, Integral)):
         return None
-    return int(value) if abs(int(value)) < 2**63 else None
+    number = int(value)
+    return None if not -(2**63) <= number < 2**64 else number if number < 2**63 else number - 2**64
 
 
 def mixed(key: int) -> int:

@@ -152,6 +152,7 @@ def test_rows_are_those_of_the_reader(tmp_path: Path) -> None:
     run = trained(tmp_path, data_options=settings)
     rows = ["0,1,a,-7,ä ö,ffffffffffffffff,t1", "0,1,never seen,4711,,0,", "0,1,,,a,ABC,t5||t6", *lines(200, seed=8)]
     rows.append("0,NA,NaN,NA,\\N,NA,t5|NA|t6")
+    rows += ["0,1,a,18446744073709551613,a,0,t1", "0,1,a,-3,a,0,t1", "0,1,a,-9223372036854775808,a,0,t1"]
     write_csv(Path("new.csv"), rows)
     export_run(run, "served")
     model = scoring.load("served")

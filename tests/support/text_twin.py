@@ -117,7 +117,11 @@ def value(text: str, column: Column, form: RowFormat) -> object:
         if number is None or abs(number) > FLOAT32_MAX:
             raise RejectedError("number")
         return number
-    return key(text, kernels.KEY_INTEGER if column.kind == kernels.DENSE_INTEGER else column.kind)
+    if column.kind == kernels.DENSE_INTEGER:
+        if not re.fullmatch("-?[0-9]{1,19}", text) or abs(int(text)) >= 2**63:
+            raise RejectedError("number")
+        return int(text)
+    return key(text, column.kind)
 
 
 def key(text: str, kind: int) -> int:
@@ -126,9 +130,9 @@ def key(text: str, kind: int) -> int:
             raise RejectedError("hex")
         return signed(int(text, 16))
     if kind == kernels.KEY_INTEGER:
-        if not re.fullmatch("-?[0-9]{1,19}", text) or abs(int(text)) >= 2**63:
+        if not re.fullmatch("-?[0-9]{1,20}", text) or not -(2**63) <= int(text) < 2**64:
             raise RejectedError("number")
-        return int(text)
+        return signed(int(text))
     hash_ = 0xCBF29CE484222325
     for byte in text.encode():
         hash_ = (hash_ ^ byte) * 0x100000001B3 % 2**64

@@ -198,6 +198,7 @@ _SCRATCH = 512  # bytes; no number has as many digits
 _KEYS = (text.KEY_HEX, text.KEY_INTEGER, text.KEY_TEXT, text.LABEL_SET)
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _WHOLE = 2.0**63
+_LARGEST = np.int64(2**63 - 1)  # of a number in text, with either sign
 _NO_ENTRY = "a value is outside its dictionary"
 
 
@@ -322,17 +323,16 @@ class ValueReader:
         states = missing(array)
         if self._kind == text.KEY_HEX:
             return Values(values.view(f"u{values.itemsize}").astype(np.uint64).view(np.int64), _NO_NUMBERS, states)
-        keys = values.astype(np.int64, copy=False)
-        outside = keys < 0 if values.dtype.kind == "u" else keys == np.iinfo(np.int64).min
+        if self._kind == text.KEY_INTEGER:
+            return Values(values.astype(np.int64, copy=False), _NO_NUMBERS, states)  # unsigned: by their bits
+        if self._kind in _KEYS:
+            digits = np.empty(len(values), np.int64)
+            kernels.digit_keys(values if values.dtype == np.uint64 else values.astype(np.int64, copy=False), digits)
+            return Values(digits, _NO_NUMBERS, states)
         if values.itemsize == 8:
+            outside = values > _LARGEST if values.dtype.kind == "u" else values < -_LARGEST
             states = _marked(states, outside, text.NUMBER)
-        if self._kind not in _KEYS:
-            return Values(_NO_KEYS, values.astype(np.float64), states)
-        if self._kind != text.KEY_INTEGER:
-            digits = np.empty(len(keys), np.int64)
-            kernels.digit_keys(keys, digits)
-            keys = digits
-        return Values(keys, _NO_NUMBERS, states)
+        return Values(_NO_KEYS, values.astype(np.float64), states)
 
 
 def text_buffers(array: Any) -> tuple[NDArray[np.uint8], Ids]:

@@ -30,6 +30,7 @@ from adaptive.data.kernels.text_fields import (
     parse_hex,
     parse_integer,
     parse_iso_time,
+    parse_key,
 )
 from adaptive.kernels.jit import kernel
 
@@ -89,7 +90,10 @@ def parse_texts(
             if kind == KEY_HEX:
                 keys[v], end = parse_hex(scratch, 0)
                 out[v] = OK if end == size else HEX
-            elif kind in (KEY_INTEGER, DENSE_INTEGER):
+            elif kind == KEY_INTEGER:
+                keys[v], end = parse_key(scratch, 0)
+                out[v] = OK if end == size else NUMBER
+            elif kind == DENSE_INTEGER:
                 keys[v], end = parse_integer(scratch, 0)
                 numbers[v] = keys[v]
                 out[v] = OK if end == size else NUMBER
@@ -119,8 +123,12 @@ def text_key(data: Bytes, start: int, stop: int) -> tuple[int, int]:
 
 
 @kernel()
-def digit_keys(values: Ids, keys: Ids) -> None:
-    """Write the keys of decimal digits: those that the same numbers have in a text file."""
+def digit_keys(values: Ids | NDArray[np.uint64], keys: Ids) -> None:
+    """Write the keys of decimal digits: those that the same numbers have in a text file.
+
+    Args:
+        values: (V,) int64 or uint64.
+    """
     for v in range(len(values)):
         key, rest = _START, np.uint64(values[v])
         if values[v] < 0:

@@ -23,6 +23,7 @@ from adaptive.data.kernels.text_fields import (
     parse_hex,
     parse_integer,
     parse_iso_time,
+    parse_key,
 )
 from adaptive.kernels.jit import kernel
 
@@ -150,7 +151,7 @@ def parse_bag(
     p, seen = first, 0
     while True:
         if kind == KEY_INTEGER:
-            key, stop = parse_integer(data, p)
+            key, stop = parse_key(data, p)
         elif kind == KEY_HEX:
             key, stop = parse_hex(data, p)
         else:
@@ -213,7 +214,7 @@ def parse_lines(data: Bytes, end: int, layout: Layout, columns: Columns, cursor:
                 p += 1
             opened = closing
             if kind in (KEY_HEX, KEY_INTEGER):
-                keys[slot, row], stop = parse_hex(data, p) if kind == KEY_HEX else parse_integer(data, p)
+                keys[slot, row], stop = parse_hex(data, p) if kind == KEY_HEX else parse_key(data, p)
                 present[slot, row] = stop > p
             elif kind == DENSE_INTEGER:
                 value, stop = parse_integer(data, p)

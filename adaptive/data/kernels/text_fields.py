@@ -19,7 +19,8 @@ _MANTISSA_LIMIT = 10**17
 _POWERS = 10.0 ** np.arange(23)  # exact in float64
 _FNV_START = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
-_FOUR = np.uint64(4)
+_FOUR, _TEN, _TOP = np.uint64(4), np.uint64(10), np.uint64(2**63)
+_MAX_WORD = 2**64 - 1
 _MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 
 # Tables are globals, not arguments: numba counts references to an array argument in every call, atomically, which
@@ -45,6 +46,24 @@ def parse_integer(data: Bytes, first: int) -> tuple[int, int]:
     if p - start > 19 or value < 0 or value > _MAX_INTEGER or p == start:
         return 0, first
     return -value if negative else value, p
+
+
+@kernel()
+def parse_key(data: Bytes, first: int) -> tuple[int, int]:
+    """Parse a decimal integer of [-2^63, 2^64) and at most 20 digits; return (its 64 bits, stop)."""
+    negative = data[first] == _MINUS
+    start = first + 1 if negative else first
+    p, key, fits = start, np.uint64(0), True
+    digit = _DIGITS[data[p]]
+    while digit < 10:
+        if p - start == 19:  # only a 20th digit may overflow
+            fits = key <= (np.uint64(_MAX_WORD) - np.uint64(digit)) // _TEN
+        key = key * _TEN + np.uint64(digit)
+        p += 1
+        digit = _DIGITS[data[p]]
+    if p == start or p - start > 20 or not fits or (negative and key > _TOP):
+        return 0, first
+    return int(np.int64(np.uint64(0) - key if negative else key)), p
 
 
 @kernel()

@@ -16,7 +16,7 @@ from adaptive.batch import Batch, Origin
 from adaptive.data.kernels import text_rows as kernels
 from adaptive.data.rows.row_source import Block
 from adaptive.data.rows.vocabularies import Vocabulary
-from adaptive.errors import InputError
+from adaptive.errors import InputError, shown_id
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -214,7 +214,7 @@ class Batcher:
         sample = first if ends is None else int(np.searchsorted(ends, first, side="right"))
         raise InputError(
             f"{origin.where(sample)}: expected an id from 0 to {feature.rows.num_rows - 1} for {feature.name}, got "
-            f"{keys[first]} (sample {sample} of the batch). Correct num_embeddings or the data, or add "
+            f"{shown_id(int(keys[first]))} (sample {sample} of the batch). Correct num_embeddings or the data, or add "
             "--set data.out_of_range=oov to send such ids to an extra row."
         )
 

@@ -19,7 +19,7 @@ from adaptive.batch import NO_SAMPLES, Batch, as_batch
 from adaptive.config import TierConfig
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import OnDevice, Pooling
-from adaptive.errors import InputError
+from adaptive.errors import InputError, shown_id
 from adaptive.kernels.planning import lookups
 from adaptive.kernels.scratch import ScratchPool, allocate
 from adaptive.system import usable_cores
@@ -128,7 +128,7 @@ def bad_id(group: Group, batch: Batch, position: int) -> InputError:
     where = f" ({batch.origin.where(sample)})" if batch.origin is not None else ""
     return InputError(
         f"feature {feature.name}, sample {sample}{where}, position {position - int(batch.offsets[bag])}: expected ids "
-        f"0 to {table.num_embeddings - 1} of table {table.name}, got {batch.ids[position]}. Correct the data, enlarge "
+        f"0 to {table.num_embeddings - 1} of table {table.name}, got {shown_id(int(batch.ids[position]))}. Correct the data, enlarge "
         f"the table, or let the reader map such ids to one extra row (oov)."
     )
 

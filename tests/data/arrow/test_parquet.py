@@ -207,6 +207,19 @@ def test_integers_under_kind_string_are_their_digits(tmp_path: Path) -> None:
     assert actual == wanted
 
 
+@pytest.mark.parametrize("kind", ["int", "string"])
+def test_integers_of_64_bits_are_the_same_ids_as_in_text(tmp_path: Path, kind: str) -> None:
+    """Signed and unsigned; under kind 'int' an unsigned id is taken by its bits."""
+    schema = f'[[categorical]]\ncolumns = ["a"]\nkind = "{kind}"\nhash_rows = 1000'
+    for numbers, type_ in (([-(2**63), -1, 2**63 - 1], pa.int64()), ([2**64 - 3, 2**63, 10**19, 1], pa.uint64())):
+        text = of_text(tmp_path, "a\n" + "".join(f"{one}\n" for one in numbers), schema)
+        parquet = of_parquet(tmp_path, pa.table({"a": pa.array(numbers, type_)}), schema)
+        actual = _ids(parquet)
+        assert actual == _ids(text)
+        if kind == "int":
+            assert actual == np.array(numbers, type_.to_pandas_dtype()).astype(np.int64).tolist()
+
+
 def _ids(data) -> list[int]:
     blocks = read_part(data._source, data._parts.train, 100)
     return [key for block in blocks for key in block.columns.keys[0, : block.num_rows].tolist()]
@@ -342,12 +355,12 @@ def test_drawn_columns_are_read_as_text_is(tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("drawn")
     size = data.draw(st.integers(1, 30))
     words = st.text(st.characters(codec="utf-8", exclude_characters='\0\n\r",|'), max_size=5)
-    whole = st.integers(-(2**63) + 1, 2**63 - 1)
+    whole, number = st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63) + 1, 2**63 - 1)
 
     def column(values: st.SearchStrategy[object]) -> list[object]:
         return data.draw(st.lists(st.none() | values, min_size=size, max_size=size))
 
-    rows = {"t": column(words), "n": column(whole), "b": column(st.lists(whole, max_size=4)), "d": column(whole)}
+    rows = {"t": column(words), "n": column(whole), "b": column(st.lists(whole, max_size=4)), "d": column(number)}
     rows["y"] = data.draw(st.lists(st.sampled_from([0, 1]), min_size=size, max_size=size))
     schema = (
         '[label]\ncolumn = "y"\n[[dense]]\ncolumns = ["d"]\nkind = "int"\n[[categorical]]\ncolumns = ["t"]\n'

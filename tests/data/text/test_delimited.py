@@ -1,6 +1,7 @@
 """Files described by a schema: every key of it, mistakes in it, ids that are rows, bags, shipped schemas."""
 
 import gzip
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from adaptive.batch import concatenate
 from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
 from adaptive.data.text.schema import load_schema
-from adaptive.errors import ConfigError, InputError
+from adaptive.errors import ConfigError, InputError, shown_id
 
 SCHEMAS = Path(__file__).parents[3] / "adaptive" / "data" / "schemas"
 
@@ -122,7 +123,7 @@ def test_an_id_out_of_range_stops_and_is_named(tmp_path, feature, bad):
     data = opened(tmp_path, DIRECT, f"l,a,b\n1,6,0\n0,{values['a']},{values['b']}\n")
     with pytest.raises(
         InputError,
-        match=rf"data\.csv:3: expected an id from 0 to 6 for {feature}, got {bad} \(sample 1 of the batch\).*"
+        match=rf"data\.csv:3: expected an id from 0 to 6 for {feature}, got {re.escape(shown_id(bad))} \(sample 1 of the batch\).*"
         "--set data.out_of_range=oov",
     ):
         list(data.train(10))

@@ -120,3 +120,23 @@ def test_hexadecimal_of_sixteen_digits_keeps_every_bit():
     assert read(kernels.parse_hex, "ffffffffffffffff") == (-1, 16)
     assert read(kernels.parse_hex, "8000000000000000") == (-(2**63), 16)
     assert read(kernels.parse_hex, "00000000000000001")[1] == 0
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(
+    "number", [0, 7, -7, 2**63 - 1, -(2**63), 2**63, 2**64 - 3, 2**64 - 1, 10**19 - 1, 10**19, 18446744073709551609]
+)
+def test_a_key_keeps_every_bit_of_an_integer(number, compiled):
+    function = kernels.parse_key if compiled else kernels.parse_key.py_func
+    for text in (str(number), str(number).zfill(20)):
+        with np.errstate(over="ignore"):
+            assert read(function, text) == ((number + 2**63) % 2**64 - 2**63, len(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-", "+1", "x", str(2**64), str(-(2**63) - 1), "9" * 20, "0" * 21, "-" + "9" * 20]
+)
+def test_no_key_stops_where_it_starts(text):
+    assert read(kernels.parse_key, text) == (0, 0)
+    with np.errstate(over="ignore"):
+        assert read(kernels.parse_key.py_func, text) == (0, 0)
