@@ -43,10 +43,18 @@ class SyntheticConfig(Config):
     `drift_at`, a fraction of the training stream, and through the number of lookups in which a singleton occurs once.
     """
 
-    setting: Literal["easy", "hard"] = Field(
+    setting: Literal["easy", "hard", "skewed"] = Field(
         default="easy",
         description="Place of the signal: 'easy': mostly in single ids, which are learned early; 'hard': mostly in "
-        "pairs of ids, which are learned slowly and show differences between skip rules.",
+        "pairs of ids, which are learned slowly and show differences between skip rules. 'skewed': as easy, with ids "
+        "as popular as in the papers: in the default shape, three of four samples look up the hottest 7% of the rows "
+        "only.",
+    )
+    positive_rate: float = Field(
+        default=0.25,
+        ge=0.005,
+        le=0.25,
+        description="Share of samples with label 1 before a drift. The best possible AUC is 0.80 at every rate.",
     )
     rows: int = Field(
         default=1_100_000,

@@ -10,9 +10,9 @@ ids and dense inputs:
 main: one effect per id. interactions: inner products of two-number factors of the ids of some pairs of features.
 dense: linear terms, sin(1.5 x1), x2 x3, abs(x4), and dense inputs times effects of ids. A bag of several ids counts
 with the sum of their effects, as pooling sums their rows. Each of the three parts is scaled to the spread of the
-setting. Then bias and a common scale are solved for, so that every seed and every shape has the same click-through rate
-and the same AUC of the best possible predictor. Terms of dense inputs or pairs of features that do not exist are
-omitted.
+setting. Then bias and a common scale are solved for, so that every seed and every shape has the same share of clicks
+(`positive_rate`) and the same AUC of the best possible predictor. Terms of dense inputs or pairs of features that do
+not exist are omitted.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,6 @@ from adaptive.data.kernels import synthetic as kernels
 from adaptive.data.synthetic.fields import KeyedNumbers, key_of, large_fields, make_fields
 from adaptive.errors import ConfigError, InputError
 
-CTR = 0.25
 BAYES_AUC = 0.8
 NUM_PRODUCTS = 3
 CURVE_WEIGHT = 0.5  # of the three curved terms; the linear ones have a total spread of 0.7
@@ -51,8 +50,10 @@ class Setting:
     large_weight: float  # of fields with large tables, whose rare ids cannot be learned
 
 
+EASY = Setting(main=0.8, interactions=0.35, dense=0.7, num_pairs=8, large_weight=0.3)
 SETTINGS = {
-    "easy": Setting(main=0.8, interactions=0.35, dense=0.7, num_pairs=8, large_weight=0.3),
+    "easy": EASY,
+    "skewed": EASY,
     "hard": Setting(main=0.45, interactions=0.8, dense=0.7, num_pairs=12, large_weight=0.4),
 }
 LARGE_PAIRS = 0.2  # share of the pairs that hold a field with a large table
@@ -111,7 +112,7 @@ def make_teacher(config: SyntheticConfig, fields: NDArray[np.void]) -> Teacher:
 
 
 def calibrate(config: SyntheticConfig, parts: NDArray[np.float64]) -> Calibration:
-    """Solve for click-through rate and Bayes AUC on the parts (3, B) of samples without drift.
+    """Solve for the share of clicks and Bayes AUC on the parts (3, B) of samples without drift.
 
     B must be a multiple of `POOLED`. The result is rounded, since its last bits depend on the width of a machine's
     vector sums, and the stream must not.
@@ -123,10 +124,10 @@ def calibrate(config: SyntheticConfig, parts: NDArray[np.float64]) -> Calibratio
 
     def auc(scale: float) -> float:
         scaled = signal * scale
-        return bayes_auc(np.asarray(expit(scaled + _solve_bias(scaled)), np.float64))
+        return bayes_auc(np.asarray(expit(scaled + _solve_bias(scaled, config.positive_rate)), np.float64))
 
     scale = brentq(lambda scale: auc(scale) - BAYES_AUC, 0.01, 100.0, xtol=1e-6)
-    return Calibration(bias=round(_solve_bias(signal * scale), 6), gains=np.round(gains * scale, 6))
+    return Calibration(bias=round(_solve_bias(signal * scale, config.positive_rate), 6), gains=np.round(gains * scale, 6))
 
 
 def bayes_auc(probability: NDArray[np.float64]) -> float:
@@ -139,10 +140,10 @@ def bayes_auc(probability: NDArray[np.float64]) -> float:
     return float(probability @ nulls_below / (probability.sum() * nulls.sum()))
 
 
-def _solve_bias(signal: NDArray[np.float64]) -> float:
-    """Return the bias for which the mean probability is the click-through rate."""
+def _solve_bias(signal: NDArray[np.float64], rate: float) -> float:
+    """Return the bias for which the mean probability is `rate`."""
     span = 10.0 + float(np.abs(signal).max())
-    return float(brentq(lambda bias: float(expit(signal + bias).mean()) - CTR, -span, span, xtol=1e-6))
+    return float(brentq(lambda bias: float(expit(signal + bias).mean()) - rate, -span, span, xtol=1e-6))
 
 
 def _draw_pairs(stream: KeyedNumbers, count: int, damping: NDArray[np.float64]) -> NDArray[np.void]:
@@ -187,7 +188,7 @@ class Synthetic(Dataset):
     """The stream of a `SyntheticConfig`: features C1, C2, ... and dense inputs I1, I2, ...
 
     Samples [0, num_train) are the training part, the same in every epoch. The evaluation part follows them, after the
-    drift if there is one. Click-through rate 0.25 and Bayes AUC 0.80 hold before the drift.
+    drift if there is one. `positive_rate` and Bayes AUC 0.80 hold before the drift.
     """
 
     def __init__(self, config: SyntheticConfig | None = None) -> None:
@@ -214,7 +215,10 @@ class Synthetic(Dataset):
         return self.config.num_train
 
     def fingerprint(self) -> dict[str, object]:
-        return {"source": "synthetic", "generator": GENERATOR, **self.config.model_dump(mode="json")}
+        settings = self.config.model_dump(mode="json")
+        if settings["positive_rate"] == SyntheticConfig.model_fields["positive_rate"].default:
+            del settings["positive_rate"]  # the data of runs from before there were other rates
+        return {"source": "synthetic", "generator": GENERATOR, **settings}
 
     def samples(self, start: int, stop: int) -> tuple[Batch, NDArray[np.float64]]:
         """Return the samples [start, stop) and their probabilities of a click, float64.

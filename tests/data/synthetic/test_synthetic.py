@@ -50,13 +50,47 @@ def assert_same(actual: Batch, expected: Batch) -> None:
 # Acceptance: what every seed must be like.
 
 
-@pytest.mark.parametrize("setting", ["easy", "hard"])
+@pytest.mark.parametrize("setting", ["easy", "hard", "skewed"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_seed_has_the_same_click_rate_and_bayes_auc(make: Make, setting: str, seed: int) -> None:
     batch, probability = make(setting=setting, seed=seed).samples(200_000, 400_000)  # not the calibration's samples
     assert batch.labels.mean() == pytest.approx(0.25, abs=0.01)
     assert probability.mean() == pytest.approx(0.25, abs=0.005)
     assert bayes_auc(np.sort(probability)) == pytest.approx(0.8, abs=0.002)
+
+
+@pytest.mark.parametrize("rate", [0.005, 0.03, 0.22])
+@pytest.mark.parametrize("setting", ["easy", "hard", "skewed"])
+def test_positive_rate_is_met_at_the_same_bayes_auc(make: Make, setting: str, rate: float) -> None:
+    """Within 4 standard errors: of drawing labels, and of probabilities here and in the calibration's 200,000."""
+    batch, probability = make(setting=setting, positive_rate=rate).samples(200_000, 400_000)
+    size = len(probability)
+    scatter = probability.std() / math.sqrt(size)
+    assert probability.mean() == pytest.approx(rate, abs=4 * math.sqrt(2) * scatter)
+    drawn = math.sqrt((probability * (1 - probability)).sum()) / size
+    assert batch.labels.mean() == pytest.approx(probability.mean(), abs=4 * drawn)
+    assert bayes_auc(np.sort(probability)) == pytest.approx(0.8, abs=0.003)
+
+
+def test_positive_rate_changes_labels_only(make: Make) -> None:
+    (few, p), (many, q) = (make(positive_rate=rate).samples(0, 5000) for rate in (0.01, 0.25))
+    np.testing.assert_array_equal(few.ids, many.ids)
+    np.testing.assert_array_equal(few.dense, many.dense)
+    assert (p < q).all()
+    assert (few.labels <= many.labels).all()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("setting", "low", "high"), [("skewed", 0.72, 0.79), ("easy", 0.1, 0.3)])
+def test_three_of_four_skewed_samples_are_hot(make: Make, seed: int, setting: str, low: float, high: float) -> None:
+    """Counted: samples all of whose rows are among the 7% that are looked up most."""
+    data = make(setting=setting, seed=seed)
+    ids = ids_of(data.samples(0, 400_000)[0])
+    counts = counts_of(data, ids)
+    hot = np.zeros(len(counts), bool)
+    hot[np.argsort(-counts, kind="stable")[: round(0.07 * len(counts))]] = True
+    starts = np.cumsum([0, *(feature.num_embeddings for feature in data.features)])[:-1]
+    assert low <= hot[ids + starts[:, None]].all(axis=0).mean() <= high
 
 
 def test_labels_are_drawn_with_their_probability(make: Make) -> None:
@@ -150,6 +184,8 @@ def test_features_and_fingerprint(make: Make) -> None:
     actual = data.fingerprint()
     assert actual["source"] == "synthetic"
     assert actual["seed"] == 2
+    assert "positive_rate" not in actual  # runs from before there were rates are still the same data
+    assert make(positive_rate=0.03).fingerprint()["positive_rate"] == 0.03
     assert (
         SyntheticConfig.model_validate({k: v for k, v in actual.items() if k not in ("source", "generator")})
         == data.config
@@ -234,6 +270,8 @@ def test_evaluation_lies_behind_a_drift_at_the_end_of_training(make: Make) -> No
     [
         ({"rows": 99_999}, "rows"),
         ({"setting": "medium"}, "setting"),
+        ({"positive_rate": 0.004}, "positive_rate"),
+        ({"positive_rate": 0.5}, "positive_rate"),
         ({"drift_at": 1.1}, "drift_at"),
         ({"churn": 0.1}, "Set drift_at"),
         ({"tables": 3}, "tables"),
