@@ -42,6 +42,8 @@ Plot = Annotated[Path | None, _option("--plot", "FILE", OUTPUT,
     help="Draw the curves as PNG (needs matplotlib, the extra 'report').")]
 TimeSteps = Annotated[int, _option("--time-steps", "STEPS", STUDY, min=5,
     help="Timed steps per policy; the data repeat if they are short.")]
+ComparisonFolder = Annotated[Path | None, _option("--out", "DIR", OUTPUT,
+    help="Folder for all runs; must be new or empty. Default: runs/<date>-compare.")]
 StudyFolder = Annotated[Path | None, _option("--out", "DIR", OUTPUT,
     help="Write the record as JSON, tables as CSV, and pictures to this folder.")]
 

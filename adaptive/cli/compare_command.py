@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from adaptive.studies.compare.contenders import Contender
 
 
-@with_flags("--policy")
+@with_flags("--policy", "--out")
 def compare(
     *,
     policies: options.Policies = "hybrid,lru,slipstream",
@@ -27,6 +27,7 @@ def compare(
     auc_budget: options.AucBudget = 0.0005,
     markdown: options.Markdown = None,
     csv: options.Csv = None,
+    out: options.ComparisonFolder = None,
     overwrite: options.Overwrite = False,
     auto_resume: options.AutoResumeComparison = False,
     ranks: options.NoRanks = None,
@@ -38,14 +39,14 @@ def compare(
     """Train policies on the same data, and compare quality, speed and traffic.
 
     Policies that skip nothing must agree bit for bit; compare checks this. A policy that drops inputs is followed by
-    random_drop with the same share of dropped inputs and the same seed. Each run is stored under --out (default:
-    runs/<date>-compare) as seed-<seed>/<policy>. If a run fails, the others continue, and the command exits with that
+    random_drop with the same share of dropped inputs and the same seed. Each run is stored under --out as
+    seed-<seed>/<policy>. If a run fails, the others continue, and the command exits with that
     run's error code. After Ctrl-C, compare reports the runs that finished; --auto-resume trains the rest.
 
     With --sweep, policies are compared within each value, and a table over all values follows.
     """
     with own_stdout():
-        rivals = _rivals(policies, sweep or [], sets or [], flags, config)
+        rivals = _rivals(policies, sweep or [], sets or [], {**flags, "flag_out": out}, config)
     _refuse_ranks(ranks, rivals)
     check_folders(markdown, csv)
     from adaptive.errors import PolicyError

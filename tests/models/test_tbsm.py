@@ -141,3 +141,9 @@ def test_bfloat16_is_near_float32_and_gives_float32() -> None:
 def test_every_model_has_described_settings() -> None:
     assert set(BUILT_IN_DATA) <= set(OPTIONS)
     assert all(field.description for config in OPTIONS.values() for field in config.model_fields.values())
+
+
+@pytest.mark.parametrize(("dense", "features", "named"), [(4, 3, "num_features"), (3, 4, "num_dense")])
+def test_inputs_must_divide_by_the_steps(dense: int, features: int, named: str) -> None:
+    with pytest.raises(ValueError, match=f"{named}: expected a multiple of the 2 steps, got 3"):
+        TBSM(TBSMConfig(), num_dense=dense, num_features=features, steps=2)

@@ -126,7 +126,9 @@ class TBSM(nn.Module):
                 "model tbsm: expected samples that are sequences, got single steps. Use --data sequences, taobao:PATH "
                 "or tbsm:PATH."
             )
-        assert num_dense % steps == 0 and num_features % steps == 0
+        for name, count in (("num_dense", num_dense), ("num_features", num_features)):
+            if count % steps:
+                raise ValueError(f"{name}: expected a multiple of the {steps} steps, got {count}. It counts all steps.")
         self.config, self.steps = config, steps
         self.num_dense, self.num_features = num_dense, num_features
         self.dlrm = DLRM(config, num_dense=num_dense // steps, num_features=num_features // steps, seed=seed)
