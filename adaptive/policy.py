@@ -40,7 +40,9 @@ class RowStats:
     drift_accesses: NDArray[np.int64]  # (n,) lookups between the two snapshots behind `drift`
     drift_visits: NDArray[np.int64]  # (n,) batches with such a lookup between the two snapshots
     visits: NDArray[np.int64]  # (n,) batches that looked up the row if updates are deferred, else 0
-    saturated: NDArray[np.bool_]  # (n,) the skip rule's latest answer: updates are skipped or accumulated
+    waiting: NDArray[np.bool_]  # (n,) gradients are accumulated, as of the skip rule's latest answer
+    at_rest: NDArray[np.bool_]  # (n,) moved by less than 5% of its length between its two latest snapshots
+    saturated: NDArray[np.bool_]  # (n,) updates are skipped, as of the skip rule's latest answer
     resident: NDArray[np.bool_]  # (n,) on the device now
 
     def __len__(self) -> int:
@@ -83,7 +85,7 @@ class TierView(Protocol):
         ...
 
     def saturated(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(n,) True for rows whose updates are skipped or accumulated."""
+        """(n,) True for rows whose updates are skipped, not for those whose gradients are accumulated."""
         ...
 
 
@@ -148,6 +150,14 @@ class SkipRule(ABC):
     seen_inputs: int = 0
     dropped_inputs: int = 0
     """Samples that `arrange` has read and samples that it has dropped, so far."""
+
+    @property
+    def effective_share(self) -> float:
+        """(sum w)^2 / (n * sum w^2) over the n samples that `arrange` has kept, w their weights. Default: 1.
+
+        So many samples of equal weight, as a share of those kept, would estimate the gradient as well.
+        """
+        return 1.0
 
     reported: ClassVar[tuple[str, ...]] = ()
     """Names of numeric attributes that every record of a run shows."""

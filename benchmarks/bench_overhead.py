@@ -86,7 +86,7 @@ def switch_tracking_off(ours: Ours) -> None:
 
     def no_stats(rows: NDArray[np.int64], number: int, *rest: Any, **named: Any) -> RowStats:
         nothing: Any = np.broadcast_to(np.int64(0), len(rows))
-        return RowStats(number, rows, *[nothing] * 11)
+        return RowStats(number, rows, *[nothing] * 13)
 
     for lane in ours.bag.runtime.pipeline.lanes:
         planner: Any = lane.planner

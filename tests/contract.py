@@ -170,6 +170,8 @@ def row_stats(size: int, **columns: Any) -> RowStats:
         "drift_accesses": np.zeros(size, np.int64),
         "drift_visits": np.zeros(size, np.int64),
         "visits": np.zeros(size, np.int64),
+        "waiting": np.zeros(size, np.bool_),
+        "at_rest": np.zeros(size, np.bool_),
         "saturated": np.zeros(size, np.bool_),
         "resident": np.ones(size, np.bool_),
     }

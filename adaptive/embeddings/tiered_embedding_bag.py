@@ -85,7 +85,7 @@ class TieredEmbeddingBag(nn.Module):
         table_names: names of all tables, ordered by width.
         policy, skip: made from the arguments.
         drops_updates: True if updates of saturated rows are skipped.
-        defers: True if updates of saturated rows are accumulated and applied later.
+        defers: True if gradients of waiting rows are accumulated and applied later.
         device: device of the device tier.
         ranks: the ranks that train together, or this process alone.
 

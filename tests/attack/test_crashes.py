@@ -26,7 +26,7 @@ from support.interrupted import (
 )  # fmt: skip
 
 from adaptive.training.telemetry.jsonl import read_metrics
-from adaptive.training.telemetry.record import IN_PARTS, WAITED, IntervalRecord
+from adaptive.training.telemetry.record import IN_PARTS, ROWS_NOW, WAITED, IntervalRecord
 
 pytestmark = attack
 
@@ -55,7 +55,7 @@ def curves(out: Path) -> dict[int, tuple[Any, ...]]:
     found = {}
     for record in read_metrics(out / "metrics.jsonl"):
         if isinstance(record, IntervalRecord):
-            rows = [(one.watched_rows, one.judged_rows, one.saturated_rows) for one in record.tables.values()]
+            rows = [[getattr(one, name) for name in ROWS_NOW[1:]] for one in record.tables.values()]
             told = {name: value for name, value in record.policy.items() if name not in (IN_PARTS, WAITED)}
             found[record.step] = (record.samples, record.auc, record.accuracy, rows, told, record.log_loss)
     return found

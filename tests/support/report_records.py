@@ -44,7 +44,8 @@ def interval(
         **{"resident_rows": 10 * number, "promoted": 7 * number, "demoted": 3 * number, "fetched": 7 * number},
         **{"written_back": 2 * number, "bytes_h2d": 1024 * number, "bytes_d2h": 512 * number},
         **(
-            {"watched_rows": 20, "judged_rows": 10, "saturated_rows": number, "skipped_updates": number}
+            {"watched_rows": 20, "judged_rows": 10, "at_rest_rows": 3, "waiting_rows": 2 * number}
+            | {"saturated_rows": number, "skipped_updates": number}
             if skips
             else {}
         ),

@@ -28,8 +28,10 @@ class Statistics:
     device_rows: int  # number of slots
     resident_rows: NDArray[np.int64]  # (tables,) rows on the device
     watched_rows: NDArray[np.int64]  # (tables,) as of the latest call of the policy or the skip rule
-    judged_rows: NDArray[np.int64]  # (tables,) watched rows with a verdict
-    saturated_rows: NDArray[np.int64]  # (tables,) judged rows whose updates are skipped or deferred
+    judged_rows: NDArray[np.int64]  # (tables,) watched rows with measured movement
+    saturated_rows: NDArray[np.int64]  # (tables,) watched rows whose updates are skipped
+    waiting_rows: NDArray[np.int64]  # (tables,) watched rows whose gradients are accumulated
+    at_rest_rows: NDArray[np.int64]  # (tables,) judged rows that hardly move: by less than 5% in a full interval
     times_ms: dict[str, float]  # stage -> sum over the batches
     update_norm_edges: NDArray[np.float64]  # (n + 1,)
     update_norm_counts: NDArray[np.int64]  # (n,) row updates by L2 norm, which is known some batches after training
@@ -40,7 +42,8 @@ class Statistics:
     ranks: tuple[RankTraffic, ...] = ()  # of each rank
 
 
-SUMMED = ("counts", "resident_rows", "watched_rows", "judged_rows", "saturated_rows", "update_norm_counts")
+WATCHED_ROWS = ("watched_rows", "judged_rows", "saturated_rows", "waiting_rows", "at_rest_rows")
+SUMMED = ("counts", "resident_rows", *WATCHED_ROWS, "update_norm_counts")
 
 
 def _sum_over_ranks(ranks: Ranks, statistics: Statistics) -> Statistics:
@@ -168,6 +171,11 @@ class StatisticsCollector:
         self._watched = [lane.planner.watched_counts() for lane in self._pipeline.lanes]
         self._resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
 
+    def _watched_rows(self) -> dict[str, NDArray[np.int64]]:
+        """Return the columns of `WatchedCounts` of all tables, by their names in `Statistics`."""
+        groups = [vars(counts) for counts in self._watched]
+        return {f"{name}_rows": np.concatenate([group[name] for group in groups]) for name in groups[0]}
+
     def _take_local(self) -> Statistics:
         pipeline = self._pipeline
         times = {**pipeline.stopwatch.total_ms(), "policy": pipeline.policy_caller.seconds * 1e3}
@@ -179,9 +187,7 @@ class StatisticsCollector:
             counts=self._counts,
             device_rows=sum(lane.device.num_slots for lane in pipeline.lanes),
             resident_rows=self._resident.copy(),
-            watched_rows=np.concatenate([counts.watched for counts in self._watched]),
-            judged_rows=np.concatenate([counts.judged for counts in self._watched]),
-            saturated_rows=np.concatenate([counts.saturated for counts in self._watched]),
+            **self._watched_rows(),
             times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
             update_norm_edges=pipeline.feedback.update_size_edges.astype(np.float64),
             update_norm_counts=self._updates.counts - self._updates_taken.counts,

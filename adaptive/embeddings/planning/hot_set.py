@@ -10,7 +10,7 @@ A row's snapshot is renewed after `min_accesses` lookups in at least `min_visits
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,14 @@ ENTRY = np.dtype(
 )
 assert PLACE.itemsize == 16 and ENTRY.itemsize == 32  # so that none crosses a cache line
 COLUMNS = ENTRY.names or ()
+WATCHED, JUDGED, SATURATED, WAITING, AT_REST = (
+    1,
+    2,
+    4,
+    8,
+    16,
+)  # bits of `HotSet.counted`, in the order of `WatchedCounts`
+REST: Final = 0.05  # a row at rest has moved by less than this share of its length
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,16 @@ class HotSet:
         self.drift[snapshots.entries] = drifts
         self.drift_accesses[snapshots.entries] = snapshots.accesses
         self.drift_visits[snapshots.entries] = snapshots.visits
+
+    def at_rest(self, entries: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
+        """(n,) True for rows whose latest measured interval was a full one, in which they moved by less than `REST`.
+
+        The first intervals are shorter, and show little movement of any row.
+        """
+        accesses, visits = self.drift_accesses[entries], self.drift_visits[entries]
+        full = (accesses >= self.config.min_accesses) & (visits >= self.config.min_visits)
+        rests: NDArray[np.bool_] = full & (self.drift[entries] < REST)  # NaN is not less
+        return rests
 
     def entries_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n,) entry of each row, or -1."""

@@ -94,8 +94,10 @@ class WatchedCounts:
     """Watched rows as of the skip rule's latest answer; (tables of the group,) each."""
 
     watched: Int64s
-    judged: Int64s  # those of them with measured movement, or all if the rule does not need it
-    saturated: Int64s  # those of them whose updates are skipped or accumulated
+    judged: Int64s  # those of them with measured movement
+    saturated: Int64s  # those of them whose updates are skipped
+    waiting: Int64s  # those of them whose gradients are accumulated
+    at_rest: Int64s  # judged rows that moved by less than 5% of their length in their latest full interval
 
     @classmethod
     def none(cls, num_tables: int) -> "WatchedCounts":

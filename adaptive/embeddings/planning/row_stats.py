@@ -2,18 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.embeddings.planning.books import SlotTable, Tracker
-from adaptive.embeddings.planning.hot_set import HotSet
+from adaptive.embeddings.planning.hot_set import WAITING, HotSet
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.kernels.planning import books
 from adaptive.policy import NEVER, RowStats
 
 Int64s = NDArray[np.int64]
+UNWATCHED: Final[dict[str, np.generic]] = {
+    "drift": np.float32(np.nan),
+    **dict.fromkeys(("drift_accesses", "drift_visits"), np.int64(0)),
+    **dict.fromkeys(("waiting", "at_rest", "saturated"), np.bool_(False)),
+}
+"""Column of `RowStats` -> its value for rows that are not watched."""
 
 
 class StatsSource:
@@ -45,7 +52,7 @@ class StatsSource:
         group, records = self._group, self._tracker.gather(rows)
         if hot is not None and entries is None:
             entries = hot.entries_of(rows)
-        drift, drift_accesses, drift_visits, saturated = self._movement(len(rows), hot, entries)
+        movement = self._movement(len(rows), hot, entries)
         return RowStats(
             step=number,
             rows=group.to_global(rows),
@@ -54,27 +61,22 @@ class StatsSource:
             last_access=records.last_access,
             next_access=self._next_access(rows, records.codes, number, window),
             update_norm=records.update_norm,
-            drift=drift,
-            drift_accesses=drift_accesses,
-            drift_visits=drift_visits,
             visits=np.broadcast_to(np.int64(0), len(rows)) if visits is None else visits[entries].astype(np.int64),
-            saturated=saturated,
             resident=records.codes > 0,
+            **movement,
         )
 
-    def _movement(
-        self, size: int, hot: HotSet | None, entries: Int64s | None
-    ) -> tuple[NDArray[np.float32], Int64s, Int64s, NDArray[np.bool_]]:
+    def _movement(self, size: int, hot: HotSet | None, entries: Int64s | None) -> dict[str, NDArray[Any]]:
+        """(size,) each: the columns about watched rows."""
         if hot is None or entries is None:
-            nothing = np.broadcast_to(np.int64(0), size)  # takes no memory; read-only
-            return np.broadcast_to(np.float32(np.nan), size), nothing, nothing, np.broadcast_to(np.bool_(False), size)
-        drift = np.full(size, np.nan, np.float32)
-        accesses, visits, saturated = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.bool_)
+            return {name: np.broadcast_to(unknown, size) for name, unknown in UNWATCHED.items()}  # takes no memory
+        columns = {name: np.full(size, unknown) for name, unknown in UNWATCHED.items()}
         watched = entries >= 0
         at = entries[watched]
-        drift[watched], accesses[watched], visits[watched] = hot.drift[at], hot.drift_accesses[at], hot.drift_visits[at]
-        saturated[watched] = hot.saturated[at] | (hot.waits[at] > 0)
-        return drift, accesses, visits, saturated
+        values = (hot.drift[at], hot.drift_accesses[at], hot.drift_visits[at], hot.counted[at] & WAITING > 0)
+        for column, value in zip(columns.values(), (*values, hot.at_rest(at), hot.saturated[at]), strict=True):
+            column[watched] = value
+        return columns
 
     def _next_access(self, rows: Int64s, codes: NDArray[np.int32], number: int, window: Sequence[Distinct]) -> Int64s:
         if not window:

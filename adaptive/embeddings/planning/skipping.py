@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
 from adaptive.embeddings.planning.books import Tracker
-from adaptive.embeddings.planning.hot_set import HotSet, WatchedRows
+from adaptive.embeddings.planning.hot_set import AT_REST, JUDGED, SATURATED, WAITING, WATCHED, HotSet, WatchedRows
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import Distinct, Lookups
 from adaptive.embeddings.planning.plan import Deferred, Feedback, RowUpdates, Snapshots, WatchedCounts, no_rows
@@ -30,7 +30,6 @@ Int64s = NDArray[np.int64]
 DROP_EVERY: Final = 16  # calls of the rule between two searches for inactive rows
 PATIENCE: Final = 8  # a row is inactive after so many times its usual distance between lookups
 FEW: Final = 16  # fewer inactive rows than this fraction of the set are not worth a pause of training
-WATCHED, JUDGED, SATURATED = 1, 2, 4  # bits of `HotSet.counted`, in the order of `WatchedCounts`
 _NO_WAITS: NDArray[np.uint8] = np.zeros(2, [("waits", np.uint8), ("unused", np.uint8)])[
     "waits"
 ]  # strided as in hot sets
@@ -79,7 +78,7 @@ class DeferralBook:
         """
         rule, size = self._rule, len(watched_rows.places)
         summed = SummedRows(*np.empty((3, size), np.int64))
-        at_most = 1 + int(rule.allowance * (rule.at_most - 1)) if number >= rule.warmup else 1
+        at_most = self._at_most(number)
         books_of_sums, answers = (self.visits, self.waiting), (waits if rule.asks else _NO_WAITS, rule.asks)
         rows = distinct.rows, watched_rows.places, watched_rows.entries, distinct.counts, accesses
         count, num_due = watched.defer_visits(
@@ -87,10 +86,19 @@ class DeferralBook:
         )
         return SummedRows(summed.entries[:count], summed.due[:num_due], summed.due_at[:num_due])
 
-    def may_wait(self, num_entries: int) -> NDArray[np.bool_]:
-        """(num_entries,) True for entries whose number of visits alone allows accumulating."""
-        often: NDArray[np.bool_] = self.visits[:num_entries] >= 2 * self._rule.every
-        return often
+    def _at_most(self, number: int) -> int:
+        """Upper limit for k in batch `number`: `at_most` of the rule, within a guard's allowance."""
+        return 1 + int(self._rule.allowance * (self._rule.at_most - 1)) if number >= self._rule.warmup else 1
+
+    def waiting_entries(self, number: int, waits: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """(n,) True for entries whose gradients are accumulated in batch `number`: k > 1.
+
+        waits: (n,) the rule's answers - 1, if the rule is called.
+        """
+        if self._at_most(number) < 2:
+            return np.zeros(len(waits), np.bool_)
+        is_often: NDArray[np.bool_] = self.visits[: len(waits)] >= 2 * self._rule.every
+        return is_often & (waits > 0) if self._rule.asks else is_often
 
     def retain(self, entries: NDArray[np.int64]) -> None:
         """Drop all entries but these (n,), ascending, which are renumbered from 0."""
@@ -148,6 +156,7 @@ class Skipper:
         assert policy_caller.rule is not None
         self._rule = policy_caller.rule
         self._allowance = self._rule.allowance  # already applied to the answers
+        self._number = 0  # of the batch being planned
         self.forget()
 
     def forget(self) -> None:
@@ -172,6 +181,7 @@ class Skipper:
 
     def decide(self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s) -> Fates:
         """Decide the fates of a batch's distinct rows, at `locations` (U,); count them in `tally`."""
+        self._number = number
         self._apply_allowance()
         rows, counts, accesses = distinct.rows, distinct.counts, self._tracker.accesses
         watched_rows = self.hot.admit(rows, accesses)
@@ -186,6 +196,7 @@ class Skipper:
 
     def ask(self, number: int) -> None:
         """Call the rule about all watched rows, before batch `number` is planned."""
+        self._number = number
         if self.hot.num_entries == 0:
             return
         if not self._rule.asks:
@@ -251,19 +262,19 @@ class Skipper:
 
     def _count_watched(self) -> None:
         hot, entries = self.hot, slice(0, self.hot.num_entries)
-        saturated = hot.saturated[entries] | (hot.waits[entries] > 0)
-        if self.deferral is not None and not self._rule.asks:
-            saturated = self.deferral.may_wait(hot.num_entries)
         counted = hot.counted[entries]
         counted[:] = WATCHED
-        counted[hot.drift_visits[entries] > 0 if self.watches_movement else slice(None)] |= JUDGED
-        counted[saturated] |= SATURATED
+        counted[hot.drift_visits[entries] > 0] |= JUDGED
+        counted[hot.saturated[entries]] |= SATURATED
+        counted[hot.at_rest(entries)] |= AT_REST
+        if self.deferral is not None:
+            counted[self.deferral.waiting_entries(self._number, hot.waits[entries])] |= WAITING
         self._sum_counted()
 
     def _sum_counted(self) -> None:
         hot, entries = self.hot, slice(0, self.hot.num_entries)
         tables, size = self._group.tables_of(hot.rows[entries]), len(self._group.tables)
-        counted = [hot.counted[entries] & bit > 0 for bit in (WATCHED, JUDGED, SATURATED)]
+        counted = [hot.counted[entries] & bit > 0 for bit in (WATCHED, JUDGED, SATURATED, WAITING, AT_REST)]
         self.watched_counts = WatchedCounts(*(np.bincount(tables[chosen], minlength=size) for chosen in counted))
 
 

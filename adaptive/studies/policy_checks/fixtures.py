@@ -45,6 +45,8 @@ def made_up_stats(size: int, step: int = 700) -> RowStats:
         drift_accesses=random.integers(0, 1000, size),
         drift_visits=random.integers(0, 500, size),
         visits=random.integers(0, 5000, size),
+        waiting=random.random(size) < 0.3,
+        at_rest=random.random(size) < 0.3,
         saturated=random.random(size) < 0.3,
         resident=random.random(size) < 0.5,
     )

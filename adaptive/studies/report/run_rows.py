@@ -108,9 +108,10 @@ def rows_moved(runs: Sequence[RunView]) -> Blocks:
 def _by_table(run: RunView) -> Table:
     head = ["table", "rows", "on the device", "lookups", "hit rate", "promoted", "demoted", "to device", "to host"]
     skips = any(map(_skips, run.totals.tables.values()))
-    rows = [[*head, *(["watched", "saturated", "not written"] if skips else [])]]
+    rows = [[*head, *(["watched", "waiting", "at rest", "saturated", "not written"] if skips else [])]]
     for name, counts in run.totals.tables.items():
-        skipped = [count_text(counts.watched_rows), count_text(counts.saturated_rows)]
+        states = (counts.watched_rows, counts.waiting_rows, counts.at_rest_rows, counts.saturated_rows)
+        skipped = [*map(count_text, states)]
         skipped.append(percent_text(counts.skipped_update_share))
         rows.append([
             *(name, count_text(run.table_rows.get(name)), count_text(counts.resident_rows), count_text(counts.lookups)),
@@ -168,12 +169,16 @@ def rows_skipped(runs: Sequence[RunView]) -> Blocks:
     if not runs:
         return blocks
     defers = any(counts.deferred_updates for run in runs for counts in run.totals.tables.values())
+    skips = any(stretch.whole.saturated_rows for run in runs for stretch in run.stretches)
+    saturated: list[tuple[str, Value]] = [("Rows saturated: updates are skipped", lambda s: s.whole.saturated_rows)]
     deferred: list[tuple[str, Value]] = [("Share of row updates deferred", lambda s: s.whole.deferred_update_share)]
     curves = charts(
         runs,
         ("Share of row updates not written", lambda stretch: stretch.whole.skipped_update_share),
         ("Rows watched", lambda stretch: stretch.whole.watched_rows),
-        ("Rows saturated", lambda stretch: stretch.whole.saturated_rows),
+        ("Rows waiting: gradients accumulate", lambda stretch: stretch.whole.waiting_rows),
+        ("Judged rows at rest: moved by less than 5%", lambda stretch: stretch.whole.at_rest_row_share),
+        *(saturated if skips else []),
         *(deferred if defers else []),
     )
     return [*blocks, run_legend(runs), curves]

@@ -46,9 +46,11 @@ class TableCounts:
     written_back: int = 0
     bytes_h2d: int = 0
     bytes_d2h: int = 0
-    watched_rows: int = 0  # now, for the skip rule; as of its latest call, like the next two
-    judged_rows: int = 0  # watched rows with a verdict
-    saturated_rows: int = 0  # watched rows whose updates are dropped or deferred
+    watched_rows: int = 0  # now, for the skip rule; as of its latest call, like the next four
+    judged_rows: int = 0  # watched rows with measured movement
+    at_rest_rows: int = 0  # judged rows that moved by less than 5% of their length in their latest full interval
+    waiting_rows: int = 0  # watched rows whose gradients are accumulated, however far they move
+    saturated_rows: int = 0  # watched rows whose updates a rule skips
     skipped_updates: int = 0
     skipped_lookups: int = 0
     deferred_updates: int = 0
@@ -65,8 +67,13 @@ class TableCounts:
 
     @property
     def judged_row_share(self) -> float | None:
-        """Share of watched rows with a verdict; None without watched rows."""
+        """Share of watched rows with measured movement; None without watched rows."""
         return share(self.judged_rows, self.watched_rows)
+
+    @property
+    def at_rest_row_share(self) -> float | None:
+        """Share of judged rows that are at rest; None without judged rows."""
+        return share(self.at_rest_rows, self.judged_rows)
 
     @property
     def skipped_update_share(self) -> float | None:
@@ -138,6 +145,7 @@ class IntervalRecord:
     update_norms: Histogram | None = field(default=None, compare=False)  # sizes of row updates
     policy: dict[str, float] = field(default_factory=dict)  # numbers that a policy or tier reports
     device_rows: int | None = None  # size of the device tier now; None: several intervals
+    cpu_seconds: float | None = field(default=None, compare=False)  # processor time of this process, all threads
     accuracy: float | None = None  # running, of training's predictions
     labels: dict[str, dict[str, float | None]] = field(
         default_factory=dict
@@ -160,6 +168,9 @@ class EvalRecord:
     labels: dict[str, dict[str, float | None]] = field(
         default_factory=dict
     )  # quality of each label of a multi-task model
+    samples_read: int | None = None  # by training so far, with those that a rule skipped
+    seconds: float | None = field(default=None, compare=False)  # of training so far; see `RunTotals.seconds_later`
+    cpu_seconds: float | None = field(default=None, compare=False)  # processor time of the same
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
 
@@ -206,7 +217,7 @@ class ResumeRecord:
 
 Record = RunRecord | IntervalRecord | EvalRecord | GuardRecord | ResumeRecord
 
-ROWS_NOW: Final = ("resident_rows", "watched_rows", "judged_rows", "saturated_rows")
+ROWS_NOW: Final = ("resident_rows", "watched_rows", "judged_rows", "at_rest_rows", "waiting_rows", "saturated_rows")
 
 
 def sum_tables(tables: list[TableCounts]) -> TableCounts:
@@ -229,7 +240,7 @@ def table_counts(
     Args:
         names: the tables, T of them.
         counts: (T, len(Counter)) of the interval.
-        rows_now: (T,) each: resident_rows, watched_rows, judged_rows, saturated_rows; missing ones count as 0.
+        rows_now: (T,) each, by names of `ROWS_NOW`; missing ones count as 0.
     """
     assert counts.shape == (len(names), len(Counter)), (counts.shape, len(names))
     assert set(rows_now) <= set(ROWS_NOW) and all(len(rows) == len(names) for rows in rows_now.values())
@@ -253,8 +264,9 @@ class RunTotals:
     Attributes:
         steps, samples: trained in these intervals.
         seconds: duration, from each interval's samples per second.
+        cpu_seconds: processor time of this process, all threads.
         latest_skipped_share: skipped share of row updates in the latest interval.
-        first: samples and seconds of the first interval, which includes compilation.
+        first: samples, seconds and processor seconds of the first interval, which includes compilation.
         tables: counts by table; counts of rows "now" are those of the latest interval.
         policy: the policy's latest numbers; the shares of batches in parts are over all intervals.
         ranks: traffic of each rank in the latest `ranks_steps` steps, all with the same number of ranks.
@@ -264,8 +276,8 @@ class RunTotals:
         """`first_step`, `first_samples`: counts at which a resumed run starts."""
         self.steps = 0
         self.samples = 0
-        self.seconds = 0.0
-        self.first: tuple[int, float] | None = None
+        self.seconds = self.cpu_seconds = 0.0
+        self.first: tuple[int, float, float] | None = None
         self.latest_skipped_share: float | None = None
         self.tables: dict[str, TableCounts] = {}
         self.policy: dict[str, float] = {}
@@ -284,7 +296,9 @@ class RunTotals:
         self.steps += steps
         self.samples += samples
         self.seconds += seconds
-        self.first = self.first or (samples, seconds)
+        cpu_seconds = record.cpu_seconds or 0.0
+        self.cpu_seconds += cpu_seconds
+        self.first = self.first or (samples, seconds, cpu_seconds)
         for stage, mean in record.time_ms.items():
             self._stage_ms[stage] = self._stage_ms.get(stage, 0.0) + mean * steps
         self._first_stage_ms = self._first_stage_ms or (self.steps, dict(self._stage_ms))
@@ -315,8 +329,14 @@ class RunTotals:
     @property
     def samples_per_s_later(self) -> float | None:
         """Speed without the first interval; None without other intervals or the first."""
-        samples, seconds = self.first or (0, 0.0)
+        samples, seconds, _ = self.first or (0, 0.0, 0.0)
         return (self.samples - samples) / (self.seconds - seconds) if 0 < seconds < self.seconds else None
+
+    @property
+    def seconds_later(self) -> tuple[float, float]:
+        """Seconds and processor seconds of training without the first interval, which compiles, and evaluations."""
+        _, seconds, cpu_seconds = self.first or (0, 0.0, 0.0)
+        return self.seconds - seconds, self.cpu_seconds - cpu_seconds
 
     @property
     def time_ms(self) -> dict[str, float]:
@@ -364,8 +384,11 @@ COUNT_FIELDS: Final = (
     CountField("bytes_h2d", f"{TIERS}/kib_to_device_per_step", "bytes_h2d", 1024),
     CountField("bytes_d2h", f"{TIERS}/kib_to_host_per_step", "bytes_d2h", 1024),
     CountField("watched_rows", f"{SKIPPING}/watched_rows", "watched_rows"),
+    CountField("waiting_rows", f"{SKIPPING}/waiting_rows", "waiting_rows", by_table=True),
+    CountField("at_rest_rows", f"{SKIPPING}/at_rest_rows", "at_rest_rows", by_table=True),
     CountField("saturated_rows", f"{SKIPPING}/saturated_rows", "saturated_rows", by_table=True),
     CountField("judged_row_share", f"{SKIPPING}/judged_row_share", "judged_row_share"),
+    CountField("at_rest_row_share", f"{SKIPPING}/at_rest_row_share", "at_rest_row_share"),
     CountField("skipped_update_share", f"{SKIPPING}/skipped_update_share", "skipped_update_share", by_table=True),
     CountField("deferred_update_share", f"{SKIPPING}/deferred_update_share", "deferred_update_share"),
     CountField("skipped_lookup_share", None, "skipped_lookup_share"),

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from adaptive.counters import Stopwatch
 from adaptive.embeddings.engine.statistics import Statistics
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.tasks import Tasks
+from adaptive.policy import inputs_of
 from adaptive.training.evaluation import Evaluation, PerLabel
 from adaptive.training.quality import StreamingAUC, StreamingLogLoss
 from adaptive.training.telemetry.jsonl import from_json, to_json
@@ -77,7 +78,7 @@ class RecorderState(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     so_far: SoFar
-    first: list[float] | None  # samples and seconds of the first interval
+    first: list[float] | None  # samples, seconds and processor seconds of the first interval
     ranks_steps: int = Field(ge=0)
     log_loss: LossSums
     each: dict[str, LossSums]
@@ -104,6 +105,7 @@ class Recorder:
         log_every: int = 20,
         tasks: Tasks | None = None,
         now: Callable[[], float] = time.perf_counter,
+        cpu_now: Callable[[], float] = time.process_time,
     ) -> None:
         """
         Args:
@@ -111,7 +113,7 @@ class Recorder:
             sinks: closed by `close`.
             log_every: steps per interval.
             tasks: labels of a multi-task model.
-            now: clock in seconds; tests pass their own.
+            now, cpu_now: clock and processor time in seconds; tests pass their own.
         """
         self.steps = 0
         self.samples = 0
@@ -120,17 +122,17 @@ class Recorder:
         self.auc, self.log_loss, self.each = StreamingAUC(), StreamingLogLoss(), PerLabel(tasks)
         self.evaluations: list[EvalRecord] = []
         self.sinks = sinks
-        self._embeddings, self._log_every, self._now = embeddings, log_every, now
+        self._embeddings, self._log_every, self._now, self._cpu_now = embeddings, log_every, now, cpu_now
         embeddings.statistics.policy_numbers()  # raises for a wrong name now, not after the first interval
         self.start()
 
-    def start(self, at: float | None = None) -> None:
-        """Start an interval, now or at the given second. Earlier time counts for no step."""
+    def start(self, at: tuple[float, float] | None = None) -> None:
+        """Start an interval, now or at the given second and processor second. Earlier time counts for no step."""
         self._losses: list[float] = []
         self._logits: list[Tensor] = []
         self._labels: list[NDArray[np.float32]] = []
         self._stopwatch = Stopwatch(self._now)
-        self._started = self._now() if at is None else at
+        self._started, self._cpu_started = at or (self._now(), self._cpu_now())
 
     def timed(self, stage: str) -> AbstractContextManager[None]:
         """Add the time inside to a stage; on a GPU the time to launch the work."""
@@ -156,21 +158,25 @@ class Recorder:
             return
         if self._embeddings.device.type == "cuda":
             torch.cuda.synchronize(self._embeddings.device)  # wait for launched work, so the time includes it
-        ended = self._now()
+        ended, cpu_ended = self._now(), self._cpu_now()
         logits, labels = torch.cat(self._logits).float().cpu().numpy(), np.concatenate(self._labels)
         if logits.ndim > 1:
             self.each.update(logits, labels)
             logits, labels = logits[:, 0], labels[:, 0]
         self.auc.update(logits, labels)
         self.log_loss.update(logits, labels)
-        record = self._interval(self._embeddings.statistics.take(), ended - self._started, len(labels))
+        times = ended - self._started, cpu_ended - self._cpu_started
+        record = self._interval(self._embeddings.statistics.take(), *times, len(labels))
         self.totals.add(record)
         self.write(record)
-        self.start(ended)  # the time of recording belongs to the next interval
+        self.start((ended, cpu_ended))  # the time of recording belongs to the next interval
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Record an evaluation. Its time belongs to no interval."""
-        self.evaluations.append(evaluation_record(evaluation, self.steps))
+        seconds, cpu_seconds = self.totals.seconds_later
+        read = inputs_of(self._embeddings.policy)[0] or self.samples
+        record = evaluation_record(evaluation, self.steps)
+        self.evaluations.append(replace(record, samples_read=read, seconds=seconds, cpu_seconds=cpu_seconds))
         self.write(self.evaluations[-1])
         self.start()
 
@@ -180,7 +186,7 @@ class Recorder:
         totals = self.totals
         so_far = self._record(
             loss=self.loss, samples_per_s=totals.samples_per_s or 0.0, time_ms=totals.time_ms, tables=totals.tables,
-            policy=totals.policy, ranks=totals.ranks,
+            policy=totals.policy, ranks=totals.ranks, cpu_seconds=totals.cpu_seconds,
         )  # fmt: skip
         return RecorderState(
             so_far=SoFar.model_validate(to_json(so_far)),
@@ -206,8 +212,8 @@ class Recorder:
         self.steps, self.samples, self.loss = so_far.step, so_far.samples, so_far.loss
         self.totals = RunTotals()
         self.totals.add(so_far)
-        samples, seconds = state.first or (0, 0.0)
-        self.totals.first, self.totals.ranks_steps = (int(samples), float(seconds)), state.ranks_steps
+        samples, seconds, cpu_seconds = state.first or (0, 0.0, 0.0)
+        self.totals.first, self.totals.ranks_steps = (int(samples), seconds, cpu_seconds), state.ranks_steps
 
     def close(self) -> None:
         """Close every sink, even if one of them raises."""
@@ -215,7 +221,7 @@ class Recorder:
             for sink in self.sinks:
                 stack.callback(sink.close)
 
-    def _interval(self, taken: Statistics, seconds: float, num_samples: int) -> IntervalRecord:
+    def _interval(self, taken: Statistics, seconds: float, cpu_seconds: float, num_samples: int) -> IntervalRecord:
         rows_now = {name: getattr(taken, name) for name in ROWS_NOW}
         policy = dict(taken.policy)
         if taken.batches_in_parts:
@@ -224,6 +230,7 @@ class Recorder:
         return self._record(
             loss=float(np.mean(self._losses)),
             samples_per_s=num_samples / seconds if seconds > 0 else 0.0,
+            cpu_seconds=cpu_seconds,
             time_ms=self._time_ms(taken, seconds),
             tables=table_counts(self._embeddings.table_names, taken.counts, **rows_now),
             update_norms=_update_norms(taken),

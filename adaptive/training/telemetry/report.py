@@ -33,6 +33,15 @@ class EvaluationPoint(TypedDict):
     accuracy: float | None
 
 
+class EvaluationWork(TypedDict):
+    """Work of training until an evaluation; times are without evaluations and the first interval, which compiles."""
+
+    step: int
+    samples_read: int | None
+    seconds: float | None
+    cpu_seconds: float | None
+
+
 class TargetSummary(TypedDict):
     """Result of a run with `stop_at`; None where no evaluation reached the target."""
 
@@ -94,7 +103,15 @@ class GuardSummary(TypedDict, total=False):
     guard_exact: bool  # the weights equal those of a run that skips nothing, bit for bit
 
 
-class RunSummary(QualitySummary, SkipShares, GuardSummary, total=False):
+class InputSummary(TypedDict, total=False):
+    """Samples read by training, with those that a rule skipped, and the worth of those trained."""
+
+    samples_read: int
+    effective_samples: int  # samples of equal weight that estimate the gradient as well
+    weight_spread: float  # standard deviation of their weights over the mean
+
+
+class RunSummary(QualitySummary, SkipShares, GuardSummary, InputSummary, total=False):
     """The object that `--json` prints. Values that are unknown or not finite are None.
 
     Skipped shares are counted during training, so they include updates that a guard undid later.
@@ -116,10 +133,14 @@ class RunSummary(QualitySummary, SkipShares, GuardSummary, total=False):
     bytes_d2h: int
     watched_rows: int
     judged_row_share: float | None
+    at_rest_rows: int
+    at_rest_row_share: float | None
+    waiting_rows: int
     saturated_rows: int
     time_ms: dict[str, float]
     policy_numbers: dict[str, float | None]  # as last reported by the policy
     evaluations: list[EvaluationPoint]
+    evaluation_work: list[EvaluationWork]  # of each evaluation
     stop_at: TargetSummary
     best: BestSummary
     host_bytes_read: int
@@ -298,15 +319,33 @@ def skipping_lines(summary: RunSummary) -> list[str]:
     """Lines of skipped, dropped and undone work; none if nothing was skipped."""
     remaining: SkipShares = summary.get("guard_kept", summary)
     lines = [*_undone(summary.get("guard_undone", {})), *_dropped(remaining, summary.get("guard_undone", {}))]
+    if summary.get("skipped_input_share") and summary.get("weight_spread"):
+        read, trained, worth = (count_text(summary[name]) for name in ("samples_read", "samples", "effective_samples"))
+        spread = f"{summary['weight_spread']:.2f}"
+        lines.append(
+            f"inputs: {read} read, {trained} trained, whose weights spread by {spread} of their mean: worth {worth} of "
+            "equal weight"
+        )
     lines += _skipped(remaining)
     if summary.get("watched_rows"):
-        lines.append(
-            f"watched for skipping: {count_text(summary['watched_rows'])} rows, "
-            f"{percent_text(summary['judged_row_share'])} judged, {count_text(summary['saturated_rows'])} saturated"
-        )
+        lines.append(_watched(summary))
     if summary.get("guard_exact"):
         lines.append("skipped: nothing in the end. The tables equal those of a run that skips nothing")
     return lines
+
+
+def _watched(summary: RunSummary) -> str:
+    """Rows that wait and rows at rest, which are not the same rows."""
+    line = f"watched for skipping: {count_text(summary['watched_rows'])} rows"
+    for state, meaning in (("waiting", "gradients accumulate"), ("saturated", "updates are skipped")):
+        if number := summary[f"{state}_rows"]:  # type: ignore[literal-required]
+            line += f", {count_text(number)} {state} ({meaning})"
+    if not summary["judged_row_share"]:
+        return line + "; movement was not measured"
+    return (
+        f"{line}; {percent_text(summary['judged_row_share'])} judged, {percent_text(summary['at_rest_row_share'])} of "
+        "these at rest (moved by less than 5%)"
+    )
 
 
 def _latest_skipped(summary: RunSummary, totals: RunTotals) -> list[str]:
@@ -403,7 +442,8 @@ def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int
     ]
     if any(counts.skipped_updates for counts in tables.values()):
         # Tables do not know which of their skipped updates a guard undid.
-        header += ["saturated", "skipped, before undoing" if undone else "skipped"]
+        header += ["waiting", "at rest", "saturated", "skipped, before undoing" if undone else "skipped"]
         for row, counts in zip(rows, shown.values(), strict=True):
-            row += [count_text(counts.saturated_rows), percent_text(counts.skipped_update_share)]
+            row += map(count_text, (counts.waiting_rows, counts.at_rest_rows, counts.saturated_rows))
+            row.append(percent_text(counts.skipped_update_share))
     return aligned([header, *rows])

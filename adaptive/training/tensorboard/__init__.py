@@ -1,4 +1,4 @@
-"""TensorBoard's tab "Rows": rows of each table by tier, moves and saturation over time.
+"""TensorBoard's tab "Rows": rows of each table by tier, moves, and rows that wait or rest, over time.
 
 TensorBoard finds the plug-in by its entry point (group `tensorboard_plugins`) and imports it at its start, so nothing
 heavy is imported here. The plug-in reads the `metrics.jsonl` of all runs below the log directory, since TensorBoard's

@@ -23,7 +23,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
 
 
 def told(name: str, depth: int) -> list[Any]:
-    """Behind each trained batch: rows watched, judged and saturated, what the policy and its rule report, and sizes of
+    """Behind each trained batch: rows by state, what the policy and its rule report, and sizes of
     updates."""
     policy, options, rule = CASES[name]
     table = TableConfig(name="t", num_embeddings=FEW_ROWS, embedding_dim=5)
@@ -39,7 +39,7 @@ def told(name: str, depth: int) -> list[Any]:
     for planned in embeddings.look_ahead(islice(skewed_batches(), BATCHES), depth=depth):
         if planned.number:
             one = embeddings.statistics.take()
-            rows = (*one.watched_rows, *one.judged_rows, *one.saturated_rows)
+            rows = (*one.watched_rows, *one.judged_rows, *one.waiting_rows, *one.at_rest_rows, *one.saturated_rows)
             sizes = (one.update_norm_counts.tolist(), one.update_norm_sum) if skip else ()  # else depth is their delay
             found.append((*map(int, rows), dict(one.policy), *sizes))
         (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()

@@ -30,13 +30,14 @@ from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embeddings.planning.hot_set import WatchedRows
 from adaptive.embeddings.planning.lookups import Distinct
+from adaptive.embeddings.planning.plan import Feedback, Snapshots
 from adaptive.embeddings.planning.skipping import DeferralBook
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.kernels.planning.books import DUE, NOW, SKIPPED, WAITS
 from adaptive.kernels.planning.watched import SHORTER
 from adaptive.optim import Adagrad, Adam, RowOptimizer
 from adaptive.policies.lru import LRU
-from adaptive.policy import Policy, RowStats
+from adaptive.policy import Policy, RowStats, SkipRule
 
 SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, feedback_delay=5)
 TABLES = (
@@ -321,14 +322,56 @@ def test_loading_forgets_who_was_watched() -> None:
 def test_a_checkpoint_keeps_the_counts_of_the_latest_answer() -> None:
     """Between two questions rows become ready to wait; a run that goes on from there reports what it would have."""
     skip = SkipConfig(
-        rule="defer+by=visits+every=1", interval=4, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=0
+        rule="defer+by=visits+every=1+warmup=0",
+        interval=4,
+        min_visits=1,
+        hot_rows="100%",
+        min_accesses=1,
+        feedback_delay=0,
     )
     whole, resumed = (one_table(policy="lru", skip=skip) for _ in range(2))
     # asked before batch 4: row 1 may wait; row 2 may from batch 7 on
     step_all(whole, [bags([1])] * 6 + [bags([2])] * 2)
-    assert whole.statistics.take().saturated_rows.tolist() == [1]
+    assert whole.statistics.take().waiting_rows.tolist() == [1]
     resumed.rows.load_state_arrays({name: array.copy() for name, array in whole.rows.state_arrays().items()})
-    assert resumed.statistics.take().saturated_rows.tolist() == [1]
+    assert resumed.statistics.take().waiting_rows.tolist() == [1]
+
+
+def test_waiting_and_at_rest_are_two_things() -> None:
+    """Row 0 has k = 16 and still moves by 85% of its length: it waits, and is not at rest. Row 1 moved by 3%: it is at
+    rest, and written at every visit. Row 2 moved by 3% in a short first interval, row 3 by 5%, row 4 is not measured,
+    and of row 5 an update was skipped: none of them is at rest."""
+    policy = Listens()
+    policy.rule = Sixteenth()
+    skip = SkipConfig(min_accesses=64, min_visits=32, hot_rows="100%")
+    skipper = planner_of(one_table(8, policy=policy, skip=skip)).skipper
+    assert skipper is not None and skipper.deferral is not None
+    skipper.hot.admit(np.arange(6), np.full(8, 400, np.uint32))
+    skipper.deferral.visits[:6] = 400
+    measured = np.array([0, 1, 2, 3, 5], np.int32)
+    lookups, visits = np.array([64, 64, 32, 64, 64]), np.array([64, 32, 32, 64, 64])
+    snapshots = Snapshots(np.zeros(5, np.int64), measured, np.ones(5, np.bool_), lookups, visits)
+    drifts = np.array([0.85, 0.03, 0.03, 0.05, np.nan], np.float32)
+    skipper.learn(Feedback(np.zeros(0, np.int64), np.zeros(0, np.float32), snapshots, drifts))
+    for _ in range(2):  # the second time, the rule sees its first answer
+        skipper.ask(128)
+    counts = skipper.watched_counts
+    assert (counts.watched.tolist(), counts.judged.tolist()) == ([6], [5])
+    assert (counts.waiting.tolist(), counts.at_rest.tolist(), counts.saturated.tolist()) == ([1], [1], [0])
+    first, second = policy.rule.seen
+    assert not first.waiting.any() and second.waiting.tolist() == [True] + 5 * [False]
+    assert first.at_rest.tolist() == second.at_rest.tolist() == [False, True] + 4 * [False]
+
+
+class Sixteenth(SkipRule):
+    """Row 0 is written at every 16th visit, all others at every visit."""
+
+    def __init__(self) -> None:
+        self.seen: list[RowStats] = []
+
+    def visits(self, rows: RowStats) -> NDArray[np.int64]:
+        self.seen.append(rows)
+        return np.where(rows.rows == 0, 16, 1)
 
 
 # --- `DeferralBook`: whose gradient waits, and when the sum is applied -----------------------------------------------

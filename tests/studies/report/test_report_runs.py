@@ -102,7 +102,7 @@ def test_a_page_shows_what_the_run_recorded(tmp_path: Path) -> None:
     assert rows(result["Stages of a step"])["backward"] == ["3.00"]
     assert rows(result["Traffic"])["rows to the device"] == [str(2 * 7 * 10)]
     user = rows(result["Traffic"])["user"]
-    assert user[:3] == ["1,000", "40", "1,000"] and user[-3:] == ["20", "4", "2.0%"]
+    assert user[:3] == ["1,000", "40", "1,000"] and user[-5:] == ["20", "8", "3", "4", "2.0%"]
     assert pictures(result["Tier movement"])[0] == "mine: rows on the device by table"
     assert rows(result["Policy reports"])["rate"] == ["4"]
     assert pictures(result["Policy reports"]) == ["rate"]  # what never changes has no curve

@@ -76,6 +76,9 @@ def test_summary_of_two_intervals():
         "demoted": 20,
         "watched_rows": 0,
         "judged_row_share": None,
+        "at_rest_rows": 0,
+        "at_rest_row_share": None,
+        "waiting_rows": 0,
         "saturated_rows": 0,
         "skipped_update_share": 0.0,
         "deferred_update_share": 0.0,
@@ -153,11 +156,33 @@ def test_skipping_is_reported_if_it_happened():
         "The tables differ from those of a run that skips nothing\n"
     ) in text
     assert (
-        "table  lookups  hit rate  rows on device  to device  to host  saturated  skipped\n"
-        "site     1,000     90.0%              50    2.0 KiB  1.0 KiB          7    25.0%\n"
-        "user     1,000     50.0%              70        0 B      0 B          0     0.0%\n"
+        "table  lookups  hit rate  rows on device  to device  to host  waiting  at rest  saturated  skipped\n"
+        "site     1,000     90.0%              50    2.0 KiB  1.0 KiB        0        0          7    25.0%\n"
+        "user     1,000     50.0%              70        0 B      0 B        0        0          0     0.0%\n"
     ) in text
     assert "last interval" not in text, "there is one"
+
+
+WATCHED = replace(SITE, watched_rows=40, judged_rows=30, waiting_rows=20, at_rest_rows=3)
+
+
+@pytest.mark.parametrize(
+    ("counts", "line"),
+    [
+        (
+            WATCHED,
+            "watched for skipping: 40 rows, 20 waiting (gradients accumulate); 75.0% judged, 10.0% of these at rest "
+            "(moved by less than 5%)\n",
+        ),
+        (
+            replace(WATCHED, judged_rows=0, at_rest_rows=0, saturated_rows=4),
+            "watched for skipping: 40 rows, 20 waiting (gradients accumulate), 4 saturated (updates are skipped); "
+            "movement was not measured\n",
+        ),
+    ],
+)
+def test_rows_that_wait_and_rows_at_rest_are_reported_apart(counts, line):
+    assert line in text_of(interval(10, tables={"site": counts, "user": USER}))
 
 
 def test_late_skipping_and_deferral_are_reported():

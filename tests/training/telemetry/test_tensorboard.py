@@ -37,6 +37,8 @@ COUNTS = TableCounts(
     bytes_d2h=1900,
     watched_rows=8,
     judged_rows=4,
+    at_rest_rows=1,
+    waiting_rows=5,
     saturated_rows=3,
     skipped_updates=10,
     deferred_updates=4,
@@ -57,8 +59,11 @@ TIER_TAGS = {
 }
 SKIPPING_TAGS = {
     "4_skipping/watched_rows": 8,
+    "4_skipping/waiting_rows": 5,
+    "4_skipping/at_rest_rows": 1,
     "4_skipping/saturated_rows": 3,
     "4_skipping/judged_row_share": 0.5,
+    "4_skipping/at_rest_row_share": 0.25,
     "4_skipping/skipped_update_share": 0.25,
     "4_skipping/deferred_update_share": 0.1,
 }
@@ -67,6 +72,8 @@ TABLE_TAGS = {
     "8_tables/{}/row_hit_rate": 0.25,
     "8_tables/{}/resident_rows": 500,
     "8_tables/{}/promoted_rows_per_step": 3,
+    "8_tables/{}/waiting_rows": 5,
+    "8_tables/{}/at_rest_rows": 1,
     "8_tables/{}/saturated_rows": 3,
     "8_tables/{}/skipped_update_share": 0.25,
 }
@@ -205,9 +212,9 @@ def test_charts_of_skipping_come_with_the_first_skipping(tmp_path):
         view.write(record)
         titles = [chart.title for chart in page_of(tmp_path / "view").chart]
         assert ("share of row updates skipped" in titles) == (record.step > 10)
-        assert len(titles) == len(set(titles)) == (10 if record.step == 10 else 12)
+        assert len(titles) == len(set(titles)) == (10 if record.step == 10 else 14)
     view.close()
-    for step, charts in ((10, 10), (30, 12)):
+    for step, charts in ((10, 10), (30, 14)):
         again = TensorBoardView.resumed(tmp_path / f"from-{step}", {"site": 4}, metrics.path, step)
         write_all(again, ResumeRecord(step=step, dropped=0))
         assert len(page_of(tmp_path / f"from-{step}").chart) == charts

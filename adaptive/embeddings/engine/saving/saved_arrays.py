@@ -102,7 +102,7 @@ def expected_watched(lane: Lane, part: Mapping[str, Any], last_row: int) -> dict
     expected["entry"] = Expected(np.dtype(np.int32), (w,), 0)
     expected["epoch"] = Expected(ENTRY["epoch"], (w,), -1)
     expected["drift"] = Expected(floats, (w,), 0, nan=True)
-    expected["counted"] = Expected(ENTRY["counted"], (w,), 0, 7)
+    expected["counted"] = Expected(ENTRY["counted"], (w,), 0, 31)
     expected["snapshots"] = Expected(floats, (w, width), nan=True)
     if "summed" in part:
         s = _length(part["summed"])

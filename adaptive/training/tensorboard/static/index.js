@@ -1,13 +1,13 @@
 // The tab "Rows". TensorBoard imports this module into an iframe and calls render(). No build step, no network.
 
-import {count, draw} from './lanes.js';
+import {LINES, count, draw} from './lanes.js';
 
 const EVERY_MS = 30000;
 const STYLE = `
 :root{color-scheme:light;--paper:#fff;--ink:#1b1f24;--soft:#59636e;--line:#c9d0d8;--device:#0072b2;--host:#e3e7ec;
---file:#f1e4cf;--in:#00805e;--out:#c2410c;--saturated:#a8478a}
+--file:#f1e4cf;--in:#00805e;--out:#c2410c;--waiting:#a8478a;--at_rest:#7a5c00;--saturated:#b00020}
 :root.dark{color-scheme:dark;--paper:#303030;--ink:#f0f0f0;--soft:#b4bcc6;--line:#59616b;--device:#56b4e9;--host:#42474e;
---file:#574a35;--in:#22c79b;--out:#ff9145;--saturated:#e08fc4}
+--file:#574a35;--in:#22c79b;--out:#ff9145;--waiting:#e08fc4;--at_rest:#f0d060;--saturated:#ff8a8a}
 body{margin:0;padding:14px 20px;background:var(--paper);color:var(--ink);font:14px/1.45 Roboto,system-ui,sans-serif}
 header{display:flex;flex-wrap:wrap;gap:8px 22px;align-items:baseline}
 select{font:inherit;max-width:60vw;color:inherit;background:var(--paper)}
@@ -21,7 +21,8 @@ text{fill:var(--ink);font-size:12px}
 .name{font-weight:600}
 .host{fill:var(--host)} .file{fill:var(--file)} .device{fill:var(--device)}
 .in{fill:var(--in)} .out{fill:var(--out)}
-.saturated,.halo{fill:none;stroke:var(--saturated);stroke-width:2.6;stroke-linejoin:round}
+.line,.halo{fill:none;stroke-width:2.6;stroke-linejoin:round}
+.waiting{stroke:var(--waiting)} .at_rest{stroke:var(--at_rest)} .saturated{stroke:var(--saturated)}
 .halo{stroke:var(--paper);stroke-width:4.6;stroke-opacity:.85}
 .mark{stroke:var(--line);stroke-width:.6} .cursor{stroke:var(--ink);stroke-dasharray:3 3}
 #tip{position:fixed;pointer-events:none;background:var(--paper);border:1px solid var(--line);border-radius:4px;
@@ -49,7 +50,7 @@ function build() {
   const kinds = [['share', 'relative to the table (square root)'], ['own', 'relative to the maximum']];
   const kind = make('select', {id: 'kind', onchange: paint}, ...kinds.map(([value, text]) => new Option(text, value)));
   const legend = [['device', 'on the device'], ['host', 'in host memory'], ['file', 'in files'], ['in', 'promoted per step'],
-    ['out', 'demoted per step'], ['saturated', 'saturated']];
+    ['out', 'demoted per step'], ...LINES];
   const entries = legend.map(([name, text]) => {
     const colour = make('span');
     colour.style.background = `var(--${name})`;
@@ -129,7 +130,9 @@ function paint() {
   note(`policy ${shown.policy}: ${count(whole)} rows on the device${room === null ? '' : `, room for ${count(room)}`}`);
   document.getElementById('legend-file').hidden = shown.host !== 'file';
   document.getElementById('legend-host').hidden = shown.host === 'file';
-  document.getElementById('legend-saturated').hidden = !shown.tables.some(table => table.saturated.some(rows => rows > 0));
+  for (const [key] of LINES) {
+    document.getElementById(`legend-${key}`).hidden = !shown.tables.some(table => table[key].some(rows => rows > 0));
+  }
   draw(svg, shown, Math.max(svg.parentElement.clientWidth, 420), document.getElementById('kind').value, showTip);
 }
 
@@ -146,7 +149,8 @@ function showTip(table, place, event) {
     `in ${shown.host === 'file' ? 'files' : 'host memory'}    ${elsewhere}`,
     `promoted per step    ${count(table.promoted[place])}    since step ${count(from)}`,
     `demoted per step    ${count(table.demoted[place])}`,
-    ...(table.watched[place] ? [`watched    ${count(table.watched[place])}`, `saturated    ${count(table.saturated[place])}`] : []),
+    ...(table.watched[place] ? ['watched', ...LINES.map(([key]) => key)] : []).map(
+      key => `${key.replace('_', ' ')}    ${count(table[key][place])}`),
   ].join('\n');
   tip.style.left = '0';  // so the box is as wide as its text, if the page is
   const box = tip.getBoundingClientRect(), page = document.documentElement;

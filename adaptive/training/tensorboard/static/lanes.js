@@ -3,6 +3,10 @@
 const SVG = 'http://www.w3.org/2000/svg';
 const NAME = 150, RIGHT = 14, AREA = 44, MOVES = 20, GAP = 14, TOP = 6, AXIS = 24;
 
+/** Lines in a lane: keys of a table that are also classes, and their names. */
+export const LINES = [['waiting', 'waiting: gradients accumulate'], ['at_rest', 'at rest: moved by less than 5%'],
+  ['saturated', 'saturated: updates are skipped']];
+
 export function element(name, attributes = {}, text = null) {
   const made = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -13,7 +17,7 @@ export function element(name, attributes = {}, text = null) {
 /** The height in a lane for a number of rows: relative to the table with a square root, so 1% and 100% are both
  * visible, or linear and relative to the maximum in the lane. */
 export function scaleOf(table, kind) {
-  const most = Math.max(1, ...table.resident, ...table.saturated);
+  const most = Math.max(1, ...table.resident, ...LINES.flatMap(([key]) => table[key]));
   const whole = table.rows || most;
   if (kind === 'own') return {height: rows => AREA * Math.min(rows / most, 1), marks: [[most, count(most)]]};
   const marks = [0.01, 0.1, 0.3, 1].map(share => [share * whole, `${share * 100}%`]);
@@ -67,9 +71,10 @@ function lane(svg, run, table, top, x, kind, width) {
     group.append(element('line', {x1: NAME, x2: width - RIGHT, y1: y, y2: y, class: 'mark'}));
     group.append(element('text', {x: NAME - 6, y: Math.max(y + 3, top + 8), class: 'tick'}, text));
   }
-  if (table.saturated.some(rows => rows > 0)) {
-    const d = line(table.saturated.map(height), x, floor);
-    for (const name of ['halo', 'saturated']) group.append(element('path', {d, class: name}));
+  for (const [key] of LINES) {
+    if (!table[key].some(rows => rows > 0)) continue;
+    const d = line(table[key].map(height), x, floor);
+    for (const name of ['halo', `line ${key}`]) group.append(element('path', {d, class: name}));
   }
   moves(group, table, x, floor + MOVES / 2 + 2);
   svg.append(group);
