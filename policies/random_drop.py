@@ -1,17 +1,20 @@
-"""Drop inputs at random: the control that every way of dropping inputs has to beat.
+"""Drop inputs at random: the controls that every way of dropping inputs has to beat.
 
 Slipstream (https://arxiv.org/abs/2404.04270) drops inputs whose rows have stopped moving. A run that drops as many at
-random shows how well it chose.
+random shows how well it chose. Negative downsampling drops by the label alone: He et al., "Practical lessons from
+predicting clicks on ads at Facebook", ADKDD 2014. Here the kept negatives are weighted, so predictions need no
+recalibration.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, SkipRule, TierView
-from adaptive.policies.samples import Refill, check_range, check_state
+from adaptive.policies.samples import Refill, WeightSums, check_range, check_state
 
 
 class RandomDrop(Policy):
@@ -19,66 +22,123 @@ class RandomDrop(Policy):
 
     Args:
         share: of the inputs to drop; skipping must be switched on (`SkipConfig`).
+        by: `chance`: any inputs. `label`: negatives only, and those that are kept weigh as much as all of them.
+        keep_steps: fill batches whose size is the kept share of the original one, so that a run takes as many steps as
+            without dropping; otherwise batches keep their size.
         seed: of the random choice.
     """
 
     order = ("accesses",)
 
-    def __init__(self, *, share: float = 0.1, seed: int = 0) -> None:
-        self.rule = Drop(share=share, seed=seed)
+    def __init__(
+        self,
+        *,
+        share: float = 0.1,
+        by: Literal["chance", "label"] = "chance",
+        keep_steps: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.rule = Drop(share=share, by=by, keep_steps=keep_steps, seed=seed)
 
     def score(self, rows: RowStats) -> NDArray[np.int64]:
         return rows.accesses
 
 
 class Drop(SkipRule):
-    """Drop the same random share of every batch; the other inputs train in full batches.
+    """Drop the same random share of every batch.
 
     Args:
         share: of the inputs to drop, exact to the input, so that a run can repeat the share of another one. Inputs that
             fill no batch at the end are dropped, too.
+        by: `chance`: any inputs. `label`: negatives only (the first label is 0), of which one in
+            every batch is kept. Those that are kept are weighted, in `Batch.extras["weight"]`, by all over kept ones.
+        keep_steps: fill smaller batches, so that a run takes as many steps as without dropping.
         seed: of the random choice.
 
     Attributes:
         seen_inputs, dropped_inputs: samples read and dropped so far.
     """
 
+    reported = ("effective_share",)
+
     drops_inputs = True
     watches = asks = False
     at_most = 1
     warmup = 0
 
-    def __init__(self, *, share: float = 0.1, seed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        share: float = 0.1,
+        by: Literal["chance", "label"] = "chance",
+        keep_steps: bool = False,
+        seed: int = 0,
+    ) -> None:
         if not 0 <= share < 1:
             raise ValueError(f"share={share}: expected at least 0 and less than 1")
         check_range(0, seed=seed)
-        self.share, self.seed = share, seed
+        self.share, self.by, self.keep_steps, self.seed = share, by, keep_steps, seed
         self.seen_inputs = self.dropped_inputs = 0
+        self._weights = WeightSums()
+        self._owed = 0  # inputs still to drop: a batch may have too few negatives
+
+    @property
+    def effective_share(self) -> float:
+        return self._weights.effective_share
 
     def visits(self, rows: RowStats) -> NDArray[np.int64]:
         return np.ones(len(rows), np.int64)
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        refill = Refill()
+        refill, size = Refill(), 0
         for batch in batches:
+            size = size or batch.num_samples
+            share, first = self.share * self.allowance, self.seen_inputs
+            refill.size = max(1, round(size * (1 - share * self.keep_steps)))
             # Seeded by position, so that a resumed run continues as the saved one would have.
             order = np.random.default_rng([self.seed, self.seen_inputs]).permutation(batch.num_samples)
-            share, first = self.share * self.allowance, self.seen_inputs
             self.seen_inputs += batch.num_samples
-            count = _num_dropped(self.seen_inputs, share) - _num_dropped(first, share)
+            self._owed += _num_dropped(self.seen_inputs, share) - _num_dropped(first, share)
+            if self.by == "chance":
+                chosen = order >= self._owed
+            else:
+                batch, chosen = _choose_by_label(batch, order, self._owed, 1 - share)
+                self._weights.add(batch.extras["weight"][chosen])
+            count = int((~chosen).sum())
+            self._owed -= count
             self.dropped_inputs += count
-            yield from refill.add(batch, order >= count)
+            yield from refill.add(batch, chosen)
         if refill.filled:  # the few inputs of a small last batch would weigh too much
             self.dropped_inputs += refill.num_waiting
         else:
             yield from refill.rest()
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        return {"inputs": np.array([self.seen_inputs, self.dropped_inputs])}
+        inputs = np.array([self.seen_inputs, self.dropped_inputs, self._owed])
+        return {"inputs": inputs, "weights": self._weights.values.copy()}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        check_state(self, state, "inputs")
-        self.seen_inputs, self.dropped_inputs = (int(number) for number in state["inputs"])
+        check_state(self, state, "inputs", "weights")
+        self._weights.values[:] = state["weights"]
+        self.seen_inputs, self.dropped_inputs, self._owed = (int(number) for number in state["inputs"])
+
+
+def _choose_by_label(
+    batch: Batch, order: NDArray[np.int64], wanted: int, scale: float
+) -> tuple[Batch, NDArray[np.bool_]]:
+    """Drop the `wanted` negatives that come first in `order` (B,); return the weighted batch, and which inputs stay.
+
+    scale: the share of inputs that stay, which makes the mean weighted loss of those that stay that of all inputs.
+    """
+    negatives = np.flatnonzero(batch.labels == 0)
+    dropped = negatives[np.argsort(order[negatives])][: max(min(wanted, len(negatives) - 1), 0)]
+    weights = np.full(batch.num_samples, scale)
+    weights[negatives] *= len(negatives) / max(len(negatives) - len(dropped), 1)
+    weights *= batch.extras.get("weight", 1)
+    chosen = np.ones(batch.num_samples, np.bool_)
+    chosen[dropped] = False
+    extras = {**batch.extras, "weight": weights.astype(np.float32)}
+    return replace(batch, extras=extras).mark_unshared(), chosen
 
 
 def _num_dropped(num_inputs: int, share: float) -> int:

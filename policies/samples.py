@@ -91,6 +91,23 @@ class Refill:
         return joined
 
 
+class WeightSums:
+    """Number, sum and sum of squares of the weights of kept samples, (3,) `values`."""
+
+    def __init__(self) -> None:
+        self.values = np.zeros(3)
+
+    def add(self, weights: NDArray[np.floating[Any]]) -> None:
+        """Add the weights (n,) of samples."""
+        self.values += len(weights), weights.sum(), (weights * weights).sum()
+
+    @property
+    def effective_share(self) -> float:
+        """(sum w)^2 / (n * sum w^2), see `SkipRule.effective_share`."""
+        count, total, squares = self.values
+        return float(total * total / (count * squares)) if count else 1.0
+
+
 def greatest(batch: Batch, values: NDArray[Scalar]) -> NDArray[Scalar]:
     """(B,) greatest of the values (N,) of each sample's lookups, at least 0."""
     largest = np.zeros(batch.num_samples, values.dtype)

@@ -85,6 +85,9 @@ Sweep = Annotated[list[str] | None, _option("--sweep", "KEY=LIST", STUDY,
          "train every combination. KEY+KEY=VALUE+VALUE,... varies keys together.")]
 AucBudget = Annotated[float, _option("--auc-budget", "AUC", STUDY, min=0.0,
     help="AUC that a policy may lose against the control.")]
+ToAuc = Annotated[str | None, _option("--to-auc", "AUC", STUDY,
+    help="Show for each policy the wall-clock seconds, processor seconds and samples read until an evaluation first "
+         "reached this AUC; auto: the control's final AUC less 0.0005. Needs --eval-every.")]
 AutoResumeComparison = Annotated[bool, _option("--auto-resume", None, OUTPUT,
     help="Resume the comparison in --out: reuse its finished runs with the same settings, and train the rest (more "
          "--seeds, more policies, stopped runs).")]

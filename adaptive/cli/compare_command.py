@@ -16,6 +16,7 @@ from adaptive.cli.output import check_folders, note, own_stdout, print_document,
 if TYPE_CHECKING:
     from adaptive.studies.compare.comparison_runs import Outcome
     from adaptive.studies.compare.contenders import Contender
+    from adaptive.studies.compare.time_to_auc import ToAuc
 
 
 @with_flags("--policy", "--out")
@@ -25,6 +26,7 @@ def compare(
     seeds: options.Seeds = 3,
     sweep: options.Sweep = None,
     auc_budget: options.AucBudget = 0.0005,
+    to_auc: options.ToAuc = None,
     markdown: options.Markdown = None,
     csv: options.Csv = None,
     out: options.ComparisonFolder = None,
@@ -39,8 +41,8 @@ def compare(
     """Train policies on the same data, and compare quality, speed and traffic.
 
     Policies that skip nothing must agree bit for bit; compare checks this. A policy that drops inputs is followed by
-    random_drop with the same share of dropped inputs and the same seed. Each run is stored under --out as
-    seed-<seed>/<policy>. If a run fails, the others continue, and the command exits with that
+    two controls that drop as many at random: by chance, and by label (negatives only, the others weighted). Each run is
+    stored under --out as seed-<seed>/<policy>. If a run fails, the others continue, and the command exits with that
     run's error code. After Ctrl-C, compare reports the runs that finished; --auto-resume trains the rest.
 
     With --sweep, policies are compared within each value, and a table over all values follows.
@@ -48,6 +50,7 @@ def compare(
     with own_stdout():
         rivals = _rivals(policies, sweep or [], sets or [], {**flags, "flag_out": out}, config)
     _refuse_ranks(ranks, rivals)
+    auc = _auc_to_reach(to_auc, rivals)
     check_folders(markdown, csv)
     from adaptive.errors import PolicyError
     from adaptive.studies.compare.comparison_runs import claim, train_all
@@ -57,7 +60,7 @@ def compare(
             "--auto-resume: expected --out DIR, the directory of the comparison, and no --overwrite"
         )
     directory = claim(rivals[0].config.out, overwrite=overwrite, auto_resume=auto_resume)
-    report = functools.partial(_report, _Outputs(directory, markdown, csv, as_json), auc_budget)
+    report = functools.partial(_report, _Outputs(directory, markdown, csv, as_json), auc_budget, auc)
     train = functools.partial(train_all, stream=sys.stderr, on_progress=note)
     outcomes: list[Outcome] = []
     try:
@@ -99,6 +102,26 @@ def _refuse_ranks(ranks: int | None, rivals: "Sequence[Contender]") -> None:
         )
 
 
+def _auc_to_reach(text: str | None, rivals: "Sequence[Contender]") -> "ToAuc | None":
+    """The AUC of `--to-auc`, checked."""
+    if text is None:
+        return None
+    if any(rival.config.eval_every is None for rival in rivals):
+        raise typer.BadParameter(
+            "--to-auc: expected evaluations during training, got eval_every=null. Set --eval-every to a twentieth of "
+            "the run's steps or fewer"
+        )
+    if text == "auto":
+        return "auto"
+    try:
+        auc = float(text)
+    except ValueError:
+        auc = -1.0
+    if not 0 < auc <= 1:
+        raise typer.BadParameter(f"--to-auc: expected a number from 0 to 1, or auto, got {text}")
+    return auc
+
+
 def _rivals(
     policies: str, sweep: Sequence[str], sets: list[str], flags: Mapping[str, object], config: Path | None
 ) -> "list[Contender]":
@@ -126,13 +149,19 @@ class _Outputs:
     as_json: bool
 
 
-def _report(outputs: _Outputs, auc_budget: float, outcomes: "Sequence[Outcome]", stopped: str = "") -> list[str]:
+def _report(
+    outputs: _Outputs,
+    auc_budget: float,
+    to_auc: "ToAuc | None",
+    outcomes: "Sequence[Outcome]",
+    stopped: str = "",
+) -> list[str]:
     """Write and print the report; return the problems."""
     from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
     from adaptive.studies.compare.comparison_runs import write_record
     from adaptive.studies.compare.verdicts import judge
 
-    result = judge(outcomes, auc_budget=auc_budget)
+    result = judge(outcomes, auc_budget=auc_budget, to_auc=to_auc)
     problems = [*result.problems, *filter(None, [stopped])]
     result = replace(result, problems=problems, out=str(outputs.directory))
     write_record(outputs.directory, result)

@@ -64,6 +64,21 @@ def test_settings_apply_to_every_run(cli: Cli, trainings: list[TrainConfig]) -> 
     assert "seed 3 (1 of 2), hybrid (1 of 2)" in result.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--to-auc", "0.7"), "--to-auc: expected evaluations during training, got eval_every=null. Set --eval-every"),
+        (("--to-auc", "best", "--eval-every", "9"), "--to-auc: expected a number from 0 to 1, or auto, got best"),
+        (("--to-auc", "1.5", "--eval-every", "9"), "--to-auc: expected a number from 0 to 1, or auto, got 1.5"),
+    ],
+)
+def test_an_auc_to_reach_needs_evaluations(
+    cli: Cli, trainings: list[TrainConfig], arguments: tuple[str, ...], message: str
+) -> None:
+    result = cli("compare", "--policies", "hybrid,lru", *arguments)
+    assert (result.code, trainings) == (2, []) and message in " ".join(result.err.split())
+
+
 def test_swept_settings_apply_to_every_run(cli: Cli, trainings: list[TrainConfig]) -> None:
     words = ("compare", "--policies", "hybrid,lfu", "--seeds", "1")
     result = cli(

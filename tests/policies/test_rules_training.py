@@ -1,6 +1,8 @@
 """Skip rules in training: rows that move as the test says, and inputs that are dropped at random."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -177,6 +179,35 @@ def test_every_input_has_the_same_chance() -> None:
         counts[np.concatenate(kept(Drop(share=0.25, seed=seed), 4, 10))] += 1
     assert counts.sum() == 400 * 30
     assert counts.min() > 260 and counts.max() < 340  # 300 +- 8.7
+
+
+def labeled(labels: Sequence[Sequence[float]]) -> list[Batch]:
+    batches = [batch_of(np.arange(len(values))) for values in labels]
+    return [replace(b, labels=np.array(v, np.float32)) for b, v in zip(batches, labels, strict=True)]
+
+
+def test_negatives_are_dropped_by_label_and_weighted() -> None:
+    """A quarter of 16 samples is dropped. The first batch owes two, but has two negatives and keeps one, so the second
+    drops three of its six. A kept negative weighs as much as all of its batch over those kept, and every sample times
+    the share that stays: the weights sum up to 0.75 of all samples."""
+    rule = Drop(share=0.25, by="label", keep_steps=True, seed=3)
+    out = list(rule.arrange(iter(labeled([[1, 0, 1, 1, 1, 1, 0, 1], [0, 1, 0, 0, 0, 0, 0, 1]])), View()))
+    assert [batch.num_samples for batch in out] == [6, 6] and (rule.seen_inputs, rule.dropped_inputs) == (16, 4)
+    labels, weights = (np.concatenate(c) for c in zip(*((b.labels, b.extras["weight"]) for b in out), strict=True))
+    assert labels[:7].tolist().count(1) == 6 and labels[7:].tolist().count(1) == 2
+    assert weights[labels == 1].tolist() == 8 * [0.75] and weights[labels == 0].tolist() == 4 * [1.5]
+    assert weights.sum() == 0.75 * 16 and rule.effective_share == 12**2 / (12 * (8 * 0.75**2 + 4 * 1.5**2))
+
+
+@pytest.mark.parametrize("by", ["chance", "label"])
+@pytest.mark.parametrize(("keep_steps", "sizes"), [(True, [6] * 8), (False, [10] * 4)])
+def test_as_many_steps_if_wanted(by: Literal["chance", "label"], keep_steps: bool, sizes: list[int]) -> None:
+    rule, again = (Drop(share=0.4, by=by, keep_steps=keep_steps) for _ in range(2))
+    source = labeled([[0, 1, 0, 0, 0, 0, 0, 0, 0, 0]] * 8)
+    assert [batch.num_samples for batch in rule.arrange(iter(source), View())] == sizes
+    again.load_state_dict(rule.state_dict())
+    assert again.effective_share == rule.effective_share and (rule.effective_share < 1) == (by == "label")
+    assert (again.seen_inputs, again.dropped_inputs) == (rule.seen_inputs, rule.dropped_inputs)
 
 
 @pytest.mark.parametrize("allowance", [0.0, 0.5, 1.0])

@@ -45,6 +45,33 @@ class SampleTest:
 
 
 @dataclass(frozen=True)
+class TimeToAuc:
+    """Work until an evaluation first reached an AUC, without evaluations and compilation.
+
+    Numbers of work are medians over the runs that reached it; ratios are medians over seeds of the work over the
+    control's. None if no run has them.
+
+    Attributes:
+        target: the AUC; a mean over seeds if each has its own.
+        runs, reached: runs with a target, and those that reached it.
+        cpu_seconds: processor time, all threads.
+        samples_read: with the samples that a rule skipped.
+        best: best AUC, a mean over the runs.
+    """
+
+    target: float
+    runs: int
+    reached: int
+    seconds: float | None
+    seconds_ratio: float | None
+    cpu_seconds: float | None
+    cpu_seconds_ratio: float | None
+    samples_read: float | None
+    samples_read_ratio: float | None
+    best: float
+
+
+@dataclass(frozen=True)
 class ComparedPolicy:
     """One policy under one combination of swept values.
 
@@ -53,8 +80,13 @@ class ComparedPolicy:
     Attributes:
         swept: setting -> value; empty without a sweep.
         control_of: set for a `random_drop` control: the policy whose share of dropped inputs it drops at random.
+        control_by: set for such a control: `chance` or `label`.
         target: metric and value at which runs stop. `target_step` and `target_samples` are means over the runs that
             reached it, `target_seconds` is the median of their training time.
+        samples_read: with the samples that a rule skipped; `samples` are those trained.
+        effective_samples: samples of equal weight that estimate the gradient as well as those trained;
+            `weight_spread` is the standard deviation of their weights over the mean.
+        to_auc: time to quality, if an AUC was given.
         bytes_h2d, bytes_d2h, fetched_rows, written_back_rows: totals of a run.
         time_ms: milliseconds of a step by stage.
         over_samples: None for exact policies, and if the runs have no scores for the same samples.
@@ -65,6 +97,7 @@ class ComparedPolicy:
     policy: str
     swept: Mapping[str, object]
     control_of: str | None
+    control_by: str | None
     auc: float | None
     auc_std: float | None
     auc_difference: float | None
@@ -97,10 +130,14 @@ class ComparedPolicy:
     skipped_update_share: float | None
     skipped_lookup_share: float | None
     skipped_input_share: float | None
+    samples_read: float | None
+    effective_samples: float | None
+    weight_spread: float | None
     deferred_update_share: float | None
     samples_per_s: float | None
     time_ms: Mapping[str, float | None]
     policy_numbers: Mapping[str, float | None]
+    to_auc: TimeToAuc | None
     over_samples: SampleTest | None
     exact: bool
     verdict: str

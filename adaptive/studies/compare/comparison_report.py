@@ -34,6 +34,11 @@ RANDOM: Final = (
     " against random: AUC minus that of the line below, which drops as many inputs at random. A rule that does not "
     "beat it chooses no better than chance."
 )
+TIME_TO_AUC: Final = (
+    " time to AUC: training until an evaluation first reached it, without evaluations and the first interval; medians "
+    "over the runs that reached it. of control: the median over seeds of the ratio to the control's. read: samples "
+    "read, skipped or not."
+)
 TARGET: Final = (
     " reached: runs that reached the target, out of those that finished. at step, after samples: means; after s: "
     "median training time, without evaluations. A run stops at its target, so a difference of AUC may compare runs of "
@@ -82,6 +87,7 @@ def _blocks(result: Comparison) -> list[DocumentBlock]:
         Note(outcome_sentence(policies)),
         _table(_columns(policies), policies),
         _table([("ms per step", _name), *times], policies),
+        *([_table(TO_AUC, policies)] if any(policy.to_auc for policy in policies) else []),
         *([_table([("policy reports", _name), *reports], reporting)] if reporting else []),
         Items([_verdict_line(policy, result) for policy in policies]),
     ]
@@ -107,6 +113,12 @@ def _columns(policies: Policies) -> list[Column]:
         ("after s", _field(_seconds, "target_seconds")),
     ]
     files: list[Column] = [("from files", _per_step("host_bytes_read")), ("to files", _per_step("host_bytes_written"))]
+    inputs: list[Column] = [
+        ("read", _field(count_text, "samples_read")),
+        ("trained", _field(count_text, "samples")),
+        ("effective", _field(count_text, "effective_samples")),
+        ("weight spread", _field(_ratio, "weight_spread")),
+    ]
     random: list[Column] = [("against random", _against_random)]
     return [
         ("policy", _name),
@@ -126,6 +138,7 @@ def _columns(policies: Policies) -> list[Column]:
         *optional("deferred updates", "deferred_update_share", percent_text),
         *optional("skipped lookups", "skipped_lookup_share", percent_text),
         *optional("skipped inputs", "skipped_input_share", percent_text),
+        *(inputs if any(policy.skipped_input_share for policy in policies) else []),
         *(random if _has_random(policies) else []),
     ]
 
@@ -162,6 +175,34 @@ def _milliseconds(value: float | None) -> str:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _to_auc(name: str, text: Callable[[Any], str]) -> Callable[[ComparedPolicy], str]:
+    return lambda policy: "-" if policy.to_auc is None else text(getattr(policy.to_auc, name))
+
+
+def _time_reached(policy: ComparedPolicy) -> str:
+    work = policy.to_auc
+    if work is None:
+        return "no evaluation"
+    return f"{work.reached} of {work.runs}" if work.reached else f"not reached, best {score_text(work.best)}"
+
+
+TO_AUC: Final[Sequence[Column]] = (
+    ("time to AUC", _name),
+    ("AUC", _to_auc("target", score_text)),
+    ("reached", _time_reached),
+    ("seconds", _to_auc("seconds", _seconds)),
+    ("of control", _to_auc("seconds_ratio", _ratio)),
+    ("processor s", _to_auc("cpu_seconds", _seconds)),
+    ("of control", _to_auc("cpu_seconds_ratio", _ratio)),
+    ("read", _to_auc("samples_read", count_text)),
+    ("of control", _to_auc("samples_read_ratio", _ratio)),
+)
 
 
 def _reached(policy: ComparedPolicy) -> str:
@@ -297,6 +338,7 @@ def _note(result: Comparison) -> str:
         NOTE.format(confidence=result.confidence, files=files),
         OVER_SAMPLES.format(confidence=result.confidence) if any(policy.over_samples for policy in policies) else "",
         RANDOM if _has_random(policies) else "",
+        TIME_TO_AUC if any(policy.to_auc for policy in policies) else "",
         TARGET if any(policy.target for policy in policies) else "",
         "" if seeds > 1 else " With one seed there are no intervals over seeds.",
     ]
@@ -323,6 +365,6 @@ def _flat(fields: dict[str, Any]) -> dict[str, object]:
             flat[f"{name}_low"], flat[f"{name}_high"] = value or (None, None)
         elif name == "seeds" and isinstance(value, list):
             flat[name] = " ".join(map(str, value))
-        elif name not in ("runs", "over_samples"):  # None, where it is no dict
+        elif name not in ("runs", "over_samples", "to_auc"):  # None, where it is no dict
             flat[name] = value
     return flat

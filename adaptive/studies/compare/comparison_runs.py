@@ -7,8 +7,8 @@ Seed i of a comparison is `seed` + i for the initial weights. The built-in strea
 (`data.synthetic.seed` + i), so the spread covers the data. With files, only the shuffle changes (`data.seed` + i, if
 there is one). All policies of one seed get the same data and weights.
 
-A run that drops inputs is followed by its control: `random_drop` with the same seed and the same share of dropped
-inputs. It shows whether the rule chose better than chance.
+A run that drops inputs is followed by its controls: `random_drop` with the same seed and the same share of dropped
+inputs, by chance and by label. They show whether the rule chose better.
 
 A comparison resumes from the finished runs in its directory, so you can add seeds or policies. A run is reused if it
 finished, was trained by the same versions with the same settings (except for its directory), and the data have not
@@ -120,6 +120,7 @@ class Outcome:
     Attributes:
         bits: digest of what was trained; equal exactly if two runs agree bit for bit.
         control_of: set for a `random_drop` control: the policy whose share of dropped inputs it drops at random.
+        control_by: set for such a control: `chance` or `label`.
         others_cpu_share: share of the cores that other processes used meanwhile; None if unknown.
         scores: (2, n) logits and labels of the evaluation samples.
     """
@@ -132,6 +133,7 @@ class Outcome:
     bits: str | None = None
     error: Exception | None = None
     control_of: str | None = None
+    control_by: str | None = None
     swept: SweepPoint = ()
     others_cpu_share: float | None = None
     scores: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
@@ -186,11 +188,11 @@ def train_all(
                     raise outcome.error
                 is_first = False
                 yield outcome
-                control = _control(contender, config, outcome)
-                if control is not None:
+                for by, control in _controls(contender, config, outcome).items():
                     on_progress(f"{about}, {control.label}")
-                    dropped_at_random = train(control, control.config, folder / _folder_name(place, CONTROL))
-                    yield replace(dropped_at_random, control_of=contender.label)
+                    name = CONTROL if by == "chance" else f"{CONTROL}+by={by}"
+                    dropped_at_random = train(control, control.config, folder / _folder_name(place, name))
+                    yield replace(dropped_at_random, control_of=contender.label, control_by=by)
 
 
 def _groups(contenders: Sequence[Contender]) -> list[tuple[str, list[Contender]]]:
@@ -201,14 +203,23 @@ def _groups(contenders: Sequence[Contender]) -> list[tuple[str, list[Contender]]
     return list(zip(words, groups, strict=True))
 
 
-def _control(contender: Contender, config: TrainConfig, outcome: Outcome) -> Contender | None:
-    """The run that drops as many inputs at random, if a rule dropped inputs in this run."""
-    share = outcome.summary.get("skipped_input_share")
+def _controls(contender: Contender, config: TrainConfig, outcome: Outcome) -> dict[str, Contender]:
+    """The runs that drop as many inputs at random, by chance and by label, if a rule dropped inputs in this run.
+
+    They take as many steps as the run if its rule fills smaller batches.
+    """
+    summary = outcome.summary
+    share = summary.get("skipped_input_share")
     if not share or load_policy_class(config.policy) is load_policy_class(CONTROL):
-        return None
+        return {}
+    keeps_steps = summary["samples"] < (1 - share / 2) * summary["steps"] * config.batch_size
     skip = None if config.skip is None else config.skip.model_copy(update={"rule": None})  # it drops inputs itself
-    changed = {"policy": CONTROL, "policy_options": {"share": share, "seed": config.seed}, "skip": skip}
-    return Contender(f"{CONTROL} for {contender.label}", config.model_copy(update=changed), contender.swept)
+    options = {"share": share, "keep_steps": keeps_steps, "seed": config.seed}
+    controls = {}
+    for by, label in (("chance", CONTROL), ("label", f"{CONTROL}+by=label")):
+        changed = {"policy": CONTROL, "policy_options": {**options, "by": by}, "skip": skip}
+        controls[by] = Contender(f"{label} for {contender.label}", config.model_copy(update=changed), contender.swept)
+    return controls
 
 
 def with_seed(config: TrainConfig, number: int) -> TrainConfig:

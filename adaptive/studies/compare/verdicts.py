@@ -15,6 +15,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from adaptive.studies.compare import ComparedPolicy, ComparedRun, Comparison, Control, Interval, SampleTest
 from adaptive.studies.compare.comparison_runs import Outcome
 from adaptive.studies.compare.contenders import SweepPoint, title, values
+from adaptive.studies.compare.time_to_auc import ToAuc, time_to_auc
 from adaptive.training.guard.judge import interval as normal_interval
 from adaptive.training.quality import PairedDifference, paired_difference
 
@@ -35,6 +37,7 @@ SKIPPED: Final = ("skipped_update_share", "skipped_lookup_share", "skipped_input
 MEANS: Final = (
     *("hit_rate", "row_hit_rate", "bytes_h2d", "bytes_d2h", "fetched_rows", "written_back_rows", "steps", "samples"),
     *("host_bytes_read", "host_bytes_written", *SKIPPED, "deferred_update_share"),
+    *("samples_read", "effective_samples", "weight_spread"),
 )
 """Numbers of a run's summary whose mean over seeds a `ComparedPolicy` has under the same name."""
 _POLICY: Final = re.compile(r" \(policy \w+\)")  # part of an error that any policy may meet
@@ -45,8 +48,8 @@ Scores = NDArray[np.float32]
 """(2, n): logits and labels."""
 
 
-def judge(outcomes: Sequence[Outcome], *, auc_budget: float) -> Comparison:
-    """Compare all runs of every policy and seed, in the order of the list."""
+def judge(outcomes: Sequence[Outcome], *, auc_budget: float, to_auc: ToAuc | None = None) -> Comparison:
+    """Compare all runs of every policy and seed, in the order of the list; `to_auc`: and their time to this AUC."""
     groups: dict[SweepPoint, dict[str, list[Outcome]]] = {}
     for outcome in outcomes:
         groups.setdefault(outcome.swept, {}).setdefault(outcome.policy, []).append(outcome)
@@ -56,11 +59,14 @@ def judge(outcomes: Sequence[Outcome], *, auc_budget: float) -> Comparison:
         unskipped = [label for label, runs in by_policy.items() if not runs[0].control_of and skips_nothing(runs)]
         control = next(iter(exact + unskipped), None)
         controls.append(Control(values(point), control))
-        random = {runs[0].control_of: runs for runs in by_policy.values() if runs[0].control_of is not None}
+        random = {runs[0].control_of: runs for runs in by_policy.values() if runs[0].control_by == "chance"}
         for label, runs in by_policy.items():
             pairs = _pairs(runs, by_policy.get(control or "", []))
             against_random = _differences("auc", _pairs(runs, random.get(label, [])))
             policy, faults = _compared(runs, pairs, against_random, auc_budget)
+            if to_auc is not None:
+                work = time_to_auc(finished(runs), finished(by_policy.get(control or "", [])), to_auc)
+                policy = replace(policy, to_auc=work)
             policies.append(policy)
             problems += [f"{_name(runs[0])}: {fault}" for fault in faults]
     is_swept = any(point for point in groups)
@@ -104,6 +110,7 @@ def _compared(
         policy=runs[0].policy,
         swept=values(runs[0].swept),
         control_of=runs[0].control_of,
+        control_by=runs[0].control_by,
         auc_difference_to_random=_mean(against_random),
         auc_difference_to_random_ci=interval(against_random),
         target=f"{targets[0]['metric']} {targets[0]['target']:g}" if targets else None,
@@ -114,6 +121,7 @@ def _compared(
         samples_per_s=_median(speeds),
         time_ms=_by_name([run.summary["time_ms"] for run in ended], _median),
         policy_numbers=_by_name([run.summary.get("policy_numbers", {}) for run in ended], _mean),
+        to_auc=None,
         over_samples=None if exact else over_samples(pairs, budget),
         exact=exact,
         verdict=word,

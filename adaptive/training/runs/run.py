@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shlex
 import shutil
 import sys
@@ -19,7 +20,7 @@ from adaptive.data.open import BUILT_IN
 from adaptive.errors import ConfigError, InputError, RanksError
 from adaptive.models.tasks import tasks_of
 from adaptive.plugins import code_flags
-from adaptive.policy import inputs_of
+from adaptive.policy import SkipRule, inputs_of
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_directory import RunDirectory, newest_first, write_scores
 from adaptive.system import StopRequest, stop_request
@@ -37,7 +38,15 @@ from adaptive.training.telemetry.loggers import make_loggers
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.record import EvalRecord, ResumeRecord, RunRecord
 from adaptive.training.telemetry.recorder import Recorder, Sink
-from adaptive.training.telemetry.report import EvaluationPoint, QualitySummary, RunSummary, run_summary, summary_text
+from adaptive.training.telemetry.report import (
+    EvaluationPoint,
+    EvaluationWork,
+    InputSummary,
+    QualitySummary,
+    RunSummary,
+    run_summary,
+    summary_text,
+)
 from adaptive.training.telemetry.tensorboard import TensorBoardView
 from adaptive.training.trainer import Trainer
 
@@ -296,9 +305,13 @@ class Run:
         summary: RunSummary = {
             **run_summary(self.config.policy, recorder.totals, auc=None, log_loss=None),
             **(quality_of_training(recorder) if evaluation is None else quality_numbers(evaluation)),
-            "evaluations": list(map(_point, recorder.evaluations)),
+            "evaluations": [cast(EvaluationPoint, _fields(record, EvaluationPoint)) for record in recorder.evaluations],
+            "evaluation_work": [
+                cast(EvaluationWork, _fields(record, EvaluationWork)) for record in recorder.evaluations
+            ],
             **(self.guard.summary() if self.guard else {}),
             "skipped_input_share": dropped / seen if dropped else 0.0,
+            **_weighted(recorder.totals.samples, seen, embeddings.policy.rule),
             "device_rows": embeddings.runtime.view.device_rows,
             "seed": self.config.seed,
             "rejected_lines": self.dataset.rejects(),
@@ -381,5 +394,15 @@ def group_feature(name: str | None, features: Sequence[str], setting: str = "eva
     return None if name is None else features.index(name)
 
 
-def _point(record: EvalRecord) -> EvaluationPoint:
-    return cast(EvaluationPoint, {name: getattr(record, name) for name in EvaluationPoint.__annotations__})
+def _weighted(samples: int, seen: int, rule: SkipRule | None) -> InputSummary:
+    """Samples read, and what those trained are worth by their weights."""
+    effective_share = 1.0 if rule is None else rule.effective_share
+    return {
+        "samples_read": seen or samples,
+        "effective_samples": round(samples * effective_share),
+        "weight_spread": math.sqrt(max(1 / effective_share - 1, 0.0)),
+    }
+
+
+def _fields(record: EvalRecord, shape: type) -> dict[str, object]:
+    return {name: getattr(record, name) for name in shape.__annotations__}

@@ -137,19 +137,20 @@ def test_dropping_inputs_adds_a_random_control(tmp_path: Path) -> None:
         rival("random_drop", policy_options={"share": 0.2}),
     ]
     outcomes = train_all(rivals, 2, claim(str(tmp_path / "out")), on_progress=lines.append)
-    twin = "random_drop for slipstream"
-    assert [outcome.policy for outcome in outcomes] == 2 * ["lru", "slipstream", twin, "random_drop"]
+    twin, negatives = "random_drop for slipstream", "random_drop+by=label for slipstream"
+    assert [outcome.policy for outcome in outcomes] == 2 * ["lru", "slipstream", twin, negatives, "random_drop"]
     assert lines[2] == f"seed 0 (1 of 2), {twin}"
     shares = [outcome.summary["skipped_input_share"] for outcome in outcomes if outcome.policy in ("slipstream", twin)]
     assert shares[0] > 0.05 and shares[1::2] == shares[::2], "to the input"
     record = json.loads((tmp_path / "out/seed-1/1-random_drop/run.json").read_text())
     assert record["config"]["seed"] == 1
-    assert record["config"]["policy_options"] == {"share": shares[2], "seed": 1}
+    expected = {"share": shares[2], "seed": 1, "by": "chance", "keep_steps": False}
+    assert record["config"]["policy_options"] == expected
     policies = by_policy(judge(outcomes, auc_budget=BUDGET))
-    assert [policy.control_of for policy in policies.values()] == [None, None, "slipstream", None]
-    expected = [outcomes[n].summary["auc"] - outcomes[n + 1].summary["auc"] for n in (1, 5)]
-    assert policies["slipstream"].auc_difference_to_random == pytest.approx(sum(expected) / 2)
-    assert policies["slipstream"].auc_difference_to_random_ci == interval(expected)
+    assert [policy.control_of for policy in policies.values()] == [None, None, "slipstream", "slipstream", None]
+    differences = [outcomes[n].summary["auc"] - outcomes[n + 1].summary["auc"] for n in (1, 6)]
+    assert policies["slipstream"].auc_difference_to_random == pytest.approx(sum(differences) / 2)
+    assert policies["slipstream"].auc_difference_to_random_ci == interval(differences)
     assert policies[twin].auc_difference_to_random is None and policies["lru"].auc_difference_to_random is None
 
 
@@ -160,8 +161,9 @@ def test_a_rule_that_drops_inputs_has_a_random_control(tmp_path: Path) -> None:
         ("lru", None),
         ("lfu", None),
         ("random_drop for lfu", None),
+        ("random_drop+by=label for lfu", None),
     ]
-    shares = [outcome.summary["skipped_input_share"] for outcome in outcomes[1:]]
+    shares = [outcome.summary["skipped_input_share"] for outcome in outcomes[1:3]]
     assert shares[0] > 0.05 and shares[0] == shares[1], "to the input"
 
 
@@ -175,7 +177,8 @@ def test_the_control_appears_in_tables_and_problems(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", train)
     result = compared([rival("lru"), rival("slipstream")], tmp_path / "out")
     policies, twin = by_policy(result), "random_drop for slipstream"
-    assert result.problems == [f"{twin}, seed 1: DeviceMemoryError: no room"]
+    negatives = "random_drop+by=label for slipstream"
+    assert result.problems == [f"{twin}, seed 1; {negatives}, seed 1: DeviceMemoryError: no room"]
     assert policies["slipstream"].auc_difference_to_random == pytest.approx(0.01)
     assert policies["slipstream"].auc_difference_to_random_ci is None
     text, lines = comparison_document(result).to_text(), comparison_csv(result).splitlines()
@@ -183,7 +186,7 @@ def test_the_control_appears_in_tables_and_problems(tmp_path: Path, monkeypatch:
     assert "A rule that does not beat it chooses no better than chance" in " ".join(text.split())
     assert f"| {twin} |" in comparison_document(result).to_markdown()
     assert {"control_of", "auc_difference_to_random", "auc_difference_to_random_ci_low"} <= set(lines[0].split(","))
-    assert [line.split(",")[0] for line in lines[1:]] == ["lru", "slipstream", twin]
+    assert [line.split(",")[0] for line in lines[1:]] == ["lru", "slipstream", twin, negatives]
     json.dumps(asdict(result), allow_nan=False)
 
 
@@ -366,6 +369,7 @@ def test_every_share_has_its_own_column() -> None:
         "skipped_input_share": 0.5,
         "host_bytes_read": 8192,
         "host_bytes_written": 0,
+        **{"samples_read": 256, "effective_samples": 100, "weight_spread": 0.529},
     }
     result = judge([outcome("lru", 0, 0.7), outcome("s", 0, 0.7, 0.25, **more)], auc_budget=BUDGET)
     head, _, control, changed = (
@@ -382,6 +386,10 @@ def test_every_share_has_its_own_column() -> None:
         "deferred updates": "12.5%",
         "skipped lookups": "25.0%",
         "skipped inputs": "50.0%",
+        "read": "256",
+        "trained": "128",
+        "effective": "100",
+        "weight spread": "0.53",
     }
     assert dict(zip(head, control, strict=True))["from files"] == "-"
 
@@ -397,13 +405,15 @@ def test_tables() -> None:
     rows = [line for line in comparison_document(result).to_markdown().splitlines() if line.startswith("|")]
     assert len(rows) == 8 and rows[3].startswith("| s\\| |")
     head, *lines = comparison_csv(result).splitlines()
-    assert head.startswith("policy,control_of,auc,auc_std,auc_difference,auc_difference_ci_low,auc_difference_ci_high")
+    assert head.startswith(
+        "policy,control_of,control_by,auc,auc_std,auc_difference,auc_difference_ci_low,auc_difference_ci"
+    )
     assert "time_ms.plan" in head.split(",") and len(lines) == 2
     json.dumps(asdict(result), allow_nan=False)
 
 
 def test_the_text_fits_a_terminal_and_begins_with_the_outcome() -> None:
-    """A comparison with 20 columns, which would be 240 characters wide."""
+    """A comparison with 24 columns, which would be 280 characters wide."""
     shares = {
         "deferred_update_share": 0.1,
         "skipped_input_share": 0.5,
@@ -426,7 +436,7 @@ def test_the_text_fits_a_terminal_and_begins_with_the_outcome() -> None:
     )
     (table,) = (block for block in document.to_markdown().split("\n\n") if block.startswith("| policy | AUC |"))
     titles = [title.strip() for title in table.splitlines()[0].strip("|").split("|")]
-    assert len(titles) == 20 and all(title in text for title in titles)
+    assert len(titles) == 24 and all(title in text for title in titles)
     assert text.count("\nslipstream  ") >= 3  # blocks of columns, each with the policies
 
 

@@ -84,10 +84,10 @@ def test_failed_and_stopped_runs_are_retrained(
 def test_the_random_control_is_reused(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
     dropping = rivals("slipstream", skip=SKIP, policy_options=DROP)
     first = train_all(dropping, 1, tmp_path)
-    assert trained == [("slipstream", 0), ("random_drop", 0)]
+    assert trained == [("slipstream", 0), ("random_drop", 0), ("random_drop", 0)]
     repeated = train_all(dropping, 1, tmp_path, auto_resume=True)
-    assert len(trained) == 2 and gist(repeated) == gist(first)
-    assert [outcome.control_of for outcome in repeated] == [None, "slipstream"]
+    assert len(trained) == 3 and gist(repeated) == gist(first)
+    assert [outcome.control_of for outcome in repeated] == [None, "slipstream", "slipstream"]
 
 
 def test_runs_of_other_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

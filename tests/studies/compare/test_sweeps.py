@@ -135,13 +135,13 @@ def test_policies_are_compared_within_each_value(tmp_path: Path) -> None:
 
 def test_the_random_control_has_the_same_value(tmp_path: Path) -> None:
     outcomes = train_all(rivals("lru", "slipstream"), 1, tmp_path)
-    twin = "random_drop for slipstream"
-    assert [outcome.policy for outcome in outcomes] == 2 * ["lru", "slipstream", twin]
-    assert [values(outcome.swept)["batch_size"] for outcome in outcomes] == [16, 16, 16, 32, 32, 32]
+    controls = ["random_drop for slipstream", "random_drop+by=label for slipstream"]
+    assert [outcome.policy for outcome in outcomes] == 2 * ["lru", "slipstream", *controls]
+    assert [values(outcome.swept)["batch_size"] for outcome in outcomes] == 4 * [16] + 4 * [32]
     record = json.loads((tmp_path / "seed-0/batch_size=32/1-random_drop/run.json").read_text())
     assert record["config"]["batch_size"] == 32
     for place, policy in enumerate(judge(outcomes, auc_budget=BUDGET).policies):
-        at_point = outcomes[3 * (place // 3) : 3 * (place // 3) + 3]
+        at_point = outcomes[4 * (place // 4) : 4 * (place // 4) + 4]
         expected = at_point[1].summary["auc"] - at_point[2].summary["auc"] if policy.policy == "slipstream" else None
         assert policy.auc_difference_to_random == (None if expected is None else pytest.approx(expected))
 
