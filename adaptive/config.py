@@ -208,7 +208,7 @@ class TableConfig(Config):
 
     name: Annotated[str, AfterValidator(_encodable)] = Field(description="name in reports and TensorBoard")
     num_embeddings: int = Field(ge=1, le=2**40, description="number of rows; ids are in [0, num_embeddings)")
-    embedding_dim: int = Field(ge=1, le=4096, description="width of a row in float32 values")
+    embedding_dim: int = Field(ge=1, le=4096, description="width of a row in values")
     features: tuple[str, ...] = Field(
         default=(), description="features that look up this table; default: the feature with the table's name"
     )
@@ -224,6 +224,16 @@ class TableConfig(Config):
         default=1.0,
         ge=0,
         description="factor on the optimizer's learning rate for this table; 0 freezes its rows",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="stored values of a row; bfloat16 takes half the bytes, computed in float32 with float32 optimizer "
+        "state",
+    )
+    rounding: Literal["stochastic", "nearest"] = Field(
+        default="stochastic",
+        description="how an update rounds to bfloat16: stochastic keeps small updates in the mean, by a hash of seed, "
+        "table, row and batch; nearest loses those below half a unit",
     )
     keys: Literal["int64"] | None = Field(
         default=None,

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -56,7 +57,35 @@ def initial_table(table: TableConfig, seed: int) -> Floats:
     bound = 1 / math.sqrt(table.num_embeddings) if table.init_bound is None else table.init_bound
     key = table_key(table.name, seed)
     rows = [initial_row(key, index, table.embedding_dim, bound) for index in range(table.num_embeddings)]
-    return np.stack(rows)
+    return np.stack(rows if table.dtype == "float32" else [as_bfloat16(row) for row in rows])
+
+
+# --- bfloat16 ----------------------------------------------------------------------------------------------------
+
+
+def rounding_key(table: TableConfig, seed: int, index: int, batch: int) -> int:
+    """The key that rounds a row in batch number `batch`; 0: to nearest."""
+    if table.rounding == "nearest":
+        return 0
+    of_row = mix((table_key(table.name, seed) + index * GOLDEN) % WORD)
+    return mix(of_row ^ mix((batch + GOLDEN) % WORD)) | 1
+
+
+def as_bfloat16(values: Floats, key: int = 0) -> Floats:
+    """(D,) float32 values that bfloat16 has, rounded with a key: see `adaptive.kernels.vector.bfloat16`."""
+    rounded = []
+    for column, bits in enumerate(values.view(np.uint32).tolist()):
+        if (bits & 0x7FFF_FFFF) > 0x7F80_0000:  # NaN stays NaN
+            rounded.append(bits & 0xFFFF_0000 | 0x40_0000)
+            continue
+        added = 0x7FFF + (bits >> 16 & 1)
+        if key:
+            x = (key + (column + 1) * 0x9E3779B9) % 2**32
+            x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
+            x = (x ^ x >> 13 ^ key >> 32) * 0xC2B2AE35 % 2**32
+            added = x >> 16
+        rounded.append((bits + added) & 0xFFFF_0000)
+    return np.array(rounded, np.uint32).view(f32)
 
 
 # --- sums --------------------------------------------------------------------------------------------------------
@@ -156,15 +185,23 @@ def put_off(optimizer: RowOptimizer, gradient: Floats, earlier: Waiting | None) 
 
 
 def update_row(
-    optimizer: RowOptimizer, weights: Floats, state: Floats, gradient: Floats, squares: Floats | None = None
+    optimizer: RowOptimizer,
+    weights: Floats,
+    state: Floats,
+    gradient: Floats,
+    squares: Floats | None = None,
+    key: int | None = None,
 ) -> np.float32:
     """One step of one row, in place: weights (D,), state (S,), gradient (D,). Returns the L2 norm of the change.
 
     squares: those of the gradients of which `gradient` is the sum; None: its own.
+    key: rounds the weights to bfloat16, 0 to nearest; None: float32.
     """
     grown_by = gradient_squares(optimizer, gradient) if squares is None else squares
     if optimizer.weight_decay:  # decoupled: before the step, whose gradient and state do not know of it
         weights *= f32(max(0.0, 1 - optimizer.lr * optimizer.weight_decay))
+        if key is not None:
+            weights[:] = as_bfloat16(weights, mix(key))
     if isinstance(optimizer, SGD):
         delta: Floats = f32(optimizer.lr) * gradient
     elif isinstance(optimizer, Adagrad):
@@ -177,6 +214,8 @@ def update_row(
         assert isinstance(optimizer, Adam)
         delta = adam_delta(optimizer, state, gradient, grown_by)
     weights -= delta
+    if key is not None:
+        weights[:] = as_bfloat16(weights, key)
     return norm(delta)
 
 
@@ -342,11 +381,11 @@ def train_reference(
 
     Returns:
         Table name -> (weights (num_embeddings, D), state (num_embeddings, S)), float32; rows never looked up hold
-        their initial values.
+        their initial values. Tables in bfloat16 hold values that it has.
     """
     values = {table.name: (initial_table(table, seed), initial_states(table, optimizer)) for table in tables}
     homes = [(name, table) for table in tables for name in table.feature_names]
-    for batch in batches:
+    for number, batch in enumerate(batches):
         vectors = {
             name: feature_vectors(values[table.name][0], batch, feature, table.pooling)
             for feature, (name, table) in enumerate(homes)
@@ -356,7 +395,8 @@ def train_reference(
             mine = [feature for feature, (_, home) in enumerate(homes) if home is table]
             parts = [lookup_gradients(gradients[homes[f][0]], batch, f, table.pooling) for f in mine]
             ids = [batch.ids[slice(bag_spans(batch, f)[0][0], bag_spans(batch, f)[-1][1])] for f in mine]
-            update_table(optimizer, values[table.name], np.concatenate(ids), np.concatenate(parts))
+            keys = None if table.dtype == "float32" else partial(rounding_key, table, seed, batch=number)
+            update_table(optimizer, values[table.name], np.concatenate(ids), np.concatenate(parts), keys)
     return values
 
 
@@ -365,11 +405,18 @@ def initial_states(table: TableConfig, optimizer: RowOptimizer) -> Floats:
     return np.tile(initial_state(optimizer, table.embedding_dim), (table.num_embeddings, 1))
 
 
-def update_table(optimizer: RowOptimizer, values: tuple[Floats, Floats], ids: Int64s, gradients: Floats) -> None:
+def update_table(
+    optimizer: RowOptimizer,
+    values: tuple[Floats, Floats],
+    ids: Int64s,
+    gradients: Floats,
+    keys: Callable[[int], int] | None = None,
+) -> None:
     """Update each distinct row of ids (n,) once, with its part of gradients (n, D)."""
     weights, state = values
     for row in dict.fromkeys(ids.tolist()):
-        update_row(optimizer, weights[row], state[row], weighted_sum(gradients[ids == row]))
+        key = None if keys is None else keys(row)
+        update_row(optimizer, weights[row], state[row], weighted_sum(gradients[ids == row]), key=key)
 
 
 # --- normalisation of pooled vectors -------------------------------------------------------------------------------

@@ -77,9 +77,10 @@ class Case:
         return train(embeddings, self.tables, self.batches, depth)
 
 
-def table(number: int, rows: int, width: int, pooling: str, num_features: int) -> TableConfig:
+def table(number: int, rows: int, width: int, pooling: str, num_features: int, **options: Any) -> TableConfig:
     names = tuple(f"t{number}f{feature}" for feature in range(num_features))
-    return TableConfig(name=f"t{number}", num_embeddings=rows, embedding_dim=width, pooling=pooling, features=names)
+    shape = {"num_embeddings": rows, "embedding_dim": width, "pooling": pooling}
+    return TableConfig(name=f"t{number}", features=names, **shape, **options)
 
 
 @st.composite
@@ -91,7 +92,8 @@ def cases(draw: st.DrawFn, num_batches: int = 8) -> Case:
             st.tuples(st.integers(3, 60), st.sampled_from([4, 16]), poolings, st.integers(1, 2)), min_size=1, max_size=3
         )
     )
-    tables = tuple(table(number, *shape) for number, shape in enumerate(shapes))
+    dtype = draw(st.sampled_from(["float32", "bfloat16"]))
+    tables = tuple(table(number, *shape, dtype=dtype) for number, shape in enumerate(shapes))
     samples, max_bag, seed = draw(st.integers(1, 6)), draw(st.integers(1, 3)), draw(st.integers(0, 1000))
     batches = random_batches(tables, num_batches, seed=seed, samples=samples, max_bag=max_bag, weighted=weighted)
     policy = draw(st.sampled_from([*STAGED, *ON_HOST, Hybrid, Device]))

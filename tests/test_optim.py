@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from adaptive.config import OptimizerConfig
 from adaptive.kernels.rows.cpu import steps, update
+from adaptive.kernels.vector.bfloat16 import NO_KEYS
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad, row_optimizer
 
 NUM, DIM = 12, 5
@@ -31,7 +32,7 @@ class Rows:
         update.update(
             np.asarray(rows), np.arange(num + 1), np.arange(num, dtype=np.int32), np.zeros(0, np.float32), gradients,
             self.weights, self.state, none, np.zeros((0, self.state.shape[1]), np.float32),
-            optimizer.kind, optimizer.settings(), optimizer.corrections(), norms,
+            optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, norms,
             np.empty((2, 2, DIM), np.float32),
         )  # fmt: skip
         return norms

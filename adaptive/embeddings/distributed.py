@@ -26,6 +26,7 @@ from adaptive.embeddings.planning.plan import GroupPlan
 from adaptive.embeddings.ranks.channel import Exchanged
 from adaptive.embeddings.ranks.transport import Bytes
 from adaptive.errors import ConfigError
+from adaptive.kernels.vector.bfloat16 import as_float32
 
 Floats = NDArray[np.float32]
 
@@ -243,7 +244,7 @@ class RankSteps(LocalSteps):
 
         def values(number: int, rows: NDArray[np.int64]) -> Floats:
             with self._pipeline.lock:
-                return self._pipeline.values(lanes[number], rows)[0]
+                return as_float32(self._pipeline.values(lanes[number], rows)[0])
 
         exchanged, rows = self._exchange.read(blocks, values)
         groups = [

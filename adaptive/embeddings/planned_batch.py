@@ -10,14 +10,13 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch
 from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.planning.parts import GroupPart
 from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Pooling
-from adaptive.embeddings.tiers.device import Send
+from adaptive.embeddings.tiers.device import Rows, Send
 
 
 class GroupBatch:
@@ -28,7 +27,7 @@ class GroupBatch:
         lane: Lane,
         plan: GroupPlan | None,
         pooling: Pooling | None = None,
-        weights: NDArray[np.float32] | Tensor | None = None,
+        weights: Rows | Tensor | None = None,
         parts: Sequence[GroupPart] = (),
     ) -> None:
         assert (plan is None) != (pooling is None)
@@ -66,10 +65,10 @@ class GroupBatch:
         plan, device = self.plan, self._lane.device
         if self.gradients is None:  # the loss does not depend on this group
             return lambda: Feedback(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        rows, pending_norms = [plan.row_updates.rows], [device.update(plan.row_updates, self.gradients)]
+        rows, pending_norms = [plan.row_updates.rows], [device.update(plan.row_updates, self.gradients, plan.number)]
         if plan.deferred is not None:
             rows.append(plan.deferred.due_rows)
-            pending_norms.append(device.defer(plan.deferred, self.gradients))
+            pending_norms.append(device.defer(plan.deferred, self.gradients, plan.number))
         self.gradients = None
         drifts = None if plan.snapshots is None else device.drift(plan.snapshots)
 

@@ -11,13 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.batch.named import as_float32, as_numbers
+from adaptive.batch.named import as_float32 as checked_float32
+from adaptive.batch.named import as_numbers
 from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.saving.gathering import make_gatherer, select_owned
 from adaptive.embeddings.engine.saving.row_arrays import load_rows, overwrite_rows, save_parts, save_rows
 from adaptive.embeddings.engine.statistics import StatisticsCollector
-from adaptive.errors import CheckpointError, ConfigError
+from adaptive.errors import CheckpointError, ConfigError, InputError
+from adaptive.kernels.vector.bfloat16 import BFLOAT16, OVERFLOW, as_float32, as_stored
 from adaptive.storage.arrays import Stored
 from adaptive.storage.shards import Part
 
@@ -56,16 +58,17 @@ class RowStore:
                 block = self._pipeline.values(lane, local)[0]
             if gatherer is not None:  # all ranks are here
                 block = gatherer.merged(lane.group.group_rows(local), block)
-            yield block
+            yield as_float32(block)
 
     def load_table(self, name: str, vectors: NDArray[np.float32]) -> None:
         """Set rows 0 ... n - 1 of a table to `vectors` (n, D), such as pretrained ones.
 
-        The array may be mapped from a file. The rows' optimizer state starts from scratch; records of lookups stay.
+        The array may be mapped from a file. bfloat16 tables round it to nearest. The rows' optimizer state starts from
+        scratch; records of lookups stay.
 
         Raises:
             ConfigError: if there is no such table, the shape does not fit, or a look-ahead is running.
-            InputError: if values are not numbers, are masked, or do not fit float32. Then no row has changed.
+            InputError: if values are not numbers, are masked, or do not fit the rows' dtype. Then no row has changed.
         """
         pipeline, (lane, number) = self._pipeline, self._find_table(name)
         size, width = lane.group.tables[number].num_embeddings, lane.group.embedding_dim
@@ -77,15 +80,21 @@ class RowStore:
             )
         what = f"table {name!r}: vectors"
         vectors = as_numbers(what, vectors)
-        if vectors.dtype.kind == "f" and vectors.dtype.itemsize > 4:
+        is_bfloat16 = lane.host.dtype == BFLOAT16
+        if vectors.dtype.kind == "f" and (vectors.dtype.itemsize > 4 or is_bfloat16):
             for start in range(0, len(vectors), AT_ONCE):
-                as_float32(f"{what} from row {start}", vectors[start : start + AT_ONCE])
+                part = checked_float32(f"{what} from row {start}", vectors[start : start + AT_ONCE])
+                if is_bfloat16 and (np.abs(part, where=np.isfinite(part), out=np.zeros_like(part)) >= OVERFLOW).any():
+                    raise InputError(
+                        f"{what} from row {start}: expected numbers below {OVERFLOW:.6g}, which fit bfloat16, got "
+                        "others. Scale them, or use dtype=float32."
+                    )
         with pipeline.lock:
             pipeline.finish_copies()
             for start in range(0, len(vectors), AT_ONCE):
                 part = np.array(vectors[start : start + AT_ONCE], np.float32)
                 rows = lane.group.undivided.table_starts[number] + np.arange(start, start + len(part))
-                rows, part = select_owned(lane.group, rows, part)
+                rows, part = select_owned(lane.group, rows, as_stored(part, lane.host.dtype))
                 state = np.full((len(part), lane.host.state.shape[1]), lane.host.first_state, np.float32)
                 lane.put(rows, part, state)
             lane.device.forget_watched()
@@ -163,12 +172,14 @@ class RowStore:
         """
         if separate:
             return {APART: torch.from_numpy(self._mark())}
-        return {name: torch.from_numpy(array) for name, array in self.state_arrays().items()}
+        tensors = {name: torch.from_numpy(array) for name, array in self.state_arrays().items()}
+        return tensors | {name: tensors[name].view(torch.bfloat16) for name in self._bfloat16_names() & set(tensors)}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> str | None:
         """Load the result of `to_tensors`; return an error message, with nothing changed, or None."""
         try:
-            arrays = {name: _array(name, tensor) for name, tensor in tensors.items()}
+            halves = self._bfloat16_names()
+            arrays = {name: _array(name, tensor, bfloat16=name in halves) for name, tensor in tensors.items()}
             if APART in arrays:
                 _check_mark(self._mark(), arrays[APART])
             else:
@@ -177,21 +188,29 @@ class RowStore:
             return str(error)
         return None
 
+    def _bfloat16_names(self) -> set[str]:
+        """Return the names of arrays that hold bfloat16, which numpy does not have."""
+        halves = [f"rows{n}." for n, lane in enumerate(self._pipeline.lanes) if lane.host.dtype == BFLOAT16]
+        return {prefix + name for prefix in halves for name in ("weights", "watched.raw_values")}
+
     def _mark(self) -> NDArray[np.int64]:
         keys = [group.table_keys.view(np.int64) for group in self._pipeline.groups]
         return np.concatenate([[self._pipeline.trained + 1], *keys]).astype(np.int64)
 
 
-def _array(name: str, tensor: object) -> NDArray[Any]:
+def _array(name: str, tensor: object, *, bfloat16: bool) -> NDArray[Any]:
     if not isinstance(tensor, Tensor):
         raise CheckpointError(
             f"{name}: expected a tensor, got {type(tensor).__name__}. Pass the state_dict() as it was saved."
         )
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16 and bfloat16:
+        return tensor.contiguous().view(torch.uint16).numpy()
     if tensor.dtype == torch.bfloat16:  # numpy does not have this type
         raise CheckpointError(
             f"{name}: expected a dtype of numpy, got {tensor.dtype}. Pass the state_dict() as it was saved, not cast."
         )
-    return tensor.detach().cpu().numpy()
+    return tensor.numpy()
 
 
 def _check_mark(mark: NDArray[np.int64], saved: NDArray[np.int64]) -> None:

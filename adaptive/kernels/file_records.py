@@ -1,9 +1,9 @@
-"""Read and write rows of a file of records: weights and optimizer state.
+"""Read and write rows of a file of records: weights and optimizer state, in float32 words.
 
 Rows close to each other are read or written in one piece, a *run*, through a staging block. All runs are requested
 before any is waited for, which keeps the disk busy: one thread reads as fast as 64 that wait for one page each.
 
-Letters: n rows, K runs, W values of a record (D of weights, S of state).
+Letters: n rows, K runs.
 """
 
 import ctypes
@@ -126,28 +126,6 @@ def plan_runs(rows, max_gap, capacity, first_rows, starts, places):
         starts[num_runs] = staged
         places[i] = staged - 1
     return rows.size, num_runs
-
-
-@kernel(noalias=True)
-def unpack(weights, state, to_rows, records, places):
-    """Copy records[places[i]] (., W) to row to_rows[i] of weights (., D) and state (., S)."""
-    width = weights.shape[1]
-    for i in range(to_rows.size):
-        for d in range(width):
-            weights[to_rows[i], d] = records[places[i], d]
-        for s in range(state.shape[1]):
-            state[to_rows[i], s] = records[places[i], width + s]
-
-
-@kernel(noalias=True)
-def pack(records, places, weights, state, from_rows):
-    """Copy row from_rows[i] of weights (., D) and state (., S) to records[places[i]] (., W)."""
-    width = weights.shape[1]
-    for i in range(from_rows.size):
-        for d in range(width):
-            records[places[i], d] = weights[from_rows[i], d]
-        for s in range(state.shape[1]):
-            records[places[i], width + s] = state[from_rows[i], s]
 
 
 @kernel()

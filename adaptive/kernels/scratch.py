@@ -16,17 +16,17 @@ APART: Final = 2 * LINE  # processors fetch lines in pairs
 Floats = NDArray[np.float32]
 
 
-def empty_rows(num_rows: int, width: int) -> Floats:
-    """(num_rows, width) float32, C-contiguous, cache-aligned; unwritten, so without memory."""
-    size = num_rows * width
-    memory = np.empty(size + LINE, np.float32)
-    start = -memory.ctypes.data % LINE_BYTES // 4
+def empty_rows(num_rows: int, width: int, dtype: Any = np.float32) -> NDArray[Any]:
+    """(num_rows, width), C-contiguous, cache-aligned; unwritten, so without memory."""
+    size, item = num_rows * width, np.dtype(dtype).itemsize
+    memory = np.empty(size + LINE_BYTES // item, dtype)
+    start = -memory.ctypes.data % LINE_BYTES // item
     return memory[start : start + size].reshape(num_rows, width)
 
 
-def full_rows(num_rows: int, width: int, fill: float) -> Floats:
-    """(num_rows, width) float32, as `empty_rows`, filled with one value."""
-    rows = empty_rows(num_rows, width)
+def full_rows(num_rows: int, width: int, fill: float, dtype: Any = np.float32) -> NDArray[Any]:
+    """(num_rows, width), as `empty_rows`, filled with one value."""
+    rows = empty_rows(num_rows, width, dtype)
     rows.fill(fill)
     return rows
 

@@ -14,13 +14,13 @@ import torch
 from pydantic import BaseModel, ValidationError, create_model
 from torch import nn
 
-from adaptive.config import Config, explain
+from adaptive.config import explain
 from adaptive.errors import ConfigError, suggestion
 from adaptive.models.dense import assembly
 from adaptive.models.dense.base import Inputs
 from adaptive.models.dense.layers import seed_dropouts
 from adaptive.models.dense.two_tower import dense_names
-from adaptive.models.model_settings import OPTIONS, ModelConfig, MultiTaskConfig, TwoTowerConfig, parse_mlp
+from adaptive.models.model_settings import OPTIONS, ModelConfig, MultiTaskConfig, RowsConfig, TwoTowerConfig, parse_mlp
 from adaptive.models.tasks import tasks_of
 from adaptive.plugins import installed_models, load_model_class
 
@@ -28,11 +28,8 @@ OFFERED: Final = ("num_dense", "num_features", "embedding_dim", "inputs", "seed"
 M = TypeVar("M", bound=BaseModel)
 
 
-class CustomConfig(Config):
+class CustomConfig(RowsConfig):
     """Settings of a user-defined model, in addition to the parameters of its `__init__`."""
-
-    embedding_dim: int = ModelConfig.model_fields["embedding_dim"]  # type: ignore[assignment]
-    widths: dict[str, int] = ModelConfig.model_fields["widths"]  # type: ignore[assignment]
 
 
 AnyConfig = ModelConfig | CustomConfig

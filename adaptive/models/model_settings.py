@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from adaptive.config import Config
+from adaptive.config import Config, TableConfig
 from adaptive.errors import ConfigError
 
 MOST_LAYERS, WIDEST, MOST_WEIGHTS = 64, 2**16, 2**31  # of an MLP: larger ones are mistakes
@@ -43,8 +43,8 @@ def _text(sizes: Sequence[int]) -> str:
     return "-".join(map(str, sizes))
 
 
-class ModelConfig(Config):
-    """Settings of every model."""
+class RowsConfig(Config):
+    """Settings of the embedding rows of every model, also user-defined ones."""
 
     embedding_dim: int = Field(default=16, ge=1, le=4096, description="values of an embedding vector")
     widths: dict[str, int] = Field(
@@ -52,6 +52,24 @@ class ModelConfig(Config):
         description="table -> width of its rows, if it is not embedding_dim; a learned matrix of the table projects "
         "its vectors to embedding_dim",
     )
+    row_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="stored values of embedding rows; bfloat16 takes half the bytes (see TableConfig.dtype)",
+    )
+    row_rounding: Literal["stochastic", "nearest"] = Field(
+        default="stochastic", description="how updates round rows to bfloat16 (see TableConfig.rounding)"
+    )
+
+    def format_rows(self, tables: Sequence[TableConfig]) -> tuple[TableConfig, ...]:
+        """Return tables whose rows are stored as `row_dtype` and `row_rounding` say."""
+        return tuple(
+            table.model_copy(update={"dtype": self.row_dtype, "rounding": self.row_rounding}) for table in tables
+        )
+
+
+class ModelConfig(RowsConfig):
+    """Settings of every built-in model."""
+
     feature_norm: Literal["none", "batch", "layer"] = Field(
         default="none",
         description="normalization of pooled vectors; batch: over the samples of a batch, running statistics in "

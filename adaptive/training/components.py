@@ -133,7 +133,7 @@ def build(
     """
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
-    tables = build_tables(dataset, shape.embedding_dim, shape.widths)
+    tables = shape.format_rows(build_tables(dataset, shape.embedding_dim, shape.widths))
     embeddings = TieredEmbeddingBag(
         tables,
         _sized_tier(config, sample),
@@ -159,7 +159,7 @@ def outline(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[
     """Outline the result of `build` without memory for rows; raises the same errors."""
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
-    tables = build_tables(dataset, shape.embedding_dim, shape.widths)
+    tables = shape.format_rows(build_tables(dataset, shape.embedding_dim, shape.widths))
     tier, policy = _sized_tier(config, sample), make_policy(config.policy, config.policy_options)
     optimizer = row_optimizer(config.optimizer)
     check_arguments(tables, tier, optimizer, config.skip)

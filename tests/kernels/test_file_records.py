@@ -68,27 +68,6 @@ def test_every_row_is_staged_once_in_a_run_of_near_rows(
 
 
 @both
-@settings(max_examples=20, deadline=None)
-@given(width=st.sampled_from([1, 3, 16]), state_width=st.sampled_from([0, 1, 7]), seed=st.integers(0, 99))
-def test_packing_and_unpacking_place_weights_before_state(
-    choose: Choose, width: int, state_width: int, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    weights, state = rng.random((9, width), np.float32), rng.random((9, state_width), np.float32)
-    block = np.full((12, width + state_width), -1, np.float32)
-    from_rows, places, to_rows = rng.permutation(9)[:5], rng.permutation(12)[:5], rng.permutation(9)[:5]
-    choose(records.pack)(block, places, weights, state, from_rows)
-    expected = np.full_like(block, -1)
-    expected[places] = np.hstack([weights[from_rows], state[from_rows]])
-    assert np.array_equal(block, expected)
-    back_weights, back_state = np.zeros_like(weights), np.zeros_like(state)
-    choose(records.unpack)(back_weights, back_state, to_rows, block, places)
-    assert np.array_equal(back_weights[to_rows], weights[from_rows])
-    assert np.array_equal(back_state[to_rows], state[from_rows])
-    assert np.count_nonzero(back_weights.any(1)) <= 5
-
-
-@both
 def test_runs_go_to_the_file_and_come_back(choose: Choose, tmp_path: Path) -> None:
     """Records of 12 bytes: runs that begin and end inside pages, at page borders and across them."""
     first_rows, starts = np.array([0, 340, 1023, 3000]), np.array([0, 2, 4, 6, 1030])

@@ -31,13 +31,14 @@ class Case:
     depth: int = 2
     tier: TierConfig = field(default_factory=lambda: TierConfig(device_rows="60%", poison=True))
     skip: SkipConfig | None = None
+    tables: tuple[TableConfig, ...] = TABLES
 
     def train(self, ranks: Ranks) -> tuple[dict[str, Floats], dict[str, Any], list[float], RankTraffic]:
         policy: Policy = self.policy()
         embeddings = TieredEmbeddingBag(
-            TABLES, self.tier, policy=policy, optimizer=self.optimizer, skip=self.skip, ranks=ranks
+            self.tables, self.tier, policy=policy, optimizer=self.optimizer, skip=self.skip, ranks=ranks
         )
-        model, losses = Readout(TABLES), []
+        model, losses = Readout(self.tables), []
         parts = [ranks.own_part(batch) for batch in self.batches]
         for planned in embeddings.look_ahead(parts, depth=self.depth):
             for part in planned.parts():
@@ -45,7 +46,7 @@ class Case:
                 loss.backward()
                 losses.append(loss.item())
             embeddings.step()
-        tables = {table.name: embeddings.rows.table_weights(table.name) for table in TABLES}
+        tables = {table.name: embeddings.rows.table_weights(table.name) for table in self.tables}
         return tables, embeddings.rows.state_arrays(), losses, ranks.traffic()
 
 

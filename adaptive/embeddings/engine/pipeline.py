@@ -28,7 +28,7 @@ from adaptive.embeddings.planning.parts import GroupPart, describe_parts
 from adaptive.embeddings.planning.plan import GroupPlan, UpdateSizes
 from adaptive.embeddings.planning.planner import Arrival
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
-from adaptive.embeddings.tiers.device import Send
+from adaptive.embeddings.tiers.device import Rows, Send
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.errors import ConfigError
 from adaptive.optim import RowOptimizer
@@ -336,7 +336,7 @@ class Pipeline:
 
     def values(
         self, lane: Lane, rows: NDArray[np.int64], *, with_waiting: bool = True
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    ) -> tuple[Rows, NDArray[np.float32]]:
         """Finish all moves, then return `Lane.values`. The caller holds the lock."""
         self.finish_copies()
         return lane.values(rows, with_waiting=with_waiting)

@@ -9,12 +9,15 @@ The rows of all groups for one rank are one message, group by group, in the orde
 values are sent as bfloat16, rounded to nearest, ties to even. The rows that a rank requests of itself are rounded, too,
 so that training does not depend on which rank owns a row. Rows and sums stay float32.
 
+Rows of tables in bfloat16 are always sent in 2 bytes, which rounds nothing. Their gradients are float32 sums, sent in 4
+bytes unless `wire="bf16"`.
+
 Letters: n requests of a group, m of them whose rows are sent, rank by rank; D width; W ranks.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +30,7 @@ from adaptive.embeddings.ranks.channel import Exchanged
 from adaptive.embeddings.ranks.transport import Bytes, Kind
 from adaptive.embeddings.tiers.device import DeviceTier
 from adaptive.errors import RanksError
+from adaptive.kernels.vector.bfloat16 import BFLOAT16, widen
 
 Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
@@ -41,6 +45,7 @@ class Payload(ABC, Generic[A]):
         """`rounds`: round values to bfloat16."""
         self._ranks, self._rounds = ranks, rounds
         self._widths = [group.embedding_dim for group in groups]
+        self._is_half = [group.dtype == BFLOAT16 for group in groups]
 
     @abstractmethod
     def unload(self, tensors: Sequence[Tensor]) -> list[A]:
@@ -50,8 +55,12 @@ class Payload(ABC, Generic[A]):
     def load(self, arrays: Sequence[A]) -> list[Tensor]:
         """Copy received arrays to the device."""
 
+    def value_bytes(self, kind: Kind) -> list[int]:
+        """Return the bytes of a value of each group in messages of a kind."""
+        return [2 if self._rounds or (half and kind is not Kind.GRADIENTS) else 4 for half in self._is_half]
+
     @abstractmethod
-    def pack(self, rows: Sequence[A], counts: Sequence[Int64s]) -> list[Bytes]:
+    def pack(self, rows: Sequence[A], counts: Sequence[Int64s], kind: Kind) -> list[Bytes]:
         """Return each rank's message: its `counts` (W,) of the rows (m, D), or how many follow."""
 
     @abstractmethod
@@ -110,39 +119,33 @@ class HostPayload(Payload[Floats]):
     def load(self, arrays: Sequence[Floats]) -> list[Tensor]:
         return [device.send(array) for device, array in zip(self._devices, arrays, strict=True)]
 
-    def pack(self, rows: Sequence[Floats], counts: Sequence[Int64s]) -> list[Bytes]:
-        pieces = [np.split(of_group, np.cumsum(numbers)[:-1]) for of_group, numbers in zip(rows, counts, strict=True)]
+    def pack(self, rows: Sequence[Floats], counts: Sequence[Int64s], kind: Kind) -> list[Bytes]:
+        pieces = [
+            np.split(_to_wire(of_group, size), np.cumsum(numbers)[:-1])
+            for of_group, numbers, size in zip(rows, counts, self.value_bytes(kind), strict=True)
+        ]
         return [
-            self._to_wire(_concatenate([np.ravel(piece) for piece in of_rank])) for of_rank in zip(*pieces, strict=True)
+            _concatenate([piece.reshape(-1).view(np.uint8) for piece in of_rank])
+            for of_rank in zip(*pieces, strict=True)
         ]
 
-    def _to_wire(self, values: Floats) -> Bytes:
-        if not self._rounds:
-            return values.view(np.uint8)
-        rounded: Bytes = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint8)
-        return rounded
-
-    def _from_wire(self, part: Bytes) -> Floats:
-        if not self._rounds:
-            return part.view(np.float32)
-        bits = part.view(np.uint16).astype(np.uint32)
-        return np.left_shift(bits, 16, out=bits).view(np.float32)
-
     def unpack(self, exchanged: Exchanged, kind: Kind, counts: Sequence[Int64s]) -> list[Floats]:
-        values = []
+        values, value_bytes = [], self.value_bytes(kind)
         for rank, part in enumerate(exchanged.parts):
             sizes = self._count_values(counts, rank)
             if kind is Kind.GRADIENTS and not len(part):
                 values.append([np.zeros(size, np.float32) for size in sizes])
                 continue
-            if len(part) != (num_bytes := (2 if self._rounds else 4) * sum(sizes)):
+            ends = np.cumsum([size * number for size, number in zip(value_bytes, sizes, strict=True)])
+            if len(part) != (num_bytes := int(ends[-1])):
                 raise RanksError(
                     f"{self._ranks.name}: expected {num_bytes} bytes of rows from rank {rank}, got {len(part)} "
                     f"({exchanged.headers[rank].text}). Use the same version and settings on all ranks."
                 )
-            values.append(np.split(self._from_wire(part), np.cumsum(sizes)[:-1]))
+            pieces = zip(np.split(part, ends[:-1]), value_bytes, strict=True)
+            values.append([_from_wire(piece, size) for piece, size in pieces])
         groups = zip(*values, strict=True)
-        return [_concatenate(pieces).reshape(-1, width) for pieces, width in zip(groups, self._widths, strict=True)]
+        return [_concatenate(of_group).reshape(-1, width) for of_group, width in zip(groups, self._widths, strict=True)]
 
     def zeros(self, number: int, width: int) -> Floats:
         return np.zeros((number, width), np.float32)
@@ -176,7 +179,7 @@ class DevicePayload(Payload[Tensor]):
     def load(self, arrays: Sequence[Tensor]) -> list[Tensor]:
         return list(arrays)
 
-    def pack(self, rows: Sequence[Tensor], counts: Sequence[Int64s]) -> list[Bytes]:
+    def pack(self, rows: Sequence[Tensor], counts: Sequence[Int64s], kind: Kind) -> list[Bytes]:
         pieces = [torch.split(of_group, numbers.tolist()) for of_group, numbers in zip(rows, counts, strict=True)]
         by_rank = [piece.reshape(-1) for of_rank in zip(*pieces, strict=True) for piece in of_rank]
         self._packed = torch.cat(by_rank).to(self._type)
@@ -216,7 +219,18 @@ class DevicePayload(Payload[Tensor]):
         rows.index_copy_(0, self._tier.send(places), values)
 
 
-def _concatenate(pieces: Sequence[Floats]) -> Floats:
+def _to_wire(values: Floats, size: int) -> NDArray[Any]:
+    """Return values in `size` bytes each."""
+    return values if size == 4 else torch.from_numpy(values).to(torch.bfloat16).view(torch.uint16).numpy()
+
+
+def _from_wire(part: Bytes, size: int) -> Floats:
+    if size == 2:
+        return widen(part.view(np.uint16))
+    return np.require(part.view(np.float32), requirements="A")  # rows in 2 bytes may come before
+
+
+def _concatenate(pieces: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 
 

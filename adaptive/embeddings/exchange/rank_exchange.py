@@ -215,7 +215,7 @@ class RankExchange(Exchange):
             distinct = requests.lookups.distinct
             rows[requests.lookups.bags.vectors] = values(number, distinct.rows)[distinct.inverse]
             served.append(rows)
-        parts = self._exact_payload.pack(served, [requests.sizes for requests in batch.served])
+        parts = self._exact_payload.pack(served, [requests.sizes for requests in batch.served], Kind.READ_ROWS)
         exchanged = self.ranks.rows.exchange(Kind.READ_ROWS, parts=parts)
         return batch, self._exact_payload.unpack(exchanged, Kind.READ_ROWS, [group.sizes for group in batch.groups])
 
@@ -288,7 +288,7 @@ class RowExchange:
         self, ranks: Ranks, groups: Sequence[Group], devices: Sequence[DeviceTier], device: torch.device
     ) -> None:
         rounds = ranks.wire == "bf16"
-        self._ranks, self._groups, self._value_bytes = ranks, tuple(groups), 2 if rounds else 4
+        self._ranks, self._groups = ranks, tuple(groups)
         self._payload: Payload[Any] = HostPayload(ranks, groups, devices, rounds=rounds)
         if ranks.crosses_on(device.type):
             self._payload = DevicePayload(ranks, groups, devices[0], device, rounds=rounds)
@@ -306,8 +306,8 @@ class RowExchange:
         sent, sent_counts = _select_sent(batch.served, "cached")
         expected, expected_counts = _select_sent(batch.groups, "cached")
         rows = list(map(payload.select, payload.unload(served), sent))
-        exchanged = self._ranks.rows.exchange(Kind.VECTORS, number, payload.pack(rows, sent_counts))
-        self._count_spared("vectors_spared", [requests.sizes for requests in batch.served], sent_counts)
+        exchanged = self._ranks.rows.exchange(Kind.VECTORS, number, payload.pack(rows, sent_counts, Kind.VECTORS))
+        self._count_spared(Kind.VECTORS, [requests.sizes for requests in batch.served], sent_counts)
         received = payload.unpack(exchanged, Kind.VECTORS, expected_counts)
         for owner in batch.forget:
             for caches in self._caches:
@@ -343,8 +343,10 @@ class RowExchange:
     def for_owners(self, batch: ExchangedBatch, sums: Sequence[Tensor] | None) -> list[Bytes]:
         """Return the message for each owner with the gradients `sums`; see `gradients`."""
         _, counts = _select_sent(batch.groups, "skipped")
-        self._count_spared("gradients_spared", [group.sizes for group in batch.groups], counts)
-        return [NOTHING] * self._ranks.size if sums is None else self._payload.pack(self._payload.unload(sums), counts)
+        self._count_spared(Kind.GRADIENTS, [group.sizes for group in batch.groups], counts)
+        if sums is None:
+            return [NOTHING] * self._ranks.size
+        return self._payload.pack(self._payload.unload(sums), counts, Kind.GRADIENTS)
 
     def from_requesters(self, batch: ExchangedBatch, exchanged: Exchanged) -> list[Tensor] | None:
         """Return the gradients (requests, D) of the requests of all ranks, on the device.
@@ -358,13 +360,13 @@ class RowExchange:
         received = self._payload.unpack(exchanged, Kind.GRADIENTS, counts)
         return self._payload.load(list(map(self._payload.scatter, received, expected)))
 
-    def _count_spared(self, name: str, sizes: Sequence[Int64s], counts: Sequence[Int64s]) -> None:
+    def _count_spared(self, kind: Kind, sizes: Sequence[Int64s], counts: Sequence[Int64s]) -> None:
         """Count the bytes of rows that would have been sent to other ranks."""
         rank, num_bytes = self._ranks.rank, 0
-        for group, size, count in zip(self._groups, sizes, counts, strict=True):
+        for group, value, size, count in zip(self._groups, self._payload.value_bytes(kind), sizes, counts, strict=True):
             spared = size - count
-            num_bytes += int(spared.sum() - spared[rank]) * self._value_bytes * group.embedding_dim
-        self._ranks.rows.tally.add(**{name: num_bytes})
+            num_bytes += int(spared.sum() - spared[rank]) * value * group.embedding_dim
+        self._ranks.rows.tally.add(**{f"{kind.name.lower()}_spared": num_bytes})
 
 
 def _select_sent(

@@ -51,7 +51,7 @@ class RowView:
 
     @property
     def row_bytes(self) -> Int64s:
-        sizes = [4 * planner.group.embedding_dim for planner in self._planners]
+        sizes = [planner.group.vector_bytes for planner in self._planners]
         return np.repeat(sizes, [len(planner.group.tables) for planner in self._planners]).astype(np.int64)
 
     def rows(self, batch: Batch) -> Int64s:

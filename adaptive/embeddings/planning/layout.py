@@ -1,6 +1,6 @@
-"""`Group`: tables of one width and learning rate, and the numbering of their rows.
+"""`Group`: tables of one width, dtype and learning rate, and the numbering of their rows.
 
-Tables are ordered by width and `lr_scale` (in order of first appearance) and numbered in that order; global rows are
+Tables are ordered by these (in order of first appearance) and numbered in that order; global rows are
 numbered through all tables in the same order. Kernels use *group rows*, counted from the group's first row, or with
 ranks *owned rows*.
 """
@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from adaptive.config import TableConfig
 from adaptive.embeddings.ranks.owners import Owners
 from adaptive.errors import ConfigError
 from adaptive.kernels.planning import books
+from adaptive.kernels.vector.bfloat16 import BFLOAT16
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class FeatureSlot:
 
 @dataclass(frozen=True)
 class Group:
-    """Tables of one width and one learning rate."""
+    """Tables of one width, dtype, rounding and learning rate."""
 
     tables: tuple[TableConfig, ...]
     features: tuple[FeatureSlot, ...]  # ordered by table
@@ -49,6 +51,20 @@ class Group:
     @property
     def lr_scale(self) -> float:
         return self.tables[0].lr_scale
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of stored values; uint16 holds bfloat16."""
+        return BFLOAT16 if self.tables[0].dtype == "bfloat16" else np.dtype(np.float32)
+
+    @property
+    def rounds_stochastically(self) -> bool:
+        return self.tables[0].dtype == "bfloat16" and self.tables[0].rounding == "stochastic"
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of the values of a row, without state."""
+        return self.embedding_dim * self.dtype.itemsize
 
     @property
     def num_rows(self) -> int:
@@ -206,17 +222,21 @@ def feature_order(tables: Sequence[TableConfig]) -> tuple[str, ...]:
 
 
 def make_groups(tables: Sequence[TableConfig], seed: int) -> tuple[Group, ...]:
-    """Group the tables by width and rate."""
+    """Group the tables by width, dtype and rate."""
     features = feature_order(tables)
-    kinds = dict.fromkeys((table.embedding_dim, table.lr_scale) for table in tables)
     groups: list[Group] = []
     first_table = first_row = 0
-    for kind in kinds:
-        members = tuple(table for table in tables if (table.embedding_dim, table.lr_scale) == kind)
+    for kind in dict.fromkeys(map(_kind, tables)):
+        members = tuple(table for table in tables if _kind(table) == kind)
         groups.append(_make_group(members, features, first_table, first_row, seed))
         first_table += len(members)
         first_row += groups[-1].num_rows
     return tuple(groups)
+
+
+def _kind(table: TableConfig) -> tuple[object, ...]:
+    rounding = table.rounding if table.dtype == "bfloat16" else ""
+    return table.embedding_dim, table.lr_scale, table.dtype, rounding
 
 
 def _make_group(

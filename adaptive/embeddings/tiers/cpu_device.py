@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Int64s, Moves, Pooling, RowUpdates, Snapshots
-from adaptive.embeddings.tiers.device import DeviceTier, Floats, Later, Send, WatchedValues
+from adaptive.embeddings.tiers.device import DeviceTier, Floats, Later, Rows, Send, WatchedValues
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.kernels.rows.cpu import decay, drift, pool, update
 from adaptive.kernels.rows.cpu import deferred as deferred_kernels
 from adaptive.kernels.scratch import ScratchPool, allocate, empty_rows, full_rows, update_scratch
+from adaptive.kernels.vector.bfloat16 import NO_KEYS, number_as_stored
 from adaptive.optim import RowOptimizer
 
 
@@ -27,7 +28,7 @@ class CpuRows:
     """Pools and updates rows of one group, in slots and on the host. For one thread.
 
     Attributes:
-        weights: (slots, D) float32. state: (slots, S) float32.
+        weights: (slots, D) float32 or bfloat16. state: (slots, S) float32.
         scratch: (threads, 2, >= D) float32, for kernels.
     """
 
@@ -44,40 +45,47 @@ class CpuRows:
 
     def resize(self, num_slots: int, fill: float = 0.0) -> None:
         """Reallocate to `num_slots` slots that hold `fill`."""
-        self.weights = full_rows(num_slots, self._host.weights.shape[1], fill)
+        dtype = self._host.dtype
+        self.weights = full_rows(num_slots, self._host.weights.shape[1], number_as_stored(fill, dtype), dtype)
         self.state = full_rows(num_slots, self._host.state.shape[1], fill)
 
     @property
-    def _tables(self) -> tuple[Floats, Floats, Floats, Floats]:
+    def _tables(self) -> tuple[Rows, Floats, Rows, Floats]:
         return self.weights, self.state, self._host.weights, self._host.state
 
-    def pool(self, out: Floats, pooling: Pooling, rows: Floats | None = None) -> None:
+    def pool(self, out: Floats, pooling: Pooling, rows: Rows | None = None) -> None:
         """Write the vectors (V, D), from slots and host, or from `rows` (U, D) instead of slots."""
         bags = pooling.bag_vectors, pooling.bag_starts, pooling.inverse, pooling.row_locations, pooling.scales
         slots = self.weights if rows is None else rows
         pool.pool(out, *bags, slots, self._host.weights, len(self.scratch))
 
-    def update(self, row_updates: RowUpdates, gradients: Floats) -> Floats:
-        """Update rows in place from gradients (V, D); return the L2 norms (U,) of the updates."""
-        norms = np.empty(len(row_updates.rows), np.float32)
-        self._decay(row_updates.locations)
+    def update(self, row_updates: RowUpdates, gradients: Floats, number: int) -> Floats:
+        """Update rows in place from the gradients (V, D) of batch `number`; return the L2 norms (U,) of the updates."""
+        norms, keys = np.empty(len(row_updates.rows), np.float32), self._host.rounding_keys(row_updates.rows, number)
+        self._decay(row_updates.locations, keys)
         sums = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales
-        update.update(*sums, gradients, *self._tables, *self._rule, norms, self.scratch)
+        update.update(*sums, gradients, *self._tables, *self._rule, keys, norms, self.scratch)
         return norms
 
     def defer(
-        self, deferred: Deferred, gradients: Floats, sums: Floats, squares: Floats, pending: NDArray[np.bool_]
+        self,
+        deferred: Deferred,
+        gradients: Floats,
+        number: int,
+        sums: Floats,
+        squares: Floats,
+        pending: NDArray[np.bool_],
     ) -> Floats:
         """Add gradients (V, D) to sums (H, D) and squares (H, S), and apply those that are due.
 
         pending (H,) marks the entries with a sum. Returns the L2 norms (n,) of the updates.
         """
         added = deferred.row_updates
-        norms = np.empty(len(deferred.due_rows), np.float32)
-        self._decay(deferred.due_locations)
+        norms, keys = np.empty(len(deferred.due_rows), np.float32), self._host.rounding_keys(deferred.due_rows, number)
+        self._decay(deferred.due_locations, keys)
         gradient_sums = added.locations, added.segments, added.vectors, added.scales, gradients, sums, squares, pending
         due = deferred.due_at, deferred.due_locations, deferred.due_entries
-        deferred_kernels.defer(*gradient_sums, *due, *self._tables, *self._rule, norms, self.scratch)
+        deferred_kernels.defer(*gradient_sums, *due, *self._tables, *self._rule, keys, norms, self.scratch)
         return norms
 
     def apply_sums(
@@ -87,8 +95,9 @@ class CpuRows:
         entries: Int64s,
         sums: Floats,
         squares: Floats,
-        weights: Floats,
+        weights: Rows,
         state: Floats,
+        keys: NDArray[np.uint64] = NO_KEYS,
     ) -> Floats:
         """Update rows of `weights` and `state`, each from the sum and squares of its entry.
 
@@ -97,17 +106,17 @@ class CpuRows:
         """
         norms = np.empty(len(locations), np.float32)
         if self._decay_factor != 1:
-            decay.decay(flip, locations, self._decay_factor, weights, len(self.scratch))
+            decay.decay(flip, locations, self._decay_factor, keys, weights, len(self.scratch))
         deferred_kernels.update_from_sums(
-            flip, locations, entries, sums, squares, weights, state, *self._rule, norms, self.scratch
+            flip, locations, entries, sums, squares, weights, state, *self._rule, keys, norms, self.scratch
         )
         return norms
 
-    def _decay(self, locations: Int64s) -> None:
+    def _decay(self, locations: Int64s, keys: NDArray[np.uint64]) -> None:
         """Apply weight decay to rows that are about to be updated, in slots and on the host."""
         if self._decay_factor != 1:
             for flip, weights in ((0, self.weights), (-1, self._host.weights)):
-                decay.decay(flip, locations, self._decay_factor, weights, len(self.scratch))
+                decay.decay(flip, locations, self._decay_factor, keys, weights, len(self.scratch))
 
 
 class CpuDevice(DeviceTier):
@@ -126,7 +135,7 @@ class CpuDevice(DeviceTier):
         self.watch(0, snapshots=False, sums=False)
 
     @property
-    def weights(self) -> Floats:
+    def weights(self) -> Rows:
         """Values (slots, D) in slots."""
         return self._rows.weights
 
@@ -174,13 +183,13 @@ class CpuDevice(DeviceTier):
         host.store_initial(moves.fresh_rows)
 
     def poison_slots(self, slots: Int64s) -> None:
-        self.weights[slots] = np.nan
+        self.weights[slots] = number_as_stored(np.nan, self._host.dtype)
         self.state[slots] = np.nan
 
     def poison_host(self, rows: Int64s) -> None:
         self._host.poison(rows)
 
-    def pool(self, pooling: Pooling, rows: Floats | Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def pool(self, pooling: Pooling, rows: Rows | Tensor | None = None, out: Tensor | None = None) -> Tensor:
         out = self.empty_vectors(pooling.num_vectors) if out is None else out
         self._rows.pool(out.numpy(), pooling, rows.numpy() if isinstance(rows, Tensor) else rows)
         return out
@@ -194,15 +203,15 @@ class CpuDevice(DeviceTier):
     def use(self, optimizer: RowOptimizer) -> None:
         self._rows.use(optimizer)
 
-    def update(self, row_updates: RowUpdates, gradients: Tensor) -> Later:
-        norms = self._rows.update(row_updates, gradients.numpy())
+    def update(self, row_updates: RowUpdates, gradients: Tensor, number: int) -> Later:
+        norms = self._rows.update(row_updates, gradients.numpy(), number)
         return lambda: norms
 
-    def defer(self, deferred: Deferred, gradients: Tensor) -> Later:
-        norms = self._rows.defer(deferred, gradients.numpy(), self._sums, self._squares, self._pending)
+    def defer(self, deferred: Deferred, gradients: Tensor, number: int) -> Later:
+        norms = self._rows.defer(deferred, gradients.numpy(), number, self._sums, self._squares, self._pending)
         return lambda: norms
 
-    def apply_waiting(self, entries: Int64s, weights: Floats, state: Floats) -> None:
+    def apply_waiting(self, entries: Int64s, weights: Rows, state: Floats) -> None:
         watched = np.flatnonzero(entries >= 0)
         waiting = watched[self._pending[entries[watched]]]
         self._rows.apply_sums(0, waiting, entries[waiting], self._sums, self._squares, weights, state)
@@ -214,7 +223,7 @@ class CpuDevice(DeviceTier):
         drift.drift(*where, *tables, drifts, self._rows.scratch[:, 0])
         return lambda: drifts
 
-    def read(self, slots: Int64s) -> tuple[Floats, Floats]:
+    def read(self, slots: Int64s) -> tuple[Rows, Floats]:
         return self.weights[slots], self.state[slots]
 
     def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:

@@ -20,6 +20,7 @@ from adaptive.optim import RowOptimizer
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Rows = NDArray[Any]  # float32, or uint16 that holds bfloat16
 Send = Callable[[NDArray[Any]], Tensor]
 Later = Callable[[], Floats]  # call it once for numbers that may still be in flight: it waits for them
 
@@ -97,8 +98,8 @@ class DeviceTier(ABC):
         """Reallocate to `num_slots` empty slots, which exist when this returns."""
 
     @abstractmethod
-    def pool(self, pooling: Pooling, rows: Floats | Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """Return the vectors (V, D) of one batch, from slots and host, or from `rows` (U, D).
+    def pool(self, pooling: Pooling, rows: Rows | Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """Return the vectors (V, D) float32 of one batch, from slots and host, or from `rows` (U, D).
 
         rows: on the host or on the device. out: where to write, if it has other vectors, too.
         """
@@ -115,23 +116,29 @@ class DeviceTier(ABC):
         """
 
     @abstractmethod
-    def update(self, row_updates: RowUpdates, gradients: Tensor) -> Later:
-        """Update rows from the vectors' gradients (V, D); return the L2 norms (U,) of the updates."""
+    def update(self, row_updates: RowUpdates, gradients: Tensor, number: int) -> Later:
+        """Update rows from the vectors' gradients (V, D); return the L2 norms (U,) of the updates.
+
+        number: of the batch, for stochastic rounding.
+        """
 
     @abstractmethod
-    def defer(self, deferred: Deferred, gradients: Tensor) -> Later:
+    def defer(self, deferred: Deferred, gradients: Tensor, number: int) -> Later:
         """Add gradients to sums, apply the sums that are due; return the updates' L2 norms (n,)."""
 
     @abstractmethod
-    def apply_waiting(self, entries: Int64s, weights: Floats, state: Floats) -> None:
-        """Apply deferred sums to copies of rows (n, ...); entries (n,) or -1. Changes no row."""
+    def apply_waiting(self, entries: Int64s, weights: Rows, state: Floats) -> None:
+        """Apply deferred sums to copies of rows (n, ...); entries (n,) or -1. Changes no row.
+
+        Rows in bfloat16 are rounded to nearest, so that reading depends on no batch.
+        """
 
     @abstractmethod
     def drift(self, snapshots: Snapshots) -> Later:
         """Return the movement (n,) of watched rows since their snapshots, and renew these."""
 
     @abstractmethod
-    def read(self, slots: Int64s) -> tuple[Floats, Floats]:
+    def read(self, slots: Int64s) -> tuple[Rows, Floats]:
         """Return copies (weights, state) of slots; for evaluation and saving."""
 
     @abstractmethod

@@ -8,18 +8,21 @@ import contextlib
 import mmap
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import RowUpdates
-from adaptive.kernels.rows.cpu import initial, move, steps
+from adaptive.kernels.rows.cpu import initial, move, rounding, steps
 from adaptive.kernels.scratch import empty_rows
+from adaptive.kernels.vector.bfloat16 import NO_KEYS, number_as_stored
 from adaptive.optim import RowOptimizer
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Rows = NDArray[Any]  # float32, or uint16 that holds bfloat16 (`kernels.vector.bfloat16`)
 
 
 @dataclass
@@ -35,38 +38,38 @@ class HostIO:
 class HostTier(ABC):
     """Rows with their optimizer state, moved by copying. Row numbers are local to the group.
 
-    Kernels may use `weights` (rows, D) and `state` (rows, S), float32, in place; these have no rows in a tier that only
-    copies.
+    Kernels may use `weights` (rows, D) of `dtype` and `state` (rows, S), float32, in place; these have no rows in a
+    tier that only copies.
     """
 
-    weights: Floats
+    weights: Rows
     state: Floats
 
     def __init__(self, group: Group, optimizer: RowOptimizer) -> None:
         self.group = group
         self.optimizer = optimizer
         self.io = HostIO()
-        self._width = group.embedding_dim
+        self._width, self.dtype = group.embedding_dim, group.dtype
         self._state_width = optimizer.state_width(group.embedding_dim)
         self.first_state = optimizer.settings()[steps.FIRST]
 
     # --- moving rows -----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def copy_out(self, rows: Int64s, weights: Floats, state: Floats, to_rows: Int64s) -> None:
+    def copy_out(self, rows: Int64s, weights: Rows, state: Floats, to_rows: Int64s) -> None:
         """Copy `rows` (n,) to rows `to_rows` (n,) of other arrays, in any order, targets distinct."""
 
     @abstractmethod
-    def copy_in(self, rows: Int64s, weights: Floats, state: Floats, from_rows: Int64s) -> None:
+    def copy_in(self, rows: Int64s, weights: Rows, state: Floats, from_rows: Int64s) -> None:
         """Store rows `from_rows` of other arrays as `rows` (n,), in any order, targets distinct."""
 
-    def read(self, rows: Int64s) -> tuple[Floats, Floats]:
+    def read(self, rows: Int64s) -> tuple[Rows, Floats]:
         """Return copies (weights (n, D), state (n, S)) of `rows`."""
         weights, state = self._empty(len(rows))
         self.copy_out(rows, weights, state, np.arange(len(rows)))
         return weights, state
 
-    def write(self, rows: Int64s, weights: Floats, state: Floats) -> None:
+    def write(self, rows: Int64s, weights: Rows, state: Floats) -> None:
         """Store weights (n, D) and state (n, S) as `rows`."""
         self.copy_in(rows, weights, state, np.arange(len(rows)))
 
@@ -80,7 +83,7 @@ class HostTier(ABC):
     def poison(self, rows: Int64s) -> None:
         """Debug: store NaN."""
         weights, state = self._empty(len(rows))
-        weights.fill(np.nan)
+        weights.fill(number_as_stored(np.nan, self.dtype))
         state.fill(np.nan)
         self.write(rows, weights, state)
 
@@ -88,7 +91,16 @@ class HostTier(ABC):
     def expect(self, row_updates: RowUpdates) -> None:
         """Announce that a batch will soon use rows in place, for tiers that can prefetch them."""
 
-    def initial(self, weights: Floats, state: Floats, to_rows: Int64s, rows: Int64s) -> None:
+    def rounding_keys(self, rows: Int64s, number: int) -> NDArray[np.uint64]:
+        """Return the keys (n,) that round owned rows (n,) in batch `number`; empty: to nearest, or nothing to round."""
+        group = self.group
+        if not group.rounds_stochastically:
+            return NO_KEYS
+        keys = np.empty(len(rows), np.uint64)
+        rounding.rounding_keys(group.group_rows(rows), group.undivided.table_starts, group.table_keys, number, keys)
+        return keys
+
+    def initial(self, weights: Rows, state: Floats, to_rows: Int64s, rows: Int64s) -> None:
         """Write the initial values of owned rows to rows `to_rows` of other arrays."""
         group = self.group
         initial.initial_rows(
@@ -102,8 +114,8 @@ class HostTier(ABC):
             self.first_state,
         )
 
-    def _empty(self, num_rows: int) -> tuple[Floats, Floats]:
-        return empty_rows(num_rows, self._width), empty_rows(num_rows, self._state_width)
+    def _empty(self, num_rows: int) -> tuple[Rows, Floats]:
+        return empty_rows(num_rows, self._width, self.dtype), empty_rows(num_rows, self._state_width)
 
     # --- the tier as a whole ---------------------------------------------------------------------------------
 
@@ -123,7 +135,8 @@ class HostTier(ABC):
     @property
     def num_bytes(self) -> tuple[int, int]:
         """Bytes of (weights, state) if every row were stored."""
-        return 4 * self.group.num_rows * self._width, 4 * self.group.num_rows * self._state_width
+        num_rows = self.group.num_rows
+        return self.dtype.itemsize * num_rows * self._width, 4 * num_rows * self._state_width
 
 
 class MemoryHost(HostTier):
@@ -134,12 +147,13 @@ class MemoryHost(HostTier):
         super().__init__(group, optimizer)
         self.weights, self.state = self._empty(group.num_rows)  # pages are taken when a row is first written
         if own_pages:
-            self.weights, self.state = (whole_pages(*array.shape) for array in (self.weights, self.state))
+            self.weights = whole_pages(group.num_rows, self._width, self.dtype)
+            self.state = whole_pages(group.num_rows, self._state_width)
 
-    def copy_out(self, rows: Int64s, weights: Floats, state: Floats, to_rows: Int64s) -> None:
+    def copy_out(self, rows: Int64s, weights: Rows, state: Floats, to_rows: Int64s) -> None:
         move.copy_rows(weights, state, to_rows, self.weights, self.state, rows)
 
-    def copy_in(self, rows: Int64s, weights: Floats, state: Floats, from_rows: Int64s) -> None:
+    def copy_in(self, rows: Int64s, weights: Rows, state: Floats, from_rows: Int64s) -> None:
         move.copy_rows(self.weights, self.state, rows, weights, state, from_rows)
 
     def expect(self, row_updates: RowUpdates) -> None:
@@ -159,12 +173,12 @@ class MemoryHost(HostTier):
         return 0
 
 
-def whole_pages(num_rows: int, width: int) -> Floats:
+def whole_pages(num_rows: int, width: int, dtype: Any = np.float32) -> NDArray[Any]:
     """Return (num_rows, width) on separate pages, taken when first written or pinned."""
-    size = 4 * num_rows * width
+    size = np.dtype(dtype).itemsize * num_rows * width
     if not size:
-        return np.empty((num_rows, width), np.float32)
-    return np.frombuffer(_pages(size), np.float32).reshape(num_rows, width)
+        return np.empty((num_rows, width), dtype)
+    return np.frombuffer(_pages(size), dtype).reshape(num_rows, width)
 
 
 def _pages(size: int) -> mmap.mmap:

@@ -19,9 +19,10 @@ import numpy as np
 
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import RowUpdates
-from adaptive.embeddings.tiers.host import Floats, HostTier, Int64s
+from adaptive.embeddings.tiers.host import Floats, HostTier, Int64s, Rows
 from adaptive.errors import ConfigError, StorageError
 from adaptive.kernels import file_records as records
+from adaptive.kernels.rows.cpu import move
 from adaptive.optim import RowOptimizer
 
 STAGING_BYTES = 4 << 20
@@ -41,11 +42,13 @@ class FileHost(HostTier):
         """Raises ConfigError if no such file can be made in `directory`, created if missing."""
         super().__init__(group, optimizer)
         self._directory = directory
-        record_width = self._width + self._state_width
+        self._state_at = -(-self._width * self.dtype.itemsize // 4)  # in words: state is aligned to them
+        record_width = self._state_at + self._state_width
         self._row_bytes = 4 * record_width
         self._failure: StorageError | None = None
         self._lock = threading.Lock()
         self._staging = _Staging(record_width)
+        self._staged = self._split(self._staging.records)
         self._takes_blocks = False
         self._size = size = self._row_bytes * group.num_rows
         try:
@@ -58,18 +61,21 @@ class FileHost(HostTier):
                 f"folder with tier.host=mmap:DIR"
             ) from error
 
-    def _map(self, size: int) -> tuple[Floats, Floats]:
+    def _map(self, size: int) -> tuple[Rows, Floats]:
         mapped = mmap.mmap(self._fd, size)
         if hasattr(mmap, "MADV_RANDOM"):
             mapped.madvise(mmap.MADV_RANDOM)  # a page fault reads one page, not 32
         # If a page has several blocks, its first change through the map allocates the missing ones.
         self._takes_blocks = os.fstatvfs(self._fd).f_frsize < mmap.PAGESIZE and hasattr(os, "posix_fallocate")
-        rows = np.frombuffer(mapped, np.float32).reshape(self.group.num_rows, -1)
-        return rows[:, : self._width], rows[:, self._width :]
+        return self._split(np.frombuffer(mapped, np.float32).reshape(self.group.num_rows, -1))
+
+    def _split(self, records: Floats) -> tuple[Rows, Floats]:
+        """Return views of the weights and of the state in records."""
+        return records.view(self.dtype)[:, : self._width], records[:, self._state_at :]
 
     # --- moving rows -----------------------------------------------------------------------------------------
 
-    def copy_out(self, rows: Int64s, weights: Floats, state: Floats, to_rows: Int64s) -> None:
+    def copy_out(self, rows: Int64s, weights: Rows, state: Floats, to_rows: Int64s) -> None:
         order = np.argsort(rows, kind="stable")
         rows, to_rows = rows[order], to_rows[order]
         max_gap = (records.PAGE - 1) // self._row_bytes  # do not read whole pages in between
@@ -80,10 +86,10 @@ class FileHost(HostTier):
                 staged = self._staging.plan(rows[done:], max_gap)
                 self._read_runs()
                 places = self._staging.places[:staged]
-                records.unpack(weights, state, to_rows[done : done + staged], self._staging.records, places)
+                move.copy_rows(weights, state, to_rows[done : done + staged], *self._staged, places)
                 done += staged
 
-    def copy_in(self, rows: Int64s, weights: Floats, state: Floats, from_rows: Int64s) -> None:
+    def copy_in(self, rows: Int64s, weights: Rows, state: Floats, from_rows: Int64s) -> None:
         order = np.argsort(rows, kind="stable")
         rows, from_rows = rows[order], from_rows[order]
         done = 0
@@ -92,7 +98,7 @@ class FileHost(HostTier):
             while done < len(rows):
                 staged = self._staging.plan(rows[done:], 0)
                 places = self._staging.places[:staged]
-                records.pack(self._staging.records, places, weights, state, from_rows[done : done + staged])
+                move.copy_rows(*self._staged, places, weights, state, from_rows[done : done + staged])
                 self._write_runs()
                 done += staged
 

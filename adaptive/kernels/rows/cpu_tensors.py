@@ -18,6 +18,7 @@ from adaptive.kernels.rows.cpu import move as move_kernels
 from adaptive.kernels.rows.cpu import pool as pool_kernels
 from adaptive.kernels.rows.cpu import update as update_kernels
 from adaptive.kernels.scratch import empty_rows
+from adaptive.kernels.vector.bfloat16 import NO_KEYS
 
 Array = NDArray[Any]
 
@@ -70,7 +71,7 @@ def update(
     """As `gpu.update.update`; `hot` is not used."""
     places, lookups = _below(len(weights), slots), _below(len(gradients), vectors)
     tables, count, width = (_array(weights), _array(state)), len(places), weights.shape[1]
-    rule = kind, np.array(settings, np.float32), _array(corrections), _array(norms)
+    rule = kind, np.array(settings, np.float32), _array(corrections), NO_KEYS, _array(norms)
     scratch = empty_rows(1, width), empty_rows(1, width)
     if squares is not None:
         entries, sums = lookups.astype(np.int64), (_array(gradients), _array(squares))
@@ -85,7 +86,7 @@ def update(
 
 def decay(weights: Tensor, slots: Tensor, factor: float) -> None:
     """As `gpu.decay.decay`."""
-    decay_kernels.decay(0, _below(len(weights), slots), np.float32(factor), _array(weights), 1)
+    decay_kernels.decay(0, _below(len(weights), slots), np.float32(factor), NO_KEYS, _array(weights), 1)
 
 
 def accumulate(

@@ -1,4 +1,4 @@
-"""Element-wise operations on whole rows of float32 arrays, as vector instructions.
+"""Element-wise operations on whole rows of float32 or bfloat16 arrays, as vector instructions.
 
 numba leaves loops to LLVM, which vectorizes them for long rows and leaves a row of 16 values to the scalar remainder.
 Here an operation is written once, in terms of its rows, and compiled for blocks of 16, 4 and 1 columns.
@@ -12,10 +12,15 @@ Here an operation is written once, in terms of its rows, and compiled for blocks
 Rows come as pairs of an array and an index, scalars (float32) after them; the values returned go to the first rows, in
 order. In plain Python the same call works on numpy rows. Each column is computed by itself and nothing is fused or
 reordered, so results do not depend on the width of the blocks. The columns of a row must be contiguous.
+
+Arrays of uint16 hold bfloat16 (`vector.bfloat16`): computed in float32, and rounded when stored. A call may end in one
+more argument, the key of that rounding (uint64); without it, or with 0, values are rounded to nearest. A value that is
+stored as it was loaded keeps its bits.
 """
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +31,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, lower_builtin, overload
 
 from adaptive.kernels.scratch import LINE, LINE_BYTES
+from adaptive.kernels.vector.bfloat16 import BFLOAT16, I16, narrow, narrow_lanes, widen, widen_lanes
 
 AHEAD: Final = 16  # rows fetched into the cache ahead of use, in loops that do not sum; 8 to 48 measure the same
 
@@ -101,7 +107,7 @@ def row_place(context: Any, builder: Any, kind: Any, array: Any, index_kind: Any
     stride = cgutils.unpack_tuple(builder, made.strides, kind.ndim)[0]
     index = context.cast(builder, index, index_kind, types.int64)
     at = builder.gep(builder.bitcast(made.data, ir.IntType(8).as_pointer()), [builder.mul(index, stride)])
-    return builder.bitcast(at, FLOAT.as_pointer())
+    return builder.bitcast(at, (I16 if kind.dtype == types.uint16 else FLOAT).as_pointer())
 
 
 def row_width(context: Any, builder: Any, kind: Any, array: Any) -> Any:
@@ -121,11 +127,23 @@ def in_blocks(builder: Any, width: Any, block: Callable[[Any, int], None]) -> No
 
 
 def load(builder: Any, place: Any, column: Any, lanes: int) -> Any:
-    return builder.load(_block(builder, place, column, lanes), align=4)
+    """Return a block as float32."""
+    bits = _load_stored(builder, place, column, lanes)
+    return widen_lanes(builder, bits, lanes) if is_bfloat16(place) else bits
+
+
+def _load_stored(builder: Any, place: Any, column: Any, lanes: int) -> Any:
+    return builder.load(_block(builder, place, column, lanes), align=2 if is_bfloat16(place) else 4)
 
 
 def store(builder: Any, value: Any, place: Any, column: Any, lanes: int) -> None:
-    builder.store(value, _block(builder, place, column, lanes), align=4)
+    """Store a block, of the type at `place`."""
+    builder.store(value, _block(builder, place, column, lanes), align=2 if is_bfloat16(place) else 4)
+
+
+def is_bfloat16(place: Any) -> bool:
+    """True for pointers to bfloat16."""
+    return bool(place.type.pointee == I16)
 
 
 def store_past_caches(builder: Any, value: Any, place: Any, column: Any, lanes: int) -> None:
@@ -139,7 +157,7 @@ def store_past_caches(builder: Any, value: Any, place: Any, column: Any, lanes: 
 
 def prefetch_block(builder: Any, place: Any, column: Any, lanes: int) -> None:
     """Prefetch the cache lines of a block."""
-    for start in range(0, lanes, LINE):
+    for start in range(0, lanes, LINE_BYTES // (2 if is_bfloat16(place) else 4)):
         prefetch(builder, builder.gep(builder.gep(place, [column]), [ir.Constant(INT64, start)]))
 
 
@@ -153,14 +171,14 @@ def prefetch(builder: Any, address: Any) -> None:
 
 def _block(builder: Any, place: Any, column: Any, lanes: int) -> Any:
     at = builder.gep(place, [column])
-    return builder.bitcast(at, ir.VectorType(FLOAT, lanes).as_pointer()) if lanes > 1 else at
+    return builder.bitcast(at, ir.VectorType(place.type.pointee, lanes).as_pointer()) if lanes > 1 else at
 
 
 def splat(builder: Any, value: Any, lanes: int) -> Any:
     """Return a vector with all lanes equal to a scalar."""
     if lanes == 1:
         return value
-    kind = ir.VectorType(FLOAT, lanes)
+    kind = ir.VectorType(value.type, lanes)
     nothing = ir.Constant(kind, ir.Undefined)
     first_lane = builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0))
     mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
@@ -174,10 +192,13 @@ def item(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
 
 
 class Lanes:
-    """Columns of a row while an operation is compiled; plain Python has a numpy row instead."""
+    """Columns of a row while an operation is compiled; plain Python has a numpy row instead.
 
-    def __init__(self, builder: Any, value: Any) -> None:
-        self.builder, self.value = builder, value
+    `bits`: bfloat16 columns as they were loaded, None for float32 and results.
+    """
+
+    def __init__(self, builder: Any, value: Any, bits: Any = None) -> None:
+        self.builder, self.value, self.bits = builder, value, bits
 
     def _with(self, instruction: str, other: "Lanes") -> "Lanes":
         return Lanes(self.builder, getattr(self.builder, instruction)(self.value, other.value))
@@ -209,13 +230,15 @@ def row_op(function: Callable[..., Any]) -> Callable[..., None]:
     """Make an operation on rows; parameters of `function` annotated `Scalar` are scalars."""
     names = inspect.signature(function).parameters
     num_rows = sum(parameter.annotation is not Scalar for parameter in names.values())
+    last = num_rows + len(names)  # place of the key, as rows take two arguments
 
     def plain(*arguments: Any) -> None:
         rows = [(arguments[2 * k], arguments[2 * k + 1]) for k in range(num_rows)]
         width = rows[0][0].shape[1]
-        results = function(*(array[i, :width] for array, i in rows), *arguments[2 * num_rows :])
+        values = [widen(array[i, :width]) if array.dtype == BFLOAT16 else array[i, :width] for array, i in rows]
+        results = function(*values, *arguments[2 * num_rows : last])
         for (array, i), value in zip(rows, _tuple(results), strict=False):
-            array[i, :width] = value
+            array[i, :width] = narrow(value, *arguments[last:]) if array.dtype == BFLOAT16 else value
 
     callable_in_kernels(plain)
 
@@ -224,15 +247,28 @@ def row_op(function: Callable[..., Any]) -> Callable[..., None]:
         kinds = typed.args
         places = [row_place(context, builder, kinds[2 * k], arguments[2 * k], kinds[2 * k + 1], arguments[2 * k + 1])
                   for k in range(num_rows)]  # fmt: skip
-        scalars = [context.cast(builder, value, kind, types.float32)
-                   for value, kind in zip(arguments[2 * num_rows :], kinds[2 * num_rows :], strict=True)]  # fmt: skip
+        scalars = [context.cast(builder, arguments[k], kinds[k], types.float32) for k in range(2 * num_rows, last)]
+        key = context.cast(builder, arguments[last], kinds[last], types.uint64) if len(kinds) > last else None
         width = row_width(context, builder, kinds[0], arguments[0])
 
+        def loaded(place: Any, column: Any, lanes: int) -> Lanes:
+            value = _load_stored(builder, place, column, lanes)
+            if not is_bfloat16(place):
+                return Lanes(builder, value)
+            return Lanes(builder, widen_lanes(builder, value, lanes), value)
+
+        def stored(result: Lanes, place: Any, column: Any, lanes: int) -> Any:
+            if not is_bfloat16(place):
+                return result.value
+            if result.bits is not None:
+                return result.bits
+            return narrow_lanes(builder, result.value, key, column, lanes, partial(splat, builder, lanes=lanes))
+
         def block(column: Any, lanes: int) -> None:
-            rows = [Lanes(builder, load(builder, place, column, lanes)) for place in places]
+            rows = [loaded(place, column, lanes) for place in places]
             results = function(*rows, *(Lanes(builder, splat(builder, value, lanes)) for value in scalars))
             for place, value in zip(places, _tuple(results), strict=False):
-                store(builder, value.value, place, column, lanes)
+                store(builder, stored(value, place, column, lanes), place, column, lanes)
 
         in_blocks(builder, width, block)
         return context.get_dummy_value()

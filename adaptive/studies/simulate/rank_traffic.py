@@ -120,7 +120,8 @@ def simulate_rank_traffic(
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
     width = shape.embedding_dim if embedding_dim is None else embedding_dim
-    groups = make_groups(build_tables(dataset, width, {} if embedding_dim else shape.widths), config.seed)
+    tables = build_tables(dataset, width, {} if embedding_dim else shape.widths)
+    groups = make_groups(shape.format_rows(tables), config.seed)
     weights, labels = dense_weights(config, dataset), len(inputs.labels) or 1
     row_value = VALUE // 2 if config.ranks.wire == "bf16" else VALUE
     counted = [
@@ -178,7 +179,7 @@ class _Counted:
     """Counts for one number of ranks.
 
     Attributes:
-        row_value: bytes of a value of rows and their gradients.
+        row_value: bytes of a value of rows and their gradients; rows in bfloat16 take 2.
         sent: by all ranks in all batches.
         rows: requested, including those of the rank itself.
         load: largest over mean requests of the owners, summed over batches.
@@ -236,7 +237,7 @@ class _Counted:
         crossing = int(requests.sum() - np.trace(requests))
         counts = 4 * len(group.tables) * self.blocks * (self.size - 1)
         self.sent.requests += counts + crossing * (choose_index_type(group).itemsize + 1) + 4 * many
-        self.sent.vectors += self.row_value * group.embedding_dim * crossing
+        self.sent.vectors += min(self.row_value, group.dtype.itemsize) * group.embedding_dim * crossing
         self.sent.gradients += self.row_value * group.embedding_dim * crossing
         return requests
 

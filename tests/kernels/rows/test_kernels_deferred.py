@@ -13,6 +13,7 @@ from support.variants import both
 
 from adaptive.kernels.rows.cpu import update
 from adaptive.kernels.rows.cpu.deferred import accumulate, apply_sums, defer, power, update_from_sums
+from adaptive.kernels.vector.bfloat16 import NO_KEYS
 from adaptive.optim import Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 NOTHING = np.zeros(0, np.float32)
@@ -176,7 +177,7 @@ def test_sums_are_applied_to_rows_of_one_tier_only(choose: Choose, tier: int) ->
     optimizer = RowwiseAdagrad(4.0, eps=0.0)
     choose(apply_sums)(
         1, 3, tier, np.array([0, 1, ~1]), np.array([0, 2, 1]), sums, squares, weights, state,
-        optimizer.kind, optimizer.settings(), optimizer.corrections(), norms, np.empty((1, 1), np.float32),
+        optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, norms, np.empty((1, 1), np.float32),
     )  # fmt: skip
     moved = -2 if tier < 0 else -3  # 1 - 4 * 3 / sqrt(16), 1 - 4 * 4 / sqrt(16)
     np.testing.assert_array_equal(weights, [[1], [moved], [1]])

@@ -16,6 +16,7 @@ from adaptive.kernels.planning import books, lookups
 from adaptive.kernels.rows.cpu import initial, move, pool, update
 from adaptive.kernels.rows.cpu.deferred import accumulate, apply_sums
 from adaptive.kernels.rows.cpu.drift import drift
+from adaptive.kernels.vector.bfloat16 import NO_KEYS
 from adaptive.optim import SGD, Adagrad
 
 Choose = Callable[[Any], Callable[..., Any]]
@@ -51,7 +52,7 @@ def test_pool_and_update_reach_the_last_row(huge: NDArray[np.float32]) -> None:
         optimizer, none = SGD(0.5), np.zeros((0, 0), np.float32)
         update.update(
             places, np.array([0, 1]), np.zeros(1, np.int32), np.zeros(0, np.float32), values[:1],
-            device, none, host, none, optimizer.kind, optimizer.settings(), optimizer.corrections(),
+            device, none, host, none, optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS,
             np.empty(1, np.float32), np.empty((1, 2, DIM), np.float32),
         )  # fmt: skip
         np.testing.assert_array_equal(huge[LAST], values[1] - np.float32(0.5) * values[0])
@@ -104,7 +105,7 @@ def test_sums_and_squares_beyond_2_31_values(huge: NDArray[np.float32]) -> None:
     np.testing.assert_array_equal(squares[LAST], 9)
     apply_sums(
         0, 1, 0, np.zeros(1, np.int64), entry, huge, squares, weights, state,
-        optimizer.kind, optimizer.settings(), optimizer.corrections(), np.empty(1, np.float32), scratch,
+        optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, np.empty(1, np.float32), scratch,
     )  # fmt: skip
     np.testing.assert_array_equal(weights, -2)
 

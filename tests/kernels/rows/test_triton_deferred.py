@@ -16,6 +16,7 @@ from support.triton_setup import assert_same_bits, hot_of, needs_gpu, run, setti
 import adaptive.kernels.rows.gpu.deferred
 from adaptive.kernels.rows import cpu_tensors
 from adaptive.kernels.rows.cpu import deferred, update
+from adaptive.kernels.vector.bfloat16 import NO_KEYS
 from adaptive.optim import Adam, RowOptimizer
 
 DIMS = [1, 3, 16, 17, 64, 130]
@@ -136,7 +137,7 @@ class Rows:
 
     def apply_by_twin(self, slots: Any, entries: Any, sums: Any, squares: Any) -> Floats:
         optimizer, norms = self.optimizer, np.full(len(slots), np.nan, np.float32)
-        numbers = optimizer.kind, optimizer.settings(), optimizer.corrections(), norms
+        numbers = optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, norms
         delta = np.empty((1, self.dim), np.float32)
         deferred.apply_sums(0, len(slots), 0, slots, entries, sums, squares, *self.arrays, *numbers, delta)
         return norms
@@ -198,7 +199,8 @@ def test_a_sum_of_one_visit_has_the_bits_of_the_update(kernels: Kernels, optimiz
         norms, expected = rows.apply(kernels, locations, entries, *sums.device[:2]), np.empty(3, np.float32)
         update.update(
             locations, *row_updates, *plain.arrays, *(array[:0] for array in plain.arrays),
-            optimizer.kind, optimizer.settings(), optimizer.corrections(), expected, np.empty((1, 2, dim), np.float32),
+            optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, expected,
+            np.empty((1, 2, dim), np.float32),
         )  # fmt: skip
         assert_same_bits(norms, expected)
         rows.assert_same(plain)

@@ -19,6 +19,7 @@ from adaptive.kernels.rows import cpu_tensors
 from adaptive.kernels.rows.choose import RowKernels
 from adaptive.kernels.rows.cpu import decay, drift, initial
 from adaptive.kernels.rows.gpu import move
+from adaptive.kernels.vector.bfloat16 import NO_KEYS
 from adaptive.optim import Adam, RowOptimizer, RowwiseAdagrad
 
 DIMS = [1, 3, 16, 17, 64, 130]
@@ -60,8 +61,8 @@ def test_only_rows_of_the_tier_decay() -> None:
     device, host = np.ones((3, 2), np.float32), np.ones((2, 2), np.float32)
     locations = np.array([2, ~0, 0])
     for chunks in (1, 2):
-        decay.decay(0, locations, np.float32(0.5), device, chunks)
-        decay.decay(-1, locations, np.float32(0.5), host, chunks)
+        decay.decay(0, locations, np.float32(0.5), NO_KEYS, device, chunks)
+        decay.decay(-1, locations, np.float32(0.5), NO_KEYS, host, chunks)
     assert device[:, 0].tolist() == [0.25, 1, 0.25] and host[:, 0].tolist() == [0.25, 1]
 
 
@@ -73,7 +74,7 @@ def test_decay_is_one_multiplication_everywhere(dim: int, size: int) -> None:
     expected = rows.copy()
     expected[slots] *= factor
     by_numba, by_tensor, by_triton = rows.copy(), torch.from_numpy(rows.copy()), rows.copy()
-    decay.decay(0, slots, factor, by_numba, 2)
+    decay.decay(0, slots, factor, NO_KEYS, by_numba, 2)
     cpu_tensors.decay(by_tensor, torch.from_numpy(slots), float(factor))
     run(triton_setup.decay, by_triton, slots, float(factor))
     for result in (by_numba, by_tensor.numpy(), by_triton):

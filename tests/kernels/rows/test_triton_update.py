@@ -15,6 +15,7 @@ from support.triton_setup import assert_same_bits, hot_of, needs_gpu, run, setti
 import adaptive.kernels.rows.gpu.update
 from adaptive.kernels.planning.lookups import hot_rows
 from adaptive.kernels.rows.cpu import update
+from adaptive.kernels.vector.bfloat16 import NO_KEYS
 from adaptive.optim import SGD, RowOptimizer, RowwiseAdagrad
 
 
@@ -40,7 +41,7 @@ class Rows:
 
     def update_by_twin(self, slots: Any, *row_updates: Any) -> Floats:
         norms, optimizer = np.full(len(slots), np.nan, np.float32), self.optimizer
-        rule = optimizer.kind, optimizer.settings(), optimizer.corrections(), norms
+        rule = optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, norms
         host, scratch = (array[:0] for array in self.arrays), np.empty((1, 2, self.dim), np.float32)
         update.update(slots, *row_updates, *self.arrays, *host, *rule, scratch)
         return norms

@@ -30,6 +30,8 @@ from adaptive.embeddings.engine.saving.saved_arrays import (
 )
 from adaptive.embeddings.engine.saving.watched import check_watched, load_watched, save_watched, select_watched
 from adaptive.embeddings.planning.layout import Group
+from adaptive.embeddings.planning.sizing import row_bytes
+from adaptive.embeddings.tiers.device import Rows
 from adaptive.kernels.rows.cpu import initial
 from adaptive.storage.arrays import Blocks, Stored, whole
 from adaptive.storage.shards import Part
@@ -83,14 +85,14 @@ def _save_lane(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArray
 
 def _make_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s) -> dict[str, Blocks]:
     """Return values and state of owned rows (n,), to be read later."""
-    widths = {"weights": lane.host.weights.shape[1], "state": lane.host.state.shape[1]}
+    host, read = lane.host, partial(_read_blocks, pipeline, lane, rows)
     return {
-        name: Blocks(np.dtype(np.float32), (len(rows), width), partial(_read_blocks, pipeline, lane, rows, column))
-        for column, (name, width) in enumerate(widths.items())
+        "weights": Blocks(host.dtype, (len(rows), host.weights.shape[1]), partial(read, 0)),
+        "state": Blocks(np.dtype(np.float32), (len(rows), host.state.shape[1]), partial(read, 1)),
     }
 
 
-def _read_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s, column: int) -> Iterator[Floats]:
+def _read_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s, column: int) -> Iterator[Rows]:
     """Yield the weights (column 0) or the state (column 1) of rows (n,) in blocks."""
     length = _count_block_rows(lane)
     for first in range(0, len(rows), length):
@@ -101,8 +103,7 @@ def _read_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s, column: int) -> I
 
 def _count_block_rows(lane: Lane) -> int:
     """Return the number of rows in a block."""
-    width: int = lane.host.weights.shape[1] + lane.host.state.shape[1]
-    return max(1, BLOCK_BYTES // (4 * width))
+    return max(1, BLOCK_BYTES // row_bytes(lane.group, lane.host.optimizer))
 
 
 def load_rows(
@@ -203,7 +204,7 @@ def _make_contiguous(array: NDArray[Any] | Stored, *, in_file: bool = False) -> 
     return array if in_file and isinstance(array, Stored) else np.ascontiguousarray(whole(array))
 
 
-def _read_saved_blocks(lane: Lane, part: GroupArrays) -> Iterator[tuple[Int64s, Floats, Floats]]:
+def _read_saved_blocks(lane: Lane, part: GroupArrays) -> Iterator[tuple[Int64s, Rows, Floats]]:
     """Yield saved rows with values and state, in blocks."""
     length, changed = _count_block_rows(lane), part["changed"]
     for first in range(0, len(changed), length):

@@ -17,6 +17,7 @@ from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.planning.hot_set import ENTRY
 from adaptive.embeddings.planning.layout import Group
 from adaptive.errors import CheckpointError
+from adaptive.kernels.vector.bfloat16 import BFLOAT16, widen
 from adaptive.storage.arrays import Stored, whole
 
 Array = NDArray[Any]
@@ -35,6 +36,7 @@ class Expected:
         nan: True if floats need not be finite.
         whole: number of last columns that contain whole numbers.
         order: of the values of a vector.
+        bfloat16: True if the uint16 are floats.
         hint: last sentence of messages, which says how to fix it.
     """
 
@@ -46,6 +48,7 @@ class Expected:
     whole: int = 0
     order: Literal["any", "ascending"] = "any"
     hint: str = HINT
+    bfloat16: bool = False
 
 
 EXPECTED_PROGRESS: Final = {
@@ -79,11 +82,11 @@ def copy_table_arrays(lane: Lane) -> dict[str, Array]:
 def expected_rows(lane: Lane, part: Mapping[str, Any]) -> dict[str, Expected]:
     """Return the arrays of a group's rows; `table_starts` of `part` must be checked."""
     floats, last = np.dtype(np.float32), int(part["table_starts"][-1]) - 1
-    n, m, width = _length(part["changed"]), _length(part["seen"]), lane.host.weights.shape[1]
+    n, m = _length(part["changed"]), _length(part["seen"])
     rows = Expected(np.dtype(np.int64), (n,), 0, last, order="ascending")
     return {
         "changed": rows,
-        "weights": Expected(floats, (n, width)),
+        "weights": _expected_values(lane, n),
         "state": _expected_state(lane, n),
         "seen": Expected(np.dtype(np.int64), (m,), 0, last, order="ascending"),
         "accesses": Expected(np.dtype(np.uint32), (m,), 1),
@@ -108,10 +111,16 @@ def expected_watched(lane: Lane, part: Mapping[str, Any], last_row: int) -> dict
         s = _length(part["summed"])
         expected |= {name: Expected(np.dtype(np.uint32), (w,)) for name in ("visits", "waiting")}
         expected["summed"] = Expected(np.dtype(np.int64), (s,), 0, last_row, order="ascending")
-        expected["sums"] = expected["raw_values"] = Expected(floats, (s, width))
+        expected["sums"], expected["raw_values"] = Expected(floats, (s, width)), _expected_values(lane, s)
         expected["squares"] = _expected_squares(lane, s)
         expected["raw_states"] = _expected_state(lane, s)
     return {name: array for name, array in expected.items() if name in part}
+
+
+def _expected_values(lane: Lane, rows: int) -> Expected:
+    dtype, shape = lane.host.dtype, (rows, lane.group.embedding_dim)
+    hint = "Use the dtype of the tables that were saved (TableConfig.dtype, model.row_dtype)."
+    return Expected(dtype, shape, hint=hint, bfloat16=dtype == BFLOAT16)
 
 
 def _expected_state(lane: Lane, rows: int) -> Expected:
@@ -216,6 +225,7 @@ def _find_wrong_value(block: Array, expected: Expected) -> str | None:
     if block.dtype == np.bool_:
         bad = np.ascontiguousarray(block).view(np.uint8) > 1  # a damaged file may contain any byte
         return "a byte that is neither 0 nor 1" if bad.any() else None
+    block = widen(block) if expected.bfloat16 else block
     is_float = block.dtype.kind == "f"
     if is_float and not expected.nan and not np.isfinite(block).all():
         return str(block[~np.isfinite(block)][0])

@@ -211,12 +211,12 @@ class TorchDevice(DeviceTier):
             self._corrections = self._link.send(optimizer.corrections())
         self._host_rows.use(optimizer)
 
-    def update(self, row_updates: RowUpdates, gradients: Tensor) -> Later:
+    def update(self, row_updates: RowUpdates, gradients: Tensor, number: int) -> Later:
         """Rows on the host are updated when this returns, rows in slots later."""
         assert isinstance(row_updates, SentRowUpdates)
-        return self._update(row_updates, self._host_rows.update, gradients)
+        return self._update(row_updates, partial(self._host_rows.update, number=number), gradients)
 
-    def defer(self, deferred: Deferred, gradients: Tensor) -> Later:
+    def defer(self, deferred: Deferred, gradients: Tensor, number: int) -> Later:
         assert isinstance(deferred, SentDeferred)
         sums = self._sums
         self._mover.compute.run(lambda: sums.add(deferred, gradients, self._kernels))

@@ -8,6 +8,8 @@ import numba
 import numpy as np
 
 from adaptive.kernels.jit import kernel
+from adaptive.kernels.rows.cpu.initial import mix
+from adaptive.kernels.vector.bfloat16 import NEAREST
 from adaptive.kernels.vector.row_ops import AHEAD, Scalar, prefetch_row, row_op
 
 
@@ -18,11 +20,12 @@ def scale_row(rows, factor: Scalar):
 
 
 @kernel(parallel=True)
-def decay(flip, locations, factor, weights, num_chunks):
+def decay(flip, locations, factor, keys, weights, num_chunks):
     """weights[i] *= factor for the rows of one tier.
 
     These are slots i = location (flip 0), or rows i = ~location of the host (flip -1).
-    locations (n,) int64, each row once; factor float32; weights (rows, D) float32.
+    locations (n,) int64, each row once; factor float32; keys (n,) uint64 or empty, as in `update.update`; weights
+    (rows, D) float32 or bfloat16, which are rounded here and by the update, with keys that are not related.
     """
     num_rows = locations.size
     for chunk in numba.prange(num_chunks):
@@ -33,4 +36,4 @@ def decay(flip, locations, factor, weights, num_chunks):
                 continue
             if u + AHEAD < last and (locations[u + AHEAD] < 0) == (flip < 0):
                 prefetch_row(weights, locations[u + AHEAD] ^ flip)
-            scale_row(weights, np.uint64(location ^ flip), factor)
+            scale_row(weights, np.uint64(location ^ flip), factor, mix(keys[u]) if keys.size > 0 else NEAREST)

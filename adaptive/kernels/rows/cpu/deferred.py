@@ -37,6 +37,7 @@ from adaptive.kernels.rows.cpu.steps import (
     rowwise_adagrad_step,
 )
 from adaptive.kernels.rows.cpu.update import chunk_start, sum_gradients
+from adaptive.kernels.vector.bfloat16 import NEAREST
 from adaptive.kernels.vector.row_ops import AHEAD, Scalar, prefetch_row, row_op
 
 
@@ -117,15 +118,15 @@ def accumulate(first, last, entries, segments, vectors, scales, gradients, sums,
 
 
 @kernel(inline=True)
-def apply_sum(weights, state, i, sums, squares, entry, delta, kind, settings, corrections):
+def apply_sum(weights, state, i, sums, squares, entry, delta, kind, settings, corrections, key):
     """`steps.apply_update` with the gradient sums[entry]; the state grows by squares[entry]."""
     if kind == ADAGRAD:
         adagrad_sum_step(
-            weights, i, delta, 0, state, i, squares, entry, sums, entry, settings[LR], settings[EPS],
+            weights, i, delta, 0, state, i, squares, entry, sums, entry, settings[LR], settings[EPS], key,
         )  # fmt: skip
         return norm(delta)
     if kind == ROWWISE_ADAGRAD:
-        rowwise_adagrad_step(weights, state, i, sums, entry, squares[entry, 0], delta, settings)
+        rowwise_adagrad_step(weights, state, i, sums, entry, squares[entry, 0], delta, settings, key)
         return norm(delta)
     if kind == ADAM:
         dim, unit = delta.shape[1], np.float32(1.0)
@@ -134,20 +135,21 @@ def apply_sum(weights, state, i, sums, squares, entry, delta, kind, settings, co
         size = number * adam_size(state, i, dim, number, corrections)
         adam_sum_step(
             weights, i, delta, 0, state, i, state[:, dim:], i, squares, entry, sums, entry,
-            number, size, beta1, unit - beta1, beta2, unit - beta2, settings[EPS],
+            number, size, beta1, unit - beta1, beta2, unit - beta2, settings[EPS], key,
         )  # fmt: skip
         return norm(delta)
-    return apply_update(weights, state, i, sums, entry, delta, kind, settings, corrections)
+    return apply_update(weights, state, i, sums, entry, delta, kind, settings, corrections, key)
 
 
 @kernel(noalias=True)
 def apply_sums(
-    first, last, flip, locations, entries, sums, squares, weights, state, kind, settings, corrections, norms, delta
-):
+    first, last, flip, locations, entries, sums, squares, weights, state,
+    kind, settings, corrections, keys, norms, delta,
+):  # fmt: skip
     """Take one optimizer step with each sum of [first, last) whose row is in one tier.
 
-    flip: as in `update.update_tier`. locations (n,) int64, each row once; entries (n,) int64; norms (n,) float32
-    receives the L2 norm of each change; delta (1, D) is scratch.
+    flip: as in `update.update_tier`. locations (n,) int64, each row once; entries (n,) int64; keys (n,) or empty, as
+    in `update.update`; norms (n,) float32 receives the L2 norm of each change; delta (1, D) is scratch.
     """
     ahead, last_row = np.uint64(AHEAD), np.uint64(last)
     for u in range(np.uint64(first), last_row):
@@ -160,13 +162,13 @@ def apply_sums(
             if state.shape[1] > 0:
                 prefetch_row(state, next_row)
             prefetch_sum(sums, squares, entries[u + ahead])
-        row, entry = np.uint64(location ^ flip), np.uint64(entries[u])
-        norms[u] = apply_sum(weights, state, row, sums, squares, entry, delta, kind, settings, corrections)
+        row, entry, key = np.uint64(location ^ flip), np.uint64(entries[u]), keys[u] if keys.size > 0 else NEAREST
+        norms[u] = apply_sum(weights, state, row, sums, squares, entry, delta, kind, settings, corrections, key)
 
 
 @kernel(parallel=True)
 def update_from_sums(
-    flip, locations, entries, sums, squares, weights, state, kind, settings, corrections, norms, scratch
+    flip, locations, entries, sums, squares, weights, state, kind, settings, corrections, keys, norms, scratch
 ):
     """`apply_sums` for all rows of one tier, or copies (flip 0); scratch (chunks, 2, >= D)."""
     num_chunks = scratch.shape[0]
@@ -176,19 +178,19 @@ def update_from_sums(
         delta = scratch[chunk, 1:, : sums.shape[1]]
         apply_sums(
             first, last, flip, locations, entries, sums, squares, weights, state,
-            kind, settings, corrections, norms, delta,
+            kind, settings, corrections, keys, norms, delta,
         )  # fmt: skip
 
 
 @kernel(parallel=True)
 def defer(
     entries, segments, vectors, scales, gradients, sums, squares, pending, due, due_locations, due_entries,
-    device_weights, device_state, host_weights, host_state, kind, settings, corrections, norms, scratch,
+    device_weights, device_state, host_weights, host_state, kind, settings, corrections, keys, norms, scratch,
 ):  # fmt: skip
     """Add gradients to sums (`accumulate`), and apply the sums that are due (`apply_sums`).
 
     due (n,) int64 ascending: positions of the due rows among the U rows. The thread that has just finished a sum
-    applies it. The other arguments are those of `update.update`; norms (n,).
+    applies it. The other arguments are those of `update.update`; keys (n,) or empty, norms (n,).
     """
     num_chunks = scratch.shape[0]
     dim = gradients.shape[1]
@@ -201,9 +203,9 @@ def defer(
             pending[due_entries[i]] = False
         apply_sums(
             first_due, last_due, np.int64(0), due_locations, due_entries, sums, squares,
-            device_weights, device_state, kind, settings, corrections, norms, delta,
+            device_weights, device_state, kind, settings, corrections, keys, norms, delta,
         )  # fmt: skip
         apply_sums(
             first_due, last_due, np.int64(-1), due_locations, due_entries, sums, squares,
-            host_weights, host_state, kind, settings, corrections, norms, delta,
+            host_weights, host_state, kind, settings, corrections, keys, norms, delta,
         )  # fmt: skip

@@ -3,6 +3,7 @@
 import numpy as np
 
 from adaptive.kernels.jit import kernel
+from adaptive.kernels.rows.cpu.move import copy_row
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -18,14 +19,15 @@ def mix(x):
     return x ^ (x >> S31)
 
 
-@kernel()
+@kernel(makes_arrays=True)
 def initial_rows(to_weights, to_state, to_rows, rows, table_starts, table_keys, table_bounds, first_state):
     """Write the initial values of `rows` (n,) to rows `to_rows` of weights and state.
 
     Values are uniform in +-table_bounds[t], a function of (table_keys[t], index, column) alone: they do not depend on
     which tables share a width or a machine. A plain loop: integer hashes are not worth vectorizing by hand.
-    to_rows, rows (n,) int64; weights (rows, D), state (rows, S) float32.
+    to_rows, rows (n,) int64; weights (rows, D) float32, or bfloat16: rounded to nearest; state (rows, S) float32.
     """
+    values = np.empty((1, to_weights.shape[1]), np.float32)
     for i in range(rows.size):
         table = np.searchsorted(table_starts, rows[i], side="right") - 1
         key = mix(table_keys[table] + np.uint64(rows[i] - table_starts[table]) * GOLDEN)
@@ -33,6 +35,7 @@ def initial_rows(to_weights, to_state, to_rows, rows, table_starts, table_keys, 
         for d in range(to_weights.shape[1]):
             word = mix(key + np.uint64(d + 1) * GOLDEN)
             unit = np.float32(np.int64(word >> S40)) * np.float32(2.0**-23) - np.float32(1.0)
-            to_weights[to_rows[i], d] = bound * unit
+            values[0, d] = bound * unit
+        copy_row(to_weights, to_rows[i], values, 0)
         for s in range(to_state.shape[1]):
             to_state[to_rows[i], s] = first_state

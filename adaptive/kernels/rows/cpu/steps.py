@@ -1,6 +1,7 @@
 """One optimizer step of one row, by the optimizers of `adaptive.optim`.
 
 Letters: see `kernels.rows.cpu`. Element-wise formulas are row operations, so that they become vector instructions.
+`key` rounds new weights in bfloat16 (`vector.bfloat16`); float32 weights ignore it. A change is measured before that.
 """
 
 import math
@@ -60,11 +61,11 @@ def norm(delta):
 
 
 @kernel(inline=True)
-def rowwise_adagrad_step(weights, state, i, g, j, mean, delta, settings):
+def rowwise_adagrad_step(weights, state, i, g, j, mean, delta, settings, key):
     """Grow the state (1,) by `mean`, and step."""
     total = state[i, 0] + mean
     state[i, 0] = total
-    sgd_step(weights, i, delta, 0, g, j, settings[LR] / (np.sqrt(total) + settings[EPS]))
+    sgd_step(weights, i, delta, 0, g, j, settings[LR] / (np.sqrt(total) + settings[EPS]), key)
 
 
 @kernel(inline=True)
@@ -76,17 +77,17 @@ def adam_size(state, i, dim, number, corrections):
 
 
 @kernel(inline=True)
-def apply_update(weights, state, i, g, j, delta, kind, settings, corrections):
+def apply_update(weights, state, i, g, j, delta, kind, settings, corrections, key):
     """Take one optimizer step of row i with gradient g[j] (D,); return the change's L2 norm.
 
     delta (1, D) is scratch. A gradient of zero is an update too: Adam's moments decay.
     """
     if kind == SGD_:
-        sgd_step(weights, i, delta, 0, g, j, settings[LR])
+        sgd_step(weights, i, delta, 0, g, j, settings[LR], key)
     elif kind == ADAGRAD:
-        adagrad_step(weights, i, delta, 0, state, i, g, j, settings[LR], settings[EPS])
+        adagrad_step(weights, i, delta, 0, state, i, g, j, settings[LR], settings[EPS], key)
     elif kind == ROWWISE_ADAGRAD:
-        rowwise_adagrad_step(weights, state, i, g, j, mean_square(g, j), delta, settings)
+        rowwise_adagrad_step(weights, state, i, g, j, mean_square(g, j), delta, settings, key)
     else:
         dim = delta.shape[1]
         unit = np.float32(1.0)
@@ -94,6 +95,6 @@ def apply_update(weights, state, i, g, j, delta, kind, settings, corrections):
         size = adam_size(state, i, dim, unit, corrections)
         adam_step(
             weights, i, delta, 0, state, i, state[:, dim:], i, g, j, size, beta1, unit - beta1, beta2, unit - beta2,
-            settings[EPS],
+            settings[EPS], key,
         )  # fmt: skip
     return norm(delta)

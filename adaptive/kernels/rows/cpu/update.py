@@ -5,6 +5,7 @@ import numpy as np
 
 from adaptive.kernels.jit import kernel
 from adaptive.kernels.rows.cpu.steps import apply_update
+from adaptive.kernels.vector.bfloat16 import NEAREST
 from adaptive.kernels.vector.row_ops import AHEAD, prefetch_row
 from adaptive.kernels.vector.row_sums import sum_rows, sum_scaled_rows
 
@@ -21,7 +22,7 @@ def sum_gradients(out, i, start, stop, vectors, scales, gradients):
 @kernel(noalias=True)
 def update_tier(
     first, last, flip, row_locations, segments, vectors, scales, gradients, weights, state,
-    kind, settings, corrections, norms, g, delta,
+    kind, settings, corrections, keys, norms, g, delta,
 ):  # fmt: skip
     """Update the rows of [first, last) that are in one tier.
 
@@ -40,13 +41,14 @@ def update_tier(
                 prefetch_row(state, next_row)
         start, stop = np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)])
         sum_gradients(g, 0, start, stop, vectors, scales, gradients)
-        norms[u] = apply_update(weights, state, np.uint64(location ^ flip), g, 0, delta, kind, settings, corrections)
+        row, key = np.uint64(location ^ flip), keys[u] if keys.size > 0 else NEAREST
+        norms[u] = apply_update(weights, state, row, g, 0, delta, kind, settings, corrections, key)
 
 
 @kernel()
 def update_range(
     first, last, row_locations, segments, vectors, scales, gradients,
-    device_weights, device_state, host_weights, host_state, kind, settings, corrections, norms, g, delta,
+    device_weights, device_state, host_weights, host_state, kind, settings, corrections, keys, norms, g, delta,
 ):  # fmt: skip
     """Update the rows [first, last): see `update`. g, delta (1, D) are this chunk's scratch.
 
@@ -56,7 +58,7 @@ def update_range(
     for u in range(first, last):
         num_host += row_locations[u] < 0
     sums = row_locations, segments, vectors, scales, gradients
-    rule = kind, settings, corrections, norms, g, delta
+    rule = kind, settings, corrections, keys, norms, g, delta
     if num_host < last - first:
         update_tier(first, last, np.int64(0), *sums, device_weights, device_state, *rule)
     if num_host > 0:
@@ -81,14 +83,15 @@ def chunk_start(segments, chunk, num_chunks):
 @kernel(parallel=True)
 def update(
     row_locations, segments, vectors, scales, gradients, device_weights, device_state, host_weights, host_state,
-    kind, settings, corrections, norms, scratch,
+    kind, settings, corrections, keys, norms, scratch,
 ):  # fmt: skip
     """Sum each row's gradients, take the optimizer step in place and measure it, in one pass.
 
     row_locations (U,) int64, each row once; its lookups are [segments[u], segments[u + 1]) (int64, none empty) of
     vectors (int32, rows of `gradients`) and scales (float32, or empty: all 1); gradients (V, D) float32; *_weights
-    (rows, D), *_state (rows, S) float32; norms (U,) float32 receives the L2 norm of each change; scratch
-    (chunks, 2, >= D) float32. One thread handles a row, so results do not depend on the number of chunks.
+    (rows, D) float32 or bfloat16, *_state (rows, S) float32; keys (U,) uint64 round bfloat16 rows (`rounding`), or
+    empty: to nearest; norms (U,) float32 receives the L2 norm of each change; scratch (chunks, 2, >= D) float32. One
+    thread handles a row, so results do not depend on the number of chunks.
     """
     num_chunks = scratch.shape[0]
     dim = gradients.shape[1]
@@ -97,5 +100,5 @@ def update(
         update_range(
             first, last, row_locations, segments, vectors, scales, gradients,
             device_weights, device_state, host_weights, host_state,
-            kind, settings, corrections, norms, scratch[chunk, :1, :dim], scratch[chunk, 1:, :dim],
+            kind, settings, corrections, keys, norms, scratch[chunk, :1, :dim], scratch[chunk, 1:, :dim],
         )  # fmt: skip

@@ -1,0 +1,196 @@
+"""Tables in bfloat16: no placement, look-ahead, resume or number of ranks changes a bit; half the bytes everywhere."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.helpers import LFU, LFUOnHost, Scattered, Trained, Trainee, random_batches, train, train_more, train_slowly
+from support.rank_cases import TABLES as RANK_TABLES
+from support.rank_cases import Case, assert_equal_on
+from support.skip_rules import waits
+from support.thread_ranks import on_ranks
+
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.counters import Counter
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import CheckpointError, ConfigError, InputError
+from adaptive.kernels.vector.bfloat16 import narrow, widen
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.policies.lru import LRU
+from adaptive.policy import Policy
+
+OPTIMIZERS = [SGD(lr=0.5, weight_decay=0.1), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1, weight_decay=0.5), Adam(lr=0.01)]
+TABLES = (
+    TableConfig(name="a", num_embeddings=40, embedding_dim=5, features=("x", "y"), dtype="bfloat16"),
+    TableConfig(name="b", num_embeddings=20, embedding_dim=5, dtype="bfloat16", rounding="nearest"),
+    TableConfig(name="c", num_embeddings=30, embedding_dim=16, pooling="mean", dtype="bfloat16"),
+    TableConfig(name="d", num_embeddings=25, embedding_dim=16),
+)
+BATCHES = random_batches(TABLES, 14, seed=4, samples=5)
+
+
+def build(policy: type[Policy] = LFU, optimizer: RowOptimizer = OPTIMIZERS[2], tables: Sequence[TableConfig] = TABLES,
+          skip: SkipConfig | None = None, **tier: Any) -> TieredEmbeddingBag:  # fmt: skip
+    settings = TierConfig(**{"device_rows": "90%", "poison": True, "when_full": "reduce_lookahead"} | tier)
+    return TieredEmbeddingBag(tables, settings, policy=policy, optimizer=optimizer, skip=skip)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+def test_training_is_that_of_the_twin_in_any_tiers(optimizer: RowOptimizer, tmp_path: Path) -> None:
+    """Tables of both dtypes and roundings side by side; decay is rounded, too."""
+    expected = train_slowly(TABLES, BATCHES, optimizer)
+    changed = [name for name in "abc" if (expected.weights[name] != build().rows.table_weights(name)).any()]
+    assert changed == ["a", "b", "c"]
+    cases = [(LRU, {"device_rows": "100%"}, 0), (LFU, {}, 3), (LFUOnHost, {"device_rows": "20%"}, 2),
+             (Scattered, {"host": f"mmap:{tmp_path}"}, 2),
+             (LFUOnHost, {"host": f"mmap:{tmp_path}", "device_rows": "10%"}, 4)]  # fmt: skip
+    for policy, tier, depth in cases:
+        train(build(policy, optimizer, **tier), TABLES, BATCHES, depth).assert_equals(expected)
+
+
+def test_rounding_matters_and_does_not_depend_on_other_tables() -> None:
+    """Stochastic, nearest and float32 differ; a table rounds alone as it does among others."""
+    results = {}
+    for options in ({"dtype": "float32"}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "rounding": "nearest"}):
+        tables = [TABLES[0].model_copy(update=options)]
+        batches = random_batches(tables, 6, seed=1, samples=5)
+        results[tuple(options.values())] = train(build(tables=tables), tables, batches, 1).weights["a"]
+    stochastic, nearest = results["bfloat16",], results["bfloat16", "nearest"]
+    assert not np.array_equal(stochastic, nearest) and not np.array_equal(stochastic, results["float32",])
+    np.testing.assert_allclose(stochastic, results["float32",], atol=0.02)
+    for values in (stochastic, nearest):
+        np.testing.assert_array_equal(widen(narrow(values)), values)
+
+
+# --- saving ----------------------------------------------------------------------------------------------------------
+
+
+def resumed(first: TieredEmbeddingBag, second: TieredEmbeddingBag, stop: int, *, by_torch: bool) -> Trained:
+    trainee = Trainee(TABLES)
+    train_more(first, trainee, BATCHES[:stop], 3)
+    if by_torch:
+        state = first.state_dict()
+        assert state["rows0.weights"].dtype == torch.bfloat16
+        second.load_state_dict(state)
+    else:
+        arrays = first.rows.state_arrays()
+        assert arrays["rows0.weights"].dtype == np.uint16 and arrays["rows0.state"].dtype == np.float32
+        second.rows.load_state_arrays(arrays)
+    return train_more(second, trainee, BATCHES[stop:], 1)
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+def test_a_resumed_training_rounds_as_one_that_was_not_stopped(optimizer: RowOptimizer, by_torch: bool) -> None:
+    """Keys count batches, and the checkpoint has their number."""
+    expected = train(build(LRU, optimizer), TABLES, BATCHES, 2)
+    resumed(build(LFU, optimizer), build(LFUOnHost, optimizer, device_rows="30%"), 6, by_torch=by_torch).assert_equals(
+        expected
+    )
+
+
+class Defer(LFU):
+    def __init__(self) -> None:
+        self.rule = waits(every=2, at_most=5, warmup=3)
+
+
+class DeferOnHost(Defer):
+    misses = "host"
+
+
+def test_deferred_updates_round_when_they_are_applied() -> None:
+    """At any placement and look-ahead, and after a resume with sums in flight."""
+    skip = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, feedback_delay=5)
+    expected = train(build(Defer, device_rows="100%", skip=skip), TABLES, BATCHES, 0)
+    assert not np.array_equal(expected.weights["a"], train(build(), TABLES, BATCHES, 0).weights["a"])
+    train(build(DeferOnHost, device_rows="20%", skip=skip), TABLES, BATCHES, 4).assert_equals(expected)
+    resumed(build(Defer, skip=skip), build(Defer, skip=skip), 7, by_torch=True).assert_equals(expected)
+
+
+def test_another_dtype_is_refused_and_changes_nothing() -> None:
+    floats = tuple(table.model_copy(update={"dtype": "float32", "embedding_dim": 5}) for table in TABLES[:1])
+    halves = tuple(table.model_copy(update={"dtype": "bfloat16"}) for table in floats)
+    batches = random_batches(floats, 3, seed=1)
+    for saved, loading, types in ((floats, halves, "uint16.*float32"), (halves, floats, "float32.*uint16")):
+        one, other = build(tables=saved), build(tables=loading)
+        train(one, saved, batches, 1)
+        before = other.rows.table_weights("a")
+        with pytest.raises(CheckpointError, match=rf"rows0\.weights: expected {types}.*row_dtype"):
+            other.rows.load_state_arrays(one.rows.state_arrays())
+        np.testing.assert_array_equal(other.rows.table_weights("a"), before)
+
+
+def test_damaged_values_are_found() -> None:
+    one = build()
+    train(one, TABLES, BATCHES[:3], 1)
+    arrays = one.rows.state_arrays()
+    arrays["rows0.weights"][0, 2] = 0x7F80
+    with pytest.raises(CheckpointError, match=r"rows0\.weights: .*got inf"):
+        build().rows.load_state_arrays(arrays)
+
+
+def test_loaded_vectors_are_rounded_to_nearest() -> None:
+    embeddings = build()
+    values = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
+    embeddings.rows.load_table("a", values)
+    table = embeddings.rows.table_weights("a")
+    np.testing.assert_array_equal(table[:12], torch.from_numpy(values).to(torch.bfloat16).float().numpy())
+    assert table.dtype == np.float32
+    values[3, 1] = 3.4e38
+    with pytest.raises(InputError, match=r"table 'a': vectors.*below 3\.39.*bfloat16"):
+        embeddings.rows.load_table("a", values)
+    np.testing.assert_array_equal(embeddings.rows.table_weights("a"), table)
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), RowwiseAdagrad()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("host", ["memory", "mmap"])
+def test_half_the_bytes_in_tiers_moves_and_checkpoints(optimizer: RowOptimizer, host: str, tmp_path: Path) -> None:
+    sizes = []
+    for dtype in ("float32", "bfloat16"):
+        tables = [TableConfig(name="t", num_embeddings=3000, embedding_dim=64, dtype=dtype)]
+        place = {"host": "memory" if host == "memory" else f"mmap:{tmp_path}"}
+        embeddings = build(LRU, optimizer, tables, device_rows="50%", **place)
+        train(embeddings, tables, random_batches(tables, 12, seed=0, samples=200), 2)
+        memory = embeddings.statistics.memory()
+        checkpoint = embeddings.rows.state_arrays()
+        tiers = [memory[name] + memory[name.replace("weights", "state")] for name in ("host_weights", "device_weights")]
+        counts = embeddings.statistics.take().counts.sum(0)
+        sizes.append([*tiers, counts[Counter.BYTES_H2D], counts[Counter.BYTES_D2H],
+                      checkpoint["rows0.weights"].nbytes + checkpoint["rows0.state"].nbytes])  # fmt: skip
+    floats, halves = (np.array(numbers) for numbers in sizes)
+    assert (floats > 0).all() and (halves <= 0.52 * floats).all()
+
+
+def test_a_size_in_bytes_holds_twice_the_rows() -> None:
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        tables = [TableConfig(name="t", num_embeddings=3000, embedding_dim=64, dtype=dtype)]
+        rows.append(build(tables=tables, optimizer=SGD(), device_rows="64KiB").runtime.outline.device_rows)
+    assert rows == [256, 512]
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_ranks_give_the_same_bits(wire: str) -> None:
+    """Rows cross in 2 bytes, exactly; gradients are sums in float32, and only `wire="bf16"` rounds them."""
+    tables = tuple(table.model_copy(update={"dtype": "bfloat16"}) for table in RANK_TABLES)
+    batches = tuple(random_batches(tables, 8, samples=11))
+    case = Case(batches, RowwiseAdagrad(lr=0.1), tables=tables)
+    sent = assert_equal_on([2, 3], 4, case, wire=wire)
+    floats = on_ranks(2, Case(batches, RowwiseAdagrad(lr=0.1)).train, blocks=4, gradients="sum")
+    for halves, (*_, whole) in zip(sent[2], floats, strict=True):
+        assert 2 * halves.vectors == whole.vectors
+        assert halves.gradients == whole.gradients // (2 if wire == "bf16" else 1)
+
+
+def test_a_gpu_tier_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"table 'a': expected dtype float32.*tier\.device=cpu"):
+        build(device="cpu-torch")
