@@ -1,4 +1,4 @@
-"""Sums over rows and within a row of float32 arrays, kept in registers.
+"""Sums over rows and within a row, in float32, kept in registers. Rows that are added may be bfloat16.
 
 A loop that adds row after row to an output row loads and stores that row each time. Here a block of columns is summed
 over all rows before the next block. The same loop prefetches the rows that come `LOOKUPS_AHEAD` lookups later, of this
@@ -17,6 +17,7 @@ from numba.core import cgutils
 from numba.extending import lower_builtin, overload
 
 from adaptive.kernels.scratch import LINE, LINE_BYTES
+from adaptive.kernels.vector.bfloat16 import as_float32
 from adaptive.kernels.vector.row_ops import (
     FLOAT,
     INT64,
@@ -40,16 +41,16 @@ def sum_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start: Any, s
 
     start < stop. The sum stays in registers. `indices` is one-dimensional; flip is 0, or -1 where indices are ~row.
     """
-    out[i] = rows[int(indices[start]) ^ flip]
+    out[i] = as_float32(rows[int(indices[start]) ^ flip])
     for p in range(start + 1, stop):
-        out[i] += rows[int(indices[p]) ^ flip]
+        out[i] += as_float32(rows[int(indices[p]) ^ flip])
 
 
 def sum_scaled_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start: Any, stop: Any, scales: Any) -> None:
     """`sum_rows` with the terms rows[indices[p] ^ flip] * scales[p]."""
-    out[i] = scales[start] * rows[int(indices[start]) ^ flip]
+    out[i] = scales[start] * as_float32(rows[int(indices[start]) ^ flip])
     for p in range(start + 1, stop):
-        out[i] += scales[p] * rows[int(indices[p]) ^ flip]
+        out[i] += scales[p] * as_float32(rows[int(indices[p]) ^ flip])
 
 
 def sum_found_rows(out: Any, i: Any, rows: Any, places: Any, indices: Any, flip: Any, start: Any, stop: Any) -> None:
