@@ -277,6 +277,26 @@ def row_op(function: Callable[..., Any]) -> Callable[..., None]:
     return plain
 
 
+def store_number(rows: Any, i: Any, d: Any, value: Any) -> None:
+    """rows[i, d] = value, rounded to nearest in bfloat16."""
+    rows[i, d] = narrow(np.array([value], np.float32))[0] if rows.dtype == BFLOAT16 else value
+
+
+callable_in_kernels(store_number)
+
+
+@lower_builtin(store_number, types.VarArg(types.Any))
+def _lower_store_number(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
+    kinds = typed.args
+    place = row_place(context, builder, kinds[0], arguments[0], kinds[1], arguments[1])
+    column = context.cast(builder, arguments[2], kinds[2], types.int64)
+    value = context.cast(builder, arguments[3], kinds[3], types.float32)
+    if is_bfloat16(place):
+        value = narrow_lanes(builder, value, None, column, 1, splat)
+    store(builder, value, place, column, 1)
+    return context.get_dummy_value()
+
+
 class Scalar:
     """Annotation of a parameter of a row operation."""
 

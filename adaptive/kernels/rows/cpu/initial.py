@@ -3,7 +3,7 @@
 import numpy as np
 
 from adaptive.kernels.jit import kernel
-from adaptive.kernels.rows.cpu.move import copy_row
+from adaptive.kernels.vector.row_ops import store_number
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -19,7 +19,7 @@ def mix(x):
     return x ^ (x >> S31)
 
 
-@kernel(makes_arrays=True)
+@kernel()
 def initial_rows(to_weights, to_state, to_rows, rows, table_starts, table_keys, table_bounds, first_state):
     """Write the initial values of `rows` (n,) to rows `to_rows` of weights and state.
 
@@ -27,7 +27,6 @@ def initial_rows(to_weights, to_state, to_rows, rows, table_starts, table_keys, 
     which tables share a width or a machine. A plain loop: integer hashes are not worth vectorizing by hand.
     to_rows, rows (n,) int64; weights (rows, D) float32, or bfloat16: rounded to nearest; state (rows, S) float32.
     """
-    values = np.empty((1, to_weights.shape[1]), np.float32)
     for i in range(rows.size):
         table = np.searchsorted(table_starts, rows[i], side="right") - 1
         key = mix(table_keys[table] + np.uint64(rows[i] - table_starts[table]) * GOLDEN)
@@ -35,7 +34,6 @@ def initial_rows(to_weights, to_state, to_rows, rows, table_starts, table_keys, 
         for d in range(to_weights.shape[1]):
             word = mix(key + np.uint64(d + 1) * GOLDEN)
             unit = np.float32(np.int64(word >> S40)) * np.float32(2.0**-23) - np.float32(1.0)
-            values[0, d] = bound * unit
-        copy_row(to_weights, to_rows[i], values, 0)
+            store_number(to_weights, to_rows[i], d, bound * unit)
         for s in range(to_state.shape[1]):
             to_state[to_rows[i], s] = first_state

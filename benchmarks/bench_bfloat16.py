@@ -1,0 +1,128 @@
+"""Rows in bfloat16 against float32: the embedding part of a step, and whole steps in long turns.
+
+    python -m benchmarks.bench_bfloat16 [--quick] [--set 'only=width 64, sgd' rows=5000000]
+
+A ratio is the time of float32 over that of bfloat16. Both start from the same values; after some steps their rows may
+differ by rounding only.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from benchmarks import harness
+from benchmarks.bench_step import PHASES, Line
+from benchmarks.bench_turns import turn
+from benchmarks.harness import Report, median_ms, paired
+from benchmarks.streams import kaggle_tables, make_batches, one_each
+from benchmarks.variants import CHECK_STEPS, Case, Ours, Setup, fixed_gradient
+from benchmarks.whole_step import our_model
+
+UNIT = 2.0**-7  # largest distance between two neighboring bfloat16 values, over their size
+
+
+@dataclass(frozen=True)
+class Settings:
+    rows: int = 5_000_000
+    rounds: int = 9
+    warm_up: int = 2
+    turn_steps: int = 12  # steps of a turn
+    turn_rounds: int = 5
+    cases: tuple[Case, ...] = tuple(
+        Case(2048, dim, optimizer, hot)
+        for dim, hot, optimizer in product((64, 128), (20, 1), ("sgd", "rowwise_adagrad"))
+    )
+    whole: tuple[int, ...] = (64,)  # widths of whole steps
+    only: str = ""  # cases whose title contains this
+
+
+SETTINGS = {
+    "full": Settings(),
+    "quick": Settings(rows=1_000_000, rounds=5, turn_rounds=3),
+    "smoke": Settings(
+        rows=20_000, rounds=2, warm_up=1, turn_steps=2, turn_rounds=1, cases=(Case(64, 16, "sgd", 3),), whole=(16,)
+    ),
+}
+
+
+def run(settings: Settings) -> Report:
+    report = Report()
+    for case in settings.cases:
+        if settings.only in case.title:
+            report.merge(bench_case(case, settings))
+    return report
+
+
+def bench_case(case: Case, settings: Settings) -> Report:
+    report = Report()
+    tables = kaggle_tables(settings.rows, case.dim)
+    setups = {
+        dtype: Setup(tuple(table.model_copy(update={"dtype": dtype}) for table in tables), case.optimizer,
+                     case.mean_hot == 1)
+        for dtype in ("float32", "bfloat16")
+    }  # fmt: skip
+    variants = {dtype: Ours(setup, depth=4) for dtype, setup in setups.items()}
+    check_rows(case, variants, setups["float32"])
+    count = settings.warm_up + settings.rounds
+    batches = make_batches(tables, count, case.batch, mean_hot=case.mean_hot, seed=1)
+    gradient = fixed_gradient(setups["float32"], case.batch)
+    lines = {dtype: Line(variant, variant.stream(batches), gradient, []) for dtype, variant in variants.items()}
+    times = harness.take_turns(
+        {dtype: line.step for dtype, line in lines.items()}, rounds=settings.rounds, warm_up=settings.warm_up
+    )
+    table = report.table(f"embedding part, {case.title}, {settings.rows:,} rows", "rows", "ms", *PHASES)
+    for dtype, line in lines.items():
+        phases = np.median(line.phases[settings.warm_up :], axis=0) * 1000
+        table.add(dtype, median_ms(times[dtype]), *phases.tolist())
+    report.ratios[f"bfloat16_embedding_{case.suffix}"] = paired(times["float32"], times["bfloat16"])
+    for variant in variants.values():
+        variant.stop()
+    if case.dim in settings.whole:
+        report.merge(bench_turns(case, settings, variants))
+    for variant in variants.values():
+        variant.close()
+    return report
+
+
+def bench_turns(case: Case, settings: Settings, variants: dict[str, Ours]) -> Report:
+    """Whole steps under small MLPs, in turns from an empty look-ahead until the last batch is trained."""
+    report, wholes = Report(), {}
+    tables = kaggle_tables(settings.rows, case.dim)
+    for dtype, variant in variants.items():
+        wholes[dtype] = our_model(dtype, variant, replace(case), small=True)
+    times: harness.Times = {dtype: [] for dtype in wholes}
+    for number in range(settings.turn_rounds + 1):
+        batches = make_batches(tables, settings.turn_steps, case.batch, mean_hot=case.mean_hot, seed=100 + number)
+        for dtype in sorted(wholes, reverse=bool(number % 2)):
+            seconds = turn(wholes[dtype], batches) / len(batches)
+            times[dtype] += [seconds] if number else []  # the first round warms up
+    table = report.table(f"whole steps in long turns, {case.title}, small MLPs", "rows", "ms a step")
+    for dtype in wholes:
+        table.add(dtype, median_ms(times[dtype]))
+    report.ratios[f"bfloat16_turns_{case.suffix}"] = paired(times["float32"], times["bfloat16"])
+    return report
+
+
+def check_rows(case: Case, variants: dict[str, Ours], setup: Setup) -> None:
+    """Train some batches; rows differ by one rounding a step, and the changed ones from their initial values.
+
+    Raises:
+        harness.NotEqual: if they differ by more.
+    """
+    batches = make_batches(setup.tables, CHECK_STEPS, case.batch, mean_hot=case.mean_hot)
+    ids, gradient = one_each(setup.tables, batches), fixed_gradient(setup, case.batch)
+    before = variants["float32"].rows(ids)
+    for variant in variants.values():
+        line = Line(variant, variant.stream(batches), gradient, [])
+        for _ in batches:
+            line.step()
+        variant.stop()
+    floats, halves = (variant.rows(ids) for variant in variants.values())
+    largest = np.maximum(np.abs(floats), np.abs(before))
+    if not (floats != before).any() or not (np.abs(halves - floats) <= (CHECK_STEPS + 1) * UNIT * largest + 1e-3).all():
+        raise harness.NotEqual(f"{case.title}: rows in bfloat16 differ from float32 by more than rounding")
+
+
+if __name__ == "__main__":
+    harness.main(__doc__, run, SETTINGS)
