@@ -112,6 +112,9 @@ def parse_expiry(value: Any) -> int | str | None:
     raise ValueError(_EXPIRY)
 
 
+Expiry = Annotated[int | str | None, BeforeValidator(parse_expiry)]
+
+
 MOST: Final = 2**48  # upper limit for counts of batches, samples or lookups: more is a mistake and overflows counters
 _MOST_NESTED: Final = 32
 
@@ -247,7 +250,7 @@ class TableConfig(Config):
         description="with keys: lookups after which a key gets its own row, from that batch on; counted by a sketch of "
         "fixed size, which halves its counts now and then",
     )
-    expire: Annotated[int | str | None, BeforeValidator(parse_expiry)] = Field(
+    expire: Expiry = Field(
         default=None,
         description="with keys: a key that was not looked up for this long loses its row: batches (50000), or time by "
         'the samples\' Batch.extras["timestamp"] in seconds (90s, 30m, 12h, 14d, 2w); null: keys never expire',
@@ -291,6 +294,18 @@ class TableConfig(Config):
     @property
     def feature_names(self) -> tuple[str, ...]:
         return self.features or (self.name,)
+
+
+_TABLE_FIELDS: Final[Any] = TableConfig.model_fields
+
+
+class KeyRules(Config):
+    """Settings of `TableConfig` by which keys get and lose rows."""
+
+    admit: int = _TABLE_FIELDS["admit"]
+    expire: int | str | None = _TABLE_FIELDS["expire"]
+    when_full: Literal["evict", "refuse", "error"] = _TABLE_FIELDS["when_full"]
+    unadmitted: Literal["shared", "zero"] = _TABLE_FIELDS["unadmitted"]
 
 
 class TierConfig(Config):

@@ -9,15 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
+from adaptive.config import KeyRules
 from adaptive.data.reading_progress import PartRead
 from adaptive.errors import InputError
 
 NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
+NO_KEY_RULES: Mapping[str, KeyRules] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Feature:
-    """A categorical feature, with ids in [0, num_embeddings)."""
+    """A categorical feature, with ids in [0, num_embeddings), or keys of a table with so many rows."""
 
     name: str
     num_embeddings: int
@@ -34,6 +36,7 @@ class DataShape:
     dense_names: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     widths: Mapping[str, int] = field(default_factory=dict)
+    key_rules: Mapping[str, KeyRules] = field(default_factory=dict)
 
 
 class Dataset(ABC):
@@ -59,6 +62,10 @@ class Dataset(ABC):
 
     widths: Mapping[str, int] = NO_WIDTHS
     """Table -> width of its rows, for tables whose width the schema gives. The model's settings take precedence."""
+
+    key_rules: Mapping[str, KeyRules] = NO_KEY_RULES
+    """Table -> how keys get and lose rows, for tables whose ids are 64-bit keys. If they expire by time, batches have
+    `Batch.extras["timestamp"]`, in seconds."""
 
     epochs_differ: bool = False
     """True if epochs differ in their samples, not only in their order."""
@@ -99,9 +106,15 @@ def tables_of(dataset: Dataset | DataShape) -> tuple[str, ...]:
 
 def shape_of(dataset: Dataset) -> DataShape:
     """Return the facts about a data set that a model depends on."""
-    tables, widths = tables_of(dataset), dict(dataset.widths)
     return DataShape(
-        dataset.features, dataset.num_dense, tables, dataset.steps, dataset.dense_names, dataset.labels, widths
+        dataset.features,
+        dataset.num_dense,
+        tables_of(dataset),
+        dataset.steps,
+        dataset.dense_names,
+        dataset.labels,
+        dict(dataset.widths),
+        dict(dataset.key_rules),
     )
 
 
@@ -120,7 +133,7 @@ class _Reordered(Dataset):
         self.features = tuple(dataset.features[position] for position in order)
         self.tables = tuple(tables_of(dataset)[position] for position in order)
         self.num_dense, self.dense_names, self.labels = dataset.num_dense, dataset.dense_names, dataset.labels
-        self.widths = dataset.widths
+        self.widths, self.key_rules = dataset.widths, dataset.key_rules
         self._dataset, self._order = dataset, order.tolist()
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:

@@ -220,12 +220,14 @@ def build_tables(
 def _tables(dataset: Dataset | DataShape, embedding_dim: int, widths: Mapping[str, int]) -> tuple[TableConfig, ...]:
     names = tables_of(dataset)
     features = {name: [f for f, n in zip(dataset.features, names, strict=True) if n == name] for name in names}
+    keys: dict[str, Any] = {name: {"keys": "int64", **dict(rules)} for name, rules in dataset.key_rules.items()}
     return tuple(
         TableConfig(
             name=name,
             num_embeddings=members[0].num_embeddings,
             embedding_dim=widths.get(name, embedding_dim),
             features=tuple(member.name for member in members),
+            **keys.get(name, {}),
         )
         for name, members in features.items()
     )

@@ -23,6 +23,9 @@ def assert_same_batches(found: Iterable[Batch], wanted: Iterable[Batch], *, plac
     for batch, twin in zip(found, wanted, strict=True):
         for name in ("dense", "ids", "offsets", "labels"):
             np.testing.assert_array_equal(getattr(batch, name), getattr(twin, name), err_msg=name, strict=True)
+        assert list(batch.extras) == list(twin.extras)
+        for name, values in twin.extras.items():
+            np.testing.assert_array_equal(batch.extras[name], values, err_msg=name, strict=True)
         origins = [
             None if one.origin is None else [*map(one.origin.where, range(one.num_samples))] for one in (batch, twin)
         ]

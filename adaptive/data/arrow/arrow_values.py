@@ -109,6 +109,9 @@ def find_type_problem(column: Column, kind: Any) -> str:
         item = kind.value_type
     wanted = column.item if is_bag else column.kind
     (sorts, words), sort = _KINDS[wanted], sort_of(item)
+    if sort == FLOAT and column.is_key and wanted == text.KEY_INTEGER:
+        advice = "Store it as integers or texts: floats merge ids from 2^53 on. With gaps: nullable integers."
+        return f"column {column.name!r}: expected integers for keys, got {kind}. {advice}"
     if sort in sorts:
         return ""
     advice = {

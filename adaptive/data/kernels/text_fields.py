@@ -57,7 +57,7 @@ def parse_key(data: Bytes, first: int) -> tuple[int, int]:
     digit = _DIGITS[data[p]]
     while digit < 10:
         if p - start == 19:  # only a 20th digit may overflow
-            fits = key <= (np.uint64(_MAX_WORD) - np.uint64(digit)) // _TEN
+            fits = bool(key <= (np.uint64(_MAX_WORD) - np.uint64(digit)) // _TEN)
         key = key * _TEN + np.uint64(digit)
         p += 1
         digit = _DIGITS[data[p]]

@@ -12,8 +12,9 @@ epochs cost nothing. The folder has:
 
 Letters: n samples of a block, D dense inputs, F features. Each section of a block begins at a multiple of 64 bytes:
 labels float32 (n,), one label after another; dense float32 (n, D); if origins are known, file uint32 (n,) and line
-int64 (n,); then for each feature its ids, in the smallest unsigned type that holds the table's last row. Ids are (n,)
-if every sample has one lookup. Otherwise they follow uint32 (n,), the end of each sample's lookups.
+int64 (n,); if keys expire by time, times float64 (n,); then for each feature its ids, in the smallest unsigned type
+that holds the table's last row, or int64 keys. Ids are (n,) if every sample has one lookup. Otherwise they follow
+uint32 (n,), the end of each sample's lookups.
 """
 
 import os
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from adaptive.batch import Batch, Origin, concatenate
-from adaptive.config import Config
+from adaptive.config import Config, KeyRules
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, Feature
 from adaptive.data.kernels.checksum import checksum
@@ -84,6 +85,8 @@ class Manifest(Config):
     widths: dict[str, Annotated[int, Field(ge=1, le=4096)]] = Field(
         default_factory=dict, description="table -> width of its rows, where the schema gave one"
     )
+    key_rules: dict[str, KeyRules] = Field(default_factory=dict, description="table -> rules of its 64-bit keys")
+    has_times: bool = Field(default=False, description="samples have times")
     files: tuple[str, ...] | None = Field(description="names of files for the origin of samples; null: not known")
     train: StoredPart
     evaluation: StoredPart | None
@@ -135,6 +138,7 @@ class BlockLayout:
     labels: Section
     dense: Section
     origin: tuple[Section, Section] | None
+    times: Section | None
     ends: tuple[Section | None, ...]
     ids: tuple[Section, ...]
     size: int
@@ -153,11 +157,13 @@ class BlockLayout:
         labels = section("<f4", samples * max(len(manifest.labels), 1))  # label by label
         dense = section("<f4", samples * manifest.num_dense)
         origin = (section("<u4", samples), section("<i8", samples)) if manifest.files is not None else None
+        times = section("<f8", samples) if manifest.has_times else None
         ends, ids = list[Section | None](), []
         for feature, count in zip(manifest.features, lookups.tolist(), strict=True):
             ends.append(None if count == SINGLE else section("<u4", samples))
-            ids.append(section(id_type(feature.rows).newbyteorder("<"), samples if count == SINGLE else count))
-        return cls(labels, dense, origin, tuple(ends), tuple(ids), at)
+            kind = np.dtype("i8") if feature.table in manifest.key_rules else id_type(feature.rows)
+            ids.append(section(kind.newbyteorder("<"), samples if count == SINGLE else count))
+        return cls(labels, dense, origin, times, tuple(ends), tuple(ids), at)
 
 
 def open_prepared(path: str, options: DataOptions, run_dir: Path | None) -> "Prepared":
@@ -178,6 +184,7 @@ class Prepared(Dataset):
         self.tables = tuple(feature.table for feature in self._manifest.features)
         self.num_dense, self.steps = self._manifest.num_dense, self._manifest.steps
         self.labels, self.widths = self._manifest.labels, self._manifest.widths
+        self.key_rules = self._manifest.key_rules
         self._shuffle_buffer, self._seed = options.shuffle_buffer, options.seed
         self._train = _Part(folder, "train", self._manifest, self._manifest.train)
         stored = self._manifest.evaluation
@@ -269,6 +276,9 @@ class _Part:
             origin = Origin(self._manifest.files, file_index.astype(np.int32), lines.astype(np.int64))
         ids, offsets = _lookups(layout, data, first, stop)
         labels = layout.labels.of(data).reshape(-1, int(entry[ROWS]))[:, first:stop].copy()
+        extras: dict[str, NDArray[Any]] = dict(zip(self._manifest.labels[1:], labels[1:], strict=True))
+        if layout.times is not None:
+            extras["timestamp"] = layout.times.of(data)[first:stop].copy()
         return Batch(
             dense=layout.dense.of(data).reshape(-1, width)[first:stop].copy()
             if width
@@ -277,7 +287,7 @@ class _Part:
             offsets=offsets,
             labels=labels[0],
             origin=origin,
-            extras=dict(zip(self._manifest.labels[1:], labels[1:], strict=True)),
+            extras=extras,
         ).mark_unshared()
 
     def _check_bags(self, number: int, data: NDArray[np.uint8], layout: BlockLayout) -> None:

@@ -108,6 +108,8 @@ class _Writer:
             steps=dataset.steps,
             labels=dataset.labels,
             widths=dict(dataset.widths),
+            key_rules=dict(dataset.key_rules),
+            has_times="timestamp" in first.extras,
             files=first.origin.files if first.origin is not None else None,
             train=nothing,
             evaluation=None,
@@ -180,6 +182,8 @@ class _Writer:
                 )
             layout.origin[0].of(block)[:] = batch.origin.file_index
             layout.origin[1].of(block)[:] = batch.origin.lines
+        if layout.times is not None:
+            layout.times.of(block)[:] = batch.extras["timestamp"]
         for feature in range(features):
             section = layout.ends[feature]
             if section is not None:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from adaptive.errors import InputError, shown_id
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+
+MISSING_KEY: Final = 0xCBF29CE484222325 - 2**64  # FNV-1a of no bytes, the key of the empty text
 
 
 class RowMap(ABC):
@@ -66,6 +69,22 @@ class Direct(RowMap):
         missing_row = self.num_rows + self.has_unknown
         first, count = kernels.direct_rows(keys, present, self.num_rows, missing_row, self.num_rows, out)
         return int(first), int(count)
+
+
+@dataclass(frozen=True)
+class Keyed(RowMap):
+    """Keys as they are, for a table that gives them rows; a missing id has the key of the empty text."""
+
+    capacity: int
+
+    @property
+    def num_embeddings(self) -> int:
+        return self.capacity
+
+    def fill(self, keys: Ids, present: Flags, out: Ids) -> tuple[int, int]:
+        np.copyto(out, keys)
+        out[~present] = MISSING_KEY
+        return -1, 0
 
 
 class Fitted(RowMap):
@@ -129,6 +148,7 @@ class Batcher:
         files: names for `Origin`.
         is_log: (D,) dense columns, including additional labels, to scale by log(1 + max(x, 0)).
         labels: the additional labels.
+        has_times: pass times on as `Batch.extras["timestamp"]`, in seconds.
     """
 
     def __init__(
@@ -137,8 +157,10 @@ class Batcher:
         features: tuple[FeatureSource, ...],
         is_log: Flags,
         labels: tuple[LabelSource, ...] = (),
+        *,
+        has_times: bool = False,
     ) -> None:
-        self._labels = labels
+        self._labels, self._has_times = labels, has_times
         label_slots = {label.slot for label in labels}
         self._inputs = [slot for slot in range(len(is_log)) if slot not in label_slots]  # the dense inputs
         self._files = files
@@ -157,7 +179,11 @@ class Batcher:
         """
         n, columns = block.num_rows, block.columns
         origin = Origin(self._files, block.file_index[:n], columns.lines[:n])
-        extras = {label.name: label.values(columns.dense[:n, label.slot], origin) for label in self._labels}
+        extras: dict[str, NDArray[Any]] = {
+            label.name: label.values(columns.dense[:n, label.slot], origin) for label in self._labels
+        }
+        if self._has_times:
+            extras["timestamp"] = columns.times[:n].copy()
         dense = columns.dense[:n] if not self._labels else columns.dense[:n].take(self._inputs, axis=1)
         kernels.finish_dense(dense, self._is_log if not self._labels else self._is_log[self._inputs])
         if self._has_bags:

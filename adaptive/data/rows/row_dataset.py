@@ -11,10 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
+from adaptive.config import KeyRules
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, Feature, require_batches
 from adaptive.data.reading_progress import PartRead
-from adaptive.data.rows.batcher import Batcher, Direct, FeatureSource, Fitted, Hashed, LabelSource, RowMap, bag_column
+from adaptive.data.rows.batcher import (
+    Batcher,
+    Direct,
+    FeatureSource,
+    Fitted,
+    Hashed,
+    Keyed,
+    LabelSource,
+    RowMap,
+    bag_column,
+)
 from adaptive.data.rows.row_source import Block, RowSource
 from adaptive.data.rows.split import (
     Split,
@@ -46,11 +57,12 @@ _COUNTED_BYTES = 1 << 26  # on disk; rows of files up to this size are counted o
 
 @dataclass(frozen=True)
 class RowRule:
-    """The mapping of categories to rows; `size`: rows, or minimum count of a vocabulary."""
+    """The mapping of categories to rows; `size`: rows, for keys at most, or minimum count of a vocabulary."""
 
-    kind: Literal["direct", "hashed", "fitted"]
+    kind: Literal["direct", "hashed", "fitted", "keyed"]
     size: int
     has_missing: bool = True  # direct only: True if there is a row for missing ids
+    keys: KeyRules | None = None  # keyed only
 
     @classmethod
     def of(cls, options: DataOptions) -> "RowRule":
@@ -81,6 +93,7 @@ class RowPlan:
         labels: names of all labels, if there are several.
         more_labels: the sources of all but the first.
         widths: see `Dataset`.
+        has_times: True if batches have times.
     """
 
     features: tuple[FeaturePlan, ...]
@@ -90,6 +103,7 @@ class RowPlan:
     labels: tuple[str, ...] = ()
     more_labels: tuple[LabelSource, ...] = ()
     widths: Mapping[str, int] = field(default_factory=dict)
+    has_times: bool = False
 
 
 class Opened(NamedTuple):
@@ -134,8 +148,11 @@ class RowDataset(Dataset):
         self.tables = tuple(feature.table for feature in features)
         self.num_dense, self.dense_names = len(plan.is_log) - len(plan.more_labels), source.formats[0].dense_names
         self.labels, self.widths = plan.labels, dict(plan.widths)
+        self.key_rules = {feature.table: feature.rule.keys for feature in plan.features if feature.rule.keys}
         self._source, self._parts, self._options, self._identity = source, parts, options, identity
-        self._batcher = Batcher(source.names(), tuple(features), plan.is_log, plan.more_labels)
+        self._batcher = Batcher(
+            source.names(), tuple(features), plan.is_log, plan.more_labels, has_times=plan.has_times
+        )
         self._num_train = parts.num_train
         self._part_read: PartRead | None = None
 
@@ -252,7 +269,7 @@ def _table_rules(features: Sequence[FeaturePlan]) -> dict[str, RowRule]:
             raise ConfigError(
                 f"table {feature.table!r}: expected one mapping of ids for all its features, got {rule} and, for "
                 f"feature {feature.name!r}, {feature.rule}. Give features that share a table the same num_embeddings, "
-                "hash_rows, vocabulary, min_count and missing."
+                "hash_rows, vocabulary, min_count, missing, and settings of keys."
             )
     return rules
 
@@ -260,6 +277,8 @@ def _table_rules(features: Sequence[FeaturePlan]) -> dict[str, RowRule]:
 def _row_map(table: str, rule: RowRule, vocabularies: dict[str, Vocabulary], options: DataOptions) -> RowMap:
     if rule.kind == "direct":
         return Direct(rule.size, has_unknown=options.out_of_range == "oov", has_missing=rule.has_missing)
+    if rule.kind == "keyed":
+        return Keyed(rule.size)
     return Hashed(rule.size) if rule.kind == "hashed" else Fitted(vocabularies[table])
 
 

@@ -44,6 +44,7 @@ class Column:
     inner: str = ""  # separator inside a bag
     required: bool = False
     is_label: bool = False  # an additional label, read as a dense column
+    is_key: bool = False  # a category whose values, taken as they are, identify rows
 
     @property
     def sort(self) -> str:

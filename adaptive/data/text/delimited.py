@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from adaptive.config import KeyRules
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
 from adaptive.data.kernels import text as kernels
@@ -23,6 +24,7 @@ from adaptive.data.text.user_items import open_pairs
 from adaptive.errors import ConfigError, InputError, suggestion
 
 MOST_COLUMNS = 10_000
+NO_DATA = {"width", "capacity", *KeyRules.model_fields}  # settings of a category that change no sample
 _CATEGORY_KINDS = {"hex": kernels.KEY_HEX, "int": kernels.KEY_INTEGER, "string": kernels.KEY_TEXT}
 
 
@@ -89,13 +91,14 @@ def describe(
         is_log[[form.slot(name) for name in _matching(dense.columns, names)]] = dense.transform == "log"
     identity = {
         "format": "delimited",
-        "schema": schema.model_dump(mode="json", exclude={"categorical": {"__all__": {"width"}}}),  # no data
+        "schema": schema.model_dump(mode="json", exclude={"categorical": {"__all__": NO_DATA}}),
         "rows": {feature.name: f"{feature.rule.kind} {feature.rule.size}" for feature in features},
     }
     further = tuple(LabelSource(item.column, form.slot(item.column), item.threshold) for item in schema.more_labels)
     labels = (label.column, *(item.name for item in further)) if label is not None and further else ()
     cut = parse_time_split(options, schema.time.kind if schema.time is not None else None)
-    return form, RowPlan(features, is_log, cut, identity, labels, further, _widths(grouped, options))
+    has_times = any(isinstance(group.expire, str) for group in schema.categorical)
+    return form, RowPlan(features, is_log, cut, identity, labels, further, _widths(grouped, options), has_times)
 
 
 def _widths(grouped: Sequence[tuple[Categorical, str]], options: DataOptions) -> dict[str, int]:
@@ -119,6 +122,8 @@ def _rule(group: Categorical, options: DataOptions, *, is_bag: bool) -> RowRule:
         return RowRule("direct", group.num_embeddings, group.missing == "row" and not is_bag)
     if group.hash_rows is not None:
         return RowRule("hashed", group.hash_rows)
+    if group.capacity is not None:
+        return RowRule("keyed", group.capacity, keys=group.key_rules)
     changed = {"vocabulary": group.vocabulary, "min_count": group.min_count}
     return RowRule.of(options.model_copy(update={name: value for name, value in changed.items() if value is not None}))
 
@@ -179,9 +184,9 @@ def _wanted(schema: DelimitedSchema) -> Iterator[_Wanted]:
         kind = kernels.DENSE_INTEGER if dense.kind == "int" else kernels.DENSE_FLOAT
         yield _Wanted(f"dense.{number}.columns", dense.columns, Column("", kind))
     for number, group in enumerate(schema.categorical):
-        column = Column("", _CATEGORY_KINDS[group.kind], required=group.missing == "reject")
+        column = Column("", _CATEGORY_KINDS[group.kind], required=group.missing == "reject", is_key=bool(group.keys))
         if group.inner_separator is not None:
-            column = Column("", kernels.KEY_BAG, item=column.kind, inner=group.inner_separator)
+            column = replace(column, kind=kernels.KEY_BAG, item=column.kind, inner=group.inner_separator)
         yield _Wanted(f"categorical.{number}.columns", group.columns, column, may_be_list=True)
 
 
@@ -207,7 +212,7 @@ def _uses(schema: DelimitedSchema, names: Sequence[str], lists: Container[str]) 
                     if column.required:
                         problems.append(f"{key}: expected missing = 'row' for lists in {name!r}, got 'reject'")
                     if column.sort != "bags":
-                        uses[name] = Column(name, kernels.KEY_BAG, item=column.kind)
+                        uses[name] = Column(name, kernels.KEY_BAG, item=column.kind, is_key=column.is_key)
     if problems:
         raise ConfigError(
             "The schema does not fit the file. Correct these keys:\n  " + "\n  ".join(problems) + "\n"

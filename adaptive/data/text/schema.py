@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from adaptive.config import Config, explain
+from adaptive.config import MOST_KEYS, Config, Expiry, KeyRules, explain
 from adaptive.errors import ConfigError
 from adaptive.storage.presets import load_toml
 
@@ -68,6 +68,12 @@ class Categorical(Config):
     )
     hash_rows: int | None = Field(default=None, ge=1, lt=2**32, description="rows into which ids are hashed")
     vocabulary: bool | None = Field(default=None, description="rows by fitted vocabulary; false: hash")
+    keys: bool | None = Field(default=None, description="ids are 64-bit keys, which get rows as they appear")
+    capacity: int | None = Field(default=None, ge=1, le=MOST_KEYS, description="rows for keys")
+    admit: int | None = Field(default=None, ge=1, le=255, description="lookups after which a key gets a row")
+    expire: Expiry = Field(default=None, description="batches, or time (14d) by [time], after which a key expires")
+    when_full: Literal["evict", "refuse", "error"] | None = Field(default=None, description="if all rows are taken")
+    unadmitted: Literal["shared", "zero"] | None = Field(default=None, description="what keys without a row read")
     min_count: int | None = Field(default=None, ge=1, description="number of occurrences an id needs to get a row")
     inner_separator: Separator | None = Field(default=None, description="between the values of a bag")
     table: str | None = Field(default=None, description="table, if shared; default: one per column")
@@ -80,20 +86,35 @@ class Categorical(Config):
 
     @model_validator(mode="after")
     def _one_mapping(self) -> Self:
-        mappings = [name for name in ("num_embeddings", "hash_rows", "vocabulary") if getattr(self, name)]
+        mappings = [name for name in ("num_embeddings", "hash_rows", "vocabulary", "keys") if getattr(self, name)]
         if len(mappings) > 1:
-            raise ValueError(f"expected one of num_embeddings, hash_rows and vocabulary, got {' and '.join(mappings)}")
+            raise ValueError(
+                f"expected one of num_embeddings, hash_rows, vocabulary and keys, got {' and '.join(mappings)}"
+            )
+        of_keys = [name for name in ("capacity", *KeyRules.model_fields) if getattr(self, name) is not None]
+        if of_keys and not self.keys:
+            raise ValueError(f"expected keys = true with {' and '.join(of_keys)}, got none")
+        if self.keys and self.capacity is None:
+            raise ValueError(
+                "expected capacity = ROWS with keys = true, the maximum number of keys with a row, got none"
+            )
         if self.num_embeddings is not None and self.kind == "string":
             raise ValueError("expected kind = 'int' or 'hex' with num_embeddings, got 'string'")
-        if self.min_count is not None and (self.num_embeddings is not None or self.hash_rows is not None):
+        if self.min_count is not None and mappings not in ([], ["vocabulary"]):
             raise ValueError(f"expected min_count only with vocabulary = true, got it with {mappings[0]}")
         if self.missing == "reject" and self.inner_separator is not None:
             raise ValueError("expected missing = 'row' for a bag, which may be empty, got 'reject'")
         return self
 
+    @property
+    def key_rules(self) -> KeyRules | None:
+        """The rules of keys; None if ids are not keys."""
+        values = {name: getattr(self, name) for name in KeyRules.model_fields}
+        return KeyRules(**{name: value for name, value in values.items() if value is not None}) if self.keys else None
+
 
 class Time(Config):
-    """The column that `data.time_split` compares; a line without a time is bad."""
+    """The column that `data.time_split` compares and `expire` counts by; a line without a time is bad."""
 
     column: str
     kind: Literal["number", "iso"] = Field(default="number", description="iso: YYYY-MM-DD[ T]HH:MM:SS[.f][Z or +HH:MM]")
@@ -125,6 +146,9 @@ class DelimitedSchema(Config):
             raise ValueError(f"expected quote and separator to differ, got {self.quote!r} for both")
         if self.more_labels and self.label is None:
             raise ValueError("expected [label], the first label, before [[more_labels]], got none")
+        by_time = [group.expire for group in self.categorical if isinstance(group.expire, str)]
+        if by_time and self.time is None:
+            raise ValueError(f"expected [time] with expire = {by_time[0]!r}, got none; or give a number of batches")
         inner = [group.inner_separator for group in self.categorical if group.inner_separator]
         if self.separator in inner or self.quote in inner:
             raise ValueError(f"expected inner_separator to differ from separator and quote, got {inner}")

@@ -128,8 +128,8 @@ def bad_id(group: Group, batch: Batch, position: int) -> InputError:
     where = f" ({batch.origin.where(sample)})" if batch.origin is not None else ""
     return InputError(
         f"feature {feature.name}, sample {sample}{where}, position {position - int(batch.offsets[bag])}: expected ids "
-        f"0 to {table.num_embeddings - 1} of table {table.name}, got {shown_id(int(batch.ids[position]))}. Correct the data, enlarge "
-        f"the table, or let the reader map such ids to one extra row (oov)."
+        f"0 to {table.num_embeddings - 1} of table {table.name}, got {shown_id(int(batch.ids[position]))}. Correct the "
+        "data, enlarge the table, or let the reader map such ids to one extra row (oov)."
     )
 
 

@@ -329,7 +329,8 @@ def _all_for_evaluation(config: TrainConfig, spec: str, may_lack_labels: bool) -
 
 def _check_shape(run: LoadedRun, shape: DataShape) -> None:
     trained = run.shape
-    shape = replace(shape, labels=trained.labels, widths=trained.widths)  # samples can be scored without them
+    # samples can be scored without them
+    shape = replace(shape, labels=trained.labels, widths=trained.widths, key_rules=trained.key_rules)
     if not (shape.dense_names and trained.dense_names):  # not every format names its dense inputs
         shape = replace(shape, dense_names=trained.dense_names)
     if shape != trained:

@@ -123,8 +123,8 @@ def test_an_id_out_of_range_stops_and_is_named(tmp_path, feature, bad):
     data = opened(tmp_path, DIRECT, f"l,a,b\n1,6,0\n0,{values['a']},{values['b']}\n")
     with pytest.raises(
         InputError,
-        match=rf"data\.csv:3: expected an id from 0 to 6 for {feature}, got {re.escape(shown_id(bad))} \(sample 1 of the batch\).*"
-        "--set data.out_of_range=oov",
+        match=rf"data\.csv:3: expected an id from 0 to 6 for {feature}, got {re.escape(shown_id(bad))} \(sample 1 of "
+        "the batch\\).*--set data.out_of_range=oov",
     ):
         list(data.train(10))
 
