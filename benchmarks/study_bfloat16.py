@@ -1,0 +1,88 @@
+"""Quality of rows in bfloat16, with stochastic and nearest rounding, against float32: AUC over seeds.
+
+    python -m benchmarks.study_bfloat16 --runs FILE [--seeds 5] [--only NAME]    train what is missing in the file
+    python -m benchmarks.study_bfloat16 --runs FILE --report                     print the table
+
+The built-in streams and the real sets of `study_sets` (ADAPTIVE_DATA), with their settings. A difference is that of two
+runs with one seed: they begin with the same values, rounded or not, and see the same samples.
+"""
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from benchmarks.harness import Table
+from benchmarks.study_cells import ROW_OPTIMIZERS, Setting, Way, stream
+from benchmarks.study_runs import Runs, train
+from benchmarks.study_sets import LARGE, is_there
+
+FORMATS: Final = {
+    "float32": {"row_dtype": "float32"},
+    "stochastic": {"row_dtype": "bfloat16"},
+    "nearest": {"row_dtype": "bfloat16", "row_rounding": "nearest"},
+}
+MODEL: Final = {"embedding_dim": 16, "bottom_mlp": "32-16", "top_mlp": "64-32-1"}
+
+
+def settings() -> tuple[Setting, ...]:
+    """Two built-in streams under two row optimizers, and all real sets that are there."""
+    streams = tuple(
+        stream(kind, 400_000, evaluated=100_000, name=f", {rows}", model_options=MODEL, optimizer=ROW_OPTIMIZERS[rows])
+        for kind in ("easy", "hard")
+        for rows in ("rowwise_adagrad", "sgd")
+    )
+    return (*streams, *(setting for setting in LARGE if is_there(setting)))
+
+
+def way(setting: Setting, name: str) -> Way:
+    return Way(
+        name, "lfu", config={"skip": None, "model_options": {**setting.config["model_options"], **FORMATS[name]}}
+    )
+
+
+def train_missing(runs: Runs, seeds: int, only: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(seeds):
+            for setting in settings():
+                for name in FORMATS:
+                    if only in setting.name and runs.get(setting, way(setting, name), seed) is None:
+                        (run,) = train(setting, way(setting, name), seed, folder=Path(folder))
+                        runs.add(run)
+                        print(run.key, run.summary.get("auc"), run.error or "", flush=True)
+
+
+def report(runs: Runs, seeds: int) -> Table:
+    """Mean differences of AUC to float32, with their standard errors."""
+    table = Table("AUC of rows in bfloat16 less that of float32", ["data", "seeds", "float32", *list(FORMATS)[1:]])
+    for setting in settings():
+        by_format = {name: [runs.get(setting, way(setting, name), seed) for seed in range(seeds)] for name in FORMATS}
+        whole = [seed for seed in range(seeds) if all(by_format[name][seed] is not None for name in FORMATS)]
+        if not whole:
+            continue
+        auc = {name: [by_format[name][seed].summary["auc"] for seed in whole] for name in FORMATS}  # type: ignore[union-attr]
+        cells = []
+        for name in list(FORMATS)[1:]:
+            differences = [other - base for other, base in zip(auc[name], auc["float32"], strict=True)]
+            error = statistics.stdev(differences) / len(whole) ** 0.5 if len(whole) > 1 else float("nan")
+            cells.append(f"{statistics.mean(differences):+.5f} ± {error:.5f}")
+        table.add(setting.name, len(whole), f"{statistics.mean(auc['float32']):.4f}", *cells)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--only", default="", help="settings whose name contains this")
+    parser.add_argument("--report", action="store_true")
+    options = parser.parse_args()
+    runs = Runs(options.runs)
+    if not options.report:
+        train_missing(runs, options.seeds, options.only)
+    print(report(runs, options.seeds).markdown())
+
+
+if __name__ == "__main__":
+    main()
