@@ -16,7 +16,7 @@ from support.thread_ranks import on_ranks
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.errors import CheckpointError, ConfigError, InputError
+from adaptive.errors import CheckpointError, InputError
 from adaptive.kernels.vector.bfloat16 import narrow, widen
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policies.lru import LRU
@@ -46,7 +46,10 @@ def test_training_is_that_of_the_twin_in_any_tiers(optimizer: RowOptimizer, tmp_
     assert changed == ["a", "b", "c"]
     cases = [(LRU, {"device_rows": "100%"}, 0), (LFU, {}, 3), (LFUOnHost, {"device_rows": "20%"}, 2),
              (Scattered, {"host": f"mmap:{tmp_path}"}, 2),
-             (LFUOnHost, {"host": f"mmap:{tmp_path}", "device_rows": "10%"}, 4)]  # fmt: skip
+             (LFUOnHost, {"host": f"mmap:{tmp_path}", "device_rows": "10%"}, 4),
+             (LFU, {"device": "cpu-torch", "transfer": "staged"}, 2),
+             (LFUOnHost, {"device": "cpu-torch", "transfer": "direct", "device_rows": "30%"}, 3),
+             (Scattered, {"device": "cpu-torch", "host": f"mmap:{tmp_path}"}, 0)]  # fmt: skip
     for policy, tier, depth in cases:
         train(build(policy, optimizer, **tier), TABLES, BATCHES, depth).assert_equals(expected)
 
@@ -87,9 +90,9 @@ def resumed(first: TieredEmbeddingBag, second: TieredEmbeddingBag, stop: int, *,
 def test_a_resumed_training_rounds_as_one_that_was_not_stopped(optimizer: RowOptimizer, by_torch: bool) -> None:
     """Keys count batches, and the checkpoint has their number."""
     expected = train(build(LRU, optimizer), TABLES, BATCHES, 2)
-    resumed(build(LFU, optimizer), build(LFUOnHost, optimizer, device_rows="30%"), 6, by_torch=by_torch).assert_equals(
-        expected
-    )
+    device = "cpu-torch" if by_torch else "cpu"
+    loading = build(LFUOnHost, optimizer, device_rows="30%", device=device)
+    resumed(build(LFU, optimizer, device=device), loading, 6, by_torch=by_torch).assert_equals(expected)
 
 
 class Defer(LFU):
@@ -106,7 +109,9 @@ def test_deferred_updates_round_when_they_are_applied() -> None:
     skip = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, feedback_delay=5)
     expected = train(build(Defer, device_rows="100%", skip=skip), TABLES, BATCHES, 0)
     assert not np.array_equal(expected.weights["a"], train(build(), TABLES, BATCHES, 0).weights["a"])
-    train(build(DeferOnHost, device_rows="20%", skip=skip), TABLES, BATCHES, 4).assert_equals(expected)
+    for device in ("cpu", "cpu-torch"):
+        more = {"skip": skip, "device": device}
+        train(build(DeferOnHost, device_rows="20%", **more), TABLES, BATCHES, 4).assert_equals(expected)
     resumed(build(Defer, skip=skip), build(Defer, skip=skip), 7, by_torch=True).assert_equals(expected)
 
 
@@ -189,8 +194,3 @@ def test_ranks_give_the_same_bits(wire: str) -> None:
     for halves, (*_, whole) in zip(sent[2], floats, strict=True):
         assert 2 * halves.vectors == whole.vectors
         assert halves.gradients == whole.gradients // (2 if wire == "bf16" else 1)
-
-
-def test_a_gpu_tier_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"table 'a': expected dtype float32.*tier\.device=cpu"):
-        build(device="cpu-torch")

@@ -33,12 +33,13 @@ from adaptive.kernels.rows.gpu.sums import HOT_COLUMNS, HOT_DEPTH, hot_kernel
 from adaptive.kernels.rows.gpu.update import update_kernel
 
 TYPES = {
-    "*i64": "locations row_locations bag_starts segments to_rows source_rows slots rows table_starts table_keys",
+    "*i64": "locations row_locations bag_starts segments to_rows source_rows slots rows table_starts table_keys keys",
     "*i32": "inverse bag_vectors vectors hot",
     "*u8": "has_snapshot pending",
     "fp32": "learning_rate epsilon decay1 decay2 decay_factor",
 }
-Form = tuple[Any, dict[str, Any]]  # kernel, constants
+ROWS = "weights host_weights to source"  # float32, or the bits of bfloat16
+Form = tuple[Any, dict[str, Any]]  # kernel, constants; "half": rows are bfloat16
 
 # Fused, flushing small numbers to zero, or not correctly rounded.
 INEXACT = re.compile(r"^.*\b(?:(?:fma|mad)\.\S*f(?:32|64)|\S+\.ftz\S*|\S+\.approx\S*|div\.full\S*).*$", re.M)
@@ -47,6 +48,7 @@ INEXACT = re.compile(r"^.*\b(?:(?:fma|mad)\.\S*f(?:32|64)|\S+\.ftz\S*|\S+\.appro
 def signature(kernel: Any, constants: dict[str, Any]) -> dict[str, str]:
     """Triton's type of every argument."""
     types = {name: kind for kind, names in TYPES.items() for name in names.split()}
+    types |= dict.fromkeys(ROWS.split(), "*i16") if constants.get("half") else {}
     types |= dict.fromkeys(constants, "constexpr")
     types["entries"] = "*i32" if kernel is drift_kernel else "*i64"
     return {name: types.get(name, "i32" if name.startswith("num_") else "*fp32") for name in kernel.arg_names}
@@ -54,8 +56,9 @@ def signature(kernel: Any, constants: dict[str, Any]) -> dict[str, str]:
 
 def examine(kernel: Any, capability: int, options: dict[str, Any], constants: dict[str, Any]) -> Any:
     types = signature(kernel, constants)
+    known = {name: value for name, value in constants.items() if name != "half"}
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types.values()) if kind.startswith("*")}
-    source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned)
+    source = ASTSource(fn=kernel, signature=types, constexprs=known, attrs=aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     inexact = [line.strip() for line in INEXACT.findall(compiled.asm["ptx"])]
     registers, spilled = usage(compiled.asm["cubin"])
@@ -112,7 +115,8 @@ def row_forms(width: int) -> Iterator[Form]:
         yield pool_kernel, pooling | {"HOST": host, "SCALED": scaled, "SINGLE": single, "IN_ORDER": in_order}
     for (kind, state), scaled in product(states(width).items(), flags):
         for summed in flags if kind != steps.SGD_ else (False,):
-            yield update_kernel, shape | {"KIND": kind, "STATE": state, "SCALED": scaled, "SUMMED": summed}
+            form = {"KIND": kind, "STATE": state, "SCALED": scaled, "SUMMED": summed}
+            yield update_kernel, shape | form | {"STOCHASTIC": False}
     for scaled in flags:
         columns = min(HOT_COLUMNS, tile_of(width).block)
         yield hot_kernel, {"WIDTH": width, "COLUMNS": columns, "DEPTH": HOT_DEPTH, "SCALED": scaled}
@@ -122,8 +126,24 @@ def row_forms(width: int) -> Iterator[Form]:
         yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": host}
     for state in states(width).values():
         yield copy_kernel, {"WIDTH": width, "STATE": state, **copy_tile(width, state)}
-    yield decay_kernel, shape
+    yield decay_kernel, shape | {"STOCHASTIC": False}
     yield initial_kernel, shape
+    yield from half_forms(width)
+
+
+def half_forms(width: int) -> Iterator[Form]:
+    """The kernels of rows in bfloat16."""
+    shape, half = shape_of(width), {"half": True}
+    pooling = shape_of(width, POOL_WARPS) | {"SCALED": False, "SINGLE": False, "IN_ORDER": False}
+    for flag in (False, True):
+        yield pool_kernel, pooling | half | {"HOST": flag}
+        yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": flag} | half
+        yield decay_kernel, shape | half | {"STOCHASTIC": flag}
+    for kind, state in states(width).items():
+        form = {"KIND": kind, "STATE": state, "SCALED": False, "SUMMED": False, "STOCHASTIC": True}
+        yield update_kernel, shape | half | form
+    yield copy_kernel, {"WIDTH": width, "STATE": 1, **copy_tile(width, 1)} | half
+    yield initial_kernel, shape | half
 
 
 def options_of(kernel: Any, width: int, constants: dict[str, Any]) -> dict[str, Any]:

@@ -111,8 +111,6 @@ def outline_engine(
     refuse_with_ranks(policy, ranks)
     groups = owned_groups(make_groups(tables, seed), ranks.rank, ranks.size)
     device = device_of_rank(tier.device, ranks)
-    if tier.device == "cpu-torch" or device.type != "cpu":
-        refuse_bfloat16_on_gpu(tables)
     policy_caller.begin(type(optimizer).__name__.lower())
     skip = skip if policy_caller.skips else None
     room = free_bytes(device)
@@ -170,16 +168,6 @@ def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:
             f"policy: expected one that leaves batches unchanged for {ranks.size} rank(s) with {ranks.blocks} blocks, "
             f"got {type(policy).__name__}, which arranges or drops inputs. Train it in a single process, or choose one "
             f"of {', '.join(_leaving_batches())}."
-        )
-
-
-def refuse_bfloat16_on_gpu(tables: Sequence[TableConfig]) -> None:
-    """Raise ConfigError for rows that kernels for a GPU cannot store yet."""
-    names = [table.name for table in tables if table.dtype == "bfloat16"]
-    if names:
-        raise ConfigError(
-            f"table {names[0]!r}: expected dtype float32 with a device tier on a GPU, got bfloat16. Set "
-            "tier.device=cpu or dtype=float32 (model.row_dtype=float32)."
         )
 
 

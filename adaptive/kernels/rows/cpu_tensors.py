@@ -7,6 +7,7 @@ numba's kernels check none: tests that leave out a wait must see an error, not a
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -67,11 +68,12 @@ def update(
     *,
     hot: Tensor,
     squares: Tensor | None = None,
+    keys: Tensor | None = None,
 ) -> None:
     """As `gpu.update.update`; `hot` is not used."""
     places, lookups = _below(len(weights), slots), _below(len(gradients), vectors)
     tables, count, width = (_array(weights), _array(state)), len(places), weights.shape[1]
-    rule = kind, np.array(settings, np.float32), _array(corrections), NO_KEYS, _array(norms)
+    rule = kind, np.array(settings, np.float32), _array(corrections), _keys(keys), _array(norms)
     scratch = empty_rows(1, width), empty_rows(1, width)
     if squares is not None:
         entries, sums = lookups.astype(np.int64), (_array(gradients), _array(squares))
@@ -84,9 +86,9 @@ def update(
     update_kernels.update_range(0, count, places, *sent, *tables, *none, *rule, *scratch)
 
 
-def decay(weights: Tensor, slots: Tensor, factor: float) -> None:
+def decay(weights: Tensor, slots: Tensor, factor: float, keys: Tensor | None = None) -> None:
     """As `gpu.decay.decay`."""
-    decay_kernels.decay(0, _below(len(weights), slots), np.float32(factor), NO_KEYS, _array(weights), 1)
+    decay_kernels.decay(0, _below(len(weights), slots), np.float32(factor), _keys(keys), _array(weights), 1)
 
 
 def accumulate(
@@ -155,8 +157,12 @@ def initial_rows(
 def _array(tensor: Tensor) -> Array:
     """Return the tensor's memory."""
     assert tensor.is_contiguous()
-    array: Array = tensor.detach().numpy()
+    array: Array = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
     return array
+
+
+def _keys(keys: Tensor | None) -> Array:
+    return NO_KEYS if keys is None else _array(keys).view(np.uint64)
 
 
 def _rows_or_none(rows: Tensor | None, like: Tensor) -> Array:

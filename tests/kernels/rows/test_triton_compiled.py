@@ -51,8 +51,9 @@ def test_no_operation_is_fused_flushed_or_approximate(tmp_path: Path, capability
     *reports, fused = printed("compile_triton.py", tmp_path, capability, "rows", *widths)
     assert fused["inexact"], "a fused operation would not be seen"
     assert [report for report in reports if report["inexact"] or report["spilled"] > 64] == []
-    # A program that pools bags of one lookup each has no more to load.
-    loading = [report for report in reports if report["width"] in (64, 128) and not report["constants"].get("SINGLE")]
+    # A program that pools bags of one lookup each has no more to load, and a load of bfloat16 brings twice the values.
+    others = [one for one in reports if not one["constants"].get("SINGLE") and not one["constants"].get("half")]
+    loading = [report for report in others if report["width"] in (64, 128)]
     assert {report["kernel"] for report in loading} >= LEAST_IN_FLIGHT.keys()
     least = LEAST_IN_FLIGHT | ({"accumulate_kernel": 9} if capability == 80 else {})
     assert [one for one in loading if one["in_flight"] < least.get(one["kernel"], 0)] == []

@@ -201,6 +201,7 @@ def test_initial_values_equal_the_twin(dim: int, sizes: list[int], seed: int, da
 @pytest.mark.parametrize("optimizer", [Adam(), RowwiseAdagrad(weight_decay=0.1)], ids=lambda o: type(o).__name__)
 def test_kernels_are_launched_once_when_tiers_are_made(optimizer: RowOptimizer) -> None:
     """Those that two threads would otherwise compile at once."""
+    (group,) = make_groups([TableConfig(name="t", num_embeddings=1, embedding_dim=16)], 0)
     launched = []
 
     def noted(name: str) -> Any:
@@ -212,6 +213,6 @@ def test_kernels_are_launched_once_when_tiers_are_made(optimizer: RowOptimizer) 
 
     kernels = RowKernels(**{field.name: noted(field.name) for field in fields(RowKernels)})
     with ready():
-        launch_once(kernels, DEVICE, 16, optimizer)
+        launch_once(kernels, DEVICE, group, optimizer)
     expected = ["initial_rows", "copy_rows", "pool", "pool", "update"]
     assert sorted(launched) == sorted([*expected, *(["decay"] if optimizer.decay_factor != 1 else [])])

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from adaptive.embeddings.planning.plan import Int64s
 from adaptive.embeddings.tiers.mover import Event, Mover, Shape, Stream
+from adaptive.kernels.vector.bfloat16 import BFLOAT16
 
 Bytes = tuple[int, int]  # of pinned memory on the host, of device memory
 Parts = Sequence[tuple[DTypeLike, Shape]]  # arrays in one block
@@ -41,7 +42,10 @@ TORCH_DTYPES = {
     np.dtype(np.int16): torch.int16,
     np.dtype(np.int8): torch.int8,
     np.dtype(np.uint8): torch.uint8,
+    np.dtype(np.uint16): torch.uint16,  # rows in bfloat16, which numpy does not have
 }
+
+ROW_DTYPES = {np.dtype(np.float32): torch.float32, BFLOAT16: torch.bfloat16}  # of slots, by the host's dtype
 
 
 class PinnedBlock:

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 
 from adaptive.config import TierConfig
+from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.sizing import Sizes, shrunk
+from adaptive.embeddings.tiers.gpu.buffers import ROW_DTYPES
 from adaptive.embeddings.tiers.gpu.device import TorchDevice
 from adaptive.embeddings.tiers.gpu.lookups import LONG_BAGS, MANY_LOOKUPS, DeviceSearcher
 from adaptive.embeddings.tiers.gpu.pinned import Pinned
@@ -85,7 +87,7 @@ def build_devices(
             for host, num_slots, pair in zip(hosts, sizes.slots, pairs, strict=True):
                 kernels = row_kernels(mover.device)
                 if mover.device.type == "cuda":
-                    launch_once(kernels, mover.device, host.group.embedding_dim, optimizer)
+                    launch_once(kernels, mover.device, host.group, optimizer)
                 transfer = _make_transfer(pair, policy, host, mover, kernels, optimizer)
                 searcher = _searcher(host, tier, mover) if finds else None
                 work = mover, kernels, transfer, searcher
@@ -96,7 +98,7 @@ def build_devices(
         sizes = shrunk(sizes, groups, tier, optimizer, policy)
 
 
-def launch_once(kernels: RowKernels, device: torch.device, width: int, optimizer: RowOptimizer) -> None:
+def launch_once(kernels: RowKernels, device: torch.device, group: Group, optimizer: RowOptimizer) -> None:
     """Launch each kernel on one row, as training usually does.
 
     Triton compiles a kernel at its first launch, which must not happen in two threads at once. The kernels for deferral
@@ -106,18 +108,21 @@ def launch_once(kernels: RowKernels, device: torch.device, width: int, optimizer
         torch.arange(count, dtype=kind, device=device)
         for count, kind in ((1, torch.int64), (2, torch.int64), (1, torch.int32))
     )
-    weights, gradients = torch.zeros((2, 1, width), device=device)
+    width = group.embedding_dim
+    gradients = torch.zeros((1, width), device=device)
+    weights = gradients.to(ROW_DTYPES[group.dtype])
     state, none = torch.zeros((1, optimizer.state_width(width)), device=device), torch.empty(0, device=device)
     settings = [float(value) for value in optimizer.settings()]
     corrections, norms = torch.from_numpy(optimizer.corrections()).to(device), torch.empty(1, device=device)
     kernels.initial_rows(weights, state, slot, slot, segments, slot, norms, 0.0)
-    kernels.copy_rows(weights, state, slot, gradients, state.clone(), slot)
+    kernels.copy_rows(weights, state, slot, weights.clone(), state.clone(), slot)
     kernels.pool(weights, None, slot, vectors, vectors[:0], segments[:0], none, gradients, 1)
     kernels.pool(weights, None, slot, vectors, vectors, segments, none, gradients)
+    keys = slot if group.rounds_stochastically else None
     if optimizer.decay_factor != 1:
-        kernels.decay(weights, slot, optimizer.decay_factor)
+        kernels.decay(weights, slot, optimizer.decay_factor, keys)
     rule = optimizer.kind, settings, corrections, norms
-    kernels.update(weights, state, slot, segments, vectors, none, gradients, *rule, hot=vectors[:0])
+    kernels.update(weights, state, slot, segments, vectors, none, gradients, *rule, hot=vectors[:0], keys=keys)
 
 
 def _make_transfer(
@@ -130,7 +135,8 @@ def _make_transfer(
 ) -> Transfer:
     if pair is None:
         return StagedTransfer(host, mover, kernels, optimizer)
-    rows, used_in_place = RowArrays(*(pinned.tensor for pinned in pair)), policy.misses == "host"
+    weights, state = (pinned.tensor for pinned in pair)
+    rows, used_in_place = RowArrays(weights.view(ROW_DTYPES[host.dtype]), state), policy.misses == "host"
     release = partial(_close, pair)
     return DirectTransfer(host, mover, kernels, optimizer, rows, used_in_place=used_in_place, release=release)
 

@@ -20,12 +20,11 @@ from torch import Tensor
 
 from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Int64s, Moves, Pooling, RowUpdates, Snapshots
 from adaptive.embeddings.tiers.cpu_device import CpuRows
-from adaptive.embeddings.tiers.device import DeviceTier, Floats, Later, Send, WatchedValues
-from adaptive.embeddings.tiers.gpu.buffers import TORCH_DTYPES, Bytes, TransferBuffer, add_bytes, take_rows
+from adaptive.embeddings.tiers.device import DeviceTier, Floats, Later, Rows, Send, WatchedValues
+from adaptive.embeddings.tiers.gpu.buffers import ROW_DTYPES, TORCH_DTYPES, Bytes, TransferBuffer, add_bytes, take_rows
 from adaptive.embeddings.tiers.gpu.link import ArrivingArray, ComputeLink
 from adaptive.embeddings.tiers.gpu.lookups import DeviceSearcher
 from adaptive.embeddings.tiers.gpu.sent import (
-    Segments,
     SentDeferred,
     SentPlan,
     SentPooling,
@@ -37,6 +36,7 @@ from adaptive.embeddings.tiers.gpu.transfer import RowArrays, Transfer
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.kernels.rows.choose import RowKernels
+from adaptive.kernels.vector.bfloat16 import as_stored
 from adaptive.optim import RowOptimizer
 
 
@@ -115,17 +115,17 @@ class TorchDevice(DeviceTier):
         self._decay_factor = optimizer.decay_factor
 
     def resize(self, num_slots: int) -> None:
-        def rows(number: int, width: int) -> Tensor:
-            table = self._mover.compute.empty((number, width))
+        def rows(number: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            table = self._mover.compute.empty((number, width), dtype)
             self._mover.compute.run(lambda: table.fill_(torch.nan if self.poison else 0.0))
             return table
 
-        weights, state = self._widths
+        (weights, state), dtype = self._widths, ROW_DTYPES[self._host.dtype]
         self.num_slots = 0
-        self.slots = RowArrays(rows(0, weights), rows(0, state))  # free the old ones first
+        self.slots = RowArrays(rows(0, weights, dtype), rows(0, state))  # free the old ones first
         if self._mover.device.type == "cuda":
             torch.cuda.empty_cache()  # otherwise the new ones would take the old ones' larger blocks and waste the rest
-        self.slots = RowArrays(rows(num_slots, weights), rows(num_slots, state))
+        self.slots = RowArrays(rows(num_slots, weights, dtype), rows(num_slots, state))
         self._mover.settle()
         self.num_slots = num_slots
 
@@ -180,7 +180,7 @@ class TorchDevice(DeviceTier):
         self._mover.compute.run(lambda: copy.copy_(sent))
         return copy
 
-    def pool(self, pooling: Pooling, rows: Floats | Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def pool(self, pooling: Pooling, rows: Rows | Tensor | None = None, out: Tensor | None = None) -> Tensor:
         if not isinstance(pooling, SentPooling):
             pooling = send_pooling(pooling, self._link)
         if pooling.bags is None:
@@ -214,17 +214,19 @@ class TorchDevice(DeviceTier):
     def update(self, row_updates: RowUpdates, gradients: Tensor, number: int) -> Later:
         """Rows on the host are updated when this returns, rows in slots later."""
         assert isinstance(row_updates, SentRowUpdates)
-        return self._update(row_updates, partial(self._host_rows.update, number=number), gradients)
+        return self._update(row_updates, number, partial(self._host_rows.update, number=number), gradients)
 
     def defer(self, deferred: Deferred, gradients: Tensor, number: int) -> Later:
         assert isinstance(deferred, SentDeferred)
         sums = self._sums
         self._mover.compute.run(lambda: sums.add(deferred, gradients, self._kernels))
-        return self._update(deferred.due, self._update_host_from_sums, sums.sums, sums.squares)
+        update_host = partial(self._update_host_from_sums, number=number)
+        return self._update(deferred.due, number, update_host, sums.sums, sums.squares)
 
     def _update(
         self,
         row_updates: SentRowUpdates,
+        number: int,
         update_host: Callable[..., Floats],
         gradients: Tensor,
         squares: Tensor | None = None,
@@ -235,7 +237,7 @@ class TorchDevice(DeviceTier):
         """
         tables = (gradients,) if squares is None else (gradients, squares)
         arriving = [self._to_host(row_updates.needed, table) for table in tables if len(row_updates.host_positions)]
-        norms = self._update_slots(row_updates.device_segments, gradients, squares)
+        norms = self._update_slots(row_updates, number, gradients, squares)
         if not arriving:
             return norms
         host_norms = update_host(row_updates.host_updates, *(array.view() for array in arriving))
@@ -257,15 +259,21 @@ class TorchDevice(DeviceTier):
         self._mover.compute.run(lambda: take_rows(table, needed, rows))
         return self._link.start_to_host(rows)
 
-    def _update_slots(self, segments: Segments, gradients: Tensor, squares: Tensor | None) -> Later:
-        norms, (weights, state) = self._mover.compute.empty(len(segments.locations)), self.slots
+    def _update_slots(
+        self, row_updates: SentRowUpdates, number: int, gradients: Tensor, squares: Tensor | None
+    ) -> Later:
+        segments, (weights, state) = row_updates.device_segments, self.slots
+        norms = self._mover.compute.empty(len(segments.locations))
+        host_keys = self._host.rounding_keys(row_updates.rows[row_updates.device_positions], number)
+        keys = self._link.send(host_keys.view(np.int64)) if len(host_keys) else None
         if len(segments.locations) and self._decay_factor != 1:
-            self._mover.compute.run(partial(self._kernels.decay, weights, segments.locations, self._decay_factor))
+            decayed = weights, segments.locations, self._decay_factor, keys
+            self._mover.compute.run(partial(self._kernels.decay, *decayed))
         if len(segments.locations):
             sums = segments.locations, segments.starts, segments.vectors, segments.scales, gradients
             rule = self._kind, self._settings, self._corrections, norms
             self._mover.compute.run(
-                lambda: self._kernels.update(weights, state, *sums, *rule, hot=segments.hot, squares=squares)
+                lambda: self._kernels.update(weights, state, *sums, *rule, hot=segments.hot, squares=squares, keys=keys)
             )
         return self._link.to_host(norms)
 
@@ -291,24 +299,26 @@ class TorchDevice(DeviceTier):
         if not len(rows):
             return None
 
-        def fill(out: Floats) -> None:
+        def fill(out: Rows) -> None:
             np.take(self._host.weights, rows, axis=0, out=out, mode="clip")  # "raise" would copy twice
 
-        return self._link.send_filled(np.float32, (len(rows), self._widths[0]), fill)
+        return self._link.send_filled(self._host.dtype, (len(rows), self._widths[0]), fill)
 
-    def _update_host_from_sums(self, due: RowUpdates, sums: Floats, squares: Floats) -> Floats:
+    def _update_host_from_sums(self, due: RowUpdates, sums: Floats, squares: Floats, *, number: int) -> Floats:
         """Update rows of the host, each from one row of sums and squares: `due.vectors`."""
         entries, host = due.vectors.astype(np.int64), self._host
-        return self._host_rows.apply_sums(-1, due.locations, entries, sums, squares, host.weights, host.state)
+        keys = host.rounding_keys(due.rows, number)
+        return self._host_rows.apply_sums(-1, due.locations, entries, sums, squares, host.weights, host.state, keys)
 
     # --- reading: waits ------------------------------------------------------------------------------------------
 
-    def apply_waiting(self, entries: Int64s, weights: Floats, state: Floats) -> None:
+    def apply_waiting(self, entries: Int64s, weights: Rows, state: Floats) -> None:
         places, sums, squares = self._sums.read(entries, self._link)
         self._host_rows.apply_sums(0, places, np.arange(len(places)), sums, squares, weights, state)
 
-    def read(self, slots: Int64s) -> tuple[Floats, Floats]:
-        return self._link.read(self.slots.weights, slots), self._link.read(self.slots.state, slots)
+    def read(self, slots: Int64s) -> tuple[Rows, Floats]:
+        weights = as_stored(self._link.read(self.slots.weights, slots), self._host.dtype)  # exact: read as float32
+        return weights, self._link.read(self.slots.state, slots)
 
     # --- the tier as a whole -------------------------------------------------------------------------------------
 

@@ -70,7 +70,8 @@ class _SeenFromDevice:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": self._array.shape, "typestr": "<f4", "data": (self._array.ctypes.data, False), "version": 3}
+        data, kind = (self._array.ctypes.data, False), self._array.dtype.str
+        return {"shape": self._array.shape, "typestr": kind, "data": data, "version": 3}
 
 
 def _pin(runtime: Any, array: Floats, device: torch.device) -> None:

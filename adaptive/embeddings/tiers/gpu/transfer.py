@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from adaptive.embeddings.planning.plan import Int64s, Moves
+from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.embeddings.tiers.gpu.buffers import Bytes, IndexSender, Ring, TransferBuffer, add_bytes
-from adaptive.embeddings.tiers.host import Floats, HostTier
+from adaptive.embeddings.tiers.host import Floats, HostTier, Rows
 from adaptive.embeddings.tiers.mover import Event, Mover
 from adaptive.kernels.rows.choose import RowKernels
 from adaptive.kernels.rows.cpu import steps
@@ -37,7 +38,7 @@ THREADS = 4  # of a staged transfer, including the look-ahead thread, if there a
 
 
 class RowArrays(NamedTuple):
-    """Rows with their state on the device: weights (slots, D), state (slots, S)."""
+    """Rows with their state on the device: weights (slots, D) float32 or bfloat16, state (slots, S)."""
 
     weights: Tensor
     state: Tensor
@@ -173,7 +174,7 @@ class _Arrival:
 
     event: Event
     rows: Int64s
-    weights: Floats
+    weights: Rows
     state: Floats
 
 
@@ -192,7 +193,7 @@ class StagedTransfer(Transfer):
             ThreadPoolExecutor(THREADS - 1, "adaptive-rows") if in_memory and usable_cores() > THREADS else None
         )
         self._widths = host.weights.shape[1], host.state.shape[1]
-        self._at_once = max(1, BLOCK_BYTES // (4 * sum(self._widths)))
+        self._at_once = max(1, BLOCK_BYTES // row_bytes(host.group, optimizer))
         self._count = torch.arange(self._at_once, device=mover.device)
 
     @property
@@ -272,7 +273,8 @@ class StagedTransfer(Transfer):
 
     def _take(self, transfer_buffer: TransferBuffer, places: Int64s) -> None:
         size = len(places)
-        transfer_buffer.take([(np.int64, size), *((np.float32, (size, width)) for width in self._widths)])
+        weights, state = self._widths
+        transfer_buffer.take([(np.int64, size), (self._host.dtype, (size, weights)), (np.float32, (size, state))])
         transfer_buffer.arrays[0][...] = places
 
     def poison_host(self, rows: Int64s) -> None:

@@ -7,6 +7,8 @@ width, because offsets exceed 2**31.
 import triton
 import triton.language as tl
 
+from adaptive.kernels.rows.gpu.bfloat16 import as_float32
+
 UNROLL = tl.constexpr(4)  # terms in flight from memory at once, where a sum is taken in order
 
 
@@ -26,9 +28,9 @@ def load_rows(device, host, locations, live, columns, WIDTH: tl.constexpr, HOST:
     """
     near = locations[:, None] >= 0
     inside = live[:, None] & (columns < WIDTH)
-    values = tl.load(device + locations[:, None] * WIDTH + columns, mask=inside & near)
+    values = as_float32(tl.load(device + locations[:, None] * WIDTH + columns, mask=inside & near))
     if HOST:
-        far = tl.load(host + (-1 - locations[:, None]) * WIDTH + columns, mask=inside & (near == 0))
+        far = as_float32(tl.load(host + (-1 - locations[:, None]) * WIDTH + columns, mask=inside & (near == 0)))
         values = tl.where(near, values, far)
     else:
         values = tl.where(near, values, float("nan"))

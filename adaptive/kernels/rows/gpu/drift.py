@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adaptive.kernels.rows.gpu.arithmetic import add_quarters, load_rows
+from adaptive.kernels.rows.gpu.bfloat16 import bits_of
 from adaptive.kernels.rows.gpu.launch import EXACT_ARITHMETIC, MAX_ROWS, assert_contiguous
 
 
@@ -54,6 +55,7 @@ def drift(
     bool; weights and host_weights as in `pool`; drifts (n,) float32. Bits as `cpu.drift.drift`.
     """
     assert host_weights is not None or locations.is_cuda or not bool((locations < 0).any())
+    weights, host_weights = bits_of(weights), None if host_weights is None else bits_of(host_weights)
     assert_contiguous(locations, entries, has_snapshot, weights, host_weights, snapshots, drifts)
     if not len(locations):
         return

@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adaptive.kernels.rows.gpu.arithmetic import last_start
+from adaptive.kernels.rows.gpu.bfloat16 import as_stored, bits_of
 from adaptive.kernels.rows.gpu.launch import assert_contiguous, tile_of
 
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
@@ -37,6 +38,7 @@ def initial_kernel(
     unit = (word >> 40).to(tl.int32).to(tl.float32) * (2.0**-23) - 1.0  # exact: 24 bits
     values = tl.load(table_bounds + table)[:, None] * unit
     to = weights + tl.load(slots + places, mask=live, other=0)[:, None] * WIDTH + columns
+    values = as_stored(weights, values, places, columns, False)
     tl.store(to, values, mask=live[:, None] & (columns < WIDTH))
 
 
@@ -52,9 +54,10 @@ def initial_rows(
 ) -> None:
     """Write the initial values of `rows` to `slots`, with the bits of `cpu.initial`.
 
-    slots, rows (n,) int64; weights (slots, D), state (slots, S) float32; table_starts (T + 1,) int64;
-    table_keys (T,) int64 with the bits of uint64; table_bounds (T,) float32.
+    slots, rows (n,) int64; weights (slots, D) float32 or bfloat16, state (slots, S) float32; table_starts (T + 1,)
+    int64; table_keys (T,) int64 with the bits of uint64; table_bounds (T,) float32.
     """
+    weights = bits_of(weights)
     assert_contiguous(weights, state, slots, rows, table_starts, table_keys, table_bounds)
     if not len(rows):
         return

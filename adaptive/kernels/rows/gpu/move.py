@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from adaptive.kernels.rows.gpu.bfloat16 import bits_of
 from adaptive.kernels.rows.gpu.launch import WARP_VALUES, assert_contiguous
 
 # 64 programs with 8 KB in flight each: 512 KB, where the link holds what it brings in some two microseconds, 100 KB.
@@ -47,8 +48,10 @@ def copy_rows(
 ) -> None:
     """to[to_rows] = source[source_rows], bit for bit, with their state; in one launch.
 
-    Rows (..., D) and (..., S) float32, on the device or pinned; to_rows, source_rows (n,) int64, targets distinct.
+    Rows (..., D) float32 or bfloat16 and (..., S) float32, on the device or pinned; to_rows, source_rows (n,) int64,
+    targets distinct.
     """
+    to, source = bits_of(to), bits_of(source)
     assert to.dtype == source.dtype and to.shape[1] == source.shape[1]
     assert to_state.dtype == source_state.dtype and to_state.shape[1] == source_state.shape[1]
     assert_contiguous(to, to_state, to_rows, source, source_state, source_rows)

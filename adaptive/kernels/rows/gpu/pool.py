@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adaptive.kernels.rows.gpu.arithmetic import UNROLL, load_rows, minus_zeros
+from adaptive.kernels.rows.gpu.bfloat16 import bits_of
 from adaptive.kernels.rows.gpu.launch import assert_contiguous, tile_of
 
 # Others measured 70% of a GPU's memory bandwidth with programs of one warp, 90% with two. With more, bags would wait
@@ -63,13 +64,15 @@ def pool(
 ) -> None:
     """out[bag_vectors[b]] = sum over p in bag b of scales[p] * the row of lookup p.
 
-    The row of lookup p is at row_locations[inverse[p]]. weights (slots, D) and host_weights (rows, D), pinned, float32;
-    row_locations (U,) int64 of distinct rows; inverse (N,) int32 or int64; bag_vectors (B,) int32 or int64; bag_starts
-    (B + 1,) int64, or empty: each bag has one lookup; scales (N,) float32, or empty: all 1; out (V, D) float32.
+    The row of lookup p is at row_locations[inverse[p]]. weights (slots, D) and host_weights (rows, D), pinned, float32
+    or bfloat16; row_locations (U,) int64 of distinct rows; inverse (N,) int32 or int64; bag_vectors (B,) int32 or
+    int64; bag_starts (B + 1,) int64, or empty: each bag has one lookup; scales (N,) float32, or empty: all 1; out
+    (V, D) float32.
     num_samples > 0: bag b fills vector b % num_samples * (V // num_samples) + b // num_samples, V bags in all, and
     bag_vectors is not read. A sum starts from its first term and runs in lookup order, and empty bags give zeros: bits
     as `cpu.pool.pool`. Without host_weights no location may be < 0; its row would be NaN.
     """
+    weights, host_weights = bits_of(weights), None if host_weights is None else bits_of(host_weights)
     assert_contiguous(weights, host_weights, row_locations, inverse, bag_vectors, bag_starts, scales, out)
     num_bags, width = len(out) if num_samples else len(bag_vectors), out.shape[1]
     assert len(bag_starts) in (0, num_bags + 1) and (len(bag_starts) or len(inverse) == num_bags)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from adaptive.kernels.rows.cpu import steps
 from adaptive.kernels.rows.gpu.arithmetic import load_slots, store_slots, stored_square_sum
+from adaptive.kernels.rows.gpu.bfloat16 import as_float32, as_stored, bits_of, load_keys
 from adaptive.kernels.rows.gpu.launch import MAX_PROGRAMS, assert_contiguous, tile_of
 from adaptive.kernels.rows.gpu.steps import adagrad_delta, adam_delta, norm_of, pending_squares, rowwise_adagrad_scale
 from adaptive.kernels.rows.gpu.sums import sum_gradients, sum_hot_rows
@@ -22,10 +23,10 @@ ADAM = tl.constexpr(steps.ADAM)
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles", "num_corrections"])
 def update_kernel(
-    weights, state, slots, segments, vectors, scales, gradients, squares, hot_sums, corrections, norms, scratch,
+    weights, state, slots, segments, vectors, scales, gradients, squares, hot_sums, corrections, keys, norms, scratch,
     num_rows, num_tiles, num_corrections, learning_rate, epsilon, decay1, decay2,
     KIND: tl.constexpr, WIDTH: tl.constexpr, STATE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    SCALED: tl.constexpr, SUMMED: tl.constexpr,
+    SCALED: tl.constexpr, SUMMED: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
     """Programs take tile after tile: each needs scratch for sums of squares in a fixed order."""
     lr = tl.full([1, 1], learning_rate, tl.float32)
@@ -39,7 +40,7 @@ def update_kernel(
         rows = tile * ROWS + tl.arange(0, ROWS)
         live = rows < num_rows
         places = tl.load(slots + rows, mask=live, other=0)
-        old = load_slots(weights, places, live, columns, WIDTH, WIDTH)
+        old = as_float32(load_slots(weights, places, live, columns, WIDTH, WIDTH))
         starts = tl.load(segments + rows, mask=live, other=0)
         counts = tl.load(segments + rows + 1, mask=live, other=0) - starts
         gradient = sum_gradients(
@@ -71,7 +72,8 @@ def update_kernel(
             else:
                 delta = lr * gradient
             norm = norm_of(scratch, delta, WIDTH, BLOCK, ROWS)
-        store_slots(weights, places, live, columns, old - delta, WIDTH, WIDTH)
+        new = as_stored(weights, old - delta, load_keys(keys, rows, live, STOCHASTIC), columns, STOCHASTIC)
+        store_slots(weights, places, live, columns, new, WIDTH, WIDTH)
         tl.store(norms + rows[:, None] + only, norm, mask=live[:, None])
         tl.debug_barrier()  # before the next tile overwrites the scratch
 
@@ -91,10 +93,11 @@ def update(
     *,
     hot: Tensor,
     squares: Tensor | None = None,
+    keys: Tensor | None = None,
 ) -> None:
     """Take one optimizer step of the rows in `slots` with their summed gradients, in place.
 
-    weights (slots, D), state (slots, S) float32; slots (U,) int64, each once; row u's lookups are
+    weights (slots, D) float32 or bfloat16, state (slots, S) float32; slots (U,) int64, each once; row u's lookups are
     [segments[u], segments[u + 1]) (int64, none empty) of vectors (G,) int32 or int64, rows of gradients (V, D)
     float32, and scales (G,) float32, or empty: all 1. kind, settings and corrections: of `adaptive.optim`. norms
     (U,) float32 receives the L2 norms of the changes. Sums run in lookup order; bits as `cpu.update.update`.
@@ -103,9 +106,12 @@ def update(
 
     squares: if given, `gradients` and these are what `accumulate` has filled; each row has one lookup, not scaled: its
     sum. States then grow by the row of squares (V, S) in place of the gradient's own, as `cpu.deferred` says.
+
+    keys: (U,) int64 with the bits of uint64, which round bfloat16 (`cpu.rounding`); None: to nearest.
     """
+    weights = bits_of(weights)
     assert slots.is_cuda or not bool((slots < 0).any())
-    assert_contiguous(weights, state, slots, segments, vectors, scales, gradients, squares, corrections, norms)
+    assert_contiguous(weights, state, slots, segments, vectors, scales, gradients, squares, corrections, norms, keys)
     num_rows, width = len(slots), weights.shape[1]
     summed = squares is not None and kind != steps.SGD_
     squares_width = width + 1 if kind == steps.ADAM else state.shape[1]
@@ -119,8 +125,8 @@ def update(
     scratch = torch.empty(programs * tile.rows * tile.block, dtype=torch.float32, device=weights.device)
     update_kernel[(programs,)](
         weights, state, slots, segments, vectors, scales, gradients, gradients if squares is None else squares,
-        hot_sums, corrections, norms, scratch, num_rows, num_tiles, len(corrections),
+        hot_sums, corrections, slots if keys is None else keys, norms, scratch, num_rows, num_tiles, len(corrections),
         settings[steps.LR], settings[steps.EPS], settings[steps.BETA1], settings[steps.BETA2],
         KIND=kind, WIDTH=width, STATE=state.shape[1], BLOCK=tile.block, ROWS=tile.rows,
-        SCALED=len(scales) > 0, SUMMED=summed, **tile.options,
+        SCALED=len(scales) > 0, SUMMED=summed, STOCHASTIC=keys is not None, **tile.options,
     )  # fmt: skip
