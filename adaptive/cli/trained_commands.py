@@ -62,6 +62,8 @@ def export(
     run: options.RunArgument,
     out: options.ExportFolder,
     to: options.ExportFormat = "torch",
+    row_dtype: options.ExportRows = "float32",
+    check: options.ExportCheck = None,
     sets: options.ReadingSets = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -74,7 +76,7 @@ def export(
     from adaptive.serving import export_run
 
     with own_stdout():
-        result = export_run(run, out, to=to, settings=settings)
+        result = export_run(run, out, to=to, row_dtype=row_dtype, check=check, settings=settings)
     print_result(result, as_json=as_json)
 
 

@@ -195,6 +195,8 @@ class LocalSteps:
             for lane in pipeline.lanes:
                 distinct = lane.reader.find(batch)
                 weights, _ = pipeline.values(lane, distinct.rows)
+                if pipeline.convert_read is not None:
+                    weights = pipeline.convert_read(weights)
                 places = np.arange(len(distinct.rows), dtype=np.int64)
                 pooling = lay_out_bags(lane.group, batch).pooling(distinct.inverse, places)
                 groups.append(GroupBatch(lane, None, pooling, weights))

@@ -3,7 +3,8 @@
 Letters: D width.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -99,6 +100,15 @@ class RowStore:
                 lane.put(rows, part, state)
             lane.device.forget_watched()
             pipeline.finish_copies()
+
+    @contextmanager
+    def read_as(self, convert: Callable[[NDArray[Any]], NDArray[np.float32]]) -> Iterator[None]:
+        """Let `read` of a single process look up `convert(rows)` instead of rows (n, D), as a what-if."""
+        self._pipeline.convert_read = convert
+        try:
+            yield
+        finally:
+            self._pipeline.convert_read = None
 
     def _find_table(self, name: str) -> tuple[Lane, int]:
         """Return the lane of a table, and the table's number in it."""

@@ -135,6 +135,12 @@ _RULE_TEXTS = {
     "hash": "upper 64 bits of rows * hash(key)",
     "vocabulary": "position of the key in `{vocabulary}`",
 }
+_ROW_TEXTS = {
+    "float32": "",
+    "bfloat16": "Rows are bfloat16, rounded to nearest; they are pooled in float32.\n",
+    "int8": "Rows are int8 steps: value = step * scale + offset, with scale and offset of row r in "
+    "`tables.N.scales[r]`.\nThey are pooled in float32.\n",
+}
 _KEY_TEXTS = {"int": "the number", "hex": "hex digits as a number", "text": "FNV-1a of its UTF-8"}
 
 
@@ -173,6 +179,7 @@ JSON object per line and stops at the first line that it cannot score.
 | tensor | table | rows | width |
 |---|---|---|---|
 {tables}
+{_ROW_TEXTS[facts.row_dtype]}
 ## Features
 
 A value is converted to a 64-bit key, and the key to a row; `hash` is the finalizer of SplitMix64. The last two columns
@@ -204,7 +211,8 @@ def _code(facts: ExportFacts) -> str:
     values = "| `sample_values.py` | maps values to rows and dense inputs, with numpy only |\n"
     if facts.tensors.endswith(".onnx"):
         return "| `scoring.py` | scores samples with an onnxruntime session |\n" + values
-    torch = 'the model in plain torch: an `nn.EmbeddingBag(mode="sum")` per table, and the dense part'
+    bag = 'an `nn.EmbeddingBag(mode="sum")`' if facts.row_dtype == "float32" else "a `scoring.Table`"
+    torch = f"the model in plain torch: {bag} per table, and the dense part"
     lines = f"| `scoring.py` | {torch} |\n{values}| `dense/` | the code of dense parts, as in training |\n"
     is_custom = facts.model["name"] == "custom"
     return lines + (

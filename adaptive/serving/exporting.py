@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypedDict
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from adaptive.errors import ConfigError, OutputError
+from adaptive.kernels.vector.bfloat16 import BFLOAT16
 from adaptive.models import dense
 from adaptive.models.dense.assembly import Widened
 from adaptive.models.factory import CustomConfig, model_config, offered_to
@@ -25,11 +26,20 @@ from adaptive.models.model_settings import OPTIONS
 from adaptive.serving import onnx_scoring, sample_values, scoring
 from adaptive.serving.export_facts import dense_facts, feature_facts, ignored_names, page_text, vocabularies
 from adaptive.serving.onnx_files import num_bytes, onnx_or_error, write_onnx
+from adaptive.serving.row_formats import READERS, ROW_BYTES, as_exported, table_tensors
 from adaptive.serving.sample_values import ExportFacts, TableFacts
 from adaptive.storage.arrays import Blocks, write_array
 from adaptive.storage.durable import DISK, write_directory, write_new
-from adaptive.training.components import inputs_of
-from adaptive.training.runs.loading import NO_SETTINGS, LoadedRun, Settings, load_with
+from adaptive.training.components import inputs_of, torch_settings
+from adaptive.training.evaluation import evaluate
+from adaptive.training.runs.loading import (
+    NO_SETTINGS,
+    LoadedRun,
+    Settings,
+    data_of,
+    evaluation_batches,
+    load_with,
+)
 from adaptive.training.telemetry.report import SCHEMA
 
 CUSTOM_FILE: Final = "custom_model.py"
@@ -42,25 +52,46 @@ FORMATS: Final[Mapping[str, str]] = {
     "onnx": "model.onnx",
 }
 _ALIGNMENT: Final = 64
-_SAFETENSORS: Final = {"<f4": "F32", "<i8": "I64"}
+_SAFETENSORS: Final = {"<f4": "F32", "<i8": "I64", "<u2": "BF16", "|i1": "I8"}
+
+
+class FormatQuality(TypedDict):
+    """Quality of one format of rows: AUC, log loss, and bytes of all tables."""
+
+    auc: float | None
+    log_loss: float | None
+    table_bytes: int
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """Result of an export. `peak_memory_bytes`: the maximum memory of this process so far."""
+    """Result of an export.
+
+    Attributes:
+        check: the quality of each format of rows on the data to check, by format; None without such data.
+        peak_memory_bytes: the maximum memory of this process so far.
+    """
 
     schema: int
     run_dir: str
     out: str
     to: str
+    row_dtype: str
     tables: int
     rows: int
     export_bytes: int
     peak_memory_bytes: int
+    check: dict[str, FormatQuality] | None = None
 
 
 def export_run(
-    run_directory: Path | str, out: Path | str, *, to: str = "torch", settings: Settings = NO_SETTINGS
+    run_directory: Path | str,
+    out: Path | str,
+    *,
+    to: str = "torch",
+    row_dtype: str = "float32",
+    check: str | None = None,
+    settings: Settings = NO_SETTINGS,
 ) -> ExportResult:
     """Export a trained run into the new folder `out`, completely or not at all.
 
@@ -72,27 +103,35 @@ def export_run(
     Args:
         to: "torch" (`model.pt`, for `torch.load(..., weights_only=True)`), "safetensors", or "onnx" (`model.onnx` with
             tables in `model.onnx.data`, for any batch size; requires the extra `onnx`).
+        row_dtype: "float32", "bfloat16" (rounded to nearest), or "int8" (256 steps per row, with a scale and an
+            offset); ONNX has float32 only.
+        check: data, as for `evaluate_run`, on which each format of rows is evaluated.
         settings: as in `evaluate_run`.
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
-        ConfigError: for another format, a custom model from a module (it has no file to copy), or invalid settings;
-            for ONNX, if packages are missing or torch cannot trace the model.
+        ConfigError: for another format or dtype, a custom model from a module (it has no file to copy), or invalid
+            settings; for ONNX, if packages are missing or torch cannot trace the model.
         InputError: if the run's vocabulary is missing.
         OutputError: if `out` exists or cannot be written.
     """
     if to not in FORMATS:
         raise ConfigError(f"expected one of {', '.join(FORMATS)}, got {to!r} (--to)")
+    if row_dtype not in READERS:
+        raise ConfigError(f"expected one of {', '.join(READERS)}, got {row_dtype!r} (--row-dtype)")
     if to == "onnx":
+        if row_dtype != "float32":
+            raise ConfigError(f"expected float32 rows for --to onnx, got {row_dtype} (--row-dtype). Use --to torch")
         onnx_or_error()
     path = Path(out)
     if os.path.lexists(path):
         raise OutputError(f"expected a new folder, got {path}, which exists (--out). Choose another name")
     with load_with(Path(run_directory), settings) as run:
         _custom_file(run)
+        qualities = None if check is None else _check(run, check)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_directory(path, partial(_fill, run, to))
+            write_directory(path, partial(_fill, run, to, row_dtype))
             size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         except OSError as error:
             raise OutputError(f"{path} could not be written: {error}") from error
@@ -101,17 +140,32 @@ def export_run(
             run_dir=str(run.path),
             out=str(path),
             to=to,
+            row_dtype=row_dtype,
             tables=len(run.components.tables),
             rows=sum(table.num_embeddings for table in run.components.tables),
             export_bytes=size,
             peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            check=qualities,
         )
 
 
-def _fill(run: LoadedRun, to: str, folder: Path) -> None:
+def _check(run: LoadedRun, data: str) -> dict[str, FormatQuality]:
+    """Evaluate the run with its rows in each format."""
+    dataset, qualities = data_of(run, data), {}
+    for row_dtype in READERS:
+        with torch_settings(run.config), run.embeddings.rows.read_as(as_exported(row_dtype)):
+            evaluation = evaluate(run.embeddings, run.model, evaluation_batches(run, dataset))
+        table_bytes = sum(
+            table.num_embeddings * ROW_BYTES[row_dtype](table.embedding_dim) for table in run.components.tables
+        )
+        qualities[row_dtype] = FormatQuality(auc=evaluation.auc, log_loss=evaluation.log_loss, table_bytes=table_bytes)
+    return qualities
+
+
+def _fill(run: LoadedRun, to: str, row_dtype: str, folder: Path) -> None:
     """Write all files of the export into a folder."""
     keys = vocabularies(run)
-    facts = _facts(run, FORMATS[to], keys)
+    facts = _facts(run, FORMATS[to], row_dtype, keys)
     _write_tensors(run, to, folder, facts)
     (folder / "ids").mkdir()
     for feature in facts.features:
@@ -125,12 +179,10 @@ def _fill(run: LoadedRun, to: str, folder: Path) -> None:
 
 def _write_tensors(run: LoadedRun, to: str, folder: Path, facts: ExportFacts) -> None:
     """Write tables, with the names of `scoring.Model`, and the dense part."""
-    tables = {
-        f"tables.{number}.weight": Blocks(
-            np.dtype(np.float32), (table.num_embeddings, table.embedding_dim), partial(_table, run, table.name)
-        )
-        for number, table in enumerate(run.components.tables)
-    }
+    tables: dict[str, Blocks] = {}
+    for number, table in enumerate(run.components.tables):
+        shape, blocks = (table.num_embeddings, table.embedding_dim), partial(_table, run, table.name)
+        tables |= table_tensors(facts.row_dtype, number, shape, blocks)
     if to == "onnx":
         if facts.model.get("bf16"):
             raise ConfigError(
@@ -195,13 +247,14 @@ def _model_facts(run: LoadedRun) -> Mapping[str, Any]:
     return {"name": "custom", **code, **shared, "settings": settings}
 
 
-def _facts(run: LoadedRun, tensors: str, keys: Mapping[str, NDArray[np.int64]]) -> ExportFacts:
+def _facts(run: LoadedRun, tensors: str, row_dtype: str, keys: Mapping[str, NDArray[np.int64]]) -> ExportFacts:
     tables = run.components.tables
     return ExportFacts(
         format=FORMAT,
         version=VERSION,
         run={"folder": run.path.absolute().name, "steps": run.steps, "data": run.record["config"]["data"]},
         tensors=tensors,
+        row_dtype=row_dtype,
         tables=[TableFacts(table.name, table.num_embeddings, table.embedding_dim) for table in tables],
         features=feature_facts(run, keys, {table.name: number for number, table in enumerate(tables)}),
         dense=dense_facts(run),
@@ -286,6 +339,8 @@ def _append(blocks: Blocks, file: BinaryIO) -> int:
 def _mapped(file: BinaryIO, start: int, blocks: Blocks) -> torch.Tensor:
     """Map the values at `start` as a tensor."""
     if num_bytes(blocks) == 0:  # an empty range cannot be mapped
-        return torch.from_numpy(np.empty(blocks.shape, blocks.dtype))
-    # Shared and writable: private pages would count as memory, and torch warns about read-only arrays.
-    return torch.from_numpy(np.memmap(file, blocks.dtype, "r+", start, blocks.shape))
+        array = np.empty(blocks.shape, blocks.dtype)
+    else:  # shared and writable: private pages would count as memory, and torch warns about read-only arrays
+        array = np.memmap(file, blocks.dtype, "r+", start, blocks.shape)
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if blocks.dtype == BFLOAT16 else tensor

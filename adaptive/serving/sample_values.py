@@ -85,6 +85,7 @@ class ExportFacts:
     Attributes:
         run: `folder`, `steps` and `data` of the run.
         tensors: name of the file of weights.
+        row_dtype: of the tables: float32, bfloat16, or int8 (steps with a scale and an offset per row).
         ignored: columns of the data that are no inputs.
         steps: length of a sample that is a sequence, else 1.
         model: `name` and settings of the model.
@@ -101,6 +102,7 @@ class ExportFacts:
     steps: int
     labels: Sequence[str]
     model: Mapping[str, Any]
+    row_dtype: str = "float32"
 
     @property
     def is_widened(self) -> bool:

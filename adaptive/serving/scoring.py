@@ -93,7 +93,12 @@ class Model(nn.Module):
         super().__init__()
         self.facts = facts
         with torch.device("meta"):
-            self.tables = nn.ModuleList(nn.EmbeddingBag(table.rows, table.width, mode="sum") for table in facts.tables)
+            self.tables = nn.ModuleList(
+                nn.EmbeddingBag(table.rows, table.width, mode="sum")
+                if facts.row_dtype == "float32"
+                else Table(table.rows, table.width, facts.row_dtype)
+                for table in facts.tables
+            )
         self.dense = dense_part(facts, folder)
 
     def forward(self, dense: Tensor, bags: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -138,6 +143,23 @@ class Model(nn.Module):
         return scores
 
 
+class Table(nn.Module):
+    """Rows in bfloat16, or in steps (int8) with a scale and an offset each; pooled by sum in float32."""
+
+    def __init__(self, rows: int, width: int, dtype: str) -> None:
+        super().__init__()
+        kind = torch.bfloat16 if dtype == "bfloat16" else torch.int8
+        self.weight = nn.Parameter(torch.empty((rows, width), dtype=kind), requires_grad=False)
+        self.scales = nn.Parameter(torch.empty((rows, 2)), requires_grad=False) if dtype == "int8" else None
+
+    def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        values = self.weight[rows].float()
+        if self.scales is not None:
+            scales = self.scales[rows]
+            values = values * scales[:, :1] + scales[:, 1:]
+        return nn.functional.embedding_bag(torch.arange(len(rows)), values, offsets, mode="sum")
+
+
 def dense_part(facts: "ExportFacts", folder: Path) -> nn.Module:
     """Build the dense part, with random weights, from the export's copies of the model code."""
     assembly = importlib.import_module(f"{code_of(folder, 'dense/__init__.py').__name__}.assembly")
@@ -167,15 +189,16 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     tensors = {}
     for name, entry in header.items():
         if name != "__metadata__":
-            dtype = {"F32": np.float32, "I64": np.int64}.get(entry["dtype"])
+            dtype = {"F32": np.float32, "I64": np.int64, "BF16": np.uint16, "I8": np.int8}.get(entry["dtype"])
             if dtype is None:
-                raise ValueError(f"expected F32 or I64, got {entry['dtype']} ({path}: {name}). {REMEDY}")
+                raise ValueError(f"expected F32, BF16, I8 or I64, got {entry['dtype']} ({path}: {name}). {REMEDY}")
             offset, shape = 8 + size + entry["data_offsets"][0], tuple(entry["shape"])
             if math.prod(shape) < 2**16:
                 array = np.fromfile(path, dtype, math.prod(shape), offset=offset).reshape(shape)
             else:
                 array = np.memmap(path, dtype, mode="c", offset=offset, shape=shape)
-            tensors[name] = torch.from_numpy(array)
+            tensor = torch.from_numpy(array)
+            tensors[name] = tensor.view(torch.bfloat16) if entry["dtype"] == "BF16" else tensor
     return tensors
 
 

@@ -21,9 +21,10 @@ from adaptive.batch import Batch
 from adaptive.cli.app import main
 from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.serving import export_run, exporting, onnx_scoring, predict_run, scoring
+from adaptive.serving.row_formats import as_exported, dequantized, quantized
 from adaptive.storage.durable import Disk
 from adaptive.training.evaluation import predict
-from adaptive.training.runs import train_run
+from adaptive.training.runs import evaluate_run, train_run
 from adaptive.training.runs.loading import LoadedRun, data_of
 
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
@@ -71,6 +72,60 @@ def test_values_as_in_the_data_get_the_scores_of_predict(tmp_path: Path, to: str
     assert (result.tables, result.rows, result.to) == (4, 11 + 51 + 38 + 24, to)
     code = ["sample_values.py", "scoring.py", *(["dense"] if to != "onnx" else [])]
     assert files == sorted(["README.md", "ids", "model.json", *FILES[to], *code])
+
+
+@pytest.mark.parametrize("to", ["torch", "safetensors"])
+@pytest.mark.parametrize("row_dtype", ["bfloat16", "int8"])
+def test_fewer_bytes_give_the_logits_of_their_rows(tmp_path: Path, to: str, row_dtype: str) -> None:
+    """The checked quality is that of the rows in the file, and float32 has the quality of the run."""
+    run = trained(tmp_path)
+    result = export_run(
+        run, "served", to=to, row_dtype=row_dtype, check=str(write_csv(Path("new.csv"), lines(300, seed=7)))
+    )
+    assert result.check is not None and list(result.check) == ["float32", "bfloat16", "int8"]
+    quality = evaluate_run(run, data="new.csv")
+    assert result.check["float32"]["auc"] == quality["auc"]
+    assert result.check["float32"]["log_loss"] == quality["log_loss"] != result.check[row_dtype]["log_loss"]
+    state = (
+        torch.load("served/model.pt") if to == "torch" else scoring.read_safetensors(Path("served/model.safetensors"))
+    )
+    stored = sum(tensor.nbytes for name, tensor in state.items() if name.startswith("tables."))
+    assert stored == result.check[row_dtype]["table_bytes"]
+    with load_run(run) as loaded, loaded.embeddings.rows.read_as(as_exported(row_dtype)):
+        expected, found = logits_of(loaded, Path("served"))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    with load_run(run) as loaded:
+        exact, _ = logits_of(loaded, Path("served"))
+    assert not np.array_equal(exact, expected)
+    np.testing.assert_allclose(exact, expected, atol=0.05)
+
+
+def test_int8_rows_are_within_half_a_step() -> None:
+    """Rows of equal values are exact, also 0 and the largest number; NaN and infinity do not become numbers."""
+    rows = np.random.default_rng(0).normal(size=(50, 9)).astype(np.float32)
+    rows[:4] = [[0], [-1.25], [3e38], [1e-40]]
+    steps, scales = quantized(rows)
+    values = dequantized(steps, scales)
+    np.testing.assert_array_equal(values[:4], rows[:4])
+    assert (np.abs(values - rows) <= scales[:, :1] * 0.501).all() and (scales[4:, 0] > 0).all()
+    assert (steps.min(axis=1)[4:] == -128).all() and (steps.max(axis=1)[4:] == 127).all()
+    for bad in (np.nan, np.inf, -np.inf):
+        broken = rows[5:7].copy()
+        broken[0, 3] = bad
+        values = dequantized(*quantized(broken))
+        assert not np.isfinite(values[0]).any() and np.isfinite(values[1]).all()
+    wide = np.array([[-3e38, 3e38]], np.float32)
+    np.testing.assert_allclose(dequantized(*quantized(wide)), wide, rtol=1e-5)
+
+
+def test_other_row_dtypes_are_refused(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    with pytest.raises(ConfigError, match="expected one of float32, bfloat16, int8, got 'fp8'"):
+        export_run(run, "served", row_dtype="fp8")
+    if HAS_ONNX:
+        with pytest.raises(ConfigError, match="expected float32 rows for --to onnx, got int8"):
+            export_run(run, "served", to="onnx", row_dtype="int8")
+    assert not Path("served").exists()
 
 
 @pytest.mark.nightly

@@ -108,6 +108,7 @@ class Pipeline:
         is_forked: True in a forked child of the process that created the tables, which must not use them.
         evicted_between_batches: for each group, (tables,) rows evicted outside of a batch and not counted yet.
         peak_slots: for each group, the most slots that batches which did not fit asked for.
+        convert_read: changes the rows of batches that are only read; see `RowStore.read_as`.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class Pipeline:
         self._late_fetches = LateFetches([lane.device for lane in self.lanes], self.stopwatch)
         self.evicted_between_batches = [np.zeros(len(group.tables), np.int64) for group in self.groups]
         self.peak_slots = [0] * len(self.lanes)
+        self.convert_read: Callable[[Rows], Rows] | None = None
 
     def begin(self, depth: int) -> None:
         """Start a look-ahead: every batch so far counts as trained.
