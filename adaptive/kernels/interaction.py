@@ -17,7 +17,7 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from adaptive.kernels.jit import kernel
+from adaptive.kernels.jit import Outlined, kernel
 from adaptive.kernels.vector.simd import SIMD_WIDTH, add_product, load, store, transpose, zeros
 
 _CHUNK = 64  # samples that share scratch arrays
@@ -100,15 +100,23 @@ def _forward(
         _copy(line, 0, flat_out, b * width, width)
 
 
+_outlined_forward = Outlined(_forward, "float32[:, ::1], float32[:, :, ::1], int64, float32[:, ::1], int64, int64")
+_call_forward = _outlined_forward.call
+
+
 @kernel(parallel=True)
+def _forward_all(address, bottom, pooled, num_own, out):
+    num_samples = pooled.shape[0]
+    for chunk in prange((num_samples + _CHUNK - 1) // _CHUNK):
+        begin = chunk * _CHUNK
+        _call_forward(address, bottom, pooled, num_own, out, begin, min(num_samples, begin + _CHUNK))
+
+
 def dot_forward(
     bottom: NDArray[np.float32], pooled: NDArray[np.float32], include_self: bool, out: NDArray[np.float32]
 ) -> None:
     """Fill `out` (B, P) from `bottom` (B, D or 0) and `pooled` (B, F, D)."""
-    num_samples = pooled.shape[0]
-    for chunk in prange((num_samples + _CHUNK - 1) // _CHUNK):
-        begin = chunk * _CHUNK
-        _forward(bottom, pooled, 1 if include_self else 0, out, begin, min(num_samples, begin + _CHUNK))
+    _forward_all(_outlined_forward.address, bottom, pooled, int(include_self), out)
 
 
 @kernel(inline=True)
@@ -170,7 +178,22 @@ def _backward(
         _copy_rows(sums, first * stride, stride, flat_grad_pooled, b * num_features * dim, dim, (num_features, dim))
 
 
+_outlined_backward = Outlined(
+    _backward,
+    "float32[:, ::1], float32[:, :, ::1], int64, float32[:, ::1], float32[:, ::1], float32[:, :, ::1], int64, int64",
+)
+_call_backward = _outlined_backward.call
+
+
 @kernel(parallel=True)
+def _backward_all(address, bottom, pooled, num_own, grad, grad_bottom, grad_pooled):
+    num_samples = pooled.shape[0]
+    for chunk in prange((num_samples + _CHUNK - 1) // _CHUNK):
+        begin = chunk * _CHUNK
+        end = min(num_samples, begin + _CHUNK)
+        _call_backward(address, bottom, pooled, num_own, grad, grad_bottom, grad_pooled, begin, end)
+
+
 def dot_backward(
     bottom: NDArray[np.float32],
     pooled: NDArray[np.float32],
@@ -180,8 +203,5 @@ def dot_backward(
     grad_pooled: NDArray[np.float32],
 ) -> None:
     """Fill the gradients of both inputs from `grad` (B, P), whose padding is not read."""
-    num_samples, num_own = pooled.shape[0], 1 if include_self else 0
-    for chunk in prange((num_samples + _CHUNK - 1) // _CHUNK):
-        begin = chunk * _CHUNK
-        end = min(num_samples, begin + _CHUNK)
-        _backward(bottom, pooled, num_own, grad, grad_bottom, grad_pooled, begin, end)
+    arrays = bottom, pooled, int(include_self), grad, grad_bottom, grad_pooled
+    _backward_all(_outlined_backward.address, *arrays)

@@ -10,7 +10,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -22,6 +22,11 @@ import torch  # noqa: F401
 # isort: split
 import numba
 import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.core.typing.templates import AbstractTemplate, infer_global
+from numba.core.typing.templates import signature as typing_signature
+from numba.extending import lower_builtin
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -130,3 +135,59 @@ def kernel(
         return cast(F, compiled)
 
     return compile_
+
+
+class Outlined:
+    """A kernel that other kernels call by its address, so that they do not contain it.
+
+    numba compiles a kernel again with each kernel that calls it, and a parallel loop with its body four times. Calls by
+    address halve the time until a first step. The address differs in each process, so it is passed as an argument:
+
+        _work = Outlined(_work_kernel, "float32[:, ::1], int64")
+        call_work = _work.call
+
+        @kernel(parallel=True)
+        def _all(address, array):
+            for i in prange(10):
+                call_work(address, array, i)
+
+        _all(_work.address, array)
+
+    Args:
+        compiled: returns nothing.
+        arguments: the types of its arguments. A call with others does not compile.
+    """
+
+    def __init__(self, compiled: Any, arguments: str) -> None:
+        kinds = numba.core.sigutils.normalize_signature(f"void({arguments})")[0]
+        self._compiled, self._kinds = compiled, kinds
+
+        def call(address: int, *values: Any) -> None:
+            compiled.py_func(*values)
+
+        class Typed(AbstractTemplate):
+            key = call
+
+            def generic(self, given: Any, keywords: Any) -> Any:
+                return typing_signature(types.void, types.int64, *kinds) if given[1:] == kinds else None
+
+        infer_global(call, types.Function(Typed))
+
+        @lower_builtin(call, types.VarArg(types.Any))
+        def lowered(context: Any, builder: Any, typed: Any, values: Any) -> Any:
+            convention = context.call_conv
+            pointer = convention.get_function_type(types.void, kinds).as_pointer()
+            target = builder.inttoptr(values[0], pointer)
+            status, _ = convention.call_function(builder, target, types.void, kinds, values[1:])
+            with cgutils.if_unlikely(builder, status.is_error):
+                convention.return_status_propagate(builder, status)
+            return context.get_dummy_value()
+
+        self.call = call
+
+    @cached_property
+    def address(self) -> int:
+        """Address of the machine code, which is compiled or read from the cache at first use."""
+        self._compiled.compile(self._kinds)
+        result = self._compiled.overloads[self._kinds]
+        return int(result.library.get_pointer_to_function(result.fndesc.llvm_func_name))

@@ -127,7 +127,9 @@ def calibrate(config: SyntheticConfig, parts: NDArray[np.float64]) -> Calibratio
         return bayes_auc(np.asarray(expit(scaled + _solve_bias(scaled, config.positive_rate)), np.float64))
 
     scale = brentq(lambda scale: auc(scale) - BAYES_AUC, 0.01, 100.0, xtol=1e-6)
-    return Calibration(bias=round(_solve_bias(signal * scale, config.positive_rate), 6), gains=np.round(gains * scale, 6))
+    return Calibration(
+        bias=round(_solve_bias(signal * scale, config.positive_rate), 6), gains=np.round(gains * scale, 6)
+    )
 
 
 def bayes_auc(probability: NDArray[np.float64]) -> float:
