@@ -152,8 +152,8 @@ def refuse_keys(tables: Sequence[TableConfig]) -> None:
     for table in tables:
         if table.keys is not None:
             raise ConfigError(
-                f"table {table.name!r}: expected keys=null, got keys={table.keys}, which cannot be trained yet. Map ids "
-                "to rows with hash_rows or a vocabulary."
+                f"table {table.name!r}: expected keys=null, got keys={table.keys}, which cannot be trained yet. "
+                "Map ids to rows with hash_rows or a vocabulary."
             )
 
 
