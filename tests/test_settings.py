@@ -268,6 +268,6 @@ def test_keys_below_model_are_those_of_the_model() -> None:
         load_settings(flags={"model": "tbsm"}, sets=["model.final_mlp=8-2"])
     for wrong in ("tbms", "[1]"):
         with pytest.raises(
-            ConfigError, match=r"model \(--set\): expected one of dlrm, dcn, .*tbsm, module:Class.*got "
+            ConfigError, match=r"model \(--set\): expected one of dlrm, dcn, .*hstu, module:Class.*got "
         ):
             load_settings(sets=[f"model={wrong}"])

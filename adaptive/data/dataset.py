@@ -15,6 +15,7 @@ from adaptive.errors import InputError
 
 NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 NO_KEY_RULES: Mapping[str, KeyRules] = MappingProxyType({})
+NO_SEQUENCES: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class DataShape:
     labels: tuple[str, ...] = ()
     widths: Mapping[str, int] = field(default_factory=dict)
     key_rules: Mapping[str, KeyRules] = field(default_factory=dict)
+    sequences: Mapping[str, int] = field(default_factory=dict)
 
 
 class Dataset(ABC):
@@ -66,6 +68,10 @@ class Dataset(ABC):
     key_rules: Mapping[str, KeyRules] = NO_KEY_RULES
     """Table -> how keys get and lose rows, for tables whose ids are 64-bit keys. If they expire by time, batches have
     `Batch.extras["timestamp"]`, in seconds."""
+
+    sequences: Mapping[str, int] = NO_SEQUENCES
+    """Feature -> the most ids of a sample, for features whose ids are steps of a sequence, oldest first. All other
+    features of their tables have one id per sample."""
 
     epochs_differ: bool = False
     """True if epochs differ in their samples, not only in their order."""
@@ -98,6 +104,10 @@ class Dataset(ABC):
         """Return the number of ids so far that went to the row for unknown ids, by feature."""
         return {}
 
+    def truncated(self) -> dict[str, int]:
+        """Return the number of sequences so far whose oldest ids were left out, by feature."""
+        return {}
+
 
 def tables_of(dataset: Dataset | DataShape) -> tuple[str, ...]:
     """Return the table of each feature."""
@@ -115,6 +125,7 @@ def shape_of(dataset: Dataset) -> DataShape:
         dataset.labels,
         dict(dataset.widths),
         dict(dataset.key_rules),
+        dict(dataset.sequences),
     )
 
 
@@ -133,7 +144,7 @@ class _Reordered(Dataset):
         self.features = tuple(dataset.features[position] for position in order)
         self.tables = tuple(tables_of(dataset)[position] for position in order)
         self.num_dense, self.dense_names, self.labels = dataset.num_dense, dataset.dense_names, dataset.labels
-        self.widths, self.key_rules = dataset.widths, dataset.key_rules
+        self.widths, self.key_rules, self.sequences = dataset.widths, dataset.key_rules, dataset.sequences
         self._dataset, self._order = dataset, order.tolist()
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
@@ -156,6 +167,9 @@ class _Reordered(Dataset):
 
     def out_of_range(self) -> dict[str, int]:
         return self._dataset.out_of_range()
+
+    def truncated(self) -> dict[str, int]:
+        return self._dataset.truncated()
 
 
 def require_batches(batches: Iterator[Batch], problem: Callable[[], str]) -> Iterator[Batch]:

@@ -20,7 +20,15 @@ from adaptive.models.dense import assembly
 from adaptive.models.dense.base import Inputs
 from adaptive.models.dense.layers import seed_dropouts
 from adaptive.models.dense.two_tower import dense_names
-from adaptive.models.model_settings import OPTIONS, ModelConfig, MultiTaskConfig, RowsConfig, TwoTowerConfig, parse_mlp
+from adaptive.models.model_settings import (
+    OPTIONS,
+    ModelConfig,
+    MultiTaskConfig,
+    RowsConfig,
+    SequenceConfig,
+    TwoTowerConfig,
+    parse_mlp,
+)
 from adaptive.models.tasks import tasks_of
 from adaptive.plugins import installed_models, load_model_class
 
@@ -84,6 +92,8 @@ def make_model(name: str, config: AnyConfig, inputs: Inputs, *, seed: int) -> nn
             _check_towers(config, inputs)
         if isinstance(config, MultiTaskConfig):
             _check_labels(config, inputs)
+        if isinstance(config, SequenceConfig):
+            _check_one_width(name, config, inputs)
         try:
             model = assembly.build_model(name, config, inputs, seed=seed)
         except ValueError as error:
@@ -122,6 +132,15 @@ def _check_towers(config: TwoTowerConfig, inputs: Inputs) -> None:
             "or leave item_tables empty."
         )
     _check_names("model.item_dense", "dense inputs", config.item_dense, dense_names(inputs))
+
+
+def _check_one_width(name: str, config: SequenceConfig, inputs: Inputs) -> None:
+    other = [f"{table}={width}" for table, width in config.widths.items() if width != config.embedding_dim]
+    if inputs.sequences and other:
+        raise ConfigError(
+            f"model.widths: expected tables of one width for model {name} with columns of sequences, got "
+            f"{', '.join(other)} and embedding_dim={config.embedding_dim}. Remove the widths."
+        )
 
 
 def _check_labels(config: MultiTaskConfig, inputs: Inputs) -> None:

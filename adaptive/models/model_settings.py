@@ -224,6 +224,41 @@ class TBSMConfig(TowerConfig):
         return self
 
 
+class SequenceConfig(ModelConfig):
+    """Settings of every model that attends to sequences."""
+
+    deep_mlp: LayerSizes = Field(
+        default=(128, 64), description="layer sizes of the MLP that judges, without its input and its output of 1"
+    )
+
+    @model_validator(mode="after")
+    def _not_normalized(self) -> "SequenceConfig":
+        if self.feature_norm != "none":
+            raise ValueError(f"expected feature_norm = none for models of sequences, got {self.feature_norm}")
+        return self
+
+
+class DINConfig(SequenceConfig):
+    """Settings of a DIN."""
+
+    attention_mlp: LayerSizes = Field(
+        default=(32, 16), description="hidden layer sizes of the MLP that weights a step of a sequence"
+    )
+
+
+class HSTUConfig(SequenceConfig):
+    """Settings of an HSTU."""
+
+    attention_layers: int = Field(default=2, ge=1, le=64, description="layers of attention")
+    heads: int = Field(default=2, ge=1, description="attention heads; a divisor of embedding_dim")
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "HSTUConfig":
+        if self.embedding_dim % self.heads:
+            raise ValueError(f"expected heads that divide embedding_dim = {self.embedding_dim}, got {self.heads}")
+        return self
+
+
 OPTIONS: Final[dict[str, type[ModelConfig]]] = {
     "dlrm": DLRMConfig,
     "dcn": DCNConfig,
@@ -231,8 +266,10 @@ OPTIONS: Final[dict[str, type[ModelConfig]]] = {
     "two-tower": TwoTowerConfig,
     "multi-task": MultiTaskConfig,
     "tbsm": TBSMConfig,
+    "din": DINConfig,
+    "hstu": HSTUConfig,
 }
 BUILT_IN_DATA: Final[dict[str, dict[str, str | int]]] = {
-    "tbsm": {"data": "sequences"},
+    **{model: {"data": "sequences"} for model in ("tbsm", "din", "hstu")},
     "multi-task": {"data.synthetic.labels": 2},
 }  # default settings of the data for some models

@@ -53,7 +53,7 @@ def feature_facts(
     for feature, table in zip(run.shape.features, run.shape.tables, strict=True):
         kind, size, group = _described(feature, data)
         rows = len(keys[table]) if kind == "fitted" else size
-        bag = bool(group.get("inner_separator"))
+        bag = bool(group.get("inner_separator") or group.get("sequence"))
         unknown = kind == "fitted" or (kind == "direct" and has_unknown)
         missing = kind != "direct" or (group.get("missing") == "row" and not bag)
         total = rows + unknown + missing
@@ -71,6 +71,7 @@ def feature_facts(
                 missing=rows + unknown if missing else None,
                 null=_nulls(data),
                 vocabulary=f"ids/{numbers[table]}.npy" if kind == "fitted" else None,
+                max_length=run.shape.sequences.get(feature.name),
             )
         )
     return features

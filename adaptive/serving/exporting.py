@@ -184,6 +184,11 @@ def _write_tensors(run: LoadedRun, to: str, folder: Path, facts: ExportFacts) ->
         shape, blocks = (table.num_embeddings, table.embedding_dim), partial(_table, run, table.name)
         tables |= table_tensors(facts.row_dtype, number, shape, blocks)
     if to == "onnx":
+        if getattr(run.model, "takes_sequences", False):
+            raise ConfigError(
+                f"expected a model of vectors of fixed number for --to onnx, got {facts.model['name']} with columns of "
+                f"sequences ({run.path}). Use --to torch"
+            )
         if facts.model.get("bf16"):
             raise ConfigError(
                 f"expected model.bf16=false for --to onnx, got true ({run.path}): onnxruntime has no bfloat16 on CPUs. "

@@ -54,6 +54,7 @@ class FeatureFacts:
         bag: True for several values, in a text separated by `separator`.
         unknown, missing: rows of such values; None: such values are errors.
         null: texts of missing values.
+        max_length: of a bag whose values are steps of a sequence; earlier ones are left out.
     """
 
     name: str
@@ -67,6 +68,7 @@ class FeatureFacts:
     missing: int | None
     null: Sequence[str]
     vocabulary: str | None
+    max_length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,8 @@ class IdMap:
         elif value is not None and not isinstance(value, Sequence | np.ndarray):
             value = [value]
         nulls = self.facts.null
-        return [self.row(item) for item in (() if value is None else value) if not is_missing(item, nulls)]
+        present = [item for item in (() if value is None else value) if not is_missing(item, nulls)]
+        return list(map(self.row, present[-self.facts.max_length :] if self.facts.max_length else present))
 
     def row(self, value: Any) -> int:
         """Return the row of a value, which may be missing; ValueError if it has no row."""

@@ -99,7 +99,7 @@ class Model(nn.Module):
                 else Table(table.rows, table.width, facts.row_dtype)
                 for table in facts.tables
             )
-        self.dense = dense_part(facts, folder)
+        self.dense: Any = dense_part(facts, folder)  # a module of the export's own code
 
     def forward(self, dense: Tensor, bags: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Return logits (B,), or (B, T) for several labels.
@@ -114,14 +114,21 @@ class Model(nn.Module):
         features = self.facts.features
         if len(bags) != len(features):
             raise ValueError(f"expected bags of {len(features)} features, got {len(bags)}")
+        takes_steps = [getattr(self.dense, "takes_sequences", False) and feature.max_length for feature in features]
         pooled = [
-            self.tables[feature.table](rows, offsets) for feature, (rows, offsets) in zip(features, bags, strict=True)
+            self.tables[feature.table](rows, torch.arange(len(rows)) if steps else offsets)
+            for feature, (rows, offsets), steps in zip(features, bags, takes_steps, strict=True)
         ]
         for feature, vectors in zip(features, pooled, strict=True):
             if not vectors.isfinite().all():
                 place = f"{self.facts.tensors}: tables.{feature.table}.weight"
                 raise ValueError(f"expected finite values, got NaN or infinity ({place}). {REMEDY}")
-        joined = torch.cat(pooled, dim=1) if self.facts.is_widened else torch.stack(pooled, dim=1)
+        if any(takes_steps):
+            ends = [torch.cat([offsets, offsets.new_tensor([len(rows)])]) for rows, offsets in bags]
+            lengths = [end.diff() for end, steps in zip(ends, takes_steps, strict=True) if steps]
+            joined = self.dense.gather(pooled, lengths)
+        else:
+            joined = torch.cat(pooled, dim=1) if self.facts.is_widened else torch.stack(pooled, dim=1)
         logits: Tensor = self.dense(dense, joined)
         return logits
 
@@ -170,6 +177,7 @@ def dense_part(facts: "ExportFacts", folder: Path) -> nn.Module:
         dense_names=tuple(dense.name for dense in facts.dense),
         steps=facts.steps,
         labels=tuple(facts.labels),
+        sequences={n: feature.max_length for n, feature in enumerate(facts.features) if feature.max_length},
     )
     if config.name == "custom":
         values = assembly.offered(inputs, config.embedding_dim, seed=0)

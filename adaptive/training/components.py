@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,8 @@ from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError
 from adaptive.models.dense.base import Inputs
 from adaptive.models.dense.dlrm import TBSM
-from adaptive.models.factory import checked, make_model, model_config
+from adaptive.models.factory import AnyConfig, checked, make_model, model_config
+from adaptive.models.model_settings import SequenceConfig
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
 from adaptive.policy import Policy, arranges, calibrates
@@ -133,7 +134,7 @@ def build(
     """
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
-    tables = shape.format_rows(build_tables(dataset, shape.embedding_dim, shape.widths))
+    tables = _tables_of(dataset, shape, inputs)
     embeddings = TieredEmbeddingBag(
         tables,
         _sized_tier(config, sample),
@@ -159,7 +160,7 @@ def outline(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[
     """Outline the result of `build` without memory for rows; raises the same errors."""
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
-    tables = shape.format_rows(build_tables(dataset, shape.embedding_dim, shape.widths))
+    tables = _tables_of(dataset, shape, inputs)
     tier, policy = _sized_tier(config, sample), make_policy(config.policy, config.policy_options)
     optimizer = row_optimizer(config.optimizer)
     check_arguments(tables, tier, optimizer, config.skip)
@@ -177,7 +178,9 @@ def _sized_tier(config: TrainConfig, sample: Sequence[Batch]) -> TierConfig:
 def inputs_of(dataset: Dataset | DataShape) -> Inputs:
     """Facts of the data for building a model."""
     shape = shape_of(dataset) if isinstance(dataset, Dataset) else dataset
-    return Inputs(shape.tables, shape.num_dense, shape.dense_names, shape.steps, shape.labels, shape.widths)
+    sequences = {number: shape.sequences[feature.name] for number, feature in enumerate(shape.features)
+                 if feature.name in shape.sequences}  # fmt: skip
+    return Inputs(shape.tables, shape.num_dense, shape.dense_names, shape.steps, shape.labels, shape.widths, sequences)
 
 
 def dense_flops(config: TrainConfig, dataset: Dataset | DataShape) -> float:
@@ -200,16 +203,27 @@ def model_flops(model: nn.Module, steps: int) -> float:
     return 6.0 * repeats * sum(weight.numel() for weight in model.parameters() if weight.ndim == 2)
 
 
+def _tables_of(dataset: Dataset | DataShape, shape: AnyConfig, inputs: Inputs) -> tuple[TableConfig, ...]:
+    """Return the tables of a model; a model of sequences takes the vectors of their tables one by one."""
+    sequences = inputs.sequences if isinstance(shape, SequenceConfig) else ()
+    unpooled = {inputs.tables[position] for position in sequences}
+    return shape.format_rows(build_tables(dataset, shape.embedding_dim, shape.widths, unpooled))
+
+
 def build_tables(
-    dataset: Dataset | DataShape, embedding_dim: int, widths: Mapping[str, int] = NO_WIDTHS
+    dataset: Dataset | DataShape,
+    embedding_dim: int,
+    widths: Mapping[str, int] = NO_WIDTHS,
+    unpooled: Collection[str] = (),
 ) -> tuple[TableConfig, ...]:
     """Return one table per feature, with its name, or one for all features that share it.
 
     Args:
         widths: table -> width, for tables with another width than `embedding_dim`.
+        unpooled: tables whose features give one vector per lookup.
     """
     try:
-        return _tables(dataset, embedding_dim, widths)
+        return _tables(dataset, embedding_dim, widths, unpooled)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -217,7 +231,9 @@ def build_tables(
         raise ConfigError(f"{first['msg']}, got {got!r} (a table of the data: {where})") from error
 
 
-def _tables(dataset: Dataset | DataShape, embedding_dim: int, widths: Mapping[str, int]) -> tuple[TableConfig, ...]:
+def _tables(
+    dataset: Dataset | DataShape, embedding_dim: int, widths: Mapping[str, int], unpooled: Collection[str]
+) -> tuple[TableConfig, ...]:
     names = tables_of(dataset)
     features = {name: [f for f, n in zip(dataset.features, names, strict=True) if n == name] for name in names}
     keys: dict[str, Any] = {name: {"keys": "int64", **dict(rules)} for name, rules in dataset.key_rules.items()}
@@ -227,6 +243,7 @@ def _tables(dataset: Dataset | DataShape, embedding_dim: int, widths: Mapping[st
             num_embeddings=members[0].num_embeddings,
             embedding_dim=widths.get(name, embedding_dim),
             features=tuple(member.name for member in members),
+            pooling="none" if name in unpooled else "sum",
             **keys.get(name, {}),
         )
         for name, members in features.items()

@@ -20,6 +20,7 @@ from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import InputError
+from adaptive.models.dense.attention import SampleVectors, SequenceModel
 from adaptive.models.tasks import Tasks, labels_of, tasks_of
 from adaptive.training.finite import where_not_finite
 from adaptive.training.quality import StreamingAUC, StreamingLogLoss, exact_auc, grouped_auc
@@ -211,9 +212,27 @@ def logits_of(embeddings: TieredEmbeddingBag, model: nn.Module, planned: Planned
     return logits
 
 
-def vectors_of(embeddings: TieredEmbeddingBag, model: nn.Module, planned: Planned) -> Tensor:
-    """Return vectors (B, F, D), or (B, sum of widths) if the model sets `takes_widths`."""
+def vectors_of(embeddings: TieredEmbeddingBag, model: nn.Module, planned: Planned) -> Tensor | SampleVectors:
+    """Return vectors (B, F, D), or (B, sum of widths) or those of sequences if the model's attributes say so."""
+    if getattr(model, "takes_sequences", False):
+        assert isinstance(model, SequenceModel)
+        return _sample_vectors(embeddings, model, planned)
     return embeddings.side_by_side(planned) if getattr(model, "takes_widths", False) else embeddings.stack(planned)
+
+
+def _sample_vectors(embeddings: TieredEmbeddingBag, model: SequenceModel, planned: Planned) -> SampleVectors:
+    batch, sequences = planned.batch, sorted(model.inputs.sequences)
+    sizes = np.diff(batch.offsets).reshape(batch.num_features, batch.num_samples)[sequences]
+    if model.sums_steps and (unequal := np.flatnonzero((sizes != sizes[0]).any(axis=0))).size:
+        sample, names = int(unequal[0]), [embeddings.features[number] for number in sequences]
+        got = ", ".join(f"{size} of {name}" for name, size in zip(names, sizes[:, sample].tolist(), strict=True))
+        where = f"sample {sample}" if batch.origin is None else batch.origin.where(sample)
+        raise InputError(
+            f"{where}: expected sequences of equal lengths for model hstu, which sums the steps of an event, got "
+            f"{got}. Correct the data, or use --model din."
+        )
+    lengths = torch.from_numpy(sizes).to(embeddings.device)
+    return model.gather(list(embeddings(planned).values()), list(lengths))
 
 
 def _logits_of_several(

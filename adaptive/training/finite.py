@@ -13,24 +13,27 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.errors import NonFiniteError
+from adaptive.models.dense.attention import SampleVectors
 
 MAX_NAMED = 5
 NOTHING_UPDATED: Final = "nothing was updated. Check these lines, or lower the learning rates"
 
 
-def explain_loss(what: str, batch: Batch, *, logits: Tensor, pooled: Tensor, model: nn.Module) -> NonFiniteError:
+def explain_loss(
+    what: str, batch: Batch, *, logits: Tensor, pooled: Tensor | SampleVectors, model: nn.Module
+) -> NonFiniteError:
     """Return the error for a loss that is not finite.
 
     Args:
         what: step and value, such as `step 7: the loss is nan`.
         batch: batch with this loss.
         logits: (B,), or (B, T) for several labels.
-        pooled: embedding vectors (B, F, D), or (B, sum of widths), whose features are not named.
+        pooled: embedding vectors (B, F, D), or (B, sum of widths) or of sequences, whose features are not named.
         model: its weights are checked too.
     """
     bad_dense = np.flatnonzero(~np.isfinite(batch.dense).all(0)).tolist()
     causes = [f"dense input {column}" for column in bad_dense]
-    causes += _bad_vectors(pooled.detach())
+    causes += _bad_vectors(pooled)
     with torch.no_grad():
         bad_weights = [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]
     causes += [f"weight {name}" for name in bad_weights]
@@ -38,8 +41,10 @@ def explain_loss(what: str, batch: Batch, *, logits: Tensor, pooled: Tensor, mod
     return where_not_finite(f"{what}{named}", logits.detach().float().cpu().numpy(), batch)
 
 
-def _bad_vectors(pooled: Tensor) -> list[str]:
-    bad = ~torch.isfinite(pooled)
+def _bad_vectors(pooled: Tensor | SampleVectors) -> list[str]:
+    if isinstance(pooled, SampleVectors):
+        return _bad_vectors(torch.cat([pooled.single.flatten(0, 1), *pooled.steps]))
+    bad = ~torch.isfinite(pooled.detach())
     if pooled.dim() == 2:
         return ["embedding vectors"] if bool(bad.any()) else []
     return [f"embedding vector of feature {feature}" for feature in bad.any(2).any(0).nonzero().flatten().tolist()]

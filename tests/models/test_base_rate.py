@@ -43,7 +43,7 @@ def batch(labels: Any, **extras: Any) -> Batch:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_bias_is_the_logit_of_nothing(name: str) -> None:
     """With all other weights at zero, zero vectors give the log odds, of each label its own."""
-    steps, several = (3 if name == "tbsm" else 1), name == "multi-task"
+    steps, several = (3 if name in ("tbsm", "din", "hstu") else 1), name == "multi-task"
     inputs = Inputs(("user", "item") * steps, 2 * steps, steps=steps, labels=("a", "b") if several else ())
     config = model_config(name, {"embedding_dim": 4, **SETTINGS.get(name, {})}, inputs)
     model = make_model(name, config, inputs, seed=0)

@@ -205,7 +205,7 @@ REFUSED: list[tuple[str, dict[str, Any], Inputs, str]] = [
     ("multi-task", {"loss_weights": {"bye": 2.0}}, INPUTS, "expected labels among click, buy, like, got bye"),
     ("dcn", {"widths": {"you": 3}}, INPUTS, "model.widths: expected tables among user, item, site, got you"),
     ("dcn", {"widths": {"user": 0}}, INPUTS, "expected widths from 1 to 4096, got user=0"),
-    ("dnc", {}, INPUTS, "expected one of dlrm, dcn, .*file.py:Class, got 'dnc'; did you mean dcn"),
+    ("dcnn", {}, INPUTS, "expected one of dlrm, dcn, .*file.py:Class, got 'dcnn'; did you mean dcn"),
 ]
 
 
@@ -220,4 +220,4 @@ def test_wrong_values_are_refused() -> None:
         DeepFMConfig(embedding_dim=1)
     with pytest.raises(ConfigError, match="loss_weights of 0 or more, got less for buy"):
         MultiTaskConfig(loss_weights={"buy": -1})
-    assert set(SETTINGS) | {"tbsm"} == set(OPTIONS)
+    assert set(SETTINGS) | {"tbsm", "din", "hstu"} == set(OPTIONS)

@@ -176,6 +176,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "batch norm": {"model_options": {"feature_norm": "batch"}},
     "no dense": {"data_options": {"synthetic": {"num_dense": 0}}},
     "tbsm": {"model": "tbsm", "data": "sequences", "data_options": {"history": 3}},
+    "din": {"model": "din", "data": "sequences", "data_options": {"history": 3}},
+    "hstu": {"model": "hstu", "data": "sequences", "data_options": {"history": 3}},
 }
 SIZES = {"synthetic": {"num_train": 600, "num_eval": 200, "tables": 4, "rows": 100_000, "lookups": 3}}
 SHAPE = {"embedding_dim": 4, "bottom_mlp": [8, 4], "top_mlp": [8, 1]}
@@ -184,11 +186,12 @@ SHAPE = {"embedding_dim": 4, "bottom_mlp": [8, 4], "top_mlp": [8, 1]}
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_gives_its_logits_again(tmp_path: Path, name: str) -> None:
     changed = MODELS[name]
-    is_tbsm = changed.get("model") == "tbsm"
+    of_sequences = {"tbsm": {"embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [6]}}
+    of_sequences |= {model: {"embedding_dim": 4, "deep_mlp": [6]} for model in ("din", "hstu")}
     options = {**SIZES, **changed.get("data_options", {})}
     options["synthetic"] = {**SIZES["synthetic"], **options["synthetic"]}
     options["sequences"] = {"num_train": 300, "num_eval": 100}
-    shape = {"embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [6]} if is_tbsm else SHAPE
+    shape = of_sequences.get(changed.get("model", ""), SHAPE)
     given = {**changed, "data_options": options, "model_options": {**shape, **changed.get("model_options", {})}}
     train_run(toy_config(out="run", **{"data": "synthetic", **given}, tier={"device_rows": "100%"}))
     export_run("run", "served")

@@ -72,15 +72,18 @@ SHAPES: dict[str, dict[str, Any]] = {
     "cat, layer norm": {"model_options": {"interaction": "cat", "feature_norm": "layer"}},
     "no dense": {"data_options": {"synthetic": {**SYNTHETIC, "num_dense": 0}}},
     "tbsm": {"model": "tbsm", "data": "sequences", "model_options": {"bottom_mlp": [4], "top_mlp": [6]}},
+    "din": {"model": "din", "data": "sequences"},
+    "hstu": {"model": "hstu", "data": "sequences"},
 }
 
 
-@pytest.mark.parametrize("name", some_slow(SHAPES, ("tbsm",)))
+@pytest.mark.parametrize("name", some_slow(SHAPES, ("tbsm", "din", "hstu")))
 def test_bags_and_histories_of_dlrm_and_tbsm(name: str) -> None:
     given: dict[str, Any] = {"data": "synthetic", **SHAPES[name]}
     small = {"synthetic": SYNTHETIC, "sequences": {"num_train": 300, "num_eval": 100}, "history": 3}
     given["data_options"] = {**small, **given.get("data_options", {})}
-    given["model_options"] = {"embedding_dim": 4, **DLRM, **given.get("model_options", {})}
+    mlps = DLRM if given.get("model") not in ("din", "hstu") else {}
+    given["model_options"] = {"embedding_dim": 4, **mlps, **given.get("model_options", {})}
     train_run(toy_config(out="run", **given, tier={"device_rows": "100%"}))
     export_run("run", "served", to="onnx")
     served = onnx_scoring.load("served")

@@ -87,6 +87,9 @@ class Manifest(Config):
     )
     key_rules: dict[str, KeyRules] = Field(default_factory=dict, description="table -> rules of its 64-bit keys")
     has_times: bool = Field(default=False, description="samples have times")
+    sequences: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        default_factory=dict, description="feature -> the most ids of a sample, where ids are steps of a sequence"
+    )
     files: tuple[str, ...] | None = Field(description="names of files for the origin of samples; null: not known")
     train: StoredPart
     evaluation: StoredPart | None
@@ -185,6 +188,7 @@ class Prepared(Dataset):
         self.num_dense, self.steps = self._manifest.num_dense, self._manifest.steps
         self.labels, self.widths = self._manifest.labels, self._manifest.widths
         self.key_rules = self._manifest.key_rules
+        self.sequences = self._manifest.sequences
         self._shuffle_buffer, self._seed = options.shuffle_buffer, options.seed
         self._train = _Part(folder, "train", self._manifest, self._manifest.train)
         stored = self._manifest.evaluation

@@ -110,6 +110,7 @@ class _Writer:
             widths=dict(dataset.widths),
             key_rules=dict(dataset.key_rules),
             has_times="timestamp" in first.extras,
+            sequences=dict(dataset.sequences),
             files=first.origin.files if first.origin is not None else None,
             train=nothing,
             evaluation=None,

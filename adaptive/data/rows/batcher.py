@@ -113,6 +113,7 @@ class FeatureSource:
     slot: int
     is_bag: bool
     rows: RowMap
+    max_length: int | None = None  # of a sequence
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class LabelSource:
 
 
 class Batcher:
-    """Makes batches from blocks; `out_of_range` counts lookups of the row for unknown ids.
+    """Makes batches from blocks; `out_of_range` counts lookups of the row for unknown ids, `truncated` sequences.
 
     Args:
         files: names for `Origin`.
@@ -168,6 +169,7 @@ class Batcher:
         self._is_log = is_log
         self._has_bags = any(feature.is_bag for feature in features)
         self.out_of_range: Counter[str] = Counter()
+        self.truncated: Counter[str] = Counter()
 
     def batches(self, block: Block, size: int) -> Iterator[Batch]:
         """Yield batches of `size` rows of a block; the last one may be smaller.
@@ -216,6 +218,9 @@ class Batcher:
         for feature in self._features:
             if feature.is_bag:
                 keys, part_ends = bag_column(block, feature.slot)
+                if feature.max_length is not None:
+                    keys, part_ends, count = keep_latest(keys, part_ends, feature.max_length)
+                    self.truncated[feature.name] += count
                 present = np.ones(len(keys), np.bool_)
             else:
                 keys, present = columns.keys[feature.slot, :n], columns.present[feature.slot, :n]
@@ -243,6 +248,21 @@ class Batcher:
             f"{shown_id(int(keys[first]))} (sample {sample} of the batch). Correct num_embeddings or the data, or add "
             "--set data.out_of_range=oov to send such ids to an extra row."
         )
+
+
+def keep_latest(keys: Ids, ends: Ids, most: int) -> tuple[Ids, Ids, int]:
+    """Keep the last `most` keys of each row; return them, the new ends (R,), and the number of rows that had more.
+
+    Args:
+        keys: (n,) keys of all rows.
+        ends: (R,) end of each row's keys.
+    """
+    sizes = np.diff(ends, prepend=0)
+    too_long = sizes > most
+    if not too_long.any():
+        return keys, ends, 0
+    is_kept = np.repeat(ends, sizes) - np.arange(len(keys)) <= most
+    return keys[is_kept], np.cumsum(np.minimum(sizes, most)), int(too_long.sum())
 
 
 def bag_column(block: Block, slot: int) -> tuple[Ids, Ids]:

@@ -80,6 +80,7 @@ class FeaturePlan:
     is_bag: bool
     rule: RowRule
     kind: KeyKind = "string"
+    max_length: int | None = None  # of a sequence
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ class RowDataset(Dataset):
         self.num_dense, self.dense_names = len(plan.is_log) - len(plan.more_labels), source.formats[0].dense_names
         self.labels, self.widths = plan.labels, dict(plan.widths)
         self.key_rules = {feature.table: feature.rule.keys for feature in plan.features if feature.rule.keys}
+        self.sequences = {feature.name: feature.max_length for feature in features if feature.max_length is not None}
         self._source, self._parts, self._options, self._identity = source, parts, options, identity
         self._batcher = Batcher(
             source.names(), tuple(features), plan.is_log, plan.more_labels, has_times=plan.has_times
@@ -226,6 +228,10 @@ class RowDataset(Dataset):
         """Return the number of lookups so far that went to the row for unknown ids, by feature."""
         return dict(self._batcher.out_of_range)
 
+    def truncated(self) -> dict[str, int]:
+        """Return the number of sequences so far that had more ids than the schema's max_length, by feature."""
+        return dict(self._batcher.truncated)
+
 
 def open_rows(opened: Opened, plan: RowPlan, options: DataOptions, *, run_dir: Path | None) -> RowDataset:
     """Return the data set of an opened source.
@@ -253,7 +259,10 @@ def open_rows(opened: Opened, plan: RowPlan, options: DataOptions, *, run_dir: P
     checksums = {table: vocabulary.checksum() for table, vocabulary in vocabularies.items()}
     return RowDataset(
         source,
-        [FeatureSource(item.name, item.table, item.slot, item.is_bag, maps[item.table]) for item in plan.features],
+        [
+            FeatureSource(item.name, item.table, item.slot, item.is_bag, maps[item.table], item.max_length)
+            for item in plan.features
+        ],
         plan,
         parts=_parts(opened, counted, plan.time_cut, options),
         options=options,

@@ -18,7 +18,7 @@ from adaptive.data.rows.batcher import LabelSource
 from adaptive.data.rows.data_files import DataFile, find_files
 from adaptive.data.rows.row_dataset import FeaturePlan, RowPlan, RowRule, open_rows
 from adaptive.data.rows.row_source import Column, RowFormat
-from adaptive.data.text.schema import Categorical, DelimitedSchema, UserItemsSchema, required_schema
+from adaptive.data.text.schema import DEFAULT_LENGTH, Categorical, DelimitedSchema, UserItemsSchema, required_schema
 from adaptive.data.text.text_reader import first_line, open_text_files, split_fields
 from adaptive.data.text.user_items import open_pairs
 from adaptive.errors import ConfigError, InputError, suggestion
@@ -83,15 +83,17 @@ def describe(
             uses[name].sort == "bags",
             _rule(group, options, is_bag=uses[name].sort == "bags"),
             group.kind,
+            (group.max_length or DEFAULT_LENGTH) if group.sequence else None,
         )
         for group, name in grouped
     )
+    _check_sequences(features)
     is_log = np.zeros(form.count("dense"), np.bool_)
     for dense in schema.dense:
         is_log[[form.slot(name) for name in _matching(dense.columns, names)]] = dense.transform == "log"
     identity = {
         "format": "delimited",
-        "schema": schema.model_dump(mode="json", exclude={"categorical": {"__all__": NO_DATA}}),
+        "schema": _identity(schema),
         "rows": {feature.name: f"{feature.rule.kind} {feature.rule.size}" for feature in features},
     }
     further = tuple(LabelSource(item.column, form.slot(item.column), item.threshold) for item in schema.more_labels)
@@ -99,6 +101,31 @@ def describe(
     cut = parse_time_split(options, schema.time.kind if schema.time is not None else None)
     has_times = any(isinstance(group.expire, str) for group in schema.categorical)
     return form, RowPlan(features, is_log, cut, identity, labels, further, _widths(grouped, options), has_times)
+
+
+def _identity(schema: DelimitedSchema) -> dict[str, object]:
+    """Return the schema as JSON values, without what is no fact about the data; as before there were sequences."""
+    values = schema.model_dump(mode="json", exclude={"categorical": {"__all__": NO_DATA}})
+    for group in values["categorical"]:
+        if not group["sequence"]:
+            del group["sequence"], group["max_length"]
+    return values
+
+
+def _check_sequences(features: Sequence[FeaturePlan]) -> None:
+    sequences = {feature.table: feature.name for feature in features if feature.max_length is not None}
+    for feature in features:
+        if feature.max_length is not None and not feature.is_bag:
+            raise ConfigError(
+                f"column {feature.name!r}: expected a list with sequence = true, got single values. Set "
+                "inner_separator, or remove sequence from the schema."
+            )
+        if feature.is_bag and feature.max_length is None and feature.table in sequences:
+            raise ConfigError(
+                f"table {feature.table!r}: expected columns of one value next to the sequence "
+                f"{sequences[feature.table]!r}, got the bag {feature.name!r}. Set sequence = true for it, or give it "
+                "another table."
+            )
 
 
 def _widths(grouped: Sequence[tuple[Categorical, str]], options: DataOptions) -> dict[str, int]:

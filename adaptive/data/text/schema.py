@@ -16,6 +16,7 @@ from adaptive.storage.presets import load_toml
 INSTALLED = Path(__file__).parents[1] / "schemas"
 MOST_BYTES = 2**22  # of a schema
 NULLS = ("", "NA", "NaN", "\\N")  # default texts for missing values
+DEFAULT_LENGTH, MOST_STEPS = 50, 4096  # ids of a sequence; 4096 is the longest of published models (HSTU)
 MAX_ROWS = 2**40 - 2  # of a table, without rows for missing and unknown ids: the books of more would take 16 TiB
 
 
@@ -80,6 +81,12 @@ class Categorical(Config):
     width: int | None = Field(
         default=None, ge=1, le=4096, description="values of a row of these tables; default: model.embedding_dim"
     )
+    sequence: bool = Field(
+        default=False, description="the values of a bag are steps, oldest first, for models of sequences"
+    )
+    max_length: int | None = Field(
+        default=None, ge=1, le=MOST_STEPS, description=f"latest steps of a sequence to keep; default: {DEFAULT_LENGTH}"
+    )
     missing: Literal["row", "reject"] = Field(
         default="row", description="an empty field: use an extra row, or reject the line; an empty bag is never bad"
     )
@@ -102,7 +109,9 @@ class Categorical(Config):
             raise ValueError("expected kind = 'int' or 'hex' with num_embeddings, got 'string'")
         if self.min_count is not None and mappings not in ([], ["vocabulary"]):
             raise ValueError(f"expected min_count only with vocabulary = true, got it with {mappings[0]}")
-        if self.missing == "reject" and self.inner_separator is not None:
+        if self.max_length is not None and not self.sequence:
+            raise ValueError(f"expected sequence = true with max_length, got max_length = {self.max_length} alone")
+        if self.missing == "reject" and (self.inner_separator is not None or self.sequence):
             raise ValueError("expected missing = 'row' for a bag, which may be empty, got 'reject'")
         return self
 

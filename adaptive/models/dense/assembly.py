@@ -13,17 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import CheckedModel, Inputs, Tasks
+from .attention import DIN, HSTU
+from .base import Inputs, Tasks
 from .crosses import DCN, DeepFM
 from .dlrm import DLRM, TBSM
 from .multi_task import MultiTask
 from .two_tower import TwoTower
 
-CHECKED: dict[str, Callable[..., CheckedModel]] = {
+MODELS: dict[str, Callable[..., nn.Module]] = {
     "dcn": DCN,
     "deepfm": DeepFM,
     "two-tower": TwoTower,
     "multi-task": MultiTask,
+    "din": DIN,
+    "hstu": HSTU,
 }
 
 
@@ -40,7 +43,7 @@ def build_model(name: str, config: Any, inputs: Inputs, *, seed: int = 0) -> nn.
         return TBSM(config, num_dense=inputs.num_dense, num_features=inputs.num_features, steps=inputs.steps, seed=seed)
     if name == "dlrm":
         return DLRM(config, num_dense=inputs.num_dense, num_features=inputs.num_features, seed=seed)
-    return CHECKED[name](config, inputs, seed=seed)
+    return MODELS[name](config, inputs, seed=seed)
 
 
 def widened(model: nn.Module, config: Any, inputs: Inputs, *, seed: int = 0) -> nn.Module:

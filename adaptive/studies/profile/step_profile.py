@@ -29,6 +29,7 @@ from adaptive.data.dataset import Dataset
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError
+from adaptive.models.dense.attention import SampleVectors
 from adaptive.models.dense.layers import at_step
 from adaptive.models.tasks import log_losses
 from adaptive.plugins import make_policy
@@ -201,6 +202,11 @@ class _StagedTrainer(Trainer):
         timed, samples = self.recorder.timed, part.num_samples_of_all
         with timed("embedding"):
             pooled = vectors_of(self.embeddings, self.model, part)
+            if isinstance(pooled, SampleVectors):
+                raise ConfigError(
+                    "profile --sections step: expected a model of pooled vectors, got one of sequences. Use --model "
+                    "dlrm, which trains the same rows, or leave the section out."
+                )
             leaf = pooled.detach().requires_grad_()
         with timed("mlp_forward"):
             at_step(self.model, self.recorder.steps, first=part.first, samples=part.num_samples, whole=samples)

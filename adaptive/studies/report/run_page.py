@@ -275,6 +275,7 @@ def _bad_lines(runs: Sequence[RunView]) -> Blocks:
         for key, head, caption in (
             ("rejected_lines", ["cause", "lines"], "lines rejected"),
             ("out_of_range_ids", ["feature", "lookups"], "ids outside the table, mapped to the row for unknown ids"),
+            ("truncated_sequences", ["feature", "samples"], "sequences cut to the latest max_length ids"),
         ):
             if counts := run.summary.get(key):
                 rows = [head, *([name, count_text(count)] for name, count in counts.items())]

@@ -169,7 +169,7 @@ class Run:
         self.config, self.directory, self.dataset, self.components = config, directory, dataset, components
         self.left, self.ranks, self._stream = left, components.embeddings.ranks, stream
         self._where = Path(self.ranks.gather_facts(str(directory.path))[0])
-        self._seen_before = dataset.out_of_range()
+        self._seen_before = dataset.out_of_range(), dataset.truncated()
         self._keep_scores = False
         self.guard: Guard | None = None
         self._reached: Evaluation | None = None  # the evaluation that ended training
@@ -299,9 +299,11 @@ class Run:
         recorder, embeddings = self.recorder, self.components.embeddings
         seen, dropped = inputs_of(embeddings.policy)
         # Calibration reads ids that training reads again: they count once.
-        out_of_range = {
-            name: count - self._seen_before.get(name, 0) for name, count in self.dataset.out_of_range().items()
-        }
+        read = self.dataset.out_of_range(), self.dataset.truncated()
+        out_of_range, truncated = (
+            {name: more for name, count in now.items() if (more := count - earlier.get(name, 0))}
+            for now, earlier in zip(read, self._seen_before, strict=True)
+        )
         summary: RunSummary = {
             **run_summary(self.config.policy, recorder.totals, auc=None, log_loss=None),
             **(quality_of_training(recorder) if evaluation is None else quality_numbers(evaluation)),
@@ -315,7 +317,8 @@ class Run:
             "device_rows": embeddings.runtime.view.device_rows,
             "seed": self.config.seed,
             "rejected_lines": self.dataset.rejects(),
-            "out_of_range_ids": {name: count for name, count in out_of_range.items() if count},
+            "out_of_range_ids": out_of_range,
+            "truncated_sequences": truncated,
             "run_dir": str(self.directory.path),
         }
         for name in ("samples_per_s", "samples_per_s_later"):

@@ -150,6 +150,7 @@ class RunSummary(QualitySummary, SkipShares, GuardSummary, InputSummary, total=F
     seed: int
     rejected_lines: Mapping[str, int]
     out_of_range_ids: Mapping[str, int]
+    truncated_sequences: Mapping[str, int]
     run_dir: str
     table: str  # the summary as text; not part of `--json`
 

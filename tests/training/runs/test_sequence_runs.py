@@ -66,6 +66,19 @@ def test_where_rows_lie_changes_no_bit(optimizer: str) -> None:
         assert_equal(trained(**given, tier=tier, depth=depth, policy=policy), expected)
 
 
+@pytest.mark.parametrize("model", ["din", "hstu"])
+def test_attention_has_the_same_bits_anywhere(model: str) -> None:
+    given = {"model": model, "model_options": {"embedding_dim": 4, "deep_mlp": "6"}}
+    expected = trained(**given, depth=0, tier={"device_rows": "100%"})
+    assert any(name.startswith("dense deep.") for name in expected)
+    for tier, depth, policy in (
+        ({"device_rows": "300"}, 0, "lru"),
+        ({"device_rows": "400", "device": "cpu-torch"}, 4, "lfu"),
+        ({"device_rows": "auto"}, 8, "hybrid"),
+    ):
+        assert_equal(trained(**given, tier=tier, depth=depth, policy=policy), expected)
+
+
 def test_a_run_goes_on_and_is_evaluated_again(tmp_path: Path) -> None:
     events = tmp_path / "events.csv"
     rng = np.random.default_rng(0)

@@ -1,0 +1,142 @@
+"""Columns of sequences: order, the latest ids, the same batches from every format, and mistakes in schemas."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptive.batch import Batch
+from adaptive.data.arrow.frames import from_frame
+from adaptive.data.data_options import DataOptions
+from adaptive.data.dataset import Dataset, shape_of
+from adaptive.data.open import open_dataset
+from adaptive.data.prepared.prepared_writer import prepare
+from adaptive.data.rows.batcher import keep_latest
+from adaptive.errors import ConfigError
+
+HISTORIES = [[3, 1, 2], [], [5], [1, 2, 3, 4, 5, 6], [7, 7, 7, 7]]
+SCHEMA: dict[str, Any] = {
+    "label": {"column": "label"},
+    "categorical": [
+        {"columns": ["item"], "kind": "int", "num_embeddings": 10, "table": "item", "missing": "reject"},
+        {"columns": ["history"], "kind": "int", "num_embeddings": 10, "table": "item", "inner_separator": "|",
+         "sequence": True, "max_length": 3},
+    ],
+}  # fmt: skip
+TOML = """
+label = {{ column = "label" }}
+[[categorical]]
+columns = ["item"]
+kind = "int"
+num_embeddings = 10
+table = "item"
+missing = "reject"
+[[categorical]]
+columns = ["history"]
+kind = "int"
+num_embeddings = 10
+table = "item"
+{more}
+"""
+SEQUENCE = 'inner_separator = "|"\nsequence = true\nmax_length = 3'
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write_csv(more: str = SEQUENCE) -> DataOptions:
+    lines = [f"{n % 2},{n + 1},{'|'.join(map(str, history))}" for n, history in enumerate(HISTORIES)]
+    Path("data.csv").write_text("\n".join(["label,item,history", *lines]) + "\n")
+    Path("data.toml").write_text(TOML.format(more=more))
+    return DataOptions(schema_path=Path("data.toml"))
+
+
+def histories(batch: Batch) -> list[list[int]]:
+    offsets = batch.offsets[-batch.num_samples - 1 :]
+    return [batch.ids[first:last].tolist() for first, last in pairwise(offsets)]
+
+
+def check(dataset: Dataset) -> None:
+    batches = list(dataset.train(2))
+    assert [one for batch in batches for one in histories(batch)] == [history[-3:] for history in HISTORIES]
+    assert dataset.sequences == shape_of(dataset).sequences == {"history": 3}
+    assert dataset.tables == ("item", "item")
+
+
+def test_text_keeps_the_latest_ids_in_order() -> None:
+    dataset = open_dataset("csv:data.csv", write_csv())
+    assert dataset.truncated() == {}
+    check(dataset)
+    assert dataset.truncated() == {"history": 2}
+
+
+def test_lists_of_a_frame_and_of_parquet_give_the_same() -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {"label": [n % 2 for n in range(5)], "item": range(1, 6), "history": HISTORIES}
+    table = pyarrow.table({name: list(values) for name, values in columns.items()})
+    schema = {**SCHEMA, "categorical": [dict(group) for group in SCHEMA["categorical"]]}
+    del schema["categorical"][1]["inner_separator"]
+    dataset = from_frame(table, schema)
+    check(dataset)
+    assert dataset.truncated() == {"history": 2}
+    parquet.write_table(table, "data.parquet")
+    write_csv("sequence = true\nmax_length = 3")
+    check(open_dataset("parquet:data.parquet", DataOptions(schema_path=Path("data.toml"))))
+
+
+def test_prepared_data_keep_sequences() -> None:
+    prepare("csv:data.csv", write_csv(), Path("out.prepared"))
+    check(open_dataset("prepared:out.prepared", DataOptions()))
+
+
+def test_the_default_length_is_50() -> None:
+    options = write_csv('inner_separator = "|"\nsequence = true')
+    assert open_dataset("csv:data.csv", options).sequences == {"history": 50}
+
+
+def test_data_without_sequences_have_the_identity_they_had() -> None:
+    """Runs and prepared data from before there were sequences are recognized."""
+    dataset = open_dataset("csv:data.csv", write_csv('inner_separator = "|"'))
+    (schema,) = [value for key, value in dataset.fingerprint().items() if key == "schema"]
+    assert isinstance(schema, dict)
+    assert all("sequence" not in group and "max_length" not in group for group in schema["categorical"])
+    sequences = open_dataset("csv:data.csv", write_csv()).fingerprint()["schema"]
+    assert isinstance(sequences, dict) and sequences["categorical"][1]["max_length"] == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("sequence = true", r"column 'history': expected a list with sequence = true, got single values.* inner_sep"),
+        ('inner_separator = "|"\nmax_length = 3', "expected sequence = true with max_length, got max_length = 3 alone"),
+        ('inner_separator = "|"\nsequence = true\nmax_length = 0', "max_length: .*greater than or equal to 1, got 0"),
+        ('inner_separator = "|"\nsequence = true\nmissing = "reject"', "expected missing = 'row' for a bag"),
+        (
+            SEQUENCE + '\n[[categorical]]\ncolumns = ["label2"]\nkind = "int"\nnum_embeddings = 10\ntable = "item"\n'
+            'inner_separator = "|"',
+            "table 'item': expected columns of one value next to the sequence 'history', got the bag 'label2'",
+        ),
+    ],
+)
+def test_mistakes_in_schemas(more: str, message: str) -> None:
+    options = write_csv(more)
+    if "label2" in more:
+        text = Path("data.csv").read_text().splitlines()
+        Path("data.csv").write_text("\n".join(line + (",1" if n else ",label2") for n, line in enumerate(text)) + "\n")
+    with pytest.raises(ConfigError, match=message):
+        open_dataset("csv:data.csv", options)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=8), st.integers(1, 7))
+def test_latest_keys_of_each_row(rows: list[list[int]], most: int) -> None:
+    keys = np.array([key for row in rows for key in row], np.int64)
+    kept, ends, count = keep_latest(keys, np.cumsum([len(row) for row in rows], dtype=np.int64), most)
+    assert [part.tolist() for part in np.split(kept, ends)[: len(rows)]] == [row[-most:] for row in rows]
+    assert count == sum(len(row) > most for row in rows) and (not rows or ends[-1] == len(kept))

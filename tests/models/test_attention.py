@@ -1,0 +1,150 @@
+"""DIN and HSTU against the papers' formulas, written out sample by sample and step by step."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adaptive.errors import ConfigError
+from adaptive.models.dense.attention import DIN, HSTU, SequenceModel
+from adaptive.models.dense.base import Inputs
+from adaptive.models.factory import make_model, model_config
+from adaptive.models.model_settings import DINConfig, HSTUConfig
+
+WIDTH, SAMPLES, STEPS = 4, 5, 4
+INPUTS = Inputs(tuple(table for table in ("user", "item") for _ in range(STEPS)), 2 * STEPS, steps=STEPS)
+
+
+def make(name: str, **settings: Any) -> SequenceModel:
+    config = model_config(name, {"embedding_dim": WIDTH, "deep_mlp": (6,), **settings}, INPUTS)
+    model = make_model(name, config, INPUTS, seed=0)
+    assert isinstance(model, SequenceModel)
+    with torch.no_grad():
+        for weight in model.double().parameters():
+            weight += 0.1  # those that begin at 0 count, too
+    return model
+
+
+def arguments() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    dense = torch.randn(SAMPLES, INPUTS.num_dense, generator=generator)
+    return dense.double(), torch.randn(SAMPLES, INPUTS.num_features, WIDTH, generator=generator).double()
+
+
+def mlp(layers: nn.Sequential, values: Tensor) -> Tensor:
+    """Of one vector (n,)."""
+    for layer in layers:
+        values = layer.weight @ values + layer.bias if isinstance(layer, nn.Linear) else values.clamp(min=0)
+    return values
+
+
+def din_by_hand(model: DIN, vectors: Tensor, histories: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Sums of each history (L, D), and the candidates, which are among `vectors` (P, D)."""
+    sums = []
+    for net, place, history in zip(model.attentions, model.candidates, histories, strict=True):
+        total, candidate = torch.zeros(WIDTH).double(), vectors[place]
+        for step in history:
+            assert isinstance(net, nn.Sequential)
+            weight = mlp(net, torch.cat([step, candidate, step - candidate, step * candidate]))
+            total = total + weight * step
+        sums.append(total)
+    return sums, [vectors[place] for place in model.candidates]
+
+
+def normalized(values: Tensor) -> Tensor:
+    return (values - values.mean()) / (values.var(correction=0) + 1e-5).sqrt()
+
+
+def hstu_by_hand(model: HSTU, vectors: Tensor, histories: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The candidate's token after all layers, and before: equations (1) to (3) of the paper, for every token."""
+    tokens = [torch.stack(steps).sum(0) for steps in zip(*histories, strict=True)]
+    candidate = torch.stack([vectors[place] for place in model.candidates]).sum(0)
+    tokens.append(candidate)
+    size = WIDTH // model.units[0].heads
+    for unit in model.units:
+        parts = [unit.projection.weight @ normalized(x) + unit.projection.bias for x in tokens]
+        u, v, q, k = zip(*[(y * y.sigmoid()).chunk(4) for y in parts], strict=True)
+        changed = []
+        for i, token in enumerate(tokens):
+            mixed = []
+            for head in range(unit.heads):
+                part = slice(head * size, (head + 1) * size)
+                total = torch.zeros(size).double()
+                for j in range(i + 1):
+                    score = q[i][part] @ k[j][part] + unit.distance[head, i - j]
+                    total = total + score * score.sigmoid() / (model.max_steps + 1) * v[j][part]
+                mixed.append(total)
+            gated = normalized(torch.cat(mixed)) * u[i]
+            changed.append(token + unit.output.weight @ gated + unit.output.bias)
+        tokens = changed
+    return [tokens[-1]], [candidate]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "by_hand"),
+    [
+        ("din", {"attention_mlp": (5, 3)}, din_by_hand),
+        ("hstu", {"heads": 2, "attention_layers": 3}, hstu_by_hand),
+        ("hstu", {"heads": 1, "attention_layers": 1}, hstu_by_hand),
+    ],
+)
+def test_logits_and_gradients_are_those_of_the_formula(name: str, settings: dict[str, Any], by_hand: Any) -> None:
+    model = make(name, **settings)
+
+    def slow(dense: Tensor, pooled: Tensor) -> Tensor:
+        logits = []
+        for inputs, features in zip(dense, pooled, strict=True):
+            steps = features.view(2, STEPS, WIDTH)
+            attended, candidates = by_hand(model, steps[:, -1], [table[:-1] for table in steps])
+            products = [part * candidate for part, candidate in zip(attended, candidates, strict=True)]
+            logits.append(mlp(model.deep, torch.cat([inputs, *steps[:, -1], *attended, *products]))[0])
+        return torch.stack(logits)
+
+    actual: list[list[Tensor]] = []
+    for forward in (model, slow):
+        dense, pooled = (tensor.requires_grad_() for tensor in arguments())
+        model.zero_grad()
+        logits = forward(dense, pooled)
+        logits.square().sum().backward()
+        gradients = [weight.grad for weight in model.parameters()]
+        assert dense.grad is not None and pooled.grad is not None and None not in gradients
+        actual.append([logits.detach(), dense.grad, pooled.grad, *(g.clone() for g in gradients if g is not None)])
+    for ours, hands in zip(*actual, strict=True):
+        torch.testing.assert_close(ours, hands, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["din", "hstu"])
+def test_weights_follow_from_the_seed_alone(name: str) -> None:
+    config = model_config(name, {"embedding_dim": WIDTH}, INPUTS)
+    before = torch.get_rng_state()
+    one, same, other = (make_model(name, config, INPUTS, seed=seed).state_dict() for seed in (7, 7, 8))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(value, same[key]) for key, value in one.items())
+    assert any(not torch.equal(value, other[key]) for key, value in one.items())
+
+
+@pytest.mark.parametrize("name", ["din", "hstu"])
+def test_bf16_rounds_products_and_returns_float32(name: str) -> None:
+    dense, pooled = (tensor.float() for tensor in arguments())
+    exact, rounded = (make(name, bf16=bf16).float()(dense, pooled) for bf16 in (False, True))
+    assert rounded.dtype == torch.float32 and not torch.equal(rounded, exact)
+    torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["din", "hstu"])
+def test_wrong_shapes_are_refused(name: str) -> None:
+    dense, pooled = (tensor.float() for tensor in arguments())
+    with pytest.raises(ValueError, match=r"expected dense \(5, 8\) and pooled \(5, 8, 4\), got \(5, 8\) and \(5, 7, 4"):
+        make(name).float()(dense, pooled[:, 1:])
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="expected heads that divide embedding_dim = 6, got 4"):
+        HSTUConfig(embedding_dim=6, heads=4)
+    with pytest.raises(ConfigError, match="expected feature_norm = none for models of sequences, got layer"):
+        DINConfig(feature_norm="layer")
+    for name in ("din", "hstu"):
+        single = Inputs(("user", "item"), 1)
+        with pytest.raises(ConfigError, match=f"model {name}: expected samples that are sequences, got none"):
+            make_model(name, model_config(name, {}, single), single, seed=0)

@@ -1,0 +1,284 @@
+"""DIN and HSTU on columns of sequences: bits, a plain twin, odd lengths, NaN, resuming, exports."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from support.thread_ranks import on_ranks
+from support.toy_runs import assert_equal, state
+from torch import nn
+
+from adaptive.batch import Batch
+from adaptive.config import TrainConfig
+from adaptive.data.dataset import DataShape, Feature
+from adaptive.embeddings.ranks import ALONE, Ranks
+from adaptive.errors import ConfigError, InputError, NonFiniteError
+from adaptive.models.dense.attention import SampleVectors, SequenceModel
+from adaptive.serving import scoring
+from adaptive.serving.exporting import export_run
+from adaptive.serving.predicting import predict_run
+from adaptive.training.components import Components, build
+from adaptive.training.evaluation import predict, vectors_of
+from adaptive.training.runs.loading import evaluate_run, load_run
+from adaptive.training.runs.resuming import resume_run
+from adaptive.training.runs.training import train_run
+from adaptive.training.trainer import Trainer
+
+LENGTH = 5
+SHAPE = DataShape(
+    (Feature("user", 60), Feature("item", 200), Feature("items", 200), Feature("kind", 9), Feature("kinds", 9)),
+    num_dense=2,
+    tables=("user", "item", "item", "kind", "kind"),
+    sequences={"items": LENGTH, "kinds": LENGTH},
+)
+MODELS = {"din": {"attention_mlp": "5"}, "hstu": {"attention_layers": 2, "heads": 2}}
+
+
+def config_of(model: str, **changed: Any) -> TrainConfig:
+    options = {"embedding_dim": 4, "deep_mlp": "6", **MODELS[model]}
+    return TrainConfig.model_validate({"model": model, "model_options": options, "batch_size": 24, **changed})
+
+
+def make_batch(rng: np.random.Generator, lengths: NDArray[np.int64]) -> Batch:
+    size, total = len(lengths), int(lengths.sum())
+    bags = np.concatenate([[0], np.cumsum(lengths)])
+    return Batch.of(
+        user=rng.integers(60, size=size),
+        item=rng.integers(200, size=size),
+        items=(rng.integers(200, size=total), bags),
+        kind=rng.integers(9, size=size),
+        kinds=(rng.integers(9, size=total), bags),
+        dense=rng.standard_normal((size, 2)),
+        labels=rng.integers(2, size=size),
+    )
+
+
+def make_batches(count: int = 10) -> list[Batch]:
+    """Batches with empty sequences, one batch of empty ones only, and one of a single sample."""
+    rng = np.random.default_rng(0)
+    batches = [make_batch(rng, rng.integers(0, LENGTH + 1, 24)) for _ in range(count)]
+    return [*batches, make_batch(rng, np.zeros(24, np.int64)), make_batch(rng, np.full(1, 3))]
+
+
+def values_of(parts: Components) -> dict[str, NDArray[Any]]:
+    """All weights, dense state and tables."""
+    dense = {name: value for name, value in state(parts).items() if name.startswith("dense")}
+    return dense | {table.name: parts.embeddings.rows.table_weights(table.name) for table in parts.tables}
+
+
+def trained(model: str, *, depth: int = 2, ranks: Ranks = ALONE, **changed: Any) -> dict[str, NDArray[Any]]:
+    parts = build(config_of(model, **changed), SHAPE, ranks=ranks)
+    with parts.embeddings:
+        Trainer(parts.embeddings, parts.model, parts.optimizer).train(make_batches(), depth=depth)
+        return values_of(parts)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_bits_depend_on_neither_placement_nor_depth(model: str) -> None:
+    expected = trained(model, depth=0, tier={"device_rows": "100%"})
+    for tier, depth, policy in (
+        ({"device_rows": "150"}, 0, "lru"),
+        ({"device_rows": "280"}, 8, "lfu"),
+        ({"device_rows": "180", "device": "cpu-torch"}, 1, "lru"),
+        ({"device_rows": "auto"}, 3, "hybrid"),
+    ):
+        assert_equal(trained(model, depth=depth, tier=tier, policy=policy), expected)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_bits_do_not_depend_on_the_number_of_ranks(model: str) -> None:
+    def work(ranks: Ranks) -> dict[str, NDArray[Any]]:
+        return trained(model, ranks=ranks, tier={"device_rows": "100%"})
+
+    (expected,) = on_ranks(1, work, blocks=4, gradients="sum")
+    for size in (2, 4):
+        for result in on_ranks(size, work, blocks=4, gradients="sum"):
+            assert_equal(result, expected)
+
+
+class Twin(nn.Module):
+    """The model with plain `nn.Embedding`s, fed sample by sample with sequences of their own lengths."""
+
+    def __init__(self, model: SequenceModel, tables: dict[str, NDArray[np.float32]]) -> None:
+        super().__init__()
+        self.model = model
+        self.tables = nn.ModuleDict({name: nn.Embedding.from_pretrained(torch.from_numpy(values.copy()), freeze=False)
+                                     for name, values in tables.items()})  # fmt: skip
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        logits = []
+        for sample in range(batch.num_samples):
+            one = batch.take(np.array([sample]))
+            vectors = [
+                self.tables[table](torch.from_numpy(one.ids[one.feature_span(feature)]))
+                for feature, table in enumerate(SHAPE.tables)
+            ]
+            single = torch.stack([vectors[0], vectors[1], vectors[3]], dim=1)
+            steps, lengths = [vectors[2], vectors[4]], [torch.tensor([len(vectors[2])])] * 2
+            logits.append(self.model(torch.from_numpy(one.dense), SampleVectors(single, steps, lengths)))
+        return torch.cat(logits)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_plain_twin_trains_the_same_within_rounding(model: str) -> None:
+    config = config_of(model, optimizer={"name": "sgd", "lr": 0.1}, dense_optimizer={"name": "sgd", "lr": 0.1})
+    ours, other = build(config, SHAPE), build(config, SHAPE)
+    with ours.embeddings, other.embeddings:
+        rng, tables = np.random.default_rng(1), {}
+        for table in ours.tables:  # HSTU normalizes vectors: small ones would enlarge rounding
+            values = rng.standard_normal((table.num_embeddings, table.embedding_dim), np.float32)
+            ours.embeddings.rows.load_table(table.name, values)
+            tables[table.name] = values
+        assert isinstance(other.model, SequenceModel)
+        twin = Twin(other.model, tables)
+        rates = [(twin.model.parameters(), 0.1), (twin.tables.parameters(), 0.1)]
+        optimizer = torch.optim.SGD([{"params": list(weights), "lr": lr} for weights, lr in rates], lr=0.1)
+        Trainer(ours.embeddings, ours.model, ours.optimizer).train(make_batches())
+        for batch in make_batches():
+            loss = nn.functional.binary_cross_entropy_with_logits(twin(batch), torch.from_numpy(batch.labels))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        for name, weight in ours.model.named_parameters():
+            torch.testing.assert_close(weight, twin.model.get_parameter(name), rtol=2e-5, atol=2e-6)
+        for name, trained_table in twin.tables.items():
+            values = ours.embeddings.rows.table_weights(name)
+            assert isinstance(trained_table, nn.Embedding)
+            np.testing.assert_allclose(values, trained_table.weight.detach().numpy(), rtol=2e-5, atol=2e-6)
+            assert np.abs(values - tables[name]).max() > 1e-3
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_sample_is_scored_alike_in_any_company(model: str) -> None:
+    """Padding, which depends on the longest sequence of a batch, changes nothing but rounding."""
+    parts = build(config_of(model), SHAPE)
+    with parts.embeddings:
+        (batch, *_) = make_batches(1)
+        (together,) = predict(parts.embeddings, parts.model, [batch])
+        singles = [batch.take(np.array([number])) for number in range(24)]
+        alone = np.concatenate(list(predict(parts.embeddings, parts.model, singles)))
+        np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)
+        assert together.std() > 1e-3
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_padding_is_no_row_and_gets_no_gradient(model: str) -> None:
+    """Row 0 is a row like any other: it changes only where a sample names it."""
+    parts = build(config_of(model, optimizer={"name": "sgd"}), SHAPE)
+    with parts.embeddings:
+        before = parts.embeddings.rows.table_weights("item").copy()
+        batches = [batch for batch in make_batches() if not (batch.ids[batch.feature_span(2)] == 0).any()]
+        batches = [batch for batch in batches if not (batch.ids[batch.feature_span(1)] == 0).any()]
+        Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches)
+        after = parts.embeddings.rows.table_weights("item")
+    looked_up = np.unique(np.concatenate([batch.ids[batch.feature_span(f)] for batch in batches for f in (1, 2)]))
+    changed = np.flatnonzero((before != after).any(axis=1))
+    assert len(batches) > 3 and 0 not in looked_up
+    assert np.isin(changed, looked_up).all() and len(changed) > 0.8 * len(looked_up)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_nan_changes_nothing_and_is_explained(model: str) -> None:
+    parts = build(config_of(model), SHAPE)
+    with parts.embeddings:
+        trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
+        (good, *_) = make_batches(1)
+        trainer.train([good])
+        before = values_of(parts)
+        dense = good.dense.copy()
+        dense[7, 1] = np.nan
+        bad = Batch(dense=dense, ids=good.ids, offsets=good.offsets, labels=good.labels)
+        with pytest.raises(NonFiniteError, match=r"step 2: the loss is nan; not finite: dense input 1; 1 of 24"):
+            trainer.train([bad])
+        assert_equal(values_of(parts), before)
+        parts.embeddings.rows.load_table("kind", np.full((9, 4), np.nan, np.float32))
+        with pytest.raises(NonFiniteError, match="embedding vectors"):
+            trainer.train([good])
+
+
+def test_hstu_refuses_sequences_of_other_lengths() -> None:
+    rng = np.random.default_rng(0)
+    batch = make_batch(rng, np.array([2, 3]))
+    ids = {"user": [1, 2], "item": [1, 2], "items": [[1, 2], [3, 4, 5]], "kind": [1, 2], "kinds": [[1, 2], [3, 4]]}
+    batch = Batch.of(ids, dense=batch.dense, labels=batch.labels)
+    parts = build(config_of("hstu"), SHAPE)
+    with parts.embeddings, pytest.raises(
+        InputError, match=r"sample 1: expected sequences of equal lengths for model hstu.*got 3 of items, 2 of kinds"
+    ):  # fmt: skip
+        vectors_of(parts.embeddings, parts.model, parts.embeddings.read(batch))
+    other = build(config_of("din"), SHAPE)
+    with other.embeddings:
+        (logits,) = predict(other.embeddings, other.model, [batch])
+        assert np.isfinite(logits).all()
+
+
+def test_models_that_do_not_fit_are_refused() -> None:
+    lonely = DataShape((Feature("user", 60), Feature("items", 200)), 0, ("user", "item"), sequences={"items": 5})
+    for model in MODELS:
+        with pytest.raises(ConfigError, match=f"model {model}: expected a candidate for the sequence of table 'item'"):
+            build(config_of(model), lonely)
+        options = {"embedding_dim": 4, "widths": {"user": 2}}
+        with pytest.raises(ConfigError, match=r"model.widths: expected tables of one width for model .* got user=2"):
+            build(config_of(model, model_options=options), SHAPE)
+
+
+def write_files(tmp_path: Path) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    rows = [f"{rng.integers(2)},{rng.integers(60)},{rng.integers(200)},"
+            + "|".join(map(str, rng.integers(200, size=rng.integers(0, 9)))) for _ in range(400)]  # fmt: skip
+    (tmp_path / "data.csv").write_text("\n".join(["label,user,item,items", *rows]) + "\n")
+    column = '[[categorical]]\nkind = "int"\nnum_embeddings = {}\ncolumns = ["{}"]\ntable = "{}"\nmissing = "{}"\n'
+    schema = 'label = { column = "label" }\n' + column.format(60, "user", "user", "row")
+    schema += column.format(200, "item", "item", "reject") + column.format(200, "items", "item", "row")
+    (tmp_path / "data.toml").write_text(schema + 'inner_separator = "|"\nsequence = true\nmax_length = 5\n')
+    options = {"schema_path": str(tmp_path / "data.toml"), "holdout": 0.25}
+    return {"data": f"csv:{tmp_path / 'data.csv'}", "data_options": options, "tensorboard": False, "save_every": 4}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("model", MODELS)
+def test_a_run_is_resumed_evaluated_scored_and_exported(model: str, tmp_path: Path) -> None:
+    given = write_files(tmp_path)
+    whole = train_run(config_of(model, **given, out=str(tmp_path / "whole")))
+    train_run(config_of(model, **given, out=str(tmp_path / "cut"), steps=5))
+    resumed = resume_run(tmp_path / "cut", steps=whole["steps"])
+    assert (resumed["auc"], resumed["log_loss"]) == (whole["auc"], whole["log_loss"])
+    assert evaluate_run(tmp_path / "whole")["log_loss"] == whole["log_loss"]
+    lines = [line.split(",") for line in (tmp_path / "data.csv").read_text().splitlines()[1:]]
+    assert whole["truncated_sequences"] == {"items": sum(len(line[3].split("|")) > 5 for line in lines)}
+    predict_run(tmp_path / "whole", tmp_path / "scores.npy")
+    expected = np.load(tmp_path / "scores.npy")
+    for form in ("torch", "safetensors"):
+        export_run(tmp_path / "whole", tmp_path / form, to=form)
+        served = scoring.load(tmp_path / form)
+        held_out = [{"user": int(user), "item": int(item), "items": items} for _, user, item, items in lines[300:]]
+        np.testing.assert_allclose(served.score(held_out), expected, atol=1e-6)
+        np.testing.assert_allclose([served.score([sample])[0] for sample in held_out[:9]], expected[:9], atol=1e-6)
+    assert expected.std() > 1e-3
+
+
+def test_onnx_has_no_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adaptive.serving.exporting.onnx_or_error", lambda: None)
+    train_run(config_of("din", **write_files(tmp_path), out=str(tmp_path / "run"), steps=2))
+    with pytest.raises(ConfigError, match="expected a model of vectors of fixed number for --to onnx, got din"):
+        export_run(tmp_path / "run", tmp_path / "served", to="onnx")
+    assert not (tmp_path / "served").exists()
+
+
+def test_other_models_sum_the_latest_ids(tmp_path: Path) -> None:
+    """The same data train a DLRM, on bags cut to the same length."""
+    given = write_files(tmp_path)
+    options = {"embedding_dim": 4, "bottom_mlp": "4", "top_mlp": "6-1"}
+    config = TrainConfig.model_validate({"model_options": options, **given, "out": str(tmp_path / "run"), "steps": 3})
+    assert train_run(config)["truncated_sequences"]["items"] > 0
+    with load_run(tmp_path / "run") as run:
+        assert [table.pooling for table in run.components.tables] == ["sum", "sum"]
+        assert run.shape.sequences == {"items": 5}
+    export_run(tmp_path / "run", tmp_path / "served")
+    model = scoring.load(tmp_path / "served")
+    long = {"user": 1, "item": 2, "items": "9|8|1|2|3|4|5"}
+    assert model.score([long]) == model.score([{**long, "items": [1, 2, 3, 4, 5]}])
+    assert model.score([long]) != model.score([{**long, "items": [9, 8, 1, 2, 3]}])
