@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from adaptive.models.click_predictor import ClickPredictor
     from adaptive.models.dense.dlrm import DLRM, TBSM
     from adaptive.models.model_settings import DLRMConfig, TBSMConfig
-    from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+    from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
     from adaptive.policy import NEVER, Policy, RowStats, SkipRule, TierView
     from adaptive.studies.own_loop.loop_guard import Guard
     from adaptive.studies.own_loop.loop_recording import Recording
@@ -49,7 +49,7 @@ _PUBLIC_NAMES = {
     "models.click_predictor": "ClickPredictor",
     "models.dense.dlrm": "DLRM TBSM",
     "models.model_settings": "DLRMConfig TBSMConfig",
-    "optim": "Adagrad Adam RowOptimizer RowwiseAdagrad SGD",
+    "optim": "Adagrad Adam FTRL RowOptimizer RowwiseAdagrad SGD",
     "policy": "NEVER Policy RowStats SkipRule TierView",
     "studies.own_loop.loop_guard": "Guard",
     "studies.own_loop.loop_recording": "Recording",
@@ -63,6 +63,7 @@ _HOMES = {name: module for module, names in _PUBLIC_NAMES.items() for name in na
 
 __all__ = [
     "DLRM",
+    "FTRL",
     "NEVER",
     "SGD",
     "TBSM",

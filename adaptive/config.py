@@ -524,7 +524,7 @@ class ScheduleConfig(Config):
 class OptimizerConfig(Config):
     """Optimizer of the embedding rows."""
 
-    name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = Field(
+    name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"] = Field(
         default="rowwise_adagrad", description="update formula; see adaptive.optim"
     )
     lr: float = Field(default=0.05, gt=0, description="learning rate of rows")
@@ -532,6 +532,9 @@ class OptimizerConfig(Config):
     beta1: float = Field(default=0.9, ge=0, lt=1, description="Adam: decay of the first moment")
     beta2: float = Field(default=0.999, ge=0, lt=1, description="Adam: decay of the second moment")
     initial_accumulator: float = Field(default=0.0, ge=0, description="Adagrad family: initial value of the sum")
+    beta: float = Field(default=1.0, ge=0, description="FTRL: added to the square root; smaller starts faster")
+    l1: float = Field(default=0.0, ge=0, description="FTRL: L1 regularization, which sets values to 0")
+    l2: float = Field(default=0.0, ge=0, description="FTRL: L2 regularization")
     weight_decay: float = Field(
         default=0.0,
         ge=0,

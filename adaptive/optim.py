@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from adaptive.config import OptimizerConfig
 from adaptive.errors import ConfigError
 from adaptive.kernels.rows.cpu.steps import ADAGRAD, ADAM, ROWWISE_ADAGRAD, SGD_
+from adaptive.kernels.rows.cpu.steps import FTRL as FTRL_
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class RowOptimizer(ABC):
         for item in fields(self):
             value = getattr(self, item.name)
             kind, limit, above = "a finite", math.inf, ""
-            if item.name.startswith("beta"):
+            if item.name in ("beta1", "beta2"):
                 kind, limit, above = "a", 1.0, " and below 1"
             if not isinstance(value, int | float) or not 0 <= value < limit:
                 raise ConfigError(
@@ -68,7 +69,7 @@ class RowOptimizer(ABC):
 
     @abstractmethod
     def settings(self) -> NDArray[np.float32]:
-        """(5,) lr, eps, beta1, beta2, initial value of the state."""
+        """(5,) lr, eps, beta1, beta2, initial value of the state; of FTRL lr, beta, l1, l2, 0."""
 
     def corrections(self) -> NDArray[np.float32]:
         """(t,) Adam's step size after t + 1 updates of a row; the last is that of all later ones."""
@@ -180,6 +181,45 @@ def _bias(beta1: float, beta2: float, steps: int) -> tuple[NDArray[np.float64], 
     return np.sqrt(1 - np.float64(beta2) ** t), 1 - np.float64(beta1) ** t
 
 
+@dataclass(frozen=True)
+class FTRL(RowOptimizer):
+    """FTRL-proximal: rates per value as Adagrad's, with L1 and L2 regularization.
+
+        s = (sqrt(n + g * g) - sqrt(n)) / lr; z += g - s * w; n += g * g
+        w = 0 if |z| <= l1, else -(z - sign(z) * l1) / ((beta + sqrt(n)) / lr + l2)
+
+    McMahan et al., "Ad click prediction: a view from the trenches" (KDD 2013), algorithm 1, where all begins with 0.
+    Rows of zeros have no gradient in models of products, so here a value without any gradient (n = 0) has the z that
+    gives its initial value. `weight_decay` is refused, because each step computes w from scratch: use `l2`. Under a
+    schedule, w changes with the rate itself.
+    """
+
+    kind: ClassVar[int] = FTRL_
+    lr: float = 0.05
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weight_decay:
+            raise ConfigError(f"FTRL: expected weight_decay 0, got {self.weight_decay!r}. Use l2 instead.")
+
+    def state_width(self, embedding_dim: int) -> int:
+        return 2 * embedding_dim  # sums of gradients less those of sigma w, sums of squares
+
+    def least_state(self, embedding_dim: int) -> NDArray[np.float32]:
+        least = super().least_state(embedding_dim)
+        least[:embedding_dim] = -np.inf
+        return least
+
+    def squares_width(self, embedding_dim: int) -> int:
+        return embedding_dim
+
+    def settings(self) -> NDArray[np.float32]:
+        return _settings(self.lr, self.beta, self.l1, self.l2)
+
+
 def row_optimizer(config: OptimizerConfig) -> RowOptimizer:
     """Create the optimizer of a configuration, with those of its settings that it has."""
     kinds: dict[str, type[RowOptimizer]] = {
@@ -187,6 +227,7 @@ def row_optimizer(config: OptimizerConfig) -> RowOptimizer:
         "adagrad": Adagrad,
         "rowwise_adagrad": RowwiseAdagrad,
         "adam": Adam,
+        "ftrl": FTRL,
     }
     cls = kinds[config.name]
     return cls(**{item.name: getattr(config, item.name) for item in fields(cls)})

@@ -108,10 +108,10 @@ class SkipRule(ABC):
     row is a batch that looks it up.
 
     Accumulated updates (deferred): gradients are summed, and the optimizer takes one step with the sum. Adam counts it
-    as k updates with the mean gradient. Adagrad and row-wise Adagrad add the squares of the k gradients to the
+    as k updates with the mean gradient. Adagrad, row-wise Adagrad and FTRL add the squares of the k gradients to the
     accumulator, as if each had been applied; the square of the sum would slow down rows whose gradients agree. A
     watched row of width D takes this many extra float32 values: D under SGD, D + 1 under row-wise Adagrad, 2 D under
-    Adagrad, 2 D + 1 under Adam.
+    Adagrad and FTRL, 2 D + 1 under Adam.
 
     Keyword-only parameters of `__init__`, annotated and with defaults, are the rule's settings:
     `--skip defer+bound=0.1`.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import TableConfig
 from adaptive.counters import Counter
-from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 Floats = NDArray[np.float32]
 Int64s = NDArray[np.int64]
@@ -150,16 +150,18 @@ def initial_state(optimizer: RowOptimizer, dim: int) -> Floats:
         return np.full(dim, optimizer.initial_accumulator, f32)
     if isinstance(optimizer, RowwiseAdagrad):
         return np.full(1, optimizer.initial_accumulator, f32)
+    if isinstance(optimizer, FTRL):
+        return np.zeros(2 * dim, f32)
     assert isinstance(optimizer, Adam)
     return np.zeros(2 * dim + 1, f32)
 
 
 def gradient_squares(optimizer: RowOptimizer, gradient: Floats) -> Floats:
-    """What the state grows by under a gradient (D,): Adagrad's by (D,), or (1,) row-wise; nothing, (0,), under SGD.
+    """What the state grows by under a gradient (D,): Adagrad's and FTRL's by (D,), or (1,) row-wise; nothing under SGD.
 
     Adam's second moment moves towards the mean of the squares: (D + 1,), the last counts the gradient.
     """
-    if isinstance(optimizer, Adagrad):
+    if isinstance(optimizer, Adagrad | FTRL):
         return gradient * gradient
     if isinstance(optimizer, RowwiseAdagrad):
         return np.array([square_sum(gradient) / f32(len(gradient))], f32)
@@ -210,13 +212,44 @@ def update_row(
     elif isinstance(optimizer, RowwiseAdagrad):
         state += grown_by
         delta = f32(optimizer.lr) / (np.sqrt(state[0]) + f32(optimizer.eps)) * gradient
+    elif isinstance(optimizer, FTRL):
+        before = weights.copy()
+        weights[:] = ftrl_row(optimizer, weights, state, gradient, grown_by)
+        delta = before - weights
     else:
         assert isinstance(optimizer, Adam)
         delta = adam_delta(optimizer, state, gradient, grown_by)
-    weights -= delta
+    if not isinstance(optimizer, FTRL):
+        weights -= delta
     if key is not None:
         weights[:] = as_bfloat16(weights, key)
     return norm(delta)
+
+
+def ftrl_row(optimizer: FTRL, weights: Floats, state: Floats, gradient: Floats, squares: Floats) -> Floats:
+    """(D,) the new weights; state: z (D,) and n (D,), column by column as in the paper's algorithm 1.
+
+    A column that has seen no gradient, n = 0, has the z whose weight is its own.
+    """
+    lr, beta, l1, l2 = optimizer.settings()[:4]
+    if lr == 0:
+        return weights
+    z, n = np.split(state, 2)
+    new = weights.copy()
+    for d, (weight, g) in enumerate(zip(weights, gradient, strict=True)):
+        start = z[d]
+        if n[d] == 0:
+            start = -(weight * (beta / lr + l2) + np.sign(weight) * l1)
+        total = n[d] + squares[d]
+        sigma = (np.sqrt(total) - np.sqrt(n[d])) / lr
+        z[d], n[d] = start + (g - sigma * weight), total
+        if total == 0 or np.isinf(total):
+            continue
+        if abs(z[d]) <= l1:
+            new[d] = 0
+        else:
+            new[d] = -((z[d] - np.sign(z[d]) * l1) / ((beta + np.sqrt(total)) / lr + l2))
+    return new
 
 
 def adam_delta(optimizer: Adam, state: Floats, gradient: Floats, squares: Floats) -> Floats:

@@ -39,13 +39,14 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.engine.pipeline import Pipeline, ReadyBatch
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError, PolicyError
-from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policies.device import Device
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats
 
-OPTIMIZERS = [SGD(lr=0.5), Adagrad(lr=0.1, initial_accumulator=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
+OPTIMIZERS = [SGD(lr=0.5), Adagrad(lr=0.1, initial_accumulator=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01),
+              FTRL(lr=0.1, l1=0.01)]  # fmt: skip
 STAGED: list[type[Policy]] = [LRU, LFU, Fixed, Scattered, RandomScores, Windowed, MostRecentOut, Infinite]
 ON_HOST: list[type[Policy]] = [LFUOnHost, LRUOnHost, ScatteredOnHost, RandomOnHost, WindowedOnHost]
 

@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from adaptive.config import OptimizerConfig
+from adaptive.errors import ConfigError
 from adaptive.kernels.rows.cpu import steps, update
 from adaptive.kernels.vector.bfloat16 import NO_KEYS
-from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad, row_optimizer
+from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad, row_optimizer
 
 NUM, DIM = 12, 5
 Floats = NDArray[np.float32]
@@ -200,3 +201,60 @@ def test_adam_counts_beyond_its_step_sizes() -> None:
 )
 def test_row_optimizer_takes_every_setting(config: OptimizerConfig, expected: RowOptimizer) -> None:
     assert row_optimizer(config) == expected
+
+
+# --- FTRL ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_of_ftrl_written_out() -> None:
+    """From 0 with gradient 3: n = 9, s = 3 / 2, z = 3. Then w = -(3 - 1) / ((1 + 3) / 2 + 6)."""
+    rows = Rows(FTRL(2.0, beta=1.0, l1=1.0, l2=6.0))
+    rows.weights[:] = 0
+    gradients = np.tile(np.array([[3, -3, 1, 0.5, 0]], np.float32), (NUM, 1))
+    norms = rows.step(range(NUM), gradients)
+    np.testing.assert_array_equal(rows.weights[0], [-0.25, 0.25, 0, 0, 0])
+    np.testing.assert_array_equal(rows.state[0], [3, -3, 1, 0.5, 0, 9, 9, 1, 0.25, 0])
+    np.testing.assert_array_equal(norms, np.full(NUM, np.sqrt(np.float32(0.125))))
+
+
+def test_ftrl_from_zero_is_the_papers_algorithm() -> None:
+    """In float64, 60 steps with a learning rate, both penalties and gradients that change their sign."""
+    alpha, beta, l1, l2 = 0.3, 0.7, 0.4, 0.05
+    rows, rng = Rows(FTRL(alpha, beta=beta, l1=l1, l2=l2)), np.random.default_rng(0)
+    rows.weights[:] = 0
+    z, n = np.zeros((2, NUM, DIM))
+    zeros = 0
+    for _ in range(60):
+        weights = np.where(np.abs(z) <= l1, 0, -(z - np.sign(z) * l1) / ((beta + np.sqrt(n)) / alpha + l2))
+        np.testing.assert_allclose(rows.weights, weights, rtol=2e-3, atol=1e-5)
+        zeros += int((rows.weights == 0).sum())
+        gradients = rng.normal(scale=0.3, size=(NUM, DIM)).astype(np.float32)
+        sigma = (np.sqrt(n + gradients**2.0) - np.sqrt(n)) / alpha
+        z, n = z + gradients - sigma * weights, n + gradients**2.0
+        rows.step(range(NUM), gradients)
+    assert NUM * DIM < zeros < 59 * NUM * DIM
+
+
+def test_ftrl_starts_from_the_initial_values() -> None:
+    """Small gradients move a row a little, and a gradient of zero does not move it at all."""
+    rows = Rows(FTRL(0.1, l1=0.01, l2=0.5))
+    before = rows.weights.copy()
+    rows.step(range(NUM), np.zeros((NUM, DIM), np.float32))
+    np.testing.assert_array_equal(rows.weights, before)
+    rows.step(range(NUM), np.full((NUM, DIM), 1e-4, np.float32))
+    assert (rows.weights < before).all()
+    np.testing.assert_allclose(rows.weights, before, atol=1e-4)
+
+
+def test_ftrl_with_rate_0_freezes_rows() -> None:
+    rows = Rows(FTRL(0.1).at(0.0))
+    before = rows.weights.copy()
+    assert (rows.step(range(NUM), np.ones((NUM, DIM), np.float32)) == 0).all()
+    np.testing.assert_array_equal(rows.weights, before)
+    assert not rows.state.any()
+
+
+def test_ftrl_takes_no_weight_decay() -> None:
+    with pytest.raises(ConfigError, match=r"FTRL: expected weight_decay 0, got 0\.1\. Use l2 instead"):
+        FTRL(weight_decay=0.1)
+    assert row_optimizer(OptimizerConfig(name="ftrl", lr=0.2, beta=0.5, l1=0.1, l2=0.2)) == FTRL(0.2, 0.5, 0.1, 0.2)

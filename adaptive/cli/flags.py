@@ -64,7 +64,7 @@ FLAGS = (
          help="dlrm, dcn, deepfm, two-tower, multi-task, tbsm (for sequences), module:Class or file.py:Class. Set its "
               "shape with --set model.NAME=VALUE."),
     Flag("--optimizer", ("optimizer.name",), "NAME", TRAINING, default="rowwise_adagrad",
-         help="Optimizer of the rows: sgd, adagrad, rowwise_adagrad or adam."),
+         help="Optimizer of the rows: sgd, adagrad, rowwise_adagrad, adam or ftrl."),
     Flag("--lr", ("optimizer.lr",), "RATE", TRAINING, default="0.05",
          help="Learning rate of the rows. For the dense part: --set dense_optimizer.lr=RATE."),
     Flag("--skip", ("skip.rule",), "RULE", TRAINING,

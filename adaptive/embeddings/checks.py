@@ -10,7 +10,7 @@ from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.engine.lane import Lane, table_names
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.errors import ConfigError
-from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import SkipRule
 
 
@@ -71,9 +71,9 @@ def _optimizer_hint(value: object) -> str:
     """Advice with the row optimizer whose name is most similar to the value that was passed."""
     name = value if isinstance(value, str) else (value if isinstance(value, type) else type(value)).__name__
     plain = name.lower().replace("_", "").removeprefix("sparse").removesuffix("w")
-    row_optimizers = {kind.__name__.lower(): kind.__name__ for kind in (SGD, Adagrad, RowwiseAdagrad, Adam)}
+    row_optimizers = {kind.__name__.lower(): kind.__name__ for kind in (SGD, Adagrad, RowwiseAdagrad, Adam, FTRL)}
     similar = row_optimizers.get(plain)
-    advice = f"adaptive.{similar}(lr=...)" if similar else "one of adaptive.SGD, Adagrad, RowwiseAdagrad and Adam"
+    advice = f"adaptive.{similar}(lr=...)" if similar else "one of adaptive.SGD, Adagrad, RowwiseAdagrad, Adam and FTRL"
     return f"Rows need a row optimizer: pass {advice}; use torch's optimizers for the dense parameters."
 
 

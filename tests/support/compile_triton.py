@@ -157,7 +157,13 @@ def options_of(kernel: Any, width: int, constants: dict[str, Any]) -> dict[str, 
 
 def states(width: int) -> dict[int, int]:
     """Optimizer -> width of its state."""
-    return {steps.SGD_: 0, steps.ADAGRAD: width, steps.ROWWISE_ADAGRAD: 1, steps.ADAM: 2 * width + 1}
+    return {
+        steps.SGD_: 0,
+        steps.ADAGRAD: width,
+        steps.ROWWISE_ADAGRAD: 1,
+        steps.ADAM: 2 * width + 1,
+        steps.FTRL: 2 * width,
+    }
 
 
 def shape_of(width: int, warps: int = 1) -> dict[str, Any]:

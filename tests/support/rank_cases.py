@@ -10,12 +10,12 @@ from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
 from support.helpers import LFU, Floats, Readout
 from support.thread_ranks import Town, on_ranks
 
-OPTIMIZERS: list[RowOptimizer] = [SGD(lr=0.5), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
+OPTIMIZERS: list[RowOptimizer] = [SGD(lr=0.5), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01), FTRL(lr=0.1)]
 TABLES = (
     TableConfig(name="a", num_embeddings=300, embedding_dim=4, init_bound=1.0),
     TableConfig(name="b", num_embeddings=70_000, embedding_dim=4, pooling="mean", features=("b1", "b2")),

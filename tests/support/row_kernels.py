@@ -10,12 +10,15 @@ import reference
 from numpy.typing import NDArray
 
 from adaptive.kernels.vector.bfloat16 import NO_KEYS
-from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 Choose = Callable[[Any], Callable[..., Any]]  # see `support.variants`
 Floats = NDArray[np.float32]
 
-OPTIMIZERS = [SGD(0.3), Adagrad(0.2, initial_accumulator=0.5), RowwiseAdagrad(0.2), Adam(0.1, beta2=0.9)]
+OPTIMIZERS = [
+    SGD(0.3), Adagrad(0.2, initial_accumulator=0.5), RowwiseAdagrad(0.2), Adam(0.1, beta2=0.9),
+    FTRL(0.3, beta=0.5, l1=0.05, l2=0.2),
+]  # fmt: skip
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
 
 

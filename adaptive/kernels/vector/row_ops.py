@@ -226,6 +226,14 @@ def square_root(x: Any) -> Any:
     return Lanes(x.builder, x.builder.call(root, [x.value]))
 
 
+def where_less(a: Any, b: Any, x: Any, y: Any) -> Any:
+    """Return x where a < b, else y, also where a or b is NaN."""
+    if not isinstance(a, Lanes):
+        return np.where(a < b, x, y)
+    builder = a.builder
+    return Lanes(builder, builder.select(builder.fcmp_ordered("<", a.value, b.value), x.value, y.value))
+
+
 def row_op(function: Callable[..., Any]) -> Callable[..., None]:
     """Make an operation on rows; parameters of `function` annotated `Scalar` are scalars."""
     names = inspect.signature(function).parameters

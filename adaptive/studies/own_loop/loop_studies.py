@@ -147,7 +147,7 @@ def simulate_policies(
         policies: names, with a skip rule as in `lfu+skip=defer`.
         device_rows: as in `TierConfig.device_rows`.
         depth: batches of look-ahead.
-        optimizer: `sgd`, `adagrad`, `rowwise_adagrad` or `adam`; determines the size of a row with its state.
+        optimizer: `sgd`, `adagrad`, `rowwise_adagrad`, `adam` or `ftrl`; determines the size of a row with its state.
         machine: bandwidths in bytes per second; the default is that of the command line.
 
     Returns:

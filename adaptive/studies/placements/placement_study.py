@@ -271,7 +271,7 @@ def open_model(load: LoadCase, length: StepLength) -> LocalModel:
             f"placements: expected a DLRM whose tables have one width, got model={config.model}. Leave out --model and "
             "model.widths"
         )
-    (group,) = make_groups(build_tables(dataset, tower.embedding_dim), config.seed)
+    (group,) = make_groups(tower.format_rows(build_tables(dataset, tower.embedding_dim)), config.seed)
     batch = next(dataset.train(256))
     features = len(dataset.features)
     shape = Shape(

@@ -10,6 +10,7 @@ from adaptive.data.dataset import Dataset
 from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.errors import ConfigError
+from adaptive.models.model_settings import rows_config
 from adaptive.optim import row_optimizer
 from adaptive.studies.machines import MachineSpec
 from adaptive.studies.profile import Profile, StepProfile
@@ -86,7 +87,8 @@ def profile(
     config = cases[0][1]
     dataset = open_data(config) if dataset is None else dataset
     width = int(config.model_options.get("embedding_dim", 16))
-    (group,) = make_groups(build_tables(dataset, width), config.seed)
+    tables = rows_config(config.model_options).format_rows(build_tables(dataset, width))
+    (group,) = make_groups(tables, config.seed)
     size = row_bytes(group, row_optimizer(config.optimizer))
     result, machine = Profile(config.data), None
     if "data" in question.parts:
@@ -105,7 +107,7 @@ def profile(
         if question.with_rates and not is_stopped():
             machine = measured_machine(
                 steps,
-                value_bytes=4 * width,
+                value_bytes=group.vector_bytes,
                 row_bytes=size,
                 features=len(dataset.features),
                 plan_factor=_plan_factor(cases, steps, dataset, group),

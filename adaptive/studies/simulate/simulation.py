@@ -21,6 +21,7 @@ from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import held_rows, row_bytes
 from adaptive.errors import ConfigError, DeviceMemoryError
+from adaptive.models.model_settings import rows_config
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
 from adaptive.studies.simulate.simulated_run import OnProgress, Setup, SharedTrace, SimulatedRun, least_device_rows
@@ -163,7 +164,8 @@ def simulate(
     _check(cases, sizes)
     config = cases[0][1]
     dataset = open_data(config)
-    (group,) = make_groups(build_tables(dataset, embedding_dim), config.seed)
+    tables = rows_config(config.model_options).format_rows(build_tables(dataset, embedding_dim))
+    (group,) = make_groups(tables, config.seed)
     described = machine if isinstance(machine, Machine) else machine(dense_flops(config, dataset), config.batch_size)
     return simulate_group(cases, sizes, described, (dataset, group), on_progress=on_progress, stop=stop)
 
@@ -314,7 +316,7 @@ def _forecast(
         host_vectors=run.host_vectors / run.batches,
         fetched=total[Counter.FETCHED] / run.batches,
         written_back=total[Counter.WRITTEN_BACK] / run.batches,
-        value_bytes=4 * setup.group.embedding_dim,
+        value_bytes=setup.group.vector_bytes,
         row_bytes=row_size,
     )
 

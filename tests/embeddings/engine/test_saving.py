@@ -18,7 +18,7 @@ from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.planning.hot_set import WAITING
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import CheckpointError
-from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy, RowStats
 
 Arrays = dict[str, NDArray[Any]]
@@ -63,7 +63,7 @@ class BothOnHost(Both):
 
 
 POLICIES: list[type[Policy]] = [Plain, Defer, Freeze, Both, BothOnHost]
-OPTIMIZERS: list[RowOptimizer] = [SGD(lr=0.3), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
+OPTIMIZERS: list[RowOptimizer] = [SGD(lr=0.3), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01), FTRL(lr=0.1)]
 
 
 def build(

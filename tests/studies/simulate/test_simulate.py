@@ -225,6 +225,8 @@ def test_totals_and_steps(dataset: Dataset) -> None:
     assert (result.rows, result.row_bytes) == (40 + 300, 4 * WIDTH + 4)
     assert result.lookups_per_s > 0
     json.dumps(asdict(result), allow_nan=False)
+    half = toy_config(policy="lru", steps=3, model_options={"row_dtype": "bfloat16"})
+    assert simulate([("lru", half)], ["100%"], MACHINE, embedding_dim=WIDTH).row_bytes == 2 * WIDTH + 4
 
 
 def test_popular_inputs_have_rows_seen_earlier(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
 """Deferral: gradients of popular rows accumulate in sums, and their squares next to them.
 
 Letters and locations: see `cpu`; H entries of the hot set. `sums` (H, D) float32; `squares` (H, S) float32, where S is
-D for Adagrad, 1 for row-wise Adagrad (the mean over the columns), D + 1 for Adam, whose last column counts the
+D for Adagrad and FTRL, 1 for row-wise Adagrad (the mean over the columns), D + 1 for Adam, whose last column counts the
 gradients, and 0 for SGD, which needs none. Each visit adds its gradient to the sum and the gradient's square to the
-squares. With the Adagrad family the state grows as if every visit had been applied, and the step is that of the sum.
+squares. With FTRL and the Adagrad family the state grows as if every visit had been applied, and the step is that of
+the sum.
 
 With Adam a sum G of k gradients with squares Q stands for k updates with their mean G / k, of mean square Q / k:
 
@@ -23,15 +24,23 @@ from adaptive.kernels.rows.cpu.move import clear_row, copy_row
 from adaptive.kernels.rows.cpu.steps import (
     ADAGRAD,
     ADAM,
+    BETA,
     BETA1,
     BETA2,
     EPS,
+    FTRL,
+    L1,
+    L2,
+    LARGEST,
     LR,
     ROWWISE_ADAGRAD,
+    TINY,
+    ZERO,
     adagrad,
     adam,
     adam_size,
     apply_update,
+    ftrl,
     mean_square,
     norm,
     rowwise_adagrad_step,
@@ -56,6 +65,14 @@ def add_square_row(out, row):
 @row_op
 def adagrad_sum_step(weights, delta, state, squares, g, lr: Scalar, eps: Scalar):
     return adagrad(weights, state + squares, g, lr, eps)
+
+
+@row_op
+def ftrl_sum_step(
+    weights, delta, linear, total, squares, g, lr: Scalar, beta: Scalar, l1: Scalar, l2: Scalar, zero: Scalar,
+    tiny: Scalar, largest: Scalar,
+):  # fmt: skip
+    return ftrl(weights, linear, total, squares, g, lr, beta, l1, l2, zero, tiny, largest)
 
 
 @row_op
@@ -136,6 +153,12 @@ def apply_sum(weights, state, i, sums, squares, entry, delta, kind, settings, co
         adam_sum_step(
             weights, i, delta, 0, state, i, state[:, dim:], i, squares, entry, sums, entry,
             number, size, beta1, unit - beta1, beta2, unit - beta2, settings[EPS], key,
+        )  # fmt: skip
+        return norm(delta)
+    if kind == FTRL and settings[LR] > ZERO:
+        ftrl_sum_step(
+            weights, i, delta, 0, state, i, state[:, delta.shape[1] :], i, squares, entry, sums, entry,
+            settings[LR], settings[BETA], settings[L1], settings[L2], ZERO, TINY, LARGEST, key,
         )  # fmt: skip
         return norm(delta)
     return apply_update(weights, state, i, sums, entry, delta, kind, settings, corrections, key)

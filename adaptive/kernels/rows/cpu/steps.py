@@ -9,11 +9,14 @@ import math
 import numpy as np
 
 from adaptive.kernels.jit import kernel
-from adaptive.kernels.vector.row_ops import Scalar, row_op, square_root
+from adaptive.kernels.vector.row_ops import Scalar, row_op, square_root, where_less
 from adaptive.kernels.vector.row_sums import square_sum
 
-SGD_, ADAGRAD, ROWWISE_ADAGRAD, ADAM = 0, 1, 2, 3
+SGD_, ADAGRAD, ROWWISE_ADAGRAD, ADAM, FTRL = 0, 1, 2, 3, 4
 LR, EPS, BETA1, BETA2, FIRST = 0, 1, 2, 3, 4  # places in `settings`
+BETA, L1, L2 = EPS, BETA1, BETA2  # those of FTRL
+ZERO = np.float32(0.0)
+TINY, LARGEST = np.float32(1e-45), np.float32(3.4028235e38)  # of the positive finite numbers
 
 
 @row_op
@@ -47,6 +50,33 @@ def adam_step(
     eps: Scalar,
 ):  # fmt: skip
     return adam(weights, first, second, g, g * g, size, beta1, rest1, beta2, rest2, eps)
+
+
+def ftrl(weights, linear, squares, grown, g, lr, beta, l1, l2, zero, tiny, largest):
+    """Return new weights, change and state; the sum of squares grows by `grown`.
+
+    McMahan et al. (2013), algorithm 1, with one difference: the proximal term is centered at a row's initial values and
+    not at 0. A value without any gradient so far (squares 0) has the `linear` that gives its weight. One whose squares
+    overflow stays as it is, as with Adagrad.
+    """
+    total = squares + grown
+    root = square_root(total)
+    sign = where_less(zero, weights, l1, where_less(weights, zero, zero - l1, zero))
+    center = zero - (weights * (beta / lr + l2) + sign)
+    sigma = (root - square_root(squares)) / lr
+    linear = where_less(squares, tiny, center, linear) + (g - sigma * weights)
+    shrunk = linear - where_less(l1, linear, l1, where_less(linear, zero - l1, zero - l1, linear))
+    moved = zero - shrunk / ((beta + root) / lr + l2)
+    new = where_less(total, tiny, weights, where_less(largest, total, weights, moved))
+    return new, weights - new, linear, total
+
+
+@row_op
+def ftrl_step(
+    weights, delta, linear, squares, g, lr: Scalar, beta: Scalar, l1: Scalar, l2: Scalar, zero: Scalar, tiny: Scalar,
+    largest: Scalar,
+):  # fmt: skip
+    return ftrl(weights, linear, squares, g * g, g, lr, beta, l1, l2, zero, tiny, largest)
 
 
 @kernel(inline=True)
@@ -88,6 +118,13 @@ def apply_update(weights, state, i, g, j, delta, kind, settings, corrections, ke
         adagrad_step(weights, i, delta, 0, state, i, g, j, settings[LR], settings[EPS], key)
     elif kind == ROWWISE_ADAGRAD:
         rowwise_adagrad_step(weights, state, i, g, j, mean_square(g, j), delta, settings, key)
+    elif kind == FTRL:
+        if settings[LR] == ZERO:  # a rate of 0 freezes rows; the formula divides by it
+            return ZERO
+        ftrl_step(
+            weights, i, delta, 0, state, i, state[:, delta.shape[1] :], i, g, j,
+            settings[LR], settings[BETA], settings[L1], settings[L2], ZERO, TINY, LARGEST, key,
+        )  # fmt: skip
     else:
         dim = delta.shape[1]
         unit = np.float32(1.0)

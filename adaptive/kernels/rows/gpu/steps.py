@@ -80,6 +80,28 @@ def adam_delta(
 
 
 @triton.jit
+def ftrl_weights(
+    old, gradient, squares, vectors, starts, state, slots, live, columns, lr, beta, l1, l2,
+    WIDTH: tl.constexpr, SUMMED: tl.constexpr,
+):  # fmt: skip
+    """(R, C) the new weights, as `cpu.steps.ftrl`; stores the new state."""
+    grown = pending_squares(squares, vectors, starts, live, columns, WIDTH, WIDTH) if SUMMED else gradient * gradient
+    linear = load_slots(state, slots, live, columns, 2 * WIDTH, WIDTH)
+    earlier = load_slots(state + WIDTH, slots, live, columns, 2 * WIDTH, WIDTH)
+    total = earlier + grown
+    root = tl.sqrt_rn(total)
+    sign = tl.where(old > 0.0, l1, tl.where(old < 0.0, 0.0 - l1, 0.0))
+    center = 0.0 - (old * (tl.div_rn(beta, lr) + l2) + sign)
+    sigma = tl.div_rn(root - tl.sqrt_rn(earlier), lr + tl.zeros_like(root))
+    linear = tl.where(earlier == 0.0, center, linear) + (gradient - sigma * old)
+    shrunk = linear - tl.where(l1 < linear, l1, tl.where(linear < 0.0 - l1, 0.0 - l1, linear))
+    moved = 0.0 - tl.div_rn(shrunk, tl.div_rn(beta + root, lr + tl.zeros_like(root)) + l2)
+    store_slots(state, slots, live, columns, linear, 2 * WIDTH, WIDTH)
+    store_slots(state + WIDTH, slots, live, columns, total, 2 * WIDTH, WIDTH)
+    return tl.where((total == 0.0) | (total == float("inf")), old, moved)
+
+
+@triton.jit
 def power(base, exponents):
     """(R, 1) base (1, 1) to whole exponents (R, 1) from 0 to 255: `cpu.deferred.power`."""
     bits = exponents.to(tl.int32)

@@ -12,13 +12,21 @@ from adaptive.kernels.rows.cpu import steps
 from adaptive.kernels.rows.gpu.arithmetic import load_slots, store_slots, stored_square_sum
 from adaptive.kernels.rows.gpu.bfloat16 import as_float32, as_stored, bits_of, load_keys
 from adaptive.kernels.rows.gpu.launch import MAX_PROGRAMS, assert_contiguous, tile_of
-from adaptive.kernels.rows.gpu.steps import adagrad_delta, adam_delta, norm_of, pending_squares, rowwise_adagrad_scale
+from adaptive.kernels.rows.gpu.steps import (
+    adagrad_delta,
+    adam_delta,
+    ftrl_weights,
+    norm_of,
+    pending_squares,
+    rowwise_adagrad_scale,
+)
 from adaptive.kernels.rows.gpu.sums import sum_gradients, sum_hot_rows
 
 SGD_ = tl.constexpr(steps.SGD_)
 ADAGRAD = tl.constexpr(steps.ADAGRAD)
 ROWWISE_ADAGRAD = tl.constexpr(steps.ROWWISE_ADAGRAD)
 ADAM = tl.constexpr(steps.ADAM)
+FTRL = tl.constexpr(steps.FTRL)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles", "num_corrections"])
@@ -64,6 +72,13 @@ def update_kernel(
             )  # fmt: skip
             norm = norm_of(scratch, delta, WIDTH, BLOCK, ROWS)
             store_slots(state + 2 * WIDTH, places, live, only, count, STATE, 1)
+        elif KIND == FTRL:
+            changed = ftrl_weights(
+                old, gradient, squares, vectors, starts, state, places, live, columns, lr, eps, beta1, beta2,
+                WIDTH, SUMMED,
+            )  # fmt: skip
+            delta = old - changed
+            norm = norm_of(scratch, delta, WIDTH, BLOCK, ROWS)
         else:
             if KIND == ADAGRAD:
                 delta = adagrad_delta(
@@ -72,7 +87,8 @@ def update_kernel(
             else:
                 delta = lr * gradient
             norm = norm_of(scratch, delta, WIDTH, BLOCK, ROWS)
-        new = as_stored(weights, old - delta, load_keys(keys, rows, live, STOCHASTIC), columns, STOCHASTIC)
+        values = changed if KIND == FTRL else old - delta
+        new = as_stored(weights, values, load_keys(keys, rows, live, STOCHASTIC), columns, STOCHASTIC)
         store_slots(weights, places, live, columns, new, WIDTH, WIDTH)
         tl.store(norms + rows[:, None] + only, norm, mask=live[:, None])
         tl.debug_barrier()  # before the next tile overwrites the scratch
@@ -114,9 +130,12 @@ def update(
     assert_contiguous(weights, state, slots, segments, vectors, scales, gradients, squares, corrections, norms, keys)
     num_rows, width = len(slots), weights.shape[1]
     summed = squares is not None and kind != steps.SGD_
-    squares_width = width + 1 if kind == steps.ADAM else state.shape[1]
+    squares_width = {steps.ADAM: width + 1, steps.FTRL: width}.get(kind, state.shape[1])
     assert squares is None or squares.shape == (len(gradients), squares_width)
     if num_rows == 0:
+        return
+    if kind == steps.FTRL and settings[steps.LR] == 0:  # frozen
+        norms.zero_()
         return
     hot_sums = sum_hot_rows(hot, segments, vectors, scales, gradients)
     tile = tile_of(width)
