@@ -67,7 +67,7 @@ def rounding_key(table: TableConfig, seed: int, index: int, batch: int) -> int:
     """The key that rounds a row in batch number `batch`; 0: to nearest."""
     if table.rounding == "nearest":
         return 0
-    of_row = mix((table_key(table.name, seed) + index * GOLDEN) % WORD)
+    of_row = (table_key(table.name, seed) + index * GOLDEN) % WORD
     return mix(of_row ^ mix((batch + GOLDEN) % WORD)) | 1
 
 
@@ -80,10 +80,11 @@ def as_bfloat16(values: Floats, key: int = 0) -> Floats:
             continue
         added = 0x7FFF + (bits >> 16 & 1)
         if key:
-            x = (key + (column + 1) * 0x9E3779B9) % 2**32
+            x = (key + (column // 2 + 1) * 0x9E3779B9) % 2**32
             x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
             x = (x ^ x >> 13 ^ key >> 32) * 0xC2B2AE35 % 2**32
-            added = x >> 16
+            x ^= x >> 16
+            added = x >> 16 if column % 2 else x & 0xFFFF
         rounded.append((bits + added) & 0xFFFF_0000)
     return np.array(rounded, np.uint32).view(f32)
 

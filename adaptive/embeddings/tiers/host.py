@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -97,7 +98,8 @@ class HostTier(ABC):
         if not group.rounds_stochastically:
             return NO_KEYS
         keys = np.empty(len(rows), np.uint64)
-        rounding.rounding_keys(group.group_rows(rows), group.undivided.table_starts, group.table_keys, number, keys)
+        tables = group.undivided.table_starts, group.table_keys
+        rounding.rounding_keys(group.group_rows(rows), *tables, number, keys, numba.get_num_threads())
         return keys
 
     def initial(self, weights: Rows, state: Floats, to_rows: Int64s, rows: Int64s) -> None:

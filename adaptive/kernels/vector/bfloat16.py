@@ -7,14 +7,16 @@ from denormals and into infinity. With a *key*, a nonzero uint64, the number is 
 rounding, whose mean is the float32. With key 0 the number depends on the bits: to nearest, ties to even. Values that
 bfloat16 has are exact in both, and NaN stays NaN.
 
-The hash of a column d is part of the format of a run, equal on every device:
+The hash is part of the format of a run, equal on every device. A word of it has the numbers of two columns:
 
-    x = low(key) + (d + 1) * 0x9E3779B9     all modulo 2**32
+    x = low(key) + (d // 2 + 1) * 0x9E3779B9     all modulo 2**32
     x = (x ^ x >> 16) * 0x85EBCA6B
     x = (x ^ x >> 13 ^ high(key)) * 0xC2B2AE35
-    number = x >> 16
+    x = x ^ x >> 16
+    number = lower half of x for even columns d, upper half for odd ones
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +32,7 @@ OVERFLOW: Final = float(2.0**128 - 2.0**119)  # the least number that rounds to 
 BFLOAT16: Final = np.dtype(np.uint16)  # of arrays that hold bfloat16
 
 I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+Splat = Callable[[Any, Any, int], Any]
 
 
 def widen(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
@@ -43,11 +46,11 @@ def narrow(values: NDArray[np.float32], key: int = 0) -> NDArray[np.uint16]:
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     if int(key):
         low, high = (np.uint32(int(key) >> shift & 0xFFFFFFFF) for shift in (0, 32))
-        columns = np.arange(1, bits.shape[-1] + 1, dtype=np.uint32)
-        x = low + columns * np.uint32(STEP)
+        x = low + np.arange(1, bits.shape[-1] // 2 + 2, dtype=np.uint32) * np.uint32(STEP)
         x = (x ^ x >> np.uint32(16)) * np.uint32(MIX)
         x = (x ^ x >> np.uint32(13) ^ high) * np.uint32(MIX_AGAIN)
-        added = x >> np.uint32(16)
+        x ^= x >> np.uint32(16)
+        added = x.astype("<u4").view("<u2")[: bits.shape[-1]].astype(np.uint32)
     else:
         added = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
     rounded = (bits + added >> np.uint32(16)).astype(np.uint16)
@@ -86,8 +89,11 @@ def widen_lanes(builder: Any, bits: Any, lanes: int) -> Any:
     return builder.bitcast(wide, _like(ir.FloatType(), lanes))
 
 
-def narrow_lanes(builder: Any, value: Any, key: Any, column: Any, lanes: int, splat: Any) -> Any:
-    """Generate `narrow` for the columns [column, column + lanes); key i64 or None: to nearest."""
+def narrow_lanes(builder: Any, value: Any, key: Any, column: Any, lanes: int, splat: Splat) -> Any:
+    """Generate `narrow` for the columns [column, column + lanes); key i64 or None: to nearest.
+
+    `splat(builder, value, lanes)` copies a scalar to all lanes. Blocks of several lanes begin at even columns.
+    """
     bits = builder.bitcast(value, _like(I32, lanes))
     high_half = builder.lshr(bits, _constant(16, lanes))
     added = builder.add(builder.and_(high_half, _constant(1, lanes)), _constant(0x7FFF, lanes))
@@ -100,12 +106,18 @@ def narrow_lanes(builder: Any, value: Any, key: Any, column: Any, lanes: int, sp
     return builder.trunc(rounded, _like(I16, lanes))
 
 
-def _random_lanes(builder: Any, key: Any, column: Any, lanes: int, splat: Any) -> Any:
-    """Generate the numbers that are added; `splat(value, kind)` copies a scalar to all lanes."""
+def _random_lanes(builder: Any, key: Any, column: Any, lanes: int, splat: Splat) -> Any:
+    """Generate the numbers that are added."""
     low, high = builder.trunc(key, I32), builder.trunc(builder.lshr(key, ir.Constant(I64, 32)), I32)
-    first = builder.add(low, builder.mul(builder.trunc(column, I32), ir.Constant(I32, STEP)))
-    steps = [(lane + 1) * STEP % 2**32 for lane in range(lanes)]
-    x = builder.add(splat(first), ir.Constant(_like(I32, lanes), steps if lanes > 1 else steps[0]))
-    x = builder.mul(builder.xor(x, builder.lshr(x, _constant(16, lanes))), _constant(MIX, lanes))
-    x = builder.xor(builder.xor(x, builder.lshr(x, _constant(13, lanes))), splat(high))
-    return builder.lshr(builder.mul(x, _constant(MIX_AGAIN, lanes)), _constant(16, lanes))
+    words, column = max(lanes // 2, 1), builder.trunc(column, I32)
+    first = builder.add(low, builder.mul(builder.lshr(column, _constant(1, 1)), _constant(STEP, 1)))
+    steps = [(word + 1) * STEP % 2**32 for word in range(words)]
+    x = builder.add(splat(builder, first, words), ir.Constant(_like(I32, words), steps if words > 1 else steps[0]))
+    x = builder.mul(builder.xor(x, builder.lshr(x, _constant(16, words))), _constant(MIX, words))
+    x = builder.xor(builder.xor(x, builder.lshr(x, _constant(13, words))), splat(builder, high, words))
+    x = builder.mul(x, _constant(MIX_AGAIN, words))
+    x = builder.xor(x, builder.lshr(x, _constant(16, words)))
+    if lanes > 1:  # the lower half of a word is the first of two lanes
+        return builder.zext(builder.bitcast(x, _like(I16, lanes)), _like(I32, lanes))
+    shift = builder.shl(builder.and_(column, _constant(1, 1)), _constant(4, 1))
+    return builder.and_(builder.lshr(x, shift), _constant(0xFFFF, 1))

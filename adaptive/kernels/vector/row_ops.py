@@ -20,7 +20,6 @@ stored as it was loaded keeps its bits.
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -270,7 +269,7 @@ def row_op(function: Callable[..., Any]) -> Callable[..., None]:
                 return result.value
             if result.bits is not None:
                 return result.bits
-            return narrow_lanes(builder, result.value, key, column, lanes, partial(splat, builder, lanes=lanes))
+            return narrow_lanes(builder, result.value, key, column, lanes, splat)
 
         def block(column: Any, lanes: int) -> None:
             rows = [loaded(place, column, lanes) for place in places]

@@ -32,10 +32,11 @@ def as_stored(rows, values, keys, columns, STOCHASTIC: tl.constexpr):
     if rows.dtype.element_ty == tl.int16:
         bits = values.to(tl.uint32, bitcast=True)
         if STOCHASTIC:
-            x = keys.to(tl.uint32) + (columns + 1).to(tl.uint32) * STEP
+            x = keys.to(tl.uint32) + ((columns >> 1) + 1).to(tl.uint32) * STEP
             x = (x ^ (x >> 16)) * MIX
             x = (x ^ (x >> 13) ^ (keys >> 32).to(tl.uint32)) * MIX_AGAIN
-            added = x >> 16
+            x = x ^ (x >> 16)
+            added = tl.where((columns & 1) == 0, x & 0xFFFF, x >> 16)
         else:
             added = ((bits >> 16) & 1) + 0x7FFF
         rounded = (bits + added) >> 16
