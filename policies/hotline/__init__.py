@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
-from adaptive.policies.hotline.learning import LOGGER_BYTES, MIN_SHARE, make_learner
-from adaptive.policies.samples import check_range, check_shares, check_state, count_lookups
+from adaptive.policies.hotline.learning import LOGGER_BYTES, make_learner
+from adaptive.policies.samples import check_shares, check_state, count_lookups
 
 UNKNOWN = 100  # mini-batches in the learning phase if the length of an epoch is unknown
 
@@ -35,12 +35,11 @@ class Hotline(Policy):
         learn: mini-batches in a learning phase, or a share of those of an epoch (`5%`; the paper takes 5% to 20%). If
             the length of an epoch is unknown, a share means 100 mini-batches.
         every: count one of every `every` mini-batches in a learning phase.
-        logger: `exact` counts the lookups of every row. `srrip` is the paper's logger in bounded memory: 4-way sets of
+        logger: `exact` counts the lookups of every row; the most looked up are popular. `srrip` is the paper's logger in bounded memory: 4-way sets of
             16-bit entries, tags of 14 bits and 2-bit SRRIP. It has no counts: popular rows are those it holds at the
             end of the phase.
         logger_bytes: size of a `srrip` logger; 4 MB in the paper, two million rows. It gets no more entries than the
             popular rows may take of the device (`capacity`). Two loggers exist while it learns again.
-        min_share: smallest share of the counted lookups for a popular row, for `exact`; 1 in 100,000 in the paper.
         capacity: share of the device rows for popular rows. The rest is for the rows of mini-batches in flight.
         micro_batches: run popular and other inputs through the model separately; if False, popular inputs are only
             moved to the front. Two smaller passes take longer than one, but overlap with fetching. On a GPU both always
@@ -63,7 +62,6 @@ class Hotline(Policy):
         every: int = 1,
         logger: Literal["exact", "srrip"] = "exact",
         logger_bytes: int = LOGGER_BYTES,
-        min_share: float = MIN_SHARE,
         capacity: float = 0.5,
         micro_batches: bool = True,
         relearn_every: int = 0,
@@ -71,13 +69,12 @@ class Hotline(Policy):
         number, self._share = _learning(learn)
         if number < 1 or every < 1:
             raise ValueError(f"learn={learn}, every={every}: expected at least 1 each")
-        check_range(0, 1, min_share=min_share)
         check_shares(capacity=capacity)
         self._check_relearning(relearn_every, number if self._share is None else 1)
         self.learn, self.every = number, every
         self.micro_batches, self.relearn_every = micro_batches, relearn_every
         self.seen_inputs = self.popular_inputs = 0
-        self._learner = make_learner(logger, logger_bytes, min_share, capacity)
+        self._learner = make_learner(logger, logger_bytes, capacity)
         self._batches = 0
 
     @property

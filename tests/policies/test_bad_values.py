@@ -45,7 +45,6 @@ from adaptive.policy import Policy, SkipRule
         ("hotline", {"learn": 0}, "learn=0"),
         ("hotline", {"every": 0}, "every=0"),
         ("hotline", {"capacity": 0}, "capacity=0.0: expected more than 0, at most 1"),
-        ("hotline", {"min_share": 2}, "min_share=2.0: expected at least 0, at most 1"),
         ("hotline", {"learn": 100, "relearn_every": 100}, "relearn_every=100: expected more than learn=100"),
         ("hotline", {"learn": "0%"}, "learn=0%"),
         ("hotline", {"learn": "101%"}, "learn=101%"),
@@ -54,7 +53,6 @@ from adaptive.policy import Policy, SkipRule
         ("hotline", {"logger": "lru"}, "logger='lru'"),
         ("hotline", {"logger_bytes": 1 << 20}, "logger_bytes=1048576: expected logger=srrip with it"),
         ("hotline", {"logger": "srrip", "logger_bytes": 7}, "logger_bytes=7: expected at least 8"),
-        ("hotline", {"logger": "srrip", "min_share": 0.1}, "min_share=0.1: expected logger=exact with it"),
     ],
 )
 def test_settings_of_policies(name: str, options: dict[str, Any], message: str) -> None:

@@ -73,10 +73,11 @@ def test_a_share_is_of_the_epoch_in_which_it_began() -> None:
     assert fresh.learn == 2
 
 
-def test_rows_below_the_least_share_are_not_popular() -> None:
-    policy = Hotline(learn=1, min_share=0.3, capacity=1)
+def test_all_counted_rows_are_popular_while_they_fit() -> None:
+    """Also rows that were counted once."""
+    policy = Hotline(learn=1, capacity=1)
     arranged(policy, LEARNT)
-    assert popular(policy) == [5]
+    assert popular(policy) == [5, 6, 7]
 
 
 def test_one_in_some_batches_is_counted() -> None:

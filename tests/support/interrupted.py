@@ -33,7 +33,7 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "scratchpipe": ("scratchpipe", {"window": 3}),
     "sieve": ("sieve", {}),
     "s3fifo": ("s3fifo", {}),
-    "hotline": ("hotline", {"learn": 4, "min_share": 0.02}),
+    "hotline": ("hotline", {"learn": 4}),
     "defer": ("slipstream", {"by": "visits", "every": 2, "warmup": 2}),
     "movement": ("slipstream", {"by": "movement", "bound": 3.0, "warmup": 2}),
     "updates": ("slipstream", {"skip": "updates", "warmup": 4, "threshold": 0.5}),

@@ -18,7 +18,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "defer": ("lru", {}, "defer+by=visits+warmup=4"),
     "inputs": ("lru", {}, "inputs+warmup=8+target_drop=0.4"),
     "inputs, behind a window": ("scratchpipe", {"window": 3}, "inputs+warmup=8+target_drop=0.4"),
-    "hotline": ("hotline", {"learn": 4, "min_share": 0.02}, None),
+    "hotline": ("hotline", {"learn": 4}, None),
 }
 
 
