@@ -164,8 +164,6 @@ DeviceBandwidth = Annotated[str | None, _rate("--device-bandwidth", "Bandwidth o
 HostBandwidth = Annotated[str | None, _rate("--host-bandwidth", "Bandwidth of host memory, random rows.", "100GB/s")]
 DenseTime = Annotated[float | None, _option("--dense-ms", "MS", MACHINE, min=0.0, show_default="1.0",
     help="Milliseconds of the dense part per step.")]
-DenseBytes = Annotated[int | None, _option("--dense-bytes", "BYTES", MACHINE, min=0, max=2 ** 50, show_default="0",
-    help="Bytes of all dense weights. Adds the modeled step of XDL, which transfers them at each step.")]
 RankNumbers = Annotated[str | None, _option("--ranks", "LIST", RANKS,
     help="Report the bytes that a rank sends per step instead of hit rates, for numbers of ranks such as 2,8,64 "
          "(docs/explanation/ranks.md).")]

@@ -32,7 +32,7 @@ def reproduce(
 ) -> None:
     """Reproduce a paper's figures and tables, and check its claims.
 
-    Prints the commands, their tables, and the claims that are reproduced, are not, or are not available here, with the
+    Prints the commands, their tables, and the claims that come out, do not, or are not available here, with the
     reason. Writes the same as a page, report.html. After Ctrl-C, it reports the finished commands.
 
     Every number is marked as measured, modeled or from the paper. Claims are checked on your data, so other data may

@@ -32,7 +32,6 @@ def simulate(
     device_bandwidth: options.DeviceBandwidth = None,
     host_bandwidth: options.HostBandwidth = None,
     dense_ms: options.DenseTime = None,
-    dense_bytes: options.DenseBytes = None,
     ranks: options.RankNumbers = None,
     saturated: options.SaturatedShare = None,
     plot: options.Plot = None,
@@ -49,7 +48,7 @@ def simulate(
 
     With --ranks, it reports the bytes between ranks instead. After Ctrl-C, it reports the batches read so far.
     """
-    described = _Described(machine, link, device_bandwidth, host_bandwidth, dense_ms, dense_bytes)
+    described = _Described(machine, link, device_bandwidth, host_bandwidth, dense_ms)
     outputs = _Outputs(plot, markdown, as_json)
     if ranks is not None:
         others = {"--policies": policies, "--device-rows": device_rows, "--plot": plot, **described.flags()}
@@ -77,7 +76,6 @@ class _Described:
     device: str | None
     host: str | None
     dense_ms: float | None
-    dense_bytes: int | None
 
     def flags(self) -> Mapping[str, object]:
         """Return flag -> value or None."""
@@ -103,7 +101,7 @@ class _Described:
         )
 
 
-_MACHINE_FLAGS = ("--machine", "--link", "--device-bandwidth", "--host-bandwidth", "--dense-ms", "--dense-bytes")
+_MACHINE_FLAGS = ("--machine", "--link", "--device-bandwidth", "--host-bandwidth", "--dense-ms")
 
 
 @dataclass(frozen=True)

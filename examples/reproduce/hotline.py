@@ -5,7 +5,10 @@ import math
 import re
 
 from adaptive.studies.reproduce.derived_tables import (
+    MEMORY,
+    SKEWED,
     evaluations_by_step,
+    headlines,
     host_step_ms,
     ratios,
     step_model,
@@ -34,8 +37,14 @@ def findings(records: Records) -> Findings:
     yield Claim("a working set of four mini-batches does no worse than one, modeled (figure 22)",
                 over(sets.values["4 mini-batches"], sets.values["1 mini-batches"]), ">", 0.999)
     yield (popular := popular_inputs(records))
-    yield Claim("learning on 20% of an epoch finds at least 90% as many popular inputs as on 1%",
-                over(popular.values["hotline+learn=20%"], popular.values["hotline+learn=1%"]), ">", 0.9)
+    learned = popular.values.get("hotline+learn=5%", 0.0) / 100
+    room = row(records["data"]["data"]["hot"], memory="5%")["hot_input_share"]
+    yield Claim("learning on 5% of an epoch makes over 75% of the inputs popular (section 3.2 of the first version)",
+                learned, "about", 0.75,
+                why=f"of the inputs, {100 * room:.0f}% look up only the hottest 5% of the rows, which is what there is "
+                    "room for; an epoch here is shorter than the paper's")
+    yield Claim("learning on 5% finds over 90% of what there is room for", over(learned, room), ">", 0.9,
+                why="rare rows do not occur in 5% of such a short epoch; in the paper it has over two million samples")
     yield (sizes := logger_size(popular))
     shares = [share for _, share in sizes.lines["srrip"]]
     yield Claim("the larger the logger, the more popular inputs it finds (figure 23)", shares[-1], ">", shares[0])
@@ -43,10 +52,16 @@ def findings(records: Records) -> Findings:
     yield Claim("classifying and planning take less than the training of a step",
                 step["look_ahead_ms"]["plan"], "<", step["training_ms"]["mlp_backward"])
     hybrid, hotline = (row(records["compare"]["policies"], policy=name) for name in ("hybrid", "hotline"))
-    yield Claim("AUC is within 0.01 of the baseline", less(hotline["auc"], hybrid["auc"]), ">", -0.01)
-    yield transfers(records)
+    yield Claim("AUC is the baseline's within 0.001 (table 5)", less(hotline["auc"], hybrid["auc"]), "within", 0.001,
+                why="rounding differs: sums are taken popular inputs first")
+    yield (moved := transfers(records))
+    yield Claim("Hotline moves a 5.4th of DLRM's bytes (table 6, Criteo Kaggle, 1 GPU)",
+                over(moved.values["DLRM"], moved.values["hotline here"]), "about", 5.4,
+                why="rows of inputs that are not popular are moved with their optimizer state, once per batch")
     yield (speeds := ratios(records))
-    yield Claim("Hotline is faster than FAE, modeled", speeds.values["Hotline"], ">", speeds.values["FAE"])
+    yield from headlines(speeds, "Hotline", {
+        "DLRM": (2.2, "abstract"), "XDL": (3.5, "first version, 1 GPU"), "FAE": (2.3, "first version, 1 GPU"),
+    })
     yield evaluations_by_step(records, "auc")
     yield evaluations_by_step(records, "accuracy")
 
@@ -94,14 +109,19 @@ PAPER = Paper(
     "Adnan et al., ISCA 2024; figures and tables as of its first version, arXiv 2204.05436v1",
     commands=(
         Command("data", "figure 3: sorted counts; for figures 15 and 22, modeled: popular inputs",
-                "profile --sections data --memory 5%,10%", quick="--samples 60000"),
+                f"profile --sections data --memory {MEMORY} {SKEWED}",
+                full="--samples 1500000 --set data.synthetic.num_train=1500000", quick="--samples 60000"),
         Command("learning", "figures 10 and 23: popular inputs by share learned, and by the logger's size next to "
                             "exact counts",
-                f"simulate --policies hotline+learn=1%,hotline+learn=5%,hotline+learn=20%,{LOGGERS} --device-rows 10%",
+                f"simulate --policies hotline+learn=1%,hotline+learn=5%,hotline+learn=20%,{LOGGERS} --device-rows 10% "
+                f"{SKEWED}",
+                full="--set data.synthetic.num_train=1500000",
                 quick="--steps 110 --batch-size 512 --set data.synthetic.num_train=60000"),
         Command("step", "figures 2, 4, 16 and 18: the step by phase, classifying next to it",
-                "profile --sections step --policies hybrid,hotline", quick="--time-steps 10 --batch-size 256"),
-        Command("compare", "table 5, table 6 and figure 14: quality and bytes", "compare --device-rows 10% --seeds 1",
+                f"profile --sections step --policies hybrid,hotline {SKEWED}",
+                quick="--time-steps 10 --batch-size 256"),
+        Command("compare", "table 5, table 6 and figure 14: quality and bytes",
+                f"compare --device-rows 10% --seeds 1 {SKEWED}",
                 full="--policies hybrid,fae,hotline,hotline+micro_batches=false --eval-every 100",
                 quick="--policies hybrid,hotline --steps 40 --batch-size 512 --eval-every 10 "
                       "--set data.synthetic.num_train=60000 --set data.synthetic.num_eval=10000"),
@@ -112,7 +132,10 @@ PAPER = Paper(
                 "placements --machine big-basin,zion --preset syn-m1,syn-m2 --placements host,fae,hotline"),
     ),
     findings=findings,
-    published=(Published("speed over Intel-optimized DLRM", "2.2x", "Hotline, abstract"),),
+    published=(
+        Published("speed over Intel-optimized DLRM", "2.2x", "Hotline, abstract"),
+        Published("speed over XDL, Intel-optimized DLRM, FAE on one GPU", "3.5x, 3.5x, 2.3x", "Hotline, first version"),
+    ),
     missing=(
         Missing("its accelerator: area, power, lookup engine (figures 5 to 9 and 11 to 13)", "hardware"),
         Missing("training with the working set of four mini-batches (figure 22)",

@@ -291,12 +291,6 @@ def test_simulate_takes_shape_and_width_of_a_preset(cli: Cli) -> None:
     assert sizes[0] > 3 * sizes[1]
 
 
-def test_simulate_models_xdl_with_a_dense_size(cli: Cli) -> None:
-    words = ("--policies", "lru", "--device-rows", "20%", *SMALL)
-    plain, sized = (cli("simulate", *words, *more) for more in ((), ("--dense-bytes", "50000000")))
-    assert "XDL" not in plain.out and "XDL" in sized.out
-
-
 # --- help ------------------------------------------------------------------------------------------------------------
 
 

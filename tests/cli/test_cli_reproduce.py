@@ -26,18 +26,11 @@ CURVES = {
 }
 HOLDS = {
     # claims that follow from the built-in stream and the model, on any machine; those by measured times are left out
-    "tutorial": ["one row of a table", "over 40%", "a sample of 10%", "fae moves less"],
-    "fae": [
-        "a tenth of the rows",
-        "hot inputs grow",
-        "a mini-batch of 1024",
-        "quality rises",
-        "FAE moves",
-        "FAE is faster",
-    ],
-    "hotline": ["learning on 20%", "the larger the logger", "Hotline is faster", "a working set"],
-    "scratchpipe": ["knowing the next", "and no more than", "rows shared", "more look-ahead", "a step at the speed"],
-    "slipstream": ["a higher threshold", "the default mode writes fewer", "Slipstream is faster"],
+    "tutorial": ["one row of a table", "a sample of 10%", "fae moves less"],
+    "fae": ["the hottest 7%", "a mini-batch of 1024"],
+    "hotline": ["the larger the logger", "a working set"],
+    "scratchpipe": ["knowing the next", "and no more than", "rows shared", "a step at the speed"],
+    "slipstream": [],
     "zion": [
         "M2 on Big Basin",
         "4096 dense",
@@ -69,8 +62,8 @@ def test_a_quick_reproduction_meets_its_claims(cli: Cli, tmp_path: Path, name: s
         assert (tmp_path / "found" / f"{derived}.png").exists()
     for table in result["derived"].values():
         assert table["values"] and all(isinstance(value, float | int) for value in table["values"].values())
-    ratios = result["derived"].get("ratios", {"values": {"XDL": 0.5, "DLRM": 1, "ScratchPipe": 2}})["values"]
-    assert ratios["XDL"] < ratios["DLRM"] == 1 < ratios["ScratchPipe"]
+    ratios = result["derived"].get("ratios", {"values": {"XDL": 1.2, "DLRM": 1, "ScratchPipe": 2}})["values"]
+    assert ratios["DLRM"] == 1 < ratios["XDL"] < ratios["ScratchPipe"]
     page = (tmp_path / "found/report.html").read_text()
     assert len(page) < 2_000_000 and "<image" not in page and result["page"].endswith("report.html")
     for command in result["commands"]:
@@ -125,7 +118,7 @@ def test_ctrl_c_keeps_finished_commands(cli: Cli, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("adaptive.studies.simulate.simulation.simulate", interrupted)
     result = cli("reproduce", "own.py", "--out", "found")
     assert result.code == 130 and "found has the results of the finished commands" in result.err
-    assert "reproduced: counted" in result.out
+    assert "comes out: counted" in result.out
     page = (tmp_path / "found/report.html").read_text()
     assert "first: Rows and lookups by table" in page and "second" not in page
 
@@ -135,9 +128,7 @@ def test_a_custom_script_runs_its_commands(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN % "")
     result = cli("reproduce", "own.py", "--out", "found")
     assert result.code == 0, result.err
-    assert (
-        "reproduced: counted (7,800 > 7,799)" in result.out and "adaptive-train profile --sections data" in result.err
-    )
+    assert "comes out: counted (7,800 > 7,799)" in result.out and "adaptive-train profile --sections data" in result.err
     assert (tmp_path / "found/first/skew.png").exists()
 
 

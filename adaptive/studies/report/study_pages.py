@@ -167,7 +167,7 @@ def simulation_blocks(page: PageRecord, *, is_alone: bool) -> Blocks:
         "memory of the host": machine.host_bytes_per_s,
     }
     rows = [[text, "nothing crosses" if rate is None else f"{bytes_text(rate)}/s"] for text, rate in rates.items()]
-    rows += [["dense part of a step", f"{machine.dense_ms:g} ms"], ["dense weights", bytes_text(machine.dense_bytes)]]
+    rows.append(["dense part of a step", f"{machine.dense_ms:g} ms"])
     return [*blocks, Heading("Machine, as described"), Table([["", "value"], *rows])]
 
 

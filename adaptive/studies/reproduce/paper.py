@@ -17,6 +17,7 @@ from adaptive.errors import ConfigError, error_text
 from adaptive.training.telemetry.formatting import short_text
 
 PAPERS: Final = Path(__file__).parent / "papers"
+TOLERANCE: Final = 0.15  # of a ratio that a paper reports: the papers differ by more among themselves
 VERBS: Final = ("profile", "placements", "compare", "simulate")  # commands whose record a page can show
 
 Records = Mapping[str, Any]
@@ -60,20 +61,28 @@ class Command:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper: a measured number compared with a bound.
+    """A statement of a paper: a number found here compared with a bound.
 
     Attributes:
         says: the statement.
-        ours: the number measured here.
-        sign: `within` holds if the number is at most `bound` away from 0.
-        why: the reason, shown if the claim does not hold.
+        ours: the number measured or modeled here.
+        sign: `within` holds if the number is at most `bound` away from 0, `about` if it is within `TOLERANCE` of
+            `bound`, a ratio that the paper reports.
+        why: the reason, shown if the claim does not hold. `about` needs one.
+
+    Raises:
+        ConfigError: for `about` without a reason.
     """
 
     says: str
     ours: float | None
-    sign: Literal[">", "<", "within"]
+    sign: Literal[">", "<", "within", "about"]
     bound: float | None
     why: str = ""
+
+    def __post_init__(self) -> None:
+        if self.sign == "about" and not self.why:
+            raise ConfigError(f"claim {self.says!r}: expected a reason (why) for the case that the ratio differs")
 
     @property
     def holds(self) -> bool:
@@ -81,6 +90,8 @@ class Claim:
             return False
         if self.sign == "within":
             return abs(self.ours) <= self.bound
+        if self.sign == "about":
+            return abs(self.ours - self.bound) <= TOLERANCE * self.bound
         return self.ours > self.bound if self.sign == ">" else self.ours < self.bound
 
     @property
@@ -88,6 +99,8 @@ class Claim:
         """`3 not < 2.5`"""
         if self.ours is None or self.bound is None:
             return "unknown"
+        if self.sign == "about":
+            return f"{short_text(self.ours)}, paper {short_text(self.bound)} +-{100 * TOLERANCE:.0f}%"
         return f"{short_text(self.ours)} {'' if self.holds else 'not '}{self.sign} {short_text(self.bound)}"
 
     def record(self) -> dict[str, Any]:

@@ -45,9 +45,9 @@ def reproduction_document(result: JsonObject, records: JsonObject) -> Document:
         blocks += _derived(derived)
     claims = result["claims"]
     claimed = {
-        "reproduced": [f"{claim['says']} ({claim['numbers']})" for claim in claims if claim["holds"]],
-        "not reproduced": [
-            f"{claim['says']} ({'; '.join(filter(None, [claim['numbers'], claim['why']]))})"
+        "comes out": [f"{claim['says']} ({claim['numbers']})" for claim in claims if claim["holds"]],
+        "does not come out": [
+            f"{claim['says']} ({', because '.join(filter(None, [claim['numbers'], claim['why']]))})"
             for claim in claims
             if not claim["holds"]
         ],
@@ -64,10 +64,14 @@ def _command_text(command: JsonObject) -> str:
 def reproduction_blocks(reproduction: PageRecord, *, is_alone: bool) -> Blocks:
     """Claims first, then derived tables, commands, and numbers of the paper."""
     record = reproduction.record
-    claims = [["claim", "reproduced", "numbers"]]
+    claims = [["claim", "comes out", "numbers"]]
     claims += [[claim["says"], "yes" if claim["holds"] else "no", claim["numbers"]] for claim in record["claims"]]
     short = "A short run (--quick), which says little about quality. " if record.get("quick") else ""
-    reasons = [Note(f"{claim['says']}: {claim['why']}") for claim in record["claims"] if claim.get("why")]
+    reasons = [
+        Note(f"Does not come out: {claim['says']}, because {claim['why']}")
+        for claim in record["claims"]
+        if claim.get("why")
+    ]
     blocks: Blocks = [Heading("Claims"), Note(record["title"]), Note(f"{short}{record['source']}")]
     blocks += [Table(claims, numbers=False), *reasons]
     for derived in record["derived"].values():

@@ -43,7 +43,6 @@ class SimulatedMachine:
     device_bytes_per_s: float
     host_bytes_per_s: float
     dense_ms: float
-    dense_bytes: int
     measured: str | None
 
 
@@ -273,7 +272,6 @@ def _result(
             device_bytes_per_s=machine.device,
             host_bytes_per_s=machine.host,
             dense_ms=machine.dense_ms,
-            dense_bytes=machine.dense_bytes,
             measured=None if measured is None else measured.when or "yes",
         ),
         least_device_rows=least_device_rows(streams),

@@ -79,7 +79,7 @@ def _columns(result: Simulation) -> list[Column]:
         ("serial", lambda run: f"{run.step_ms.serial:.3f}"),
         ("hybrid", lambda run: f"{run.step_ms.hybrid:.3f}"),
         ("device only", lambda run: f"{run.step_ms.device_only:.3f}"),
-        *([("XDL", lambda run: f"{run.step_ms.xdl:.3f}")] if result.machine.dense_bytes else []),
+        ("XDL", lambda run: f"{run.step_ms.xdl:.3f}"),
         *([("expected", lambda run: f"{run.expected_ms:.3f}")] if result.machine.measured else []),
     ]
 
