@@ -35,9 +35,9 @@ class Hotline(Policy):
         learn: mini-batches in a learning phase, or a share of those of an epoch (`5%`; the paper takes 5% to 20%). If
             the length of an epoch is unknown, a share means 100 mini-batches.
         every: count one of every `every` mini-batches in a learning phase.
-        logger: `exact` counts the lookups of every row; the most looked up are popular. `srrip` is the paper's logger in bounded memory: 4-way sets of
-            16-bit entries, tags of 14 bits and 2-bit SRRIP. It has no counts: popular rows are those it holds at the
-            end of the phase.
+        logger: `exact` counts the lookups of every row; the most looked up are popular. `srrip` is the paper's logger
+            in bounded memory: 4-way sets of 16-bit entries, tags of 14 bits and 2-bit SRRIP. It has no counts: popular
+            rows are those it holds at the end of the phase.
         logger_bytes: size of a `srrip` logger; 4 MB in the paper, two million rows. It gets no more entries than the
             popular rows may take of the device (`capacity`). Two loggers exist while it learns again.
         capacity: share of the device rows for popular rows. The rest is for the rows of mini-batches in flight.
