@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from adaptive.config import Config
+from adaptive.config import MOST_KEYS, Config, KeyRules
 from adaptive.errors import ConfigError
 
 
@@ -124,6 +124,29 @@ class SyntheticConfig(Config):
         description="At the drift, shift popularity ranks by this share of each table, so that other ids are popular.",
     )
 
+    new_ids: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="Share of the ids of each large table that new ids replace every day. Ids of these tables are then "
+        "64-bit keys, for data.keys or data.hash_rows, and samples have timestamps.",
+    )
+    days: int = Field(default=1, ge=1, le=10**6, description="Days of the training stream, of equally many samples.")
+    day: int | None = Field(
+        default=None,
+        ge=0,
+        le=10**6,
+        description="Train on this day only, from 0, and evaluate on the first num_eval samples after it.",
+    )
+
+    @model_validator(mode="after")
+    def _day_exists(self) -> Self:
+        if self.day is not None and self.day >= self.days:
+            raise ValueError(f"expected day below days = {self.days}, got {self.day}")
+        if self.days > self.num_train:
+            raise ValueError(f"expected days of at most num_train = {self.num_train}, got {self.days}")
+        return self
+
     @model_validator(mode="after")
     def _churn_needs_drift(self) -> Self:
         if self.churn and self.drift_at is None:
@@ -141,6 +164,16 @@ class SyntheticConfig(Config):
     def drift_begin(self) -> int | None:
         """The first sample after the drift; None without drift."""
         return None if self.drift_at is None else round(self.drift_at * self.num_train)
+
+
+class KeysConfig(KeyRules):
+    """Live ids: categories are 64-bit keys, which get and lose rows, as in `TableConfig`."""
+
+    capacity: int = Field(ge=1, le=MOST_KEYS, description="rows for keys of each feature")
+
+    @property
+    def rules(self) -> KeyRules:
+        return KeyRules(**self.model_dump(exclude={"capacity"}))
 
 
 class DataOptions(Config):
@@ -163,6 +196,9 @@ class DataOptions(Config):
     )
     hash_rows: int = Field(
         default=100_000, ge=1, lt=2**32, description="rows of each hashed feature, without the row for missing ids"
+    )
+    keys: KeysConfig | None = Field(
+        default=None, description="settings of live ids; null: categories are hashed, or have a vocabulary"
     )
     label_optional: bool = Field(
         default=False,
@@ -216,6 +252,12 @@ class DataOptions(Config):
     )
     max_line_bytes: int = Field(default=1 << 20, ge=1, le=2**28, description="maximum length of a line; longer is bad")
     chunk_bytes: int = Field(default=1 << 18, ge=1, le=2**28, description="bytes to read from a file at once")
+
+    @model_validator(mode="after")
+    def _one_mapping(self) -> Self:
+        if self.keys is not None and self.vocabulary:
+            raise ValueError("expected keys or vocabulary, got both")
+        return self
 
     @model_validator(mode="after")
     def _one_split(self) -> Self:

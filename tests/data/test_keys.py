@@ -198,7 +198,6 @@ SCHEMA_MISTAKES = {
     "keys = true\ncapacity = 9\nexpire = -1": "expire: expected a number of batches above 0 .*, got -1",
     "keys = true\ncapacity = 9\nexpire = 0": "expire: expected a number of batches above 0 .*, got 0",
     'keys = true\ncapacity = 9\nexpire = "14 days"': "expire: expected a number of batches above 0 .*, got '14 days'",
-    'keys = true\ncapacity = 9\nexpire = "14d"': r"expected \[time\] with expire = '14d', got none",
     'keys = true\ncapacity = 9\nwhen_full = "grow"': "when_full: Input should be 'evict', 'refuse' or 'error'",
     "keys = true\ncapacity = 9\nmin_count = 2": "expected min_count only with vocabulary = true, got it with keys",
 }
@@ -210,6 +209,26 @@ def test_mistakes_in_a_schema_are_named(tmp_path: Path, settings: str) -> None:
     path.write_text(f'[[categorical]]\ncolumns = ["user"]\n{settings}\n')
     with pytest.raises(ConfigError, match=SCHEMA_MISTAKES[settings]):
         load_schema(path)
+
+
+def test_expiry_by_time_needs_times(tmp_path: Path) -> None:
+    schema = SCHEMA.replace('time = { column = "day", kind = "iso" }\n', "")
+    with pytest.raises(ConfigError, match=r"table 'user': expected data with times for expire = '14d', got none"):
+        text(tmp_path, schema, {name: values for name, values in columns().items() if name != "day"})
+
+
+def test_keys_of_columns_without_a_mapping(tmp_path: Path) -> None:
+    """Rules of `data.keys` apply as `data.hash_rows` does, to any source of categories."""
+    schema = SCHEMA.replace("keys = true\ncapacity = 50\n", "").replace('unadmitted = "zero"\n', "")
+    dataset = text(tmp_path, schema, keys={"capacity": 9, "expire": 40})
+    assert ids_of(dataset) == ids_of(text(tmp_path))
+    assert dataset.key_rules["word"] == KeyRules(expire=40)
+    line = "\t".join(["1", *["3"] * 13, *[f"{key:08x}" for key in range(26)]])
+    (tmp_path / "day.txt").write_text(f"{line}\n")
+    criteo = open_dataset(f"criteo:{tmp_path / 'day.txt'}", DataOptions(keys={"capacity": 9}))
+    assert next(iter(criteo.train(1))).ids.tolist() == list(range(26))
+    with pytest.raises(ConfigError, match="table 'C1': expected data with times"):
+        open_dataset(f"criteo:{tmp_path / 'day.txt'}", DataOptions(keys={"capacity": 9, "expire": "7d"}))
 
 
 def test_features_of_a_table_share_the_rules_of_its_keys(tmp_path: Path) -> None:

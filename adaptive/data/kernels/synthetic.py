@@ -24,6 +24,8 @@ FIELD = np.dtype(
         ("stride", np.int64),  # id = (rank * stride + offset) mod size, gcd(stride, size) = 1
         ("offset", np.int64),
         ("churn", np.int64),  # shift of the ranks after the drift
+        ("life", np.int64),  # samples until a new id takes a rank; 0: ids are rows
+        ("id_key", np.uint64),  # of new ids
         ("low", np.float64),  # Zipf-Mandelbrot, inverted: rank = (low + p * span) ** power - shift
         ("span", np.float64),
         ("power", np.float64),
@@ -159,6 +161,15 @@ def draw_dense(
 
 
 @kernel()
+def live_id(field: Any, rank: int, index: int) -> int:
+    """Return the 64-bit id that has a rank at sample `index`. The default id stays."""
+    key = np.uint64(hashed(field["id_key"], rank))
+    stays = rank == 0 and field["default_limit"] > 0
+    phase = np.int64(key % np.uint64(field["life"]))
+    return np.int64(hashed(key, 0 if stays else (index + phase) // field["life"]))  # type: ignore[return-value]
+
+
+@kernel()
 def draw_ids(
     fields: NDArray[np.void], start: int, first_drifted: int, latent: NDArray[np.float64], out: NDArray[np.int64]
 ) -> None:
@@ -170,7 +181,10 @@ def draw_ids(
             first = (start + b) * lookups
             for j in range(lookups):
                 rank = draw_rank(field, first + j, latent[b], b >= first_drifted)
-                out[f, b, j] = (rank * field["stride"] + field["offset"]) % field["size"]
+                if field["life"] > 0:
+                    out[f, b, j] = live_id(field, rank, start + b)
+                else:
+                    out[f, b, j] = (rank * field["stride"] + field["offset"]) % field["size"]
 
 
 @kernel()

@@ -67,6 +67,8 @@ class RowRule:
     @classmethod
     def of(cls, options: DataOptions) -> "RowRule":
         """Return the rule for categories without a rule in a schema."""
+        if options.keys is not None:
+            return cls("keyed", options.keys.capacity, keys=options.keys.rules)
         return cls("fitted", options.min_count) if options.vocabulary else cls("hashed", options.hash_rows)
 
 
@@ -94,7 +96,7 @@ class RowPlan:
         labels: names of all labels, if there are several.
         more_labels: the sources of all but the first.
         widths: see `Dataset`.
-        has_times: True if batches have times.
+        has_times: True if rows have times.
     """
 
     features: tuple[FeaturePlan, ...]
@@ -152,9 +154,8 @@ class RowDataset(Dataset):
         self.key_rules = {feature.table: feature.rule.keys for feature in plan.features if feature.rule.keys}
         self.sequences = {feature.name: feature.max_length for feature in features if feature.max_length is not None}
         self._source, self._parts, self._options, self._identity = source, parts, options, identity
-        self._batcher = Batcher(
-            source.names(), tuple(features), plan.is_log, plan.more_labels, has_times=plan.has_times
-        )
+        by_time = any(isinstance(rules.expire, str) for rules in self.key_rules.values())
+        self._batcher = Batcher(source.names(), tuple(features), plan.is_log, plan.more_labels, has_times=by_time)
         self._num_train = parts.num_train
         self._part_read: PartRead | None = None
 
@@ -240,6 +241,12 @@ def open_rows(opened: Opened, plan: RowPlan, options: DataOptions, *, run_dir: P
     """
     source, train, _ = opened
     rules = _table_rules(plan.features)
+    for table, rule in rules.items():
+        if rule.keys is not None and isinstance(rule.keys.expire, str) and not plan.has_times:
+            raise ConfigError(
+                f"table {table!r}: expected data with times for expire = {rule.keys.expire!r}, got none. Add [time] to "
+                "the schema, or let keys expire after a number of batches."
+            )
     folder = options.vocabulary_path or (run_dir / "vocabulary" if run_dir is not None else None)
     wanted = {table: rule.size for table, rule in rules.items() if rule.kind == "fitted"}
     stored = load_vocabularies(folder, wanted) if wanted and folder is not None else None

@@ -121,6 +121,10 @@ def make_fields(config: SyntheticConfig) -> NDArray[np.void]:
     _set_singletons(fields, config)
     _set_popularity(fields, config)
     _set_layout(fields, config)
+    if config.new_ids:
+        keys = KeyedNumbers(config.seed, "new ids")
+        fields["id_key"] = [keys.key() for _ in fields]
+        fields["life"] = np.where(large_fields(config), round(config.num_train / config.days / config.new_ids), 0)
     return fields
 
 

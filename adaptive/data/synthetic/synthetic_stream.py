@@ -18,6 +18,7 @@ not exist are omitted.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +26,10 @@ from scipy.optimize import brentq
 from scipy.special import expit
 
 from adaptive.batch import Batch
-from adaptive.data.data_options import DataOptions, SyntheticConfig
+from adaptive.data.data_options import DataOptions, KeysConfig, SyntheticConfig
 from adaptive.data.dataset import Dataset, Feature
 from adaptive.data.kernels import synthetic as kernels
+from adaptive.data.rows.batcher import Hashed, Keyed, RowMap
 from adaptive.data.synthetic.fields import KeyedNumbers, key_of, large_fields, make_fields
 from adaptive.errors import ConfigError, InputError
 
@@ -174,6 +176,8 @@ def _draw_products(stream: KeyedNumbers, damping: NDArray[np.float64], num_dense
     )
 
 
+DAY: Final = 86_400.0  # seconds
+DEFAULT_ROWS: Final[int] = DataOptions.model_fields["hash_rows"].default
 GENERATOR = 1  # increase it when the same settings give other samples
 LATENT_CORRELATION = 0.8  # of the first dense input with the sample's latent number
 CALIBRATION_SAMPLES = 200_000  # their Bayes AUC varies by 0.0005, that of a twentieth by 0.0022
@@ -183,7 +187,11 @@ BLOCK = 8192  # samples made at a time while calibrating, so that they stay in t
 
 def open_synthetic(paths: str, options: DataOptions, run_dir: Path | None) -> "Synthetic":
     """Open the data set `synthetic`."""
-    return Synthetic(options.synthetic)
+    if not options.synthetic.new_ids:
+        options.refuse("data synthetic:", ("keys",), "ids are rows without data.synthetic.new_ids")
+        return Synthetic(options.synthetic)
+    options.refuse("data synthetic:", ("vocabulary",), "new ids cannot be fitted before they appear")
+    return Synthetic(options.synthetic, options.keys or options.hash_rows)
 
 
 class Synthetic(Dataset):
@@ -191,13 +199,21 @@ class Synthetic(Dataset):
 
     Samples [0, num_train) are the training part, the same in every epoch. The evaluation part follows them, after the
     drift if there is one. `positive_rate` and Bayes AUC 0.80 hold before the drift.
+
+    Args:
+        new_ids: with `config.new_ids`, the rules of the tables whose ids change, or the rows into which ids are hashed.
     """
 
-    def __init__(self, config: SyntheticConfig | None = None) -> None:
+    def __init__(self, config: SyntheticConfig | None = None, new_ids: KeysConfig | int = DEFAULT_ROWS) -> None:
         self.config = config or SyntheticConfig()
         self.num_dense = self.config.num_dense
         self._fields = make_fields(self.config)
-        self.features = tuple(Feature(f"C{f + 1}", int(size)) for f, size in enumerate(self._fields["size"]))
+        self._map: RowMap = Hashed(new_ids) if isinstance(new_ids, int) else Keyed(new_ids.capacity)
+        self._changing = np.flatnonzero(self._fields["life"])
+        sizes = [self._map.num_embeddings if field["life"] else int(field["size"]) for field in self._fields]
+        self.features = tuple(Feature(f"C{f + 1}", size) for f, size in enumerate(sizes))
+        if not isinstance(new_ids, int):
+            self.key_rules = {self.features[f].name: new_ids.rules for f in self._changing}
         self._latent_key = key_of(self.config.seed, "latent")
         self._label_key = key_of(self.config.seed, "label")
         further = [f"label_{number}" for number in range(2, self.config.labels + 1)]
@@ -208,18 +224,28 @@ class Synthetic(Dataset):
         self._calibration = calibrate(self.config, self._calibration_parts())
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
-        return self._batches(0, self.config.num_train, batch_size)
+        return self._batches(*self._train_range(), batch_size)
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
-        return self._batches(self.config.num_train, self.config.num_samples, batch_size)
+        _, stop = self._train_range()
+        return self._batches(stop, stop + self.config.num_eval, batch_size)
 
     def num_train_samples(self) -> int:
-        return self.config.num_train
+        start, stop = self._train_range()
+        return stop - start
+
+    def _train_range(self) -> tuple[int, int]:
+        """Return the first training sample, and the one after the last."""
+        size, days, day = self.config.num_train, self.config.days, self.config.day
+        return (0, size) if day is None else (day * size // days, (day + 1) * size // days)
 
     def fingerprint(self) -> dict[str, object]:
         settings = self.config.model_dump(mode="json")
-        if settings["positive_rate"] == SyntheticConfig.model_fields["positive_rate"].default:
-            del settings["positive_rate"]  # the data of runs from before there were other rates
+        for name in ("positive_rate", "new_ids", "days", "day"):
+            if settings[name] == SyntheticConfig.model_fields[name].default:
+                del settings[name]  # the data of runs from before there was this setting
+        if len(self._changing):
+            settings["mapping"] = f"{type(self._map).__name__.lower()} {self._map.num_embeddings}"
         return {"source": "synthetic", "generator": GENERATOR, **settings}
 
     def samples(self, start: int, stop: int) -> tuple[Batch, NDArray[np.float64]]:
@@ -240,9 +266,20 @@ class Synthetic(Dataset):
         probability = self._calibration.probability(parts)
         labels = np.empty(stop - start, np.float32)
         kernels.draw_labels(self._label_key, start, probability, labels)
-        offsets, extras = np.arange(0, ids.size + 1, self.config.lookups), self._further_labels(start, parts)
+        offsets = np.arange(0, ids.size + 1, self.config.lookups)
+        extras: dict[str, NDArray[Any]] = {**self._further_labels(start, parts)}
+        if len(self._changing):
+            self._map_new_ids(ids)
+            extras["timestamp"] = np.arange(start, stop) * (DAY * self.config.days / self.config.num_train)
         batch = Batch(dense=dense, ids=ids.reshape(-1), offsets=offsets, labels=labels, extras=extras)
         return batch.mark_unshared(), probability
+
+    def _map_new_ids(self, ids: NDArray[np.int64]) -> None:
+        """Replace ids (F, B, L) of changing features by what their tables look up."""
+        present = np.ones(ids[0].size, np.bool_)
+        for f in self._changing:
+            keys = ids[f].ravel()
+            self._map.fill(keys.copy(), present, keys)
 
     def _further_labels(self, start: int, parts: NDArray[np.float64]) -> dict[str, NDArray[np.float32]]:
         """Return the additional labels of samples, for the parts of their logits (3, B).

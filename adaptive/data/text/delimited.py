@@ -99,7 +99,7 @@ def describe(
     further = tuple(LabelSource(item.column, form.slot(item.column), item.threshold) for item in schema.more_labels)
     labels = (label.column, *(item.name for item in further)) if label is not None and further else ()
     cut = parse_time_split(options, schema.time.kind if schema.time is not None else None)
-    has_times = any(isinstance(group.expire, str) for group in schema.categorical)
+    has_times = schema.time is not None
     return form, RowPlan(features, is_log, cut, identity, labels, further, _widths(grouped, options), has_times)
 
 

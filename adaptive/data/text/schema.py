@@ -155,9 +155,6 @@ class DelimitedSchema(Config):
             raise ValueError(f"expected quote and separator to differ, got {self.quote!r} for both")
         if self.more_labels and self.label is None:
             raise ValueError("expected [label], the first label, before [[more_labels]], got none")
-        by_time = [group.expire for group in self.categorical if isinstance(group.expire, str)]
-        if by_time and self.time is None:
-            raise ValueError(f"expected [time] with expire = {by_time[0]!r}, got none; or give a number of batches")
         inner = [group.inner_separator for group in self.categorical if group.inner_separator]
         if self.separator in inner or self.quote in inner:
             raise ValueError(f"expected inner_separator to differ from separator and quote, got {inner}")

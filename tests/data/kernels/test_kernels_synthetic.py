@@ -74,8 +74,8 @@ def run_array_kernels(data: Synthetic, pick: Callable[[Any], Any]) -> list[NDArr
 
 @pytest.mark.parametrize(
     "shape",
-    [{}, {"num_dense": 3, "tables": 5, "lookups": 4}, {"num_dense": 0, "tables": 30, "lookups": 2}],
-    ids=["criteo", "few multi-hot", "no dense"],
+    [{}, {"num_dense": 3, "tables": 5, "lookups": 4, "new_ids": 0.05}, {"num_dense": 0, "tables": 30, "lookups": 2}],
+    ids=["criteo", "few multi-hot of new ids", "no dense"],
 )
 def test_array_kernels_equal_their_plain_python(shape: dict[str, int]) -> None:
     data = Synthetic(SyntheticConfig.model_validate({"drift_at": 0.5, "churn": 0.1, **shape}))
