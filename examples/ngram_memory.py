@@ -139,11 +139,17 @@ class Trainer:
         return statistics.fmean(self.gpt(read(batch)).mean().item() for batch in batches)
 
 
-def make_memory(num_rows: int, tier: TierConfig) -> TieredEmbeddingBag:
+def make_memory(num_rows: int, tier: TierConfig, dtype: str = "float32") -> TieredEmbeddingBag:
     """Return a memory of `num_rows` rows that all n-grams share."""
     features = tuple(f"gram{order}" for order in ORDERS)
     table = TableConfig(
-        name="ngrams", num_embeddings=num_rows, embedding_dim=ROW, features=features, pooling="none", init_bound=0.01
+        name="ngrams",
+        num_embeddings=num_rows,
+        embedding_dim=ROW,
+        features=features,
+        pooling="none",
+        init_bound=0.01,
+        dtype=dtype,
     )
     return TieredEmbeddingBag([table], tier, policy="lfu", optimizer=RowwiseAdagrad(lr=ROW_RATE))
 
@@ -163,6 +169,7 @@ def parse_flags() -> argparse.Namespace:
     flags.add_argument("--rows", type=int, default=10_000_000, help="rows of the memory")
     flags.add_argument("--device-rows", default="1%", help="rows on the device: a number, percent or bytes")
     flags.add_argument("--host", default="memory", help="place of all rows: memory, or mmap:DIR for a file in DIR")
+    flags.add_argument("--dtype", default="float32", help="of the rows: float32, or bfloat16 for half the bytes")
     flags.add_argument("--depth", type=int, default=4, help="batches that are planned ahead")
     flags.add_argument("--steps", type=int, default=400, help="steps of each model")
     flags.add_argument("--plot", metavar="FILE", help="draw the losses (needs matplotlib)")
@@ -183,18 +190,18 @@ def draw(file: str, curves: dict[str, list[float]], steps: list[int]) -> None:
 
 
 def main() -> None:
-    asked = parse_flags()
+    flags = parse_flags()
     files, sizes = tokenize(read_sources())
     held_out = len(files) // 20
-    memory = make_memory(asked.rows, TierConfig(device_rows=asked.device_rows, host=asked.host))
-    trainers = {"without memory": Trainer(None), "with memory": Trainer(memory, asked.depth)}
+    memory = make_memory(flags.rows, TierConfig(device_rows=flags.device_rows, host=flags.host), flags.dtype)
+    trainers = {"without memory": Trainer(None), "with memory": Trainer(memory, flags.depth)}
     print(f"{len(files)} files, {sum(map(len, files)):,} tokens, {sum(sizes):,} bytes; {held_out} files held out")
     print(memory.statistics.device_rows_text())
-    batches = windows(files[held_out:], asked.steps)
+    batches = windows(files[held_out:], flags.steps)
     curves: dict[str, list[float]] = {name: [] for name in trainers}
-    steps, ratios = list(range(TURN, asked.steps + 1, TURN)), []
+    steps, ratios = list(range(TURN, flags.steps + 1, TURN)), []
     for step in steps:
-        turn, seconds = [to_batch(next(batches), asked.rows) for _ in range(TURN)], []
+        turn, seconds = [to_batch(next(batches), flags.rows) for _ in range(TURN)], []
         for name, trainer in trainers.items():
             start = time.perf_counter()
             curves[name].append(statistics.fmean(trainer.train(turn)))
@@ -203,17 +210,17 @@ def main() -> None:
         if step % 50 == 0:
             print(f"step {step}: " + ", ".join(f"loss {losses[-1]:.3f} {name}" for name, losses in curves.items()))
     counted = [Counter.LOOKUPS, Counter.UNIQUE_ROWS, Counter.FETCHED, Counter.WRITTEN_BACK]
-    lookups, rows, fetched, written = memory.statistics.take().counts.sum(axis=0)[counted] / asked.steps
+    lookups, rows, fetched, written = memory.statistics.take().counts.sum(axis=0)[counted] / flags.steps
     print(f"a step: {lookups:,.0f} lookups of {rows:,.0f} rows, {fetched:,.0f} fetched, {written:,.0f} written back")
-    tested = [to_batch(tokens, asked.rows) for tokens in windows(files[:held_out], TESTED)]
+    tested = [to_batch(tokens, flags.rows) for tokens in windows(files[:held_out], TESTED)]
     bits = sum(map(len, files[:held_out])) / sum(sizes[:held_out]) / np.log(2)  # per byte, of a nat per token
     for name, trainer in trainers.items():
         loss = trainer.evaluate(tested)
         print(f"held-out files, {name}: loss {loss:.4f}, {loss * bits:.4f} bits per byte")
     print(f"time of a step with memory: {statistics.median(ratios[1:]):.3f} of the time without (median of "
           f"{len(ratios) - 1} turns of {TURN} steps)")  # fmt: skip
-    if asked.plot:
-        draw(asked.plot, curves, steps)
+    if flags.plot:
+        draw(flags.plot, curves, steps)
 
 
 if __name__ == "__main__":

@@ -36,12 +36,13 @@ def batches(example: Any, rows: int = ROWS) -> list[Any]:
     return [example.to_batch(tokens, rows) for tokens in example.windows(files, STEPS)]
 
 
-def test_losses_and_rows_are_equal_at_any_placement_and_depth(example: Any) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_losses_and_rows_are_equal_at_any_placement_and_depth(example: Any, dtype: str) -> None:
     """1% and 100% of the rows on the device, nothing or eight batches ahead: the same bits, though rows move."""
     results, moved = [], []
     data = batches(example)
     for device_rows, depth in (("1%", 0), ("1%", 8), ("100%", 0), ("100%", 8)):
-        memory = example.make_memory(ROWS, TierConfig(device_rows=device_rows))
+        memory = example.make_memory(ROWS, TierConfig(device_rows=device_rows), dtype)
         trainer = example.Trainer(memory, depth)
         losses = trainer.train(data)
         moved.append(int(memory.statistics.take().counts[:, Counter.WRITTEN_BACK].sum()))
