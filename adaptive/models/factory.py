@@ -132,6 +132,21 @@ def _check_towers(config: TwoTowerConfig, inputs: Inputs) -> None:
             "or leave item_tables empty."
         )
     _check_names("model.item_dense", "dense inputs", config.item_dense, dense_names(inputs))
+    if config.loss == "in_batch_softmax":
+        _check_ranked(config, inputs)
+
+
+def _check_ranked(config: TwoTowerConfig, inputs: Inputs) -> None:
+    """Raise ConfigError if items are more than rows of a table, which must be to rank all of them."""
+    where = "model.loss = in_batch_softmax"
+    items = [table for table in inputs.tables if table not in config.user_tables]
+    if len(items) > 1 or config.item_dense:
+        raise ConfigError(
+            f"{where}: expected one feature of the item, its id, got {', '.join([*items, *config.item_dense])}. Name "
+            "the other tables in model.user_tables and leave item_dense empty."
+        )
+    if config.feature_norm != "none" or any(width != config.embedding_dim for width in config.widths.values()):
+        raise ConfigError(f"{where}: expected feature_norm = none and tables of one width, got others. Remove them.")
 
 
 def _check_one_width(name: str, config: SequenceConfig, inputs: Inputs) -> None:

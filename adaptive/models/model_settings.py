@@ -184,6 +184,15 @@ class TwoTowerConfig(ModelConfig):
     )
     unit_vectors: bool = Field(default=False, description="scale both vectors to length 1 before their dot product")
     temperature: float = Field(default=1.0, gt=0, description="divisor of the dot product")
+    loss: Literal["log", "in_batch_softmax"] = Field(
+        default="log",
+        description="log: of each sample's label; in_batch_softmax: of the item of each sample with label 1 among the "
+        "items of the batch",
+    )
+    logq: bool = Field(
+        default=True,
+        description="in_batch_softmax: subtract the log of an item's share of all samples so far from its scores",
+    )
 
 
 class MultiTaskConfig(ModelConfig):

@@ -131,6 +131,17 @@ def _matches(name: str, patterns: list[str]) -> bool:
 
 # -- the page ------------------------------------------------------------------------------------------------------
 
+
+def _item_vectors(facts: ExportFacts) -> str:
+    if facts.model.get("loss") != "in_batch_softmax":
+        return ""
+    ending = "safetensors" if facts.tensors.endswith(".safetensors") else "npy"
+    return (
+        f"| `item_vectors.{ending}` | a vector for each row of the item's table; `model.user_vectors(samples)` returns "
+        "those of users, and their dot products rank items |\n"
+    )
+
+
 _RULE_TEXTS = {
     "row": "the value is the row",
     "hash": "upper 64 bits of rows * hash(key)",
@@ -174,7 +185,7 @@ JSON object per line and stops at the first line that it cannot score.
 {_tensors(facts.tensors)}
 | `model.json` | shapes, features, rules that map values to rows |
 | `ids/` | keys of fitted vocabularies, by row: `.npy`, int64 |
-{_code(facts)}
+{_item_vectors(facts)}{_code(facts)}
 ## Tables
 
 | tensor | table | rows | width |

@@ -32,6 +32,7 @@ from adaptive.storage.arrays import Blocks, write_array
 from adaptive.storage.durable import DISK, write_directory, write_new
 from adaptive.training.components import inputs_of, torch_settings
 from adaptive.training.evaluation import evaluate
+from adaptive.training.ranking import item_vectors, ranking_model
 from adaptive.training.runs.loading import (
     NO_SETTINGS,
     LoadedRun,
@@ -167,6 +168,7 @@ def _fill(run: LoadedRun, to: str, row_dtype: str, folder: Path) -> None:
     keys = vocabularies(run)
     facts = _facts(run, FORMATS[to], row_dtype, keys)
     _write_tensors(run, to, folder, facts)
+    _write_item_vectors(run, to, folder)
     (folder / "ids").mkdir()
     for feature in facts.features:
         if feature.vocabulary is not None and not (folder / feature.vocabulary).exists():
@@ -175,6 +177,21 @@ def _fill(run: LoadedRun, to: str, row_dtype: str, folder: Path) -> None:
     _write_text(folder / "model.json", json.dumps(asdict(facts), indent=1, ensure_ascii=False) + "\n")
     _write_text(folder / "README.md", page_text(facts))
     _write_code(run, to, folder)
+
+
+def _write_item_vectors(run: LoadedRun, to: str, folder: Path) -> None:
+    """Write the vectors of all items, for a search of nearest neighbors, if the model ranks items."""
+    model = ranking_model(run.model)
+    if model is None:
+        return
+    shape = (model.inputs.rows[model.item_features[0]], model.config.tower_mlp[-1])
+    blocks = Blocks(
+        np.dtype(np.float32), shape, lambda: (part.cpu().numpy() for part in item_vectors(run.embeddings, model.eval()))
+    )
+    if to == "safetensors":
+        write_safetensors(folder / "item_vectors.safetensors", {"item_vectors": blocks})
+    else:
+        write_array(folder / "item_vectors.npy", blocks, DISK)
 
 
 def _write_tensors(run: LoadedRun, to: str, folder: Path, facts: ExportFacts) -> None:

@@ -111,6 +111,11 @@ class Model(nn.Module):
         Raises:
             ValueError: for another number of features, or a row with NaN or infinity.
         """
+        logits: Tensor = self.dense(dense, self._vectors(bags))
+        return logits
+
+    def _vectors(self, bags: Sequence[tuple[Tensor, Tensor]]) -> Any:
+        """Return the vectors of all features, as the dense part takes them."""
         features = self.facts.features
         if len(bags) != len(features):
             raise ValueError(f"expected bags of {len(features)} features, got {len(bags)}")
@@ -126,11 +131,8 @@ class Model(nn.Module):
         if any(takes_steps):
             ends = [torch.cat([offsets, offsets.new_tensor([len(rows)])]) for rows, offsets in bags]
             lengths = [end.diff() for end, steps in zip(ends, takes_steps, strict=True) if steps]
-            joined = self.dense.gather(pooled, lengths)
-        else:
-            joined = torch.cat(pooled, dim=1) if self.facts.is_widened else torch.stack(pooled, dim=1)
-        logits: Tensor = self.dense(dense, joined)
-        return logits
+            return self.dense.gather(pooled, lengths)
+        return torch.cat(pooled, dim=1) if self.facts.is_widened else torch.stack(pooled, dim=1)
 
     @torch.no_grad()
     def score(self, samples: "Sequence[Sample]") -> list[Any]:
@@ -144,10 +146,27 @@ class Model(nn.Module):
         """
         if not samples:
             return []
-        dense, bags = self.values.inputs(samples)
-        tensors = [(torch.from_numpy(rows), torch.from_numpy(starts)) for rows, starts in bags]
-        scores: list[Any] = torch.sigmoid(self(torch.from_numpy(dense), tensors).double()).tolist()
+        scores: list[Any] = torch.sigmoid(self(*self._inputs(samples)).double()).tolist()
         return scores
+
+    @torch.no_grad()
+    def user_vectors(self, samples: "Sequence[Sample]") -> Tensor:
+        """Return the user vector (B, E) of each sample, for a model that ranks items by their dot products with it.
+
+        A sample needs values of the item's features as well; they do not count.
+
+        Raises:
+            ValueError: for another model, an unknown name, or a value of the wrong kind.
+        """
+        if not getattr(self.dense, "ranks_items", False):
+            raise ValueError("expected a model with loss = in_batch_softmax, got another. Use score()")
+        dense, bags = self._inputs(samples)
+        users: Tensor = self.dense.vectors(dense, self._vectors(bags))[0]
+        return users
+
+    def _inputs(self, samples: "Sequence[Sample]") -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        dense, bags = self.values.inputs(samples)
+        return torch.from_numpy(dense), [(torch.from_numpy(rows), torch.from_numpy(starts)) for rows, starts in bags]
 
 
 class Table(nn.Module):
@@ -178,6 +197,7 @@ def dense_part(facts: "ExportFacts", folder: Path) -> nn.Module:
         steps=facts.steps,
         labels=tuple(facts.labels),
         sequences={n: feature.max_length for n, feature in enumerate(facts.features) if feature.max_length},
+        rows=tuple(facts.tables[feature.table].rows for feature in facts.features),
     )
     if config.name == "custom":
         values = assembly.offered(inputs, config.embedding_dim, seed=0)

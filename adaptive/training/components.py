@@ -29,7 +29,7 @@ from adaptive.errors import ConfigError
 from adaptive.models.dense.base import Inputs
 from adaptive.models.dense.dlrm import TBSM
 from adaptive.models.factory import AnyConfig, checked, make_model, model_config
-from adaptive.models.model_settings import SequenceConfig
+from adaptive.models.model_settings import SequenceConfig, TwoTowerConfig
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
 from adaptive.policy import Policy, arranges, calibrates
@@ -134,6 +134,11 @@ def build(
     """
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
+    if isinstance(shape, TwoTowerConfig) and shape.loss == "in_batch_softmax" and not ranks.is_local:
+        raise ConfigError(
+            "model.loss = in_batch_softmax: expected one process, which sees all items of a batch, got several. "
+            "Train in one process, or use model.loss = log."
+        )
     tables = _tables_of(dataset, shape, inputs)
     embeddings = TieredEmbeddingBag(
         tables,
@@ -180,7 +185,10 @@ def inputs_of(dataset: Dataset | DataShape) -> Inputs:
     shape = shape_of(dataset) if isinstance(dataset, Dataset) else dataset
     sequences = {number: shape.sequences[feature.name] for number, feature in enumerate(shape.features)
                  if feature.name in shape.sequences}  # fmt: skip
-    return Inputs(shape.tables, shape.num_dense, shape.dense_names, shape.steps, shape.labels, shape.widths, sequences)
+    rows = tuple(feature.num_embeddings for feature in shape.features)
+    return Inputs(
+        shape.tables, shape.num_dense, shape.dense_names, shape.steps, shape.labels, shape.widths, sequences, rows
+    )
 
 
 def dense_flops(config: TrainConfig, dataset: Dataset | DataShape) -> float:

@@ -3,7 +3,7 @@
 Letters: B samples of a batch.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from adaptive.models.dense.attention import SampleVectors, SequenceModel
 from adaptive.models.tasks import Tasks, labels_of, tasks_of
 from adaptive.training.finite import where_not_finite
 from adaptive.training.quality import StreamingAUC, StreamingLogLoss, exact_auc, grouped_auc
+from adaptive.training.ranking import Ranking, ranking_model
 
 MAX_EXACT: Final = 2**24  # samples stored for the exact AUC and GAUC: 0.5 GB during the computation
 
@@ -52,6 +53,7 @@ class Evaluation:
     gauc: float | None = None  # with `by`: mean AUC within groups, weighted by their samples
     gauc_groups: int | None = None  # with `by`: number of groups with both classes
     labels: dict[str, LabelQuality] = field(default_factory=dict)  # of a multi-task model, by name
+    ranking: Mapping[str, float] = field(default_factory=dict)  # of a model that ranks items; see `Ranking.quality`
 
 
 def evaluate(
@@ -62,6 +64,7 @@ def evaluate(
     by: int | None = None,
     keep: Callable[[NDArray[np.float32], NDArray[np.float32]], None] | None = None,
     in_turn: bool = False,
+    ranks_items: bool = False,
 ) -> Evaluation:
     """Evaluate `model(dense, pooled)`, which returns logits (B,) or (B, T).
 
@@ -73,6 +76,7 @@ def evaluate(
         keep: called at the end with logits and labels (n,) of the first label, for at most `MAX_EXACT` samples.
         in_turn: ranks with one block each compute whole batches in turn, for the bits of a single process. Otherwise
             each computes its blocks of every batch, as in training.
+        ranks_items: also rank all items for each sample with label 1, if the model can (`adaptive.training.ranking`).
 
     Raises:
         DeviceMemoryError: if the device tier cannot shrink further.
@@ -83,6 +87,8 @@ def evaluate(
     auc, losses = StreamingAUC(), StreamingLogLoss()
     scores, labels, groups = list[NDArray[np.float32]](), list[NDArray[np.float32]](), list[NDArray[np.int64]]()
     predictions = _in_turn if in_turn else _predictions
+    ranker = ranking_model(model) if ranks_items else None
+    ranking = None if ranker is None else Ranking(embeddings, ranker)
     for batch, logits in predictions(embeddings, model, _labelled(batches)):
         first = logits if tasks is None else logits[:, 0]
         if tasks is not None:
@@ -92,6 +98,11 @@ def evaluate(
         if losses.num_samples <= MAX_EXACT:
             scores.append(first)
             labels.append(batch.labels)
+        if ranking is not None:
+            with evaluating(model), torch.no_grad():
+                vectors = vectors_of(embeddings, model, embeddings.read(batch))
+                assert isinstance(vectors, Tensor)
+                ranking.add(batch, vectors)
         if by is not None:
             groups.append(_group_ids(batch, by, within=losses.num_samples <= MAX_EXACT))
     exact = 0 < losses.num_samples <= MAX_EXACT
@@ -110,6 +121,7 @@ def evaluate(
         gauc=gauc,
         gauc_groups=gauc_groups,
         labels=streams.quality(),
+        ranking={} if ranking is None else ranking.quality(),
     )
 
 

@@ -39,6 +39,7 @@ from adaptive.models.tasks import label_tensor, labels_of, log_losses, tasks_of
 from adaptive.system import running_out
 from adaptive.training.evaluation import evaluate, vectors_of
 from adaptive.training.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
+from adaptive.training.ranking import in_batch_loss, ranking_model
 from adaptive.training.telemetry.recorder import Recorder
 
 # Maximum new memory of a step, as a multiple of the gradients' bytes: Adam its state (2, in its first step) and the
@@ -84,7 +85,7 @@ class Trainer:
         self.embeddings, self.model, self.optimizer = embeddings, model, optimizer
         self.recorder = Recorder(embeddings) if recorder is None else recorder
         self._set_rates = set_rates
-        self._tasks = tasks_of(model)
+        self._tasks, self._ranking = tasks_of(model), ranking_model(model)
         self._mixes_samples = any(getattr(module, "mixes_samples", False) for module in model.modules())
         self._dense = dense_step(embeddings, model)
 
@@ -166,15 +167,19 @@ class Trainer:
                 samples=part.num_samples,
                 whole=part.num_samples_of_all,
             )
-            logits = self.model(part.dense, vectors)
             weights = part.extras.get("weight")
-            loss = log_losses(
-                logits,
-                labels,
-                self._tasks,
-                samples=part.num_samples_of_all,
-                weights=None if weights is None else weights.to(logits.dtype),
-            )
+            if self._ranking is not None:
+                assert isinstance(vectors, Tensor)
+                logits, loss = in_batch_loss(self._ranking, part, vectors, weights)
+            else:
+                logits = self.model(part.dense, vectors)
+                loss = log_losses(
+                    logits,
+                    labels,
+                    self._tasks,
+                    samples=part.num_samples_of_all,
+                    weights=None if weights is None else weights.to(logits.dtype),
+                )
         with timed("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), logits.detach()

@@ -182,8 +182,8 @@ class DIN(SequenceModel):
 def _interest(mlp: nn.Module, steps: Tensor, present: Tensor | None, candidate: Tensor) -> Tensor:
     """Return (B, D) the sum of steps (B, L, D), weighted by an MLP on them and the candidate (B, D)."""
     query = candidate[:, None].expand_as(steps)
-    together = torch.cat([steps, query, steps - query, steps * query], dim=2)
-    weights = mlp(together.flatten(0, 1)).view(steps.shape[:2])
+    joined = torch.cat([steps, query, steps - query, steps * query], dim=2)
+    weights = mlp(joined.flatten(0, 1)).view(steps.shape[:2])
     if present is not None:
         weights = weights * present
     return torch.bmm(weights[:, None].to(steps.dtype), steps).squeeze(1)

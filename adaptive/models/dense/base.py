@@ -30,6 +30,7 @@ class Inputs:
         steps: steps of a sample that is a sequence, else 1.
         labels: names of the labels if samples have several; reports are about the first.
         widths: table -> width of its rows, for tables whose width the data set.
+        rows: (F,) rows of the table of each feature; empty if the model needs none.
         sequences: position of a feature -> the most ids of a sample, for features whose ids are steps of a sequence.
     """
 
@@ -40,6 +41,7 @@ class Inputs:
     labels: tuple[str, ...] = ()
     widths: Mapping[str, int] = field(default_factory=dict)
     sequences: Mapping[int, int] = field(default_factory=dict)
+    rows: tuple[int, ...] = ()
 
     @property
     def num_features(self) -> int:

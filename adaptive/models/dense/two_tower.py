@@ -4,7 +4,17 @@
 
 So items can be ranked by a nearest-neighbor search. A setting lists the user's tables.
 
-Letters: B samples, E last size of `tower_mlp`.
+With `loss = "in_batch_softmax"` the items of a batch are each other's negatives (Yi et al., RecSys 2019): the loss of a
+sample i with label 1 is
+
+    -log softmax over j of (<user i, item j> / temperature - log q_j)  at j = i
+
+where q_j is the share of item j among the items of all samples so far, this batch included. Frequent items occur as
+negatives more often, and `logq` corrects for it. Other samples with item i are left out of the sum. The paper estimates
+q from the distance between occurrences; here it is counted, by the training thread, so it depends on neither look-ahead
+nor placement.
+
+Letters: B samples, E last size of `tower_mlp`, R rows of the item's table.
 """
 
 from collections.abc import Sequence
@@ -12,9 +22,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import cross_entropy, normalize
 
-from .base import CheckedModel, Inputs, side_by_side
+from .base import CheckedModel, Inputs, check_shapes, precision, side_by_side
 from .layers import layers
 
 if TYPE_CHECKING:
@@ -27,7 +37,11 @@ class TwoTower(CheckedModel):
     Attributes:
         user_features, item_features: positions of the features of each.
         user_dense, item_dense: positions of the dense inputs of each.
+        ranks_items: True if the loss is `in_batch_softmax`. There is one item feature then, with one id per sample, and
+            `item_counts` (R,) int64 counts the samples of each item.
     """
+
+    item_counts: Tensor
 
     def __init__(self, config: "TwoTowerConfig", inputs: Inputs, *, seed: int = 0) -> None:
         super().__init__(config, inputs)
@@ -46,11 +60,47 @@ class TwoTower(CheckedModel):
         self.user = tower(self.user_features, self.user_dense)
         self.item = tower(self.item_features, self.item_dense)
         self.bias = nn.Parameter(torch.zeros(()))
+        self.ranks_items = self.mixes_samples = config.loss == "in_batch_softmax"
+        if self.ranks_items:
+            self.bias.requires_grad_(False)  # equal for all items
+            self.register_buffer("item_counts", torch.zeros(inputs.rows[self.item_features[0]], dtype=torch.int64))
 
     @torch.no_grad()
     def set_output_bias(self, logits: Tensor) -> None:
-        """Set the bias to log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
-        self.bias.copy_(logits[0])
+        """Set the bias to log odds (1,), if there is a bias; see `adaptive.models.tasks.start_at_base_rate`."""
+        if not self.ranks_items:
+            self.bias.copy_(logits[0])
+
+    def in_batch_loss(
+        self, dense: Tensor, pooled: Tensor, items: Tensor, labels: Tensor, weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits (B,) and the mean loss () of the samples with label 1; adds `items` to `item_counts`.
+
+        Args:
+            dense, pooled: as for `forward`.
+            items: (B,) int64 row of each sample's item.
+            labels: (B,). Samples with other labels than 1 are negatives only.
+            weights: (B,) factor of each sample's loss; None: 1.
+        """
+        check_shapes(self, dense, pooled, self.inputs.num_dense, self.inputs.num_features, self.embedding_dim)
+        with precision(dense, self.settings):
+            user, item = (part.to(pooled.dtype) for part in self.vectors(dense, self.feature_norm(pooled)))
+        scores = user @ item.T / self.config.temperature
+        logits = scores.diagonal().detach()
+        self.item_counts.index_add_(0, items, torch.ones_like(items))
+        if self.config.logq:
+            scores = scores - (self.item_counts[items].double() / self.item_counts.sum()).log().to(scores.dtype)
+        repeats = (items[:, None] == items).fill_diagonal_(False)
+        places = torch.arange(len(items), device=items.device)
+        losses = cross_entropy(scores.masked_fill(repeats, -torch.inf), places, reduction="none")
+        counts = (labels == 1).to(losses.dtype)
+        total = (losses * (counts if weights is None else counts * weights)).sum()
+        return logits, total / counts.sum().clamp(min=1)
+
+    def item_vectors(self, rows: Tensor) -> Tensor:
+        """Return item vectors (n, E) for rows (n, `embedding_dim`) of the item's table."""
+        vectors = self.item(rows)
+        return normalize(vectors, dim=1) if self.config.unit_vectors else vectors
 
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
         user, item = self.vectors(dense, pooled)

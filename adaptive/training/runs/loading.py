@@ -252,7 +252,9 @@ def evaluate_run(
         ranks.require_equal(lambda: {"group_by": group_by, "data": dataset.fingerprint()})
         with torch_settings(run.config):
             batches = evaluation_batches(run, dataset)
-            evaluation = evaluate(run.embeddings, run.model, batches, by=position, in_turn=not ranks.is_local)
+            evaluation = evaluate(
+                run.embeddings, run.model, batches, by=position, in_turn=not ranks.is_local, ranks_items=True
+            )
     if not evaluation.samples:
         raise InputError(
             f"expected data with an evaluation part, got {data or run.config.data} ({run.path}). Pass other data with "

@@ -286,7 +286,9 @@ class Run:
         """Return None if there is no evaluation part, or a signal stops the run."""
         batches = takewhile(lambda _: not stop, self.dataset.evaluation(self.config.eval_batch_size))
         keep = partial(write_scores, self.directory.path) if self._keep_scores else None
-        evaluation = evaluate(self.components.embeddings, self.components.model, batches, by=self._by, keep=keep)
+        evaluation = evaluate(
+            self.components.embeddings, self.components.model, batches, by=self._by, keep=keep, ranks_items=True
+        )
         if stop or not evaluation.samples:
             return None
         self.recorder.write_evaluation(evaluation)
@@ -372,7 +374,7 @@ def quality_numbers(evaluation: Evaluation) -> QualitySummary:
     return cast(QualitySummary, {"auc_of": "evaluation", "eval_samples": samples, **quality})
 
 
-_OPTIONAL = ("gauc", "gauc_groups", "labels")
+_OPTIONAL = ("gauc", "gauc_groups", "labels", "ranking")
 
 
 def quality_of_training(recorder: Recorder) -> QualitySummary:

@@ -88,6 +88,7 @@ class QualitySummary(TypedDict, total=False):
     gauc: float | None
     gauc_groups: int
     labels: "dict[str, QualitySummary]"
+    ranking: Mapping[str, float]  # recall@k and ndcg@k of a model that ranks items
 
 
 class GuardSummary(TypedDict, total=False):
@@ -251,7 +252,9 @@ def _quality_lines(summary: RunSummary) -> list[str]:
             more += ", on training batches, each predicted before it was trained"
     judged: list[tuple[str, QualitySummary, str]] = [("", summary, more)]
     judged += [(f"  label {name}: ", quality, "") for name, quality in summary.get("labels", {}).items()]
-    return [
+    ranking = ", ".join(f"{name} {score_text(value)}" for name, value in summary.get("ranking", {}).items())
+    lines = [f"ranks of the held-out items among all: {ranking}"] if ranking else []
+    return lines + [
         f"{name}AUC {score_text(quality['auc'])}, log loss {score_text(quality['log_loss'])}, "
         f"accuracy {accuracy_text(quality['accuracy'])}{end}"
         for name, quality, end in judged

@@ -1,0 +1,233 @@
+"""Models that rank items: loss, counts, metrics, a plain twin, bits, resuming and exports."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from support.thread_ranks import on_ranks
+from support.toy_runs import assert_equal, state
+from support.two_tower_twin import Twin
+from support.two_tower_twin import train as train_twin
+
+from adaptive.batch import Batch
+from adaptive.config import TrainConfig
+from adaptive.data.dataset import DataShape, Feature
+from adaptive.errors import ConfigError, InputError
+from adaptive.models.dense.base import Inputs
+from adaptive.models.dense.two_tower import TwoTower
+from adaptive.models.factory import make_model, model_config
+from adaptive.serving import scoring
+from adaptive.serving.exporting import export_run
+from adaptive.training import ranking
+from adaptive.training.components import build
+from adaptive.training.evaluation import evaluate
+from adaptive.training.ranking import items_of, target_ranks
+from adaptive.training.runs.loading import evaluate_run
+from adaptive.training.runs.resuming import resume_run
+from adaptive.training.runs.training import train_run
+from adaptive.training.trainer import Trainer
+
+USERS, ITEMS = 60, 90
+SHAPE = DataShape((Feature("user", USERS), Feature("item", ITEMS)), 0, ("user", "item"))
+OPTIONS = {"embedding_dim": 4, "tower_mlp": "6-5", "user_tables": ["user"], "loss": "in_batch_softmax"}
+
+
+def config_of(options: dict[str, Any] | None = None, **changed: Any) -> TrainConfig:
+    given = {"model": "two-tower", "model_options": {**OPTIONS, **(options or {})}, "batch_size": 32}
+    return TrainConfig.model_validate({**given, **changed})
+
+
+def pairs_of(count: int = 12, size: int = 32) -> list[NDArray[np.int64]]:
+    """Pairs (n, 2) of a user and an item; some items are frequent, so a batch has them several times."""
+    rng = np.random.default_rng(0)
+    return [np.stack([rng.integers(USERS, size=size), (rng.random(size) ** 3 * ITEMS).astype(np.int64)], axis=1)
+            for _ in range(count)]  # fmt: skip
+
+
+def batches_of(pairs: list[NDArray[np.int64]]) -> list[Batch]:
+    return [Batch.of(user=one[:, 0], item=one[:, 1], labels=np.ones(len(one))) for one in pairs]
+
+
+@pytest.mark.parametrize("logq", [True, False])
+@pytest.mark.parametrize("unit", [True, False])
+def test_loss_is_the_formula_sample_by_sample(logq: bool, unit: bool) -> None:
+    inputs = Inputs(("user", "item"), 0, rows=(USERS, ITEMS))
+    options = {**OPTIONS, "logq": logq, "unit_vectors": unit, "temperature": 0.5}
+    model = make_model("two-tower", model_config("two-tower", options, inputs), inputs, seed=0).double()
+    assert isinstance(model, TwoTower)
+    pooled = torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
+    items = torch.tensor([3, 7, 3, 1, 7, 2])
+    labels, weights = torch.tensor([1.0, 1, 1, 0, 1, 0]), torch.tensor([1.0, 2, 1, 5, 0.5, 1])
+    model.item_counts[torch.tensor([3, 8])] = torch.tensor([4, 30])
+    logits, loss = model.in_batch_loss(torch.zeros(6, 0).double(), pooled, items, labels, weights)
+    (gradient,) = torch.autograd.grad(loss, pooled)
+    assert model.item_counts[[1, 2, 3, 7, 8]].tolist() == [1, 1, 6, 2, 30] and model.item_counts.sum() == 40
+    users, vectors = model.vectors(torch.zeros(6, 0).double(), pooled)
+    total = torch.zeros(()).double()
+    for i in (0, 1, 2, 4):
+        scores = []
+        for j in range(6):
+            share = float(model.item_counts[items[j]]) / 40
+            score = users[i] @ vectors[j] / 0.5 - (math.log(share) if logq else 0)
+            if j == i:
+                own = score
+            if j == i or items[j] != items[i]:
+                scores.append(score)
+        total = total + weights[i] * (torch.stack(scores).logsumexp(0) - own)
+    torch.testing.assert_close(loss, total / 4)
+    torch.testing.assert_close(gradient, torch.autograd.grad(total / 4, pooled)[0])
+    torch.testing.assert_close(logits, ((users * vectors).sum(1) / 0.5).detach())
+
+
+def test_a_batch_without_positives_has_no_loss() -> None:
+    parts = build(config_of(), SHAPE)
+    with parts.embeddings:
+        assert isinstance(parts.model, TwoTower)
+        zeros = torch.zeros(3)
+        _, loss = parts.model.in_batch_loss(torch.zeros(3, 0), torch.ones(3, 2, 4), torch.arange(3), zeros)
+        assert loss.item() == 0
+
+
+def test_a_plain_twin_trains_the_same_within_rounding() -> None:
+    rates = {"optimizer": {"name": "adagrad", "lr": 0.05}, "dense_optimizer": {"name": "adagrad", "lr": 0.01}}
+    parts, twin, pairs = build(config_of(**rates), SHAPE), Twin(USERS, ITEMS, 4, (6, 5)), pairs_of()
+    with parts.embeddings:
+        assert isinstance(parts.model, TwoTower)
+        twin.user.load_state_dict(parts.model.user.state_dict())
+        twin.item.load_state_dict(parts.model.item.state_dict())
+        rng = np.random.default_rng(1)
+        for name, table in (("user", twin.users), ("item", twin.items)):
+            values = rng.standard_normal((table.num_embeddings, 4), np.float32)
+            parts.embeddings.rows.load_table(name, values)
+            table.weight.data = torch.from_numpy(values.copy())
+        Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches_of(pairs))
+        train_twin(twin, pairs)
+        assert torch.equal(parts.model.item_counts, twin.counts) and int(twin.counts.sum()) == 12 * 32
+        for name, table in (("user", twin.users), ("item", twin.items)):
+            values = parts.embeddings.rows.table_weights(name)
+            np.testing.assert_allclose(values, table.weight.detach().numpy(), rtol=1e-4, atol=1e-5)
+        held_out = pairs_of(14)[-2:]
+        quality = evaluate(parts.embeddings, parts.model, batches_of(held_out), ranks_items=True).ranking
+        expected = twin.recall(torch.from_numpy(np.concatenate(held_out)), 20)
+        assert quality["recall@20"] == pytest.approx(expected, abs=1.5 / 64)
+
+
+@pytest.mark.parametrize("most_scores", [1, 200, 1 << 24])
+def test_ranks_are_those_of_sorting_all_scores(most_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small whole numbers, so that many scores are equal: the lower row comes first."""
+    monkeypatch.setattr(ranking, "MOST_SCORES", most_scores)
+    rng = np.random.default_rng(0)
+    users, items = rng.integers(-2, 3, (40, 3)).astype(np.float32), rng.integers(-2, 3, (50, 3)).astype(np.float32)
+    targets = rng.integers(50, size=40)
+    actual = target_ranks(*map(torch.from_numpy, (users, items, targets)))
+    for user, target, rank in zip(users, targets, actual.tolist(), strict=True):
+        order = sorted(range(50), key=lambda item: (-float(items[item] @ user), item))
+        assert order.index(target) == rank
+
+
+def test_metrics_are_those_of_an_oracle() -> None:
+    """Over all items, of samples with label 1 only, by lists and Python's own sorting."""
+    parts = build(config_of(), SHAPE)
+    with parts.embeddings:
+        Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches_of(pairs_of()))
+        (pairs,) = pairs_of(1, 70)
+        labels = np.arange(70) % 3 > 0
+        held_out = [Batch.of(user=part[:, 0], item=part[:, 1], labels=wanted)
+                    for part, wanted in ((pairs[:40], labels[:40]), (pairs[40:], labels[40:]))]  # fmt: skip
+        quality = evaluate(parts.embeddings, parts.model, held_out, ranks_items=True).ranking
+        assert isinstance(parts.model, TwoTower)
+        user_rows, item_rows = (
+            torch.from_numpy(parts.embeddings.rows.table_weights(name)) for name in ("user", "item")
+        )
+        with torch.no_grad():
+            users, items = parts.model.user(user_rows).double().numpy(), parts.model.item(item_rows).double().numpy()
+    ranks = [
+        sorted(range(ITEMS), key=lambda row: -float(users[user] @ items[row])).index(item)
+        for (user, item), wanted in zip(pairs.tolist(), labels, strict=True)
+        if wanted
+    ]
+    assert set(quality) == {f"{name}@{k}" for name in ("recall", "ndcg") for k in (10, 20, 100)}
+    for k in (10, 20, 100):
+        assert quality[f"recall@{k}"] == pytest.approx(sum(rank < k for rank in ranks) / len(ranks))
+        gains = [1 / math.log2(rank + 2) if rank < k else 0.0 for rank in ranks]
+        assert quality[f"ndcg@{k}"] == pytest.approx(sum(gains) / len(ranks))
+    assert 0 < quality["recall@10"] < quality["recall@20"] < quality["recall@100"] == 1
+    assert evaluate(parts.embeddings, parts.model, []).ranking == {}
+
+
+def test_bits_depend_on_neither_placement_nor_depth() -> None:
+    def trained(policy: str, depth: int, rows: str) -> dict[str, NDArray[Any]]:
+        parts = build(config_of(policy=policy, tier={"device_rows": rows}), SHAPE)
+        with parts.embeddings:
+            Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches_of(pairs_of()), depth=depth)
+            dense = {name: value for name, value in state(parts).items() if name.startswith("dense")}
+            return dense | {table.name: parts.embeddings.rows.table_weights(table.name) for table in parts.tables}
+
+    expected = trained("lru", 0, "100%")
+    assert expected["dense item_counts"].sum() == 12 * 32
+    for policy, depth, rows in (("lru", 0, "70"), ("lfu", 1, "100"), ("hotline", 2, "120"), ("hybrid", 4, "auto")):
+        assert_equal(trained(policy, depth, rows), expected)
+
+
+def write_lists(tmp_path: Path) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    lines = [" ".join(map(str, [user, *np.unique((rng.random(9) ** 2 * ITEMS).astype(int))])) for user in range(USERS)]
+    (tmp_path / "pairs.txt").write_text("\n".join(lines) + "\n")
+    sizes = f"num_users = {USERS}\nnum_items = {ITEMS}\nnum_negatives = 0\n"
+    (tmp_path / "pairs.toml").write_text('format = "user_items"\nseparator = " "\n' + sizes)
+    options = {"schema_path": str(tmp_path / "pairs.toml"), "holdout": 0.2, "shuffle_buffer": 1000}
+    return {"data": f"csv:{tmp_path / 'pairs.txt'}", "data_options": options, "tensorboard": False, "save_every": 3}
+
+
+@pytest.mark.nightly
+def test_a_run_is_resumed_evaluated_and_exported(tmp_path: Path) -> None:
+    given = write_lists(tmp_path)
+    whole = train_run(config_of(**given, out=str(tmp_path / "whole")))
+    train_run(config_of(**given, out=str(tmp_path / "cut"), steps=4))
+    assert resume_run(tmp_path / "cut", steps=whole["steps"])["ranking"] == whole["ranking"]
+    assert evaluate_run(tmp_path / "whole")["ranking"] == whole["ranking"]
+    assert whole["auc"] is None and 0 < whole["ranking"]["recall@20"] < 1
+    vectors = []
+    for form in ("torch", "safetensors"):
+        export_run(tmp_path / "whole", tmp_path / form, to=form)
+        served = scoring.load(tmp_path / form)
+        file = tmp_path / form / ("item_vectors.npy" if form == "torch" else "item_vectors.safetensors")
+        stored = np.load(file) if form == "torch" else scoring.read_safetensors(file)["item_vectors"].numpy()
+        assert stored.shape == (ITEMS, 5) and file.name in (tmp_path / form / "README.md").read_text()
+        samples = [{"user": 7, "item": item} for item in range(ITEMS)]
+        logits = np.log(np.array(served.score(samples)) / (1 - np.array(served.score(samples))))
+        np.testing.assert_allclose(served.user_vectors(samples[:1]).numpy() @ stored.T, logits[None], atol=1e-4)
+        vectors.append(stored)
+    assert np.array_equal(*vectors)
+
+
+def test_settings_and_data_that_do_not_fit_are_refused() -> None:
+    wide = Inputs(("user", "item", "kind"), 1, ("price",), rows=(9, 9, 9))
+    for options, message in (
+        (
+            {},
+            "in_batch_softmax: expected one feature of the item, its id, got item, kind. Name the other tables in mod",
+        ),
+        (
+            {"user_tables": ["user", "kind"], "item_dense": ["price"]},
+            "expected one feature of the item, its id, got item",
+        ),
+        (
+            {"user_tables": ["user", "kind"], "feature_norm": "layer"},
+            "expected feature_norm = none and tables of one wid",
+        ),
+    ):
+        config = model_config("two-tower", {**OPTIONS, **options}, wide)
+        with pytest.raises(ConfigError, match=message):
+            make_model("two-tower", config, wide, seed=0)
+    with pytest.raises(ConfigError, match="in_batch_softmax: expected one process"):
+        on_ranks(2, lambda ranks: build(config_of(), SHAPE, ranks=ranks))
+    inputs = Inputs(("user", "item"), 0, rows=(USERS, ITEMS))
+    model = make_model("two-tower", model_config("two-tower", OPTIONS, inputs), inputs, seed=0)
+    assert isinstance(model, TwoTower)
+    with pytest.raises(InputError, match="expected one item per sample, got none or several"):
+        items_of(model, Batch.of(user=[1, 2], item=[[1, 2], [3]], labels=[1, 1]))
