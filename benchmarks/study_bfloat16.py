@@ -10,6 +10,7 @@ runs with one seed: they begin with the same values, rounded or not, and see the
 import argparse
 import statistics
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -23,17 +24,19 @@ FORMATS: Final = {
     "stochastic": {"row_dtype": "bfloat16"},
     "nearest": {"row_dtype": "bfloat16", "row_rounding": "nearest"},
 }
+STEPS: Final = 1000  # at most, of a real set
 MODEL: Final = {"embedding_dim": 16, "bottom_mlp": "32-16", "top_mlp": "64-32-1"}
 
 
 def settings() -> tuple[Setting, ...]:
     """Two built-in streams under two row optimizers, and all real sets that are there."""
     streams = tuple(
-        stream(kind, 400_000, evaluated=100_000, name=f", {rows}", model_options=MODEL, optimizer=ROW_OPTIMIZERS[rows])
+        stream(kind, 200_000, evaluated=100_000, name=f", {rows}", model_options=MODEL, optimizer=ROW_OPTIMIZERS[rows])
         for kind in ("easy", "hard")
         for rows in ("rowwise_adagrad", "sgd")
     )
-    return (*streams, *(setting for setting in LARGE if is_there(setting)))
+    short = (replace(setting, config={**setting.config, "steps": STEPS}) for setting in LARGE if is_there(setting))
+    return (*streams, *short)
 
 
 def way(setting: Setting, name: str) -> Way:
@@ -54,21 +57,32 @@ def train_missing(runs: Runs, seeds: int, only: str) -> None:
 
 
 def report(runs: Runs, seeds: int) -> Table:
-    """Mean differences of AUC to float32, with their standard errors."""
-    table = Table("AUC of rows in bfloat16 less that of float32", ["data", "seeds", "float32", *list(FORMATS)[1:]])
+    """Mean differences of AUC to float32, with their standard errors; the last row is of all runs."""
+    names = list(FORMATS)[1:]
+    table = Table("AUC of rows in bfloat16 less that of float32", ["data", "seeds", "float32", *names])
+    everything: dict[str, list[float]] = {name: [] for name in names}
     for setting in settings():
         by_format = {name: [runs.get(setting, way(setting, name), seed) for seed in range(seeds)] for name in FORMATS}
-        whole = [seed for seed in range(seeds) if all(by_format[name][seed] is not None for name in FORMATS)]
+        whole = [of_seed for of_seed in zip(*by_format.values(), strict=True) if None not in of_seed]
         if not whole:
             continue
-        auc = {name: [by_format[name][seed].summary["auc"] for seed in whole] for name in FORMATS}  # type: ignore[union-attr]
-        cells = []
-        for name in list(FORMATS)[1:]:
-            differences = [other - base for other, base in zip(auc[name], auc["float32"], strict=True)]
-            error = statistics.stdev(differences) / len(whole) ** 0.5 if len(whole) > 1 else float("nan")
-            cells.append(f"{statistics.mean(differences):+.5f} ± {error:.5f}")
-        table.add(setting.name, len(whole), f"{statistics.mean(auc['float32']):.4f}", *cells)
+        auc = {
+            name: [run.summary["auc"] for run in column]
+            for name, column in zip(FORMATS, zip(*whole, strict=True), strict=True)
+        }
+        differences = {name: [a - b for a, b in zip(auc[name], auc["float32"], strict=True)] for name in names}
+        for name in names:
+            everything[name] += differences[name]
+        table.add(setting.name, len(whole), f"{statistics.mean(auc['float32']):.4f}", *map(_text, differences.values()))
+    table.add("all", len(everything[names[0]]), None, *map(_text, everything.values()))
     return table
+
+
+def _text(differences: list[float]) -> str:
+    if len(differences) < 2:
+        return ", ".join(f"{difference:+.5f}" for difference in differences)
+    error = statistics.stdev(differences) / len(differences) ** 0.5
+    return f"{statistics.mean(differences):+.5f} ± {error:.5f}"
 
 
 def main() -> None:
