@@ -183,14 +183,16 @@ def test_a_size_in_bytes_holds_twice_the_rows() -> None:
 # --- ranks -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("values_on", [None, "cpu"], ids=["in messages", "between devices"])
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
-def test_ranks_give_the_same_bits(wire: str) -> None:
+def test_ranks_give_the_same_bits(wire: str, values_on: str | None) -> None:
     """Rows cross in 2 bytes, exactly; gradients are sums in float32, and only `wire="bf16"` rounds them."""
     tables = tuple(table.model_copy(update={"dtype": "bfloat16"}) for table in RANK_TABLES)
     batches = tuple(random_batches(tables, 8, samples=11))
     case = Case(batches, RowwiseAdagrad(lr=0.1), tables=tables)
-    sent = assert_equal_on([2, 3], 4, case, wire=wire)
+    sent = assert_equal_on([2, 3], 4, case, wire=wire, values_on=values_on)
     floats = on_ranks(2, Case(batches, RowwiseAdagrad(lr=0.1)).train, blocks=4, gradients="sum")
     for halves, (*_, whole) in zip(sent[2], floats, strict=True):
-        assert 2 * halves.vectors == whole.vectors
-        assert halves.gradients == whole.gradients // (2 if wire == "bf16" else 1)
+        announced = 8 * len(batches) if values_on else 0  # sizes, in the messages before values cross
+        assert 2 * (halves.vectors - announced) == whole.vectors
+        assert halves.gradients - announced == whole.gradients // (2 if wire == "bf16" else 1)

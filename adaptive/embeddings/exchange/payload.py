@@ -9,8 +9,8 @@ The rows of all groups for one rank are one message, group by group, in the orde
 values are sent as bfloat16, rounded to nearest, ties to even. The rows that a rank requests of itself are rounded, too,
 so that training does not depend on which rank owns a row. Rows and sums stay float32.
 
-Rows of tables in bfloat16 are always sent in 2 bytes, which rounds nothing. Their gradients are float32 sums, sent in 4
-bytes unless `wire="bf16"`.
+Rows of tables in bfloat16 are sent in 2 bytes, which rounds nothing; from device to device only if all tables are
+bfloat16, because an exchange has one type. Their gradients are float32 sums, sent in 4 bytes unless `wire="bf16"`.
 
 Letters: n requests of a group, m of them whose rows are sent, rank by rank; D width; W ranks.
 """
@@ -173,6 +173,10 @@ class DevicePayload(Payload[Tensor]):
         self._packed = torch.empty(0, dtype=self._type, device=self._device)
         self._packed_sizes = [0] * self._ranks.size
 
+    def value_bytes(self, kind: Kind) -> list[int]:
+        sizes = super().value_bytes(kind)
+        return [max(sizes)] * len(sizes)
+
     def unload(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return list(tensors)
 
@@ -182,7 +186,7 @@ class DevicePayload(Payload[Tensor]):
     def pack(self, rows: Sequence[Tensor], counts: Sequence[Int64s], kind: Kind) -> list[Bytes]:
         pieces = [torch.split(of_group, numbers.tolist()) for of_group, numbers in zip(rows, counts, strict=True)]
         by_rank = [piece.reshape(-1) for of_rank in zip(*pieces, strict=True) for piece in of_rank]
-        self._packed = torch.cat(by_rank).to(self._type)
+        self._packed = torch.cat(by_rank).to(torch.bfloat16 if self.value_bytes(kind)[0] == 2 else torch.float32)
         self._packed_sizes = [sum(self._count_values(counts, rank)) for rank in range(self._ranks.size)]
         return [np.frombuffer(size.to_bytes(8, "little"), np.uint8) for size in self._packed_sizes]
 
