@@ -73,6 +73,9 @@ class Dataset(ABC):
     """Feature -> the most ids of a sample, for features whose ids are steps of a sequence, oldest first. All other
     features of their tables have one id per sample."""
 
+    hash_rows: Mapping[str, int] = NO_WIDTHS
+    """Table -> rows into which its ids are hashed, for tables whose ids may collide."""
+
     epochs_differ: bool = False
     """True if epochs differ in their samples, not only in their order."""
 
@@ -144,6 +147,7 @@ class _Reordered(Dataset):
         self.features = tuple(dataset.features[position] for position in order)
         self.tables = tuple(tables_of(dataset)[position] for position in order)
         self.num_dense, self.dense_names, self.labels = dataset.num_dense, dataset.dense_names, dataset.labels
+        self.hash_rows = dataset.hash_rows
         self.widths, self.key_rules, self.sequences = dataset.widths, dataset.key_rules, dataset.sequences
         self._dataset, self._order = dataset, order.tolist()
 

@@ -210,7 +210,15 @@ def data_profile(**fields: Any) -> DataProfile:
     reuse, suggested = Reuse(1, 1, {}, {}), SuggestedSize(1, 4, 1, 1, 0)
     nothing: dict[str, Any] = {
         **{"samples": 1, "lookups": 20, "rows": 10, "row_bytes": 4, "table_bytes": 40, "was_stopped": False},
-        **{"tables": [], "curves": [], "sample_share": 0.05, "sampled_samples": 1, "hot": [], "thresholds": []},
+        **{
+            "tables": [],
+            "collisions": [],
+            "curves": [],
+            "sample_share": 0.05,
+            "sampled_samples": 1,
+            "hot": [],
+            "thresholds": [],
+        },
         **{"reuse": reuse, "suggested": suggested, "seconds": {}, "lookups_per_s": None},
     }
     return DataProfile(**nothing | fields)

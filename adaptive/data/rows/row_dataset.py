@@ -154,6 +154,7 @@ class RowDataset(Dataset):
         self.key_rules = {feature.table: feature.rule.keys for feature in plan.features if feature.rule.keys}
         self.sequences = {feature.name: feature.max_length for feature in features if feature.max_length is not None}
         self._source, self._parts, self._options, self._identity = source, parts, options, identity
+        self.hash_rows = {item.table: item.rule.size for item in plan.features if item.rule.kind == "hashed"}
         by_time = any(isinstance(rules.expire, str) for rules in self.key_rules.values())
         self._batcher = Batcher(source.names(), tuple(features), plan.is_log, plan.more_labels, has_times=by_time)
         self._num_train = parts.num_train

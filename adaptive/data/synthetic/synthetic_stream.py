@@ -214,6 +214,8 @@ class Synthetic(Dataset):
         self.features = tuple(Feature(f"C{f + 1}", size) for f, size in enumerate(sizes))
         if not isinstance(new_ids, int):
             self.key_rules = {self.features[f].name: new_ids.rules for f in self._changing}
+        else:
+            self.hash_rows = {self.features[f].name: new_ids for f in self._changing}
         self._latent_key = key_of(self.config.seed, "latent")
         self._label_key = key_of(self.config.seed, "label")
         further = [f"label_{number}" for number in range(2, self.config.labels + 1)]

@@ -34,6 +34,23 @@ class TableSkew:
 
 
 @dataclass(frozen=True)
+class HashCollisions:
+    """Ids of a table that share a row because they are hashed.
+
+    Attributes:
+        seen: rows that were looked up.
+        ids: expected number of distinct ids, from how many rows they fill; None if they fill all.
+        shared_share: expected share of the ids, and of lookups, whose row has other ids, too.
+    """
+
+    table: str
+    rows: int
+    seen: int
+    ids: float | None
+    shared_share: float
+
+
+@dataclass(frozen=True)
 class SkewCurve:
     """(rank from 1, lookups) of rows, most frequent first, in all inputs and a sample."""
 
@@ -120,6 +137,7 @@ class DataProfile:
     table_bytes: int
     was_stopped: bool
     tables: Sequence[TableSkew]
+    collisions: Sequence[HashCollisions]
     curves: Sequence[SkewCurve]
     sample_share: float
     sampled_samples: int

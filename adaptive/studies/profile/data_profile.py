@@ -12,7 +12,7 @@ Letters: T tables, R rows of all tables, C rows that were looked up.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,7 @@ from adaptive.data.kernels import access
 from adaptive.embeddings.planning.layout import Group
 from adaptive.studies.profile import (
     DataProfile,
+    HashCollisions,
     HotByMemory,
     HotBySample,
     HotByThreshold,
@@ -174,6 +175,22 @@ def table_skew(group: Group, counts: Int64s, num_samples: int) -> list[TableSkew
     return [_skew(name, counts[part], num_samples) for name, part in names]
 
 
+def hash_collisions(hash_rows: Mapping[str, int], group: Group, counts: Int64s) -> list[HashCollisions]:
+    """Return the expected collisions of tables whose ids are hashed; counts (R,) are lookups.
+
+    n ids fill a row with probability 1 - exp(-n / rows). An id is alone in its row with probability exp(-n / rows),
+    however often it is looked up.
+    """
+    collisions = []
+    for table, start in zip(group.tables, group.table_starts[:-1].tolist(), strict=True):
+        rows = hash_rows.get(table.name, 0)  # without the row for missing ids
+        seen = int((counts[start : start + rows] > 0).sum())
+        if seen:
+            ids = -rows * math.log1p(-seen / rows) if seen < rows else None
+            collisions.append(HashCollisions(table.name, rows, seen, ids, seen / rows))
+    return collisions
+
+
 def _skew(table: str, counts: Int64s, num_samples: int) -> TableSkew:
     """Skew of one table; counts (rows,)."""
     falling = falling_counts(counts)
@@ -288,6 +305,7 @@ def profile_data(
         table_bytes=row_bytes * group.num_rows,
         was_stopped=bool(is_stopped()),
         tables=tables,
+        collisions=hash_collisions(dataset.hash_rows, group, counts),
         curves=_curves(group, counts, sampled),
         sample_share=question.sample_share,
         sampled_samples=chosen,

@@ -39,6 +39,7 @@ PARTS: Final = {
 }
 TITLES: Final = {
     "tables": "Rows and lookups by table",
+    "collisions": "Hashed ids that share a row",
     "reuse": "Row reuse between batches",
     "hot": "Hot rows and inputs by memory",
     "times": "Counting time",
@@ -48,6 +49,8 @@ TITLES: Final = {
 LEGENDS: Final = {
     "tables": "seen: rows that were looked up. 50% in, 90% in: smallest number of rows with that share of the lookups. "
     "hottest/median: of the rows seen. once: share of the rows seen that were looked up once. Measured (counted).",
+    "collisions": "ids: expected number of distinct ids, from the rows that they fill. shared: expected share of the "
+    "ids, and of the lookups, whose row has other ids, too. Vocabularies and live ids (keys) share no rows.",
     "hot": "hot rows: rows with at least the share t of their table's lookups, and all rows of tables below 1 MB. hot "
     "inputs: inputs that look up hot rows only. batches: mini-batches of consecutive inputs that are all hot. from a "
     "sample: hot inputs if a random sample of the inputs chooses the rows for the same memory; same rows: share of the "
@@ -94,7 +97,10 @@ def _profile_tables(result: Profile) -> dict[str, Rows]:
     """Name -> table, head first, of the profiled sections."""
     tables: dict[str, Rows] = {}
     if (data := result.data) is not None:
-        tables |= {"tables": _tables(data), "reuse": _reuse(data), "hot": _hot(data), "times": _times(data)}
+        tables["tables"] = _tables(data)
+        if data.collisions:
+            tables["collisions"] = _collisions(data)
+        tables |= {"reuse": _reuse(data), "hot": _hot(data), "times": _times(data)}
     if result.step:
         tables["step"] = _step(result.step)
     if (moved := result.movement) is not None and moved.points:
@@ -131,6 +137,15 @@ def _tables(data: DataProfile) -> Rows:
             for table in data.tables
         ),
     ]
+
+
+def _collisions(data: DataProfile) -> Rows:
+    rows = [["table", "rows", "seen", "ids", "shared"]]
+    for table in data.collisions:
+        ids = "unknown" if table.ids is None else count_text(round(table.ids))
+        seen, shared = count_text(table.seen), percent_text(table.shared_share)
+        rows.append([table.table, count_text(table.rows), seen, ids, shared])
+    return rows
 
 
 def _hot(data: DataProfile) -> Rows:

@@ -185,3 +185,30 @@ def test_curves_and_shares() -> None:
     assert [rows_for(falling, share) for share in (0.5, 0.51, 0.9, 1.0)] == [1, 2, 2, 3]
     assert curve(falling) == [(1, 5), (2, 4), (3, 1)] and curve(falling[:0]) == []
     assert len(THRESHOLDS) <= 64
+
+
+def test_collisions_of_hashed_ids_are_those_that_were_made() -> None:
+    """Estimated from the rows alone, against the ids that were hashed to them."""
+    rows, random = 5_000, np.random.default_rng(0)
+    ids = np.minimum(random.zipf(1.2, 40_000), 10**6)
+    row_of = random.integers(0, rows, 10**6 + 1)  # a hash
+    data = Listed([[[int(row)] for row in row_of[ids]]], (rows + 1,))
+    data.hash_rows = {"f0": rows}
+    (group,) = make_groups(build_tables(data, 4), 0)
+    (collisions,) = profile_data(data, group, 4, DataQuestion(budgets=[])).collisions
+    distinct, of_row = np.unique(ids), np.bincount(row_of[np.unique(ids)], minlength=rows)
+    assert (collisions.table, collisions.rows, collisions.seen) == ("f0", rows, int((of_row > 0).sum()))
+    assert collisions.ids == pytest.approx(len(distinct), rel=0.03)
+    assert collisions.shared_share == pytest.approx(np.mean(of_row[row_of[distinct]] > 1), abs=0.03)
+
+
+def test_collisions_by_hand() -> None:
+    data = Listed([[[0], [1], [1], [4]]], (5,))  # row 4 is that of missing ids
+    (group,) = make_groups(build_tables(data, 4), 0)
+    counts = np.array([1, 2, 0, 0, 1])
+    assert hot.hash_collisions({}, group, counts) == []
+    (one,) = hot.hash_collisions({"f0": 4}, group, counts)
+    assert (one.seen, one.shared_share) == (2, 0.5)
+    assert one.ids == pytest.approx(4 * math.log(2))
+    (full,) = hot.hash_collisions({"f0": 2}, group, counts)
+    assert (full.ids, full.shared_share) == (None, 1.0)
