@@ -118,7 +118,7 @@ class SkipRule(ABC):
     """
 
     watches: bool = True
-    """Set to False if the rule does not need `RowStats.drift`; the runtime then keeps no snapshots."""
+    """Set to False if the rule does not need `RowStats.drift`; the runtime then measures a sample, for reports only."""
 
     asks: bool = True
     """Set to False if `every` and `at_most` decide everything; `visits` is then not called."""

@@ -50,7 +50,7 @@ def ruled(label: str, rule: str) -> Way:
 
 
 OFF = ruled("off", "off")
-DEFER = ruled("defer", "defer")  # the default of `slipstream`: by the smaller of visits and movement
+DEFER = ruled("defer", "defer+by=least")
 VISITS = ruled("defer by visits", "defer+by=visits")
 MOVEMENT = ruled("defer by movement", "defer+by=movement")
 UPDATES = ruled("updates", "updates")

@@ -55,7 +55,7 @@ class Slipstream(Policy):
         self,
         *,
         skip: Literal["defer", "updates", "inputs", "off"] = "defer",
-        by: Literal["least", "visits", "movement"] | None = None,
+        by: Literal["visits", "least", "movement"] | None = None,
         bound: float | None = None,
         every: int | None = None,
         at_most: int | None = None,

@@ -325,7 +325,7 @@ def test_memory_in_bytes() -> None:
 
 
 def test_memory_of_watching_rows() -> None:
-    """The mode is `defer`: snapshots, sums, and for Adagrad as many squares."""
+    """The mode is `defer`: snapshots of all rows, which are few, sums, and for Adagrad as many squares."""
     skip = SkipConfig(hot_rows="10%")
     embeddings = TieredEmbeddingBag([USERS, WORDS], TierConfig(), policy=Slipstream, optimizer=Adagrad(), skip=skip)
     assert embeddings.statistics.memory()["snapshots"] == 3 * 4 * (3 * 4 + 5 * 16)

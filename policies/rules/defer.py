@@ -7,7 +7,8 @@ Nothing is lost. A row is written at every k-th visit.
   visits apart the row moved by `drift`, mostly back and forth. Movement then grows with the square root of the visits,
   as in a random walk, so k = m * (bound / drift)^2, at most m.
 
-By default k is the smaller of both. A row that moves three times as much as usual is written at every visit until that
+By default k is that by visits: movement skips no more at the same cost, and takes a snapshot of every watched row.
+`least` takes the smaller of both, and writes a row that moves three times as much as usual at every visit until that
 has become usual. Slipstream (https://arxiv.org/abs/2404.04270) skips the updates of such rows, according to its
 abstract and summaries. docs/explanation/skipping.md measures what each way costs.
 """
@@ -50,7 +51,7 @@ class Defer(SkipRule):
     def __init__(
         self,
         *,
-        by: Literal["least", "visits", "movement"] = "least",
+        by: Literal["visits", "least", "movement"] = "visits",
         bound: float | None = None,
         every: int | None = None,
         at_most: int | None = None,

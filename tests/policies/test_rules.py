@@ -138,7 +138,7 @@ def test_by_movement_a_row_waits_until_it_moves_by_the_bound() -> None:
 def test_by_visits_nothing_is_asked_and_nothing_measured() -> None:
     rule = Defer(by="visits", every=5, at_most=7)
     assert not rule.asks and not rule.watches and (rule.every, rule.at_most) == (5, 7)
-    assert Defer(by="movement").every == 1 and Defer(by="least").every == 24
+    assert Defer(by="movement").every == 1 and Defer(by="least").every == 24 and Defer().by == "visits"
 
 
 def test_the_bounds_follow_from_the_optimizer_unless_set() -> None:

@@ -86,7 +86,7 @@ class Outline:
                 totals[name] += size
         if self.skip is not None:
             totals["snapshots"] = watched_bytes(
-                self.groups, self.skip, self.optimizer, snapshots=caller.watches_movement, sums=caller.defers
+                self.groups, self.skip, self.optimizer, snapshots=caller.most_snapshots, sums=caller.defers
             )
         return totals
 
@@ -115,7 +115,7 @@ def outline_engine(
     skip = skip if policy_caller.skips else None
     room = free_bytes(device)
     if room is not None and skip is not None:
-        snapshots, sums = policy_caller.watches_movement, policy_caller.defers
+        snapshots, sums = policy_caller.most_snapshots, policy_caller.defers
         room = max(0, room - watched_bytes(groups, skip, optimizer, snapshots=snapshots, sums=sums))
     sizes = choose_slots(groups, tier, optimizer, policy, room)
     return Outline(tuple(tables), tier, seed, ranks, groups, policy_caller, device, optimizer, sizes, skip)
@@ -198,7 +198,7 @@ def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) ->
     for lane in pipeline.lanes:
         capacity = hot_rows(lane.group, skip, optimizer)
         lane.planner.watch(capacity, skip)
-        lane.device.watch(capacity, snapshots=policy_caller.watches_movement, sums=policy_caller.defers)
+        lane.device.watch(capacity, snapshots=min(capacity, policy_caller.most_snapshots), sums=policy_caller.defers)
 
 
 def choose_device(wanted: str) -> torch.device:

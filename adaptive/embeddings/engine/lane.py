@@ -168,7 +168,7 @@ class Lane:
         stay = np.setdiff1d(np.arange(hot.num_entries), leaving)
         stays = np.isin(watched.waiting, stay)
         waiting = np.searchsorted(stay, watched.waiting[stays])  # renumbered
-        snapshots = watched.snapshots[stay] if len(watched.snapshots) else watched.snapshots
+        snapshots = watched.snapshots[stay[stay < len(watched.snapshots)]]  # the first entries stay the first
         self.device.import_watched(WatchedValues(snapshots, waiting, watched.sums[stays], watched.squares[stays]))
         skipper.retain(stay)
 

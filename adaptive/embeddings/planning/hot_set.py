@@ -45,6 +45,9 @@ WATCHED, JUDGED, SATURATED, WAITING, AT_REST = (
     8,
     16,
 )  # bits of `HotSet.counted`, in the order of `WatchedCounts`
+SAMPLED_ROWS: Final = 1024
+"""Rows of a group whose movement is measured for reports if the rule does not need it: those that were watched first,
+and so are looked up most."""
 REST: Final = 0.05  # a row at rest has moved by less than this share of its length
 
 
@@ -54,6 +57,11 @@ class WatchedRows:
 
     places: NDArray[np.int32]  # (n,) positions among the distinct rows, ascending
     entries: NDArray[np.int32]  # (n,)
+
+    def first(self, num_entries: int) -> "WatchedRows":
+        """Return those of the first entries."""
+        chosen = np.flatnonzero(self.entries < num_entries)
+        return WatchedRows(self.places[chosen], self.entries[chosen])
 
 
 class HotSet:

@@ -4,6 +4,7 @@ A bad answer, or none within the time limit, stops training with a `PolicyError`
 Rows and slots are then unchanged.
 """
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch, as_batch
 from adaptive.embeddings.planning.books import ORDERS
+from adaptive.embeddings.planning.hot_set import SAMPLED_ROWS
 from adaptive.embeddings.planning.policy_thread import Overdue, PolicyThread, Raised, is_users
 from adaptive.embeddings.planning.row_stats import read_only
 from adaptive.errors import PolicyError, error_text
@@ -51,8 +53,15 @@ class PolicyCaller:
 
     @property
     def watches_movement(self) -> bool:
-        """True if the movement of rows is measured."""
+        """True if the rule needs the movement of all watched rows."""
         return self.rule is not None and self.rule.watches
+
+    @property
+    def most_snapshots(self) -> int:
+        """Number of watched rows of a group whose movement is measured, at most."""
+        if self.rule is None or self.watches_movement:
+            return sys.maxsize if self.watches_movement else 0
+        return SAMPLED_ROWS if self.defers and not self.rule.leaves_out else 0
 
     @property
     def defers(self) -> bool:

@@ -233,14 +233,15 @@ def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:
 
 
 def watched_bytes(
-    groups: Sequence[Group], skip: SkipConfig, optimizer: RowOptimizer, *, snapshots: bool, sums: bool
+    groups: Sequence[Group], skip: SkipConfig, optimizer: RowOptimizer, *, snapshots: int, sums: bool
 ) -> int:
-    """Bytes on the device for watched rows: snapshots, sums of gradients and squares."""
+    """Bytes on the device for watched rows: at most so many snapshots a group, sums of gradients and squares."""
 
-    def values(dim: int) -> int:
-        return snapshots * dim + sums * (dim + optimizer.squares_width(dim))
+    def values(group: Group) -> int:
+        dim, rows = group.embedding_dim, hot_rows(group, skip, optimizer)
+        return min(snapshots, rows) * dim + sums * rows * (dim + optimizer.squares_width(dim))
 
-    return sum(4 * values(group.embedding_dim) * hot_rows(group, skip, optimizer) for group in groups)
+    return sum(4 * values(group) for group in groups)
 
 
 def held_rows(sample: Sequence[Batch], depth: int) -> int:

@@ -176,8 +176,13 @@ class Skipper:
 
     @property
     def watches_movement(self) -> bool:
-        """True if the movement of rows is measured, which takes snapshots."""
+        """True if the rule needs the movement of all watched rows."""
         return self._rule.watches
+
+    @property
+    def num_snapshots(self) -> int:
+        """Number of entries, from the first, whose movement is measured."""
+        return min(self._capacity, self._policy_caller.most_snapshots)
 
     def decide(self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s) -> Fates:
         """Decide the fates of a batch's distinct rows, at `locations` (U,); count them in `tally`."""
@@ -189,6 +194,8 @@ class Skipper:
         if self._rule.watches or self._rule.leaves_out:
             due = self.hot.visit(watched_rows, counts, locations, fates)
             snapshots = due if self._rule.watches else None
+        elif self.num_snapshots:
+            snapshots = self.hot.visit(watched_rows.first(self.num_snapshots), counts, locations, fates)
         if self.deferral is not None:
             summed = self.deferral.decide(number, watched_rows, distinct, accesses, fates, self.hot.waits)
         watched.count_skipped(distinct.table_ends, counts, fates, tally)
@@ -264,9 +271,10 @@ class Skipper:
         hot, entries = self.hot, slice(0, self.hot.num_entries)
         counted = hot.counted[entries]
         counted[:] = WATCHED
-        counted[hot.drift_visits[entries] > 0] |= JUDGED
         counted[hot.saturated[entries]] |= SATURATED
-        counted[hot.at_rest(entries)] |= AT_REST
+        measured = slice(0, min(hot.num_entries, self.num_snapshots))
+        counted[measured][hot.drift_visits[measured] > 0] |= JUDGED
+        counted[measured][hot.at_rest(measured)] |= AT_REST
         if self.deferral is not None:
             counted[self.deferral.waiting_entries(self._number, hot.waits[entries])] |= WAITING
         self._sum_counted()

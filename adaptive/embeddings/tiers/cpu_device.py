@@ -132,7 +132,7 @@ class CpuDevice(DeviceTier):
         self.num_slots = num_slots
         self.squares_width = optimizer.squares_width(host.weights.shape[1])
         self._vectors = ScratchPool()
-        self.watch(0, snapshots=False, sums=False)
+        self.watch(0, snapshots=0, sums=False)
 
     @property
     def weights(self) -> Rows:
@@ -226,9 +226,9 @@ class CpuDevice(DeviceTier):
     def read(self, slots: Int64s) -> tuple[Rows, Floats]:
         return self.weights[slots], self.state[slots]
 
-    def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:
+    def watch(self, capacity: int, *, snapshots: int, sums: bool) -> None:
         width = self.weights.shape[1]
-        self._snapshots = full_rows(capacity if snapshots else 0, width, np.nan)
+        self._snapshots = full_rows(snapshots, width, np.nan)
         # Uninitialized: only pending sums are read, and writing all would take as much memory as the popular rows.
         self._sums = empty_rows(capacity if sums else 0, width)
         self._squares = empty_rows(len(self._sums), self.squares_width)

@@ -150,8 +150,8 @@ class DeviceTier(ABC):
         """Debug: write NaN to the host copies of rows that a batch will change on the device."""
 
     @abstractmethod
-    def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:
-        """Allocate snapshots, or deferred sums and their squares, for `capacity` rows."""
+    def watch(self, capacity: int, *, snapshots: int, sums: bool) -> None:
+        """Allocate `snapshots` of rows, and deferred sums and their squares for `capacity` rows."""
 
     @abstractmethod
     def forget_watched(self) -> None:

@@ -267,6 +267,7 @@ class RunTotals:
         cpu_seconds: processor time of this process, all threads.
         latest_skipped_share: skipped share of row updates in the latest interval.
         first: samples, seconds and processor seconds of the first interval, which includes compilation.
+        speeds: samples read and seconds of the intervals without skipping and of those with it, without the first.
         tables: counts by table; counts of rows "now" are those of the latest interval.
         policy: the policy's latest numbers; the shares of batches in parts are over all intervals.
         ranks: traffic of each rank in the latest `ranks_steps` steps, all with the same number of ranks.
@@ -278,12 +279,14 @@ class RunTotals:
         self.samples = 0
         self.seconds = self.cpu_seconds = 0.0
         self.first: tuple[int, float, float] | None = None
+        self.speeds = {False: (0.0, 0.0), True: (0.0, 0.0)}
         self.latest_skipped_share: float | None = None
         self.tables: dict[str, TableCounts] = {}
         self.policy: dict[str, float] = {}
         self.ranks: list[dict[str, float]] = []
         self.ranks_steps = 0
         self._in_parts = self._waited = 0.0  # batches
+        self._read, self._dropped = float(first_samples), 0.0  # inputs, as the rule reports them
         self._first_step, self._first_samples = first_step, first_samples
         self._stage_ms: dict[str, float] = {}
         self._first_stage_ms: tuple[int, dict[str, float]] | None = None
@@ -296,6 +299,7 @@ class RunTotals:
         self.steps += steps
         self.samples += samples
         self.seconds += seconds
+        self._add_speed(record, seconds)
         cpu_seconds = record.cpu_seconds or 0.0
         self.cpu_seconds += cpu_seconds
         self.first = self.first or (samples, seconds, cpu_seconds)
@@ -313,6 +317,14 @@ class RunTotals:
         else:  # resumed with another number of ranks
             self.ranks, self.ranks_steps = list(record.ranks), steps
         return seconds
+
+    def _add_speed(self, record: IntervalRecord, seconds: float) -> None:
+        read, dropped = record.policy.get("seen_inputs", record.samples), record.policy.get("dropped_inputs", 0.0)
+        skips = dropped > self._dropped or any(counts.skipped_updates for counts in record.tables.values())
+        if self.first is not None:  # kernels are compiled in the first interval
+            samples, so_far = self.speeds[skips]
+            self.speeds[skips] = samples + read - self._read, so_far + seconds
+        self._read, self._dropped = read, dropped
 
     def _add_policy(self, numbers: Mapping[str, float], steps: int) -> None:
         in_parts = numbers.get(IN_PARTS, 0.0) * steps
@@ -337,6 +349,12 @@ class RunTotals:
         """Seconds and processor seconds of training without the first interval, which compiles, and evaluations."""
         _, seconds, cpu_seconds = self.first or (0, 0.0, 0.0)
         return self.seconds - seconds, self.cpu_seconds - cpu_seconds
+
+    @property
+    def read_per_s(self) -> tuple[float, float] | None:
+        """Samples read per second before skipping began, and since then; None without intervals of both kinds."""
+        before, since = self.speeds[False], self.speeds[True]
+        return (before[0] / before[1], since[0] / since[1]) if before[1] and since[1] else None
 
     @property
     def time_ms(self) -> dict[str, float]:

@@ -230,6 +230,7 @@ def summary_text(summary: RunSummary, totals: RunTotals, *, table_rows: Mapping[
         *rank_lines(summary),
         *skipping_lines(summary),
         *_latest_skipped(summary, totals),
+        *_speeds(totals),
         *_guard_lines(summary),
         *_policy_lines(summary),
         *_time_lines(summary),
@@ -358,6 +359,17 @@ def _latest_skipped(summary: RunSummary, totals: RunTotals) -> list[str]:
     if not summary["skipped_update_share"] or not share or share <= summary["skipped_update_share"]:
         return []
     return [f"skipped in the last interval: {percent_text(share)}; the share grows as more rows are judged"]
+
+
+def _speeds(totals: RunTotals) -> list[str]:
+    """Speed before and since skipping began, which a run can measure alone; `compare` takes turns with a control."""
+    if totals.read_per_s is None:
+        return []
+    before, since = totals.read_per_s
+    return [
+        f"speed: {count_text(before)} samples read per second before skipping began, {count_text(since)} since: "
+        f"{since / before:.2f} times"
+    ]
 
 
 def _undone(undone: SkipShares) -> list[str]:

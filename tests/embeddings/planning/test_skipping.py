@@ -25,6 +25,7 @@ from support.helpers import (
 )
 from support.skip_rules import LeaveOut, everything, waits
 
+import adaptive.embeddings.planning.policy_calls
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
@@ -361,6 +362,30 @@ def test_waiting_and_at_rest_are_two_things() -> None:
     first, second = policy.rule.seen
     assert not first.waiting.any() and second.waiting.tolist() == [True] + 5 * [False]
     assert first.at_rest.tolist() == second.at_rest.tolist() == [False, True] + 4 * [False]
+
+
+def test_without_need_for_movement_a_sample_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two rows that are watched, for reports: training is what it is without. A checkpoint keeps them."""
+    rule = "defer+by=visits+every=2+warmup=0"
+    skip = SkipConfig(rule=rule, interval=4, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=0)
+    batches = [bags([1]), bags([2]), bags([3]), bags([4])] * 6
+    tables = {}
+    for sampled in (0, 2, 9):
+        monkeypatch.setattr(adaptive.embeddings.planning.policy_calls, "SAMPLED_ROWS", sampled)
+        embeddings, resumed = (one_table(policy="lru", skip=skip) for _ in range(2))
+        step_all(embeddings, batches)
+        statistics = embeddings.statistics.take()
+        tables[sampled] = embeddings.rows.table_weights("t")
+        assert statistics.watched_rows.tolist() == statistics.waiting_rows.tolist() == [4]
+        assert statistics.judged_rows.tolist() == [min(sampled, 4)]
+        arrays = {name: array.copy() for name, array in embeddings.rows.state_arrays().items()}
+        resumed.rows.load_state_arrays(arrays)
+        assert resumed.statistics.take().judged_rows.tolist() == [min(sampled, 4)]
+        for each in (embeddings, resumed):
+            step_all(each, batches)
+        assert np.array_equal(resumed.rows.table_weights("t"), embeddings.rows.table_weights("t"))
+        assert resumed.statistics.take().at_rest_rows.tolist() == embeddings.statistics.take().at_rest_rows.tolist()
+    assert np.array_equal(tables[0], tables[2]) and np.array_equal(tables[0], tables[9])
 
 
 class Sixteenth(SkipRule):

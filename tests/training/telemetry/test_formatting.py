@@ -31,7 +31,7 @@ PREFETCHES, ON_HOST = "prefetches missed rows; ", "leaves missed rows on the hos
             "slipstream",
             {},
             {},
-            PREFETCHES + "skip rule defer by least accumulates updates for up to 16 visits of a row",
+            PREFETCHES + "skip rule defer by visits accumulates updates for up to 16 visits of a row",
         ),
         (
             "slipstream",

@@ -48,8 +48,9 @@ def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArr
     owned_rows = columns.pop("row")
     rows = lane.group.group_rows(owned_rows)
     columns["entry"] = np.arange(len(rows), dtype=np.int32)
-    if skipper.watches_movement:
-        columns["snapshots"] = watched.snapshots
+    if skipper.num_snapshots:
+        columns["snapshots"] = np.full((len(rows), lane.host.weights.shape[1]), np.nan, np.float32)
+        columns["snapshots"][: len(watched.snapshots)] = watched.snapshots
     sums: dict[str, Part] = {}
     if book is not None:
         columns |= {"visits": book.visits[: len(rows)], "waiting": book.waiting[: len(rows)]}
@@ -83,7 +84,7 @@ def check_watched(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefi
 
 def _expected_names(skipper: Skipper) -> set[str]:
     names = {"interval", "entry", *COLUMNS}
-    if skipper.watches_movement:
+    if skipper.num_snapshots:
         names |= {"snapshots"}
     if skipper.deferral is not None:
         names |= {"visits", "waiting", "summed", *OF_SUMS}
@@ -134,11 +135,12 @@ def load_watched(lane: Lane, part: Arrays) -> None:
     assert skipper is not None
     if (needed := len(part["row"])) > skipper.hot.capacity:  # another number of ranks divides them differently
         skipper.grow(needed)
-        lane.device.watch(needed, snapshots=skipper.watches_movement, sums=skipper.deferral is not None)
+        lane.device.watch(needed, snapshots=skipper.num_snapshots, sums=skipper.deferral is not None)
     skipper.restore(part)
     book = skipper.deferral
     no_squares = np.zeros((0, lane.device.squares_width), np.float32)
-    watched = WatchedValues(part.get("snapshots", none), np.zeros(0, np.int64), none, no_squares)
+    snapshots = part.get("snapshots", none)[: skipper.num_snapshots]
+    watched = WatchedValues(snapshots, np.zeros(0, np.int64), none, no_squares)
     if book is not None:
         book.restore(part["visits"], part["waiting"])
         rows = part["row"][part["summed"]]

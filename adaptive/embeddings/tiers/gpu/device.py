@@ -108,7 +108,7 @@ class TorchDevice(DeviceTier):
         self.squares_width = optimizer.squares_width(host.weights.shape[1])
         self._transfer_buffers: list[TransferBuffer] = []
         self.resize(num_slots)
-        self.watch(0, snapshots=False, sums=False)
+        self.watch(0, snapshots=0, sums=False)
 
     def _set_rule(self, optimizer: RowOptimizer) -> None:
         self._kind, self._settings = optimizer.kind, [float(value) for value in optimizer.settings()]
@@ -322,9 +322,9 @@ class TorchDevice(DeviceTier):
 
     # --- the tier as a whole -------------------------------------------------------------------------------------
 
-    def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:
+    def watch(self, capacity: int, *, snapshots: int, sums: bool) -> None:
         width, device = self._widths[0], self._mover.device
-        self._snapshots = torch.full((capacity if snapshots else 0, width), torch.nan, device=device)
+        self._snapshots = torch.full((snapshots, width), torch.nan, device=device)
         self._sums = TorchSums(capacity if sums else 0, width, self.squares_width, device)
         self._mover.settle()
 

@@ -55,10 +55,10 @@ def test_bytes_of_sums_count_their_squares(optimizer: RowOptimizer) -> None:
     embeddings = TieredEmbeddingBag(tables, TierConfig(device="cpu-torch", device_rows="10"), optimizer=optimizer)
     (lane,) = embeddings.runtime.pipeline.lanes
     assert lane.device.num_bytes[2] == 0
-    lane.device.watch(7, snapshots=False, sums=True)
+    lane.device.watch(7, snapshots=0, sums=True)
     assert lane.device.num_bytes[2] == 7 * (4 * 4 + 4 * optimizer.squares_width(4) + 1)
-    lane.device.watch(7, snapshots=True, sums=False)
-    assert lane.device.num_bytes[2] == 7 * 4 * 4
+    lane.device.watch(7, snapshots=3, sums=False)
+    assert lane.device.num_bytes[2] == 3 * 4 * 4
 
 
 @pytest.mark.parametrize("case", [Case(Skips, 2, "direct", "70%"), Case(SkipsOnHost, 2, "staged", "50%")])
