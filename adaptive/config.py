@@ -381,7 +381,7 @@ class SkipConfig(Config):
     rule: str | None = Field(
         default=None,
         description="skip rule for any policy: off, defer, predicted, updates, inputs, module:Class or file.py:Class, "
-        "with parameters as in defer+bound=0.1; null: the rule of the policy",
+        "with parameters as in defer+every=8; null: the rule of the policy",
     )
 
     interval: int = Field(default=64, ge=1, le=MOST, description="batches between calls of the skip rule")

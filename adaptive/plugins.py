@@ -32,7 +32,7 @@ ENTRY_POINTS = "adaptive.policies"
 RULE_ENTRY_POINTS = "adaptive.skip_rules"
 MODEL_ENTRY_POINTS = "adaptive.models"
 NO_RULE: Final = "off"  # the name that means: nothing is skipped
-PARAMETER: Final = re.compile(r"\+(?=[A-Za-z_]\w*=)")  # as in defer+bound=0.1
+PARAMETER: Final = re.compile(r"\+(?=[A-Za-z_]\w*=)")  # as in defer+every=8
 
 
 def _installed(group: str) -> dict[str, str]:
@@ -181,7 +181,7 @@ def is_rule(spec: str) -> bool:
 
 
 def make_rule(spec: str | type[SkipRule] | SkipRule) -> SkipRule:
-    """Create a skip rule from a class or a name with parameters, such as `defer+bound=0.1`.
+    """Create a skip rule from a class or a name with parameters, such as `defer+every=8`.
 
     An instance is checked and returned.
 

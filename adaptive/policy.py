@@ -114,7 +114,7 @@ class SkipRule(ABC):
     Adagrad and FTRL, 2 D + 1 under Adam.
 
     Keyword-only parameters of `__init__`, annotated and with defaults, are the rule's settings:
-    `--skip defer+bound=0.1`.
+    `--skip defer+every=8`.
     """
 
     watches: bool = True

@@ -4,8 +4,8 @@
 
 Three trainings of the same batches, 10% of the rows on the device, look-ahead 4, in blocks of steps that take turns:
 
-`defer`  policy `slipstream`: popular rows are watched, their gradients summed, the sums applied when due
-`off`    the same policy with `skip=off`: the same rows move, every update is written
+`defer`  policy `lfu` with the rule `defer`: popular rows are watched, their gradients summed, the sums applied when due
+`off`    the same policy without a rule: the same rows move, every update is written
 `bare`   the answers of the policy recorded beforehand: the same rows move, no statistics are gathered or taken in
 
 `deferral_overhead` is `defer` over `off`, `tracker_overhead` is `off` over `bare`, `tracker_and_deferral_overhead` is
@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig
 from adaptive.counters import Counter
-from adaptive.policies.slipstream import Slipstream
+from adaptive.policies.lfu import LFU
+from adaptive.policies.rules.defer import Defer
 from adaptive.policy import Policy, RowStats
 from benchmarks import harness
 from benchmarks.harness import Report, median_ms, paired, timed
@@ -58,11 +59,11 @@ SETTINGS = {
 }
 
 
-class Recorder(Slipstream):
-    """`slipstream` with `skip=off`, its answers kept."""
+class Recorder(LFU):
+    """Keeps its answers."""
 
     def __init__(self) -> None:
-        super().__init__(skip="off")
+        super().__init__()
         self.answers: deque[NDArray[np.float64]] = deque()
 
     def score(self, rows: RowStats) -> NDArray[np.int64]:
@@ -126,13 +127,13 @@ def _compare(report: Report, setup: Setup, settings: Settings) -> None:
 
 
 def _ours(setup: Setup, skip: str, at_most: int | None = None) -> Ours:
-    options = {} if skip == "off" else {"warmup": 0, "at_most": at_most}
-    policy = Slipstream(skip=skip, **options)  # type: ignore[arg-type]
+    policy = LFU()
+    policy.rule = None if skip == "off" else Defer(warmup=0, at_most=at_most)
     return Ours(setup, policy=policy, device_rows=DEVICE_ROWS, depth=DEPTH, skip=SkipConfig())
 
 
 def _bare(setup: Setup, parts: Sequence[Sequence[Batch]]) -> Ours:
-    """Rows move as under `slipstream`, without row statistics."""
+    """Rows move as under `lfu`, without row statistics."""
     recorder = Recorder()
     recorded = Ours(setup, device_rows=DEVICE_ROWS, policy=recorder, depth=DEPTH)
     fill(setup, recorded, parts[0])

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from support.skip_rules import LeaveOut
 
 from adaptive.batch import Batch, concatenate
+from adaptive.plugins import make_rule
 from adaptive.policies.device import Device
 from adaptive.policies.fae import FAE
 from adaptive.policies.hotline import Hotline
@@ -97,6 +98,14 @@ class InParts(LRU):
             yield replace(batch, part_sizes=(first, batch.num_samples - first)) if first else batch
 
 
+class Carrying(LFU):
+    """Carries a skip rule of its own."""
+
+    def __init__(self, *, spec: str = "defer") -> None:
+        super().__init__()
+        self.rule = make_rule(spec)
+
+
 class EagerlySaturating(LRU):
     """Half of the rows are saturated, whatever they do."""
 
@@ -137,12 +146,12 @@ POLICIES: list[tuple[type[Policy], dict[str, Any]]] = [
     *((cls, {}) for cls in BUILT_INS + OTHERS),
     (LFU, {"half_life": 20}),
     (ScratchPipe, {"window": 0}),
-    (Slipstream, {"skip": "off"}),
-    (Slipstream, {"every": 1, "at_most": 3, "warmup": 0}),
-    (Slipstream, {"by": "movement", "at_most": 3, "warmup": 0, "bound": 5.0}),
-    (Slipstream, {"skip": "updates", "warmup": 0, "threshold": 0.5, "probe_every": 3}),
-    (Slipstream, {"skip": "inputs", "warmup": 0, "threshold": 0.5, "hot_only": False}),
-    (Slipstream, {"skip": "inputs", "warmup": 0, "target_drop": 0.3}),
+    (Carrying, {"spec": "defer+every=1+at_most=3+warmup=0"}),
+    (Carrying, {"spec": "defer+by=movement+at_most=3+warmup=0+bound=5"}),
+    (Carrying, {"spec": "updates+warmup=0+threshold=0.5+probe_every=3"}),
+    (Carrying, {"spec": "inputs+warmup=0+threshold=0.5"}),
+    (Carrying, {"spec": "inputs+warmup=0+target_drop=0.3"}),
+    (Carrying, {"spec": "predicted+warmup=2+factor=2"}),
     (FAE, {"select": "top", "sample_rate": 0.5, "rate": 10, "block": 5}),
     (FAE, {"hot_inputs": 0.5, "rate": 25, "block": 4, "held_back": 4, "measure_every": 1, "spool_bytes": 1}),
     (Hotline, {"learn": 4, "every": 2, "relearn_every": 9}),

@@ -26,7 +26,6 @@ from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError, PolicyError
 from adaptive.optim import SGD, Adagrad, Adam
 from adaptive.policies.lru import LRU
-from adaptive.policies.slipstream import Slipstream
 from adaptive.policy import TierView
 
 SHARED = TableConfig(name="items", num_embeddings=20, embedding_dim=4, features=("seen", "bought"))
@@ -325,9 +324,9 @@ def test_memory_in_bytes() -> None:
 
 
 def test_memory_of_watching_rows() -> None:
-    """The mode is `defer`: snapshots of all rows, which are few, sums, and for Adagrad as many squares."""
-    skip = SkipConfig(hot_rows="10%")
-    embeddings = TieredEmbeddingBag([USERS, WORDS], TierConfig(), policy=Slipstream, optimizer=Adagrad(), skip=skip)
+    """The rule is `defer`: snapshots of all rows, which are few, sums, and for Adagrad as many squares."""
+    skip = SkipConfig(rule="defer", hot_rows="10%")
+    embeddings = TieredEmbeddingBag([USERS, WORDS], TierConfig(), policy=LFU, optimizer=Adagrad(), skip=skip)
     assert embeddings.statistics.memory()["snapshots"] == 3 * 4 * (3 * 4 + 5 * 16)
 
 

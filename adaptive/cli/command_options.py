@@ -34,7 +34,7 @@ Ranks = Annotated[int | None, _option("--ranks", "NUMBER", OUTPUT, min=1,
          "Under torchrun, which starts them itself, leave it out.")]
 Overwrite = Annotated[bool, _option("--overwrite", None, OUTPUT, help="Replace an earlier result in --out.")]
 Policies = Annotated[str, _option("--policies", "LIST", POLICY,
-    help="Policies, such as hybrid,lru,slipstream+threshold=0.02. --set policy.NAME=VALUE applies to all policies that "
+    help="Policies, such as hybrid,lru,lfu+half_life=500. --set policy.NAME=VALUE applies to all policies that "
          "have the parameter.")]
 Markdown = Annotated[Path | None, _option("--markdown", "FILE", OUTPUT, help="Write the tables as Markdown.")]
 Csv = Annotated[Path | None, _option("--csv", "FILE", OUTPUT, help="Write one line per policy as CSV.")]

@@ -59,6 +59,8 @@ class Defer(SkipRule):
     ) -> None:
         if bound is not None and not 0 < bound < float("inf"):
             raise ValueError(f"bound={bound}: expected more than 0")
+        if bound is not None and by == "visits":
+            raise ValueError(f"bound={bound}: expected by=least or by=movement with it")
         check_range(1, every=every)
         check_range(1, 255, at_most=at_most)
         check_range(0, warmup=warmup)

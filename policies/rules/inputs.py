@@ -20,11 +20,11 @@ MOST_DROPPED = 0.9  # of a batch: if all inputs were dropped, no row would move 
 
 
 class Inputs(SkipRule):
-    """Drop inputs whose rows all rest; the others train in full batches.
+    """Drop inputs whose rows are all watched and saturated; the others train in full batches.
+
+    One cold id protects an input.
 
     Args:
-        hot_only: drop an input only if all its rows are watched and resting: one cold id protects it. Otherwise rows
-            that are not watched do not count, but at least one must be watched.
         target_drop: largest share to drop of the inputs that could be dropped. The threshold for it is computed from
             the latest 4096 inputs after every call of `visits` (Sampling Block). At most 90% of a batch is dropped.
         threshold: movement per visit up to which a row rests, instead of a target.
@@ -34,17 +34,17 @@ class Inputs(SkipRule):
 
     Attributes:
         seen_inputs, hot_inputs, dropped_inputs: samples read, those that could be dropped, and those that were.
+        saturated_rows: watched rows whose movement is at most the threshold, as of the latest call of `visits`.
         found_threshold: the threshold in use.
     """
 
     drops_inputs = True
     at_most = 1
-    reported = ("found_threshold", "seen_inputs", "hot_inputs", "dropped_inputs")
+    reported = ("found_threshold", "saturated_rows", "seen_inputs", "hot_inputs", "dropped_inputs")
 
     def __init__(
         self,
         *,
-        hot_only: bool = True,
         target_drop: float = 0.2,
         threshold: float | None = None,
         probe_every: int = 8,
@@ -52,10 +52,10 @@ class Inputs(SkipRule):
     ) -> None:
         check_range(0, 1, target_drop=target_drop)
         check_range(0, threshold=threshold, probe_every=probe_every, warmup=warmup)
-        self.hot_only, self.target_drop, self.threshold = hot_only, target_drop, threshold
+        self.target_drop, self.threshold = target_drop, threshold
         self.probe_every, self.warmup = probe_every, warmup
         self.found_threshold = -1.0 if threshold is None else threshold  # -1: no row rests
-        self.seen_inputs = self.hot_inputs = self.dropped_inputs = 0
+        self.seen_inputs = self.hot_inputs = self.dropped_inputs = self.saturated_rows = 0
         self._moved = ByRow(np.float32)  # 0: not watched; else 1 + movement, infinite if unknown
         self._is_outdated = False  # the threshold, since the latest call of `visits`
         self._recent: deque[NDArray[np.float32]] = deque()  # largest movements of the latest inputs, by batch
@@ -91,24 +91,29 @@ class Inputs(SkipRule):
     def _most(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """(B,) largest movement among the rows of each input; infinite if it cannot be dropped."""
         moved = self._moved[rows]
-        watched = count_lookups(batch, moved > 0)
-        needed = count_lookups(batch, np.ones(len(rows), np.bool_)) if self.hot_only else np.ones_like(watched)
+        watched, lookups = (count_lookups(batch, chosen) for chosen in (moved > 0, np.ones(len(moved), np.bool_)))
         most = greatest(batch, moved) - 1
-        return np.where((watched >= needed) & (watched > 0), most, np.float32(np.inf))
+        return np.where((watched == lookups) & (watched > 0), most, np.float32(np.inf))
 
     def _find_threshold(self, most: NDArray[np.float32]) -> None:
         """Choose the largest threshold that drops at most `target_drop` of recent inputs, or -1."""
         if self.threshold is not None:
+            self._count_saturated()
             return
         self._recent.append(most)
         while sum(map(len, self._recent)) - len(self._recent[0]) >= SAMPLE:
             self._recent.popleft()
         if self._is_outdated:
-            self._is_outdated = False
             moves = np.concatenate(self._recent)
             values, counts = np.unique(moves[moves < np.inf], return_counts=True)
             allowed = values[np.cumsum(counts) <= self.target_drop * counts.sum()]
             self.found_threshold = float(allowed[-1]) if len(allowed) else -1.0
+            self._count_saturated()
+
+    def _count_saturated(self) -> None:
+        if self._is_outdated:
+            self._is_outdated = False
+            self.saturated_rows = int((self._moved[self._moved.rows()] - 1 <= self.found_threshold).sum())
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         watched = self._moved.rows()
@@ -116,6 +121,7 @@ class Inputs(SkipRule):
             "watched": watched,
             "moved": self._moved[watched],
             "inputs": np.array([self.seen_inputs, self.hot_inputs, self.dropped_inputs, self._step, self._is_outdated]),
+            "saturated": np.array([self.saturated_rows]),
             "threshold": np.array([self.found_threshold]),
         }
 
@@ -124,3 +130,4 @@ class Inputs(SkipRule):
         self._moved.restore(state["watched"], state["moved"])
         self.seen_inputs, self.hot_inputs, self.dropped_inputs, self._step, outdated = map(int, state["inputs"])
         self._is_outdated, self.found_threshold = bool(outdated), float(state["threshold"][0])
+        self.saturated_rows = int(state["saturated"][0])

@@ -15,6 +15,7 @@ from support.forked import SIGNALS, Nursery, run_and_hit, train, trained
 from support.interrupted import (
     ALIKE,
     POLICIES,
+    RULES,
     SKIP,
     assert_equal,
     config_of,
@@ -37,11 +38,13 @@ FILES = {"run.json", "metrics.jsonl", "weights", "tensorboard"}
 
 def drawn(rng: np.random.Generator, folder: Path) -> dict[str, Any]:
     """Settings of a run."""
-    name, options = POLICIES[tuple(POLICIES)[int(rng.integers(len(POLICIES)))]]
+    chosen = tuple(POLICIES)[int(rng.integers(len(POLICIES)))]
+    name, options = POLICIES[chosen]
     host = "memory" if rng.random() < 0.6 else f"mmap:{folder / 'rows'}"
     tier = {"device_rows": "auto" if name == "hybrid" else "60%", "host": host}
     return {
-        "policy": name, "policy_options": options, "skip": SKIP, "tier": tier, "depth": int(rng.integers(0, 5)),
+        "policy": name, "policy_options": options, "skip": {**SKIP, "rule": RULES.get(chosen)}, "tier": tier,
+        "depth": int(rng.integers(0, 5)),
         "model_options": {"embedding_dim": 4, "bottom_mlp": (8, 4), "top_mlp": (8, 1)}, "batch_size": 32,
         "eval_batch_size": 100, "log_every": 4, "calibrate": 2, "tensorboard": bool(rng.random() < 0.5),
         "save_every": int(rng.integers(1, 8)), "eval_every": 5 if rng.random() < 0.3 else None, "epochs": 2,
@@ -90,7 +93,8 @@ def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, nursery: Nu
         expected, lines, sizes = numbers(whole), curves(whole), update_sizes(whole)
         parent = cold_nursery if SECONDS and rng.random() < 0.05 else nursery  # 0.05: hit also while kernels load
         out, resume, code, begun = folder / "run", False, -1, 4 * seconds if parent is cold_nursery else seconds
-        alike = any((settings["policy"], settings["policy_options"]) == POLICIES[name] for name in ALIKE)
+        what = settings["policy"], settings["policy_options"], settings["skip"]["rule"]
+        alike = any(what == (*POLICIES[name], RULES.get(name)) for name in ALIKE)
         signals = SIGNALS if alike else SIGNALS[:1]  # where a look-ahead ends, some policies train otherwise
         stopped = False
         for hit in range(MOST_HITS + 1):

@@ -24,7 +24,6 @@ from adaptive.embeddings.ranks.transport import part_check
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import RanksError
 from adaptive.optim import SGD
-from adaptive.policies.slipstream import Slipstream
 
 pytestmark = attack
 
@@ -44,7 +43,7 @@ def trained(ranks: Ranks, rule: str) -> list[bytes]:
     options: dict[str, Any] = {"policy": LFU}
     if rule == "skips":
         skip = SkipConfig(interval=2, min_accesses=1)
-        options = {"policy": Slipstream(by="visits", warmup=0), "skip": skip}
+        options["skip"] = skip.model_copy(update={"rule": "defer+warmup=0"})
     tier = TierConfig(device_rows="100%")
     embeddings = TieredEmbeddingBag(TABLES, tier, optimizer=SGD(lr=0.1), ranks=ranks, **options)
     step_all(embeddings, batches, depth=1)

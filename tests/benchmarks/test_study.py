@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from benchmarks import study_report, study_sets
-from benchmarks.study_cells import OFF, Block, Setting, Way, blocks, cells, stream, whole
+from benchmarks.study_cells import OFF, Block, Setting, Way, blocks, cells, ruled, stream, whole
 from benchmarks.study_report import after_epoch, block_table, judged, put
 from benchmarks.study_runs import Run, Runs, fingerprint, train
 from benchmarks.study_skipping import main, run_blocks, wanted
 
-DEFER = Way("defer", options={"by": "visits", "warmup": 0, "every": 1})
-DROP = Way("inputs", options={"skip": "inputs", "hot_only": False, "threshold": 1e9, "warmup": 0, "probe_every": 0})
+DEFER = ruled("defer", "defer+warmup=0+every=1")
+DROP = ruled("inputs", "adaptive.policies.random_drop:Drop+share=0.3")
 SKIP: dict[str, Any] = {"interval": 2, "min_visits": 1, "min_accesses": 1, "feedback_delay": 0}
 
 
@@ -81,11 +81,11 @@ def test_a_line_cut_short_is_removed(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_is_stored_and_reported(tmp_path: Path) -> None:
     setting, runs = tiny(), Runs(tmp_path / "runs.jsonl")
-    (run,) = train(setting, Way("bad", options={"warmup": -1}), 0, folder=tmp_path)
+    (run,) = train(setting, ruled("bad", "defer+warmup=-1"), 0, folder=tmp_path)
     assert run.error is not None
     assert "warmup" in run.error
     runs.add(run)
-    assert judged(Block("b", (setting,), (Way("bad", options={"warmup": -1}),)), setting, runs) == []
+    assert judged(Block("b", (setting,), (ruled("bad", "defer+warmup=-1"),)), setting, runs) == []
 
 
 # --- what is trained -----------------------------------------------------------------------------------------------

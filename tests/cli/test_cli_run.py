@@ -93,7 +93,7 @@ VALUES = {
     "--epochs": 4,
     "--eval-every": 11,
     "--seed": 5,
-    "--skip": "defer+bound=0.1",
+    "--skip": "defer+every=8",
     "--init-from": "runs/y",
     "--out": "runs/x",
     "--arch-sparse-feature-size": 16,

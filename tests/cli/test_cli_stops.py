@@ -76,7 +76,7 @@ def test_a_stop_in_the_first_run_reports_nothing(cli: Cli, stopped: dict[str, Ba
 def test_mistakes_of_one_policy_are_reported_before_training(cli: Cli, stopped: dict[str, BaseException]) -> None:
     for command, flag in (("compare", "--policies"), ("simulate", "--policies")):
         for policies, code, text in [
-            ("lru,slipstream+bound=-1", 9, "policy Slipstream: bound=-1.0: expected more than 0"),
+            ("lru,lfu+half_life=-1", 9, "policy LFU: half_life=-1.0: expected more than 0"),
             (
                 "lru,lfu+half_life=x",
                 2,

@@ -51,13 +51,7 @@ def test_an_input_is_dropped_only_if_all_its_rows_rest() -> None:
     ask(rule, MOVED)
     assert kept(rule, SAMPLES) == [[1, 2, 3, 50, 60, 2]]
     assert (rule.seen_inputs, rule.hot_inputs, rule.dropped_inputs) == (7, 3, 1)
-
-
-def test_cold_rows_protect_no_input_if_hot_ones_alone_count() -> None:
-    rule = dropping(hot_only=False)
-    ask(rule, MOVED)
-    assert kept(rule, SAMPLES) == [[2, 3, 50, 60, 2]]
-    assert (rule.seen_inputs, rule.hot_inputs, rule.dropped_inputs) == (7, 5, 2)
+    assert rule.saturated_rows == 2
 
 
 def test_kept_inputs_fill_whole_batches() -> None:
@@ -116,17 +110,17 @@ def test_the_threshold_is_found_again_after_each_call() -> None:
     assert kept(rule, [(1,), (2,), (3,), (4,)]) == [[1, 2]]
 
 
-@given(st.floats(0, 1), st.booleans(), st.integers(0, 10**6))
-def test_the_share_is_the_largest_up_to_the_target(target: float, hot_only: bool, seed: int) -> None:
+@given(st.floats(0, 1), st.integers(0, 10**6))
+def test_the_share_is_the_largest_up_to_the_target(target: float, seed: int) -> None:
     """Against trying every movement as the threshold."""
     random = np.random.default_rng(seed)
     moved = dict(zip(range(20), (random.integers(1, 9, 20) / 8).tolist(), strict=True))
     samples = random.integers(0, 22, (30, 3)).tolist()
-    could = [s for s in samples if (all if hot_only else any)(row in moved for row in s)]
-    most = [max(moved[row] for row in sample if row in moved) for sample in could]
+    could = [s for s in samples if all(row in moved for row in s)]
+    most = [max(moved[row] for row in sample) for sample in could]
     shares = {-1.0: 0.0} | {limit: sum(m <= limit for m in most) / len(most) for limit in sorted(set(most))}
     best = max(share for share in shares.values() if share <= target)
-    threshold = found(dropping(threshold=None, target_drop=target, hot_only=hot_only), moved, samples)
+    threshold = found(dropping(threshold=None, target_drop=target), moved, samples)
     assert shares[max(value for value in shares if value <= threshold + 1e-6)] == best
 
 

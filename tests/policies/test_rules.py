@@ -151,7 +151,7 @@ def test_the_bounds_follow_from_the_optimizer_unless_set() -> None:
     assert bounds("sgd") == (0.3, 32, 4) and bounds("adam") == (0.3, 32, 8)
     assert bounds("adagrad", by="movement") == (0.12, 1, 64)
     assert bounds("sgd", by="movement") == (0.12, 1, 8)
-    assert bounds("sgd", bound=0.5, every=3, at_most=9) == (0.5, 3, 9)
+    assert bounds("sgd", by="least", bound=0.5, every=3, at_most=9) == (0.5, 3, 9)
 
 
 def test_rows_that_move_least_are_skipped_up_to_the_share() -> None:
@@ -324,9 +324,9 @@ def test_a_comparison_takes_a_rule_beside_a_policy() -> None:
     def load(label: str, spec: str, options: Any, sets: Any) -> TrainConfig:
         return load_settings(sets=[f"policy={spec}", *sets])[0]
 
-    with_rule, without, own = contenders("lfu+skip=defer+bound=0.25,lfu,slipstream+skip=off", [], load)
-    assert with_rule.config.skip is not None and with_rule.config.skip.rule == "defer+bound=0.25"
+    with_rule, without, own = contenders("lfu+skip=defer+every=7,lfu,slipstream+skip=off", [], load)
+    assert with_rule.config.skip is not None and with_rule.config.skip.rule == "defer+every=7"
     assert without.config.skip is not None and without.config.skip.rule is None
-    assert own.config.skip is not None and own.config.skip.rule is None  # slipstream has a parameter of that name
+    assert own.config.skip is not None and own.config.skip.rule == "off"
     with pytest.raises(PolicyError, match="skip rule Defer has no parameter bond"):
         contenders("lfu+skip=defer+bond=1", [], load)

@@ -26,6 +26,15 @@ Numbers = dict[str, NDArray[Any]]
 How = Literal["kill", "stop"]
 
 SKIP = {"interval": 4, "min_visits": 4, "min_accesses": 2, "hot_rows": "100%", "feedback_delay": 4}
+RULES = {
+    "defer": "defer+every=2+warmup=2",
+    "movement": "defer+by=movement+bound=3+warmup=2",
+    "updates": "updates+warmup=4+threshold=0.5",
+    "inputs": "inputs+warmup=4+threshold=0.9",
+    "target": "inputs+warmup=4+target_drop=0.3",
+    "predicted": "predicted+factor=2+warmup=4",
+}
+"""Skip rules next to `lfu`."""
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lru": ("lru", {}),
     "hybrid": ("hybrid", {}),
@@ -34,14 +43,10 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "sieve": ("sieve", {}),
     "s3fifo": ("s3fifo", {}),
     "hotline": ("hotline", {"learn": 4}),
-    "defer": ("slipstream", {"by": "visits", "every": 2, "warmup": 2}),
-    "movement": ("slipstream", {"by": "movement", "bound": 3.0, "warmup": 2}),
-    "updates": ("slipstream", {"skip": "updates", "warmup": 4, "threshold": 0.5}),
-    "inputs": ("slipstream", {"skip": "inputs", "warmup": 4, "threshold": 0.9, "hot_only": False}),
-    "target": ("slipstream", {"skip": "inputs", "warmup": 4, "target_drop": 0.3, "hot_only": False}),
-    "predicted": ("lfu", {}),
+    "slipstream": ("slipstream", {}),
     "random_drop": ("random_drop", {"share": 0.2}),
     "fae": ("fae", {"block": 4, "held_back": 8}),
+    **dict.fromkeys(RULES, ("lfu", {})),
 }
 ALIKE = ("lru", "hybrid", "static", "scratchpipe", "sieve", "s3fifo", "hotline", "defer")
 """What these train does not depend on where a look-ahead ends."""
@@ -54,7 +59,7 @@ class Killed(BaseException):
 def config_of(policy: str, *, device: str = "auto", **changed: Any) -> TrainConfig:
     name, options = POLICIES[policy]
     tier = {"device_rows": "auto" if name == "hybrid" else "60%", "device": device, "policy_timeout_s": 600}
-    skip = {**SKIP, "rule": "predicted+factor=2+warmup=4"} if policy == "predicted" else SKIP
+    skip = {**SKIP, "rule": RULES.get(policy)}
     given: dict[str, Any] = {"policy": name, "policy_options": options, "skip": skip, "tier": tier}
     return toy_config(**given | changed)
 

@@ -11,7 +11,8 @@ from adaptive.studies.compare.contenders import SweepPoint
 
 BUDGET = 0.0005
 SKIP = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "feedback_delay": 1}
-DROP = {"skip": "inputs", "warmup": 0, "threshold": 10.0, "hot_only": False, "probe_every": 0}
+DROP = {**SKIP, "rule": "adaptive.policies.random_drop:Drop+share=0.3"}
+EAGER = {**SKIP, "rule": "updates+warmup=0+threshold=10+probe_every=0"}
 
 
 def outcome(

@@ -38,7 +38,7 @@ MISUSES: Final = (
 DEEDS: Final = ("torch", "npz", "separate", "grow", "load_table", "rate", "flush", "read", "mark", "overwrite")
 LOSSLESS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("lru", {}), ("lfu", {}), ("sieve", {}), ("s3fifo", {}), ("hybrid", {}), ("device", {}), ("static", {}),
-    ("recshard", {}), ("scratchpipe", {"window": 2}), ("slipstream", {"skip": "off"}),
+    ("recshard", {}), ("scratchpipe", {"window": 2}),
 )  # fmt: skip
 MOST_DEPTH: Final = 4  # and the feedback delay: verdicts are equal up to there
 
@@ -269,7 +269,8 @@ def _lossy(rng: Rng) -> tuple[SkipConfig, tuple[str, dict[str, Any]]]:
         {"skip": "defer", "by": "movement", "bound": 3.0, "warmup": 2},
         {"skip": "defer", "by": "least", "bound": 3.0, "every": 1, "warmup": 0},
         {"skip": "updates", **rest},
-        {"skip": "inputs", "hot_only": bool(rng.integers(2)), **rest},
+        {"skip": "inputs", **rest},
+        {"skip": "predicted", "warmup": 2, "factor": 2.0},
     ]
     arranging: list[tuple[str, dict[str, Any]]] = [
         ("fae", {"block": 4, "held_back": 4, "measure_every": 2, "small_table_bytes": int(rng.choice([0, 300]))}),
@@ -279,11 +280,8 @@ def _lossy(rng: Rng) -> tuple[SkipConfig, tuple[str, dict[str, Any]]]:
     policy, rule = pick(rng, arranging), None
     if rng.random() < 0.6:
         options = pick(rng, rules)
-        if rng.random() < 0.6:
-            policy = ("slipstream", options)
-        else:
-            own = "+".join(f"{name}={value}" for name, value in options.items() if name != "skip")
-            rule, policy = f"{options['skip']}+{own}", pick(rng, (*LOSSLESS[:4], *arranging[1:2]))
+        own = "+".join(f"{name}={value}" for name, value in options.items() if name != "skip")
+        rule, policy = f"{options['skip']}+{own}", pick(rng, (*LOSSLESS[:4], *arranging[1:2]))
     skip = SkipConfig(
         rule=rule, interval=int(rng.integers(1, 4)), hot_rows="100%", min_accesses=2,
         min_visits=int(rng.integers(1, 3)), feedback_delay=MOST_DEPTH,

@@ -180,6 +180,11 @@ class Skipper:
         return self._rule.watches
 
     @property
+    def snapshots_name(self) -> str:
+        """Name of the snapshots in checkpoints, other for a sample than for all rows; empty without snapshots."""
+        return "snapshots" if self.watches_movement else "sample" if self.num_snapshots else ""
+
+    @property
     def num_snapshots(self) -> int:
         """Number of entries, from the first, whose movement is measured."""
         return min(self._capacity, self._policy_caller.most_snapshots)

@@ -1,6 +1,6 @@
 """Parse the policies and sweeps of a comparison into settings.
 
-`lru,slipstream+threshold=0.02` is a list of policies with parameters. Mistakes are reported in the words of the list,
+`lru,lfu+half_life=500` is a list of policies with parameters. Mistakes are reported in the words of the list,
 before anything is trained.
 
 `--sweep batch_size=256,1024` trains every policy with each value. Several sweeps are combined; the last varies fastest.
@@ -140,8 +140,8 @@ class Contender:
 def contenders(policies: str, sets: Sequence[str], load: Load) -> list[Contender]:
     """Return the policies of a comma-separated list, each with its settings.
 
-    A policy is a name, module:Class or file.py:Class, and may have parameters: `slipstream+threshold=0.02+warmup=0`.
-    For a policy without a parameter `skip`, `lfu+skip=defer+bound=0.1` names a skip rule and its parameters.
+    A policy is a name, module:Class or file.py:Class, and may have parameters: `lfu+half_life=500`.
+    For a policy without a parameter `skip`, `lfu+skip=defer+every=8` names a skip rule and its parameters.
     `policy.NAME=VALUE` in `sets` applies to every policy of the list that has the parameter. A policy that works with
     only one size of the device tier gets that size.
 

@@ -59,7 +59,7 @@ def check_policy(
 def check_rule(rule: str | type[SkipRule], *, timeout_s: float = TIMEOUT_S) -> list[CheckResult]:
     """Run every check on a skip rule, given as for `check_policy`.
 
-    Parameters are given as in `defer+bound=0.1`. A rule that cannot be loaded fails the one check `loads`.
+    Parameters are given as in `defer+every=8`. A rule that cannot be loaded fails the one check `loads`.
     """
     try:
         make_rule(rule)

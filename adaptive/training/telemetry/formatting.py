@@ -92,9 +92,10 @@ def skip_text(rule: SkipRule | None) -> str:
     """`skip rule defer by least accumulates updates for up to 16 visits of a row`"""
     if rule is None or not (rule.leaves_out or rule.drops_inputs or rule.at_most > 1):
         return "skips no updates"
-    effect = f"accumulates updates for up to {rule.at_most} visits of a row"
-    if rule.leaves_out:
-        effect = "drops updates"
-    elif rule.drops_inputs:
-        effect = "drops inputs"
+    effects = {
+        "drops updates": rule.leaves_out,
+        f"accumulates updates for up to {rule.at_most} visits of a row": rule.at_most > 1,
+        "drops inputs": rule.drops_inputs,
+    }
+    effect = " and ".join(text for text, has_effect in effects.items() if has_effect)
     return f"skip rule {' '.join(filter(None, (type(rule).__name__.lower(), rule.mode)))} {effect}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contract import Carrying
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.helpers import random_batches, step_all
@@ -24,15 +25,15 @@ from adaptive.embeddings.ranks.traffic import RankTraffic
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import RanksError
 from adaptive.optim import SGD, Adagrad
-from adaptive.policies.slipstream import Slipstream
+from adaptive.policies.lfu import LFU
 
 WATCHED = SkipConfig(interval=2, min_visits=1, hot_rows="100%", min_accesses=2, feedback_delay=4)
 POLICIES: dict[str, Callable[[], Any]] = {
-    "defer": lambda: Slipstream(skip="defer", by="visits", every=1, warmup=2),
-    "defer by movement": lambda: Slipstream(skip="defer", by="movement", bound=1.0, warmup=2),
-    "updates": lambda: Slipstream(skip="updates", threshold=0.5, warmup=2),
-    "all updates": lambda: Slipstream(skip="updates", threshold=1e9, probe_every=4, warmup=2),
-    "off": lambda: Slipstream(skip="off"),
+    "defer": lambda: Carrying(spec="defer+every=1+warmup=2"),
+    "defer by movement": lambda: Carrying(spec="defer+by=movement+bound=1+warmup=2"),
+    "updates": lambda: Carrying(spec="updates+threshold=0.5+warmup=2"),
+    "all updates": lambda: Carrying(spec="updates+threshold=1e9+probe_every=4+warmup=2"),
+    "off": LFU,
 }
 BATCHES = tuple(random_batches(TABLES, 30, samples=11, seed=3))
 

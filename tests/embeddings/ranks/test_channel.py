@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contract import Carrying
 from support.helpers import LFU, bags, step_all
 from support.thread_ranks import Town, on_ranks, outcomes, transport_of
 
@@ -16,7 +17,6 @@ from adaptive.embeddings.ranks.transport import Header, Kind, unpack
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, DeviceMemoryError, InputError, NonFiniteError, RanksError
 from adaptive.optim import SGD
-from adaptive.policies.slipstream import Slipstream
 
 TABLES = [TableConfig(name="t", num_embeddings=100, embedding_dim=4)]
 BATCHES = [bags([1, 2], [3]), bags([4], [1, 1]), bags([7], []), bags([9], [2])]
@@ -98,7 +98,7 @@ def test_a_failure_in_planning_is_told_in_the_place_of_answers(depth: int) -> No
     skip = SkipConfig(interval=1, min_accesses=1)
 
     def work(ranks: Ranks) -> None:
-        policy = Slipstream(by="visits", warmup=0)
+        policy = Carrying(spec="defer+warmup=0")
         embeddings = TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=policy, skip=skip, ranks=ranks)
         plan = embeddings.runtime.pipeline.plan
 
@@ -253,9 +253,7 @@ def test_what_ranks_cannot_do_is_refused() -> None:
     tables = [TableConfig(name="t", num_embeddings=1, embedding_dim=4)]
     with pytest.raises(ConfigError, match="would own none"):
         on_ranks(2, lambda ranks: TieredEmbeddingBag(tables, ranks=ranks))
-    with pytest.raises(
-        ConfigError, match=r"arranges or drops inputs\. .* one of device, hybrid, lfu, lru, .*slipstream"
-    ):
+    with pytest.raises(ConfigError, match=r"arranges or drops inputs\. .* one of device, hybrid, lfu, lru, .*sieve"):
         on_ranks(2, lambda ranks: TieredEmbeddingBag(TABLES, policy="fae", ranks=ranks))
 
 

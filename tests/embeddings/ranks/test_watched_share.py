@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contract import Carrying
 from support.helpers import Readout, random_batches
 from support.thread_ranks import on_ranks
 
@@ -13,7 +14,6 @@ from adaptive.embeddings.planning.sizing import hot_rows
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import Adagrad
-from adaptive.policies.slipstream import Slipstream
 
 TABLES = (
     TableConfig(name="a", num_embeddings=300, embedding_dim=4),
@@ -25,7 +25,7 @@ BATCHES = random_batches(TABLES, 12, samples=12)
 
 def made(ranks: Ranks | None) -> TieredEmbeddingBag:
     tier = TierConfig(device_rows="100%")
-    policy, optimizer = Slipstream(every=2, warmup=2, by="visits"), Adagrad(lr=0.1)
+    policy, optimizer = Carrying(spec="defer+every=2+warmup=2"), Adagrad(lr=0.1)
     return TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=optimizer, skip=SKIP, ranks=ranks)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from scipy import stats
-from support.outcomes import BUDGET, DROP, SKIP, by_policy, outcome
+from support.outcomes import BUDGET, DROP, EAGER, SKIP, by_policy, outcome
 from support.toy import toy_config
 from support.toy_runs import train_all
 
@@ -21,8 +21,6 @@ from adaptive.studies.compare.comparison_runs import Outcome, claim, with_seed, 
 from adaptive.studies.compare.contenders import Contender, contenders
 from adaptive.studies.compare.verdicts import interval, judge, seeds_to_decide
 from adaptive.training.settings import load_settings
-
-EAGER = {"skip": "updates", "warmup": 0, "threshold": 10.0, "probe_every": 0}
 
 
 def rival(policy: str, **changed: Any) -> Contender:
@@ -38,7 +36,7 @@ def compared(rivals: Sequence[Contender], directory: Path, seeds: int = 2) -> di
 
 def test_comparison_of_every_policy(tmp_path: Path) -> None:
     rivals = [
-        rival("slipstream", policy_options=EAGER),
+        rival("lfu", skip=EAGER),
         rival("hybrid", tier={"device_rows": "auto"}),
         rival("lru"),
         rival("contract:Regrouping", tier={"device_rows": "100%"}),
@@ -46,12 +44,12 @@ def test_comparison_of_every_policy(tmp_path: Path) -> None:
     result = compared(rivals, tmp_path / "out")
     policies = by_policy(result)
     assert (result.control, result.problems, result.seeds) == ("hybrid", [], [0, 1])
-    assert list(policies) == ["slipstream", "hybrid", "lru", "contract:Regrouping"]  # no control without dropped inputs
+    assert list(policies) == ["lfu", "hybrid", "lru", "contract:Regrouping"]  # no control without dropped inputs
     assert policies["hybrid"].reason == "the control"
     assert (policies["lru"].verdict, policies["lru"].reason) == ("within", "equal to the control bit for bit")
     assert policies["lru"].auc_difference == 0 and policies["lru"].auc == policies["hybrid"].auc
-    assert policies["slipstream"].skipped_update_share > 0.02 and not policies["slipstream"].exact
-    assert policies["slipstream"].auc_difference != 0
+    assert policies["lfu"].skipped_update_share > 0.02 and not policies["lfu"].exact
+    assert policies["lfu"].auc_difference != 0
     assert not policies["contract:Regrouping"].exact  # skips nothing, but trains other batches
     assert policies["hybrid"].hit_rate == 0 < policies["lru"].hit_rate
     assert {"plan", "forward", "update"} <= set(policies["lru"].time_ms)
@@ -133,29 +131,29 @@ def test_dropping_inputs_adds_a_random_control(tmp_path: Path) -> None:
     lines: list[str] = []
     rivals = [
         rival("lru"),
-        rival("slipstream", policy_options=DROP),
+        rival("lfu", skip=DROP),
         rival("random_drop", policy_options={"share": 0.2}),
     ]
     outcomes = train_all(rivals, 2, claim(str(tmp_path / "out")), on_progress=lines.append)
-    twin, negatives = "random_drop for slipstream", "random_drop+by=label for slipstream"
-    assert [outcome.policy for outcome in outcomes] == 2 * ["lru", "slipstream", twin, negatives, "random_drop"]
+    twin, negatives = "random_drop for lfu", "random_drop+by=label for lfu"
+    assert [outcome.policy for outcome in outcomes] == 2 * ["lru", "lfu", twin, negatives, "random_drop"]
     assert lines[2] == f"seed 0 (1 of 2), {twin}"
-    shares = [outcome.summary["skipped_input_share"] for outcome in outcomes if outcome.policy in ("slipstream", twin)]
+    shares = [outcome.summary["skipped_input_share"] for outcome in outcomes if outcome.policy in ("lfu", twin)]
     assert shares[0] > 0.05 and shares[1::2] == shares[::2], "to the input"
     record = json.loads((tmp_path / "out/seed-1/1-random_drop/run.json").read_text())
     assert record["config"]["seed"] == 1
     expected = {"share": shares[2], "seed": 1, "by": "chance", "keep_steps": False}
     assert record["config"]["policy_options"] == expected
     policies = by_policy(judge(outcomes, auc_budget=BUDGET))
-    assert [policy.control_of for policy in policies.values()] == [None, None, "slipstream", "slipstream", None]
+    assert [policy.control_of for policy in policies.values()] == [None, None, "lfu", "lfu", None]
     differences = [outcomes[n].summary["auc"] - outcomes[n + 1].summary["auc"] for n in (1, 6)]
-    assert policies["slipstream"].auc_difference_to_random == pytest.approx(sum(differences) / 2)
-    assert policies["slipstream"].auc_difference_to_random_ci == interval(differences)
+    assert policies["lfu"].auc_difference_to_random == pytest.approx(sum(differences) / 2)
+    assert policies["lfu"].auc_difference_to_random_ci == interval(differences)
     assert policies[twin].auc_difference_to_random is None and policies["lru"].auc_difference_to_random is None
 
 
 def test_a_rule_that_drops_inputs_has_a_random_control(tmp_path: Path) -> None:
-    rule = SKIP | {"rule": "inputs+warmup=0+threshold=10+hot_only=false+probe_every=0"}
+    rule = SKIP | {"rule": "predicted+warmup=1+factor=0.5"}
     outcomes = train_all([rival("lru"), rival("lfu", skip=rule)], 1, claim(str(tmp_path / "out")))
     assert [(outcome.policy, outcome.error) for outcome in outcomes] == [
         ("lru", None),
@@ -164,7 +162,7 @@ def test_a_rule_that_drops_inputs_has_a_random_control(tmp_path: Path) -> None:
         ("random_drop+by=label for lfu", None),
     ]
     shares = [outcome.summary["skipped_input_share"] for outcome in outcomes[1:3]]
-    assert shares[0] > 0.05 and shares[0] == shares[1], "to the input"
+    assert shares[0] > 0.05 and shares[0] == pytest.approx(shares[1], abs=10 / 320), "to one of its smaller batches"
 
 
 def test_the_control_appears_in_tables_and_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,16 +493,17 @@ def load(label: str, spec: str, options: Mapping[str, str], sets: Sequence[str])
 
 def test_policies_have_their_own_parameters() -> None:
     sets = ["policy.half_life=9", "seed=4", "tier.device_rows=20%"]
-    policies = contenders("hybrid, lfu,lfu+half_life=3,slipstream+bound=1e+2+warmup=7", sets, load)
+    policies = contenders("hybrid, lfu,lfu+half_life=3,lru+skip=defer+by=least+bound=1e+2+warmup=7", sets, load)
     assert [policy.label for policy in policies] == [
         "hybrid",
         "lfu",
         "lfu+half_life=3",
-        "slipstream+bound=1e+2+warmup=7",
+        "lru+skip=defer+by=least+bound=1e+2+warmup=7",
     ]
-    assert [policy.config.policy for policy in policies] == ["hybrid", "lfu", "lfu", "slipstream"]
+    assert [policy.config.policy for policy in policies] == ["hybrid", "lfu", "lfu", "lru"]
     options = [policy.config.policy_options for policy in policies]
-    assert options == [{}, {"half_life": 9}, {"half_life": 3}, {"bound": 100.0, "warmup": 7}]
+    assert options == [{}, {"half_life": 9}, {"half_life": 3}, {}]
+    assert policies[3].config.skip is not None and policies[3].config.skip.rule == "defer+by=least+bound=1e+2+warmup=7"
     assert [policy.config.tier.device_rows for policy in policies] == ["auto", "20%", "20%", "20%"]
     assert {policy.config.seed for policy in policies} == {4}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.outcomes import DROP, SKIP
+from support.outcomes import DROP
 from support.toy import ToyData, toy_config
 from support.toy_runs import train_all
 
@@ -82,12 +82,12 @@ def test_failed_and_stopped_runs_are_retrained(
 
 
 def test_the_random_control_is_reused(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
-    dropping = rivals("slipstream", skip=SKIP, policy_options=DROP)
+    dropping = rivals("lfu", skip=DROP)
     first = train_all(dropping, 1, tmp_path)
-    assert trained == [("slipstream", 0), ("random_drop", 0), ("random_drop", 0)]
+    assert trained == [("lfu", 0), ("random_drop", 0), ("random_drop", 0)]
     repeated = train_all(dropping, 1, tmp_path, auto_resume=True)
     assert len(trained) == 3 and gist(repeated) == gist(first)
-    assert [outcome.control_of for outcome in repeated] == [None, "slipstream", "slipstream"]
+    assert [outcome.control_of for outcome in repeated] == [None, "lfu", "lfu"]
 
 
 def test_runs_of_other_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

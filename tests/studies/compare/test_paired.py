@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.outcomes import SKIP, scored
+from support.outcomes import EAGER, SKIP, scored
 from support.toy import ToyData, toy_config
 from support.toy_runs import train_all
 
@@ -167,10 +167,9 @@ def test_a_policy_that_skips_nothing_is_never_undecided() -> None:
 
 
 def test_saved_scores_of_runs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    eager = {"skip": "updates", "warmup": 0, "threshold": 10.0, "probe_every": 0}
     rivals = [
         Contender("lru", toy_config(policy="lru", skip=SKIP, save=False)),
-        Contender("slipstream", toy_config(policy="slipstream", policy_options=eager, skip=SKIP, save=False)),
+        Contender("lfu", toy_config(policy="lfu", skip=EAGER, save=False)),
     ]
     outcomes = train_all(rivals, 1, tmp_path)
     (control, sieve_scores) = (read_scores(Path(outcome.run_dir)) for outcome in outcomes)

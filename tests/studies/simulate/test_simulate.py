@@ -118,7 +118,7 @@ class RareVisits(SkipRule):
 
 
 DEFERRALS: list[tuple[str, dict[str, Any], str | None]] = [
-    ("slipstream", {"by": "visits", "every": 3, "warmup": 6}, None),
+    ("lfu", {}, "defer+every=3+warmup=6"),
     ("lru", {}, "defer+by=visits+every=2+warmup=5"),
     ("contract:LRUOnHost", {}, "defer+by=visits+every=2+warmup=5+at_most=3"),
     ("hybrid", {}, "defer+by=visits+every=2+warmup=5"),
@@ -163,21 +163,22 @@ def test_deferral_by_visits_is_that_of_training(
 
 def test_shares_that_depend_on_movement_are_unknown(dataset: Dataset) -> None:
     names = {
-        "slipstream": {"policy": "slipstream", "policy_options": {"skip": "updates"}},
+        "lfu+skip=updates": {"policy": "lfu", "skip": {"rule": "updates"}},
         "lru+skip=defer+by=movement": {"policy": "lru", "skip": {"rule": "defer+by=movement"}},
         "lru": {"policy": "lru"},
-        "off": {"policy": "slipstream", "policy_options": {"skip": "updates"}, "skip": {"rule": "off"}},
+        "off": {"policy": "slipstream", "skip": {"rule": "off"}},
     }
     cases = [(name, toy_config(**options)) for name, options in names.items()]
     result = simulate(cases, ["80%"], MACHINE, embedding_dim=WIDTH)
     shares = {run.policy: (run.deferred_update_share, run.skips_unknown) for run in result.runs}
     assert shares == {
-        "slipstream": (None, True), "lru+skip=defer+by=movement": (None, True), "lru": (0, False), "off": (0, False),
-    }  # fmt: skip
+        **{"lfu+skip=updates": (None, True), "lru+skip=defer+by=movement": (None, True)},
+        **{"lru": (0, False), "off": (0, False)},
+    }
     text = simulation_document(result).to_text()
     assert (
-        "slipstream, lru+skip=defer+by=movement: updates are skipped or deferred by movement, which ids do not show"
-        in text
+        "lfu+skip=updates, lru+skip=defer+by=movement: updates are skipped or deferred by movement, which ids do not "
+        "show" in text
     )
     assert text.count("unknown") == 2
     json.dumps(asdict(result), allow_nan=False)

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from contract import Carrying
 from support.guarded_policies import Defer, DropHalf, Freeze
 
 from adaptive.config import GuardConfig, SkipConfig, TrainConfig
-from adaptive.policies.slipstream import Slipstream
 from adaptive.policy import Policy
 from adaptive.training.guard.account import GuardState, SkipCounts
 from adaptive.training.guard.judge import LOOK, Alarm, Timing, Triggers
@@ -28,7 +28,13 @@ def timing(policy: Policy, total: int | None = 1000, depth: int = 3, delay: int 
 
 @pytest.mark.parametrize(
     ("policy", "warmup"),
-    [(Freeze(), 50), (Ahead(), 70), (Defer(), 50), (Slipstream(warmup=80), 80), (Slipstream(warmup=20), 50)],
+    [
+        (Freeze(), 50),
+        (Ahead(), 70),
+        (Defer(), 50),
+        (Carrying(spec="defer+warmup=80"), 80),
+        (Carrying(spec="defer+warmup=20"), 50),
+    ],
 )
 def test_the_longest_warm_up_counts(policy: Policy, warmup: int) -> None:
     assert timing(policy).warmup == warmup

@@ -24,8 +24,8 @@ def test_off_by_default_and_on_with_any_of_its_settings(tmp_path: Path) -> None:
     file.write_text("[guard]\nwarmup = 7\n")
     assert load_settings(file=file)[0].guard == GuardConfig(warmup=7)
     assert load_settings(file=file, sets=["guard=null"])[0].guard is None
-    config = load_settings(sets=["policy=slipstream", "policy.skip=updates", "guard.budget=0.0005"])[0]
-    assert config.policy_options == {"skip": "updates"} and config.guard == GuardConfig()
+    config = load_settings(sets=["policy=lfu", "policy.half_life=9", "guard.budget=0.0005"])[0]
+    assert config.policy_options == {"half_life": 9} and config.guard == GuardConfig()
 
 
 @pytest.mark.parametrize(

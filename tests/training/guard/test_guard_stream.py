@@ -201,16 +201,10 @@ def test_a_batch_that_two_threads_want_is_read_once() -> None:
 BUDGET = 0.0005
 MODEL = {"embedding_dim": 8, "bottom_mlp": (32, 8), "top_mlp": (1,)}
 PLAIN: dict[str, Any] = {"policy": "lfu"}
-DEFER: dict[str, Any] = {"policy": "slipstream"}
-FREEZE: dict[str, Any] = {
-    "policy": "slipstream",
-    "policy_options": {"skip": "updates", "threshold": 1.0, "probe_every": 0},
-}
-SOME: dict[str, Any] = {"policy": "slipstream", "policy_options": {"skip": "updates", "target_skip": 0.4}}
-INPUTS: dict[str, Any] = {
-    "policy": "slipstream",
-    "policy_options": {"skip": "inputs", "target_drop": 0.5, "hot_only": False},
-}
+DEFER: dict[str, Any] = {"policy": "lfu", "skip": {"rule": "defer"}}
+FREEZE: dict[str, Any] = {"policy": "lfu", "skip": {"rule": "updates+threshold=1+probe_every=0"}}
+SOME: dict[str, Any] = {"policy": "lfu", "skip": {"rule": "updates+target_skip=0.4"}}
+INPUTS: dict[str, Any] = {"policy": "random_drop", "policy_options": {"share": 0.5}}
 DROPPING = {"freeze": FREEZE, "some": SOME, "inputs": INPUTS}
 
 

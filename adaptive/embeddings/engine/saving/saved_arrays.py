@@ -106,7 +106,7 @@ def expected_watched(lane: Lane, part: Mapping[str, Any], last_row: int) -> dict
     expected["epoch"] = Expected(ENTRY["epoch"], (w,), -1)
     expected["drift"] = Expected(floats, (w,), 0, nan=True)
     expected["counted"] = Expected(ENTRY["counted"], (w,), 0, 31)
-    expected["snapshots"] = Expected(floats, (w, width), nan=True)
+    expected["snapshots"] = expected["sample"] = Expected(floats, (w, width), nan=True)
     if "summed" in part:
         s = _length(part["summed"])
         expected |= {name: Expected(np.dtype(np.uint32), (w,)) for name in ("visits", "waiting")}

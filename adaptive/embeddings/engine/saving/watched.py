@@ -48,9 +48,9 @@ def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArr
     owned_rows = columns.pop("row")
     rows = lane.group.group_rows(owned_rows)
     columns["entry"] = np.arange(len(rows), dtype=np.int32)
-    if skipper.num_snapshots:
-        columns["snapshots"] = np.full((len(rows), lane.host.weights.shape[1]), np.nan, np.float32)
-        columns["snapshots"][: len(watched.snapshots)] = watched.snapshots
+    if name := skipper.snapshots_name:
+        columns[name] = np.full((len(rows), lane.host.weights.shape[1]), np.nan, np.float32)
+        columns[name][: len(watched.snapshots)] = watched.snapshots
     sums: dict[str, Part] = {}
     if book is not None:
         columns |= {"visits": book.visits[: len(rows)], "waiting": book.waiting[: len(rows)]}
@@ -84,8 +84,8 @@ def check_watched(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefi
 
 def _expected_names(skipper: Skipper) -> set[str]:
     names = {"interval", "entry", *COLUMNS}
-    if skipper.num_snapshots:
-        names |= {"snapshots"}
+    if skipper.snapshots_name:
+        names |= {skipper.snapshots_name}
     if skipper.deferral is not None:
         names |= {"visits", "waiting", "summed", *OF_SUMS}
     return names
@@ -103,9 +103,10 @@ def _check_together(lane: Lane, part: Arrays, prefix: str) -> None:
     if "summed" in part and not np.isin(part["summed"], rows).all():
         raise CheckpointError(f"checkpoint array {prefix}summed: expected watched rows, got others. {HINT}")
     # A snapshot is NaN if its batch had no backward pass.
-    if "snapshots" in part and np.isinf(part["snapshots"]).any():
+    name = lane.skipper.snapshots_name
+    if name and np.isinf(part[name]).any():
         raise CheckpointError(
-            f"checkpoint array {prefix}snapshots: expected finite values or NaN, got infinite ones. {HINT}"
+            f"checkpoint array {prefix}{name}: expected finite values or NaN, got infinite ones. {HINT}"
         )
 
 
@@ -139,7 +140,7 @@ def load_watched(lane: Lane, part: Arrays) -> None:
     skipper.restore(part)
     book = skipper.deferral
     no_squares = np.zeros((0, lane.device.squares_width), np.float32)
-    snapshots = part.get("snapshots", none)[: skipper.num_snapshots]
+    snapshots = part.get(skipper.snapshots_name, none)[: skipper.num_snapshots]
     watched = WatchedValues(snapshots, np.zeros(0, np.int64), none, no_squares)
     if book is not None:
         book.restore(part["visits"], part["waiting"])

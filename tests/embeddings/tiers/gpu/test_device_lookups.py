@@ -12,7 +12,7 @@ import torch
 from support.helpers import LFU, bags, one_table, random_batches, step_all
 
 from adaptive.batch import Batch
-from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embeddings.engine.build import _lookups_needed
 from adaptive.embeddings.planning.layout import make_groups
@@ -27,7 +27,6 @@ from adaptive.embeddings.tiers.mover import Mover, inline
 from adaptive.errors import ConfigError, InputError
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policies.lru import LRU
-from adaptive.policies.slipstream import Slipstream
 
 TABLES = (
     TableConfig(name="a", num_embeddings=40, embedding_dim=4, features=("x", "y")),
@@ -224,7 +223,7 @@ def test_the_host_searches_groups_without_lookups() -> None:
         (lambda tier: TieredEmbeddingBag(TABLES, tier(device="cpu"), policy=LRU), "tier.device=cpu is main memory"),
         (lambda tier: TieredEmbeddingBag(TABLES, tier(device_rows="0"), policy=Hybrid), "policy Hybrid leaves rows on"),
         (
-            lambda tier: TieredEmbeddingBag(TABLES, tier(), policy=Slipstream, skip=SkipConfig()),
+            lambda tier: TieredEmbeddingBag(TABLES, tier(), policy=LFU, skip="defer"),
             "deferred and skipped updates",
         ),
     ],
