@@ -57,7 +57,7 @@ def normalized(values: Tensor) -> Tensor:
 
 
 def hstu_by_hand(model: HSTU, vectors: Tensor, histories: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """The candidate's token after all layers, and before: equations (1) to (3) of the paper, for every token."""
+    """What all layers add to the candidate, and the candidate: equations (1) to (3) of the paper, for every token."""
     tokens = [torch.stack(steps).sum(0) for steps in zip(*histories, strict=True)]
     candidate = torch.stack([vectors[place] for place in model.candidates]).sum(0)
     tokens.append(candidate)
@@ -78,7 +78,7 @@ def hstu_by_hand(model: HSTU, vectors: Tensor, histories: list[Tensor]) -> tuple
             gated = normalized(torch.cat(mixed)) * u[i]
             changed.append(token + unit.output.weight @ gated + unit.output.bias)
         tokens = changed
-    return [tokens[-1]], [candidate]
+    return [tokens[-1] - candidate], [candidate]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ sequences are summed to one token a step, with the candidate as the last token. 
     u, v, q, k = split(silu(linear(norm(x))))
     a = silu(q k' + bias of the distance) / number of positions      to itself and earlier tokens; no softmax
     x = x + linear(norm(a v) * u)
-    logit = deep MLP([dense, all vectors, x of the candidate, its product with the candidate])
+    s = what the layers add to the candidate c;  logit = deep MLP([dense, all vectors, s, s * c])
 
 Activations in MLPs are ReLU (the papers: Dice; SiLU), and HSTU has no bias of time, because sequences carry no times.
 `scaled_dot_product_attention` is for softmax weights, which neither model has, so both use plain products.
@@ -215,7 +215,7 @@ class HSTU(SequenceModel):
         last = len(self.units) - 1
         for number, unit in enumerate(self.units):
             tokens = unit(tokens, present, candidate_only=number == last)
-        return [(tokens[:, -1], candidate)]
+        return [(tokens[:, -1] - candidate, candidate)]
 
 
 def _are_equal(masks: list[Tensor | None]) -> bool:
@@ -232,7 +232,8 @@ class _Unit(nn.Module):
         self.heads, self.positions = heads, positions
         self.projection = linear(width, 4 * width, generator)
         self.output = linear(width, width, generator)
-        self.distance = nn.Parameter(torch.zeros(heads, positions))
+        # silu(0) is 0: from 1 on attention begins near a mean (AUC of 0.913 instead of 0.868 after 76 steps on jd)
+        self.distance = nn.Parameter(torch.ones(heads, positions))
 
     def forward(self, x: Tensor, present: Tensor | None, *, candidate_only: bool) -> Tensor:
         """Return the tokens (B, T, D), or only the last of them (B, 1, D), after attention to `x` (B, T, D)."""
