@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -99,7 +98,7 @@ class HostTier(ABC):
             return NO_KEYS
         keys = np.empty(len(rows), np.uint64)
         tables = group.undivided.table_starts, group.table_keys
-        rounding.rounding_keys(group.group_rows(rows), *tables, number, keys, numba.get_num_threads())
+        rounding.rounding_keys(group.group_rows(rows), *tables, number, keys)
         return keys
 
     def initial(self, weights: Rows, state: Floats, to_rows: Int64s, rows: Int64s) -> None:

@@ -86,7 +86,7 @@ def test_keys_of_rows_are_those_of_the_twin(choose: Choose) -> None:
     rows = np.random.default_rng(0).permutation(27)
     keys = np.empty(27, np.uint64)
     for number in (0, 1, 2**31 - 2):
-        choose(rounding_keys)(rows, group.table_starts, group.table_keys, number, keys, 2)
+        choose(rounding_keys)(rows, group.table_starts, group.table_keys, number, keys)
         assert keys.tolist() == [reference.rounding_key(tables[row // 9], 3, row % 9, number) for row in rows.tolist()]
         assert keys.all() and len(set(keys.tolist())) == 27
 
@@ -115,7 +115,7 @@ def test_rows_columns_and_batches_round_independently() -> None:
     keys = np.empty(512, np.uint64)
     half = np.full(32, np.uint32(0x3F808000).view(np.float32))
     for number in range(len(ups)):
-        rounding_keys(np.arange(512), starts, seeds, number, keys, 1)
+        rounding_keys(np.arange(512), starts, seeds, number, keys)
         ups[number] = [narrow(half, int(key)) - 0x3F80 for key in keys]
     signs = 2 * ups - 1
     limit = 5 / np.sqrt(signs.size)
