@@ -63,3 +63,11 @@ class Counter(IntEnum):
     """Bytes from device to host: rows written back, and gradients of vectors pooled on the host."""
     DEFERRED_UPDATES = 12
     """Of the skipped updates, those whose gradient was accumulated to be applied later."""
+    ADMITTED_KEYS = 13
+    """Keys that got a row."""
+    EXPIRED_KEYS = 14
+    """Keys that lost their row because they were not looked up for `TableConfig.expire`."""
+    EVICTED_KEYS = 15
+    """Keys that lost their row to other keys because the table was full."""
+    UNADMITTED_LOOKUPS = 16
+    """Lookups of keys without a row, which read their table's row for such keys."""

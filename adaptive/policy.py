@@ -45,6 +45,11 @@ class RowStats:
     saturated: NDArray[np.bool_]  # (n,) updates are skipped, as of the skip rule's latest answer
     resident: NDArray[np.bool_]  # (n,) on the device now
 
+    @property
+    def age(self) -> NDArray[np.int64]:
+        """(n,) batches since the latest one that looked up the row, by which keys expire."""
+        return self.step - self.last_access
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -299,6 +304,14 @@ class Policy(ABC):
         without rows.
         """
 
+    def expired(self, number: int, rows: NDArray[np.int64]) -> None:  # noqa: B027 (optional)
+        """Note that these rows (n,), ascending, lost their keys before batch `number`. Default: do nothing.
+
+        Their keys expired, or were evicted from a full table (`TableConfig.expire`, `when_full`). From now on a row's
+        number stands for another key, so forget what you know about it. Called after `left` and before `looked_up`,
+        and not without rows.
+        """
+
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         """Regroup samples before they are planned. Default: yield the batches unchanged.
 
@@ -377,8 +390,9 @@ def inputs_of(policy: Policy) -> tuple[int, int]:
 
 
 def follows(policy: Policy | type[Policy]) -> bool:
-    """True if the policy, or its class, overrides `looked_up`, `left` or `came`."""
-    return any(_overrides(policy, method) for method in (Policy.looked_up, Policy.left, Policy.came))
+    """True if the policy, or its class, overrides `looked_up`, `left`, `came` or `expired`."""
+    methods = Policy.looked_up, Policy.left, Policy.came, Policy.expired
+    return any(_overrides(policy, method) for method in methods)
 
 
 def calibrates(policy: Policy | type[Policy]) -> bool:

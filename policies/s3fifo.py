@@ -112,6 +112,9 @@ class S3FIFO(Policy):
         self._scored.clear()
         self._take_out(rows[self._queues[rows] != _NONE])  # evicted without a call of `score`
 
+    def expired(self, number: int, rows: Ints) -> None:
+        self._left[rows] = 0
+
     def _go_around(self, rows: Ints, last: int, evicted: NDArray[np.bool_]) -> None:
         """Advance the main queue, in order of eviction, past `rows[last]`, the last one evicted."""
         places, visits, border = self._places[rows], self._visits[rows].astype(np.int64), rows[last : last + 1]

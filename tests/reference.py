@@ -400,6 +400,7 @@ def train_reference(
     *,
     seed: int,
     loss_gradients: LossGradients,
+    initial: Callable[[TableConfig, int], Floats] = initial_table,
 ) -> dict[str, tuple[Floats, Floats]]:
     """Train with every table in one flat array: no tiers, no plans, no look-ahead, no policy, nothing skipped.
 
@@ -412,12 +413,13 @@ def train_reference(
         seed: of the initial values.
         loss_gradients: from feature -> float32 vectors, (B, D) pooled or (positions, D) un-pooled, and the batch, to
             the loss's gradients of all of them, in the same shapes. Must not change the vectors.
+        initial: from a table and the seed to its initial values.
 
     Returns:
         Table name -> (weights (num_embeddings, D), state (num_embeddings, S)), float32; rows never looked up hold
         their initial values. Tables in bfloat16 hold values that it has.
     """
-    values = {table.name: (initial_table(table, seed), initial_states(table, optimizer)) for table in tables}
+    values = {table.name: (initial(table, seed), initial_states(table, optimizer)) for table in tables}
     homes = [(name, table) for table in tables for name in table.feature_names]
     for number, batch in enumerate(batches):
         vectors = {
@@ -451,6 +453,87 @@ def update_table(
     for row in dict.fromkeys(ids.tolist()):
         key = None if keys is None else keys(row)
         update_row(optimizer, weights[row], state[row], weighted_sum(gradients[ids == row]), key=key)
+
+
+# --- keys ----------------------------------------------------------------------------------------------------------
+
+
+class KeyBook:
+    """Which key of a table has which row: slow twin of `planning.key_tables.KeyTable`, with exact counts.
+
+    Every admission has a row of its own, 1, 2, ..., so a key that comes back has a new one. Row 0 is for keys without
+    a row.
+    """
+
+    def __init__(self, table: TableConfig, sweep_every: int) -> None:
+        self.table, self.sweep_every = table, sweep_every
+        self.rows: dict[int, int] = {}  # of keys that have one
+        self.row_keys: list[int] = [0]  # of all rows ever
+        self.latest: dict[int, int] = {}  # batch that looked a key up, of keys with a row
+        self.counts: dict[int, int] = {}
+        self.clock = -1.0
+        self.sweeps: list[tuple[int, float]] = []
+
+    def look_up(self, number: int, keys: Sequence[int], time: float = 0) -> list[int]:
+        """The row of each look-up of batch `number`."""
+        self._expire(number)
+        self.clock = max(self.clock, time)
+        distinct = list(dict.fromkeys(keys))
+        new = []
+        for key in distinct:
+            if key not in self.rows:
+                self.counts[key] = self.counts.get(key, 0) + list(keys).count(key)
+                if self.table.admit == 1 or self.counts[key] >= self.table.admit:
+                    new.append(key)
+        self._make_room(len(new), set(distinct))
+        for key in new[: self.table.num_embeddings - len(self.rows)]:
+            self.rows[key] = len(self.row_keys)
+            self.row_keys.append(key)
+        for key in distinct:
+            if key in self.rows:
+                self.latest[key] = number
+        return [self.rows.get(key, 0) for key in keys]
+
+    def _expire(self, number: int) -> None:
+        if self.table.expire is None or number % self.sweep_every or number == 0:
+            return
+        if self.table.expire_batches is not None:
+            first = number - self.table.expire_batches
+        else:
+            assert self.table.expire_seconds is not None
+            self.sweeps.append((number, self.clock))
+            past = [n for n, clock in self.sweeps if clock < self.clock - self.table.expire_seconds]
+            first = max(past, default=0)
+        self._forget([key for key in self.rows if self.latest[key] < first])
+
+    def _make_room(self, needed: int, spared: set[int]) -> None:
+        capacity = self.table.num_embeddings
+        shortage = needed - (capacity - len(self.rows))
+        if shortage > 0 and self.table.when_full == "evict":
+            idle = sorted((self.latest[key], key) for key in self.rows if key not in spared)
+            self._forget([key for _, key in idle[: max(shortage, capacity // 64)]])
+
+    def _forget(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            del self.rows[key], self.latest[key]
+
+    def initial(self, seed: int) -> Floats:
+        """(rows, D) initial values of all rows ever."""
+        table = self.table
+        bound = 1 / math.sqrt(table.num_embeddings) if table.init_bound is None else table.init_bound
+        seed_of_table = table_key(table.name, seed)
+        rows = [
+            initial_row(seed_of_table, (key + 2**63) % WORD, table.embedding_dim, bound) for key in self.row_keys[1:]
+        ]
+        return np.stack([np.zeros(table.embedding_dim, f32), *rows])
+
+
+def count_in_sketch(cells: list[list[int]], places: Sequence[int], count: int) -> int:
+    """Count-min with conservative update: the new count of a key with this cell in each line."""
+    new = min(min(line[place] for line, place in zip(cells, places, strict=True)) + count, 255)
+    for line, place in zip(cells, places, strict=True):
+        line[place] = max(line[place], new)
+    return new
 
 
 # --- normalisation of pooled vectors -------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def _decides(cls: "type[Policy]") -> list[str]:
     """Return the methods of the interface that the class implements."""
     from adaptive.policy import Policy
 
-    optional = ("looked_up", "left", "came", "arrange", "calibrate")
+    optional = ("looked_up", "left", "came", "expired", "arrange", "calibrate")
     return ["score", *(name for name in optional if getattr(cls, name) is not getattr(Policy, name))]
 
 

@@ -190,10 +190,11 @@ class LocalSteps:
         """Return a batch that is only read. All ranks call it together, each with its own samples."""
         pipeline = self._pipeline
         batch = pipeline.check(pipeline.take_over(batch))
+        pipeline.refuse_keys_in_flight("read()")
         groups = []
         with pipeline.lock:
             for lane in pipeline.lanes:
-                distinct = lane.reader.find(batch)
+                distinct = lane.find(batch)
                 weights, _ = pipeline.values(lane, distinct.rows)
                 if pipeline.convert_read is not None:
                     weights = pipeline.convert_read(weights)

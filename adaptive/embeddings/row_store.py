@@ -38,8 +38,48 @@ class RowStore:
         """Write every changed device row to the host tier; rows keep their slots."""
         self._pipeline.flush()
 
+    def table_keys(self, name: str) -> NDArray[np.int64]:
+        """Return the keys (n,) of a table that have a row, ascending.
+
+        Raises:
+            ConfigError: if there is no such table, it has no keys, or a look-ahead with a depth is running.
+        """
+        lane, number = self._find_table(name)
+        if lane.keys is None:
+            raise ConfigError(f'table {name!r}: expected a table with keys="int64", got one whose ids are rows.')
+        self._pipeline.refuse_keys_in_flight("table_keys()")
+        with self._pipeline.lock:
+            return np.sort(lane.keys.row_keys[lane.keys.tables[number].live_rows()])
+
+    def key_records(self, name: str) -> dict[str, NDArray[Any]]:
+        """Return `key` (n,) as `table_keys`, and of each: `row`, `lookups`, `age` and `stored`.
+
+        Rows are numbered within the table. The age is in batches since the latest lookup. A row is stored if it was
+        ever changed.
+
+        Raises:
+            ConfigError: as `table_keys`.
+        """
+        keys = self.table_keys(name)
+        lane, number = self._find_table(name)
+        rows = self._rows_by_key(lane, number)[:-1]
+        with self._pipeline.lock:
+            tracker = lane.planner.tracker
+            lookups, latest = tracker.accesses[rows], tracker.last_access[rows].astype(np.int64)
+            age, stored = self._pipeline.next_number - latest, (tracker.codes[rows] != 0).astype(np.int8)
+        return {
+            "key": keys,
+            "row": rows - lane.group.table_starts[number],
+            "lookups": lookups,
+            "age": age,
+            "stored": stored,
+        }
+
     def table_weights(self, name: str) -> NDArray[np.float32]:
-        """Return a copy (num_embeddings, D) of a table, from both tiers."""
+        """Return a copy (num_embeddings, D) of a table, from both tiers.
+
+        With keys, (n + 1, D): the rows of `table_keys` in its order, then the one for keys without a row.
+        """
         return np.concatenate(list(self.table_blocks(name)))
 
     def table_blocks(self, name: str, block_bytes: int = 8 << 20) -> Iterator[NDArray[np.float32]]:
@@ -52,14 +92,25 @@ class RowStore:
         first, last = map(int, lane.group.undivided.table_starts[number : number + 2])
         length = max(1, block_bytes // (4 * lane.group.embedding_dim))
         gatherer = make_gatherer(self._pipeline)
+        keyed = None if lane.keys is None else self._rows_by_key(lane, number)
+        last = last if keyed is None else first + len(keyed)
         for start in range(first, last, length):
-            rows = np.arange(start, min(start + length, last))
+            rows = np.arange(start, min(start + length, last)) if keyed is None else keyed[start - first :][:length]
             local = rows if gatherer is None else select_owned(lane.group, rows)[0]
             with self._pipeline.lock:
                 block = self._pipeline.values(lane, local)[0]
             if gatherer is not None:  # all ranks are here
                 block = gatherer.merged(lane.group.group_rows(local), block)
             yield as_float32(block)
+
+    def _rows_by_key(self, lane: Lane, number: int) -> NDArray[np.int64]:
+        """Return the group's rows of a table that have keys, in the order of `table_keys`, and its first row."""
+        assert lane.keys is not None
+        self._pipeline.refuse_keys_in_flight("table_weights()")
+        with self._pipeline.lock:
+            table = lane.keys.tables[number]
+            rows = table.live_rows()
+            return np.concatenate([rows[np.argsort(lane.keys.row_keys[rows])], [table.start]])
 
     def load_table(self, name: str, vectors: NDArray[np.float32]) -> None:
         """Set rows 0 ... n - 1 of a table to `vectors` (n, D), such as pretrained ones.
@@ -74,6 +125,8 @@ class RowStore:
         pipeline, (lane, number) = self._pipeline, self._find_table(name)
         size, width = lane.group.tables[number].num_embeddings, lane.group.embedding_dim
         pipeline.refuse_while_running("load_table()")
+        if lane.keys is not None:
+            raise ConfigError(f"table {name!r}: expected a table without keys for load_table(), got one with keys.")
         if vectors.ndim != 2 or vectors.shape[1] != width or len(vectors) > size:
             raise ConfigError(
                 f"table {name!r}: expected (n, {width}) vectors, n up to {size}, got {vectors.shape}. Give one vector "

@@ -14,6 +14,7 @@ from adaptive.embeddings.exchange.exchange import Exchange, LocalExchange
 from adaptive.embeddings.exchange.rank_exchange import RankExchange
 from adaptive.embeddings.planning.books import RECORD, SLOT_BYTES
 from adaptive.embeddings.planning.hot_set import hot_set_bytes
+from adaptive.embeddings.planning.key_tables import GroupKeys, key_bytes
 from adaptive.embeddings.planning.layout import Group, make_groups, owned_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.embeddings.planning.planner import Planner
@@ -31,7 +32,7 @@ from adaptive.embeddings.tiers.streams import streams_of
 from adaptive.errors import ConfigError, PolicyError
 from adaptive.optim import RowOptimizer
 from adaptive.plugins import installed_policies, make_policy
-from adaptive.policy import Policy, arranges
+from adaptive.policy import Policy, arranges, calibrates
 from adaptive.system import available_bytes
 
 MEMORY = ("host_weights", "host_state", "device_weights", "device_state", "bookkeeping", "snapshots")
@@ -78,7 +79,7 @@ class Outline:
         for group, slots in zip(self.groups, self.sizes.slots, strict=True):
             sizes = group.vector_bytes, 4 * self.optimizer.state_width(group.embedding_dim)
             parts = [rows * size for rows in (group.num_rows, slots) for size in sizes]
-            parts.append(group.num_rows * RECORD.itemsize + slots * SLOT_BYTES)
+            parts.append(group.num_rows * RECORD.itemsize + slots * SLOT_BYTES + sum(map(key_bytes, group.tables)))
             if self.skip is not None:
                 watched = hot_rows(group, self.skip, self.optimizer)
                 parts[-1] += hot_set_bytes(watched) + caller.defers * watched * SUM_RECORD.itemsize
@@ -107,12 +108,12 @@ def outline_engine(
         DeviceMemoryError: if the device's memory is too small for the rows of the batches in flight.
     """
     policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
-    refuse_keys(tables)
     refuse_with_ranks(policy, ranks)
     groups = owned_groups(make_groups(tables, seed), ranks.rank, ranks.size)
     device = device_of_rank(tier.device, ranks)
     policy_caller.begin(type(optimizer).__name__.lower())
     skip = skip if policy_caller.skips else None
+    refuse_with_keys(tables, policy, skip, tier, device.type, ranks)
     room = free_bytes(device)
     if room is not None and skip is not None:
         snapshots, sums = policy_caller.most_snapshots, policy_caller.defers
@@ -143,18 +144,30 @@ def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
     return pipeline, sizes
 
 
-def refuse_keys(tables: Sequence[TableConfig]) -> None:
-    """Refuse tables with keys.
+def refuse_with_keys(
+    tables: Sequence[TableConfig], policy: Policy, skip: SkipConfig | None, tier: TierConfig, device: str, ranks: Ranks
+) -> None:
+    """Refuse combinations that tables with keys do not support yet.
 
     Raises:
         ConfigError: for the first one.
     """
-    for table in tables:
-        if table.keys is not None:
-            raise ConfigError(
-                f"table {table.name!r}: expected keys=null, got keys={table.keys}, which cannot be trained yet. "
-                "Map ids to rows with hash_rows or a vocabulary."
-            )
+    keyed = [table for table in tables if table.keys is not None]
+    if not keyed:
+        return
+    name, got = type(policy).__name__, ""
+    if ranks.size > 1 or ranks.blocks > 1:
+        got = f"{ranks.size} rank(s) with {ranks.blocks} blocks. Train it in a single process"
+    elif device != "cpu" or tier.device == "cpu-torch":
+        got = f"tier.device={tier.device}, which is {device}. Set tier.device=cpu"
+    elif arranges(policy) or calibrates(policy):
+        got = f"policy {name}, which arranges inputs or looks at a sample of them. Choose another policy or skip rule"
+    elif skip is not None and any(table.unadmitted == "zero" for table in keyed):
+        got = 'unadmitted="zero" with a skip rule. Set unadmitted="shared", or skip nothing'
+    elif any(table.dtype == "bfloat16" and table.rounding == "stochastic" for table in keyed):
+        got = 'rounding="stochastic", which depends on row numbers. Set rounding="nearest" or dtype="float32"'
+    if got:
+        raise ConfigError(f"table {keyed[0].name!r}: expected settings that support keys, got {got}.")
 
 
 def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:
@@ -243,6 +256,9 @@ def _build_lanes(outline: Outline, mover: Mover, *, finds: bool) -> tuple[list[L
         devices = [CpuDevice(host, num_slots, optimizer, poison=tier.poison) for host, num_slots in slots]
     else:
         devices, sizes = build_devices(hosts, sizes, tier, optimizer, policy_caller.policy, mover, finds=finds)
+    keys = [GroupKeys(group) if group.has_keys else None for group in groups]
+    for host, of_group in zip(hosts, keys, strict=True):
+        host.row_keys = None if of_group is None else of_group.row_keys
     lanes = [
         Lane(
             host.group,
@@ -250,8 +266,9 @@ def _build_lanes(outline: Outline, mover: Mover, *, finds: bool) -> tuple[list[L
             device,
             Planner(host.group, device.num_slots, tier, policy_caller, row_bytes(host.group, optimizer)),
             DistinctFinder(host.group.undivided),
+            of_group,
         )
-        for host, device in zip(hosts, devices, strict=True)
+        for host, device, of_group in zip(hosts, devices, keys, strict=True)
     ]
     return lanes, sizes
 

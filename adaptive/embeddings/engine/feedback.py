@@ -47,8 +47,7 @@ class FeedbackQueue:
 
     def take_in(self, number: int, depth: int) -> None:
         """Take in the feedback that is old enough; once, before batch `number` is planned."""
-        lag = max(depth, self._skip.feedback_delay if self._skip else 0)
-        self.take_in_until(number - lag)
+        self.take_in_until(number - self.lag(depth))
         self._observe_until(number - max(depth, LOSS_LAG))
         if self._skip is not None and number and number % self._skip.interval == 0:
             for planner in self._planners:
@@ -56,6 +55,10 @@ class FeedbackQueue:
                     planner.skipper.ask(number)
         self.reported = self._policy_caller.reported_with_next()
         self.update_sizes = self.current_update_sizes()
+
+    def lag(self, depth: int) -> int:
+        """Batches until feedback is taken in."""
+        return max(depth, self._skip.feedback_delay if self._skip else 0)
 
     def take_in_until(self, number: int) -> None:
         """Take in the feedback of all batches before `number`; untrained batches have none."""

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.batch import Batch
 from adaptive.counters import Counter, Stopwatch
+from adaptive.embeddings.planning.key_tables import GroupKeys, KeyChanges, KeyTable
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.lookups import DistinctFinder
+from adaptive.embeddings.planning.lookups import Distinct, DistinctFinder, Lookups
 from adaptive.embeddings.planning.plan import GroupPlan, Int64s, Moves, no_rows
 from adaptive.embeddings.planning.planner import Planner
 from adaptive.embeddings.planning.skipping import Skipper
@@ -43,6 +45,7 @@ class Lane:
     device: DeviceTier
     planner: Planner
     reader: DistinctFinder  # of the training thread, for evaluation
+    keys: GroupKeys | None  # of tables with keys
 
     @property
     def skipper(self) -> Skipper | None:
@@ -103,6 +106,36 @@ class Lane:
         """Restore the result of `records`, after `clear`."""
         for name, values in records.items():
             self.planner.tracker.records[name][seen] = values
+
+    # --- keys ------------------------------------------------------------------------------------------------
+
+    def find(self, batch: Batch) -> Distinct:
+        """Find the distinct rows of a batch that is only read. Raises as `DistinctFinder.find`."""
+        distinct = self.reader.find(batch)
+        return distinct if self.keys is None else self.keys.find(distinct)
+
+    def glance(self, lookups: Lookups) -> Distinct:
+        """Return the present rows of a batch that is to be planned later."""
+        return lookups.distinct if self.keys is None else self.keys.glance(lookups.distinct)
+
+    def live_keys(self) -> Int64s:
+        """Return the number of keys with a row (tables of the group,)."""
+        tables = self.group.tables if self.keys is None else self.keys.tables
+        return np.array([table.num_live if isinstance(table, KeyTable) else 0 for table in tables], np.int64)
+
+    def commit(self, changes: KeyChanges, number: int) -> None:
+        """Reset rows that lost their keys to initial values and empty records; note that batch `number` admits others.
+
+        No batch in flight may use the rows, and none may be watched.
+        """
+        tracker, freed = self.planner.tracker, changes.freed
+        codes = tracker.codes[freed]
+        slots = codes[codes > 0].astype(np.int64) - 1
+        evicted = np.bincount(self.group.tables_of(freed[codes > 0]), minlength=len(self.group.tables))
+        changes.tally[:, Counter.DEMOTED] += evicted
+        self.planner.slots.discard(slots)
+        tracker.forget_rows(freed)
+        tracker.last_access[changes.admitted] = number + 1  # so that it can expire even if planning fails now
 
     # --- slots -----------------------------------------------------------------------------------------------
 

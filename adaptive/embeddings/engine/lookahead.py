@@ -18,15 +18,18 @@ overlaps, and a batch is yielded when all its rows are in place.
 import logging
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from itertools import islice
 
 from adaptive.batch import Batch
+from adaptive.embeddings.engine.key_changes import give_rows, stop_watching
 from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch, ReadyBatch
 from adaptive.embeddings.engine.resizing import describe_shortage, find_slots, rebalance_slots
 from adaptive.embeddings.exchange.exchange import LookedUp
+from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.errors import AdaptiveError, DeviceMemoryError
 from adaptive.policy import arranges
 from adaptive.system import count_as_thread, start_thread
@@ -61,6 +64,13 @@ def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Gene
 
 def _end(pipeline: Pipeline, failed: BaseException | None) -> None:
     """End the look-ahead. If it ends because of the error `failed`, only log a second error."""
+    dropped = pipeline.next_number - 1 - pipeline.trained
+    if dropped > 0 and isinstance(failed, GeneratorExit) and any(lane.keys is not None for lane in pipeline.lanes):
+        warnings.warn(
+            f"the look-ahead was closed with {dropped} planned batches that are not trained, whose lookups have given "
+            "keys rows. Limit the batches instead (itertools.islice), so that this does not depend on the depth.",
+            stacklevel=2,
+        )
     try:
         pipeline.end()
     except Exception as error:  # after a device fault every wait fails, too: only the first error tells why
@@ -90,6 +100,7 @@ def _plan_and_move(
                 return
             pipeline.learn()
             _make_room_to_watch(pipeline, wait_until_trained)
+            queued = give_rows(pipeline, queued, depth, wait_until_trained)
             ready, has_started = _plan_one(pipeline, queued, depth, wait_until_trained, start_early)
             pipeline.answer(ready)
             if not has_started:
@@ -135,24 +146,14 @@ def _plan_one(
 def _make_room_to_watch(pipeline: Pipeline, wait_until_trained: Callable[[int], None]) -> None:
     """Stop watching rows that are no longer looked up, if a hot set is full.
 
-    The selection follows from lookups and batch numbers alone. Nothing is lost: accumulated updates (deferred) of these
-    rows are applied. That requires their sums, and renumbering entries requires that no batch is in flight. So training
-    catches up with planning first, which happens rarely.
+    The selection follows from lookups and batch numbers alone.
     """
     number = pipeline.next_number
     skippers = [(lane, lane.skipper) for lane in pipeline.lanes]
     leaving = [(lane, skipper.inactive_entries(number)) for lane, skipper in skippers if skipper is not None]
     if not any(len(entries) for _, entries in leaving):
         return
-    wait_until_trained(number - 1)
-    pipeline.feedback.take_in_until(number)  # feedback in the queue refers to entries by their old numbers
-    with pipeline.lock:
-        pipeline.mover.rest(number - 1)
-        pipeline.finish_copies()
-        for lane, entries in leaving:
-            if len(entries):
-                lane.evict_watched(entries)
-        pipeline.finish_copies()
+    stop_watching(pipeline, leaving, wait_until_trained)
     pipeline.exchange.forget_cached()
 
 
@@ -167,12 +168,16 @@ def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[Queue
     window = policy.window
     spare = 0 if arranges(policy) else pipeline.lookups_ahead.num_ahead
     ahead: deque[LookedUp] = deque()
+    glances: deque[list[Distinct]] = deque()  # for each batch in the window, the rows of each lane
 
     def first() -> QueuedBatch:
         with pipeline.stopwatch.stage("plan"):
             batch, all_lookups = ahead.popleft()
-            following = [later() for _, later in islice(ahead, window)]
-            windows = [[later[i].distinct for later in following] for i in range(len(pipeline.lanes))]
+            if glances:
+                glances.popleft()
+            for _, later in islice(ahead, len(glances), window):
+                glances.append([lane.glance(of_lane) for lane, of_lane in zip(pipeline.lanes, later(), strict=True)])
+            windows = [[rows[i] for rows in glances] for i in range(len(pipeline.lanes))]
             return QueuedBatch(batch, all_lookups(), windows)
 
     failure: Exception | None = None

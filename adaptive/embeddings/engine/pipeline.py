@@ -40,6 +40,7 @@ class QueuedBatch(NamedTuple):
     batch: Batch
     lookups: list[Lookups]  # of each lane
     windows: list[list[Distinct]]  # for each lane, the distinct rows of the batches that follow it, nearest first
+    key_tallies: Mapping[int, NDArray[np.int64]] = {}  # lane with keys -> counts of keys that came and left
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,15 @@ class Pipeline:
                 "its iterator or close() it first."
             )
 
+    def refuse_keys_in_flight(self, method: str) -> None:
+        """Raise ConfigError, in the name of a method, if keys may have come or left for batches not trained yet."""
+        if self.running and self._depth and any(lane.keys is not None for lane in self.lanes):
+            raise ConfigError(
+                f"{method}: expected no batches in flight with tables that have keys, got a look-ahead of depth "
+                f"{self._depth}, which has given rows to keys of batches that are not trained yet. Exhaust its "
+                "iterator or close() it first, or use depth=0."
+            )
+
     def refuse_in_child(self) -> None:
         """Raise ConfigError if this process is a fork of the one that created the tables."""
         if self.is_forked:
@@ -246,7 +256,7 @@ class Pipeline:
         The caller holds the lock and calls `move` before it releases it. `depth`: number of earlier batches whose rows
         keep their slots.
         """
-        batch, all_lookups, windows = queued
+        batch, all_lookups, windows, key_tallies = queued
         with self.stopwatch.stage("plan"):
             number = self.next_number
             arrivals = self.notifier.prepare([lookups.distinct for lookups in all_lookups], number, depth, windows)
@@ -254,6 +264,8 @@ class Pipeline:
                 lane.planner.commit(lookups, arrival)
                 for lane, lookups, arrival in zip(self.lanes, all_lookups, arrivals, strict=True)
             ]
+            for lane_number, tally in key_tallies.items():
+                plans[lane_number].tally[:] += tally
             parts = self._describe_parts(batch, plans, arrivals)
             buffer = self.mover.start_moves(number, after=number - depth - 1)
             blocks = [block for block in self.exchange.blocks(number, batch) if block is not None]

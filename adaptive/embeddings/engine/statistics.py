@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from adaptive.counters import Counter
 from adaptive.embeddings.engine.build import MEMORY
 from adaptive.embeddings.engine.pipeline import Pipeline, ReadyBatch
+from adaptive.embeddings.planning.key_tables import key_bytes
 from adaptive.embeddings.planning.sizing import Sizes, resized
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
@@ -27,6 +28,7 @@ class Statistics:
     counts: NDArray[np.int64]  # (tables, len(Counter))
     device_rows: int  # number of slots
     resident_rows: NDArray[np.int64]  # (tables,) rows on the device
+    live_keys: NDArray[np.int64]  # (tables,) keys with a row; 0 for tables without keys
     watched_rows: NDArray[np.int64]  # (tables,) as of the latest call of the policy or the skip rule
     judged_rows: NDArray[np.int64]  # (tables,) watched rows with measured movement
     saturated_rows: NDArray[np.int64]  # (tables,) watched rows whose updates are skipped
@@ -43,7 +45,7 @@ class Statistics:
 
 
 WATCHED_ROWS = ("watched_rows", "judged_rows", "saturated_rows", "waiting_rows", "at_rest_rows")
-SUMMED = ("counts", "resident_rows", *WATCHED_ROWS, "update_norm_counts")
+SUMMED = ("counts", "resident_rows", "live_keys", *WATCHED_ROWS, "update_norm_counts")
 
 
 def _sum_over_ranks(ranks: Ranks, statistics: Statistics) -> Statistics:
@@ -70,7 +72,7 @@ class StatisticsCollector:
     def __init__(self, pipeline: Pipeline, sizes: Sizes, optimizer: RowOptimizer) -> None:
         self._pipeline, self._sizes, self._optimizer = pipeline, sizes, optimizer
         self._counts = self._zeros()
-        self._resident = self._zeros()[:, 0]
+        self._resident, self._live = self._zeros()[:, 0], self._zeros()[:, 0]
         self._watched = [lane.planner.watched_counts() for lane in pipeline.lanes]
         self._policy: Mapping[str, float] = {}
         self._total = np.zeros(len(Counter), np.int64)  # summed over all tables, never reset
@@ -107,13 +109,15 @@ class StatisticsCollector:
     def memory(self) -> dict[str, int]:
         """Return bytes by name.
 
-        Host and device tiers count as if every row were written. `bookkeeping` has records and slots; `snapshots`
-        includes the sums of deferred updates. Transfer buffers, pinned and on the device, grow with use.
+        Host and device tiers count as if every row were written. `bookkeeping` has records, slots and the index
+        of keys; `snapshots` includes the sums of deferred updates. Transfer buffers, pinned and on the device, grow
+        with use.
         """
         totals = dict.fromkeys((*MEMORY, "pinned_buffers", "device_buffers"), 0)
         for lane in self._pipeline.lanes:
             weights, state, snapshots = lane.device.num_bytes
-            of_device = (weights, state, lane.planner.num_bytes, snapshots)
+            bookkeeping = lane.planner.num_bytes + sum(map(key_bytes, lane.group.tables))
+            of_device = (weights, state, bookkeeping, snapshots)
             parts = (*lane.host.num_bytes, *of_device, *lane.device.buffer_bytes)
             for name, size in zip(totals, parts, strict=True):
                 totals[name] += size
@@ -160,16 +164,18 @@ class StatisticsCollector:
         self._resident += counts[:, Counter.PROMOTED] - counts[:, Counter.DEMOTED] - evicted
         for of_group in self._pipeline.evicted_between_batches:
             of_group[:] = 0
+        self._live += counts[:, Counter.ADMITTED_KEYS] - counts[:, [Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS]].sum(1)
 
     def count_evicted(self, evicted: NDArray[np.int64]) -> None:
         """Subtract rows (tables,) that were evicted outside of a batch from the resident ones."""
         self._resident -= evicted
 
     def count_rows(self) -> None:
-        """Count resident rows, watched rows and updates from scratch, when no batch is in flight."""
+        """Count resident rows, keys, watched rows and updates from scratch, when no batch is in flight."""
         self._updates = self._pipeline.feedback.current_update_sizes()
         self._watched = [lane.planner.watched_counts() for lane in self._pipeline.lanes]
         self._resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
+        self._live = np.concatenate([lane.live_keys() for lane in self._pipeline.lanes])
 
     def _watched_rows(self) -> dict[str, NDArray[np.int64]]:
         """Return the columns of `WatchedCounts` of all tables, by their names in `Statistics`."""
@@ -187,6 +193,7 @@ class StatisticsCollector:
             counts=self._counts,
             device_rows=sum(lane.device.num_slots for lane in pipeline.lanes),
             resident_rows=self._resident.copy(),
+            live_keys=self._live.copy(),
             **self._watched_rows(),
             times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
             update_norm_edges=pipeline.feedback.update_size_edges.astype(np.float64),

@@ -100,6 +100,7 @@ class AccessNotifier:
         self._view = RowView(planners)
         self._latest = -1  # latest batch whose lookups the policy has seen
         self._evicted: list[Int64s] = []  # rows evicted between two batches, not passed on yet
+        self._expired: list[Int64s] = []  # rows that lost their keys, not passed on yet
 
     @property
     def follows(self) -> bool:
@@ -140,6 +141,13 @@ class AccessNotifier:
         if self.follows and len(rows):
             self._evicted.append(self._planners[group].group.to_global(rows.copy()))
 
+    def expire(self, group: int, rows: Int64s) -> None:
+        """Note owned rows (n,) of a group that lost their keys."""
+        if self.follows and len(rows):
+            planner = self._planners[group]
+            self.leave(group, rows[planner.tracker.codes[rows] > 0])
+            self._expired.append(planner.group.to_global(rows.copy()))
+
     def restart(self) -> None:
         """Note that other rows are loaded: all are evicted, and batches are numbered from 0."""
         for group, planner in enumerate(self._planners):
@@ -148,9 +156,11 @@ class AccessNotifier:
 
     def _notify_lookups(self, distinct: Sequence[Distinct], number: int) -> None:
         """Called once per batch, and again if slots are rebalanced for it."""
-        if self._evicted:
-            evicted, self._evicted = np.sort(np.concatenate(self._evicted)), []
-            self._policy_caller.notify("left", number, evicted)
+        for method, rows in (("left", self._evicted), ("expired", self._expired)):
+            if rows:
+                noted = np.sort(np.concatenate(rows))
+                rows.clear()
+                self._policy_caller.notify(method, number, noted)
         if self._latest != number:
             self._policy_caller.notify("looked_up", number, self._all(lambda n: distinct[n].rows), self._view)
             self._latest = number

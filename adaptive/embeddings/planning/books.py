@@ -80,6 +80,10 @@ class Tracker:
         """(n,) rows that were looked up, ascending."""
         return self._rows_with("accesses")
 
+    def forget_rows(self, rows: NDArray[np.int64]) -> None:
+        """Zero the records of rows (n,), which are on the host and then count as never used."""
+        self.records[rows] = np.zeros((), RECORD)
+
     def forget(self) -> None:
         """Zero all records. Pages that are zero already are not written, so they take no memory."""
         for pages in self._used_pages():
@@ -253,6 +257,13 @@ class SlotTable:
         count = books.release_slots(victims, self.rows, self.flags, codes, *lines, *tables, slots, rows, tally)
         self.num_free += len(victims)
         return slots[:count], rows[:count]
+
+    def discard(self, slots: Int64s) -> None:
+        """Free slots (n,) whose rows are not needed any more, changed or not."""
+        self._synchronize()
+        self.rows[slots], self._flags[slots] = -1, 0
+        self.free[self.num_free : self.num_free + len(slots)] = slots
+        self.num_free += len(slots)
 
     def enter(
         self,

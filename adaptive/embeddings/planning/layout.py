@@ -34,7 +34,7 @@ class FeatureSlot:
 
 @dataclass(frozen=True)
 class Group:
-    """Tables of one width, dtype, rounding and learning rate."""
+    """Tables of one width, dtype, rounding and learning rate, all with keys or all without."""
 
     tables: tuple[TableConfig, ...]
     features: tuple[FeatureSlot, ...]  # ordered by table
@@ -47,6 +47,11 @@ class Group:
     @property
     def embedding_dim(self) -> int:
         return self.tables[0].embedding_dim
+
+    @property
+    def has_keys(self) -> bool:
+        """True if ids are keys, which get rows as they appear."""
+        return self.tables[0].keys is not None
 
     @property
     def lr_scale(self) -> float:
@@ -222,7 +227,7 @@ def feature_order(tables: Sequence[TableConfig]) -> tuple[str, ...]:
 
 
 def make_groups(tables: Sequence[TableConfig], seed: int) -> tuple[Group, ...]:
-    """Group the tables by width, dtype and rate."""
+    """Group the tables by width, dtype, rate, and keys."""
     features = feature_order(tables)
     groups: list[Group] = []
     first_table = first_row = 0
@@ -234,16 +239,31 @@ def make_groups(tables: Sequence[TableConfig], seed: int) -> tuple[Group, ...]:
     return tuple(groups)
 
 
+def make_groups_without_keys(tables: Sequence[TableConfig], seed: int) -> tuple[Group, ...]:
+    """Group the tables by width, dtype and rate.
+
+    Raises:
+        ConfigError: for a table with keys, which studies of rows do not support yet.
+    """
+    for table in tables:
+        if table.keys is not None:
+            raise ConfigError(
+                f"table {table.name!r}: expected ids that are rows, got keys. To study data with keys, give their rows "
+                "fixed numbers: set hash_rows or a vocabulary."
+            )
+    return make_groups(tables, seed)
+
+
 def _kind(table: TableConfig) -> tuple[object, ...]:
     rounding = table.rounding if table.dtype == "bfloat16" else ""
-    return table.embedding_dim, table.lr_scale, table.dtype, rounding
+    return table.embedding_dim, table.lr_scale, table.dtype, rounding, table.keys is not None
 
 
 def _make_group(
     tables: tuple[TableConfig, ...], features: tuple[str, ...], first_table: int, first_row: int, seed: int
 ) -> Group:
     starts = np.zeros(len(tables) + 1, np.int64)
-    np.cumsum([table.num_embeddings for table in tables], out=starts[1:])
+    np.cumsum([table.num_rows for table in tables], out=starts[1:])
     bounds = [table.num_embeddings**-0.5 if table.init_bound is None else table.init_bound for table in tables]
     return Group(
         tables=tables,

@@ -20,7 +20,7 @@ from adaptive.config import TierConfig
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import OnDevice, Pooling
 from adaptive.errors import InputError, shown_id
-from adaptive.kernels.planning import lookups
+from adaptive.kernels.planning import keys, lookups
 from adaptive.kernels.scratch import ScratchPool, allocate
 from adaptive.system import usable_cores
 
@@ -55,7 +55,7 @@ def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
 class Distinct:
     """The distinct rows of a batch and one group, table by table, in order of first lookup."""
 
-    rows: Int64s  # (U,) group rows, or owned rows
+    rows: Int64s  # (U,) group rows, or owned rows; with keys, these before `key_tables` gives them rows
     counts: NDArray[np.int32]  # (U,) lookups of each
     inverse: NDArray[np.int32]  # (N,) lookup -> distinct row; empty: on the device
     table_ends: Int64s  # (T,) end of each table's rows
@@ -70,15 +70,14 @@ class DistinctFinder:
         self._clear(16)
 
     def find_lookups(self, batch: Batch) -> "Lookups":
-        """Find all lookups of a batch in the group. Raises `InputError` as `find` does."""
+        """Find all lookups of a batch in the group. Raises `InputError` as `find` does.
+
+        With keys, their lookups are not grouped: several keys may get the same row.
+        """
         distinct, bags = self.find(batch), lay_out_bags(self._group, batch)
-        num_rows, num_lookups = len(distinct.rows), len(distinct.inverse)
-        segments, vectors, origins = allocate(
-            self._memory, (np.int64, num_rows + 1), (np.int32, num_lookups), (np.int64, len(bags.scales))
-        )
-        lookups.fill_segments(distinct.inverse, distinct.counts, bags.starts, bags.vectors, segments, vectors, origins)
-        scales = bags.scales[origins] if len(bags.scales) else bags.scales
-        return Lookups(distinct, bags, segments, vectors, scales)
+        if self._group.has_keys:
+            return Lookups(distinct, bags, np.zeros(1, np.int64), np.zeros(0, np.int32), bags.scales)
+        return group_lookups(distinct, bags, self._memory)
 
     def find(self, batch: Batch) -> Distinct:
         """Find the distinct rows of a batch.
@@ -94,7 +93,7 @@ class DistinctFinder:
     def find_in_spans(self, ids: Int64s, spans: Int64s, span_tables: NDArray[np.int32]) -> tuple[Distinct, int | None]:
         """Find the distinct rows of ids (n,) in spans (s, 2) of tables (s,), table by table.
 
-        Returns them, and the position of an id outside its table, or None.
+        Returns them, and the position of an id outside its table, or None. Any id is a key.
         """
         sizes = np.bincount(span_tables, weights=spans[:, 1] - spans[:, 0])
         num_lookups = int(sizes.sum())
@@ -104,6 +103,10 @@ class DistinctFinder:
         sizes_of = (np.int64, num_lookups), (np.int32, num_lookups), (np.int32, num_lookups)
         rows, counts, inverse, table_ends = allocate(self._memory, *sizes_of, (np.int64, len(self._group.tables)))
         group, places = self._group, (self._places, self._used)
+        if group.has_keys:
+            results = rows, counts, inverse, table_ends
+            size = keys.distinct_keys(ids, spans, span_tables, group.table_keys, *places, *results)
+            return Distinct(rows[:size], counts[:size], inverse, table_ends), None
         inputs = ids, spans, span_tables, group.table_sizes, group.table_starts
         size = lookups.distinct_rows(*inputs, *places, rows, counts, inverse, table_ends)
         return Distinct(rows[:size], counts[:size], inverse, table_ends), -size - 1 if size < 0 else None
@@ -148,6 +151,17 @@ class Bags:
         """Describe the forward pass with the distinct rows at `locations` (U,)."""
         bags = self.num_vectors, self.vectors, self.starts, self.tables
         return Pooling(*bags, inverse, locations, self.scales, self.num_samples)
+
+
+def group_lookups(distinct: Distinct, bags: "Bags", memory: ScratchPool) -> "Lookups":
+    """Group the lookups of a batch by distinct row."""
+    num_rows, num_lookups = len(distinct.rows), len(distinct.inverse)
+    segments, vectors, origins = allocate(
+        memory, (np.int64, num_rows + 1), (np.int32, num_lookups), (np.int64, len(bags.scales))
+    )
+    lookups.fill_segments(distinct.inverse, distinct.counts, bags.starts, bags.vectors, segments, vectors, origins)
+    scales = bags.scales[origins] if len(bags.scales) else bags.scales
+    return Lookups(distinct, bags, segments, vectors, scales)
 
 
 @dataclass(frozen=True)

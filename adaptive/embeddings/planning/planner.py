@@ -60,6 +60,8 @@ class Planner:
         self._row_bytes = row_bytes
         self._memory = ScratchPool()
         self._has_scored = False
+        are_zero = np.array([table.unadmitted == "zero" for table in group.tables])
+        self._zero_rows = group.table_starts[:-1][are_zero]  # read by keys without a row, and never updated
         self._entered: tuple[Distinct, Int64s, NDArray[np.int32]] | None = None  # prepared and not committed
 
     def watch(self, capacity: int, skip: SkipConfig) -> None:
@@ -133,6 +135,10 @@ class Planner:
         moves = self._apply_moves(arrival)
         pooling = lookups.bags.pooling(distinct.inverse, locations)
         self._count_bytes(pooling, tally)
+        if len(self._zero_rows) and (is_zero := np.isin(distinct.rows, self._zero_rows)).any():
+            assert self.skipper is None, "not supported with skipping"
+            written = group_updates(lookups, locations, np.where(is_zero, books.SKIPPED, books.NOW).astype(np.uint8))
+            return GroupPlan(number, pooling, written.row_updates, moves, tally)
         if self.skipper is None:
             row_updates = RowUpdates(distinct.rows, locations, lookups.segments, lookups.vectors, lookups.scales)
             return GroupPlan(number, pooling, row_updates, moves, tally, on_device=lookups.on_device)

@@ -148,7 +148,7 @@ class PolicyCaller:
     # --- notifications ---------------------------------------------------------------------------------------
 
     def notify(self, method: str, number: int, rows: NDArray[np.int64], *more: object) -> None:
-        """Call `looked_up`, `left` or `came` with rows (n,) of batch `number`."""
+        """Call `looked_up`, `left`, `came` or `expired` with rows (n,) of batch `number`."""
         rows.flags.writeable = False
         answer = self._ask(method, number, lambda: getattr(self.policy, method)(number, rows, *more))
         if answer is not None:

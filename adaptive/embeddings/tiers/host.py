@@ -20,6 +20,7 @@ from adaptive.kernels.scratch import empty_rows
 from adaptive.kernels.vector.bfloat16 import NO_KEYS, number_as_stored
 from adaptive.optim import RowOptimizer
 
+LEAST_KEY = np.array([np.iinfo(np.int64).min])  # first row of a table whose rows are all int64 numbers
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Rows = NDArray[Any]  # float32, or uint16 that holds bfloat16 (`kernels.vector.bfloat16`)
@@ -44,6 +45,9 @@ class HostTier(ABC):
 
     weights: Rows
     state: Floats
+
+    row_keys: Int64s | None = None
+    """(rows,) key of each row, on which its initial value depends; None if that is the row's number."""
 
     def __init__(self, group: Group, optimizer: RowOptimizer) -> None:
         self.group = group
@@ -104,6 +108,10 @@ class HostTier(ABC):
     def initial(self, weights: Rows, state: Floats, to_rows: Int64s, rows: Int64s) -> None:
         """Write the initial values of owned rows to rows `to_rows` of other arrays."""
         group = self.group
+        if self.row_keys is not None:
+            tables = group.table_starts, group.table_keys, group.table_bounds
+            write_initial_by_key(weights, state, to_rows, rows, *tables, self.row_keys, self.first_state)
+            return
         initial.initial_rows(
             weights,
             state,
@@ -138,6 +146,30 @@ class HostTier(ABC):
         """Bytes of (weights, state) if every row were stored."""
         num_rows = self.group.num_rows
         return self.dtype.itemsize * num_rows * self._width, 4 * num_rows * self._state_width
+
+
+def write_initial_by_key(
+    weights: Rows,
+    state: Floats,
+    to_rows: Int64s,
+    rows: Int64s,
+    table_starts: Int64s,
+    table_keys: NDArray[np.uint64],
+    table_bounds: NDArray[np.float32],
+    row_keys: Int64s,
+    first_state: np.float32,
+) -> None:
+    """Write the initial values of rows (n,) with keys to rows `to_rows` (n,) of weights and state.
+
+    They are those of a table whose rows are all int64 numbers, in order. The first row of a table, for keys without a
+    row, is zero.
+    """
+    tables = np.searchsorted(table_starts, rows, side="right") - 1
+    for table in np.unique(tables).tolist():
+        places, span = np.flatnonzero(tables == table), slice(table, table + 1)
+        keys, of_table = row_keys[rows[places]], (table_keys[span], table_bounds[span])
+        initial.initial_rows(weights, state, to_rows[places], keys, LEAST_KEY, *of_table, first_state)
+    weights[to_rows[rows == table_starts[tables]]] = 0
 
 
 class MemoryHost(HostTier):

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from adaptive.batch import Batch, as_batch, in_order
 from adaptive.config import OptimizerConfig, SkipConfig, TableConfig, TrainConfig
 from adaptive.data.dataset import Dataset, Feature
-from adaptive.embeddings.planning.layout import feature_order, make_groups
+from adaptive.embeddings.planning.layout import feature_order, make_groups_without_keys
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError
 from adaptive.policy import arranges, inputs_of
@@ -156,7 +156,7 @@ def simulate_policies(
     Raises:
         ConfigError: for tables of several widths, or batches that can be read only once.
     """
-    groups = make_groups(tables, 0)
+    groups = make_groups_without_keys(tables, 0)
     if len(groups) != 1:
         widths = ", ".join(f"{group.embedding_dim} (lr_scale {group.lr_scale:g})" for group in groups)
         raise ConfigError(f"simulate_policies: expected tables of one width, got {widths}. Simulate each alone")

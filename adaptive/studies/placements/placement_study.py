@@ -8,7 +8,7 @@ from typing import Final
 
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.embeddings.planning.layout import Group, make_groups
+from adaptive.embeddings.planning.layout import Group, make_groups_without_keys
 from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.errors import AdaptiveError, ConfigError
 from adaptive.models.factory import model_config
@@ -271,7 +271,7 @@ def open_model(load: LoadCase, length: StepLength) -> LocalModel:
             f"placements: expected a DLRM whose tables have one width, got model={config.model}. Leave out --model and "
             "model.widths"
         )
-    (group,) = make_groups(tower.format_rows(build_tables(dataset, tower.embedding_dim)), config.seed)
+    (group,) = make_groups_without_keys(tower.format_rows(build_tables(dataset, tower.embedding_dim)), config.seed)
     batch = next(dataset.train(256))
     features = len(dataset.features)
     shape = Shape(

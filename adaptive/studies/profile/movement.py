@@ -21,7 +21,7 @@ from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.data.kernels import access
-from adaptive.embeddings.planning.layout import Group, make_groups
+from adaptive.embeddings.planning.layout import Group, make_groups_without_keys
 from adaptive.errors import ConfigError
 from adaptive.studies.profile import LeftOut, MovementPoint, MovementProfile
 from adaptive.studies.profile.id_trace import OnProgress
@@ -79,7 +79,7 @@ def profile_movement(
                 f"updates, got {config.policy}"
             )
         embeddings.calibrate(prepare([embeddings.policy], config, dataset))
-        (group, *others) = make_groups(components.tables, config.seed)
+        (group, *others) = make_groups_without_keys(components.tables, config.seed)
         if others:
             raise ConfigError("profile --sections movement: expected rows of one width. Leave model.widths out")
         numbers = _Numbers(group)

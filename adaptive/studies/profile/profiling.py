@@ -7,7 +7,7 @@ from typing import Final
 
 from adaptive.config import parse_size
 from adaptive.data.dataset import Dataset
-from adaptive.embeddings.planning.layout import Group, make_groups
+from adaptive.embeddings.planning.layout import Group, make_groups_without_keys
 from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.errors import ConfigError
 from adaptive.models.model_settings import rows_config
@@ -88,7 +88,7 @@ def profile(
     dataset = open_data(config) if dataset is None else dataset
     width = int(config.model_options.get("embedding_dim", 16))
     tables = rows_config(config.model_options).format_rows(build_tables(dataset, width))
-    (group,) = make_groups(tables, config.seed)
+    (group,) = make_groups_without_keys(tables, config.seed)
     size = row_bytes(group, row_optimizer(config.optimizer))
     result, machine = Profile(config.data), None
     if "data" in question.parts:

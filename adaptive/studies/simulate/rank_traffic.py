@@ -21,7 +21,7 @@ from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.embeddings.dense_step import is_sent_whole
 from adaptive.embeddings.exchange.requests import MANY, choose_index_type
-from adaptive.embeddings.planning.layout import Group, OwnedGroup, make_groups, owned_groups
+from adaptive.embeddings.planning.layout import Group, OwnedGroup, make_groups_without_keys, owned_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch
 from adaptive.embeddings.ranks.owners import BITS, SIZE, Owners
 from adaptive.embeddings.ranks.transport import header_size
@@ -121,7 +121,7 @@ def simulate_rank_traffic(
     shape = model_config(config.model, config.model_options, inputs)
     width = shape.embedding_dim if embedding_dim is None else embedding_dim
     tables = build_tables(dataset, width, {} if embedding_dim else shape.widths)
-    groups = make_groups(shape.format_rows(tables), config.seed)
+    groups = make_groups_without_keys(shape.format_rows(tables), config.seed)
     weights, labels = dense_weights(config, dataset), len(inputs.labels) or 1
     row_value = VALUE // 2 if config.ranks.wire == "bf16" else VALUE
     counted = [

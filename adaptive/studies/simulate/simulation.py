@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from adaptive.config import TierConfig, TrainConfig
 from adaptive.counters import Counter
 from adaptive.data.dataset import Dataset
-from adaptive.embeddings.planning.layout import Group, make_groups
+from adaptive.embeddings.planning.layout import Group, make_groups_without_keys
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import held_rows, row_bytes
 from adaptive.errors import ConfigError, DeviceMemoryError
@@ -164,7 +164,7 @@ def simulate(
     config = cases[0][1]
     dataset = open_data(config)
     tables = rows_config(config.model_options).format_rows(build_tables(dataset, embedding_dim))
-    (group,) = make_groups(tables, config.seed)
+    (group,) = make_groups_without_keys(tables, config.seed)
     described = machine if isinstance(machine, Machine) else machine(dense_flops(config, dataset), config.batch_size)
     return simulate_group(cases, sizes, described, (dataset, group), on_progress=on_progress, stop=stop)
 

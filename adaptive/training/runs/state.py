@@ -274,9 +274,15 @@ def restore_recorder(
 
 
 def refuse_guarded_saves(config: TrainConfig, components: Components | ComponentsOutline) -> None:
-    """Raise ConfigError for `save_every` or `eval_every` in a guarded run."""
+    """Raise ConfigError for `save_every`, `eval_every` or tables with keys in a guarded run."""
     if not is_guarded(config, components):
         return
+    for table in components.tables:
+        if table.keys is not None:
+            raise ConfigError(
+                f"table {table.name!r}: expected no keys in a guarded run, got keys={table.keys}: the guard's copy "
+                "cannot take over rows by key yet. Set guard to null"
+            )
     if config.save_every is not None:
         raise ConfigError(
             f"expected save_every=null in a guarded run, got {config.save_every}: {_GUARDED}. Set guard or save_every "

@@ -61,7 +61,7 @@ def rows_in_flight(config: TrainConfig, components: ComponentsOutline, batches: 
         trace = Trace(len(seen))
         for rows_of_batch in rows:
             trace.add(np.searchsorted(seen, rows_of_batch))
-        most += trace.most_held(config.depth)
+        most += min(trace.most_held(config.depth), group.num_rows)  # more keys than rows share one
     return most
 
 

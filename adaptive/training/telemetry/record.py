@@ -54,6 +54,11 @@ class TableCounts:
     skipped_updates: int = 0
     skipped_lookups: int = 0
     deferred_updates: int = 0
+    live_keys: int = 0  # keys with a row now, in tables with keys; so are the next four
+    admitted_keys: int = 0
+    expired_keys: int = 0
+    evicted_keys: int = 0
+    unadmitted_lookups: int = 0
 
     @property
     def hit_rate(self) -> float | None:
@@ -74,6 +79,15 @@ class TableCounts:
     def at_rest_row_share(self) -> float | None:
         """Share of judged rows that are at rest; None without judged rows."""
         return share(self.at_rest_rows, self.judged_rows)
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.live_keys or self.unadmitted_lookups or self.admitted_keys)
+
+    @property
+    def unadmitted_lookup_share(self) -> float | None:
+        """Share of lookups of keys without a row; None without lookups."""
+        return share(self.unadmitted_lookups, self.lookups)
 
     @property
     def skipped_update_share(self) -> float | None:
@@ -217,7 +231,15 @@ class ResumeRecord:
 
 Record = RunRecord | IntervalRecord | EvalRecord | GuardRecord | ResumeRecord
 
-ROWS_NOW: Final = ("resident_rows", "watched_rows", "judged_rows", "at_rest_rows", "waiting_rows", "saturated_rows")
+ROWS_NOW: Final = (
+    "resident_rows",
+    "watched_rows",
+    "judged_rows",
+    "at_rest_rows",
+    "waiting_rows",
+    "saturated_rows",
+    "live_keys",
+)
 
 
 def sum_tables(tables: list[TableCounts]) -> TableCounts:
@@ -374,7 +396,7 @@ class RunTotals:
 # -- names of all numbers in views, loggers and summaries -------------------------------------------------------------
 
 # TensorBoard sorts groups by name; the numbers put the important ones first and single tables last.
-TRAINING, EVALUATION, TIERS, SKIPPING = "1_training", "2_evaluation", "3_tiers", "4_skipping"
+TRAINING, EVALUATION, TIERS, KEYS, SKIPPING = "1_training", "2_evaluation", "3_tiers", "3_keys", "4_skipping"
 TIME, POLICY, GUARD, TABLES, RANKS = "5_time", "6_policy", "7_guard", "8_tables", "9_ranks"
 QUALITY: Final = ("auc", "log_loss", "accuracy")
 
@@ -390,6 +412,10 @@ class CountField(NamedTuple):
     per_step: float = 0.0  # for flows, shown per step: the unit; 0: a current value
     by_table: bool = False  # each table has a tag too
 
+    def applies_to(self, counts: TableCounts) -> bool:
+        """True if the number has a meaning for tables with these counts."""
+        return counts.has_keys or self.tag is None or not self.tag.startswith(KEYS)
+
 
 COUNT_FIELDS: Final = (
     CountField("hit_rate", f"{TIERS}/hit_rate", "hit_rate", by_table=True),
@@ -401,6 +427,11 @@ COUNT_FIELDS: Final = (
     CountField("written_back", f"{TIERS}/written_back_rows_per_step", "written_back_rows", 1),
     CountField("bytes_h2d", f"{TIERS}/kib_to_device_per_step", "bytes_h2d", 1024),
     CountField("bytes_d2h", f"{TIERS}/kib_to_host_per_step", "bytes_d2h", 1024),
+    CountField("live_keys", f"{KEYS}/live_keys", "live_keys", by_table=True),
+    CountField("admitted_keys", f"{KEYS}/admitted_keys_per_step", "admitted_keys", 1, by_table=True),
+    CountField("expired_keys", f"{KEYS}/expired_keys_per_step", "expired_keys", 1, by_table=True),
+    CountField("evicted_keys", f"{KEYS}/evicted_keys_per_step", "evicted_keys", 1, by_table=True),
+    CountField("unadmitted_lookup_share", f"{KEYS}/unadmitted_lookup_share", "unadmitted_lookup_share", by_table=True),
     CountField("watched_rows", f"{SKIPPING}/watched_rows", "watched_rows"),
     CountField("waiting_rows", f"{SKIPPING}/waiting_rows", "waiting_rows", by_table=True),
     CountField("at_rest_rows", f"{SKIPPING}/at_rest_rows", "at_rest_rows", by_table=True),
@@ -417,7 +448,7 @@ def count_numbers(counts: TableCounts, steps: int, table: str | None = None, *, 
     """Return tag -> number for all tables or one, in an interval of `steps`."""
     numbers: Numbers = {}
     for shown in COUNT_FIELDS:
-        if shown.tag is None or (table is not None and not shown.by_table):
+        if shown.tag is None or (table is not None and not shown.by_table) or not shown.applies_to(counts):
             continue
         if skips or not shown.tag.startswith(SKIPPING):
             value = getattr(counts, shown.name)

@@ -112,7 +112,17 @@ class InputSummary(TypedDict, total=False):
     weight_spread: float  # standard deviation of their weights over the mean
 
 
-class RunSummary(QualitySummary, SkipShares, GuardSummary, InputSummary, total=False):
+class KeySummary(TypedDict, total=False):
+    """Keys of all tables with keys: with a row now; that got and lost rows in the run; lookups of others."""
+
+    live_keys: int
+    admitted_keys: int
+    expired_keys: int
+    evicted_keys: int
+    unadmitted_lookup_share: float | None
+
+
+class RunSummary(QualitySummary, SkipShares, GuardSummary, InputSummary, KeySummary, total=False):
     """The object that `--json` prints. Values that are unknown or not finite are None.
 
     Skipped shares are counted during training, so they include updates that a guard undid later.
@@ -197,7 +207,11 @@ def run_summary(
         "auc": auc,
         "log_loss": log_loss,
         "accuracy": accuracy,
-        **{shown.summary: getattr(counts, shown.name) for shown in COUNT_FIELDS if shown.summary},
+        **{
+            shown.summary: getattr(counts, shown.name)
+            for shown in COUNT_FIELDS
+            if shown.summary and shown.applies_to(counts)
+        },
         "time_ms": totals.time_ms_later,
         "policy_numbers": totals.policy,
     }
@@ -462,4 +476,9 @@ def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int
         for row, counts in zip(rows, shown.values(), strict=True):
             row += map(count_text, (counts.waiting_rows, counts.at_rest_rows, counts.saturated_rows))
             row.append(percent_text(counts.skipped_update_share))
+    if any(counts.has_keys for counts in tables.values()):
+        header += ["live keys", "admitted", "expired", "evicted", "lookups without a row"]
+        for row, counts in zip(rows, shown.values(), strict=True):
+            row += map(count_text, (counts.live_keys, counts.admitted_keys, counts.expired_keys, counts.evicted_keys))
+            row.append(percent_text(counts.unadmitted_lookup_share))
     return aligned([header, *rows])

@@ -28,10 +28,13 @@ from adaptive.embeddings.engine.saving.saved_arrays import (
     expected_rows,
     expected_tables,
 )
+from adaptive.embeddings.engine.saving.saved_keys import check_keys, load_keys, save_keys
 from adaptive.embeddings.engine.saving.watched import check_watched, load_watched, save_watched, select_watched
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.embeddings.tiers.device import Rows
+from adaptive.embeddings.tiers.host import write_initial_by_key
+from adaptive.errors import ConfigError
 from adaptive.kernels.rows.cpu import initial
 from adaptive.storage.arrays import Blocks, Stored, whole
 from adaptive.storage.shards import Part
@@ -61,6 +64,7 @@ def save_parts(pipeline: Pipeline) -> dict[str, NDArray[Any] | Part]:
         "next_batch": np.array([pipeline.trained + 1], np.int64),
         "rate": np.array([pipeline.rate], np.float64),
     }
+    pipeline.refuse_keys_in_flight("state_arrays()")
     with pipeline.lock:
         for number, lane in enumerate(pipeline.lanes):
             saved |= _save_lane(pipeline, lane, f"rows{number}.")
@@ -77,6 +81,7 @@ def _save_lane(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArray
     values = _make_blocks(pipeline, lane, changed[order.order])
     return {
         **{prefix + name: value for name, value in copy_table_arrays(lane).items()},
+        **save_keys(lane, prefix),
         **order.parts(prefix, "changed", {}),
         **{prefix + name: order.part(blocks, prefix + "changed") for name, blocks in values.items()},
         **RowOrder(group, group.group_rows(seen)).parts(prefix, "seen", records),
@@ -124,10 +129,12 @@ def load_rows(
     watched = [select_watched(lane.group, of_lane) for lane, of_lane in zip(pipeline.lanes, watched, strict=True)]
     with pipeline.lock:  # all checks are above: nothing has changed so far, and nothing below can be refused
         pipeline.notifier.restart()
+        next_batch = int(whole(arrays["next_batch"])[0])
         for lane, part, of_lane in zip(pipeline.lanes, parts, watched, strict=True):
             _load_lane(lane, part)
+            load_keys(lane, part, next_batch)
             load_watched(lane, of_lane)
-        pipeline.restart(int(whole(arrays["next_batch"])[0]))
+        pipeline.restart(next_batch)
         if "rate" in arrays:  # accumulated updates are applied with it before the next step
             pipeline.use_rate(float(whole(arrays["rate"])[0]))
 
@@ -141,7 +148,12 @@ def _has_changed(lane: Lane, part: GroupArrays) -> NDArray[np.bool_]:
     for rows, weights, state in _read_saved_blocks(lane, part):
         first, first_state, places = np.empty_like(weights), np.empty_like(state), np.arange(len(rows))
         tables = (part["table_starts"], part["table_keys"], part["table_bounds"])
-        initial.initial_rows(first, first_state, places, rows, *tables, lane.host.first_state)
+        if lane.keys is None:
+            initial.initial_rows(first, first_state, places, rows, *tables, lane.host.first_state)
+        else:
+            row_keys = np.zeros(lane.group.num_rows, np.int64)
+            row_keys[part["keyed"]] = part["keys"]
+            write_initial_by_key(first, first_state, places, rows, *tables, row_keys, lane.host.first_state)
         differs.append((first != weights).any(axis=1) | (first_state != state).any(axis=1))
     return np.concatenate(differs)
 
@@ -159,6 +171,8 @@ def _renumber(group: Group, part: GroupArrays, watched: Arrays, last: Mapping[st
 
 def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Stored]) -> None:
     """Overwrite rows; see `RowStore.overwrite`. For the training thread, between two steps."""
+    if any(lane.keys is not None for lane in pipeline.lanes):
+        raise ConfigError("overwrite(): expected tables without keys, got some whose keys may have other rows.")
     parts = _check_parts(pipeline, arrays)
     with pipeline.lock:
         pipeline.mover.catch_up()  # finish the steps that are submitted to the device
@@ -195,7 +209,9 @@ def _check_parts(
         rows = expected_rows(lane, part)
         check_arrays(part, rows, prefix)
         check_tables(lane.group.undivided, part, lane.host.first_state, grow=grow)
-        parts.append({n: _make_contiguous(part[n], in_file=n in ("weights", "state")) for n in (*tables, *rows)})
+        part = {n: _make_contiguous(part[n], in_file=n in ("weights", "state")) for n in (*tables, *rows)}
+        part.update(check_keys(lane, arrays, prefix))
+        parts.append(part)
     return parts
 
 

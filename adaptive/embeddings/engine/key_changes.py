@@ -1,0 +1,83 @@
+"""`give_rows`: turns the keys of a batch into rows right before it is planned, in tables with keys.
+
+A key that expires or is evicted loses its row: the slot is released without writing back, the host row counts as
+initial again, and its records, sums and snapshots are dropped. Nothing of that may happen while a batch in flight uses
+the row. Rarely one does, after a short expiry or in a small table. Then training catches up first, as it does if the
+row is watched. So no number depends on the look-ahead.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.embeddings.engine.lane import Lane
+from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch
+from adaptive.embeddings.planning.key_tables import KeyChanges
+
+Int64s = NDArray[np.int64]
+
+
+def give_rows(
+    pipeline: Pipeline, queued: QueuedBatch, depth: int, wait_until_trained: Callable[[int], None]
+) -> QueuedBatch:
+    """Return the batch that is planned next with rows instead of keys.
+
+    Raises:
+        InputError: for missing or wrong timestamps, or a full table with `when_full="error"`.
+    """
+    number, all_lookups, tallies = pipeline.next_number, list(queued.lookups), dict[int, Int64s]()
+    for place, lane in enumerate(pipeline.lanes):
+        if lane.keys is None:
+            continue
+        with pipeline.stopwatch.stage("plan"), pipeline.lock:
+            last_access = lane.planner.tracker.last_access
+            lookups, changes = lane.keys.prepare(queued.lookups[place], queued.batch, number, last_access)
+        try:
+            _release(pipeline, lane, changes.freed, depth, wait_until_trained)
+        finally:  # even if the look-ahead ends while it waits: these keys are gone from the index
+            with pipeline.lock:
+                _commit(pipeline, place, changes)
+        if changes.failure is not None:
+            raise changes.failure
+        all_lookups[place], tallies[place] = lookups, changes.tally
+    return queued._replace(lookups=all_lookups, key_tallies=tallies)
+
+
+def _release(
+    pipeline: Pipeline, lane: Lane, freed: Int64s, depth: int, wait_until_trained: Callable[[int], None]
+) -> None:
+    """Let training catch up if rows that lost their keys are watched, or feedback about them is to come."""
+    if not len(freed):
+        return
+    number, skipper = pipeline.next_number, lane.skipper
+    watched = np.zeros(0, np.int64) if skipper is None else skipper.hot.entries_of(freed)
+    watched = np.sort(watched[watched >= 0])
+    latest = int(lane.planner.tracker.last_access[freed].max()) - 1
+    if len(watched) or latest + pipeline.feedback.lag(depth) >= number:
+        stop_watching(pipeline, [(lane, watched)], wait_until_trained)
+
+
+def _commit(pipeline: Pipeline, place: int, changes: KeyChanges) -> None:
+    pipeline.notifier.expire(place, changes.freed)
+    pipeline.lanes[place].commit(changes, pipeline.next_number)
+
+
+def stop_watching(
+    pipeline: Pipeline, leaving: Sequence[tuple[Lane, Int64s]], wait_until_trained: Callable[[int], None]
+) -> None:
+    """Stop watching entries of lanes, once training has caught up with planning.
+
+    Nothing is lost: accumulated updates (deferred) of these rows are applied. That requires their sums, and renumbering
+    entries requires that no batch is in flight.
+    """
+    number = pipeline.next_number
+    wait_until_trained(number - 1)
+    pipeline.feedback.take_in_until(number)  # feedback in the queue refers to entries by their old numbers
+    with pipeline.lock:
+        pipeline.mover.rest(number - 1)
+        pipeline.finish_copies()
+        for lane, entries in leaving:
+            if len(entries):
+                lane.evict_watched(entries)
+        pipeline.finish_copies()

@@ -1,0 +1,122 @@
+"""Keys of rows in checkpoints: which rows have which keys, freed rows, the sketch, and the clock.
+
+Arrays of group g are named `rows<g>.keyed` and `rows<g>.keys`, those of its table t `rows<g>.keys<t>.<name>`. The index
+is not saved: it is built again. Of the sketch, blocks that are not zero are saved.
+
+Letters: n rows with keys, f freed rows, s sweeps that are remembered, b blocks of the sketch.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.embeddings.engine.lane import Lane
+from adaptive.embeddings.engine.saving.gathering import RowOrder
+from adaptive.embeddings.engine.saving.saved_arrays import HINT, Expected, check_arrays
+from adaptive.embeddings.planning.key_tables import CELL_BLOCK
+from adaptive.embeddings.planning.layout import Group
+from adaptive.errors import CheckpointError
+from adaptive.storage.arrays import Stored, whole
+from adaptive.storage.shards import Part
+
+Arrays = dict[str, NDArray[Any]]
+OF_TABLE = ("freed", "used", "clock", "cell_blocks", "cells")
+
+
+def save_keys(lane: Lane, prefix: str) -> dict[str, NDArray[Any] | Part]:
+    """Return the arrays of a lane's keys; none for a lane without keys. The caller holds the lock."""
+    if lane.keys is None:
+        return {}
+    tables = lane.keys.tables
+    rows = np.concatenate([table.live_rows() for table in tables])
+    saved = {f"{prefix}keys{t}.{name}": a for t, table in enumerate(tables) for name, a in table.state().items()}
+    return RowOrder(lane.group, rows).parts(prefix, "keyed", {"keys": lane.keys.row_keys[rows]}) | saved
+
+
+def check_keys(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Arrays:
+    """Return the arrays of a lane's keys without prefix; none for a lane without keys.
+
+    Raises:
+        CheckpointError: if the arrays do not fit the tables, of which those of all rows are checked before.
+    """
+    if lane.keys is None:
+        if f"{prefix}keyed" in arrays:
+            tables = ", ".join(table.name for table in lane.group.tables)
+            raise CheckpointError(
+                f"tables {tables}: expected a checkpoint of tables without keys, got one with keys. Set the same keys."
+            )
+        return {}
+    _check_capacities(lane.group, np.diff(whole(arrays[f"{prefix}table_starts"])) - 1)
+    names = ["keyed", "keys", *(f"keys{t}.{name}" for t in range(len(lane.keys.tables)) for name in OF_TABLE)]
+    missing = [name for name in names if prefix + name not in arrays]
+    if missing:
+        raise CheckpointError(f"checkpoint array {prefix}{missing[0]}: expected one for keys, got none. {HINT}")
+    part = {name: whole(arrays[prefix + name]) for name in names}
+    check_arrays(part, _expected(lane, part), "")
+    for t in range(len(lane.keys.tables)):
+        _check_table(lane.group, part, t)
+    return part
+
+
+def _check_capacities(group: Group, saved: NDArray[np.int64]) -> None:
+    """Refuse larger tables: the sketch that counts keys has another size for each capacity."""
+    for table, capacity in zip(group.tables, saved.tolist(), strict=True):
+        if capacity != table.num_embeddings:
+            raise CheckpointError(
+                f"table {table.name!r}: expected a checkpoint with a capacity of {table.num_embeddings} keys, got one "
+                f"of {capacity}. Set num_embeddings={capacity}."
+            )
+
+
+def _expected(lane: Lane, part: Arrays) -> dict[str, Expected]:
+    assert lane.keys is not None
+    integers, n = np.dtype(np.int64), part["keyed"].size
+    expected = {
+        "keyed": Expected(integers, (n,), 0, lane.group.num_rows - 1, order="ascending"),
+        "keys": Expected(integers, (n,)),
+    }
+    for t, table in enumerate(lane.keys.tables):
+        f, s, b = (len(np.atleast_1d(part[f"keys{t}.{name}"])) for name in ("freed", "clock", "cell_blocks"))
+        most_blocks = table.num_cell_blocks - 1 if table.config.admit > 1 else np.inf
+        of_table = (
+            Expected(integers, (f,), 1, table.capacity),
+            Expected(integers, (2,), np.array([1, 0]), np.array([table.capacity + 1, np.iinfo(np.int64).max])),
+            Expected(np.dtype(np.float64), (s, 2), -1),
+            Expected(integers, (b,), 0, most_blocks, order="ascending"),
+            Expected(np.dtype(np.uint8), (b, CELL_BLOCK)),
+        )
+        expected |= {f"keys{t}.{name}": array for name, array in zip(OF_TABLE, of_table, strict=True)}
+    return expected
+
+
+def _check_table(group: Group, part: Arrays, t: int) -> None:
+    """Check that each row of a table that was ever used has one key or is freed, and that keys differ."""
+    rows, keys = _of_table(group, part, t)
+    used = np.sort(np.concatenate([rows - group.table_starts[t], part[f"keys{t}.freed"]]))
+    if not np.array_equal(used, np.arange(1, part[f"keys{t}.used"][0])) or len(np.unique(keys)) < len(keys):
+        raise CheckpointError(
+            f"checkpoint arrays of keys of table {group.tables[t].name!r}: expected one key for each row that is not "
+            f"free, got others. {HINT}"
+        )
+    if not len(part[f"keys{t}.clock"]):
+        raise CheckpointError(f"checkpoint array keys{t}.clock: expected at least one entry, got none. {HINT}")
+
+
+def _of_table(group: Group, part: Arrays, t: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of a table that have keys, and these keys."""
+    first, last = np.searchsorted(part["keyed"], group.table_starts[t : t + 2])
+    return np.ascontiguousarray(part["keyed"][first:last]), np.ascontiguousarray(part["keys"][first:last])
+
+
+def load_keys(lane: Lane, part: Arrays, next_batch: int) -> None:
+    """Restore the keys of a lane that has just loaded its rows and records."""
+    if lane.keys is None:
+        return
+    lane.keys.clear()
+    for t, table in enumerate(lane.keys.tables):
+        table.restore(*_of_table(lane.group, part, t), {name: part[f"keys{t}.{name}"] for name in OF_TABLE})
+    last_access = lane.planner.tracker.last_access
+    never = part["keyed"][last_access[part["keyed"]] == 0]  # admitted for a batch that was dropped
+    last_access[never] = next_batch

@@ -1,0 +1,409 @@
+"""Tables with keys: which rows keys get, and that look-ahead, tiers and policies change no bit of what is trained.
+
+The slow twin knows no index and no reuse of rows: every admission of a key gets a row of its own in an ordinary table.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from contract import LRUOnHost
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from support.helpers import LFU, Scattered, ScatteredOnHost, Trainee, Windowed
+
+from adaptive.batch import Batch
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.counters import Counter
+from adaptive.embeddings.planning.key_tables import GroupKeys
+from adaptive.embeddings.planning.layout import make_groups
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import CheckpointError, ConfigError, InputError
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.policies.lru import LRU
+from adaptive.policy import Policy
+
+Rows = dict[str, dict[int | None, tuple[bytes, bytes]]]
+"""Table -> key -> bytes of weights and state; None is the row of keys without a row."""
+
+EXTREMES = [-(2**63), 2**63 - 1, 0, -1, 1]
+
+
+def key_table(name: str = "item", **settings: Any) -> TableConfig:
+    return TableConfig.model_validate(
+        {"name": name, "num_embeddings": 8, "embedding_dim": 3, "keys": "int64"} | settings
+    )
+
+
+def drawn_batches(tables: Sequence[TableConfig], seed: int, count: int = 24) -> list[Batch]:
+    """Batches of 1 to 9 samples with keys that come and go; the time of a batch is about 10 times its number."""
+    random = np.random.default_rng(seed)
+    known = np.concatenate([random.integers(-(2**63), 2**63 - 1, 60), EXTREMES])
+    batches = []
+    for number in range(count):
+        samples, live = int(random.integers(1, 10)), random.permutation(known)[:14]
+        features = {}
+        for table in tables:
+            for name in table.feature_names:
+                sizes = random.integers(0, 4, samples)
+                values = random.choice(np.concatenate([live, known[number : number + 5]]), sizes.sum())
+                features[name] = (values, np.concatenate([[0], np.cumsum(sizes)]))
+        times = 10 * number + random.integers(-15, 16, samples)
+        labels = random.integers(0, 2, samples).astype(np.float32)
+        dense = random.normal(size=samples)
+        batches.append(Batch.of(features, dense=dense, labels=labels, extras={"timestamp": np.maximum(times, 0)}))
+    return batches
+
+
+def looking_up(*keys: int) -> Batch:
+    """A batch of samples of one key each."""
+    return Batch.of(item=keys, dense=np.zeros(len(keys)), labels=np.ones(len(keys), np.float32))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The numbers of a training, by key."""
+
+    rows: Rows
+    losses: list[float]
+    counts: NDArray[np.int64]  # (tables, 4): admitted, expired, evicted keys and unadmitted lookups
+
+
+KEY_COUNTERS = [Counter.ADMITTED_KEYS, Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS, Counter.UNADMITTED_LOOKUPS]
+
+
+def rows_by_key(embeddings: TieredEmbeddingBag) -> Rows:
+    """All rows with keys, and those of keys without one."""
+    rows: Rows = {}
+    for lane in embeddings.runtime.pipeline.lanes:
+        assert lane.keys is not None
+        for table in lane.keys.tables:
+            numbers = np.concatenate([[table.start], table.live_rows()])
+            weights, state = embeddings.runtime.pipeline.values(lane, numbers)
+            keys: list[int | None] = [None, *lane.keys.row_keys[numbers[1:]].tolist()]
+            values = [(w.tobytes(), s.tobytes()) for w, s in zip(weights, state, strict=True)]
+            rows[table.config.name] = dict(zip(keys, values, strict=True))
+    return rows
+
+
+def train(
+    tables: Sequence[TableConfig], batches: Sequence[Batch], tier: TierConfig, depth: int, **options: Any
+) -> tuple[TieredEmbeddingBag, Trained]:
+    embeddings, trainee = TieredEmbeddingBag(tables, tier, **options), Trainee(tables)
+    train_more_on(embeddings, trainee, batches, depth)
+    order = [embeddings.table_names.index(table.name) for table in tables]
+    counts = embeddings.statistics.take().counts[order][:, KEY_COUNTERS]
+    return embeddings, Trained(rows_by_key(embeddings), trainee.losses, counts)
+
+
+def train_more_on(embeddings: TieredEmbeddingBag, trainee: Trainee, batches: Sequence[Batch], depth: int) -> None:
+    for planned in embeddings.look_ahead(batches, depth=depth):
+        trainee.learn(embeddings(planned), planned.batch)
+        embeddings.step()
+
+
+def train_slowly(tables: Sequence[TableConfig], batches: Sequence[Batch], optimizer: RowOptimizer) -> Trained:
+    """Train with the twins: keys become rows of tables that only grow, without tiers."""
+    every = {table.config.name: table.sweep_every for g in make_groups(tables, 0) for table in GroupKeys(g).tables}
+    books = [reference.KeyBook(table, every[table.name]) for table in tables]
+    names = [name for table in tables for name in table.feature_names]
+    plain, counts = [], np.zeros((len(tables), 4), np.int64)
+    for number, batch in enumerate(batches):
+        ids, time = batch.ids.copy(), float(batch.extras["timestamp"].max())
+        for t, book in enumerate(books):
+            spans = [batch.feature_span(names.index(name)) for name in book.table.feature_names]
+            before, rows_before = set(book.rows), len(book.row_keys)
+            rows = np.array(
+                book.look_up(number, np.concatenate([batch.ids[s] for s in spans]).tolist(), time), np.int64
+            )
+            for span in spans:
+                ids[span], rows = rows[: span.stop - span.start], rows[span.stop - span.start :]
+            admitted = len(book.row_keys) - rows_before
+            counts[t, 0] += admitted
+            counts[t, 1:3] += len(before) + admitted - len(book.rows)  # gone, for either reason
+            counts[t, 3] += sum(int((ids[span] == 0).sum()) for span in spans)
+        plain.append(Batch(batch.dense, ids, batch.offsets, batch.labels, extras=batch.extras))
+    grown = [book.table.model_copy(update={"num_embeddings": len(book.row_keys)}) for book in books]
+    initial = {book.table.name: book.initial(0) for book in books}
+    trainee = Trainee(grown)
+    values = reference.train_reference(
+        grown,
+        plain,
+        optimizer,
+        seed=0,
+        loss_gradients=trainee.loss_gradients,
+        initial=lambda table, _: initial[table.name],
+    )
+    rows: Rows = {
+        book.table.name: {
+            key: tuple(array[row].tobytes() for array in values[book.table.name])  # type: ignore[misc]
+            for key, row in [(None, 0), *book.rows.items()]
+        }
+        for book in books
+    }
+    return Trained(rows, trainee.losses, counts)
+
+
+SETTINGS = st.fixed_dictionaries(
+    {
+        "num_embeddings": st.integers(1, 40),
+        "embedding_dim": st.sampled_from([3, 3, 5]),
+        "admit": st.integers(1, 4),
+        "expire": st.sampled_from([None, 1, 2, 5, "20s", "60s"]),
+        "when_full": st.sampled_from(["evict", "refuse"]),
+        "pooling": st.sampled_from(["sum", "mean", "none"]),
+    }
+)
+POLICIES: list[type[Policy]] = [LRU, LFU, Scattered, Windowed, LRUOnHost, ScatteredOnHost]
+OPTIMIZERS: list[RowOptimizer] = [SGD(lr=0.5), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(SETTINGS, min_size=1, max_size=3),
+    st.integers(0, 2**32),
+    st.sampled_from(POLICIES),
+    st.sampled_from(OPTIMIZERS),
+    st.sampled_from([0, 1, 4, 8]),
+    st.sampled_from(["100%", "1%", "10%"]),
+)
+def test_numbers_are_those_of_the_slow_twin(
+    drawn: list[dict[str, Any]], seed: int, policy: type[Policy], optimizer: RowOptimizer, depth: int, size: str
+) -> None:
+    """Losses, weights and optimizer state agree bit for bit; invalid copies of rows are NaN."""
+    tables = [
+        key_table(f"t{number}", features=(f"t{number}", f"more{number}"), **each) for number, each in enumerate(drawn)
+    ]
+    batches = drawn_batches(tables, seed)
+    slow = train_slowly(tables, batches, optimizer)
+    tier = TierConfig(device_rows=size, poison=True, when_full="reduce_lookahead", device="cpu")
+    if policy.misses == "prefetch" and size != "100%":
+        tier = tier.model_copy(update={"device_rows": str(least_rows(tables, batches, depth))})
+    _, fast = train(tables, batches, tier, depth, policy=policy, optimizer=optimizer)
+    assert fast.losses == slow.losses
+    assert fast.rows == slow.rows
+    assert fast.counts[:, [0, 3]].tolist() == slow.counts[:, [0, 3]].tolist()
+    assert fast.counts[:, 1:3].sum(axis=1).tolist() == slow.counts[:, 1].tolist()
+
+
+def least_rows(tables: Sequence[TableConfig], batches: Sequence[Batch], depth: int) -> int:
+    """Device rows with which the keys of all batches in flight fit, for every width."""
+    most = max(len(np.unique(np.concatenate([b.ids for b in batches[i : i + depth + 1]]))) for i in range(len(batches)))
+    return (most + 1) * len(tables) * len({table.embedding_dim for table in tables})
+
+
+TABLES = [
+    key_table("user", num_embeddings=12, admit=2, expire=4),
+    key_table("item", num_embeddings=9, features=("item", "seen"), pooling="mean", expire="60s"),
+    key_table("city", num_embeddings=200, embedding_dim=5),
+]
+FAST = TierConfig(device_rows="100%", device="cpu")
+
+
+@pytest.mark.parametrize("depth", [0, 4])
+def test_a_resumed_training_goes_on_with_the_same_bits(depth: int) -> None:
+    """At any batch: rows, keys, counts, clock and the order of freed rows are restored."""
+    batches = drawn_batches(TABLES, 3, count=36)
+    _, whole = train(TABLES, batches, FAST, depth)
+    for stop in (1, 13, 20, 35):
+        first, trainee = TieredEmbeddingBag(TABLES, FAST), Trainee(TABLES)
+        train_more_on(first, trainee, batches[:stop], depth)
+        again = TieredEmbeddingBag(TABLES, FAST)
+        again.rows.load_state_arrays(first.rows.state_arrays())
+        assert rows_by_key(again) == rows_by_key(first)
+        train_more_on(again, trainee, batches[stop:], depth)
+        assert rows_by_key(again) == whole.rows and trainee.losses == whole.losses
+
+
+def test_reading_inserts_no_key_and_reads_the_row_of_keys_without_one() -> None:
+    embeddings, _ = train(TABLES, drawn_batches(TABLES, 4), FAST, 2)
+    before = rows_by_key(embeddings)
+    keys = embeddings.rows.table_keys("city")
+    unknown = int(max(set(EXTREMES) - set(keys.tolist()), default=12345))
+    batch = Batch.of(user=[unknown] * 3, item=[1, 2, 3], seen=[4, 5, 6], city=[unknown, int(keys[1]), unknown])
+    vectors = embeddings(embeddings.read(batch))["city"].detach().numpy()
+    table = embeddings.rows.table_weights("city")
+    assert table.shape == (1 + len(keys), 5) and sorted(keys) == keys.tolist()
+    assert vectors.tobytes() == table[[-1, 1, -1]].tobytes()
+    assert rows_by_key(embeddings) == before
+
+
+def test_keys_without_a_row_train_the_row_that_they_share() -> None:
+    batch = looking_up(7, 8)
+    for unadmitted, moves in [("shared", True), ("zero", False)]:
+        table = key_table(admit=3, unadmitted=unadmitted)
+        embeddings, _ = train([table], [batch, batch], FAST, 0)
+        assert len(embeddings.rows.table_keys("item")) == 0
+        assert embeddings.rows.table_weights("item").any() == moves
+        vectors = embeddings(embeddings.read(batch))["item"]
+        assert bool(vectors.any()) == moves
+
+
+@pytest.mark.parametrize("depth", [0, 1, 4])
+def test_zeros_are_read_and_not_trained(depth: int) -> None:
+    tables = [table.model_copy(update={"unadmitted": "zero", "admit": 2}) for table in TABLES]
+    batches = drawn_batches(tables, 5)
+    _, trained = train(tables, batches, FAST, depth, optimizer=Adam(lr=0.01))
+    _, again = train(tables, batches, FAST, 0, optimizer=Adam(lr=0.01), policy=LRUOnHost)
+    assert trained.rows == again.rows and trained.losses == again.losses
+    assert all(not any(rows[None][0]) for rows in trained.rows.values())
+    assert any(len(rows) > 1 for rows in trained.rows.values())
+
+
+@pytest.mark.parametrize("rule", ["defer", "defer+bound=0.1"])
+@pytest.mark.parametrize("depth", [1, 4])
+def test_deferred_updates_of_keys_that_leave(rule: str, depth: int) -> None:
+    """A watched row that loses its key takes no sum or snapshot along; look-ahead and tier change no bit."""
+    skip = SkipConfig(rule=rule, interval=4, min_visits=1, hot_rows="50%", min_accesses=2, feedback_delay=4)
+    tables = [key_table("user", num_embeddings=30, expire=6), key_table("item", num_embeddings=24)]
+    batches = drawn_batches(tables, 6, count=160)
+    runs = [
+        train(tables, batches, tier, each, policy=policy, skip=skip)
+        for tier, each, policy in [(FAST, 0, LRU), (FAST, depth, LRU), (FAST, depth, LRUOnHost)]
+    ]
+    counts = runs[0][0].statistics.counts()
+    assert counts[Counter.DEFERRED_UPDATES] > 20 and counts[Counter.EXPIRED_KEYS] > 20 < counts[Counter.EVICTED_KEYS]
+    for _, trained in runs[1:]:
+        assert trained.rows == runs[0][1].rows and trained.losses == runs[0][1].losses
+
+
+def test_a_key_that_returns_starts_where_it_started() -> None:
+    """Its weights, its optimizer state and its records are those of a new key."""
+    table = key_table(expire=1, num_embeddings=4)
+    embeddings, trainee = TieredEmbeddingBag([table], FAST, optimizer=Adagrad(lr=0.1)), Trainee([table])
+    first: list[bytes] = []
+    for planned in embeddings.look_ahead(map(looking_up, [5, 5, 6, 6, 5]), depth=0):
+        vectors = embeddings(planned)
+        first.append(vectors["item"].detach().numpy().tobytes())
+        trainee.learn(vectors, planned.batch)
+        embeddings.step()
+    assert first[0] == first[4] != first[1]
+    expected = reference.initial_row(reference.table_key("item", 0), 5 + 2**63, 3, 1 / 2).tobytes()
+    assert first[0] == expected
+    tracker = embeddings.runtime.pipeline.lanes[0].planner.tracker
+    assert sorted(tracker.accesses[tracker.seen_rows()]) == [1, 2]  # 5 once, 6 twice
+
+
+def test_a_full_table_may_refuse_or_stop() -> None:
+    batches = [looking_up(1, 2, 3), looking_up(3, 4, 1)]
+    embeddings, trained = train([key_table(num_embeddings=3, when_full="refuse")], batches, FAST, 0)
+    assert embeddings.rows.table_keys("item").tolist() == [1, 2, 3]
+    assert trained.counts.tolist() == [[3, 0, 0, 1]]
+    with pytest.raises(InputError, match=r"table 'item': expected at most 3 keys, got 1 more in batch 1"):
+        train([key_table(num_embeddings=3, when_full="error")], batches, FAST, 1)
+
+
+def timed(times: Sequence[float]) -> list[Batch]:
+    return [replace(looking_up(3), extras={"timestamp": np.array([time])}) for time in times]
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        (
+            [Batch.of(item=[1], labels=[1.0])],
+            r'expected Batch.extras\["timestamp"\] \(1,\) with expire=\'60s\', got none',
+        ),
+        (timed([5.0, float("nan")]), "sample 0: expected a timestamp in seconds from 0 to the year 9999, got nan"),
+        (timed([5.0, 1.7e12]), "expected a timestamp in seconds from 0 to the year 9999, got 17"),
+        (timed([5.0, -1.0]), "expected a timestamp in seconds from 0"),
+        (timed([500.0, 439.0]), "expected timestamps at most 60s before the latest one, 500, got 439"),
+    ],
+)
+def test_timestamps_that_cannot_be(batches: list[Batch], message: str) -> None:
+    """Training ends before the batch, with all keys of the batches before it."""
+    embeddings = TieredEmbeddingBag([key_table(expire="60s")], FAST)
+    with pytest.raises(InputError, match=f"table 'item'.*{message}"):
+        train_more_on(embeddings, Trainee([key_table()]), batches, 0)
+    assert len(embeddings.rows.table_keys("item")) == len(batches) - 1
+
+
+def test_timestamps_may_jump_back_a_little() -> None:
+    train([key_table(expire="60s")], timed([500.0, 441.0, 440.0, 470.0]), FAST, 1)
+
+
+def test_a_loop_that_ends_early_leaves_tables_that_train_on() -> None:
+    batches = drawn_batches(TABLES, 8, count=60)
+    embeddings, trainee = TieredEmbeddingBag(TABLES, FAST), Trainee(TABLES)
+    for start in range(0, 50, 10):
+        ahead = embeddings.look_ahead(batches[start:], depth=4)
+        for planned in ahead:
+            trainee.learn(embeddings(planned), planned.batch)
+            embeddings.step()
+            if len(trainee.losses) % 7 == 0:
+                break
+        with pytest.warns(UserWarning, match="closed with [1-4] planned batches that are not trained, whose lookups"):
+            ahead.close()
+        for lane in embeddings.runtime.pipeline.lanes:
+            assert lane.keys is not None
+            for table in lane.keys.tables:
+                assert (lane.planner.tracker.last_access[table.live_rows()] > 0).all()
+                assert not lane.planner.tracker.codes[table.freed_rows()].any()
+        again = TieredEmbeddingBag(TABLES, FAST)
+        again.rows.load_state_arrays(embeddings.rows.state_arrays())
+        assert rows_by_key(again) == rows_by_key(embeddings)
+
+
+def test_nothing_is_read_or_saved_while_batches_are_in_flight() -> None:
+    """Keys of batches that are not trained yet have rows already, so the numbers would depend on the look-ahead."""
+    batches = drawn_batches(TABLES, 9)
+    embeddings, trainee = TieredEmbeddingBag(TABLES, FAST), Trainee(TABLES)
+    for planned in embeddings.look_ahead(batches, depth=2):
+        trainee.learn(embeddings(planned), planned.batch)
+        embeddings.step()
+        for name, method in {
+            "read": lambda: embeddings.read(batches[0]),
+            "state_arrays": embeddings.rows.state_arrays,
+            "table_keys": lambda: embeddings.rows.table_keys("city"),
+        }.items():
+            with pytest.raises(ConfigError, match=rf"^{name}\(\): expected no batches in flight.*depth 2"):
+                method()
+
+
+def test_combinations_that_do_not_support_keys() -> None:
+    table = key_table()
+    cases: list[tuple[dict[str, Any], TableConfig]] = [
+        ({"tier": TierConfig(device="cpu-torch")}, table),
+        ({"policy": "hotline"}, table),
+        ({"policy": "fae"}, table),
+        ({"skip": "inputs"}, table),
+        ({"skip": "defer"}, table.model_copy(update={"unadmitted": "zero"})),
+        ({}, table.model_copy(update={"dtype": "bfloat16"})),
+    ]
+    for options, each in cases:
+        with pytest.raises(ConfigError, match="table 'item': expected settings that support keys, got "):
+            TieredEmbeddingBag([each], **({"tier": TierConfig(device="cpu")} | options))
+
+
+def test_checkpoints_of_other_keys() -> None:
+    tables = [table.model_copy(update={"init_bound": 0.3}) for table in TABLES]
+    embeddings, _ = train(tables, drawn_batches(tables, 10), FAST, 0)
+    arrays = embeddings.rows.state_arrays()
+
+    def loading(tables: Sequence[TableConfig], changed: dict[str, Any], match: str) -> None:
+        other = TieredEmbeddingBag(tables, FAST)
+        for grow in (False, True):
+            with pytest.raises(CheckpointError, match=match):
+                other.rows.load_state_arrays(arrays | changed, grow=grow)
+        assert all(list(rows) == [None] for rows in rows_by_key(other).values())
+
+    larger = [table.model_copy(update={"num_embeddings": table.num_embeddings + 1}) for table in tables]
+    loading(larger, {}, r"expected (tables of|a checkpoint with a capacity of)")
+    keyed, keys = arrays["rows0.keyed"], arrays["rows0.keys"]
+    loading(tables, {"rows0.keys": keys[:-1]}, r"array keys: expected int64 \(")
+    loading(tables, {"rows0.keys": keys * 0}, "expected one key for each row that is not free, got others")
+    loading(tables, {"rows0.keyed": keyed - 1}, "expected one key for each row|keyed: expected")
+    loading(tables, {"rows0.keys0.freed": keys[:1] * 0 + 1}, "expected one key for each row")
+    blocks = {"rows0.keys0.cell_blocks": np.array([10**6]), "rows0.keys0.cells": np.zeros((1, 4096), np.uint8)}
+    loading(tables, blocks, r"array keys0.cell_blocks: expected")
+    without = {name: array for name, array in arrays.items() if name != "rows0.keys0.clock"}
+    with pytest.raises(CheckpointError, match=r"rows0\.keys0\.clock: expected one for keys, got none"):
+        TieredEmbeddingBag(tables, FAST).rows.load_state_arrays(without)
+    plain = TieredEmbeddingBag([TableConfig(name="item", num_embeddings=9, embedding_dim=3, init_bound=0.3)], FAST)
+    saved, _ = train([key_table(num_embeddings=8, init_bound=0.3)], timed([1.0]), FAST, 0)
+    with pytest.raises(CheckpointError, match="tables item: expected a checkpoint of tables without keys"):
+        plain.rows.load_state_arrays(saved.rows.state_arrays())
