@@ -64,7 +64,10 @@ NAVIGATION = {
         "docs/reference",
         ["cli", "settings", "models", "batches", "api", "files", "exit-codes", "limits", "glossary"],
     ),
-    "Explanation": ("docs/explanation", ["design", "keys", "skipping", "guard", "quality", "ranks", "gpu", "ngram-memory"]),
+    "Explanation": (
+        "docs/explanation",
+        ["design", "keys", "skipping", "guard", "quality", "ranks", "gpu", "ngram-memory"],
+    ),
     "Coming from": ("docs/coming-from", ["Overview </docs/coming-from/index>"]),
     "Benchmarks": ("docs/benchmarks", ["Overview </docs/benchmarks/index>", "details", "history", "/docs/comparison"]),
     "Project": ("", ["CHANGELOG", "CONTRIBUTING", "SECURITY", "Attack suite </tests/attack/README>"]),

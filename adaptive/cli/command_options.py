@@ -76,6 +76,8 @@ ExportRows = Annotated[str, _option("--row-dtype", "float32|bfloat16|int8",
     help="Values of rows: bfloat16 rounds to nearest, int8 stores 256 steps per row with a scale and an offset.")]
 ExportCheck = Annotated[str | None, _option("--check", "DATA", show_default=False,
     help="Evaluate rows in each of these formats on data, such as csv:PATH, and print AUC, log loss and bytes.")]
+KeysFile = Annotated[Path | None, _option("--out", "FILE", show_default=False,
+    help="List all keys as CSV: table, key, row, lookups, age in batches, and whether the row is stored.")]
 ReportPaths = Annotated[list[Path], typer.Argument(metavar="PATH...", show_default=False,
     help="Run directories, a folder of runs, the directory of a comparison or a profile, or a file printed by simulate "
          "--json. Several results of one kind appear side by side.")]

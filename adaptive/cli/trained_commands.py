@@ -1,4 +1,4 @@
-"""`adaptive-train eval`, `predict`, `export`, `report`: commands that read runs."""
+"""`adaptive-train eval`, `predict`, `export`, `keys`, `report`: commands that read runs."""
 
 import sys
 from contextlib import nullcontext
@@ -77,6 +77,19 @@ def export(
 
     with own_stdout():
         result = export_run(run, out, to=to, row_dtype=row_dtype, check=check, settings=settings)
+    print_result(result, as_json=as_json)
+
+
+def keys(run: options.RunArgument, out: options.KeysFile = None, as_json: options.AsJson = False) -> None:
+    """List the keys of a run that have a row, in tables with keys.
+
+    Prints their number, lookups and ages by table; --out lists each of them.
+    """
+    from adaptive.serving import list_keys
+
+    check_folders(out)
+    with own_stdout():
+        result = list_keys(run, out)
     print_result(result, as_json=as_json)
 
 

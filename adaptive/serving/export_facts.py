@@ -1,7 +1,8 @@
 """Description of an export: `model.json` for servers, and the page `README.md`.
 
 Known categories have the first rows of a table. The row for unknown values follows, then the one for missing values, if
-the table has them (`adaptive.data.rows.batcher`).
+the table has them (`adaptive.data.rows.batcher`). A table with keys is exported with the vocabulary of its keys, and a
+missing value has a key.
 """
 
 import json
@@ -13,21 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.dataset import Feature
+from adaptive.data.rows.batcher import MISSING_KEY
 from adaptive.data.rows.vocabularies import load_vocabularies
 from adaptive.data.text.schema import NULLS
 from adaptive.serving.sample_values import DenseFacts, ExportFacts, FeatureFacts
 from adaptive.training.runs.loading import LoadedRun
 
 DataRecord = Mapping[str, Any]  # `data` in the record of a run, or a part of it
-_RULES = {"direct": "row", "hashed": "hash", "fitted": "vocabulary"}
+_RULES = {"direct": "row", "hashed": "hash", "fitted": "vocabulary", "keyed": "vocabulary"}
 _KEYS = {"int": "int", "hex": "hex", "string": "text"}
 
 
 def vocabularies(run: LoadedRun) -> dict[str, NDArray[np.int64]]:
-    """Return table -> keys (rows,) of fitted vocabularies; InputError if they are missing."""
-    data = _data(run)
+    """Return table -> keys (rows,) of fitted vocabularies and of tables with keys; InputError if they are missing."""
+    data, tables = _data(run), run.components.tables
+    keyed = {table.name: run.embeddings.rows.table_keys(table.name) for table in tables if table.keys is not None}
     if not data.get("vocabularies"):
-        return {}
+        return keyed
     folder, wanted = run.vocabulary_folder, dict[str, int]()
     for feature, table in zip(run.shape.features, run.shape.tables, strict=True):
         kind, size, _ = _described(feature, data)
@@ -36,7 +39,7 @@ def vocabularies(run: LoadedRun) -> dict[str, NDArray[np.int64]]:
     loaded = load_vocabularies(folder, wanted)
     if loaded is None or {table: words.checksum() for table, words in loaded.items()} != data["vocabularies"]:
         raise run.lacks_vocabulary()
-    return {table: words.keys for table, words in loaded.items()}
+    return keyed | {table: words.keys for table, words in loaded.items()}
 
 
 def feature_facts(
@@ -52,12 +55,16 @@ def feature_facts(
     has_unknown = run.record["config"]["data_options"].get("out_of_range") == "oov"
     for feature, table in zip(run.shape.features, run.shape.tables, strict=True):
         kind, size, group = _described(feature, data)
-        rows = len(keys[table]) if kind == "fitted" else size
+        kind = "keyed" if table in run.shape.key_rules else kind
+        rows = len(keys[table]) if kind in ("fitted", "keyed") else size
         bag = bool(group.get("inner_separator") or group.get("sequence"))
-        unknown = kind == "fitted" or (kind == "direct" and has_unknown)
+        unknown = kind in ("fitted", "keyed") or (kind == "direct" and has_unknown)
         missing = kind != "direct" or (group.get("missing") == "row" and not bag)
-        total = rows + unknown + missing
-        assert total == feature.num_embeddings, f"{feature.name}: {total} rows by its rule, {feature.num_embeddings}"
+        total, missing_row = rows + unknown + missing, rows + unknown
+        if kind == "keyed":
+            missing, missing_row = group.get("missing") != "reject", _row_of(keys[table], MISSING_KEY)
+        else:
+            assert total == feature.num_embeddings, f"{feature.name}: {total} rows, not {feature.num_embeddings}"
         features.append(
             FeatureFacts(
                 name=feature.name,
@@ -68,13 +75,19 @@ def feature_facts(
                 bag=bag,
                 separator=group.get("inner_separator"),
                 unknown=rows if unknown else None,
-                missing=rows + unknown if missing else None,
+                missing=missing_row if missing else None,
                 null=_nulls(data),
-                vocabulary=f"ids/{numbers[table]}.npy" if kind == "fitted" else None,
+                vocabulary=f"ids/{numbers[table]}.npy" if kind in ("fitted", "keyed") else None,
                 max_length=run.shape.sequences.get(feature.name),
             )
         )
     return features
+
+
+def _row_of(keys: NDArray[np.int64], key: int) -> int:
+    """Return the row of a key among ascending keys; the row after them if it has none."""
+    row = int(np.searchsorted(keys, key))
+    return row if row < len(keys) and keys[row] == key else len(keys)
 
 
 def dense_facts(run: LoadedRun) -> list[DenseFacts]:
@@ -184,7 +197,7 @@ JSON object per line and stops at the first line that it cannot score.
 |---|---|
 {_tensors(facts.tensors)}
 | `model.json` | shapes, features, rules that map values to rows |
-| `ids/` | keys of fitted vocabularies, by row: `.npy`, int64 |
+| `ids/` | keys of fitted vocabularies and of tables with keys, by row: `.npy`, int64 |
 {_item_vectors(facts)}{_code(facts)}
 ## Tables
 

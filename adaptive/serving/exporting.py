@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from adaptive.config import TableConfig
 from adaptive.errors import ConfigError, OutputError
 from adaptive.kernels.vector.bfloat16 import BFLOAT16
 from adaptive.models import dense
@@ -97,9 +98,9 @@ def export_run(
     """Export a trained run into the new folder `out`, completely or not at all.
 
     The folder has one file with the tensors of plain `nn.EmbeddingBag`s and of the dense part, `model.json` (features,
-    id maps, shapes), `ids/` (keys of fitted vocabularies), a `README.md`, and code (`scoring.py`, `sample_values.py`,
-    `dense/`) that requires only numpy and torch, or onnxruntime for ONNX. Tables are written in blocks, so they need
-    not fit into memory, and no value is read through pickle.
+    id maps, shapes), `ids/` (keys of fitted vocabularies and of tables with keys), a `README.md`, and code
+    (`scoring.py`, `sample_values.py`, `dense/`) that requires only numpy and torch, or onnxruntime for ONNX. Tables are
+    written in blocks, so they need not fit into memory, and no value is read through pickle.
 
     Args:
         to: "torch" (`model.pt`, for `torch.load(..., weights_only=True)`), "safetensors", or "onnx" (`model.onnx` with
@@ -143,11 +144,16 @@ def export_run(
             to=to,
             row_dtype=row_dtype,
             tables=len(run.components.tables),
-            rows=sum(table.num_embeddings for table in run.components.tables),
+            rows=sum(_num_rows(run, table) for table in run.components.tables),
             export_bytes=size,
             peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             check=qualities,
         )
+
+
+def _num_rows(run: LoadedRun, table: TableConfig) -> int:
+    """Return the rows of an exported table: with keys, those that have one, and the one for other keys."""
+    return table.num_embeddings if table.keys is None else len(run.embeddings.rows.table_keys(table.name)) + 1
 
 
 def _check(run: LoadedRun, data: str) -> dict[str, FormatQuality]:
@@ -157,7 +163,7 @@ def _check(run: LoadedRun, data: str) -> dict[str, FormatQuality]:
         with torch_settings(run.config), run.embeddings.rows.read_as(as_exported(row_dtype)):
             evaluation = evaluate(run.embeddings, run.model, evaluation_batches(run, dataset))
         table_bytes = sum(
-            table.num_embeddings * ROW_BYTES[row_dtype](table.embedding_dim) for table in run.components.tables
+            _num_rows(run, table) * ROW_BYTES[row_dtype](table.embedding_dim) for table in run.components.tables
         )
         qualities[row_dtype] = FormatQuality(auc=evaluation.auc, log_loss=evaluation.log_loss, table_bytes=table_bytes)
     return qualities
@@ -198,7 +204,7 @@ def _write_tensors(run: LoadedRun, to: str, folder: Path, facts: ExportFacts) ->
     """Write tables, with the names of `scoring.Model`, and the dense part."""
     tables: dict[str, Blocks] = {}
     for number, table in enumerate(run.components.tables):
-        shape, blocks = (table.num_embeddings, table.embedding_dim), partial(_table, run, table.name)
+        shape, blocks = (_num_rows(run, table), table.embedding_dim), partial(_table, run, table.name)
         tables |= table_tensors(facts.row_dtype, number, shape, blocks)
     if to == "onnx":
         if getattr(run.model, "takes_sequences", False):
@@ -277,7 +283,7 @@ def _facts(run: LoadedRun, tensors: str, row_dtype: str, keys: Mapping[str, NDAr
         run={"folder": run.path.absolute().name, "steps": run.steps, "data": run.record["config"]["data"]},
         tensors=tensors,
         row_dtype=row_dtype,
-        tables=[TableFacts(table.name, table.num_embeddings, table.embedding_dim) for table in tables],
+        tables=[TableFacts(table.name, _num_rows(run, table), table.embedding_dim) for table in tables],
         features=feature_facts(run, keys, {table.name: number for number, table in enumerate(tables)}),
         dense=dense_facts(run),
         ignored=ignored_names(run),

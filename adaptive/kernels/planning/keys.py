@@ -93,7 +93,7 @@ def home(high, num_places):
 @kernel(inline=True)
 def after(place, num_places):
     """The next place, around the end."""
-    place += ONE
+    place = at(place) + ONE
     return ZERO if place == num_places else place
 
 

@@ -3,7 +3,7 @@
 The slow twin knows no index and no reuse of rows: every admission of a key gets a row of its own in an ordinary table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -254,13 +254,22 @@ def test_zeros_are_read_and_not_trained(depth: int) -> None:
     assert any(len(rows) > 1 for rows in trained.rows.values())
 
 
-@pytest.mark.parametrize("rule", ["defer", "defer+bound=0.1"])
+def hot_batches(count: int) -> Iterator[Batch]:
+    """Two samples of keys that come back in most batches, half of them until batch 140 only, and one of a new key."""
+    random = np.random.default_rng(6)
+    for number in range(count):
+        users, items = (random.permutation(6 if number < 140 else 3)[:2].tolist() for _ in range(2))
+        dense, labels = random.normal(size=3), random.integers(0, 2, 3).astype(np.float32)
+        yield Batch.of(user=[*users, 100 + number], item=[*items, 100 + number // 3], dense=dense, labels=labels)
+
+
+@pytest.mark.parametrize("rule", ["defer", "defer+by=movement"])
 @pytest.mark.parametrize("depth", [1, 4])
 def test_deferred_updates_of_keys_that_leave(rule: str, depth: int) -> None:
     """A watched row that loses its key takes no sum or snapshot along; look-ahead and tier change no bit."""
     skip = SkipConfig(rule=rule, interval=4, min_visits=1, hot_rows="50%", min_accesses=2, feedback_delay=4)
-    tables = [key_table("user", num_embeddings=30, expire=6), key_table("item", num_embeddings=24)]
-    batches = drawn_batches(tables, 6, count=160)
+    tables = [key_table("user", num_embeddings=30, expire=6), key_table("item", num_embeddings=12)]
+    batches = list(hot_batches(170))
     runs = [
         train(tables, batches, tier, each, policy=policy, skip=skip)
         for tier, each, policy in [(FAST, 0, LRU), (FAST, depth, LRU), (FAST, depth, LRUOnHost)]

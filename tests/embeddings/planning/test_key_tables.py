@@ -164,8 +164,11 @@ def test_ten_million_new_keys_in_one_batch() -> None:
     size = 10_000_000
     table = Table(size)
     keys = np.random.default_rng(0).permutation(size) * np.int64(0x9E3779B97F4A7C1)
-    assert list(table.batch(0, keys).values()) == list(range(1, size + 1))
-    assert table.books.bytes_in_use <= key_bytes(table.table.config) <= 24 * size
+    batch = Batch.of(item=(keys, [0, size]), labels=[1.0])
+    lookups, _ = table.keys.prepare(DistinctFinder(table.group).find_lookups(batch), batch, 0, table.last_access)
+    assert np.array_equal(lookups.distinct.rows, np.arange(1, size + 1))
+    assert np.array_equal(table.find(keys[::-1].copy()), lookups.distinct.rows[::-1])
+    assert table.books.bytes_in_use <= 24 * size and key_bytes(table.table.config) <= 24 * size
 
 
 def test_a_billion_rows_cost_what_is_touched() -> None:

@@ -1,0 +1,196 @@
+"""Runs on data with 64-bit keys: equal numbers by key, resumed runs, days in a row, lists of keys, refused commands."""
+
+import csv
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.toy import SMALL_DLRM
+
+from adaptive import load_run
+from adaptive.cli.app import main
+from adaptive.config import TrainConfig
+from adaptive.errors import ConfigError
+from adaptive.serving import export_run, list_keys, onnx_scoring, predict_run, scoring
+from adaptive.training.runs import resume_run, train_run
+
+SCHEMA = """
+label = { column = "y" }
+time = { column = "t" }
+[[dense]]
+columns = ["x"]
+[[categorical]]
+columns = ["user"]
+keys = true
+capacity = 60
+admit = 2
+expire = "200s"
+[[categorical]]
+columns = ["item"]
+kind = "string"
+keys = true
+capacity = 20
+"""
+
+
+def write_day(path: Path, day: int, samples: int = 600) -> None:
+    """Samples of one day: a second each, with users and items that come and go."""
+    random = np.random.default_rng(day)
+    with path.open("w") as file:
+        file.write("y,t,x,user,item\n")
+        for place in range(samples):
+            now = day * samples + place
+            user = (now // 20 + int(random.integers(0, 40)) ** 2 // 40) * 2**40 - 2**62
+            item = f"item {now // 50 + random.integers(0, 20)}"
+            file.write(f"{int(random.random() < 0.3 + user % 3 / 6)},{now},{random.random():.3f},{user},{item}\n")
+
+
+def config(folder: Path, out: str, **changed: Any) -> TrainConfig:
+    (folder / "schema.toml").write_text(SCHEMA)
+    if not (folder / "day0.csv").exists():
+        write_day(folder / "day0.csv", 0)
+    given = {
+        "data": f"csv:{folder / 'day0.csv'}",
+        "data_options": {"schema_path": str(folder / "schema.toml"), "holdout": 0.2},
+        "model_options": SMALL_DLRM,
+        "batch_size": 2,
+        "eval_batch_size": 100,
+        "log_every": 4,
+        "tensorboard": False,
+        "tier": {"device_rows": "100%", "device": "cpu"},
+        "out": str(folder / out),
+    }
+    return TrainConfig.model_validate(given | changed)
+
+
+def digest(run: Path) -> tuple[str, dict[str, int]]:
+    """Digest of (key, weights, state) by key of all tables and of the dense part; number of keys by table."""
+    total, sizes = hashlib.sha256(), {}
+    with load_run(run) as loaded:
+        for lane in loaded.embeddings.runtime.pipeline.lanes:
+            assert lane.keys is not None
+            for table in lane.keys.tables:
+                rows = table.live_rows()
+                rows = np.concatenate([[table.start], rows[np.argsort(lane.keys.row_keys[rows])]])
+                values = loaded.embeddings.runtime.pipeline.values(lane, rows)
+                for array in (lane.keys.row_keys[rows[1:]], *values):
+                    total.update(array.tobytes())
+                sizes[table.config.name] = len(rows) - 1
+        for value in loaded.model.state_dict().values():
+            total.update(value.numpy().tobytes())
+    return total.hexdigest(), sizes
+
+
+def exit_code(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return ended.value.code
+
+
+def test_runs_agree_for_every_depth_size_and_policy(tmp_path: Path) -> None:
+    first = train_run(config(tmp_path, "first", depth=0))
+    expected, sizes = digest(tmp_path / "first")
+    assert 15 <= sizes["item"] <= 20 and 0 < sizes["user"] <= 60
+    assert first["live_keys"] == sum(sizes.values()) and first["expired_keys"] > 0 < first["evicted_keys"]
+    assert 0 < (first["unadmitted_lookup_share"] or 0) < 1 and "live keys" in first["table"]
+    for number, changed in enumerate(
+        [
+            {"depth": 1, "tier": {"device_rows": "100%", "device": "cpu", "plan_threads": 2}},
+            {"depth": 4, "policy": "lfu", "tier": {"device_rows": "1%", "when_full": "reduce_lookahead"}},
+            {"depth": 8, "policy": "scratchpipe", "tier": {"device_rows": "10%", "when_full": "reduce_lookahead"}},
+            {"depth": 8, "policy": "hybrid", "tier": {"device": "cpu"}},
+            {"depth": 4, "policy": "sieve", "tier": {"device_rows": "90%", "host": f"mmap:{tmp_path / 'rows'}"}},
+        ]
+    ):
+        if changed["tier"].get("when_full"):
+            changed["tier"] |= {"device": "cpu", "device_rows": "90"}
+        other = train_run(config(tmp_path, f"other{number}", **changed))
+        assert digest(tmp_path / f"other{number}")[0] == expected, changed
+        for name in ("auc", "log_loss", "live_keys", "admitted_keys", "expired_keys", "evicted_keys"):
+            assert other[name] == first[name], (name, changed)  # type: ignore[literal-required]
+
+
+def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
+    """After batch 100, between two sweeps, and after batch 140, between two others."""
+    whole = train_run(config(tmp_path, "whole", save_every=60))
+    assert whole["steps"] == 240 and whole["expired_keys"] > 0
+    train_run(config(tmp_path, "cut", save_every=60, steps=100))
+    resume_run(tmp_path / "cut", steps=140)
+    train_run(config(tmp_path, "until", steps=140, save_every=60))
+    assert digest(tmp_path / "cut") == digest(tmp_path / "until")
+    resumed = resume_run(tmp_path / "cut", steps=240)
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+    assert resumed["auc"] == whole["auc"]
+
+
+def test_the_next_day_continues_with_keys_and_ages(tmp_path: Path) -> None:
+    train_run(config(tmp_path, "day0"))
+    _, before = digest(tmp_path / "day0")
+    write_day(tmp_path / "day1.csv", 1)
+    summary = train_run(config(tmp_path, "day1", data=f"csv:{tmp_path / 'day1.csv'}", init_from=str(tmp_path / "day0")))
+    _, after = digest(tmp_path / "day1")
+    assert summary["expired_keys"] >= before["user"] / 2  # those of the day before are older than 200 s
+    gone = summary["expired_keys"] + summary["evicted_keys"]
+    assert sum(after.values()) == sum(before.values()) + summary["admitted_keys"] - gone
+
+
+def test_keys_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train_run(config(tmp_path, "run"))
+    _, sizes = digest(tmp_path / "run")
+    result = list_keys(tmp_path / "run", tmp_path / "keys.csv")
+    assert {table.table: table.keys for table in result.tables} == sizes
+    assert [table.capacity for table in result.tables] == [60, 20]
+    with (tmp_path / "keys.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with load_run(tmp_path / "run") as run:
+        for name in sizes:
+            keys = [int(row["key"]) for row in rows if row["table"] == name]
+            assert keys == run.embeddings.rows.table_keys(name).tolist() == sorted(keys)
+    assert all(int(row["lookups"]) > 0 <= int(row["age"]) and row["stored"] in "01" for row in rows)
+    assert exit_code("keys", str(tmp_path / "run"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["tables"] == list(map(asdict, result.tables))
+    assert exit_code("keys", str(tmp_path / "run")) == 0
+    assert "oldest (batches)" in capsys.readouterr().out
+
+
+def test_unknown_keys_are_scored_and_not_inserted(tmp_path: Path) -> None:
+    train_run(config(tmp_path, "run"))
+    before = digest(tmp_path / "run")
+    write_day(tmp_path / "later.csv", 50, samples=40)
+    scores = predict_run(tmp_path / "run", tmp_path / "scores.npy", data=f"csv:{tmp_path / 'later.csv'}")
+    assert scores["samples"] == 40 and np.isfinite(np.load(tmp_path / "scores.npy")).all()
+    assert digest(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("to", ["torch", "safetensors", "onnx"])
+def test_an_export_scores_as_predict_does(tmp_path: Path, to: str) -> None:
+    """Known keys, unknown ones and missing values, in the plain code of the export."""
+    code = {"torch": scoring, "safetensors": scoring, "onnx": onnx_scoring}[to]
+    for name in {"onnx": ("onnx", "onnxruntime")}.get(to, ()):
+        pytest.importorskip(name)
+    train_run(config(tmp_path, "run"))
+    write_day(tmp_path / "later.csv", 0, samples=50)
+    with (tmp_path / "later.csv").open("a") as file:
+        file.write("0,9999,0.5,,\n1,9999,0.5,-9223372036854775808,none\n0,9999,0.25,18446744073709551615,item 3\n")
+    predict_run(tmp_path / "run", tmp_path / "scores.npy", data=f"csv:{tmp_path / 'later.csv'}")
+    result = export_run(tmp_path / "run", tmp_path / "served", to=to)
+    _, sizes = digest(tmp_path / "run")
+    assert result.rows == sum(sizes.values()) + 2
+    with (tmp_path / "later.csv").open(newline="") as file:
+        samples: list[dict[str, Any]] = [{k: line[k] for k in ("x", "user", "item")} for line in csv.DictReader(file)]
+    scores = code.load(tmp_path / "served").score(samples)
+    np.testing.assert_allclose(scores, np.load(tmp_path / "scores.npy"), atol=1e-6)
+
+
+def test_commands_that_do_not_support_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_day(tmp_path / "day0.csv", 0)
+    with pytest.raises(ConfigError, match="table 'user': expected no keys in a guarded run"):
+        train_run(config(tmp_path, "guarded", skip={"rule": "defer"}, guard={}))
+    data = ["--data", f"csv:{tmp_path / 'day0.csv'}", "--schema", str(tmp_path / "schema.toml")]
+    for command in ("simulate", "profile"):
+        assert exit_code(command, *data) == 2
+        assert "expected ids that are rows, got keys" in capsys.readouterr().err
