@@ -36,12 +36,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Block:
-    """Settings that all meet the same ways; one table of the report."""
+    """Settings that all meet the same ways; one table of the report.
+
+    `bar`: the AUC and the log loss that a way may cost; its table has tests against it (`study_verdicts`).
+    """
 
     name: str
     settings: tuple[Setting, ...]
     ways: tuple[Way, ...]
     seeds: int = 3
+    first_seed: int = 0
+    bar: float | None = None
 
 
 def ruled(label: str, rule: str) -> Way:
@@ -55,6 +60,13 @@ VISITS = ruled("defer by visits", "defer+by=visits")
 MOVEMENT = ruled("defer by movement", "defer+by=movement")
 UPDATES = ruled("updates", "updates")
 INPUTS = ruled("inputs", "inputs")
+PREDICTED = ruled("predicted", "predicted")
+SLIPSTREAM = Way("slipstream")  # with its default rules
+
+
+def off(label: str, **config: Any) -> Way:
+    """Return a control that skips nothing, with other settings."""
+    return Way(label, "lfu", config={"skip": {"rule": "off"}, **config})
 
 
 def updates(target: float) -> Way:
@@ -76,10 +88,18 @@ DRIFTS: Final[Mapping[str, Mapping[str, Any]]] = {"": {}, ", drift": DRIFT}
 
 
 def stream(
-    kind: str, samples: int, *, evaluated: int = 200_000, drift: str = "", name: str = "", **config: Any
+    kind: str,
+    samples: int,
+    *,
+    evaluated: int = 200_000,
+    drift: str = "",
+    name: str = "",
+    rate: float = 0.25,
+    **config: Any,
 ) -> Setting:
-    """The built-in stream; batch 512, row-wise Adagrad at its default rate."""
+    """The built-in stream; batch 512, row-wise Adagrad at its default rate; `rate`: share of positives."""
     options = {"setting": kind, "num_train": samples, "num_eval": evaluated, **DRIFTS[drift]}
+    options |= {"positive_rate": rate} if rate != 0.25 else {}
     return Setting(f"{kind}{drift}{name}", "synthetic", {"batch_size": 512, **config}, options)
 
 
@@ -88,6 +108,54 @@ def whole(kind: str, drift: str = "", rows: str = "rowwise_adagrad") -> Setting:
     tail = f", {rows}" if rows != "rowwise_adagrad" else ""
     config = {"model_options": _SMALL, "optimizer": ROW_OPTIMIZERS[rows]}
     return stream(kind, 1_500_000, drift=drift, name=tail, **config)
+
+
+# --- time to quality: fresh seeds, tests against a bar, controls of the same time ------------------------------------
+
+RATES: Final = (0.005, 0.03, 0.22)  # shares of positives
+FRESH: Final = 100  # first seed: none below has tuned anything
+_RMC2: Final = {"embedding_dim": 16, "bottom_mlp": "512-256-64-16", "top_mlp": "512-256-1"}
+
+
+def at_rate(kind: str, rate: float, *, samples: int = 1_500_000, batch: int = 512, **config: Any) -> Setting:
+    """A stream with few positives, evaluated six times on the way."""
+    every = max(samples * config.get("epochs", 1) // batch // 6, 1)
+    usual = {"batch_size": batch, "model_options": _SMALL, "eval_every": every}
+    name = f", {100 * rate:g}%{config.pop('name', '')}"
+    return stream(kind, samples, evaluated=100_000, name=name, rate=rate, **usual | config)
+
+
+def controls(samples: int = 1_500_000, batch: int = 512, rows: str = "rowwise_adagrad") -> tuple[Way, ...]:
+    """All inputs: as they are, with a rate 1e-5 higher (the null), in larger batches, and with a decaying rate.
+
+    `predicted` takes as many steps as `off`, so `off` is also the run of all inputs with as many steps.
+    """
+    optimizer = dict(ROW_OPTIMIZERS[rows])
+    schedule = {"decay": "linear", "decay_steps": samples // batch, "final": 0.1}
+    decay = {"optimizer": {**optimizer, "schedule": schedule}, "dense_optimizer": {"schedule": schedule}}
+    null = {"optimizer": {**optimizer, "lr": optimizer["lr"] * 1.00001}}
+    return OFF, off("null", **null), off("batches twice as large", batch_size=2 * batch), off("decay", **decay)
+
+
+def time_blocks() -> tuple[Block, ...]:
+    """Rules that leave inputs or updates out, against all that costs as little."""
+    from benchmarks.study_sets import LARGE
+
+    rules = (PREDICTED, SLIPSTREAM, DEFER)
+    few = tuple(at_rate(kind, rate) for rate in RATES for kind in PLAIN)
+    wide = tuple(at_rate("easy", rate, batch=2048, model_options=_RMC2, name=", RMC2") for rate in RATES[1:])
+    other = tuple(at_rate("easy", 0.03, name=f", {name}", optimizer=ROW_OPTIMIZERS[name]) for name in ("adam",))
+    longer = at_rate("easy", 0.03, samples=500_000, epochs=3, name=", three epochs")
+    skewed = tuple(at_rate("skewed", rate) for rate in RATES[1:])
+    fresh: dict[str, Any] = {"first_seed": FRESH, "bar": 0.0003}
+    return (
+        Block("rates", few, (*controls(), *rules), seeds=5, **fresh),
+        Block("rates-rmc2", wide, (*controls(batch=2048)[:3], PREDICTED), seeds=3, **fresh),
+        Block("rates-sets", LARGE, (*controls()[:2], *rules), seeds=5, **fresh | {"bar": 0.0005}),
+        Block("rates-adam", other, (*controls(rows="adam")[:2], PREDICTED, DEFER), seeds=3, **fresh),
+        Block("rates-epochs", (longer,), (*controls()[:2], PREDICTED), seeds=5, **fresh),
+        Block("rates-skewed", skewed, (*controls()[:2], *rules, INPUTS), seeds=5, **fresh),
+    )
 
 
 # --- blocks, the most important first -----------------------------------------------------------------------------
@@ -103,6 +171,7 @@ def blocks() -> tuple[Block, ...]:
     deferring = (OFF, DEFER, VISITS, MOVEMENT)
     papers = (OFF, DEFER, UPDATES, INPUTS)
     return (
+        *time_blocks(),
         Block("bar", tuple(whole(kind) for kind in PLAIN), deferring, seeds=5),  # three say too little on `hard`
         Block("bar-drift", tuple(whole(kind, ", drift") for kind in PLAIN), deferring, seeds=5),
         Block("optimizers", tuple(whole(kind, rows=rows) for rows in OTHERS for kind in PLAIN), deferring),
@@ -114,7 +183,7 @@ def blocks() -> tuple[Block, ...]:
 
 def cells(block: Block) -> Iterator[tuple[Setting, Way, int]]:
     """Yield cells seed by seed, so that a stopped study has all cells at fewer seeds."""
-    for seed in range(block.seeds):
+    for seed in range(block.first_seed, block.first_seed + block.seeds):
         for setting in block.settings:
             for way in block.ways:
                 yield setting, way, seed

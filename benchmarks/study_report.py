@@ -17,6 +17,7 @@ from adaptive.studies.compare.verdicts import judge
 from adaptive.training.telemetry.formatting import percent_text
 from benchmarks.study_cells import Block, Setting, blocks
 from benchmarks.study_runs import Run, Runs
+from benchmarks.study_verdicts import calibration_of, changes_of, outcomes, speed_of
 
 DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs/explanation/skipping.md"
 BUDGET: Final = 0.0005
@@ -30,7 +31,8 @@ Cells = list[str]
 def write_document(runs: Runs, document: Path = DOCUMENT) -> None:
     """Renew the tables of the document for which there are runs; others stay."""
     text = document.read_text("utf-8")
-    made = {**{block.name: block_table(block, runs) for block in blocks()}, "bars": bars_table(runs)}
+    made = {block.name: (verdict_table if block.bar else block_table)(block, runs) for block in blocks()}
+    made["bars"] = bars_table(runs)
     made["by epoch"] = epochs_table(blocks(), runs)
     for name, table in made.items():
         text = put(text, name, table) if table else text
@@ -64,6 +66,49 @@ def _line(setting: Setting, facts: Facts) -> Cells:
         "control" if is_control else change_text(facts),
         "" if is_control else f"{facts['log_loss_difference']:+.5f}",
         *(percent_text(facts[name]) if facts.get(name) else "" for name in shares),
+        str(len(facts["seeds"])),
+    ]
+
+
+def verdict_table(block: Block, runs: Runs) -> str:
+    """A line for each setting and way, with tests against the block's bar and its time next to the control's."""
+    assert block.bar is not None
+    facts = [(setting, facts) for setting in block.settings for facts in judged(block, setting, runs)]
+    by_score = {}
+    for score, sign in (("auc", 1), ("log_loss", -1)):
+        changes = [[sign * change for change in changes_of(block, setting, way, score, runs)] for setting, way in facts]
+        by_score[score] = outcomes(changes, block.bar)
+    head = ["data", "way", "inputs", "updates", "AUC", "change of AUC [95%]", f"within {block.bar:g}", "log loss"]
+    head += [f"within {block.bar:g}", "calibration", "time to AUC", "data per second", "seeds"]
+    lines = [
+        _tested_line(
+            setting, way, auc, loss, calibration_of(block, setting, way, runs), speed_of(block, setting, way, runs)
+        )
+        for (setting, way), auc, loss in zip(facts, by_score["auc"], by_score["log_loss"], strict=True)
+    ]
+    return markdown([head, *lines]) if lines else ""
+
+
+def _tested_line(
+    setting: Setting, facts: Facts, auc: str, loss: str, calibration: float | None, speed: float | None
+) -> Cells:
+    is_control, to_auc = facts["policy"] == "off", facts["to_auc"] or {}
+    ratio = to_auc.get("cpu_seconds_ratio")
+    return [
+        setting.name,
+        facts["policy"],
+        *(
+            percent_text(facts[name]) if facts.get(name) else ""
+            for name in ("skipped_input_share", "skipped_update_share")
+        ),
+        f"{facts['auc']:.5f}",
+        "control" if is_control else change_text(facts),
+        "" if is_control else auc,
+        "" if is_control else f"{facts['log_loss_difference']:+.5f}",
+        "" if is_control else loss,
+        "-" if calibration is None else f"{calibration:.3f}",
+        "-" if is_control or ratio is None else f"{ratio:.2f}, {to_auc['reached']} of {to_auc['runs']}",
+        "-" if is_control or speed is None else f"{speed:.2f}",
         str(len(facts["seeds"])),
     ]
 
@@ -127,11 +172,13 @@ def judged(block: Block, setting: Setting, runs: Runs, *, after: Callable[[Run],
     results = (
         runs.get(setting, way, seed, control=control)
         for way in block.ways
-        for control in (False, True)
-        for seed in range(block.seeds)
+        for control in (None, "chance", "label")
+        for seed in range(block.first_seed, block.first_seed + block.seeds)
     )
     outcomes = [after(run).outcome for run in results if run is not None]
-    facts: list[Facts] = [asdict(policy) for policy in judge(outcomes, auc_budget=BUDGET).policies] if outcomes else []
+    if not outcomes:
+        return []
+    facts: list[Facts] = [asdict(policy) for policy in judge(outcomes, auc_budget=BUDGET, to_auc="auto").policies]
     return [one for one in facts if one["seeds"]]
 
 

@@ -30,7 +30,8 @@ class Run:
     summary: dict[str, Any]
     evaluations: list[dict[str, Any]] = field(default_factory=list)  # after each epoch: step, auc, log_loss
     error: str | None = None
-    beside: str | None = None  # the way whose share of dropped inputs this run dropped at random
+    beside: str | None = None  # the way whose share of dropped inputs this run dropped
+    by: str | None = None  # how it did: by chance or by label
 
     @property
     def key(self) -> Key:
@@ -43,7 +44,8 @@ class Run:
         error = RuntimeError(self.error) if self.error else None
         arranges = bool(self.summary.get("skipped_input_share"))
         summary = {**self.summary, "time_ms": {}} if self.summary else {}  # nothing is timed here
-        return Outcome(self.label, self.seed, "", arranges, summary, bits, error, self.beside)
+        by = self.by or (None if self.beside is None else "chance")  # lines from before there were two controls
+        return Outcome(self.label, self.seed, "", arranges, summary, bits, error, self.beside, by)
 
 
 class Runs:
@@ -63,9 +65,9 @@ class Runs:
     def __iter__(self) -> Iterator[Run]:
         return iter(self._runs.values())
 
-    def get(self, setting: Setting, way: Way, seed: int, *, control: bool = False) -> Run | None:
-        """The run of a way, or of the control that dropped as many inputs."""
-        label = control_label(way) if control else way.label
+    def get(self, setting: Setting, way: Way, seed: int, *, control: str | None = None) -> Run | None:
+        """The run of a way, or of the control that dropped as many inputs (`chance`, `label`)."""
+        label = control_label(way, control) if control else way.label
         run = self._runs.get((setting.name, label, seed))
         return run if run is not None and run.fingerprint == fingerprint(setting, way) else None
 
@@ -82,9 +84,9 @@ def fingerprint(setting: Setting, way: Way) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=dict).encode()).hexdigest()[:16]
 
 
-def control_label(way: Way) -> str:
-    """Of the run that drops as many inputs at random."""
-    return f"random as {way.label}"
+def control_label(way: Way, by: str) -> str:
+    """Of the run that drops as many inputs by chance, or by label."""
+    return f"{'random' if by == 'chance' else 'negatives'} as {way.label}"
 
 
 def train(setting: Setting, way: Way, seed: int, *, folder: Path) -> list[Run]:
@@ -100,13 +102,14 @@ def _run(setting: Setting, way: Way, outcome: Outcome) -> Run:
     error = None if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"
     return Run(
         setting.name,
-        way.label if outcome.control_of is None else control_label(way),
+        way.label if outcome.control_by is None else control_label(way, outcome.control_by),
         outcome.seed,
         fingerprint(setting, way),
         {name: value for name, value in outcome.summary.items() if name not in ("run_dir", "time_ms")},
         [] if error else _evaluations(Path(outcome.run_dir)),
         error,
         outcome.control_of,
+        outcome.control_by,
     )
 
 

@@ -1,5 +1,6 @@
 """The study of skipping: runs are stored and not repeated, controls, tables."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ import pytest
 
 from benchmarks import study_report, study_sets
 from benchmarks.study_cells import OFF, Block, Setting, Way, blocks, cells, ruled, stream, whole
-from benchmarks.study_report import after_epoch, block_table, judged, put
+from benchmarks.study_report import after_epoch, block_table, judged, put, verdict_table
 from benchmarks.study_runs import Run, Runs, fingerprint, train
 from benchmarks.study_skipping import main, run_blocks, wanted
+from benchmarks.study_verdicts import holm, outcomes, publish
 
 DEFER = ruled("defer", "defer+warmup=0+every=1")
 DROP = ruled("inputs", "adaptive.policies.random_drop:Drop+share=0.3")
@@ -46,7 +48,7 @@ def test_a_stopped_study_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not path.exists()
     study()
     runs = {run.label: run for run in Runs(path)}
-    assert list(runs) == ["off", "defer", "inputs", "random as inputs"]
+    assert list(runs) == ["off", "defer", "inputs", "random as inputs", "negatives as inputs"]
     assert not any(run.error for run in runs.values())
     assert runs["off"].summary["skipped_update_share"] == 0 < runs["defer"].summary["skipped_update_share"]
     dropped = runs["inputs"].summary["skipped_input_share"]
@@ -57,7 +59,7 @@ def test_a_stopped_study_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("benchmarks.study_skipping.train", lambda *_, **__: pytest.fail("trained again"))
     study()
-    assert len(path.read_text().splitlines()) == 4
+    assert len(path.read_text().splitlines()) == 5
 
 
 def test_a_run_with_other_settings_is_not_reused(tmp_path: Path) -> None:
@@ -105,7 +107,7 @@ def test_names_mean_one_thing() -> None:
 
 def test_only_known_blocks() -> None:
     assert [block.name for block in wanted(["papers", "bar"])] == ["papers", "bar"]
-    with pytest.raises(SystemExit, match=r"expected blocks among bar, .* got bra"):
+    with pytest.raises(SystemExit, match=r"expected blocks among rates, .*, bar, .* got bra"):
         wanted(["bra"])
 
 
@@ -176,3 +178,96 @@ def test_report_only_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     main(["--runs", str(tmp_path / "runs.jsonl"), "--report"])
     assert len(written) == 1
     assert not (tmp_path / "runs.jsonl").exists()
+
+
+# --- tests against a bar -------------------------------------------------------------------------------------------
+
+
+def test_holm_adjusts_by_rank_and_keeps_the_order() -> None:
+    """The smallest counts three times, the next twice, and none falls below one before it."""
+    assert holm([0.03, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
+    assert holm([0.5, 0.6]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@pytest.mark.parametrize(
+    ("differences", "outcome"),
+    [
+        ([0.0001, 0.0, -0.0001, 0.0], "shown"),
+        ([-0.002, -0.0021, -0.0019, -0.002], "refuted"),
+        ([-0.002, 0.002, 0.0, 0.001], "not shown"),
+        ([0.01, 0.0101, 0.0099, 0.01], "shown"),  # a gain is no loss
+        ([0.0, 0.0], "shown"),
+        ([-0.001, -0.001], "refuted"),
+        ([0.0], "not shown"),
+        ([], "not shown"),
+    ],
+)
+def test_a_line_has_three_outcomes(differences: list[float], outcome: str) -> None:
+    assert outcomes([differences], 0.0005) == [outcome]
+
+
+def test_lines_of_a_table_share_their_level() -> None:
+    """A line that is shown alone, at 3%, is not among ten; one that is clear stays."""
+    weak, clear = [-0.0002, -0.0004, 0.0001, -0.0001], [0.0, 0.00001, -0.00001, 0.0]
+    assert outcomes([weak], 0.0005) == ["shown"]
+    assert outcomes([weak] * 9 + [clear], 0.0005) == ["not shown"] * 9 + ["shown"]
+
+
+def test_a_tested_table_has_outcomes_time_and_speed(tmp_path: Path) -> None:
+    setting, runs = tiny(), Runs(tmp_path / "runs.jsonl")
+    point = {"step": 5, "auc": 0.7, "log_loss": 0.5}
+
+    def add(way: Way, seed: int, auc: float, seconds: float, **more: Any) -> None:
+        work = {"step": 5, "samples_read": 1000, "seconds": seconds, "cpu_seconds": seconds}
+        results = {"evaluations": [{**point, "auc": auc}], "evaluation_work": [work], "calibration": 1.01, **more}
+        runs.add(made(setting, way, seed, auc, **results))
+
+    for seed in (100, 101, 102):
+        add(OFF, seed, 0.7, 10.0)
+        add(DEFER, seed, 0.7 + seed * 1e-7, 4.0, skipped_input_share=0.7)
+    block = Block("b", (setting,), (OFF, DEFER), first_seed=100, bar=0.0003)
+    head, _, control, line = (text.strip("| ").split(" | ") for text in verdict_table(block, runs).splitlines())
+    assert control[:2] == ["easy", "off"] and control[head.index("seeds")] == "3"
+    numbers = dict(zip(head, line, strict=True))
+    assert numbers["inputs"] == "70.0%" and numbers["calibration"] == "1.010"
+    assert line[head.index("within 0.0003")] == "shown"
+    assert numbers["time to AUC"] == "0.40, 3 of 3" and numbers["data per second"] == "2.50"
+    published = tmp_path / "published.jsonl"
+    publish(runs, published)
+    lines = [json.loads(text) for text in published.read_text().splitlines()]
+    assert lines[1] == [
+        "easy",
+        "defer",
+        100,
+        {"auc": 0.70001, "log_loss": 0.5, "calibration": 1.01, "skipped_input_share": 0.7}
+        | {"cpu_seconds": 4.0, "samples_read": 1000.0},
+    ]
+
+
+def test_processes_share_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = Block("b", (tiny(),), (OFF, DEFER, DROP), seeds=3, first_seed=100)
+    trained: list[tuple[str, int]] = []
+
+    def train_one(setting: Setting, way: Way, seed: int, *, folder: Path) -> list[Run]:
+        trained.append((way.label, seed))
+        return []
+
+    monkeypatch.setattr("benchmarks.study_skipping.train", train_one)
+    for part in range(2):
+        run_blocks([block], Runs(tmp_path / "r"), tmp_path, until=math.inf, is_there=lambda _: True, part=(part, 2))
+    assert len(trained) == 9 and set(trained) == {(way.label, seed) for _, way, seed in cells(block)}
+    started: list[list[str]] = []
+
+    class Process:
+        def __init__(self, command: list[str]) -> None:
+            started.append(command)
+
+        def wait(self) -> int:
+            return len(started) - 1
+
+    monkeypatch.setattr("subprocess.Popen", Process)
+    with pytest.raises(SystemExit) as stopped:
+        main(["--runs", "r", "--processes", "2"])
+    assert stopped.value.code == 1
+    assert [command[-4:] for command in started] == [["--processes", "2", "--part", str(part)] for part in range(2)]
