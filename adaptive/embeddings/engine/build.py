@@ -164,8 +164,6 @@ def refuse_with_keys(
         got = f"policy {name}, which arranges inputs or looks at a sample of them. Choose another policy or skip rule"
     elif skip is not None and any(table.unadmitted == "zero" for table in keyed):
         got = 'unadmitted="zero" with a skip rule. Set unadmitted="shared", or skip nothing'
-    elif any(table.dtype == "bfloat16" and table.rounding == "stochastic" for table in keyed):
-        got = 'rounding="stochastic", which depends on row numbers. Set rounding="nearest" or dtype="float32"'
     if got:
         raise ConfigError(f"table {keyed[0].name!r}: expected settings that support keys, got {got}.")
 
