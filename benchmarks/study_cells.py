@@ -141,7 +141,7 @@ def time_blocks() -> tuple[Block, ...]:
     """Rules that leave inputs or updates out, against all that costs as little."""
     from benchmarks.study_sets import LARGE
 
-    rules = (PREDICTED, SLIPSTREAM, DEFER)
+    rules = (PREDICTED, SLIPSTREAM, VISITS)
     few = tuple(at_rate(kind, rate) for rate in RATES for kind in PLAIN)
     wide = tuple(at_rate("easy", rate, batch=2048, model_options=_RMC2, name=", RMC2") for rate in RATES[1:])
     other = tuple(at_rate("easy", 0.03, name=f", {name}", optimizer=ROW_OPTIMIZERS[name]) for name in ("adam",))
@@ -152,7 +152,7 @@ def time_blocks() -> tuple[Block, ...]:
         Block("rates", few, (*controls(), *rules), seeds=5, **fresh),
         Block("rates-rmc2", wide, (*controls(batch=2048)[:3], PREDICTED), seeds=3, **fresh),
         Block("rates-sets", LARGE, (*controls()[:2], *rules), seeds=5, **fresh | {"bar": 0.0005}),
-        Block("rates-adam", other, (*controls(rows="adam")[:2], PREDICTED, DEFER), seeds=3, **fresh),
+        Block("rates-adam", other, (*controls(rows="adam")[:2], PREDICTED, VISITS), seeds=3, **fresh),
         Block("rates-epochs", (longer,), (*controls()[:2], PREDICTED), seeds=5, **fresh),
         Block("rates-skewed", skewed, (*controls()[:2], *rules, INPUTS), seeds=5, **fresh),
     )

@@ -120,7 +120,7 @@ def config_of(setting: Setting, way: Way, *, folder: Path) -> TrainConfig:
         "policy_options": dict(way.options),
         "save": False,
         "tensorboard": False,
-        "log_every": 1000,
+        "log_every": 50,  # the first interval, which compiles, is not timed
         **setting.config,
         **way.config,
         **_data(setting, folder),

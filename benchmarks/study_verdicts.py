@@ -79,10 +79,13 @@ def speed_of(block: Block, setting: Setting, facts: dict[str, object], runs: Run
 
 
 def _rate(run: Run) -> float | None:
-    """Return the samples read per processor second until the last evaluation."""
-    work = (run.summary.get("evaluation_work") or [{}])[-1]
-    seconds, read = work.get("cpu_seconds"), work.get("samples_read")
-    return read / seconds if seconds and read else None
+    """Return the samples read per processor second from the first evaluation to the last, or until the only one."""
+    works = [work for work in run.summary.get("evaluation_work") or [] if work["cpu_seconds"] and work["samples_read"]]
+    if not works:
+        return None
+    first = works[0] if len(works) > 1 else {"cpu_seconds": 0.0, "samples_read": 0}
+    seconds = works[-1]["cpu_seconds"] - first["cpu_seconds"]
+    return float((works[-1]["samples_read"] - first["samples_read"]) / seconds) if seconds else None
 
 
 def _pairs(block: Block, setting: Setting, label: str, runs: Runs) -> list[tuple[Run, Run]]:

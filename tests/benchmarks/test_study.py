@@ -219,8 +219,11 @@ def test_a_tested_table_has_outcomes_time_and_speed(tmp_path: Path) -> None:
     point = {"step": 5, "auc": 0.7, "log_loss": 0.5}
 
     def add(way: Way, seed: int, auc: float, seconds: float, **more: Any) -> None:
-        work = {"step": 5, "samples_read": 1000, "seconds": seconds, "cpu_seconds": seconds}
-        results = {"evaluations": [{**point, "auc": auc}], "evaluation_work": [work], "calibration": 1.01, **more}
+        work = [
+            {"step": 5 * n, "samples_read": 1000 * n, "seconds": 1.0, "cpu_seconds": n * seconds - 1} for n in (1, 2)
+        ]
+        points = [{**point, "auc": 0.6}, {**point, "auc": auc}]
+        results = {"evaluations": points, "evaluation_work": work, "calibration": 1.01, **more}
         runs.add(made(setting, way, seed, auc, **results))
 
     for seed in (100, 101, 102):
@@ -232,7 +235,7 @@ def test_a_tested_table_has_outcomes_time_and_speed(tmp_path: Path) -> None:
     numbers = dict(zip(head, line, strict=True))
     assert numbers["inputs"] == "70.0%" and numbers["calibration"] == "1.010"
     assert line[head.index("within 0.0003")] == "shown"
-    assert numbers["time to AUC"] == "0.40, 3 of 3" and numbers["data per second"] == "2.50"
+    assert numbers["time to AUC"] == "0.37, 3 of 3" and numbers["data per second"] == "2.50"
     published = tmp_path / "published.jsonl"
     publish(runs, published)
     lines = [json.loads(text) for text in published.read_text().splitlines()]
@@ -241,7 +244,7 @@ def test_a_tested_table_has_outcomes_time_and_speed(tmp_path: Path) -> None:
         "defer",
         100,
         {"auc": 0.70001, "log_loss": 0.5, "calibration": 1.01, "skipped_input_share": 0.7}
-        | {"cpu_seconds": 4.0, "samples_read": 1000.0},
+        | {"cpu_seconds": 7.0, "samples_read": 2000.0},
     ]
 
 
