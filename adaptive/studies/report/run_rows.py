@@ -108,7 +108,9 @@ def rows_moved(runs: Sequence[RunView]) -> Blocks:
 def _by_table(run: RunView) -> Table:
     head = ["table", "rows", "on the device", "lookups", "hit rate", "promoted", "demoted", "to device", "to host"]
     skips = any(map(_skips, run.totals.tables.values()))
-    rows = [[*head, *(["watched", "waiting", "at rest", "saturated", "not written"] if skips else [])]]
+    keyed = any(counts.has_keys for counts in run.totals.tables.values())
+    head += ["watched", "waiting", "at rest", "saturated", "not written"] if skips else []
+    rows = [head + (["live keys", "admitted", "expired", "evicted", "lookups without a row"] if keyed else [])]
     for name, counts in run.totals.tables.items():
         states = (counts.watched_rows, counts.waiting_rows, counts.at_rest_rows, counts.saturated_rows)
         skipped = [*map(count_text, states)]
@@ -119,6 +121,9 @@ def _by_table(run: RunView) -> Table:
             *(bytes_text(counts.bytes_h2d), bytes_text(counts.bytes_d2h)),
             *(skipped if skips else []),
         ])  # fmt: skip
+        if keyed:
+            keys = (counts.live_keys, counts.admitted_keys, counts.expired_keys, counts.evicted_keys)
+            rows[-1] += [*map(count_text, keys), percent_text(counts.unadmitted_lookup_share)]
     return Table(rows)
 
 

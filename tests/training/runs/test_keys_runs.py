@@ -16,6 +16,7 @@ from adaptive.cli.app import main
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError
 from adaptive.serving import export_run, list_keys, onnx_scoring, predict_run, scoring
+from adaptive.studies.report.html_report import write_report
 from adaptive.training.runs import resume_run, train_run
 
 SCHEMA = """
@@ -155,6 +156,14 @@ def test_keys_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert json.loads(capsys.readouterr().out)["tables"] == list(map(asdict, result.tables))
     assert exit_code("keys", str(tmp_path / "run")) == 0
     assert "oldest (batches)" in capsys.readouterr().out
+
+
+def test_a_page_shows_keys_by_table(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    summary = train_run(config(tmp_path, "run"))
+    write_report([tmp_path / "run"], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "lookups without a row" in page and "live keys" in page and summary["live_keys"] > 0
 
 
 def test_unknown_keys_are_scored_and_not_inserted(tmp_path: Path) -> None:
