@@ -263,7 +263,7 @@ CHECKS: Final[Mapping[str, Callable[[Subject], None]]] = {
     "same inputs, same scores": _deterministic,
     "calibrating again changes nothing": _calibrates,
     "state_dict restores it": _restores,
-    "looked_up, left and came return nothing, rows unchanged": _follows,
+    "looked_up, left, came and expired return nothing, rows unchanged": _follows,
     "arrange keeps every sample": _arranges,
     "arrange is lazy": _arranges_lazily,
     "trained tables equal those of a single tier": _trains,

@@ -216,14 +216,17 @@ class TimedPolicy:
     def follow(self, number: int, rows: NDArray[np.int64], view: FollowedView) -> None:
         """Report a batch as training does, and update `view`.
 
-        Missing rows come, and half as many of the rows that are not needed leave.
+        Missing rows come, and half as many of the rows that are not needed leave. Before, the keys of three rows expire
+        that are neither needed nor on the device.
         """
         coming = rows[~view.resident_rows[rows]]
         leaving = np.setdiff1d(np.flatnonzero(view.resident_rows), rows)[: len(coming) // 2]
-        for array in (rows, coming, leaving):
+        gone = np.setdiff1d(np.flatnonzero(~view.resident_rows), rows)[:3]
+        for array in (rows, coming, leaving, gone):
             array.flags.writeable = False
         policy = self._policy
         calls: dict[str, Callable[[], object]] = {
+            "expired": lambda: policy.expired(number, gone),
             "looked_up": lambda: policy.looked_up(number, rows, view),
             "left": lambda: policy.left(number, leaving),
             "came": lambda: policy.came(number, coming),

@@ -25,7 +25,7 @@ from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import CheckpointError, ConfigError, InputError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policies.lru import LRU
-from adaptive.policy import Policy
+from adaptive.policy import Policy, RowStats
 
 Rows = dict[str, dict[int | None, tuple[bytes, bytes]]]
 """Table -> key -> bytes of weights and state; None is the row of keys without a row."""
@@ -291,6 +291,39 @@ def test_deferred_updates_of_keys_that_leave(rule: str, depth: int) -> None:
     assert counts[Counter.DEFERRED_UPDATES] > 20 and counts[Counter.EXPIRED_KEYS] > 20 < counts[Counter.EVICTED_KEYS]
     for _, trained in runs[1:]:
         assert trained.rows == runs[0][1].rows and trained.losses == runs[0][1].losses
+
+
+class Following(Policy):
+    """Notes where rows are and which lose their keys."""
+
+    def __init__(self) -> None:
+        self.resident, self.gone = set[int](), list[int]()
+
+    def score(self, rows: RowStats) -> NDArray[np.int64]:
+        assert (rows.age == rows.step - rows.last_access).all() and (rows.age >= 0).all()
+        return -rows.age
+
+    def left(self, number: int, rows: NDArray[np.int64]) -> None:
+        assert self.resident >= set(rows.tolist())
+        self.resident -= set(rows.tolist())
+
+    def came(self, number: int, rows: NDArray[np.int64]) -> None:
+        assert not self.resident & set(rows.tolist())
+        self.resident |= set(rows.tolist())
+
+    def expired(self, number: int, rows: NDArray[np.int64]) -> None:
+        assert not self.resident & set(rows.tolist())
+        self.gone += rows.tolist()
+
+
+def test_policies_learn_which_rows_lose_their_keys() -> None:
+    """They have left the device by then, and come back with their next key."""
+    batches = drawn_batches(TABLES, 11, count=60)
+    tier = TierConfig(device_rows=str(least_rows(TABLES, batches, 2)), device="cpu")
+    embeddings, trained = train(TABLES, batches, tier, 2, policy=Following)
+    policy = embeddings.policy
+    assert isinstance(policy, Following) and len(policy.gone) == trained.counts[:, 1:3].sum() > len(set(policy.gone))
+    assert embeddings.runtime.view.resident(np.arange(embeddings.runtime.view.num_rows)).sum() == len(policy.resident)
 
 
 def test_a_key_that_returns_starts_where_it_started() -> None:
