@@ -78,7 +78,7 @@ def test_doctor_measures_what_ranks_exchange(pool: RankPool) -> None:
 
 @pytest.mark.nightly
 def test_a_guard_is_refused_once() -> None:
-    words = [*COMMAND, "run", *SMALL_RUN, "--policy", "slipstream", "--set", "guard.budget=0.001", "--ranks=2"]
+    words = [*COMMAND, "run", *SMALL_RUN, "--skip", "defer", "--set", "guard.budget=0.001", "--ranks=2"]
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     results = subprocess.run(words, env=env, capture_output=True, text=True, cwd=ROOT, timeout=200)
     assert results.returncode == 2 and results.stderr.count("expected guard=null with several ranks") == 1

@@ -247,10 +247,10 @@ def test_a_short_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drift_a
     """Batches of 512, 120 of them; the drift comes after the first check."""
     stream = Setting(tmp_path, monkeypatch, rows=100_000, num_train=61_440, num_eval=20_000, drift_at=drift_at)
     skip = {"interval": 8, "min_visits": 1, "min_accesses": 8, "feedback_delay": 4}
-    freeze = {**FREEZE, "policy_options": {**FREEZE["policy_options"], "warmup": 0}}
+    freeze = {**FREEZE, "skip": {**skip, "rule": f"{FREEZE['skip']['rule']}+warmup=0"}}
     guard = {"budget": BUDGET, "warmup": 16, "steps": 32, "holdout": 10_000}
-    assert drift_at is None or stream.cost(None, skip=skip, **freeze) > 10 * BUDGET
-    assert stream.cost(guard, skip=skip, **freeze) == 0
+    assert drift_at is None or stream.cost(None, **freeze) > 10 * BUDGET
+    assert stream.cost(guard, **freeze) == 0
 
 
 GUARD = {"budget": BUDGET, "warmup": 300, "steps": 300, "every": 1000}
