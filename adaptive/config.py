@@ -361,10 +361,11 @@ class TierConfig(Config):
         description="time limit of a policy's method in seconds, 0.01 or more; a slower one stops training; 0: no "
         "limit",
     )
-    plan_threads: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
+    plan_threads: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = Field(
         default="auto",
-        description="threads that plan batches; results do not depend on their number; auto: 1, or for a GPU a "
-        "quarter of the cores, at most 3",
+        description="threads that plan batches ahead; results do not depend on their number; 0: the threads that train "
+        "plan each batch right before it is trained; auto: for a GPU a quarter of the cores, at most 3; for a CPU 0 if "
+        "training takes all of at most 4 cores, else 1",
     )
     lookups: Literal["auto", "host", "device"] = Field(
         default="host",

@@ -111,6 +111,7 @@ def cases(draw: st.DrawFn, num_batches: int = 8) -> Case:
         when_full=when_full,
         eviction_share=draw(st.sampled_from([0.0, 0.02, 0.5])),
         max_candidates=draw(st.sampled_from([1, 3, 1 << 18])),
+        plan_threads=draw(st.sampled_from([0, 1, 2])),
         poison=True,
     )
     threads = draw(st.sampled_from([1, 1, 1, min(2, numba.config.NUMBA_NUM_THREADS)]))

@@ -387,6 +387,8 @@ def after_sums(initial: Floats, batches: Iterable[Batch]) -> Floats:
 def wait_for_look_ahead(embeddings: TieredEmbeddingBag, planned: Planned, depth: int, num_batches: int) -> None:
     """Let the look-ahead thread run as far ahead as it may while `planned` is not trained: the worst schedule."""
     pipeline, deadline = embeddings.runtime.pipeline, time.monotonic() + 600  # only a hang comes to it
+    if pipeline.plans_in_turn:
+        return
     while pipeline.next_number < min(planned.number + depth + 1, num_batches):
         assert time.monotonic() < deadline, "the look-ahead does not look ahead"
         time.sleep(0.0005)

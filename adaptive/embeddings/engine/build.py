@@ -9,7 +9,7 @@ import torch
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.engine.lane import Lane
-from adaptive.embeddings.engine.pipeline import Pipeline
+from adaptive.embeddings.engine.pipeline import Pipeline, thread_needed
 from adaptive.embeddings.exchange.exchange import Exchange, LocalExchange
 from adaptive.embeddings.exchange.rank_exchange import RankExchange
 from adaptive.embeddings.planning.books import RECORD, SLOT_BYTES
@@ -111,6 +111,11 @@ def outline_engine(
     refuse_with_ranks(policy, ranks)
     groups = owned_groups(make_groups(tables, seed), ranks.rank, ranks.size)
     device = device_of_rank(tier.device, ranks)
+    if tier.plan_threads == 0 and (reason := thread_needed(tier, policy, ranks, on_cpu=device.type == "cpu")):
+        raise ConfigError(
+            f"tier.plan_threads=0: expected rows in memory, a CPU, one process, and a policy that leaves batches "
+            f"unchanged, got {reason}. Set tier.plan_threads to auto."
+        )
     policy_caller.begin(type(optimizer).__name__.lower())
     skip = skip if policy_caller.skips else None
     refuse_with_keys(tables, policy, skip, tier, device.type, ranks)

@@ -13,6 +13,10 @@ The thread boundary is one queue and one number, `trained`. Batch n is planned, 
 n - depth - 1 has been trained. Holds are counted in batches and never tied to backward passes, so a forward pass
 without backward leaks nothing. With depth 0 there is no thread: the same steps run in the training thread, nothing
 overlaps, and a batch is yielded when all its rows are in place.
+
+Where training takes all of a CPU's few cores, the thread only reads, up to `depth` batches ahead, and the training
+thread plans each batch right before it is trained (`Pipeline.plans_in_turn`). Held rows and the age of feedback are as
+if it had been planned `depth` batches ahead, so plans are equal.
 """
 
 import logging
@@ -23,6 +27,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from itertools import islice
+from typing import Generic, TypeVar
 
 from adaptive.batch import Batch
 from adaptive.embeddings.engine.key_changes import give_rows, stop_watching
@@ -36,6 +41,8 @@ from adaptive.system import count_as_thread, start_thread
 
 logger = logging.getLogger("adaptive.embeddings.engine")
 
+T = TypeVar("T")
+
 MANY_LOOKUPS = 1 << 18  # of a batch: planning takes milliseconds and must not wait for OpenMP threads that spin
 JOIN_SECONDS = 60.0  # that the data source has to return when the look-ahead ends
 
@@ -44,8 +51,11 @@ def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Gene
     """Yield each batch when it may be trained; the next request declares it trained."""
     pipeline.begin(depth)
     with pipeline.lookups_ahead.working() if depth else nullcontext():
-        worker = _Worker(pipeline, batches, depth) if depth else None
-        source = worker.ready() if worker else _plan_and_move(pipeline, batches, 0, lambda number: None)
+        worker = _worker(pipeline, batches, depth)
+        if isinstance(worker, _Planning):
+            source = worker.ready()
+        else:
+            source = _plan_and_move(pipeline, worker.items() if worker else batches, depth, lambda number: None)
         try:
             for ready in source:
                 pipeline.start_training(ready)
@@ -206,36 +216,37 @@ class _Stopped(Exception):  # noqa: N818 (not an error: the training thread requ
     pass
 
 
-class _Worker:
-    """The look-ahead thread, and the queue of batches that it hands to training.
+class _Worker(Generic[T]):
+    """A thread of a look-ahead, and the queue of what it hands to training.
 
-    `_run`, `_hand_over`, `_wait_until_trained` and `stop_later` run in the look-ahead thread, all other methods in the
-    training thread.
+    `_make`, `_hand_over`, `_wait_until` and `stop_later` run in that thread, all other methods in the training thread.
     """
 
-    def __init__(self, pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> None:
+    def __init__(self, pipeline: Pipeline, name: str) -> None:
         self._pipeline = pipeline
-        self._batches = batches
-        self._depth = depth
-        self._queue: deque[ReadyBatch] = deque()
+        self._queue: deque[T] = deque()
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._done = False
         self._stopping = False
-        self._counted = False
         self._afterwards: Callable[[], None] | None = None
-        self._thread = threading.Thread(target=self._run, name="adaptive-look-ahead", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         start_thread(self._thread)
 
-    def ready(self) -> Iterator[ReadyBatch]:
-        """Yield batches as they become ready, then raise the thread's error, if any."""
+    def _make(self) -> Iterator[T]:
+        """Yield what training gets."""
+        raise NotImplementedError
+
+    def items(self) -> Iterator[T]:
+        """Yield what the thread makes, then raise its error, if any."""
         while True:
-            with self._pipeline.stopwatch.stage("wait"), self._changed:
+            with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._done)
                 if not self._queue:
                     break
-                ready = self._queue.popleft()
-            yield ready
+                item = self._queue.popleft()
+                self._changed.notify_all()
+            yield item
         if self._error is not None:
             raise self._error
 
@@ -245,7 +256,7 @@ class _Worker:
 
     @property
     def is_current_thread(self) -> bool:
-        """True if the caller runs in the look-ahead thread."""
+        """True if the caller runs in the look-ahead's thread."""
         return threading.current_thread() is self._thread
 
     def stop_later(self, afterwards: Callable[[], None]) -> None:
@@ -269,17 +280,13 @@ class _Worker:
 
     def _run(self) -> None:
         try:
-            self._pipeline.mover.enter_thread()
-            ready_batches = _plan_and_move(
-                self._pipeline, self._batches, self._depth, self._wait_until_trained, self._hand_over
-            )
-            for ready in ready_batches:
+            for item in self._make():
                 if self._stopping:
                     return
-                self._hand_over(ready)
+                self._hand_over(item)
         except _Stopped:
             pass
-        except BaseException as error:  # `ready` raises it in the training thread
+        except BaseException as error:  # `items` raises it in the training thread
             self._error = error
         finally:
             with self._changed:
@@ -288,16 +295,64 @@ class _Worker:
             if self._afterwards is not None:
                 self._afterwards()
 
-    def _hand_over(self, ready: ReadyBatch) -> None:
-        if not self._counted and len(ready.batch.ids) >= MANY_LOOKUPS:
-            count_as_thread()
-            self._counted = True
+    def _hand_over(self, item: T) -> None:
         with self._changed:
-            self._queue.append(ready)
+            self._queue.append(item)
             self._changed.notify_all()
 
-    def _wait_until_trained(self, number: int) -> None:
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._pipeline.trained >= number)
+            self._changed.wait_for(lambda: self._stopping or condition())
             if self._stopping:
                 raise _Stopped
+
+
+class _Reading(_Worker[Batch]):
+    """Reads batches while others are trained; the training thread plans them."""
+
+    def __init__(self, pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> None:
+        self._batches, self._depth = batches, depth
+        super().__init__(pipeline, "adaptive-look-ahead")
+
+    def _make(self) -> Iterator[Batch]:
+        for batch in self._batches:
+            self._wait_until(lambda: len(self._queue) < self._depth)
+            yield batch
+
+
+class _Planning(_Worker[ReadyBatch]):
+    """The look-ahead thread: reads batches, plans them and moves their rows."""
+
+    def __init__(self, pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> None:
+        self._batches, self._depth, self._counted = batches, depth, False
+        super().__init__(pipeline, "adaptive-look-ahead")
+
+    def ready(self) -> Iterator[ReadyBatch]:
+        """Yield batches as they become ready, then raise the thread's error, if any."""
+        items = self.items()
+        while True:
+            with self._pipeline.stopwatch.stage("wait"):
+                ready = next(items, None)
+            if ready is None:
+                return
+            yield ready
+
+    def _make(self) -> Iterator[ReadyBatch]:
+        self._pipeline.mover.enter_thread()
+        return _plan_and_move(self._pipeline, self._batches, self._depth, self._wait_until_trained, self._hand_over)
+
+    def _hand_over(self, item: ReadyBatch) -> None:
+        if not self._counted and len(item.batch.ids) >= MANY_LOOKUPS:
+            count_as_thread()
+            self._counted = True
+        super()._hand_over(item)
+
+    def _wait_until_trained(self, number: int) -> None:
+        self._wait_until(lambda: self._pipeline.trained >= number)
+
+
+def _worker(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> _Reading | _Planning | None:
+    """Start the thread of a look-ahead, if it has one."""
+    if not depth:
+        return None
+    return _Reading(pipeline, batches, depth) if pipeline.plans_in_turn else _Planning(pipeline, batches, depth)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
+from numba import get_num_threads
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, in_order
@@ -28,10 +29,12 @@ from adaptive.embeddings.planning.parts import GroupPart, describe_parts
 from adaptive.embeddings.planning.plan import GroupPlan, UpdateSizes
 from adaptive.embeddings.planning.planner import Arrival
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
+from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiers.device import Rows, Send
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.errors import ConfigError
 from adaptive.optim import RowOptimizer
+from adaptive.policy import Policy, arranges
 
 
 class QueuedBatch(NamedTuple):
@@ -70,6 +73,19 @@ class ReadyBatch:
         return bool(self.parts) and not self.is_late and not any(parts[0].waits for parts in self.parts)
 
 
+def thread_needed(tier: TierConfig, policy: Policy, ranks: Ranks, *, on_cpu: bool) -> str:
+    """Return why a look-ahead needs a planning thread; empty if training may plan between steps."""
+    if not on_cpu or tier.device == "cpu-torch":
+        return "a device that computes while the host plans"
+    if tier.host != "memory":
+        return "rows in files, which are read while others are trained"
+    if not ranks.is_local:
+        return "several ranks, which exchange lookups while they train"
+    if arranges(policy):
+        return f"policy {type(policy).__name__}, which arranges batches while others are trained"
+    return ""
+
+
 class _ChildsLock:
     """Replaces a pipeline's lock in a forked child, where nothing would ever release it."""
 
@@ -105,6 +121,7 @@ class Pipeline:
         trained: number of the latest batch that is trained or passed over; only the training thread sets it.
         rate: learning rate of the latest step.
         running: True during a look-ahead.
+        plans_in_turn: True if the training thread plans each batch right before it is trained, with all its threads.
         ending: True if the look-ahead shall plan no more batches; the training thread sets it.
         is_forked: True in a forked child of the process that created the tables, which must not use them.
         evicted_between_batches: for each group, (tables,) rows evicted outside of a batch and not counted yet.
@@ -129,9 +146,15 @@ class Pipeline:
         self.groups = tuple(lane.group for lane in self.lanes)
         slots = sorted((feature for group in self.groups for feature in group.features), key=lambda f: f.position)
         self.features = tuple(feature.name for feature in slots)
-        threads = plan_threads(tier, on_cpu=mover.device.type == "cpu")
-        searchers = [lane.device.searcher for lane in self.lanes]
-        self.lookups_ahead = LookupsAhead(self.groups, threads - 1, searchers, mover.enter_thread)
+        on_cpu = mover.device.type == "cpu"
+        in_turn = not thread_needed(tier, policy_caller.policy, exchange.ranks, on_cpu=on_cpu)
+        threads = plan_threads(tier, on_cpu=on_cpu, training_threads=get_num_threads() if in_turn else 1)
+        self.plans_in_turn = threads == 0
+        shared = get_num_threads() if self.plans_in_turn else 1
+        for lane in self.lanes:
+            lane.planner.tracker.threads = shared
+        searchers, helpers = [lane.device.searcher for lane in self.lanes], max(threads - 1, 0)
+        self.lookups_ahead = LookupsAhead(self.groups, helpers, searchers, mover.enter_thread, shared)
         self.lock: AbstractContextManager[object] = threading.Lock()
         self.is_forked = False
         _PIPELINES.add(self)

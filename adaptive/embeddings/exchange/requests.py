@@ -259,8 +259,9 @@ class RequestMerger:
             tables=tables[order].astype(np.int32),
             scales=np.zeros(0, np.float32),
         )
-        segments, grouped = np.empty(num_rows + 1, np.int64), np.empty(num_requests, np.int32)
-        kernels.fill_segments(distinct.inverse, distinct.counts, bags.starts, vectors, segments, grouped, no_rows())
+        segments, grouped = np.zeros(num_rows + 1, np.int64), np.empty(num_requests, np.int32)
+        outputs = segments[1:], grouped, no_rows()
+        kernels.fill_segments(distinct.inverse, distinct.counts, 0, bags.starts, vectors, *outputs)
         accesses = np.bincount(distinct.inverse, weights=times[order], minlength=num_rows).astype(np.int32)
         accessed = Distinct(distinct.rows, accesses, distinct.inverse, distinct.table_ends)
         return OwnerRequests(Lookups(accessed, bags, segments, grouped, bags.scales), sizes)

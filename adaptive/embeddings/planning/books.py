@@ -39,6 +39,7 @@ ORDERS: Final = (("accesses",), ("last_access",), ("accesses", "last_access"), (
 """Columns by which `SlotTable.lowest` orders rows; the second one breaks ties."""
 
 SLOT_BYTES = 21  # of the arrays of a `SlotTable`
+SHARED_ROWS = 1 << 14  # of a batch whose records threads divide: starting them takes as long as some thousand rows
 NUM_BINS = 64
 MANY_ROWS = 1 << 26  # 1 GiB of records
 MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
@@ -57,9 +58,14 @@ class Records(NamedTuple):
 
 
 class Tracker:
-    """Records of the rows of one group, and a histogram of update sizes."""
+    """Records of the rows of one group, and a histogram of update sizes.
+
+    Attributes:
+        threads: that work on a batch's records together; more than 1 if the training thread plans.
+    """
 
     def __init__(self, num_rows: int) -> None:
+        self.threads = 1
         self._pages, self._has_page_map = _zeros(num_rows)
         self.records = self._pages.reshape(-1)[:num_rows]
         self.codes: NDArray[np.int32] = self.records["code"]
@@ -109,9 +115,12 @@ class Tracker:
 
     def add_norms(self, rows: NDArray[np.int64], norms: NDArray[np.float32]) -> None:
         """Add the update norms (n,) of distinct rows (n,) after a trained batch."""
-        self.norm_sum += books.add_update_norms(
-            rows, norms, self.update_norm, self.bin_edges, self._bin_guesses, self.bin_counts
-        )
+        bins = self.bin_edges, self._bin_guesses, self.bin_counts
+        if self.threads > 1 and len(rows) >= SHARED_ROWS:
+            self.norm_sum += books.add_and_count_norms(rows, norms, self.update_norm, *bins)
+        else:
+            books.add_norms(rows, norms, self.update_norm)
+            self.norm_sum += books.count_norms(norms, *bins)
 
     def gather(self, rows: NDArray[np.int64]) -> Records:
         """Copy the records of rows (n,)."""
@@ -279,10 +288,20 @@ class SlotTable:
         if not self._follow and self._pending_mark != mark:
             self._synchronize()
             self._pending_mark = mark
-        rows, records = (distinct.rows, distinct.counts, distinct.table_ends), self._tracker.columns
-        how = np.uint8(mark), self._follow
-        results = locations, missing, undo, tally
-        return int(books.enter_batch(*rows, number, *records, *self._columns, *how, *results))
+        ends, records = distinct.table_ends, self._tracker.columns
+        books_of_batch = distinct.rows, distinct.counts, ends, number, *records, *self._columns
+        outputs = np.uint8(mark), self._follow, locations, missing, undo, tally
+        if self._tracker.threads == 1 or len(distinct.rows) < SHARED_ROWS:
+            return int(books.enter_batch(0, len(ends), *books_of_batch, *outputs))
+        shares = np.arange(1, self._tracker.threads) * len(distinct.rows) / self._tracker.threads
+        tables = np.concatenate([[0], np.searchsorted(ends, shares), [len(ends)]])  # first table of each thread
+        firsts, lasts = np.append(0, ends)[tables[:-1]], np.empty(self._tracker.threads, np.int64)
+        books.enter_chunks(tables, *books_of_batch, *outputs, lasts)
+        count = int(lasts[0])
+        for first, last in zip(firsts[1:].tolist(), lasts[1:].tolist(), strict=True):  # joined in the tables' order
+            missing[count : count + last - first] = missing[first:last]
+            count += last - first
+        return count
 
     def leave(self, distinct: Distinct, locations: Int64s, undo: Int32s) -> None:
         """Undo `enter`."""

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,12 @@ from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import OnDevice, Pooling
 from adaptive.errors import InputError, shown_id
 from adaptive.kernels.planning import keys, lookups
-from adaptive.kernels.scratch import ScratchPool, allocate
-from adaptive.system import usable_cores
+from adaptive.kernels.scratch import LINE, ScratchPool, allocate
+from adaptive.system import FEW_CORES, usable_cores
 
 Int64s = NDArray[np.int64]
 MOST_USES: Final = 2**31 - 1  # of an int32
+SHARED_LOOKUPS: Final = 1 << 16  # of a batch that threads divide: starting them takes as long as finding some thousands
 
 
 def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
@@ -60,13 +61,23 @@ class Distinct:
     inverse: NDArray[np.int32]  # (N,) lookup -> distinct row; empty: on the device
     table_ends: Int64s  # (T,) end of each table's rows
 
+    def shortened(self, num_rows: int) -> "Distinct":
+        """Return the first rows, of arrays with room for more."""
+        return Distinct(self.rows[:num_rows], self.counts[:num_rows], self.inverse, self.table_ends)
+
 
 class DistinctFinder:
-    """Finds the distinct rows of batches. Use one per thread: it has its own memory."""
+    """Finds the distinct rows of batches. Use one per thread: it has its own memory.
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
-        self._memory = ScratchPool()
+    Args:
+        group: of tables.
+        threads: that divide the tables in `find_lookups`; more than 1 for the training thread only.
+    """
+
+    def __init__(self, group: Group, threads: int = 1) -> None:
+        self._group, self._threads = group, min(threads, len(group.tables))
+        # One pool for each kind of array: a pool drops memory that does not fit the next request.
+        self._memory, self._grouped, self._joined = ScratchPool(), ScratchPool(), ScratchPool()
         self._clear(16)
 
     def find_lookups(self, batch: Batch) -> "Lookups":
@@ -74,10 +85,12 @@ class DistinctFinder:
 
         With keys, their lookups are not grouped: several keys may get the same row.
         """
-        distinct, bags = self.find(batch), lay_out_bags(self._group, batch)
+        bags = lay_out_bags(self._group, batch)
         if self._group.has_keys:
-            return Lookups(distinct, bags, np.zeros(1, np.int64), np.zeros(0, np.int32), bags.scales)
-        return group_lookups(distinct, bags, self._memory)
+            return Lookups(self.find(batch), bags, np.zeros(1, np.int64), np.zeros(0, np.int32), bags.scales)
+        if self._threads > 1 and len(batch.ids) >= SHARED_LOOKUPS:
+            return self._find_in_chunks(batch, bags)
+        return group_lookups(self.find(batch), bags, self._grouped)
 
     def find(self, batch: Batch) -> Distinct:
         """Find the distinct rows of a batch.
@@ -95,24 +108,55 @@ class DistinctFinder:
 
         Returns them, and the position of an id outside its table, or None. Any id is a key.
         """
-        sizes = np.bincount(span_tables, weights=spans[:, 1] - spans[:, 0])
-        num_lookups = int(sizes.sum())
-        num_places = max(16, 1 << (2 * int(sizes.max()) - 1).bit_length())
-        if num_places > len(self._places) or int(self._used[0]) + num_lookups > MOST_USES:
-            self._clear(max(num_places, len(self._places)))
-        sizes_of = (np.int64, num_lookups), (np.int32, num_lookups), (np.int32, num_lookups)
-        rows, counts, inverse, table_ends = allocate(self._memory, *sizes_of, (np.int64, len(self._group.tables)))
-        group, places = self._group, (self._places, self._used)
+        group, distinct = self._group, self._allocate(np.bincount(span_tables, weights=spans[:, 1] - spans[:, 0]))
+        results, places = _arrays(distinct), (self._places[0], self._used[0])
         if group.has_keys:
-            results = rows, counts, inverse, table_ends
-            size = keys.distinct_keys(ids, spans, span_tables, group.table_keys, *places, *results)
-            return Distinct(rows[:size], counts[:size], inverse, table_ends), None
+            size = int(keys.distinct_keys(ids, spans, span_tables, group.table_keys, *places, *results))
+            return distinct.shortened(size), None
         inputs = ids, spans, span_tables, group.table_sizes, group.table_starts
-        size = lookups.distinct_rows(*inputs, *places, rows, counts, inverse, table_ends)
-        return Distinct(rows[:size], counts[:size], inverse, table_ends), -size - 1 if size < 0 else None
+        size = int(lookups.distinct_rows(0, *inputs, *places, *results))
+        return distinct.shortened(size), -size - 1 if size < 0 else None
+
+    def _find_in_chunks(self, batch: Batch, bags: "Bags") -> "Lookups":
+        """`find_lookups` with all threads, each for a *chunk*: a run of tables."""
+        group, (spans, span_tables) = self._group, feature_spans(self._group, batch)
+        sizes = np.bincount(span_tables, weights=spans[:, 1] - spans[:, 0], minlength=len(group.tables))
+        of_chunks = self._allocate(sizes)
+        bounds = np.zeros((self._threads + 1, 5), np.int64)  # table, feature, lookup, bag and row that begin each
+        tables, features, first_lookups, first_bags, first_rows = bounds.T
+        ends = np.cumsum(sizes)
+        tables[1:-1] = np.searchsorted(ends, np.arange(1, self._threads) * ends[-1] / self._threads)
+        tables[-1] = len(group.tables)
+        features[:] = np.searchsorted(span_tables, tables)
+        first_lookups[1:] = np.append(0, ends)[tables[1:]]
+        first_bags[:] = np.searchsorted(bags.starts, first_lookups)
+        inputs = batch.ids, spans, span_tables, group.table_sizes, group.table_starts
+        lookups.find_chunks(bounds, *inputs, self._places, self._used, *_arrays(of_chunks), first_rows[1:])
+        if first_rows.min() < 0:
+            raise bad_id(group, batch, -int(first_rows[first_rows < 0][0]) - 1)
+        np.cumsum(first_rows, out=first_rows)
+        num_rows, num_lookups = int(first_rows[-1]), len(of_chunks.inverse)
+        rows, counts = allocate(self._joined, (np.int64, num_rows), (np.int32, num_rows))
+        grouped = _allocate_grouped(self._grouped, num_rows, num_lookups, bags)
+        lookups.group_chunks(bounds, *_arrays(of_chunks), bags.starts, bags.vectors, rows, counts, *grouped)
+        return _lookups(Distinct(rows, counts, of_chunks.inverse, of_chunks.table_ends), bags, *grouped)
+
+    def _allocate(self, table_sizes: NDArray[Any]) -> Distinct:
+        """Memory for the distinct rows of tables with so many lookups (T,); clears hash tables that are full."""
+        num_lookups = int(table_sizes.sum())
+        num_places = max(16, 1 << (2 * int(table_sizes.max()) - 1).bit_length())
+        if num_places > self._places.shape[1] or int(self._used.max()) + num_lookups > MOST_USES:
+            self._clear(max(num_places, self._places.shape[1]))
+        of_lookups = (np.int64, num_lookups), (np.int32, num_lookups), (np.int32, num_lookups)
+        return Distinct(*allocate(self._memory, *of_lookups, (np.int64, len(self._group.tables))))
 
     def _clear(self, places: int) -> None:
-        self._places, self._used = np.zeros(places, np.int32), np.ones(1, np.int64)
+        self._places = np.zeros((self._threads, places), np.int32)
+        self._used = np.ones((self._threads, LINE), np.int64)  # the first of each line; threads share no line
+
+
+def _arrays(distinct: Distinct) -> tuple[Int64s, NDArray[np.int32], NDArray[np.int32], Int64s]:
+    return distinct.rows, distinct.counts, distinct.inverse, distinct.table_ends
 
 
 def feature_spans(group: Group, batch: Batch) -> tuple[Int64s, NDArray[np.int32]]:
@@ -155,13 +199,24 @@ class Bags:
 
 def group_lookups(distinct: Distinct, bags: "Bags", memory: ScratchPool) -> "Lookups":
     """Group the lookups of a batch by distinct row."""
-    num_rows, num_lookups = len(distinct.rows), len(distinct.inverse)
-    segments, vectors, origins = allocate(
-        memory, (np.int64, num_rows + 1), (np.int32, num_lookups), (np.int64, len(bags.scales))
-    )
-    lookups.fill_segments(distinct.inverse, distinct.counts, bags.starts, bags.vectors, segments, vectors, origins)
-    scales = bags.scales[origins] if len(bags.scales) else bags.scales
-    return Lookups(distinct, bags, segments, vectors, scales)
+    grouped = _allocate_grouped(memory, len(distinct.rows), len(distinct.inverse), bags)
+    segments, vectors, origins = grouped
+    segments[0] = 0
+    outputs = segments[1:], vectors, origins
+    lookups.fill_segments(distinct.inverse, distinct.counts, 0, bags.starts, bags.vectors, *outputs)
+    return _lookups(distinct, bags, *grouped)
+
+
+def _allocate_grouped(memory: ScratchPool, num_rows: int, num_lookups: int, bags: "Bags") -> list[NDArray[Any]]:
+    """Memory for segments, vectors and origins."""
+    of_lookups = (np.int32, num_lookups), (np.int64, len(bags.scales))
+    return allocate(memory, (np.int64, num_rows + 1), *of_lookups)
+
+
+def _lookups(
+    distinct: Distinct, bags: "Bags", segments: Int64s, vectors: NDArray[np.int32], origins: Int64s
+) -> "Lookups":
+    return Lookups(distinct, bags, segments, vectors, bags.scales[origins] if len(bags.scales) else bags.scales)
 
 
 @dataclass(frozen=True)
@@ -199,11 +254,20 @@ class Searcher(Protocol):
         """
 
 
-def plan_threads(tier: TierConfig, *, on_cpu: bool) -> int:
-    """Number of planning threads, including the look-ahead thread; `on_cpu`: of the tier."""
+def plan_threads(tier: TierConfig, *, on_cpu: bool, training_threads: int = 1) -> int:
+    """Number of planning threads, including the look-ahead thread; 0: the threads that train plan, too.
+
+    Args:
+        tier: settings.
+        on_cpu: of the tier.
+        training_threads: that may plan between steps. If they take all of a few cores, a look-ahead thread would only
+            make them wait for each other.
+    """
     if tier.plan_threads != "auto":
         return tier.plan_threads
-    return 1 if on_cpu else max(1, min(3, usable_cores() // 4))
+    if not on_cpu:
+        return max(1, min(3, usable_cores() // 4))
+    return 0 if 1 < usable_cores() <= min(training_threads, FEW_CORES) else 1
 
 
 class LookupsAhead:
@@ -214,6 +278,7 @@ class LookupsAhead:
         helpers: number of helper threads; 0: the calling thread finds them.
         searchers: for each group, the device's searcher or None.
         enter_thread: called first in each helper thread.
+        shared: number of threads that find lookups together without helpers; see `DistinctFinder`.
     """
 
     def __init__(
@@ -222,13 +287,14 @@ class LookupsAhead:
         helpers: int,
         searchers: Sequence[Searcher | None] | None = None,
         enter_thread: Callable[[], None] | None = None,
+        shared: int = 1,
     ) -> None:
         self.helpers, self._enter_thread = helpers, enter_thread
         self._searchers = tuple(searchers or [None] * len(groups))
         self._working = False
         self._finders: SimpleQueue[list[DistinctFinder]] = SimpleQueue()  # those that no thread uses now
         for _ in range(max(1, helpers)):
-            self._finders.put([DistinctFinder(group) for group in groups])
+            self._finders.put([DistinctFinder(group, shared) for group in groups])
         self._pool: ThreadPoolExecutor | None = None
 
     @contextmanager

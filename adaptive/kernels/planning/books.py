@@ -6,6 +6,7 @@ Rows are group rows, or with ranks owned rows. A row's *code* is 0 on the host a
 otherwise, s + 1 in slot s. All kernels are serial and release the GIL. Only the planning thread writes these arrays.
 """
 
+import numba
 import numpy as np
 
 from adaptive.counters import Counter
@@ -38,6 +39,8 @@ def touch(row, count, batch, accesses, last_access):
 
 @kernel()
 def enter_batch(
+    first_table,
+    last_table,
     rows,
     counts,
     table_ends,
@@ -55,16 +58,16 @@ def enter_batch(
     undo,
     tally,
 ):
-    """Look up a batch's distinct rows; touch those on the device and hold their slots.
+    """Look up a batch's distinct rows in some tables; touch those on the device and hold their slots.
 
     mark (uint8) is added to the slots' flags: DIRTY if the batch will change all its rows. follow (bool): update slots
-    now, else leave it to `follow_records`. Outputs: locations (U,) int64 slot, or -1; missing int64 the u without a
-    slot; undo (U,) int32 for `leave_batch`; lookups, distinct rows and hits are added to tally (T, counters). Returns
-    the number of missing rows, which are touched later, once their place is decided. One pass, so that every record is
-    loaded into the cache once.
+    now, else leave it to `follow_records`. Outputs: locations (U,) int64 slot, or -1; missing (U,) int64 the u without
+    a slot, from the first u of these tables on; undo (U,) int32 for `leave_batch`; lookups, distinct rows and hits are
+    added to tally (T, counters). Returns the end of the missing rows, which are touched later, once their place is
+    decided. One pass, so that every record is loaded into the cache once.
     """
-    num_missing = first = 0
-    for table in range(table_ends.size):
+    num_missing = first = np.int64(0) if first_table == 0 else table_ends[first_table - 1]
+    for table in range(first_table, last_table):
         lookups = lookup_hits = np.int64(0)
         row_hits = 0
         for u in range(first, table_ends[table]):
@@ -101,6 +104,55 @@ def enter_batch(
         tally[table, ROW_HITS] += row_hits
         first = table_ends[table]
     return num_missing
+
+
+@kernel(parallel=True)
+def enter_chunks(
+    tables,
+    rows,
+    counts,
+    table_ends,
+    batch,
+    codes,
+    accesses,
+    last_access,
+    slot_used,
+    slot_accesses,
+    slot_flags,
+    mark,
+    follow,
+    locations,
+    missing,
+    undo,
+    tally,
+    ends,
+):
+    """`enter_batch` by several threads, each for the tables from tables[c] (C + 1,) int64 on.
+
+    ends (C,) int64 receives the ends of what each of them writes to `missing`. Records of different tables, and slots
+    of different rows, are different: results do not depend on the number of threads.
+    """
+    for c in numba.prange(ends.size):
+        ends[c] = enter_batch(
+            tables[c],
+            tables[c + 1],
+            rows,
+            counts,
+            table_ends,
+            batch,
+            codes,
+            accesses,
+            last_access,
+            slot_used,
+            slot_accesses,
+            slot_flags,
+            mark,
+            follow,
+            locations,
+            missing,
+            undo,
+            tally,
+        )
 
 
 @kernel()
@@ -327,20 +379,38 @@ def mark_dirty(updated, locations, slot_flags):
 
 
 @kernel()
-def add_update_norms(rows, norms, totals, bin_edges, bin_guesses, bin_counts):
-    """totals[row] += norm, and count it in its bin [edge i, edge i + 1); returns the sum.
+def add_norms(rows, norms, totals):
+    """totals[row] += norm"""
+    for i in range(rows.size):
+        if i + AHEAD < rows.size:
+            prefetch_item(totals, rows[i + AHEAD])
+        totals[at(rows[i])] += norms[i]
+
+
+@kernel()
+def count_norms(norms, bin_edges, bin_guesses, bin_counts):
+    """Count each norm in its bin [edge i, edge i + 1); return their sum, in order.
 
     bin_guesses (1024,) int32: bin of the smallest number with these 10 highest bits, at most one edge off.
     """
     total = 0.0
-    for i in range(rows.size):
-        if i + AHEAD < rows.size:
-            prefetch_item(totals, rows[i + AHEAD])
+    for i in range(norms.size):
         norm = norms[i]
-        totals[at(rows[i])] += norm
         total += np.float64(norm)
         guess = bin_guesses[np.float32(norm).view(np.uint32) >> S22]
         bin_counts[min(guess + (norm >= bin_edges[guess + 1]), bin_counts.size - 1)] += 1
+    return total
+
+
+@kernel(parallel=True)
+def add_and_count_norms(rows, norms, totals, bin_edges, bin_guesses, bin_counts):
+    """`add_norms`, and on another thread `count_norms`, whose sum it returns."""
+    total = 0.0
+    for part in numba.prange(2):
+        if part == 0:
+            add_norms(rows, norms, totals)
+        else:
+            total += count_norms(norms, bin_edges, bin_guesses, bin_counts)
     return total
 
 

@@ -1,7 +1,8 @@
 """Distinct rows, bags, and lookups by row of a batch.
 
 Letters: N lookups of a group of tables, U distinct rows, T tables of the group, F features of the group, B samples.
-Group rows: row = table_starts[t] + id. All kernels are serial and release the GIL.
+Group rows: row = table_starts[t] + id. All kernels release the GIL. They are serial, but for those of *chunks*: runs of
+tables, one for each thread.
 
 Nearly all of the time went to unpredictable branches (is this row new?) and to counters in memory that each lookup had
 to wait for. So the loops over all lookups select values instead of branching, may write values that the next lookup
@@ -11,6 +12,7 @@ is in the cache.
 
 from typing import Final
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -135,12 +137,26 @@ def count_rows(inverse, first, last, counts):
 
 
 @kernel()
-def distinct_rows(ids, spans, span_tables, table_sizes, table_starts, places, used, rows, counts, inverse, table_ends):
+def distinct_rows(
+    first_table,
+    ids,
+    spans,
+    span_tables,
+    table_sizes,
+    table_starts,
+    places,
+    used,
+    rows,
+    counts,
+    inverse,
+    table_ends,
+):
     """Find the distinct rows of a batch, table by table, in order of first lookup.
 
     ids (all lookups of the batch) int64; spans (F, 2) int64 [first, last) lookup of each feature of the group,
-    ordered by table; span_tables (F,) int32. Outputs: rows (U,) int64, counts (U,) int32 lookups of each, inverse
-    (N,) int32 lookup -> distinct row, table_ends (T,) int64 end of each table's rows in `rows`; rows has room for N.
+    ordered by table; span_tables (F,) int32, counted from first_table. Outputs: rows (U,) int64, counts (U,) int32
+    lookups of each, inverse (N,) int32 lookup -> distinct row, table_ends (T,) int64 end of each table's rows in
+    `rows`; rows has room for N.
 
     places int32 is the hash table of one table after the other, with a power of two of at least twice the lookups of
     any table. It holds used[0] + distinct row; smaller values are left over and count as empty. The caller keeps both,
@@ -154,7 +170,7 @@ def distinct_rows(ids, spans, span_tables, table_sizes, table_starts, places, us
     for table in range(table_sizes.size):
         num_lookups = 0
         last_feature = feature
-        while last_feature < num_features and span_tables[last_feature] == table:
+        while last_feature < num_features and span_tables[last_feature] == first_table + table:
             num_lookups += spans[last_feature, 1] - spans[last_feature, 0]
             last_feature += 1
         part = inverse[lookup : lookup + num_lookups]
@@ -179,6 +195,34 @@ def distinct_rows(ids, spans, span_tables, table_sizes, table_starts, places, us
         lookup += num_lookups
     used[0] = base + num_rows
     return num_rows
+
+
+@kernel(parallel=True)
+def find_chunks(
+    bounds, ids, spans, span_tables, table_sizes, table_starts, places, used, rows, counts, inverse, table_ends, sizes
+):
+    """`distinct_rows` of each chunk by itself, with its own numbers of rows.
+
+    bounds (C + 1, 5) int64: first table, feature and lookup of each chunk, and two columns for `group_chunks`; places
+    (C, ...) and used (C, ...): one hash table for each. A chunk's rows and counts begin at its first lookup. sizes (C,)
+    int64 receives what `distinct_rows` returns.
+    """
+    for c in numba.prange(sizes.size):
+        tables, features, part = bounds[c : c + 2, 0], bounds[c : c + 2, 1], bounds[c : c + 2, 2]
+        sizes[c] = distinct_rows(
+            tables[0],
+            ids,
+            spans[features[0] : features[1]],
+            span_tables[features[0] : features[1]],
+            table_sizes[tables[0] : tables[1]],
+            table_starts[tables[0] : tables[1]],
+            places[c],
+            used[c],
+            rows[part[0] : part[1]],
+            counts[part[0] : part[1]],
+            inverse[part[0] : part[1]],
+            table_ends[tables[0] : tables[1]],
+        )
 
 
 @kernel()
@@ -252,40 +296,67 @@ def lay_out_bags(
 
 
 @kernel()
-def fill_segments(inverse, counts, bag_starts, bag_vectors, segments, vectors, origins):
+def fill_segments(inverse, counts, first, bag_starts, bag_vectors, segments, vectors, origins):
     """Group lookups by row, in lookup order.
 
-    Outputs: segments (U + 1,) int64 start of each row's lookups; vectors (N,) int32 output vector of each grouped
-    lookup; origins (N,) int64 its lookup, or empty.
+    inverse (N,) and counts (U,): see `distinct_rows`; first: number in the batch of the first of these lookups;
+    bag_starts (bags + 1,) and bag_vectors (bags,) of these lookups. Outputs: segments (U,) int64 end of each row's
+    lookups; vectors int32 output vector of each of the batch's grouped lookups; origins int64 their lookup, or empty.
     """
-    segments[0] = first = 0
-    for u in range(counts.size):  # while rows are filled, segments[u + 1] is the place of u's next lookup
-        segments[u + 1] = first
-        first += counts[u]
-    if origins.size == 0 and one_each(bag_starts, inverse.size):
+    place = first
+    for u in range(counts.size):  # while rows are filled, segments[u] is the place of u's next lookup
+        segments[u] = place
+        place += counts[u]
+    if origins.size == 0 and one_each(bag_starts, first, inverse.size):
         for p in range(inverse.size):
-            row = at(inverse[p]) + ONE
+            row = at(inverse[p])
             place = segments[row]
             segments[row] = place + 1
             vectors[at(place)] = bag_vectors[p]
         return
     for bag in range(bag_vectors.size):
         vector = bag_vectors[bag]
-        for p in range(bag_starts[bag], bag_starts[bag + 1]):
-            row = at(inverse[at(p)]) + ONE
+        for p in range(bag_starts[bag] - first, bag_starts[bag + 1] - first):
+            row = at(inverse[at(p)])
             place = segments[row]
             segments[row] = place + 1
             vectors[at(place)] = vector
             if origins.size > 0:
-                origins[at(place)] = p
+                origins[at(place)] = first + p
 
 
 @kernel()
-def one_each(bag_starts, num_lookups):
-    """True if every bag has one lookup."""
+def one_each(bag_starts, first, num_lookups):
+    """True if every bag has one lookup, from the lookup `first` on."""
     if bag_starts.size != num_lookups + 1:
         return False
     others = 0
     for bag in range(num_lookups):
-        others += bag_starts[bag] != bag
+        others += bag_starts[bag] != first + bag
     return others == 0
+
+
+@kernel(parallel=True)
+def group_chunks(
+    bounds, chunk_rows, chunk_counts, inverse, table_ends, bag_starts, bag_vectors,
+    rows, counts, segments, vectors, origins,
+):  # fmt: skip
+    """Join the distinct rows of all chunks and group the lookups, as `fill_segments` does for a whole batch.
+
+    bounds (C + 1, 5) int64: first table, feature, lookup, bag and distinct row of each chunk. chunk_rows, chunk_counts,
+    inverse and table_ends: see `find_chunks`; the last two are changed to the numbers of the whole batch. Outputs: rows
+    and counts (U,); segments (U + 1,) int64 start of each row's lookups; vectors and origins: see `fill_segments`.
+    """
+    segments[0] = 0
+    for c in numba.prange(bounds.shape[0] - 1):
+        first, last, row, end = bounds[c, 2], bounds[c + 1, 2], bounds[c, 4], bounds[c + 1, 4]
+        part, bags, bags_end = inverse[first:last], bounds[c, 3], bounds[c + 1, 3]
+        rows[row:end] = chunk_rows[first : first + end - row]
+        counts[row:end] = chunk_counts[first : first + end - row]
+        fill_segments(
+            part, counts[row:end], first, bag_starts[bags : bags_end + 1], bag_vectors[bags:bags_end],
+            segments[row + 1 : end + 1], vectors, origins,
+        )  # fmt: skip
+        if row > 0:
+            part += np.int32(row)
+            table_ends[bounds[c, 0] : bounds[c + 1, 0]] += row

@@ -20,11 +20,21 @@ from support.helpers import (
 )
 
 from adaptive.batch import Batch
-from adaptive.embeddings.engine import lookahead
+from adaptive.embeddings.engine import lookahead, pipeline
+from adaptive.embeddings.planning import lookups
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import AdaptiveError, InputError, PolicyError
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats, TierView
+
+
+@pytest.fixture(autouse=True, params=["ahead", "in turn"])
+def planning(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Batches are planned by the look-ahead thread, or by the training thread as if it took all of two cores."""
+    if request.param == "in turn":
+        monkeypatch.setattr(pipeline, "get_num_threads", lambda: 2)
+        monkeypatch.setattr(lookups, "usable_cores", lambda: 2)
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -62,11 +72,12 @@ def test_every_batch_once_and_in_order(num_batches: int, depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", range(4))
-def test_never_further_ahead_than_the_depth(depth: int) -> None:
+def test_never_further_ahead_than_the_depth(depth: int, planning: str) -> None:
     source, embeddings = Source(12), one_table()
     for planned in embeddings.look_ahead(source, depth=depth):
         wait_for_look_ahead(embeddings, planned, depth, 12)
-        assert embeddings.runtime.pipeline.next_number == min(planned.number + depth + 1, 12)
+        planned_ahead = 0 if planning == "in turn" else depth
+        assert embeddings.runtime.pipeline.next_number == min(planned.number + planned_ahead + 1, 12)
         # One more batch may have been read; it is planned when there is room for it.
         assert source.asked <= planned.number + depth + 2
 

@@ -4,8 +4,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,12 +27,13 @@ from support.skip_rules import LeaveOut
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embeddings.planning import books as books_module
 from adaptive.embeddings.planning import lookups as distinct_module
 from adaptive.embeddings.planning import lookups as outline_module
 from adaptive.embeddings.planning.layout import make_groups
-from adaptive.embeddings.planning.lookups import LookupsAhead, plan_threads
+from adaptive.embeddings.planning.lookups import DistinctFinder, LookupsAhead, plan_threads
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.errors import InputError
+from adaptive.errors import ConfigError, InputError
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
 
@@ -51,6 +54,12 @@ class Skips(LRU):
     def __init__(self) -> None:
         still: Any = lambda rows: (rows.drift < 0.2) & (rows.rows % 3 == 0)  # noqa: E731
         self.rule = LeaveOut(still, every=2, at_most=3, warmup=2)
+
+
+@pytest.fixture(autouse=True)
+def small_batches_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distinct_module, "SHARED_LOOKUPS", 1)
+    monkeypatch.setattr(books_module, "SHARED_ROWS", 1)
 
 
 @pytest.fixture(autouse=True)
@@ -85,12 +94,23 @@ def test_an_outline_says_what_its_batch_asks_for(batch: Batch) -> None:
         assert set(lookups.bags.vectors.tolist()) == set(range(lookups.bags.num_vectors))
 
 
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("threads", [2, 3, 9])
+def test_threads_that_share_the_tables_find_the_same(batch: Batch, threads: int) -> None:
+    for group in make_groups(TABLES, 0):
+        one, many = (DistinctFinder(group, number).find_lookups(batch) for number in (1, threads))
+        for expected, array in zip(arrays(one), arrays(many), strict=True):
+            np.testing.assert_array_equal(array, expected)
+
+
 def test_a_finder_starts_again_before_its_numbers_end(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = make_groups(TABLES, 0)
     expected = [all_lookups(batch)[0].distinct.rows.tolist() for batch in BATCHES]
     monkeypatch.setattr(distinct_module, "MOST_USES", 60)
     lookups_ahead = LookupsAhead(groups, 0)
     assert [lookups_ahead.start(batch)()[0].distinct.rows.tolist() for batch in BATCHES] == expected
+    shared = LookupsAhead(groups, 0, shared=2)
+    assert [shared.start(batch)()[0].distinct.rows.tolist() for batch in BATCHES] == expected
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
@@ -166,9 +186,12 @@ def test_batches_are_read_ahead_for_helpers_unless_arranged(threads: int) -> Non
     assert most_read(LRU, threads, 0) == 1
 
 
-def test_auto_is_one_thread_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_depends_on_cores_and_threads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     auto = TierConfig()
     assert plan_threads(auto, on_cpu=True) == 1
+    for cores, training, threads in ((1, 1, 1), (2, 1, 1), (2, 2, 0), (4, 4, 0), (4, 3, 1), (8, 8, 1)):
+        monkeypatch.setattr(outline_module, "usable_cores", lambda cores=cores: cores)
+        assert plan_threads(auto, on_cpu=True, training_threads=training) == threads
     assert plan_threads(TierConfig(plan_threads=7), on_cpu=True) == 7
     for cores, threads in ((1, 1), (4, 1), (8, 2), (16, 3), (96, 3)):
         monkeypatch.setattr(outline_module, "usable_cores", lambda cores=cores: cores)
@@ -187,7 +210,7 @@ def arrays(thing: Any) -> Iterator[np.ndarray[Any, Any]]:
             yield from arrays(getattr(thing, item.name))
 
 
-def run(threads: int, policy: type[Policy], depth: int, device: str) -> tuple[list[Any], dict[str, Any]]:
+def run(threads: int, policy: type[Policy], depth: int, device: str = "cpu") -> tuple[list[Any], dict[str, Any]]:
     tier = TierConfig(device_rows="70%", device=device, plan_threads=threads, poison=True)
     embeddings = TieredEmbeddingBag(TABLES, tier, policy=policy, skip=SKIP)
     plans = []
@@ -214,6 +237,42 @@ def test_plans_are_equal_for_any_number_of_threads(threads: int, policy: type[Po
         np.testing.assert_array_equal(many[1][name], array, err_msg=name)
 
 
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    policy=st.sampled_from([Scattered, ScatteredOnHost, LFUOnHost, Skips]),
+    depth=st.integers(1, 3),
+    shared=st.integers(1, 2),
+)
+def test_plans_are_equal_if_the_training_thread_makes_them(policy: type[Policy], depth: int, shared: int) -> None:
+    expected = run(1, policy, depth)
+    before = numba.get_num_threads()
+    numba.set_num_threads(min(shared, numba.config.NUMBA_NUM_THREADS))
+    try:
+        plans, state = run(0, policy, depth)
+    finally:
+        numba.set_num_threads(before)
+    assert len(plans) == len(expected[0]) > 0
+    assert all(map(np.array_equal, plans, expected[0]))
+    for name, array in expected[1].items():
+        np.testing.assert_array_equal(state[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("update", "policy", "reason"),
+    [
+        ({"device": "cpu-torch"}, LRU, "a device that computes"),
+        ({"host": "mmap:{}"}, LRU, "rows in files"),
+        ({}, Regroups, "policy Regroups, which arranges"),
+    ],
+)
+def test_some_look_aheads_need_a_thread(
+    update: dict[str, Any], policy: type[Policy], reason: str, tmp_path: Path
+) -> None:
+    update = {name: value.format(tmp_path) for name, value in update.items()}
+    with pytest.raises(ConfigError, match=rf"tier\.plan_threads=0: expected .*, got {reason}"):
+        TieredEmbeddingBag(TABLES, TierConfig(plan_threads=0, **update), policy=policy)
+
+
 @pytest.mark.parametrize("table", ["a", "c", "e"])
 def test_a_bad_id_is_named_as_by_one_thread(table: str) -> None:
     spoilt = random_batches(TABLES, 1, seed=9, samples=6)[0]
@@ -223,9 +282,12 @@ def test_a_bad_id_is_named_as_by_one_thread(table: str) -> None:
     ids[own.stop - 1] = 10**6
     ids[spoilt.feature_span(5).start] = -1  # of a later table, which another thread may find first
     messages = set()
-    for threads in (1, 2, 8):
+    for threads in (1, 2, 8, 0):
         tier = TierConfig(device_rows="100%", plan_threads=threads)
         embeddings = TieredEmbeddingBag(TABLES, tier)
+        if not threads:
+            pipeline = embeddings.runtime.pipeline
+            pipeline.lookups_ahead = LookupsAhead(pipeline.groups, 0, shared=3)
         with pytest.raises(InputError) as caught:
             list(embeddings.look_ahead([type(spoilt)(spoilt.dense, ids, spoilt.offsets, spoilt.labels)], depth=1))
         messages.add(str(caught.value))

@@ -179,9 +179,9 @@ class Schedule:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.early, self.stepped = list[int](), list[int]()
         self.waited_for = threading.Semaphore(0)
-        hand_over, wait = lookahead._Worker._hand_over, Pipeline.wait_for
+        hand_over, wait = lookahead._Planning._hand_over, Pipeline.wait_for
 
-        def hand_over_and_stop(worker: lookahead._Worker, ready: ReadyBatch) -> None:
+        def hand_over_and_stop(worker: lookahead._Planning, ready: ReadyBatch) -> None:
             early = not ready.arrived.done()
             if early:
                 self.early.append(ready.number)
@@ -195,7 +195,7 @@ class Schedule:
                 self.waited_for.release()
             return wait(pipeline, ready) or early
 
-        monkeypatch.setattr(lookahead._Worker, "_hand_over", hand_over_and_stop)
+        monkeypatch.setattr(lookahead._Planning, "_hand_over", hand_over_and_stop)
         monkeypatch.setattr(Pipeline, "wait_for", go_on_and_wait)
 
     def train(self, embeddings: TieredEmbeddingBag, batches: Sequence[Batch], depth: int) -> list[Planned]:

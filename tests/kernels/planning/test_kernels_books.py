@@ -17,8 +17,10 @@ from support.variants import both
 
 from adaptive.config import TableConfig
 from adaptive.counters import Counter
-from adaptive.embeddings.planning.books import bin_guesses
+from adaptive.embeddings.planning import books as books_module
+from adaptive.embeddings.planning.books import SlotTable, Tracker, bin_guesses
 from adaptive.embeddings.planning.layout import make_groups
+from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.kernels.planning import books
 
 Choose = Callable[[Any], Callable[..., Any]]
@@ -63,9 +65,9 @@ def enter(
     locations, missing, before = np.full(len(rows), 9), np.full(len(rows), 9), np.full(len(rows), 9, np.int32)
     tally = new_tally(len(ends))
     count = choose(books.enter_batch)(
-        ints(*rows), i32(*counts), ints(*ends), batch, books_of["codes"], books_of["accesses"], books_of["last"],
-        books_of["used"], books_of["counted"], books_of["flags"], np.uint8(mark), follow, locations, missing, before,
-        tally,
+        0, len(ends), ints(*rows), i32(*counts), ints(*ends), batch, books_of["codes"], books_of["accesses"],
+        books_of["last"], books_of["used"], books_of["counted"], books_of["flags"], np.uint8(mark), follow, locations,
+        missing, before, tally,
     )  # fmt: skip
     return locations, missing[:count], before, tally
 
@@ -354,6 +356,35 @@ def test_chosen_segments_equal_the_twin(choose: Choose, rows: list[tuple[int, in
     assert look_ups == [list(range(segments[u], segments[u + 1])) for u in updated]
 
 
+@pytest.mark.parametrize("threads", [2, 3, 5])
+@pytest.mark.parametrize("num_slots", [60, 100])
+def test_threads_that_share_the_tables_enter_the_same(
+    threads: int, num_slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven batches of four tables, one of which is not looked up."""
+    monkeypatch.setattr(books_module, "SHARED_ROWS", 1)
+    rng, starts, tables = np.random.default_rng(threads), ints(0, 30, 30, 70, 100), []
+    batches = [np.unique(rng.integers(0, 100, 50)) for _ in range(7)]
+    for number in (1, threads):
+        tracker = Tracker(100)
+        slots, results = SlotTable(num_slots, starts, tracker), []
+        tracker.threads = number
+        for batch, rows in enumerate(batches):
+            counts = np.arange(1, len(rows) + 1, dtype=np.int32)
+            distinct = Distinct(rows, counts, np.zeros(0, np.int32), np.searchsorted(rows, starts[1:]))
+            locations, missing = np.full((2, len(rows)), -9)
+            tally = new_tally(4)
+            count = slots.enter(distinct, batch, DIRTY, locations, missing, np.zeros(len(rows), np.int32), tally)
+            taken = missing[: min(count, slots.num_free)]
+            slots.take(taken, distinct, locations, batch, batch, DIRTY, tally)
+            norms = np.linspace(1e-3, 1, len(rows), dtype=np.float32)
+            tracker.add_norms(rows, norms)
+            results += [locations.tolist(), missing[:count].tolist(), tally.tolist()]
+        records = tracker.records.tolist(), tracker.bin_counts.tolist(), tracker.norm_sum
+        tables.append((results, records, slots.used.tolist(), slots.flags.tolist()))
+    assert tables[0] == tables[1]
+
+
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
@@ -362,11 +393,12 @@ def test_update_norms_add_up_and_fall_into_bins(choose: Choose) -> None:
     """Edges 1, 2, 4: a bin holds its lower edge; what lies outside counts in the first or last bin."""
     totals, bins = np.array([0.5, 1, 2], np.float32), np.zeros(2, np.int64)
     edges, norms = np.array([1, 2, 4], np.float32), np.array([1, 2], np.float32)
-    assert choose(books.add_update_norms)(ints(2, 0), norms, totals, edges, bin_guesses(edges), bins) == 3
+    choose(books.add_norms)(ints(2, 0), norms, totals)
+    assert choose(books.count_norms)(norms, edges, bin_guesses(edges), bins) == 3
     assert totals.tolist() == [2.5, 1, 3]
     assert bins.tolist() == [1, 1]
     outside = np.array([0, 0.99, 4, np.inf], np.float32)
-    choose(books.add_update_norms)(ints(0, 1, 2, 0), outside, totals, edges, bin_guesses(edges), bins)
+    choose(books.count_norms)(outside, edges, bin_guesses(edges), bins)
     assert bins.tolist() == [3, 3]
 
 
@@ -374,10 +406,7 @@ def test_update_norms_add_up_and_fall_into_bins(choose: Choose) -> None:
 def test_the_sum_of_norms_is_kept_in_64_bits(choose: Choose) -> None:
     norms = np.array([2.0**24, 1, 1], np.float32)
     edges, bins = np.array([1, 2, 4], np.float32), np.zeros(2, np.int64)
-    total = choose(books.add_update_norms)(
-        ints(0, 1, 2), norms, np.zeros(3, np.float32), edges, bin_guesses(edges), bins
-    )
-    assert total == 2**24 + 2
+    assert choose(books.count_norms)(norms, edges, bin_guesses(edges), bins) == 2**24 + 2
 
 
 @both

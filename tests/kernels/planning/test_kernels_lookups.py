@@ -48,7 +48,7 @@ def find_distinct(choose: Choose, ids: Any, spans: Any, span_tables: Any, sizes:
     ends = np.empty(len(sizes), np.int64)
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     found = choose(lookups.distinct_rows)(
-        ids, spans, np.asarray(span_tables, np.int32), sizes, starts,
+        0, ids, spans, np.asarray(span_tables, np.int32), sizes, starts,
         left_over(scratch), np.array([100]), rows, counts, inverse, ends,
     )  # fmt: skip
     outputs = reference.Distinct(rows[:found].tolist(), counts[:found].tolist(), inverse.tolist(), ends.tolist())
@@ -120,7 +120,7 @@ def test_a_hash_table_is_used_again_and_again(choose: Choose) -> None:
         )
         inverse, ends, before = np.empty(size, np.int32), np.empty(1, np.int64), int(used[0])
         found = choose(lookups.distinct_rows)(
-            ids, ints(0, size).reshape(1, 2), np.zeros(1, np.int32), ints(10**6), ints(0, 10**6),
+            0, ids, ints(0, size).reshape(1, 2), np.zeros(1, np.int32), ints(10**6), ints(0, 10**6),
             places, used, rows, counts, inverse, ends,
         )  # fmt: skip
         assert rows[:found].tolist() == list(dict.fromkeys(ids.tolist()))
@@ -177,12 +177,12 @@ def group_look_ups(choose: Choose, inverse: Any, bag_starts: Any, bag_vectors: A
                    *, scaled: bool = True) -> tuple[Any, ...]:  # fmt: skip
     """(segments, vectors, origins)."""
     counts = np.bincount(np.array(inverse, np.int64), minlength=num_rows).astype(np.int32)
-    segments = np.empty(num_rows + 1, np.int64)
+    segments = np.zeros(num_rows + 1, np.int64)
     vectors = np.full(len(inverse), -9, np.int32)
     origins = np.full(len(inverse) if scaled else 0, -9, np.int64)
     choose(lookups.fill_segments)(
-        np.array(inverse, np.int32), counts, ints(*bag_starts), np.array(bag_vectors, np.int32),
-        segments, vectors, origins,
+        np.array(inverse, np.int32), counts, 0, ints(*bag_starts), np.array(bag_vectors, np.int32),
+        segments[1:], vectors, origins,
     )  # fmt: skip
     return segments.tolist(), vectors.tolist(), origins.tolist()
 
@@ -223,4 +223,4 @@ def test_groups_equal_the_twin(choose: Choose, data: st.DataObject, sizes: list[
     ("starts", "expected"), [([0], True), ([0, 1, 2], True), ([0, 2, 2], False), ([0, 0, 2], False)]
 )
 def test_bags_of_one_lookup(starts: list[int], expected: bool) -> None:
-    assert lookups.one_each(np.array(starts), starts[-1]) == expected
+    assert lookups.one_each(np.array(starts), 0, starts[-1]) == expected

@@ -91,7 +91,7 @@ def test_an_id_outside_its_table_is_found_by_both_kernels(choose: Choose, bad: i
     found = choose(lookups.copy_rows)(ids, spans, tables, sizes, starts, rows, ends)
     places, used = np.zeros(16, np.int32), np.ones(1, np.int64)
     out = np.empty(5, np.int64), np.empty(5, np.int32), np.empty(5, np.int32), np.empty(1, np.int64)
-    assert found == choose(lookups.distinct_rows)(ids, spans, tables, sizes, starts, places, used, *out)
+    assert found == choose(lookups.distinct_rows)(0, ids, spans, tables, sizes, starts, places, used, *out)
     assert found == -(position + 1)
 
 

@@ -121,7 +121,7 @@ def test_distinct_rows_of_tables_larger_than_2_31(choose: Choose) -> None:
     rows, counts, inverse = np.empty(7, np.int64), np.empty(7, np.int32), np.empty(7, np.int32)
     ends = np.empty(2, np.int64)
     count = choose(lookups.distinct_rows)(
-        ids, spans, span_tables, sizes, starts, places, used, rows, counts, inverse, ends
+        0, ids, spans, span_tables, sizes, starts, places, used, rows, counts, inverse, ends
     )
     assert rows[:count].tolist() == [1, 1 + 2**32, size - 1, size, size + 2**32, 2 * size - 1]
     assert inverse.tolist() == [0, 1, 2, 0, 3, 4, 5]

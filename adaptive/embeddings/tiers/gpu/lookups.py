@@ -188,7 +188,7 @@ class DeviceSearch(Search):
 
 def implied_left_out(num_samples: int, vectors: NDArray[np.int32], starts: Int64s) -> tuple[NDArray[np.int32], Int64s]:
     """Return vectors and starts of bags to send, each empty if a bag's number implies them."""
-    return vectors[: 0 if num_samples else None], starts[: 0 if kernels.one_each(starts, int(starts[-1])) else None]
+    return vectors[: 0 if num_samples else None], starts[: 0 if kernels.one_each(starts, 0, int(starts[-1])) else None]
 
 
 def _nowhere(dtype: type) -> NDArray[Any]:
