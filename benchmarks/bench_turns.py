@@ -67,7 +67,7 @@ class Settings:
     rounds: int = 5
     fill: int = 12_000_000  # lookups planned before the first batch is trained
     most_steps: int = 300  # of a turn: batches are made before
-    threads: int = 1  # that plan
+    threads: str = "auto"  # that plan: a number or auto
     only: str = ""  # cases whose title contains this
     dlrm: str = ""  # path of a checkout of facebookresearch/dlrm
 
@@ -133,9 +133,10 @@ def _variants(
     case: Turns, settings: Settings, setup: Setup, report: Report
 ) -> tuple[dict[str, Ours], dict[str, Whole]]:
     step, small = case.step, case.small
-    ours = {"adaptive": Ours(setup, depth=4, plan_threads=settings.threads)}
+    threads = settings.threads if settings.threads == "auto" else int(settings.threads)
+    ours = {"adaptive": Ours(setup, depth=4, plan_threads=threads)}
     for policy in settings.policies:
-        ours[policy] = Ours(setup, depth=4, policy=policy, device_rows="10%", plan_threads=settings.threads)
+        ours[policy] = Ours(setup, depth=4, policy=policy, device_rows="10%", plan_threads=threads)
     names = {key: "single tier" if key == "adaptive" else f"10% device rows, {key}" for key in ours}
     wholes = {
         key: our_model(f"adaptive, {names[key]}, depth 4", variant, step, small=small) for key, variant in ours.items()
