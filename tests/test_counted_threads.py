@@ -64,6 +64,21 @@ def test_the_look_ahead_thread_is_counted_once_for_large_batches(
     assert counted == ["adaptive-look-ahead"] * times
 
 
+@pytest.mark.parametrize(("waits", "times"), [(0.6, 0), (0.4, 1)])
+def test_a_busy_look_ahead_thread_is_counted_once(waits: float, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches take a second each, of which it waits for a share; the first of them, which compile, do not count."""
+    worker = lookahead._Worker.__new__(lookahead._Worker)
+    worker._handed_over, worker._since, worker._waited = 0, 0.0, 0.0
+    now = 100.0
+    monkeypatch.setattr(lookahead.time, "perf_counter", lambda: now)
+    answers = []
+    for _ in range(2 * lookahead.BUSY_BATCHES):
+        now += 1
+        worker._waited += waits
+        answers.append(worker._is_busy())
+    assert answers == [False] * (2 * lookahead.BUSY_BATCHES - 1) + [times == 1]
+
+
 def test_one_thread_shares_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

@@ -22,6 +22,7 @@ if it had been planned `depth` batches ahead, so plans are equal.
 import logging
 import sys
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -44,6 +45,8 @@ logger = logging.getLogger("adaptive.embeddings.engine")
 T = TypeVar("T")
 
 MANY_LOOKUPS = 1 << 18  # of a batch: planning takes milliseconds and must not wait for OpenMP threads that spin
+BUSY_SHARE = 0.5  # of its time from which on a thread that looks ahead must not wait for them either
+BUSY_BATCHES = 8  # over which this share is measured
 JOIN_SECONDS = 60.0  # that the data source has to return when the look-ahead ends
 
 
@@ -229,6 +232,9 @@ class _Worker(Generic[T]):
         self._error: BaseException | None = None
         self._done = False
         self._stopping = False
+        self._counted = False  # by OpenMP
+        self._handed_over = 0
+        self._since = self._waited = 0.0  # start of the measured time, and seconds of it without work
         self._afterwards: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         start_thread(self._thread)
@@ -296,15 +302,38 @@ class _Worker(Generic[T]):
                 self._afterwards()
 
     def _hand_over(self, item: T) -> None:
+        if not self._counted and (self._has_many(item) or self._is_busy()):
+            count_as_thread()
+            self._counted = True
         with self._changed:
             self._queue.append(item)
             self._changed.notify_all()
 
+    def _has_many(self, item: T) -> bool:
+        """True if the thread's work with this item alone takes milliseconds."""
+        return False
+
+    def _is_busy(self) -> bool:
+        """True if this thread had work most of the time; after every `BUSY_BATCHES` batches but the first, slow ones.
+
+        If it has, OpenMP threads that spin take a core from it; if not, spinning starts their loops sooner. No number
+        depends on it. At batch size 2,048 with the built-in stream, whose samples are drawn here, steps were 1.06 times
+        as fast when counted, under a rule that predicts samples 1.24 times; with batches made before, 0.84 times.
+        """
+        self._handed_over += 1
+        if self._handed_over % BUSY_BATCHES:
+            return False
+        now, start, waited = time.perf_counter(), self._since, self._waited
+        self._since, self._waited = now, 0.0
+        return start > 0 and waited < (1 - BUSY_SHARE) * (now - start)
+
     def _wait_until(self, condition: Callable[[], bool]) -> None:
+        started = time.perf_counter()
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or condition())
             if self._stopping:
                 raise _Stopped
+        self._waited += time.perf_counter() - started
 
 
 class _Reading(_Worker[Batch]):
@@ -324,7 +353,7 @@ class _Planning(_Worker[ReadyBatch]):
     """The look-ahead thread: reads batches, plans them and moves their rows."""
 
     def __init__(self, pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> None:
-        self._batches, self._depth, self._counted = batches, depth, False
+        self._batches, self._depth = batches, depth
         super().__init__(pipeline, "adaptive-look-ahead")
 
     def ready(self) -> Iterator[ReadyBatch]:
@@ -341,11 +370,8 @@ class _Planning(_Worker[ReadyBatch]):
         self._pipeline.mover.enter_thread()
         return _plan_and_move(self._pipeline, self._batches, self._depth, self._wait_until_trained, self._hand_over)
 
-    def _hand_over(self, item: ReadyBatch) -> None:
-        if not self._counted and len(item.batch.ids) >= MANY_LOOKUPS:
-            count_as_thread()
-            self._counted = True
-        super()._hand_over(item)
+    def _has_many(self, item: ReadyBatch) -> bool:
+        return len(item.batch.ids) >= MANY_LOOKUPS
 
     def _wait_until_trained(self, number: int) -> None:
         self._wait_until(lambda: self._pipeline.trained >= number)
