@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, SkipRule, TierView
-from adaptive.policies.samples import Refill, WeightSums, check_range, check_state
+from adaptive.policies.samples import KeptInputs, WeightSums, check_range, check_state
 
 
 class RandomDrop(Policy):
@@ -61,7 +61,7 @@ class Drop(SkipRule):
 
     reported = ("effective_share",)
 
-    drops_inputs = True
+    drops_inputs = reads_inputs_only = True
     watches = asks = False
     at_most = 1
     warmup = 0
@@ -90,28 +90,23 @@ class Drop(SkipRule):
         return np.ones(len(rows), np.int64)
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        refill, size = Refill(), 0
+        refill, size = KeptInputs(self), 0
         for batch in batches:
             size = size or batch.num_samples
             share, first = self.share * self.allowance, self.seen_inputs
             refill.size = max(1, round(size * (1 - share * self.keep_steps)))
             # Seeded by position, so that a resumed run continues as the saved one would have.
             order = np.random.default_rng([self.seed, self.seen_inputs]).permutation(batch.num_samples)
-            self.seen_inputs += batch.num_samples
-            self._owed += _num_dropped(self.seen_inputs, share) - _num_dropped(first, share)
+            end = first + batch.num_samples
+            self._owed += _num_dropped(end, share) - _num_dropped(first, share)
             if self.by == "chance":
                 chosen = order >= self._owed
             else:
                 batch, chosen = _choose_by_label(batch, order, self._owed, 1 - share)
                 self._weights.add(batch.extras["weight"][chosen])
-            count = int((~chosen).sum())
-            self._owed -= count
-            self.dropped_inputs += count
+            self._owed -= int((~chosen).sum())
             yield from refill.add(batch, chosen)
-        if refill.filled:  # the few inputs of a small last batch would weigh too much
-            self.dropped_inputs += refill.num_waiting
-        else:
-            yield from refill.rest()
+        yield from refill.rest()
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         inputs = np.array([self.seen_inputs, self.dropped_inputs, self._owed])

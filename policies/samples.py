@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, RowStats, TierView, concatenate
+from adaptive import Batch, RowStats, SkipRule, TierView, concatenate
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -54,14 +54,8 @@ class Refill:
 
     def __init__(self, size: int = 0) -> None:
         self.size = size
-        self.filled = 0  # batches
         self._waiting: list[Batch] = []
         self._count = 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of samples that do not fill a batch yet."""
-        return self._count
 
     def add(self, batch: Batch, chosen: NDArray[np.bool_]) -> Iterator[Batch]:
         """Add the chosen (B,) samples; yields the batches that are full."""
@@ -71,7 +65,6 @@ class Refill:
             needed = self.size - self._count
             self._wait(batch, samples[:needed])
             samples = samples[needed:]
-            self.filled += 1
             yield self._join()
         self._wait(batch, samples)
 
@@ -89,6 +82,29 @@ class Refill:
         joined = concatenate(self._waiting)
         self._waiting, self._count = [], 0
         return joined
+
+
+class KeptInputs(Refill):
+    """Collects the inputs that a rule keeps, and counts in the rule's `seen_inputs` and `dropped_inputs`."""
+
+    def __init__(self, rule: SkipRule) -> None:
+        super().__init__()
+        self._rule = rule
+        self._filled = False  # a batch
+
+    def add(self, batch: Batch, chosen: NDArray[np.bool_]) -> Iterator[Batch]:
+        self._rule.seen_inputs += batch.num_samples
+        self._rule.dropped_inputs += int((~chosen).sum())
+        for full in super().add(batch, chosen):
+            self._filled = True
+            yield full
+
+    def rest(self) -> Iterator[Batch]:
+        """Drop the remaining inputs, a few of which would weigh as much as a full batch, unless there was none."""
+        if self._filled:
+            self._rule.dropped_inputs += self._count
+        else:
+            yield from super().rest()
 
 
 class WeightSums:

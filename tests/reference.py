@@ -655,40 +655,31 @@ def bags_of(lookups: Int64s, offsets: Int64s, num_samples: int) -> list[tuple[in
     return [(bag % num_samples, lookups[start:end]) for bag, (start, end) in enumerate(spans)]
 
 
-def predict_clicks(
-    lookups: Int64s, offsets: Int64s, dense: Floats, rows: Floats, dense_weights: Floats, bias: Floats
-) -> Floats:
-    """(B,) probabilities: the sigmoid of the sum of one weight for each dense input and each lookup."""
-    logits = np.full(len(dense), bias[0, 0], f32)
-    for column, (weight, _) in enumerate(dense_weights):
-        logits += dense[:, column] * weight
-    for sample, bag in bags_of(lookups, offsets, len(dense)):
-        for row in bag:
-            logits[sample] += rows[row, 0]
-    return np.array([1 / (1 + math.exp(-float(logit))) for logit in logits], f32)
-
-
 def learn_clicks(
-    lookups: Int64s,
-    offsets: Int64s,
-    dense: Floats,
-    residuals: Floats,
-    rate: float,
-    rows: Floats,
-    dense_weights: Floats,
-    bias: Floats,
-) -> tuple[Floats, Floats, Floats]:
-    """The pairs of weight and squares after one Adagrad step per lookup, dense input and sample."""
+    lookups: Int64s, offsets: Int64s, dense: Floats, labels: Floats, rate: float, block: int, *pairs: Floats
+) -> Floats:
+    """(B,) residuals, block of samples after block; each then takes one Adagrad step per lookup and dense input."""
+    rows, dense_weights, bias = pairs
+    bags = bags_of(lookups, offsets, len(labels))
+    residuals = np.empty(len(labels), f32)
 
     def step(pair: Floats, gradient: np.float32) -> None:
-        squares = float(pair[1]) + float(gradient) ** 2
-        pair[:] = float(pair[0]) - rate * float(gradient) / math.sqrt(squares + 0.1), squares
+        pair[1] += gradient * gradient
+        pair[0] -= f32(rate) * gradient / np.sqrt(pair[1] + f32(0.1))
 
-    for sample, bag in bags_of(lookups, offsets, len(dense)):
-        for row in bag:
+    for first in range(0, len(labels), block):
+        samples = range(first, min(first + block, len(labels)))
+        for sample in samples:
+            logit = bias[0, 0]
+            for value, (weight, _) in zip(dense[sample], dense_weights, strict=True):
+                logit += value * weight
+            for row in (row for owner, bag in bags if owner == sample for row in bag):
+                logit += rows[row, 0]
+            residuals[sample] = f32(1 / (1 + math.exp(-float(logit)))) - labels[sample]
+        for sample, row in ((owner, row) for owner, bag in bags if owner in samples for row in bag):
             step(rows[row], residuals[sample])
-    for sample, residual in enumerate(residuals):
-        for column, pair in enumerate(dense_weights):
-            step(pair, residual * dense[sample, column])
-        step(bias[0], residual)
-    return rows, dense_weights, bias
+        for sample in samples:
+            for value, pair in zip(dense[sample], dense_weights, strict=True):
+                step(pair, residuals[sample] * value)
+            step(bias[0], residuals[sample])
+    return residuals

@@ -19,14 +19,14 @@ class ClickPredictor:
         rate: Adagrad learning rate.
     """
 
-    def __init__(self, *, rate: float = 0.1) -> None:
+    def __init__(self, *, rate: float = 0.05) -> None:
         self.rate = rate
         self._rows = np.zeros((0, 2), np.float32)
         self._dense = np.zeros((0, 2), np.float32)
         self._bias = np.zeros((1, 2), np.float32)
 
     def residuals(self, batch: Batch, lookups: NDArray[np.int64], num_rows: int) -> NDArray[np.float32]:
-        """Return probability minus label of each sample (B,), predicted before the batch is learned from.
+        """Return probability minus label of each sample (B,), predicted before the sample is learned from.
 
         Args:
             batch: with labels from 0 to 1, and as many dense inputs as any batch before.
@@ -38,9 +38,7 @@ class ClickPredictor:
         self._rows, self._dense = _grown(self._rows, num_rows), _grown(self._dense, batch.dense.shape[1])
         weights = self._rows, self._dense, self._bias
         residuals = np.empty(batch.num_samples, np.float32)
-        predictor.predict(lookups, batch.offsets, batch.dense, *weights, residuals)
-        residuals -= batch.labels
-        predictor.learn(lookups, batch.offsets, batch.dense, residuals, self.rate, *weights)
+        predictor.learn(lookups, batch.offsets, batch.dense, batch.labels, self.rate, *weights, residuals)
         return residuals
 
     def state_dict(self) -> dict[str, NDArray[Any]]:

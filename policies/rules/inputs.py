@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, RowStats, SkipRule, TierView
-from adaptive.policies.samples import ByRow, Refill, check_range, check_state, count_lookups, greatest, movement, probed
+from adaptive.policies.samples import (
+    ByRow,
+    KeptInputs,
+    check_range,
+    check_state,
+    count_lookups,
+    greatest,
+    movement,
+    probed,
+)
 
 SAMPLE = 4096  # latest inputs from which the threshold is computed
 MOST_DROPPED = 0.9  # of a batch: if all inputs were dropped, no row would move and no answer would change
@@ -69,7 +78,7 @@ class Inputs(SkipRule):
         return np.ones(len(rows), np.int64)
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        refill = Refill()
+        refill = KeptInputs(self)
         self._recent.clear()  # a resumed run has seen no inputs either
         self._moved.reserve(view.num_rows)
         for batch in batches:
@@ -79,14 +88,9 @@ class Inputs(SkipRule):
             numbers = self.seen_inputs + np.arange(batch.num_samples)
             dropped &= self.allows(numbers) & ~probed(numbers, 0, self.probe_every)
             dropped[np.flatnonzero(dropped)[int(MOST_DROPPED * batch.num_samples) :]] = False
-            self.seen_inputs += batch.num_samples
             self.hot_inputs += int((most < np.inf).sum())
-            self.dropped_inputs += int(dropped.sum())
             yield from refill.add(batch, ~dropped)
-        if refill.filled:  # the few inputs of a small last batch would weigh too much
-            self.dropped_inputs += refill.num_waiting
-        else:
-            yield from refill.rest()
+        yield from refill.rest()
 
     def _most(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """(B,) largest movement among the rows of each input; infinite if it cannot be dropped."""

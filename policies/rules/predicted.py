@@ -8,13 +8,19 @@ case-control sampling", Annals of Statistics 42(5), 2014, https://arxiv.org/abs/
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, ClickPredictor, RowStats, SkipRule, TierView
-from adaptive.policies.samples import Refill, check_range, check_state, uniform
+from adaptive.policies.samples import KeptInputs, WeightSums, check_range, check_state, uniform
+
+BINS: Final = 256  # of the residuals, from 0 to 1
+MIDDLES: Final = (np.arange(BINS) + 0.5) / BINS
+FACTORS: Final = 2.0 ** np.arange(0, 8, 0.125)  # that a target may choose: an input of residual 0.5 is kept from 2 on
+LEAST_EFFECTIVE: Final = 0.5  # `effective_share` below which a target skips less
+LEAST_GAIN: Final = 0.5  # share of what random dropping loses that a target must avoid
 
 
 class Predicted(SkipRule):
@@ -26,6 +32,9 @@ class Predicted(SkipRule):
 
     Args:
         factor: an input with residual r is kept with probability factor * r, at most 1.
+        target_drop: share of the inputs to skip, instead of a factor. Every `warmup` batches the factor is chosen from
+            the residuals since the latest choice. Fewer are skipped if weights would differ too much, and none where
+            skipping would hardly be better than at random (`choose_factor`).
         min_keep: the least probability with which an input is kept; 1 / `min_keep` bounds the weights.
         rate: learning rate of the prediction.
         warmup: batches from which it learns before anything is skipped.
@@ -33,74 +42,92 @@ class Predicted(SkipRule):
 
     Attributes:
         seen_inputs, dropped_inputs: inputs read, and inputs left out, so far.
-        effective_share: (sum w)^2 / (n * sum w^2) over the n inputs kept since the warm-up, w their weights: the share
-            of equally weighted inputs that would estimate the gradient as well.
+        effective_share: see `SkipRule`, over the inputs kept since the warm-up.
+        current_factor: the factor in use; 0: nothing is skipped.
     """
 
-    drops_inputs = True
+    drops_inputs = reads_inputs_only = True
     watches = asks = False
     at_most = 1
-    reported = ("seen_inputs", "dropped_inputs", "effective_share")
+    reported = ("seen_inputs", "dropped_inputs", "effective_share", "current_factor")
 
     def __init__(
-        self, *, factor: float = 5.0, min_keep: float = 0.1, rate: float = 0.1, warmup: int = 100, seed: int = 0
+        self,
+        *,
+        factor: float = 5.0,
+        target_drop: float | None = None,
+        min_keep: float = 0.1,
+        rate: float = 0.05,
+        warmup: int = 100,
+        seed: int = 0,
     ) -> None:
         check_range(0, factor=factor, rate=rate, seed=seed)
+        check_range(0, 0.95, target_drop=target_drop)
         check_range(0.001, 1, min_keep=min_keep)
         check_range(1, warmup=warmup)
-        self.factor, self.min_keep, self.rate, self.warmup, self.seed = factor, min_keep, rate, warmup, seed
+        self.factor, self.target_drop, self.min_keep = factor, target_drop, min_keep
+        self.rate, self.warmup, self.seed = rate, warmup, seed
         self.seen_inputs = self.dropped_inputs = 0
+        self.current_factor = 0.0
         self._batches = 0
         self._kept_share = 1.0  # size of a filled batch over that of a batch as read
-        self._measured = np.zeros(2)  # sum of keep probabilities, inputs: since the share was measured
-        self._weights = np.zeros(3)  # number, sum, sum of squares of the weights since the warm-up
+        self._residuals = np.zeros(BINS)  # inputs by residual, since the factor was chosen
+        self._weights = WeightSums()  # since the warm-up
         self._predictor = ClickPredictor(rate=rate)
 
     @property
     def effective_share(self) -> float:
-        count, total, squares = self._weights
-        return float(total * total / (count * squares)) if count else 1.0
+        return self._weights.effective_share
 
     def visits(self, rows: RowStats) -> NDArray[np.int64]:
         return np.ones(len(rows), np.int64)
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        refill, size = Refill(), 0
+        refill, size = KeptInputs(self), 0
         for batch in batches:
             size = size or batch.num_samples
-            self._measure_kept_share()
+            if self._batches and self._batches % self.warmup == 0:
+                self._choose_factor()
             refill.size = max(1, round(size * self._kept_share))
             if not ((batch.labels >= 0) & (batch.labels <= 1)).all():  # NaN is neither
                 raise ValueError("expected labels from 0 to 1, by which `predicted` skips; got others")
             residuals = np.abs(self._predictor.residuals(batch, view.rows(batch), view.num_rows))
             yield from refill.add(*self._sample(batch, residuals, refill.size / size))
-        if refill.filled:  # a small last batch would weigh its few inputs like a full one its many
-            self.dropped_inputs += refill.num_waiting
-        else:
-            yield from refill.rest()
+        yield from refill.rest()
 
-    def _measure_kept_share(self) -> None:
-        """Adapt the size of batches every `warmup` batches, by 5% or more: shapes that change slow a step down."""
-        if self._batches and self._batches % self.warmup == 0:
-            share = float(self._measured[0] / self._measured[1])
-            self._measured[:] = 0
-            if abs(share - self._kept_share) > 0.05 * self._kept_share:
-                self._kept_share = share
+    def _choose_factor(self) -> None:
+        """Choose the factor and the size of batches by the residuals of the latest `warmup` batches.
+
+        The size changes by 5% or more: shapes that change slow a step down.
+        """
+        counts = self._residuals / self._residuals.sum()
+        self._residuals[:] = 0
+        if self.target_drop is None:
+            self.current_factor = self.factor
+        else:
+            self.current_factor = choose_factor(counts, self.target_drop, self.min_keep)
+        share = float(counts @ self._keep(MIDDLES))
+        if abs(share - self._kept_share) > 0.05 * self._kept_share:
+            self._kept_share = share
+
+    def _keep(self, residuals: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the probability with which inputs of these residuals (n,) are kept."""
+        if not self.current_factor:
+            return np.ones(len(residuals))
+        return np.clip(self.current_factor * residuals, self.min_keep, 1)
 
     def _sample(self, batch: Batch, residuals: NDArray[np.float32], scale: float) -> tuple[Batch, NDArray[np.bool_]]:
         """Return the batch with weights, and which of its inputs (B,) are kept."""
         numbers = self.seen_inputs + np.arange(batch.num_samples)
-        keep = np.clip(self.factor * residuals.astype(np.float64), self.min_keep, 1)
-        self._measured += keep.sum(), len(keep)
-        skips = self._batches >= self.warmup
-        keep[~self.allows(numbers) | (not skips)] = 1
+        bins = np.minimum((residuals * BINS).astype(np.int64), BINS - 1)
+        self._residuals += np.bincount(bins, minlength=BINS)
+        keep = self._keep(residuals.astype(np.float64))
+        keep[~self.allows(numbers)] = 1
         chosen = uniform(numbers, self.seed) < keep
         weights = scale / keep
-        if skips:
-            self._weights += chosen.sum(), weights[chosen].sum(), (weights[chosen] ** 2).sum()
+        if self._batches >= self.warmup:
+            self._weights.add(weights[chosen])
         self._batches += 1
-        self.seen_inputs += len(chosen)
-        self.dropped_inputs += int((~chosen).sum())
         weights *= batch.extras.get("weight", 1)
         extras = {**batch.extras, "weight": weights.astype(np.float32)}
         return replace(batch, extras=extras).mark_unshared(), chosen
@@ -108,13 +135,33 @@ class Predicted(SkipRule):
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {
             "inputs": np.array([self.seen_inputs, self.dropped_inputs, self._batches]),
-            "sums": np.array([self._kept_share, *self._measured, *self._weights]),
+            "sums": np.array([self.current_factor, self._kept_share, *self._weights.values]),
+            "residuals": self._residuals.copy(),
             **self._predictor.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         check_state(self, state, *self.state_dict())
         self.seen_inputs, self.dropped_inputs, self._batches = map(int, state["inputs"])
-        self._kept_share, *sums = map(float, state["sums"])
-        self._measured[:], self._weights[:] = sums[:2], sums[2:]
+        self.current_factor, self._kept_share, *weights = map(float, state["sums"])
+        self._weights.values[:], self._residuals[:] = weights, state["residuals"]
         self._predictor.load_state_dict(state)
+
+
+def choose_factor(counts: NDArray[np.float64], target_drop: float, min_keep: float) -> float:
+    """Return the least of `FACTORS` that skips at most `target_drop` and is worth it; 0 if there is none.
+
+    An input with residual r, kept with probability q, adds r^2 / q to the noise of the gradient. So inputs kept at
+    random, a share K of all, are worth K of all inputs, those kept by residual mean(r^2) / mean(r^2 / q). Of the 1 - K
+    that random dropping loses, the factor must avoid `LEAST_GAIN`. Where all residuals are alike it avoids nothing.
+
+    Args:
+        counts: (BINS,) shares of the inputs by residual.
+    """
+    keep = np.clip(FACTORS[:, None] * MIDDLES, min_keep, 1)  # (factors, BINS)
+    kept, squares = keep @ counts, MIDDLES**2
+    worth = (squares @ counts) / ((squares / keep) @ counts)
+    effective = 1 / (kept * ((1 / keep) @ counts))
+    pays = (kept < 1) & (worth - kept >= LEAST_GAIN * (1 - kept)) & (effective >= LEAST_EFFECTIVE)
+    possible = np.flatnonzero(pays & (kept >= 1 - target_drop))
+    return float(FACTORS[possible[0]]) if len(possible) else 0.0

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from reference import learn_clicks, predict_clicks
+from reference import learn_clicks
 from support.builders import View, batch_of
-from support.helpers import random_batches
 
 from adaptive import SGD, Adagrad, Batch, ClickPredictor, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.kernels import predictor
 from adaptive.models.tasks import Tasks, log_losses
-from adaptive.policies.rules.predicted import Predicted
+from adaptive.policies.rules.predicted import BINS, LEAST_EFFECTIVE, MIDDLES, Predicted, choose_factor
 from adaptive.policies.samples import uniform
 from adaptive.training.trainer import Trainer
 
@@ -35,23 +34,23 @@ def arranged(rule: Predicted, batches: Iterator[Batch]) -> list[Batch]:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_the_kernels_are_their_slow_twins(compiled: bool) -> None:
-    predict = predictor.predict if compiled else predictor.predict.py_func  # type: ignore[attr-defined]
+def test_the_kernel_is_its_slow_twin(compiled: bool) -> None:
+    """Batches of up to 200 samples: several blocks, the last one smaller, bags of any length."""
     learn = predictor.learn if compiled else predictor.learn.py_func  # type: ignore[attr-defined]
     random = np.random.default_rng(3)
     weights = [random.standard_normal((n, 2)).astype(np.float32) ** 2 for n in (9, 2, 1)]
-    tables = (TableConfig(name="a", num_embeddings=9, embedding_dim=4, features=("x", "y")),)
-    for batch in random_batches(tables, 4):
-        dense = random.standard_normal((batch.num_samples, 2)).astype(np.float32)
-        args = batch.ids, batch.offsets, dense
-        got, expected = np.empty(len(dense), np.float32), predict_clicks(*args, *weights)
-        predict(*args, *weights, got)
+    twins = [pairs.copy() for pairs in weights]
+    for num_samples in (3, predictor.BLOCK, 200):
+        offsets = np.concatenate([[0], np.cumsum(random.integers(0, 4, 2 * num_samples))])
+        lookups = random.integers(0, 9, offsets[-1])
+        dense = random.standard_normal((num_samples, 2)).astype(np.float32)
+        labels = (random.random(num_samples) < 0.3).astype(np.float32)
+        got = np.empty(num_samples, np.float32)
+        expected = learn_clicks(lookups, offsets, dense, labels, 0.1, predictor.BLOCK, *twins)
+        learn(lookups, offsets, dense, labels, 0.1, *weights, got)
         np.testing.assert_array_equal(got, expected)
-        residuals = got - np.float32(0.25)
-        twin = learn_clicks(*args, residuals, 0.1, *(pairs.copy() for pairs in weights))
-        learn(*args, residuals, 0.1, *weights)
-        for pairs, other in zip(weights, twin, strict=True):
-            np.testing.assert_array_equal(pairs, other)
+        for pairs, twin in zip(weights, twins, strict=True):
+            np.testing.assert_array_equal(pairs, twin)
 
 
 def test_a_predictor_learns_and_is_restored() -> None:
@@ -71,7 +70,7 @@ def test_weights_are_inverse_probabilities() -> None:
     """Written out: three samples at known residuals, one of which is drawn out."""
     rule = Predicted(factor=2, min_keep=0.2, warmup=1)
     list(rule.arrange(iter([batch_of([0, 1, 2])]), View((ROWS,))))
-    rule._predictor.residuals = lambda *_: np.array([0.05, 0.25, -0.9], np.float32)  # type: ignore[method-assign]
+    rule.current_factor = 2
     drawn = uniform(3 + np.arange(3), 0)
     batch, chosen = rule._sample(batch_of([0, 1, 2]), np.array([0.05, 0.25, 0.9], np.float32), 0.5)
     assert chosen.tolist() == (drawn < [0.2, 0.5, 1]).tolist()
@@ -85,7 +84,7 @@ def test_the_expected_sum_is_that_of_all_inputs() -> None:
     sums = []
     for seed in range(3_000):
         rule = Predicted(factor=1.5, min_keep=0.25, seed=seed)
-        rule._batches = rule.warmup
+        rule.current_factor = 1.5
         batch, chosen = rule._sample(batch_of(np.arange(40)), residuals, 1.0)
         sums.append((values * batch.extras["weight"])[chosen].sum())
     error = (np.mean(sums) - values.sum()) / (np.std(sums) / math.sqrt(len(sums)))
@@ -100,12 +99,49 @@ def test_a_user_weight_is_multiplied() -> None:
     assert first.extras["weight"].tolist() == [1, 2, 3, 4]
 
 
-def test_nothing_is_skipped_where_nothing_can_be_predicted() -> None:
+@pytest.mark.parametrize("target", [None, 0.2, 0.5, 0.9])
+def test_nothing_is_skipped_where_nothing_can_be_predicted(target: float | None) -> None:
+    """Labels are coin flips: a target must not become random dropping."""
     random = np.random.default_rng(5)
-    batches = [batch_of(random.integers(0, ROWS, 64), random.random(64) < 0.5) for _ in range(60)]
-    rule = Predicted(factor=5, warmup=10)
+    batches = [batch_of(random.integers(0, ROWS, 256), random.random(256) < 0.5) for _ in range(120)]
+    rule = Predicted(target_drop=target, warmup=20)
     arranged(rule, iter(batches))
-    assert rule.seen_inputs == 60 * 64 and rule.dropped_inputs < 0.02 * rule.seen_inputs
+    assert rule.seen_inputs == 120 * 256 and rule.dropped_inputs < 0.02 * rule.seen_inputs
+
+
+@pytest.mark.parametrize("target", [0.2, 0.5, 0.6])
+def test_a_target_is_met_where_inputs_are_predictable(target: float) -> None:
+    rule = Predicted(target_drop=target, warmup=25)
+    arranged(rule, easy_batches(100))
+    seen, dropped = rule.seen_inputs, rule.dropped_inputs
+    arranged(rule, easy_batches(300, seed=1))
+    share = (rule.dropped_inputs - dropped) / (rule.seen_inputs - seen)
+    assert target - 0.12 < share < target + 0.05
+
+
+def counts_of(residuals: dict[float, float]) -> NDArray[np.float64]:
+    """Shares by bin, from shares by residual."""
+    counts = np.zeros(BINS)
+    for residual, share in residuals.items():
+        counts[int(residual * BINS)] += share
+    return counts
+
+
+def test_a_factor_is_chosen_by_what_is_lost() -> None:
+    """Written out: nine of ten inputs have residual 1/8, one 7/8."""
+    easy = counts_of({1 / 8: 0.9, 7 / 8: 0.1})
+    middles = np.array([MIDDLES[BINS // 8], MIDDLES[7 * BINS // 8]])
+    for target in (0.2, 0.5, 0.7):
+        factor = choose_factor(easy, target, 0.1)
+        kept, below = (np.clip(c * middles, 0.1, 1) @ [0.9, 0.1] for c in (factor, factor / 2**0.125))
+        assert kept >= 1 - target > below
+    assert choose_factor(counts_of({0.5: 1}), 0.5, 0.1) == 0  # all alike: no better than at random
+    assert choose_factor(counts_of({0.45: 0.5, 0.55: 0.5}), 0.5, 0.1) == 0
+    assert choose_factor(counts_of({0.99: 1}), 0.5, 0.1) == 0  # each teaches as much
+    assert choose_factor(counts_of({0.02: 0.98, 0.98: 0.02}), 0.9, 0.1) > 0  # a base rate is enough
+    halves = counts_of({0.01: 0.5, 0.99: 0.5})  # weights of 1 and 100 are refused
+    keep = np.clip(choose_factor(halves, 0.49, 0.01) * MIDDLES, 0.01, 1)
+    assert 1 / ((keep @ halves) * ((1 / keep) @ halves)) >= LEAST_EFFECTIVE
 
 
 def test_predictable_inputs_go_and_the_number_of_steps_stays() -> None:

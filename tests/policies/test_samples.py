@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive.batch import Batch, Origin
-from adaptive.policies.samples import ByRow, PeekableBatches, Refill, Spool, count_lookups, greatest
+from adaptive.policies.random_drop import Drop
+from adaptive.policies.samples import ByRow, KeptInputs, PeekableBatches, Refill, Spool, count_lookups, greatest
 
 
 def numbered(first: int, num_samples: int, num_features: int = 2, seed: int = 0) -> Batch:
@@ -67,6 +68,19 @@ def test_nothing_is_lost_or_repeated(sizes: list[int], seed: int) -> None:
     assert all(batch.num_samples == sizes[0] for batch in found)
     found += refill.rest()
     assert [label for part in labels(found) for label in part] == expected
+
+
+@given(st.lists(st.integers(1, 9), max_size=8), st.integers(0, 1000))
+def test_kept_and_dropped_inputs_are_counted(sizes: list[int], seed: int) -> None:
+    """Inputs that fill no batch at the end are dropped, unless no batch was full."""
+    random, rule = np.random.default_rng(seed), Drop()
+    refill = KeptInputs(rule)
+    found = [batch for size in sizes for batch in refill.add(numbered(0, size), random.random(size) < 0.6)]
+    before = rule.dropped_inputs
+    rest = [*refill.rest()]
+    assert not (found and rest) and rule.seen_inputs == sum(sizes)
+    assert rule.seen_inputs - rule.dropped_inputs == sum(batch.num_samples for batch in [*found, *rest])
+    assert found or rule.dropped_inputs == before
 
 
 def test_values_by_row() -> None:
