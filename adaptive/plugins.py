@@ -235,7 +235,7 @@ def with_rule(policy: Policy, skip: SkipConfig | SkipRule | str | None) -> SkipC
 
 
 def _checked_rule(rule: SkipRule) -> SkipRule:
-    flags = ("leaves_out", "watches", "asks", "drops_inputs")
+    flags = ("leaves_out", "watches", "asks", "drops_inputs", "reads_inputs_only")
     _check_attributes(
         "skip rule",
         rule,

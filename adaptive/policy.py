@@ -134,6 +134,10 @@ class SkipRule(ABC):
     drops_inputs: bool = False
     """Set to True if `arrange` drops samples; count them in `seen_inputs` and `dropped_inputs`."""
 
+    reads_inputs_only: bool = False
+    """Set to True if `arrange` decides by the batches alone, apart from `TierView.rows` and `num_rows`. With several
+    ranks, each then runs it over all batches and gets the same answers. Other rules that drop inputs are refused."""
+
     mode: str = ""
     """Text that reports add to the rule's name, such as `by movement`."""
 
@@ -377,6 +381,13 @@ def arranges(policy: Policy | type[Policy]) -> bool:
     That is, the policy overrides `arrange` and its settings use it, or its rule drops inputs.
     """
     return drops_inputs(policy) or (policy.rearranges and _overrides(policy, Policy.arrange))
+
+
+def arranges_alike(policy: Policy) -> bool:
+    """True if all ranks see the same batches: nothing is arranged, or only by a rule that reads inputs only."""
+    rule = policy.rule
+    is_alike = rule is None or not rule.drops_inputs or rule.reads_inputs_only
+    return is_alike and not (policy.rearranges and _overrides(policy, Policy.arrange))
 
 
 def drops_inputs(policy: Policy | type[Policy]) -> bool:

@@ -42,9 +42,9 @@ ROUND: Final = 128 << 10  # bytes that a rank sends in about the time of one mor
 class LocalDenseStep:
     """The dense part of steps in a single process, which uses its gradients as they are."""
 
-    def own_parts(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        """Return this rank's samples of each batch."""
-        return batches
+    def own_part(self, batch: Batch) -> Batch:
+        """Return this rank's samples of a batch."""
+        return batch
 
     def begin(self) -> None:
         """Prepare for the passes of a batch, also when they are run again."""
@@ -91,8 +91,8 @@ class RankDenseStep(LocalDenseStep):
         self._size = sum(weight.numel() for weight in self._weights)
         self.blocks: list[Floats] = []  # gradients (weights,) of each block of this rank that has samples
 
-    def own_parts(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        return map(self._ranks.own_part, batches)
+    def own_part(self, batch: Batch) -> Batch:
+        return self._ranks.own_part(batch)
 
     def check_alike(self, step: int) -> None:
         if self._ranks.size == 1:

@@ -35,7 +35,7 @@ from adaptive.embeddings.runtime import Runtime
 from adaptive.errors import ConfigError
 from adaptive.optim import RowOptimizer, row_optimizer
 from adaptive.plugins import make_policy, with_rule
-from adaptive.policy import Policy, SkipRule
+from adaptive.policy import Policy, SkipRule, arranges
 from adaptive.system import running_out
 
 DEFAULT_OPTIMIZER: Final = row_optimizer(OptimizerConfig())  # the default of the command line, too
@@ -177,7 +177,7 @@ class TieredEmbeddingBag(nn.Module):
         self._pipeline.policy_caller.calibrate([self._pipeline.check(batch) for batch in sample], self.runtime.view)
 
     def look_ahead(self, batches: Iterable[Batch], *, depth: int = 4) -> LookAhead:
-        """Return an iterator over `batches`, planned and fetched up to `depth` batches ahead.
+        """Return an iterator over `batches`, this rank's samples, planned and fetched up to `depth` batches ahead.
 
         Requesting the next batch ends the current one. Exhaust or close the iterator before you start another.
 
@@ -185,9 +185,23 @@ class TieredEmbeddingBag(nn.Module):
             ConfigError: if `depth` is not a non-negative integer.
             DeviceMemoryError, InputError, PolicyError: in the loop, also for errors of the look-ahead thread.
         """
-        return LookAhead(partial(self._look_ahead, batches, check_depth(depth)), batches)
+        if self.ranks.blocks > 1 and arranges(self.policy):
+            raise ConfigError(
+                f"look_ahead(): expected a policy that leaves this rank's samples as they are, got skip rule "
+                f"{type(self.policy.rule).__name__}, which needs the samples of all ranks. Train with "
+                "adaptive.training.trainer.Trainer, which passes them, or switch the rule off."
+            )
+        return self.look_ahead_of_all(batches, lambda batch: batch, depth=depth)
 
-    def _look_ahead(self, batches: Iterable[Batch], depth: int) -> Generator[Planned, None, None]:
+    def look_ahead_of_all(
+        self, batches: Iterable[Batch], own_part: Callable[[Batch], Batch], *, depth: int = 4
+    ) -> LookAhead:
+        """As `look_ahead`, of the samples of all ranks; `own_part` takes this rank's once they are arranged."""
+        return LookAhead(partial(self._look_ahead, batches, own_part, check_depth(depth)), batches)
+
+    def _look_ahead(
+        self, batches: Iterable[Batch], own_part: Callable[[Batch], Batch], depth: int
+    ) -> Generator[Planned, None, None]:
         policy_caller = self._pipeline.policy_caller
         failed: BaseException | None = None
         self._batch_steps.failure = None
@@ -195,7 +209,7 @@ class TieredEmbeddingBag(nn.Module):
             with policy_caller.listening(), running_out("while rows moved"):
                 named = map(self._pipeline.take_over, batches)  # before a policy sees them
                 arranged = policy_caller.arrange(named, self.runtime.view)
-                with closing(look_ahead(self._pipeline, arranged, depth)) as ready_batches:
+                with closing(look_ahead(self._pipeline, map(own_part, arranged), depth)) as ready_batches:
                     for ready in ready_batches:
                         planned = self._batch_steps.planned(ready)
                         try:

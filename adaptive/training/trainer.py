@@ -100,7 +100,8 @@ class Trainer:
         self.model.train()
         first_step = self.recorder.steps
         self.recorder.start()
-        look_ahead = contextlib.closing(self.embeddings.look_ahead(self._dense.own_parts(batches), depth=depth))
+        planned_ahead = self.embeddings.look_ahead_of_all(batches, self._dense.own_part, depth=depth)
+        look_ahead = contextlib.closing(planned_ahead)
         with look_ahead as planned_batches, self.embeddings.reporting_errors():
             while (planned := self._next(planned_batches)) is not None:
                 self.step(planned)

@@ -32,7 +32,7 @@ from adaptive.embeddings.tiers.streams import streams_of
 from adaptive.errors import ConfigError, PolicyError
 from adaptive.optim import RowOptimizer
 from adaptive.plugins import installed_policies, make_policy
-from adaptive.policy import Policy, arranges, calibrates
+from adaptive.policy import Policy, arranges, arranges_alike, calibrates
 from adaptive.system import available_bytes
 
 MEMORY = ("host_weights", "host_state", "device_weights", "device_state", "bookkeeping", "snapshots")
@@ -177,9 +177,9 @@ def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:
     """Refuse policies that do not work with several ranks or blocks.
 
     Raises:
-        ConfigError: for a policy that arranges batches, because it would arrange each rank's samples separately.
+        ConfigError: for a policy that arranges batches by what only the owner of a row knows.
     """
-    if ranks.blocks > 1 and arranges(policy):
+    if ranks.blocks > 1 and not arranges_alike(policy):
         raise ConfigError(
             f"policy: expected one that leaves batches unchanged for {ranks.size} rank(s) with {ranks.blocks} blocks, "
             f"got {type(policy).__name__}, which arranges or drops inputs. Train it in a single process, or choose one "

@@ -6,6 +6,7 @@ that were read but not planned. A policy that arranges batches has already seen 
 all batches that it has received are trained.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 
@@ -16,6 +17,7 @@ from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.errors import CheckpointError, PolicyError
+from adaptive.policy import arranges
 from adaptive.system import StopRequest
 from adaptive.training.guard.guard import Guard
 from adaptive.training.trainer import Trainer
@@ -66,6 +68,8 @@ class Source:
         self._batches = batches
         self._next: Batch | None = None
         self._ended = False
+        self._limit: int | None = None  # of `taken`
+        self._reading = threading.Lock()
 
     def more(self) -> bool:
         """Read the next batch, between two stretches; return True if there is one."""
@@ -77,14 +81,24 @@ class Source:
         """Yield no more batches."""
         self._ended = True
 
+    def end_together(self, largest: Callable[[int], int]) -> None:
+        """End after as many batches as the rank that has taken most; `largest` asks all ranks, of which none reads on.
+
+        For the training thread, after the same step on all ranks. The look-ahead thread reads.
+        """
+        if self._limit is None:
+            with self._reading:
+                self._limit = largest(self.taken)
+
     def stretch(self, length: int | None) -> Iterator[Batch]:
         """Yield the next `length` batches, or all of them."""
         for _ in count() if length is None else range(length):
-            if self._ended or not self.more():
-                return
-            batch, self._next = self._next, None
-            assert batch is not None
-            self.taken += 1
+            with self._reading:
+                if self._ended or self.taken == self._limit or not self.more():
+                    return
+                batch, self._next = self._next, None
+                assert batch is not None
+                self.taken += 1
             yield batch
 
 
@@ -206,7 +220,7 @@ class Loop:
             stopped=lambda: self._is_over(source, stop),
         )
         # Ranks train what they have requested from each other, but may have read different numbers of batches.
-        one_each = embeddings.runtime.may_end_early or not embeddings.ranks.is_local
+        one_each = embeddings.runtime.may_end_early or not (embeddings.ranks.is_local or arranges(embeddings.policy))
         self.place.advance(steps if one_each else source.taken - first)
         crossed = embeddings.statistics.host_io()
         self.file_bytes = {name: so_far + crossed[name] - files[name] for name, so_far in self.file_bytes.items()}
@@ -223,7 +237,11 @@ class Loop:
             )
         if not stop:
             return False
-        source.end()
-        if self._trainer.embeddings.runtime.may_end_early:
-            self._trainer.embeddings.runtime.end_early()
+        embeddings = self._trainer.embeddings
+        if embeddings.ranks.is_local or not arranges(embeddings.policy):
+            source.end()
+        else:  # what was arranged is trained, and the rule's state is that of all ranks
+            source.end_together(lambda taken: max(embeddings.ranks.gather_facts(taken)))
+        if embeddings.runtime.may_end_early:
+            embeddings.runtime.end_early()
         return self._guard is not None  # guarded runs cannot be resumed
