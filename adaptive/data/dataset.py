@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import KeyRules
@@ -136,26 +135,30 @@ def by_table(dataset: Dataset) -> Dataset:
     """Return the data set with features of a table next to each other; itself if they are."""
     names = tables_of(dataset)
     first = {name: position for position, name in reversed(list(enumerate(names)))}
-    order = np.argsort([first[name] for name in names], kind="stable")
-    return dataset if (np.diff(order) == 1).all() else _Reordered(dataset, order)
+    order = np.argsort([first[name] for name in names], kind="stable").tolist()
+    if order == list(range(len(order))):
+        return dataset
+    ordered = Changed(dataset, lambda batch: batch.reordered(order))
+    ordered.features = tuple(dataset.features[position] for position in order)
+    ordered.tables = tuple(names[position] for position in order)
+    return ordered
 
 
-class _Reordered(Dataset):
-    """A data set with its features in another order."""
+class Changed(Dataset):
+    """A data set with a function applied to each batch. Set attributes that the function changes."""
 
-    def __init__(self, dataset: Dataset, order: NDArray[np.int64]) -> None:
-        self.features = tuple(dataset.features[position] for position in order)
-        self.tables = tuple(tables_of(dataset)[position] for position in order)
+    def __init__(self, dataset: Dataset, change: Callable[[Batch], Batch]) -> None:
+        self.features, self.tables, self.steps = dataset.features, dataset.tables, dataset.steps
         self.num_dense, self.dense_names, self.labels = dataset.num_dense, dataset.dense_names, dataset.labels
-        self.hash_rows = dataset.hash_rows
         self.widths, self.key_rules, self.sequences = dataset.widths, dataset.key_rules, dataset.sequences
-        self._dataset, self._order = dataset, order.tolist()
+        self.hash_rows, self.epochs_differ = dataset.hash_rows, dataset.epochs_differ
+        self._dataset, self._change = dataset, change
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
-        return (batch.reordered(self._order) for batch in self._dataset.train(batch_size, epoch=epoch))
+        return map(self._change, self._dataset.train(batch_size, epoch=epoch))
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
-        return (batch.reordered(self._order) for batch in self._dataset.evaluation(batch_size))
+        return map(self._change, self._dataset.evaluation(batch_size))
 
     def num_train_samples(self) -> int | None:
         return self._dataset.num_train_samples()

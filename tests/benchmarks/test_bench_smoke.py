@@ -12,6 +12,7 @@ import pytest
 from adaptive.embeddings.planning.books import Tracker
 from benchmarks import (
     bench_bfloat16,
+    bench_keys,
     bench_memory,
     bench_mmap,
     bench_overhead,
@@ -160,6 +161,13 @@ def test_rows_that_differ_by_more_than_rounding_are_found(monkeypatch: pytest.Mo
     monkeypatch.setattr(bench_bfloat16, "UNIT", 0.0)
     with pytest.raises(NotEqual, match="differ from float32 by more than rounding"):
         bench_bfloat16.run(harness.changed(bench_bfloat16.SETTINGS["smoke"], ["only=sgd"]))
+
+
+def test_keys() -> None:
+    report = bench_keys.run(bench_keys.SETTINGS["smoke"])
+    for suffix in ("", "_multihot"):
+        assert report.ratios[f"plan_keys_vs_rows{suffix}"] > 0 < report.ratios[f"plan_admit_vs_rows{suffix}"]
+        assert 16 < report.figures[f"bytes_a_key_keys{suffix}"] < 32
 
 
 def test_plan() -> None:

@@ -101,7 +101,8 @@ def make_teacher(config: SyntheticConfig, fields: NDArray[np.void]) -> Teacher:
     setting = SETTINGS[config.setting]
     stream = KeyedNumbers(config.seed, "teacher")
     damping = np.where(large_fields(config), setting.large_weight, 1.0)
-    main = np.array([stream.weight() for _ in fields]) * damping
+    # New ids have to matter, as users and items do, or forgetting and collisions would cost nothing.
+    main = np.array([stream.weight() for _ in fields]) * (1.0 if config.new_ids else damping)
     linear = np.array([stream.uniform(-1.0, 1.0) for _ in range(config.num_dense)])
     return Teacher(
         fields=fields,

@@ -7,7 +7,8 @@ from typing import Final
 
 from adaptive.config import parse_size
 from adaptive.data.dataset import Dataset
-from adaptive.embeddings.planning.layout import Group, make_groups_without_keys
+from adaptive.data.key_numbers import number_keys
+from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.errors import ConfigError
 from adaptive.models.model_settings import rows_config
@@ -69,7 +70,7 @@ def profile(
     is_stopped: Callable[[], bool] = lambda: False,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Profile, MachineSpec | None]:
-    """Profile the requested sections.
+    """Profile the requested sections. Keys of the data count as rows, one for each; the step trains them as keys.
 
     Args:
         cases: policies as the user wrote them, with their settings, for the step; data and movement use the first.
@@ -87,8 +88,9 @@ def profile(
     config = cases[0][1]
     dataset = open_data(config) if dataset is None else dataset
     width = int(config.model_options.get("embedding_dim", 16))
-    tables = rows_config(config.model_options).format_rows(build_tables(dataset, width))
-    (group,) = make_groups_without_keys(tables, config.seed)
+    numbered = number_keys(dataset, question.data.samples)
+    tables = rows_config(config.model_options).format_rows(build_tables(numbered, width))
+    (group,) = make_groups(tables, config.seed)
     size = row_bytes(group, row_optimizer(config.optimizer))
     result, machine = Profile(config.data), None
     if "data" in question.parts:
@@ -96,7 +98,7 @@ def profile(
         options = replace(question.data, budgets=budgets, batch_size=config.batch_size, depth=config.depth)
         samples = [number for number in (dataset.num_train_samples(), options.samples) if number is not None]
         progress = Countdown(on_progress, "samples read", min(samples, default=None))
-        data = profile_data(dataset, group, size, options, is_stopped=is_stopped, on_progress=progress)
+        data = profile_data(numbered, group, size, options, is_stopped=is_stopped, on_progress=progress)
         result = replace(result, data=data)
     if "step" in question.parts and not is_stopped():
         progress = Countdown(
@@ -110,7 +112,7 @@ def profile(
                 value_bytes=group.vector_bytes,
                 row_bytes=size,
                 features=len(dataset.features),
-                plan_factor=_plan_factor(cases, steps, dataset, group),
+                plan_factor=_plan_factor(cases, steps, numbered, group),
             )
             result = replace(result, machine=machine.model_dump(exclude_none=True))
     if "movement" in question.parts and not is_stopped():

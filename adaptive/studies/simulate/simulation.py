@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from adaptive.config import TierConfig, TrainConfig
 from adaptive.counters import Counter
 from adaptive.data.dataset import Dataset
-from adaptive.embeddings.planning.layout import Group, make_groups_without_keys
+from adaptive.data.key_numbers import number_keys
+from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import held_rows, row_bytes
 from adaptive.errors import ConfigError, DeviceMemoryError
@@ -30,6 +31,7 @@ from adaptive.system import StopRequest, stop_request
 from adaptive.training.components import build_tables, dense_flops, first_batches, open_data, prepare
 
 SCHEMA: Final = 1
+READ_AHEAD: Final = 2  # of the samples in `steps`: policies that leave inputs out read more than they train
 AS_FAST: Final = 1.01  # a step counts as fast up to this multiple of one with all rows on the device
 MachineOf = Callable[[float, int], Machine]
 Case = tuple[str, TrainConfig]  # the policy as the user wrote it, and its settings
@@ -162,9 +164,10 @@ def simulate(
     """
     _check(cases, sizes)
     config = cases[0][1]
-    dataset = open_data(config)
+    most = None if config.steps is None else READ_AHEAD * config.steps * config.batch_size
+    dataset = number_keys(open_data(config), most)
     tables = rows_config(config.model_options).format_rows(build_tables(dataset, embedding_dim))
-    (group,) = make_groups_without_keys(tables, config.seed)
+    (group,) = make_groups(tables, config.seed)
     described = machine if isinstance(machine, Machine) else machine(dense_flops(config, dataset), config.batch_size)
     return simulate_group(cases, sizes, described, (dataset, group), on_progress=on_progress, stop=stop)
 

@@ -199,7 +199,22 @@ def test_commands_that_do_not_support_keys(tmp_path: Path, capsys: pytest.Captur
     write_day(tmp_path / "day0.csv", 0)
     with pytest.raises(ConfigError, match="table 'user': expected no keys in a guarded run"):
         train_run(config(tmp_path, "guarded", skip={"rule": "defer"}, guard={}))
-    data = ["--data", f"csv:{tmp_path / 'day0.csv'}", "--schema", str(tmp_path / "schema.toml")]
-    for command in ("simulate", "profile"):
-        assert exit_code(command, *data) == 2
-        assert "expected ids that are rows, got keys" in capsys.readouterr().err
+
+
+def test_studies_count_each_key_as_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As with a vocabulary of all keys."""
+    config(tmp_path, "unused")
+    (tmp_path / "vocabulary.toml").write_text(
+        SCHEMA.replace("keys = true", "vocabulary = true")
+        .replace('capacity = 60\nadmit = 2\nexpire = "200s"\n', "")
+        .replace("capacity = 20\n", "")
+    )
+    results = []
+    for schema in ("schema.toml", "vocabulary.toml"):
+        data = ["--data", f"csv:{tmp_path / 'day0.csv'}", "--schema", str(tmp_path / schema), "--json"]
+        assert exit_code("simulate", *data, "--policies", "lru,lfu", "--batch-size", "32", "--device-rows", "90%") == 0
+        simulated = json.loads(capsys.readouterr().out)["runs"]
+        assert exit_code("profile", *data, "--sections", "data", "--memory", "1KiB") == 0
+        profiled = json.loads(capsys.readouterr().out)["data"]
+        results.append([profiled["tables"], [(run["policy"], run["row_hit_rate"]) for run in simulated]])
+    assert results[0] == results[1]
