@@ -56,6 +56,8 @@ BARS = (
     Bar("peak memory over tables and state", "peak_memory_ratio", 1.25, at_least=False),
     Bar("first step, nothing compiled, s", "startup_cold_first_step_s", 15, at_least=False),
     Bar("first step, kernels cached, s", "startup_warm_first_step_s", 2, at_least=False),
+    Bar("planning with keys against rows", "plan_keys_vs_rows_b16384", 0.7),
+    Bar("planning with keys against rows", "plan_keys_vs_rows_b2048_multihot", 0.8),
     Bar("planning, million lookups/s on one core", "plan_million_lookups_per_s_lru_10pct_b2048", 10),
     Bar("planning, million lookups/s on one core", "plan_million_lookups_per_s_lfu_10pct_b2048", 10),
     Bar("planning, million lookups/s on one core", "plan_million_lookups_per_s_device_100pct_b2048", 10),

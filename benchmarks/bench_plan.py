@@ -12,12 +12,13 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from adaptive.batch import Batch
+from adaptive.config import TableConfig
 from adaptive.embeddings.planning.lookups import Lookups, LookupsAhead
 from benchmarks import harness
 from benchmarks.harness import Report, paired
@@ -46,7 +47,7 @@ SETTINGS = {
 }
 STAGES = ("plan", "policy", "write_back", "fetch")
 THREADS = (1, 2, 3)
-ENOUGH = "enough"
+ENOUGH, KEYS = "enough", "keys"
 PER_ROUND = 8  # batches
 MANY = 20  # ids a bag
 Case = tuple[int, int]  # samples, mean ids a bag
@@ -134,7 +135,8 @@ def _helpers(settings: Settings) -> Report:
     report = Report()
     table = report.table(
         "planning ahead, ms a batch (median): all, and what the look-ahead thread spends on planning",
-        "batch", "ids a bag", "threads", "all", "plan", "plan of one thread over this", "million lookups/s planned",
+        "batch", "ids a bag", "threads or keys", "all", "plan", "plan of one thread over this",
+        "million lookups/s planned",
     )  # fmt: skip
     for case in _cases(settings):
         rounds = settings.rounds if case[1] == 1 else max(2, settings.rounds // 4)
@@ -142,6 +144,7 @@ def _helpers(settings: Settings) -> Report:
         ahead = {"device_rows": "10%", "policy": settings.policies[-1], "depth": 4}
         variants = {str(number): Ours(setup, **ahead, plan_threads=number) for number in THREADS}
         variants[ENOUGH] = Ours(setup, **ahead)
+        variants[KEYS] = Ours(replace(setup, tables=_with_keys(setup.tables)), **ahead)
         walls: harness.Times = {name: [] for name in variants}
         plans: harness.Times = {name: [] for name in variants}
         for ours in variants.values():
@@ -159,7 +162,13 @@ def _helpers(settings: Settings) -> Report:
             report.figures[f"plan_ms_{name}_threads_{_suffix(case)}"] = spent
             ours.close()
         report.ratios[f"plan_serial_share_{_suffix(case)}"] = paired(plans[ENOUGH], plans["1"])
+        report.ratios[f"plan_keys_vs_rows_{_suffix(case)}"] = paired(plans["1"], plans[KEYS])
     return report
+
+
+def _with_keys(tables: Sequence[TableConfig]) -> tuple[TableConfig, ...]:
+    """Tables that take the same ids as 64-bit keys."""
+    return tuple(TableConfig.model_validate(table.model_dump() | {"keys": "int64"}) for table in tables)
 
 
 class _Made(LookupsAhead):

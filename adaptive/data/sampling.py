@@ -90,7 +90,7 @@ def numbers(first: int, count: int, seed: int) -> NDArray[np.float64]:
         seed: any whole number; streams of different seeds are independent.
     """
     start = np.uint64((seed * int(_SECOND) + int(_STEP)) % _LIMIT)
-    return np.asarray(mixed(np.arange(first, first + count, dtype=np.uint64) * _STEP + start) / _LIMIT, np.float64)
+    return np.asarray(_mixed(np.arange(first, first + count, dtype=np.uint64) * _STEP + start) / _LIMIT, np.float64)
 
 
 def _below(drawn: NDArray[np.float64], batch: Batch, share: float) -> list[tuple[NDArray[np.float64], Batch]]:
@@ -143,13 +143,12 @@ def in_size(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
 def uniform(origin: Origin, seed: int) -> NDArray[np.float64]:
     """Return numbers (B,) in [0, 1): two rounds of SplitMix64 over seed, file and line."""
     with np.errstate(over="ignore"):
-        state = mixed(np.uint64(seed) + _STEP * (origin.file_index.astype(np.uint64) + np.uint64(1)))
-        state = mixed(state + _STEP * origin.lines.astype(np.uint64))
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        mixed = _mixed(np.uint64(seed) + _STEP * (origin.file_index.astype(np.uint64) + np.uint64(1)))
+        mixed = _mixed(mixed + _STEP * origin.lines.astype(np.uint64))
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return hashes of numbers (n,), a bijection: SplitMix64's finalizer."""
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(30))) * _FIRST
     values = (values ^ (values >> np.uint64(27))) * _SECOND
     return values ^ (values >> np.uint64(31))

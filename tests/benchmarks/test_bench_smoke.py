@@ -12,7 +12,6 @@ import pytest
 from adaptive.embeddings.planning.books import Tracker
 from benchmarks import (
     bench_bfloat16,
-    bench_keys,
     bench_memory,
     bench_mmap,
     bench_overhead,
@@ -163,13 +162,6 @@ def test_rows_that_differ_by_more_than_rounding_are_found(monkeypatch: pytest.Mo
         bench_bfloat16.run(harness.changed(bench_bfloat16.SETTINGS["smoke"], ["only=sgd"]))
 
 
-def test_keys() -> None:
-    report = bench_keys.run(bench_keys.SETTINGS["smoke"])
-    for suffix in ("", "_multihot"):
-        assert report.ratios[f"plan_keys_vs_rows{suffix}"] > 0 < report.ratios[f"plan_admit_vs_rows{suffix}"]
-        assert 16 < report.figures[f"bytes_a_key_keys{suffix}"] < 32
-
-
 def test_plan() -> None:
     report = bench_plan.run(bench_plan.SETTINGS["smoke"])
     assert report.figures["plan_million_lookups_per_s_lru_10pct_b64"] > 0
@@ -177,6 +169,7 @@ def test_plan() -> None:
     assert report.figures["plan_ms_enough_threads_b64"] > 0
     assert report.figures["plan_million_lookups_per_s_lru_10pct_b4_multihot"] > 0
     assert report.ratios["plan_serial_share_b4_multihot"] > 0
+    assert report.ratios["plan_keys_vs_rows_b4_multihot"] > 0
 
 
 def test_turns() -> None:
