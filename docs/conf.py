@@ -52,6 +52,7 @@ NAVIGATION = {
             "install",
             "Run, stop, resume </docs/how-to/running>",
             "Data </docs/how-to/data>",
+            "Ids that come and go </docs/how-to/ids>",
             "Policy and device rows </docs/how-to/choose-a-policy>",
             "Your own model </docs/how-to/own-model>",
             "Your own loop </docs/how-to/own-loop>",
