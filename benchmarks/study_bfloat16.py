@@ -9,7 +9,6 @@ runs with one seed: they begin with the same values, rounded or not, and see the
 
 import argparse
 import statistics
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -46,14 +45,14 @@ def way(setting: Setting, name: str) -> Way:
 
 
 def train_missing(runs: Runs, seeds: int, only: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in range(seeds):
-            for setting in settings():
-                for name in FORMATS:
-                    if only in setting.name and runs.get(setting, way(setting, name), seed) is None:
-                        (run,) = train(setting, way(setting, name), seed, folder=Path(folder))
-                        runs.add(run)
-                        print(run.key, run.summary.get("auc"), run.error or "", flush=True)
+    """Files that are made of real data stay next to the file of runs."""
+    for seed in range(seeds):
+        for setting in settings():
+            for name in FORMATS:
+                if only in setting.name and runs.get(setting, way(setting, name), seed) is None:
+                    (run,) = train(setting, way(setting, name), seed, folder=runs.path.parent / "bfloat16")
+                    runs.add(run)
+                    print(run.key, run.summary.get("auc"), run.error or "", flush=True)
 
 
 def report(runs: Runs, seeds: int) -> Table:
