@@ -159,9 +159,9 @@ def choose_factor(counts: NDArray[np.float64], target_drop: float, min_keep: flo
         counts: (BINS,) shares of the inputs by residual.
     """
     keep = np.clip(FACTORS[:, None] * MIDDLES, min_keep, 1)  # (factors, BINS)
-    kept, squares = keep @ counts, MIDDLES**2
+    shares, squares = keep @ counts, MIDDLES**2
     worth = (squares @ counts) / ((squares / keep) @ counts)
-    effective = 1 / (kept * ((1 / keep) @ counts))
-    pays = (kept < 1) & (worth - kept >= LEAST_GAIN * (1 - kept)) & (effective >= LEAST_EFFECTIVE)
-    possible = np.flatnonzero(pays & (kept >= 1 - target_drop))
+    effective = 1 / (shares * ((1 / keep) @ counts))
+    pays = (shares < 1) & (worth - shares >= LEAST_GAIN * (1 - shares)) & (effective >= LEAST_EFFECTIVE)
+    possible = np.flatnonzero(pays & (shares >= 1 - target_drop))
     return float(FACTORS[possible[0]]) if len(possible) else 0.0
