@@ -149,7 +149,8 @@ def time_blocks() -> tuple[Block, ...]:
     skewed = tuple(at_rate("skewed", rate) for rate in RATES[1:])
     fresh: dict[str, Any] = {"first_seed": FRESH, "bar": 0.0003}
     return (
-        Block("rates", few, (*controls(), *rules), seeds=5, **fresh),
+        Block("rates", few, (*controls()[:2], PREDICTED), seeds=5, **fresh),
+        Block("rates-others", few, (OFF, *controls()[2:], SLIPSTREAM, VISITS), seeds=5, **fresh),
         Block("rates-rmc2", wide, (*controls(batch=2048)[:3], PREDICTED), seeds=3, **fresh),
         Block("rates-sets", LARGE, (*controls()[:2], *rules), seeds=5, **fresh | {"bar": 0.0005}),
         Block("rates-adam", other, (*controls(rows="adam")[:2], PREDICTED, VISITS), seeds=3, **fresh),
