@@ -170,9 +170,16 @@ OPTIMIZERS: list[RowOptimizer] = [SGD(lr=0.5), Adagrad(lr=0.1), RowwiseAdagrad(l
     st.sampled_from(OPTIMIZERS),
     st.sampled_from([0, 1, 4, 8]),
     st.sampled_from(["100%", "1%", "10%"]),
+    st.sampled_from([0, 1, 2]),
 )
 def test_numbers_are_those_of_the_slow_twin(
-    drawn: list[dict[str, Any]], seed: int, policy: type[Policy], optimizer: RowOptimizer, depth: int, size: str
+    drawn: list[dict[str, Any]],
+    seed: int,
+    policy: type[Policy],
+    optimizer: RowOptimizer,
+    depth: int,
+    size: str,
+    threads: int,
 ) -> None:
     """Losses, weights and optimizer state agree bit for bit; invalid copies of rows are NaN."""
     tables = [
@@ -180,7 +187,7 @@ def test_numbers_are_those_of_the_slow_twin(
     ]
     batches = drawn_batches(tables, seed)
     slow = train_slowly(tables, batches, optimizer)
-    tier = TierConfig(device_rows=size, poison=True, when_full="reduce_lookahead", device="cpu")
+    tier = TierConfig(device_rows=size, poison=True, when_full="reduce_lookahead", device="cpu", plan_threads=threads)
     if policy.misses == "prefetch" and size != "100%":
         tier = tier.model_copy(update={"device_rows": str(least_rows(tables, batches, depth))})
     _, fast = train(tables, batches, tier, depth, policy=policy, optimizer=optimizer)
@@ -201,7 +208,7 @@ TABLES = [
     key_table("item", num_embeddings=9, features=("item", "seen"), pooling="mean", expire="60s"),
     key_table("city", num_embeddings=200, embedding_dim=5),
 ]
-FAST = TierConfig(device_rows="100%", device="cpu")
+FAST = TierConfig(device_rows="100%", device="cpu", plan_threads=1)
 
 
 @pytest.mark.parametrize("depth", [0, 4])
