@@ -21,9 +21,8 @@ from adaptive.kernels.vector.row_ops import prefetch_item
 
 S32 = np.uint64(32)
 LOW32 = np.uint64(2**32 - 1)
-ZERO, ONE = np.uint64(0), np.uint64(1)
-AHEAD = 48  # keys whose home is prefetched
-KEYS_AHEAD = AHEAD // 2  # by then the place is in the cache, and tells which key to prefetch
+ZERO, ONE, FOUR = np.uint64(0), np.uint64(1), np.uint64(4)
+AHEAD = 64  # places or keys that are prefetched
 MOST_COUNT = 255
 LINES = 3  # of the sketch
 
@@ -112,34 +111,54 @@ def find_keys(keys, table_ends, secrets, starts, hashes, places, row_keys, rows,
     table; row_keys (all rows,) key of each row. Outputs: hashes (U,) uint64; rows (U,) int64, the first row of the
     table for a key without one; absent int64, the positions of those, whose number is returned.
 
-    Nine of ten keys are in their home or right behind it, which takes no branch to see: half of the time of a search.
+    One loop reads places, the next one keys, each with prefetches: a search takes 12 ns. In a single loop that reads
+    the keys of later places without, it takes 34 (26,000 of 2.5 million keys in 26 tables, load 0.58).
     """
     first = num_left = 0
     for table in range(table_ends.size):
         hash_keys(keys[first : table_ends[table]], secrets[table], hashes[first : table_ends[table]])
         first = table_ends[table]
-    first, num_places = 0, at(places.size)
+    guess_rows(hashes[: keys.size], places, rows)
+    first = 0
     for table in range(table_ends.size):
         start, most = at(starts[table]) + ONE, at(starts[table + 1] - starts[table] - 1)
         for u in range(first, table_ends[table]):
             if u + AHEAD < keys.size:
-                prefetch_item(places, home(hashes[at(u + AHEAD)] >> S32, num_places))
-                prefetch_item(row_keys, places[home(hashes[at(u + KEYS_AHEAD)] >> S32, num_places)] & LOW32)
-            high = hashes[at(u)] >> S32
-            place = home(high, num_places)
-            entry, second = places[place], places[after(place, num_places)]
-            entry = second if (entry >> S32 != high) & (second >> S32 == high) else entry
-            row = entry & LOW32
-            rows[at(u)] = row
+                prefetch_item(row_keys, rows[u + AHEAD])
+            row = at(rows[at(u)])
             absent[at(num_left)] = u
-            num_left += not ((entry >> S32 == high) & (row_keys[row] == keys[at(u)]) & (row - start < most))
+            num_left += not ((row_keys[row] == keys[at(u)]) & (row - start < most))
         first = table_ends[table]
     return search_keys(keys, table_ends, starts, hashes, places, row_keys, rows, absent[:num_left])
 
 
 @kernel()
+def guess_rows(hashes, places, rows):
+    """rows (U,) int64: the first row from the home of each hash (U,) on with its highest bits, or 0.
+
+    Nine of ten are in their home or right behind it, which takes no branch to see.
+    """
+    num_places = at(places.size)
+    for u in range(hashes.size):
+        if u + AHEAD < hashes.size:
+            place = home(hashes[u + AHEAD] >> S32, num_places)
+            prefetch_item(places, place)
+            prefetch_item(places, place + FOUR)  # half of the time the next line, which a search may reach
+        high = hashes[u] >> S32
+        place = home(high, num_places)
+        entry, following = places[place], after(place, num_places)
+        second = places[following]
+        is_first = (entry >> S32 == high) | (entry == ZERO)
+        entry = entry if is_first else second
+        while (entry >> S32 != high) & (entry != ZERO):
+            following = after(following, num_places)
+            entry = places[following]
+        rows[u] = entry & LOW32
+
+
+@kernel()
 def search_keys(keys, table_ends, starts, hashes, places, row_keys, rows, absent):
-    """`find_keys` for the positions `absent` (n,), ascending, whose keys are not close to their homes."""
+    """`find_keys` for the positions `absent` (n,), ascending, whose guess is no row or that of another key."""
     num_places = at(places.size)
     num_absent = table = 0
     for i in range(absent.size):
@@ -147,6 +166,11 @@ def search_keys(keys, table_ends, starts, hashes, places, row_keys, rows, absent
         while absent[i] >= table_ends[table]:
             table += 1
         start, most = at(starts[table]) + ONE, at(starts[table + 1] - starts[table] - 1)
+        if rows[u] == 0:  # no row with these bits
+            rows[u] = start - ONE
+            absent[num_absent] = absent[i]
+            num_absent += 1
+            continue
         high, key = hashes[u] >> S32, keys[u]
         place = home(high, num_places)
         entry = places[place]
