@@ -1,5 +1,6 @@
 """Rules that drop inputs by the inputs alone: the same inputs, batches and bits on any number of ranks."""
 
+import signal
 from collections.abc import Iterator
 from copy import deepcopy
 from itertools import islice
@@ -16,7 +17,8 @@ from adaptive.data.dataset import by_table
 from adaptive.embeddings.ranks import Ranks
 from adaptive.errors import ConfigError
 from adaptive.training.components import build
-from adaptive.training.runs.loop import Source
+from adaptive.training.runs.distributed import AgreedStop
+from adaptive.training.runs.loop import DataPosition, Loop, Source
 from adaptive.training.trainer import Trainer
 
 RULES = ["predicted+factor=2+warmup=4", "adaptive.policies.random_drop:Drop+share=0.3"]
@@ -99,3 +101,31 @@ def test_ranks_that_stop_have_read_as_many_batches() -> None:
         source.end_together(lambda taken: max(one.taken for one in sources))
         source.end_together(lambda taken: pytest.fail("asked twice"))
     assert [len(list(stream)) for stream in streams] == [3, 0] and [one.taken for one in sources] == [5, 5]
+
+
+def stop(ranks: Ranks, signals: dict[int, int]) -> tuple[int, int, dict[str, Any]]:
+    """Train until a signal reaches a rank in a step; batches read, samples seen by the rule, and its state."""
+    data = by_table(ToyData(num_train=40 * SIZE))
+    config = toy_config(batch_size=SIZE, policy="lfu", skip={"rule": RULES[0]}, depth=3)
+    made = build(config, data, (), ranks)
+    request = AgreedStop(ranks)
+
+    def step(number: int) -> None:
+        if signals.get(number) == ranks.rank:
+            request.signal = signal.SIGTERM
+
+    with made.embeddings as embeddings:
+        trainer = Trainer(embeddings, made.model, made.optimizer, set_rates=step)
+        loop = Loop(config, data, trainer, DataPosition(), guard=None)
+        loop.run(request, save=lambda: None, evaluate=lambda: None)
+        rule = embeddings.policy.rule
+        assert rule is not None and bool(request)
+        return loop.place.taken, rule.seen_inputs, rule.state_dict()
+
+
+def test_a_signal_to_one_rank_leaves_equal_states() -> None:
+    first, *others = on_ranks(3, lambda ranks: stop(ranks, {9: 1}), blocks=4, gradients="sum")
+    assert 9 < first[0] < 40 and first[1] == first[0] * SIZE
+    for other in others:
+        assert other[:2] == first[:2]
+        assert all(np.array_equal(other[2][name], values) for name, values in first[2].items())
