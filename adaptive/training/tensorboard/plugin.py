@@ -36,6 +36,11 @@ class TableRows(TypedDict):
     saturated: list[int]
     promoted: list[float]
     demoted: list[float]
+    live_keys: list[int]
+    admitted: list[float]
+    expired: list[float]
+    evicted: list[float]
+    unadmitted: list[float]  # share of lookups of keys without a row
 
 
 class RunRows(TypedDict):
@@ -132,6 +137,11 @@ def _table(name: str, rows: int | None, steps: Sequence[int], counts: Sequence[T
         "saturated": [at_end.saturated_rows for at_end in counts],
         "promoted": [flow.promoted / span for flow, span in zip(counts, spans, strict=True)],
         "demoted": [flow.demoted / span for flow, span in zip(counts, spans, strict=True)],
+        "live_keys": [at_end.live_keys for at_end in counts],
+        "admitted": [flow.admitted_keys / span for flow, span in zip(counts, spans, strict=True)],
+        "expired": [flow.expired_keys / span for flow, span in zip(counts, spans, strict=True)],
+        "evicted": [flow.evicted_keys / span for flow, span in zip(counts, spans, strict=True)],
+        "unadmitted": [flow.unadmitted_lookup_share or 0.0 for flow in counts],
     }
 
 

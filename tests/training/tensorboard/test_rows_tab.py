@@ -67,11 +67,30 @@ def test_rows_by_table(tmp_path: Path) -> None:
         "saturated": [1, 2, 3],
     }
     whole, first, second = found["tables"]
-    assert first == {**user, "promoted": [0.7, 1.4, 2.1], "demoted": [0.3, 0.6, 0.9]}
+    keys = {key: [0, 0, 0] for key in ("live_keys", "admitted", "expired", "evicted", "unadmitted")}
+    assert first == {**user, "promoted": [0.7, 1.4, 2.1], "demoted": [0.3, 0.6, 0.9], **keys}
     assert [one["name"] for one in (whole, first, second)] == ["all tables", "user", "item"]
     assert whole["is_whole"] and whole["rows"] == first["rows"] + second["rows"]
     for name in ("resident", "watched", "waiting", "at_rest", "saturated", "promoted", "demoted"):
         assert whole[name] == pytest.approx([a + b for a, b in zip(first[name], second[name], strict=True)])
+
+
+def test_keys_by_table(tmp_path: Path) -> None:
+    metrics = write_run(tmp_path / "a", intervals=2, tables=("user",)) / "metrics.jsonl"
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for number, record in enumerate((one for one in records if one["kind"] == "interval"), start=1):
+        counts = record["tables"]["user"]
+        flows = {"admitted_keys": 70 * number, "expired_keys": 20, "evicted_keys": 10 * number}
+        record["tables"]["user"] = {
+            **counts,
+            **flows,
+            "live_keys": 40 * number,
+            "unadmitted_lookups": counts["lookups"],
+        }
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    (user,) = rows_of(metrics)["tables"]
+    assert (user["live_keys"], user["unadmitted"]) == ([40, 80], [1.0, 1.0])
+    assert (user["admitted"], user["expired"], user["evicted"]) == ([7.0, 14.0], [2.0, 2.0], [1.0, 2.0])
 
 
 def test_a_single_table_has_no_lane_for_all(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ const NAME = 150, RIGHT = 14, AREA = 44, MOVES = 20, GAP = 14, TOP = 6, AXIS = 2
 
 /** Lines in a lane: keys of a table that are also classes, and their names. */
 export const LINES = [['waiting', 'waiting: gradients accumulate'], ['at_rest', 'at rest: moved by less than 5%'],
-  ['saturated', 'saturated: updates are skipped']];
+  ['saturated', 'saturated: updates are skipped'], ['live_keys', 'keys with a row']];
 
 export function element(name, attributes = {}, text = null) {
   const made = document.createElementNS(SVG, name);
