@@ -26,20 +26,22 @@ _NO_SCHEMA: Final = (("schema_path", "time_split"), "the format has no schema an
 _NOTHING: Final = "the format does not have it"
 _KINDS: Final = {
     "synthetic": Kind("synthetic.synthetic_stream", "open_synthetic", *_BUILT_IN),
-    "sequences": Kind("sequences.sequence_dataset", "open_sequences", *_BUILT_IN),
+    "sequences": Kind("sequences.sequence_dataset", "open_sequences", (*_BUILT_IN[0], "keys"), _BUILT_IN[1]),
     "criteo": Kind("text.criteo", "open_criteo", *_NO_SCHEMA),
     "csv": Kind("text.delimited", "open_csv"),
     "parquet": Kind("arrow.parquet", "open_parquet"),
-    "dlrm": Kind("array_files", "open_dlrm", *_NO_SCHEMA),
+    "dlrm": Kind("array_files", "open_dlrm", (*_NO_SCHEMA[0], "keys"), f"{_NO_SCHEMA[1]}, and its ids are rows"),
     "mlperf": Kind("array_files", "open_mlperf", *_NO_SCHEMA),
     "prepared": Kind(
         "prepared.prepared_reader",
         "open_prepared",
-        ("schema_path", "eval_data", "holdout", "time_split"),
+        ("schema_path", "eval_data", "holdout", "time_split", "keys"),
         "it applied when the data were prepared. Prepare them again to read or split them differently",
     ),
-    "taobao": Kind("sequences.taobao", "open_taobao", ("schema_path", "eval_part"), _NOTHING),
-    "tbsm": Kind("sequences.sequence_dataset", "open_tbsm", ("schema_path", "time_split", "eval_part"), _NOTHING),
+    "taobao": Kind("sequences.taobao", "open_taobao", ("schema_path", "eval_part", "keys"), _NOTHING),
+    "tbsm": Kind(
+        "sequences.sequence_dataset", "open_tbsm", ("schema_path", "time_split", "eval_part", "keys"), _NOTHING
+    ),
 }
 BUILT_IN: Final = ("synthetic", "sequences")
 FILE_KINDS: Final = tuple(kind for kind in _KINDS if kind not in BUILT_IN)

@@ -231,6 +231,12 @@ def test_keys_of_columns_without_a_mapping(tmp_path: Path) -> None:
         open_dataset(f"criteo:{tmp_path / 'day.txt'}", DataOptions(keys={"capacity": 9, "expire": "7d"}))
 
 
+@pytest.mark.parametrize("data", ["prepared:x", "dlrm:x", "taobao:x", "tbsm:x", "sequences"])
+def test_data_whose_ids_are_rows_refuse_keys(data: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected no data\.keys, got a value"):
+        open_dataset(data, DataOptions(keys={"capacity": 9}))
+
+
 def test_features_of_a_table_share_the_rules_of_its_keys(tmp_path: Path) -> None:
     schema = SCHEMA + '[[categorical]]\ncolumns = ["other"]\ntable = "word"\nkeys = true\ncapacity = 50\nadmit = 2\n'
     with pytest.raises(ConfigError, match=r"table 'word': expected one mapping .* same .* and settings of keys"):

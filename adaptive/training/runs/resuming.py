@@ -30,7 +30,7 @@ from adaptive.training.runs.distributed import (
 )
 from adaptive.training.runs.loop import DataPosition
 from adaptive.training.runs.run import ResumePoint, Run, code_of, resume_command
-from adaptive.training.runs.run_record import Json, check_same_data, config_of
+from adaptive.training.runs.run_record import Json, check_same_data, config_of, recorded_shape
 from adaptive.training.runs.state import SavedProgress, refuse_guarded_resume, restore, saved_progress
 from adaptive.training.runs.training import train_run
 from adaptive.training.settings import leaves
@@ -90,6 +90,7 @@ def resume_run(
             with _new_reject_log(directory.rejects):
                 dataset = open_data(config, directory.path)
                 check_same_data(path, record, dataset)
+                _check_key_rules(path, record, dataset)
             resumed_from = {"checkpoint": where.name, "reached": reached.place.total}
             ranks.require_equal(lambda: facts_of(config, dataset) | resumed_from)
             components = _build(_with_same_device_rows(config, reached), dataset, ranks)
@@ -129,6 +130,17 @@ def _load(path: Path, ranks: Ranks) -> tuple[Path, Checkpoint, dict[Path, str]]:
             f"{error}. A run resumes from a complete checkpoint only: restore a copy of it, or train from scratch "
             f"with --config {path / RECORD}"
         ) from error
+
+
+def _check_key_rules(path: Path, record: Json, dataset: Dataset) -> None:
+    """Raise ConfigError unless keys get and lose rows as in the run: a schema may have changed since."""
+    recorded = recorded_shape(record, path).key_rules
+    for table, rules in recorded.items():
+        if (got := dataset.key_rules.get(table)) != rules:
+            raise ConfigError(
+                f"table {table!r}: expected the rules of keys of {path}, {rules}, got {got}. Restore the schema, or "
+                "start a new run with --init-from."
+            )
 
 
 def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: Json) -> None:

@@ -128,6 +128,15 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     assert resumed["auc"] == whole["auc"]
 
 
+def test_a_resumed_run_has_the_rules_of_its_keys(tmp_path: Path) -> None:
+    train_run(config(tmp_path, "cut", steps=2))
+    (tmp_path / "schema.toml").write_text(SCHEMA.replace("200s", "300s"))
+    with pytest.raises(ConfigError, match=r"table 'user': expected the rules of keys of .*'200s'.*, got .*'300s'"):
+        resume_run(tmp_path / "cut", steps=4)
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    assert resume_run(tmp_path / "cut", steps=4)["steps"] == 4
+
+
 def test_the_next_day_continues_with_keys_and_ages(tmp_path: Path) -> None:
     train_run(config(tmp_path, "day0"))
     _, before = digest(tmp_path / "day0")
