@@ -39,7 +39,7 @@ BATCH = one_hot_batch(np.zeros((2, 0), np.float32), np.array([[1], [2]]), np.zer
         ({"optimizer": Adam}, r"got the class Adam\. .* adaptive\.Adam\(lr=...\)"),
         ({"optimizer": torch.optim.SparseAdam}, r"got the class SparseAdam\. .* adaptive\.Adam\(lr=...\)"),
         ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, r"got SGD\. .* adaptive\.SGD\(lr=...\)"),
-        ({"optimizer": 3}, "one of adaptive.SGD, Adagrad, RowwiseAdagrad and Adam"),
+        ({"optimizer": 3}, "one of adaptive.SGD, Adagrad, RowwiseAdagrad, Adam and FTRL"),
         ({"skip": True}, "skip: expected a SkipConfig, got bool"),
     ],
 )
