@@ -29,14 +29,14 @@ from adaptive.training.telemetry.formatting import (
 )
 from adaptive.training.telemetry.record import STAGES, GuardRecord
 
-LOOK_AHEAD: Final = ("read", "learn", "plan", "write_back", "fetch", "policy")  # stages in other threads
+LOOK_AHEAD: Final = ("read", "learn", "plan", "write_back", "fetch", "policy")  # stages of planning
 FIRST_CURVES: Final = 4  # curves next to the table of quality
 MAX_REPORTED: Final = 9  # numbers of policies with a curve
 MAX_CHARACTERS: Final = 2000  # of a setting
 STAGES_NOTE: Final = (
-    "The first stages add up to a training step. The others run in other threads, next to training, and cost time only "
-    "where training waits for them (the stage wait). The bars and the table leave out the first interval, in which "
-    "kernels are compiled, if there are others."
+    "The first stages add up to a training step. The others run in other threads, next to training, or between steps, "
+    "and cost time only where training waits for them (the stage wait). The bars and the table leave out the first "
+    "interval, in which kernels are compiled, if there are others."
 )
 
 

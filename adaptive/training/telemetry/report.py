@@ -452,7 +452,8 @@ def _time_lines(summary: RunSummary) -> list[str]:
         (look_ahead if stage in LOOK_AHEAD_STAGES else training).append(f"{stage} {mean:.2f}")
     lines = [f"ms per step{later}: {', '.join(training)}"] if training else []
     if look_ahead:
-        lines.append(f"ms per step of look-ahead (overlaps with training if depth > 0): {', '.join(look_ahead)}")
+        where = "overlaps with training, or part of wait if training plans"
+        lines.append(f"ms per step of look-ahead ({where}): {', '.join(look_ahead)}")
     return lines
 
 

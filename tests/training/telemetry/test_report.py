@@ -114,7 +114,7 @@ def test_text_written_out():
         "hit rate: 70.0% of lookups, 40.0% of distinct rows per batch\n"
         "moved: 20 rows (2.0 KiB) to the device, 8 rows (1.0 KiB) to the host\n"
         "ms per step: wait 0.50\n"
-        "ms per step of look-ahead (overlaps with training if depth > 0): plan 1.00\n"
+        "ms per step of look-ahead (overlaps with training, or part of wait if training plans): plan 1.00\n"
         "\n"
         "table  lookups  hit rate  rows on device  to device  to host\n"
         "site     1,000     90.0%              50    2.0 KiB  1.0 KiB\n"
