@@ -349,7 +349,11 @@ class GroupKeys:
         self.books = KeyBooks(group.tables, group.table_starts, group.table_keys)
         self.tables = [KeyTable(self.books, number) for number in range(len(group.tables))]
         self.row_keys = self.books.row_keys
-        self._memory = ScratchPool()
+        self._searched, self._merged, self._grouped = (
+            ScratchPool(),
+            ScratchPool(),
+            ScratchPool(),
+        )  # of similar sizes each
 
     def clear(self) -> None:
         """Forget all keys."""
@@ -369,7 +373,7 @@ class GroupKeys:
     def _find(self, distinct: Distinct) -> tuple[Int64s, Int64s, NDArray[np.uint64]]:
         """(U,) row of each key, the first one of its table without one; (n,) positions of these; (U,) hashes."""
         books, size = self.books, len(distinct.rows)
-        rows, absent, hashes = allocate(self._memory, (np.int64, size), (np.int64, size), (np.uint64, size))
+        rows, absent, hashes = allocate(self._searched, (np.int64, size), (np.int64, size), (np.uint64, size))
         of_tables = distinct.table_ends, books.secrets, books.starts
         index = hashes, books.places, books.row_keys
         count = kernels.find_keys(distinct.rows, *of_tables, *index, rows, absent)
@@ -410,7 +414,7 @@ class GroupKeys:
             merged = replace(distinct, rows=rows)
         else:
             merged, tally[:, Counter.UNADMITTED_LOOKUPS] = self._merge(distinct, rows)
-        return group_lookups(merged, lookups.bags, self._memory), changes
+        return group_lookups(merged, lookups.bags, self._grouped), changes
 
     def _count(self, distinct: Distinct, absent: Int64s, hashes: NDArray[np.uint64]) -> Int64s:
         """Count lookups of keys without a row; returns those of `absent` that reach `admit`."""
@@ -471,7 +475,7 @@ class GroupKeys:
         """
         size, num_tables = len(rows), len(self.tables)
         merged, counts, group_rows, ends = allocate(
-            self._memory, (np.int32, size), (np.int32, size), (np.int64, size), (np.int64, num_tables)
+            self._merged, (np.int32, size), (np.int32, size), (np.int64, size), (np.int64, num_tables)
         )
         lookups = np.zeros(num_tables, np.int64)
         keys = rows, distinct.counts, distinct.table_ends, self.books.starts
