@@ -59,8 +59,9 @@ def _release(
 
 
 def _commit(pipeline: Pipeline, place: int, changes: KeyChanges) -> None:
-    pipeline.notifier.expire(place, changes.freed)
-    pipeline.lanes[place].commit(changes, pipeline.next_number)
+    if len(changes.freed) or len(changes.admitted):
+        pipeline.notifier.expire(place, changes.freed)
+        pipeline.lanes[place].commit(changes, pipeline.next_number)
 
 
 def stop_watching(

@@ -138,7 +138,7 @@ class KeyTable:
 
         last_access: of all rows, latest batch + 1.
         """
-        if self.config.expire is None or number % self.sweep_every or not number:
+        if number % self.sweep_every or not number:
             return no_rows()
         expired = np.empty(self.num_used - self.start - 1, np.int64)
         span = self.start + 1, self.num_used
@@ -349,6 +349,7 @@ class GroupKeys:
         self.books = KeyBooks(group.tables, group.table_starts, group.table_keys)
         self.tables = [KeyTable(self.books, number) for number in range(len(group.tables))]
         self.row_keys = self.books.row_keys
+        self._expiring = [table for table in self.tables if table.config.expire is not None]
         self._searched, self._merged, self._grouped = (
             ScratchPool(),
             ScratchPool(),
@@ -393,23 +394,24 @@ class GroupKeys:
         Raises:
             InputError: for missing or wrong timestamps. Then no key has changed.
         """
-        for table in self.tables:
+        for table in self._expiring:
             table.check_times(batch)
         distinct, tally = lookups.distinct, np.zeros((len(self.tables), len(Counter)), np.int64)
-        expired = [table.sweep(number, last_access) for table in self.tables]
-        for table in self.tables:
+        expired = np.concatenate([no_rows(), *(table.sweep(number, last_access) for table in self._expiring)])
+        for table in self._expiring:
             table.note_times(batch)
         rows, absent, hashes = self._find(distinct)
         admitted, evicted, failure = no_rows(), no_rows(), None
         if len(absent):
             admitted = self._count(distinct, absent, hashes)
-            evicted = self._make_room(distinct, rows, admitted, np.concatenate(expired), last_access)
+            evicted = self._make_room(distinct, rows, admitted, expired, last_access)
             admitted, refused = self._take(distinct, admitted, hashes, rows)
             failure = self._failure(refused, number)
-        tally[:, Counter.ADMITTED_KEYS] = self._by_table(rows[admitted])
-        tally[:, Counter.EXPIRED_KEYS] = list(map(len, expired))
-        tally[:, Counter.EVICTED_KEYS] = self._by_table(evicted)
-        changes = KeyChanges(np.concatenate(expired), evicted, rows[admitted], tally, failure)
+        changes = KeyChanges(expired, evicted, rows[admitted], tally, failure)
+        counters = Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS, Counter.ADMITTED_KEYS
+        for counter, of_batch in zip(counters, (expired, evicted, changes.admitted), strict=True):
+            if len(of_batch):
+                tally[:, counter] = self._by_table(of_batch)
         if len(admitted) == len(absent):
             merged = replace(distinct, rows=rows)
         else:
