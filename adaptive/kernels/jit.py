@@ -168,8 +168,8 @@ class Outlined:
         class Typed(AbstractTemplate):
             key = call
 
-            def generic(self, given: Any, keywords: Any) -> Any:
-                return typing_signature(types.void, types.int64, *kinds) if given[1:] == kinds else None
+            def generic(self, arguments: Any, keywords: Any) -> Any:
+                return typing_signature(types.void, types.int64, *kinds) if arguments[1:] == kinds else None
 
         infer_global(call, types.Function(Typed))
 

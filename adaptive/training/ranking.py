@@ -62,8 +62,8 @@ def target_ranks(users: Tensor, items: Tensor, targets: Tensor) -> Tensor:
     step = max(LEAST_USERS, MOST_SCORES // len(items))
     for first in range(0, len(users), step):
         scores, wanted = users[first : first + step] @ items.T, targets[first : first + step, None]
-        own = scores.gather(1, wanted)
-        ranks.append((scores > own).sum(1) + ((scores == own) & (places < wanted)).sum(1))
+        targeted = scores.gather(1, wanted)
+        ranks.append((scores > targeted).sum(1) + ((scores == targeted) & (places < wanted)).sum(1))
     return torch.cat(ranks) if ranks else torch.zeros(0, dtype=torch.int64)
 
 

@@ -32,11 +32,11 @@ def time_to_auc(runs: Sequence[Outcome], controls: Sequence[Outcome], to_auc: To
     if not judged:
         return None
     reached = [(_work(summary, target), _work(control, target)) for summary, target, control in judged]
-    own = [work for work, _ in reached if work]
+    works = [work for work, _ in reached if work]
     both = [(work, control) for work, control in reached if work and control]
 
     def median(name: str) -> float | None:
-        return statistics.median(work[name] for work in own) if own else None
+        return statistics.median(work[name] for work in works) if works else None
 
     def ratio(name: str) -> float | None:
         ratios = [work[name] / control[name] for work, control in both if control[name]]
@@ -45,7 +45,7 @@ def time_to_auc(runs: Sequence[Outcome], controls: Sequence[Outcome], to_auc: To
     return TimeToAuc(
         target=statistics.fmean(target for _, target, _ in judged),
         runs=len(judged),
-        reached=len(own),
+        reached=len(works),
         seconds=median("seconds"),
         seconds_ratio=ratio("seconds"),
         cpu_seconds=median("cpu_seconds"),

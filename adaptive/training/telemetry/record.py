@@ -375,8 +375,8 @@ class RunTotals:
     @property
     def read_per_s(self) -> tuple[float, float] | None:
         """Samples read per second before skipping began, and since then; None without intervals of both kinds."""
-        before, since = self.speeds[False], self.speeds[True]
-        return (before[0] / before[1], since[0] / since[1]) if before[1] and since[1] else None
+        (samples, seconds), (later_samples, later_seconds) = self.speeds[False], self.speeds[True]
+        return (samples / seconds, later_samples / later_seconds) if seconds and later_seconds else None
 
     @property
     def time_ms(self) -> dict[str, float]:

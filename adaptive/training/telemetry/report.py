@@ -379,10 +379,10 @@ def _speeds(totals: RunTotals) -> list[str]:
     """Speed before and since skipping began, which a run can measure alone; `compare` takes turns with a control."""
     if totals.read_per_s is None:
         return []
-    before, since = totals.read_per_s
+    speed, later_speed = totals.read_per_s
     return [
-        f"speed: {count_text(before)} samples read per second before skipping began, {count_text(since)} since: "
-        f"{since / before:.2f} times"
+        f"speed: {count_text(speed)} samples read per second before skipping began, {count_text(later_speed)} since: "
+        f"{later_speed / speed:.2f} times"
     ]
 
 
