@@ -44,7 +44,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
 NAVIGATION = {
-    "Tutorials": ("docs/tutorials", ["first-run", "click-log", "own-model", "policy"]),
+    "Tutorials": ("docs/tutorials", ["first-run", "click-log", "thirty-days", "own-model", "policy"]),
     "How-to guides": (
         "docs/how-to",
         [
