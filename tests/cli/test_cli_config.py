@@ -30,7 +30,7 @@ def test_keys_and_defaults_are_those_of_a_run(capsys: pytest.CaptureFixture[str]
     defaults = {
         key: setting["default"]
         for key, setting in listed.items()
-        if not key.startswith(("model.", "guard.", "stop_at."))
+        if not key.startswith(("model.", "guard.", "stop_at.", "data.keys."))
     }
     sets = [f"{key}={default}" for key, default in defaults.items() if default not in ("needed", "null")]
     config, origins = load_settings(sets=sets)

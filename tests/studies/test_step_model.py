@@ -122,7 +122,9 @@ def test_a_fully_hidden_step_takes_its_look_ahead() -> None:
 def test_all_misses_on_the_host_equal_the_hybrid_step() -> None:
     nothing = traffic(lookup_hits=0, row_hits=0, host_vectors=500, fetched=0, written_back=0)
     times = step_ms(nothing, MACHINE, staged=False, plan_ms=1e-3)
-    assert times.xdl == pytest.approx(times.hybrid - 2 * 100 * 64 / 1e6 * 1e3)  # 400 distinct rows for 500 vectors
+    assert times.xdl == pytest.approx(
+        times.hybrid - 2 * 100 * 64 / MACHINE.link * 1e3
+    )  # 400 distinct rows for 500 vectors
     assert times.look_ahead == pytest.approx(times.hybrid)
     assert times.serial == pytest.approx(1e-3 + times.hybrid)
     everything = traffic(lookup_hits=1000, row_hits=400, fetched=0, written_back=0)

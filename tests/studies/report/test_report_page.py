@@ -202,7 +202,12 @@ def test_a_page_of_a_reproduction(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     for text in (
         *("T&lt;x&gt;", "it grows", "1 not &gt; 2", "depth 0", "a machine", "adaptive-train profile", "a&lt;b"),
-        *("it turns: the &lt;model&gt;", "figure &lt;14&gt;", "placements: Placements, modeled", "of &lt;one&gt;"),
+        *(
+            "it turns, because the &lt;model&gt;",
+            "figure &lt;14&gt;",
+            "placements: Placements, modeled",
+            "of &lt;one&gt;",
+        ),
     ):
         assert text in page
     assert page.count("<svg") == 3 and "../a: " not in page

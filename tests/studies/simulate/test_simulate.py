@@ -199,7 +199,7 @@ def test_shares_that_movement_can_only_lower_are_bounds(dataset: Dataset) -> Non
 
 def timeless(run: PolicyForecast) -> PolicyForecast:
     """Return the numbers that depend on no measured time."""
-    return replace(run, lookups_per_s=0, plan_ms=0, read_ms=0, step_ms=StepTimes(0, 0, 0, 0))
+    return replace(run, lookups_per_s=0, plan_ms=0, read_ms=0, step_ms=StepTimes(0, 0, 0, 0, 0))
 
 
 def test_policies_and_sizes_together_equal_each_alone(dataset: Dataset) -> None:
@@ -400,7 +400,7 @@ def test_errors_advise_a_size(dataset: Dataset) -> None:
     config = toy_config(policy="lru")
     result = simulate([("lru", config)], ["60%", "100%"], MACHINE, embedding_dim=WIDTH)
     assert "least device rows for policies that prefetch misses:" in simulation_document(result).to_text()
-    fast, slow = (StepTimes(look_ahead, 0, 0, device_only=1.0) for look_ahead in (1.0, 1.02))
+    fast, slow = (StepTimes(look_ahead, 0, 0, device_only=1.0, xdl=0) for look_ahead in (1.0, 1.02))
     small, whole = (replace(run, step_ms=fast) for run in result.runs)
     for runs, size in (((small, whole), "60%"), ((replace(small, step_ms=slow), whole), "100%")):
         assert (best := recommended(runs)) is not None and best.size == size

@@ -144,7 +144,7 @@ def test_a_stop_in_the_middle_is_an_end_of_the_look_ahead(tmp_path: Path, policy
         with interrupted(patch, "stop", 7):
             run(tmp_path / "cut", config)
         place = load_checkpoint(tmp_path / "cut/weights").meta["progress"]["place"]["total"]
-        assert 6 < place < 20
+        assert 3 < place < 20  # in batches, some of which hotline passes forward in two parts
         resume_run(tmp_path / "cut")
         patch.setattr(Loop, "_until_save", lambda loop: place - loop.place.total if loop.place.total <= place else None)
         run(tmp_path / "whole", config)
