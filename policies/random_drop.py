@@ -7,14 +7,13 @@ recalibration.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, SkipRule, TierView
-from adaptive.policies.samples import KeptInputs, WeightSums, check_range, check_state
+from adaptive.policies.samples import KeptInputs, WeightSums, check_range, check_state, weighted
 
 
 class RandomDrop(Policy):
@@ -129,11 +128,9 @@ def _choose_by_label(
     dropped = negatives[np.argsort(order[negatives])][: max(min(wanted, len(negatives) - 1), 0)]
     weights = np.full(batch.num_samples, scale)
     weights[negatives] *= len(negatives) / max(len(negatives) - len(dropped), 1)
-    weights *= batch.extras.get("weight", 1)
     chosen = np.ones(batch.num_samples, np.bool_)
     chosen[dropped] = False
-    extras = {**batch.extras, "weight": weights.astype(np.float32)}
-    return replace(batch, extras=extras).mark_unshared(), chosen
+    return weighted(batch, weights), chosen
 
 
 def _num_dropped(num_inputs: int, share: float) -> int:

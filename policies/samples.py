@@ -107,6 +107,12 @@ class KeptInputs(Refill):
             yield from super().rest()
 
 
+def weighted(batch: Batch, weights: NDArray[np.float64]) -> Batch:
+    """Return the batch with weights (B,) of its samples, times those that it has, in `Batch.extras["weight"]`."""
+    weights = weights * batch.extras.get("weight", 1)
+    return replace(batch, extras={**batch.extras, "weight": weights.astype(np.float32)}).mark_unshared()
+
+
 class WeightSums:
     """Number, sum and sum of squares of the weights of kept samples, (3,) `values`."""
 

@@ -7,14 +7,13 @@ case-control sampling", Annals of Statistics 42(5), 2014, https://arxiv.org/abs/
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, ClickPredictor, RowStats, SkipRule, TierView
-from adaptive.policies.samples import KeptInputs, WeightSums, check_range, check_state, uniform
+from adaptive.policies.samples import KeptInputs, WeightSums, check_range, check_state, uniform, weighted
 
 BINS: Final = 256  # of the residuals, from 0 to 1
 MIDDLES: Final = (np.arange(BINS) + 0.5) / BINS
@@ -128,9 +127,7 @@ class Predicted(SkipRule):
         if self._batches >= self.warmup:
             self._weights.add(weights[chosen])
         self._batches += 1
-        weights *= batch.extras.get("weight", 1)
-        extras = {**batch.extras, "weight": weights.astype(np.float32)}
-        return replace(batch, extras=extras).mark_unshared(), chosen
+        return weighted(batch, weights), chosen
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {
