@@ -190,8 +190,7 @@ def train_all(
                 yield outcome
                 for by, control in _controls(contender, config, outcome).items():
                     on_progress(f"{about}, {control.label}")
-                    name = CONTROL if by == "chance" else f"{CONTROL}+by={by}"
-                    dropped_at_random = train(control, control.config, folder / _folder_name(place, name))
+                    dropped_at_random = train(control, control.config, folder / _folder_name(place, _control_name(by)))
                     yield replace(dropped_at_random, control_of=contender.label, control_by=by)
 
 
@@ -216,10 +215,15 @@ def _controls(contender: Contender, config: TrainConfig, outcome: Outcome) -> di
     skip = None if config.skip is None else config.skip.model_copy(update={"rule": None})  # it drops inputs itself
     options = {"share": share, "keep_steps": keeps_steps, "seed": config.seed}
     controls = {}
-    for by, label in (("chance", CONTROL), ("label", f"{CONTROL}+by=label")):
+    for by in ("chance", "label"):
         changed = {"policy": CONTROL, "policy_options": {**options, "by": by}, "skip": skip}
-        controls[by] = Contender(f"{label} for {contender.label}", config.model_copy(update=changed), contender.swept)
+        label = f"{_control_name(by)} for {contender.label}"
+        controls[by] = Contender(label, config.model_copy(update=changed), contender.swept)
     return controls
+
+
+def _control_name(by: str) -> str:
+    return CONTROL if by == "chance" else f"{CONTROL}+by={by}"
 
 
 def with_seed(config: TrainConfig, number: int) -> TrainConfig:
