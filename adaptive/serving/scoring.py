@@ -161,7 +161,7 @@ class Model(nn.Module):
         if not getattr(self.dense, "ranks_items", False):
             raise ValueError("expected a model with loss = in_batch_softmax, got another. Use score()")
         dense, bags = self._inputs(samples)
-        users: Tensor = self.dense.vectors(dense, self._vectors(bags))[0]
+        users: Tensor = self.dense.user_vectors(dense, self._vectors(bags))
         return users
 
     def _inputs(self, samples: "Sequence[Sample]") -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:

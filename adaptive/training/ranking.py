@@ -81,7 +81,7 @@ class Ranking:
         if self._items is None:
             self._items = torch.cat(list(item_vectors(self._embeddings, self._model)))
         dense = torch.from_numpy(batch.dense).to(vectors.device)
-        users, _ = self._model.vectors(dense, vectors)
+        users = self._model.user_vectors(dense, vectors)
         positive = torch.from_numpy(batch.labels == 1)
         targets = items_of(self._model, batch)[positive].to(vectors.device)
         self._ranks.append(target_ranks(users[positive.to(vectors.device)].float(), self._items, targets).cpu())

@@ -97,20 +97,26 @@ class TwoTower(CheckedModel):
         total = (losses * (counts if weights is None else counts * weights)).sum()
         return logits, total / counts.sum().clamp(min=1)
 
-    def item_vectors(self, rows: Tensor) -> Tensor:
-        """Return item vectors (n, E) for rows (n, `embedding_dim`) of the item's table."""
-        vectors = self.item(rows)
-        return normalize(vectors, dim=1) if self.config.unit_vectors else vectors
-
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
         user, item = self.vectors(dense, pooled)
         return (user * item).sum(dim=1) / self.config.temperature + self.bias
 
     def vectors(self, dense: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
         """Return (B, E) of the user and (B, E) of the item, for normalized vectors."""
-        user = self.user(side_by_side(_picked(dense, self.user_dense), _picked(pooled, self.user_features)))
-        item = self.item(side_by_side(_picked(dense, self.item_dense), _picked(pooled, self.item_features)))
-        return (normalize(user, dim=1), normalize(item, dim=1)) if self.config.unit_vectors else (user, item)
+        items = side_by_side(_picked(dense, self.item_dense), _picked(pooled, self.item_features))
+        return self.user_vectors(dense, pooled), self.item_vectors(items)
+
+    def user_vectors(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        """Return (B, E) of the user, for normalized vectors."""
+        users = side_by_side(_picked(dense, self.user_dense), _picked(pooled, self.user_features))
+        return self._scaled(self.user(users))
+
+    def item_vectors(self, items: Tensor) -> Tensor:
+        """Return (n, E) for inputs of the item's tower: if the model ranks items, rows (n, `embedding_dim`)."""
+        return self._scaled(self.item(items))
+
+    def _scaled(self, vectors: Tensor) -> Tensor:
+        return normalize(vectors, dim=1) if self.config.unit_vectors else vectors
 
 
 def _picked(values: Tensor, positions: Sequence[int]) -> Tensor:
