@@ -194,6 +194,11 @@ class Batch:
         """True if every bag holds exactly one id."""
         return len(self.ids) == len(self.offsets) - 1 and bool((self.offsets[1:] - self.offsets[:-1] == 1).all())
 
+    def has_one_each(self, feature: int) -> bool:
+        """True if every sample has exactly one id of a feature."""
+        first = feature * self.num_samples
+        return bool((np.diff(self.offsets[first : first + self.num_samples + 1]) == 1).all())
+
     def feature_span(self, feature: int) -> slice:
         """Slice of `ids` and `weights` with the lookups of one feature."""
         first = feature * self.num_samples

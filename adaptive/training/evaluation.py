@@ -147,13 +147,11 @@ class PerLabel:
 
 def _group_ids(batch: Batch, feature: int, *, within: bool) -> NDArray[np.int64]:
     """Return the id (B,) of a feature for each sample."""
-    span = batch.feature_span(feature)
-    offsets = batch.offsets[feature * batch.num_samples : (feature + 1) * batch.num_samples + 1]
     if not within:
         raise InputError(f"expected at most {MAX_EXACT:,} samples for GAUC, got more. Evaluate fewer, or without GAUC")
-    if not np.array_equal(offsets, np.arange(span.start, span.stop + 1)) or len(offsets) != batch.num_samples + 1:
+    if not batch.has_one_each(feature):
         raise InputError(f"expected one id per sample for GAUC, got none or several (feature {feature})")
-    return batch.ids[span]
+    return batch.ids[batch.feature_span(feature)]
 
 
 def _labelled(batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -6,7 +6,6 @@ Letters: n samples, R rows of the item's table, E values of a vector.
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,10 +28,9 @@ def ranking_model(model: nn.Module) -> TwoTower | None:
 def items_of(model: TwoTower, batch: Batch) -> Tensor:
     """Return the item (B,) int64 of each sample; raise InputError unless each sample has one."""
     feature = model.item_features[0]
-    ids, first = batch.ids[batch.feature_span(feature)], feature * batch.num_samples
-    if (np.diff(batch.offsets[first : first + batch.num_samples + 1]) != 1).any():
+    if not batch.has_one_each(feature):
         raise InputError(f"expected one item per sample, got none or several (feature {feature}). Correct the data.")
-    return torch.from_numpy(ids.copy())
+    return torch.from_numpy(batch.ids[batch.feature_span(feature)].copy())
 
 
 def in_batch_loss(model: TwoTower, part: Planned, vectors: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
