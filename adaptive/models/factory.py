@@ -71,6 +71,12 @@ def model_config(name: str, options: Mapping[str, Any], inputs: Inputs) -> AnyCo
     return config
 
 
+def rows_config(options: Mapping[str, Any]) -> RowsConfig:
+    """Return how a model's settings store rows, for studies that build no model."""
+    names = "row_dtype", "row_rounding"
+    return checked(RowsConfig, "model", {name: options[name] for name in names if name in options})
+
+
 def _check_names(setting: str, kind: str, names: Iterable[str], allowed: Iterable[str]) -> None:
     """Raise ConfigError if some of the names in a setting are not allowed."""
     choices = list(dict.fromkeys(allowed))

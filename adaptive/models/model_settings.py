@@ -1,12 +1,12 @@
 """The models by name, and the settings of each (`model.NAME`). Imports no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from adaptive.config import Config, TableConfig, explain
+from adaptive.config import Config, TableConfig
 from adaptive.errors import ConfigError
 
 MOST_LAYERS, WIDEST, MOST_WEIGHTS = 64, 2**16, 2**31  # of an MLP: larger ones are mistakes
@@ -65,15 +65,6 @@ class RowsConfig(Config):
         return tuple(
             table.model_copy(update={"dtype": self.row_dtype, "rounding": self.row_rounding}) for table in tables
         )
-
-
-def rows_config(options: Mapping[str, Any]) -> RowsConfig:
-    """Return how a model's settings store rows, for studies that build no model."""
-    names = "row_dtype", "row_rounding"
-    try:
-        return RowsConfig.model_validate({name: options[name] for name in names if name in options})
-    except ValidationError as error:
-        raise ConfigError(explain(RowsConfig, error, table="model")) from error
 
 
 class ModelConfig(RowsConfig):

@@ -11,7 +11,7 @@ from adaptive.data.key_numbers import number_keys
 from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.errors import ConfigError
-from adaptive.models.model_settings import rows_config
+from adaptive.models.factory import rows_config
 from adaptive.optim import row_optimizer
 from adaptive.studies.machines import MachineSpec
 from adaptive.studies.profile import Profile, StepProfile

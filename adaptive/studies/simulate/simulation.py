@@ -22,7 +22,7 @@ from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import held_rows, row_bytes
 from adaptive.errors import ConfigError, DeviceMemoryError
-from adaptive.models.model_settings import rows_config
+from adaptive.models.factory import rows_config
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
 from adaptive.studies.simulate.simulated_run import OnProgress, Setup, SharedTrace, SimulatedRun, least_device_rows
