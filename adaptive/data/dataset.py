@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Never
 
 import numpy as np
 
@@ -12,9 +13,8 @@ from adaptive.config import KeyRules
 from adaptive.data.reading_progress import PartRead
 from adaptive.errors import InputError
 
-NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
-NO_KEY_RULES: Mapping[str, KeyRules] = MappingProxyType({})
-NO_SEQUENCES: Mapping[str, int] = MappingProxyType({})
+NOTHING: Mapping[str, Never] = MappingProxyType({})
+"""The value of facts that a data set does not have."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,18 @@ class Dataset(ABC):
     """Names of the labels if samples have several. The first is `Batch.labels`, the others are in `Batch.extras` under
     their names, as float32 of 0 and 1."""
 
-    widths: Mapping[str, int] = NO_WIDTHS
+    widths: Mapping[str, int] = NOTHING
     """Table -> width of its rows, for tables whose width the schema gives. The model's settings take precedence."""
 
-    key_rules: Mapping[str, KeyRules] = NO_KEY_RULES
+    key_rules: Mapping[str, KeyRules] = NOTHING
     """Table -> how keys get and lose rows, for tables whose ids are 64-bit keys. If they expire by time, batches have
     `Batch.extras["timestamp"]`, in seconds."""
 
-    sequences: Mapping[str, int] = NO_SEQUENCES
+    sequences: Mapping[str, int] = NOTHING
     """Feature -> the most ids of a sample, for features whose ids are steps of a sequence, oldest first. All other
     features of their tables have one id per sample."""
 
-    hash_rows: Mapping[str, int] = NO_WIDTHS
+    hash_rows: Mapping[str, int] = NOTHING
     """Table -> rows into which its ids are hashed, for tables whose ids may collide."""
 
     epochs_differ: bool = False

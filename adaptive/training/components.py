@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -17,7 +16,7 @@ from torch import nn
 from adaptive.batch import Batch
 from adaptive.config import DenseOptimizerConfig, TableConfig, TierConfig, TrainConfig, parse_sample
 from adaptive.data.data_options import DataOptions
-from adaptive.data.dataset import Dataset, DataShape, by_table, shape_of, tables_of
+from adaptive.data.dataset import NOTHING, Dataset, DataShape, by_table, shape_of, tables_of
 from adaptive.data.open import open_dataset
 from adaptive.data.sampling import Sample, take_share
 from adaptive.embeddings.checks import check_arguments
@@ -33,8 +32,6 @@ from adaptive.models.model_settings import SequenceConfig, TwoTowerConfig
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
 from adaptive.policy import Policy, arranges, calibrates
-
-NO_WIDTHS: Final[Mapping[str, int]] = MappingProxyType({})
 
 FIRST_BATCHES = 16  # that determine the size of the device tier
 CALIBRATION_SHARE = 0.05  # of all inputs, as in the paper of FAE
@@ -221,7 +218,7 @@ def _tables_of(dataset: Dataset | DataShape, shape: AnyConfig, inputs: Inputs) -
 def build_tables(
     dataset: Dataset | DataShape,
     embedding_dim: int,
-    widths: Mapping[str, int] = NO_WIDTHS,
+    widths: Mapping[str, int] = NOTHING,
     unpooled: Collection[str] = (),
 ) -> tuple[TableConfig, ...]:
     """Return one table per feature, with its name, or one for all features that share it.
