@@ -225,8 +225,8 @@ class _Worker(Generic[T]):
     `_make`, `_hand_over`, `_wait_until` and `stop_later` run in that thread, all other methods in the training thread.
     """
 
-    def __init__(self, pipeline: Pipeline, name: str) -> None:
-        self._pipeline = pipeline
+    def __init__(self, pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> None:
+        self._pipeline, self._batches, self._depth = pipeline, batches, depth
         self._queue: deque[T] = deque()
         self._changed = threading.Condition()
         self._error: BaseException | None = None
@@ -236,7 +236,7 @@ class _Worker(Generic[T]):
         self._handed_over = 0
         self._since = self._waited = 0.0  # start of the measured time, and seconds of it without work
         self._afterwards: Callable[[], None] | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="adaptive-look-ahead", daemon=True)
         start_thread(self._thread)
 
     def _make(self) -> Iterator[T]:
@@ -339,10 +339,6 @@ class _Worker(Generic[T]):
 class _Reading(_Worker[Batch]):
     """Reads batches while others are trained; the training thread plans them."""
 
-    def __init__(self, pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> None:
-        self._batches, self._depth = batches, depth
-        super().__init__(pipeline, "adaptive-look-ahead")
-
     def _make(self) -> Iterator[Batch]:
         for batch in self._batches:
             self._wait_until(lambda: len(self._queue) < self._depth)
@@ -351,10 +347,6 @@ class _Reading(_Worker[Batch]):
 
 class _Planning(_Worker[ReadyBatch]):
     """The look-ahead thread: reads batches, plans them and moves their rows."""
-
-    def __init__(self, pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> None:
-        self._batches, self._depth = batches, depth
-        super().__init__(pipeline, "adaptive-look-ahead")
 
     def ready(self) -> Iterator[ReadyBatch]:
         """Yield batches as they become ready, then raise the thread's error, if any."""
