@@ -145,14 +145,15 @@ def _has_changed(lane: Lane, part: GroupArrays) -> NDArray[np.bool_]:
     The others were saved because they were on the device or in flight, which depends on placement and look-ahead.
     """
     differs = [np.zeros(0, np.bool_)]
+    tables = (part["table_starts"], part["table_keys"], part["table_bounds"])
+    if lane.keys is not None:
+        row_keys = np.zeros(lane.group.num_rows, np.int64)
+        row_keys[part["keyed"]] = part["keys"]
     for rows, weights, state in _read_saved_blocks(lane, part):
         first, first_state, places = np.empty_like(weights), np.empty_like(state), np.arange(len(rows))
-        tables = (part["table_starts"], part["table_keys"], part["table_bounds"])
         if lane.keys is None:
             initial.initial_rows(first, first_state, places, rows, *tables, lane.host.first_state)
         else:
-            row_keys = np.zeros(lane.group.num_rows, np.int64)
-            row_keys[part["keyed"]] = part["keys"]
             write_initial_by_key(first, first_state, places, rows, *tables, row_keys, lane.host.first_state)
         differs.append((first != weights).any(axis=1) | (first_state != state).any(axis=1))
     return np.concatenate(differs)
