@@ -317,22 +317,16 @@ class KeyChanges:
     """Rows that lose and get keys for a batch, of one group; a row may do both.
 
     Attributes:
-        expired: (n,) rows whose keys expired.
-        evicted: (n,) rows whose keys were evicted for others.
+        freed: (n,) rows whose keys expired, then those whose keys were evicted for others.
         admitted: (n,) rows that get keys, in order.
         tally: (T, counters), see `Counter`.
         failure: raised once the changes are committed.
     """
 
-    expired: Int64s
-    evicted: Int64s
+    freed: Int64s
     admitted: Int64s
     tally: Int64s
     failure: InputError | None
-
-    @property
-    def freed(self) -> Int64s:
-        return np.concatenate([self.expired, self.evicted])
 
 
 class GroupKeys:
@@ -407,7 +401,7 @@ class GroupKeys:
             evicted = self._make_room(distinct, rows, admitted, expired, last_access)
             admitted, refused = self._take(distinct, admitted, hashes, rows)
             failure = self._failure(refused, number)
-        changes = KeyChanges(expired, evicted, rows[admitted], tally, failure)
+        changes = KeyChanges(np.concatenate([expired, evicted]), rows[admitted], tally, failure)
         counters = Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS, Counter.ADMITTED_KEYS
         for counter, of_batch in zip(counters, (expired, evicted, changes.admitted), strict=True):
             if len(of_batch):
