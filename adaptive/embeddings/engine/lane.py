@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.counters import Counter, Stopwatch
-from adaptive.embeddings.planning.key_tables import GroupKeys, KeyChanges, KeyTable
+from adaptive.embeddings.planning.key_tables import GroupKeys, KeyChanges
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import Distinct, DistinctFinder, Lookups
 from adaptive.embeddings.planning.plan import GroupPlan, Int64s, Moves, no_rows
@@ -120,8 +120,7 @@ class Lane:
 
     def live_keys(self) -> Int64s:
         """Return the number of keys with a row (tables of the group,)."""
-        tables = self.group.tables if self.keys is None else self.keys.tables
-        return np.array([table.num_live if isinstance(table, KeyTable) else 0 for table in tables], np.int64)
+        return np.zeros(len(self.group.tables), np.int64) if self.keys is None else self.keys.books.num_live.copy()
 
     def commit(self, changes: KeyChanges, number: int) -> None:
         """Reset rows that lost their keys to initial values and empty records; note that batch `number` admits others.
@@ -131,8 +130,7 @@ class Lane:
         tracker, freed = self.planner.tracker, changes.freed
         codes = tracker.codes[freed]
         slots = codes[codes > 0].astype(np.int64) - 1
-        evicted = np.bincount(self.group.tables_of(freed[codes > 0]), minlength=len(self.group.tables))
-        changes.tally[:, Counter.DEMOTED] += evicted
+        changes.tally[:, Counter.DEMOTED] += self.group.count_by_table(freed[codes > 0])
         self.planner.slots.discard(slots)
         tracker.forget_rows(freed)
         tracker.last_access[changes.admitted] = number + 1  # so that it can expire even if planning fails now

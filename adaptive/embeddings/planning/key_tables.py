@@ -340,6 +340,7 @@ class GroupKeys:
     """
 
     def __init__(self, group: Group) -> None:
+        self._group = group
         self.books = KeyBooks(group.tables, group.table_starts, group.table_keys)
         self.tables = [KeyTable(self.books, number) for number in range(len(group.tables))]
         self.row_keys = self.books.row_keys
@@ -405,7 +406,7 @@ class GroupKeys:
         counters = Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS, Counter.ADMITTED_KEYS
         for counter, of_batch in zip(counters, (expired, evicted, changes.admitted), strict=True):
             if len(of_batch):
-                tally[:, counter] = self._by_table(of_batch)
+                tally[:, counter] = self._group.count_by_table(of_batch)
         if len(admitted) == len(absent):
             merged = replace(distinct, rows=rows)
         else:
@@ -459,10 +460,6 @@ class GroupKeys:
                     f'{number}. Raise num_embeddings, set expire, or set when_full="evict".'
                 )
         return None
-
-    def _by_table(self, rows: Int64s) -> Int64s:
-        """(T,) number of rows (n,) of each table."""
-        return np.bincount(np.searchsorted(self.books.starts, rows, side="right") - 1, minlength=len(self.tables))
 
     def _merge(self, distinct: Distinct, rows: Int64s) -> tuple[Distinct, Int64s]:
         """Return the distinct rows of keys with rows (U,), and (T,) the lookups of keys without one.

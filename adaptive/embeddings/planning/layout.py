@@ -148,6 +148,10 @@ class Group:
         books.tables_of(rows, self.table_starts, buckets, shift, tables)
         return tables
 
+    def count_by_table(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(tables,) number of owned rows (n,) of each table."""
+        return np.bincount(self.tables_of(rows), minlength=len(self.tables))
+
     @property
     def table_sizes(self) -> NDArray[np.int64]:
         return np.diff(self.table_starts)

@@ -75,8 +75,7 @@ class Planner:
 
     def resident_per_table(self) -> Int64s:
         """(tables of the group,) number of rows in slots."""
-        rows = self.slots.rows[self.slots.rows >= 0]
-        return np.bincount(self.group.tables_of(rows), minlength=len(self.group.tables))
+        return self.group.count_by_table(self.slots.rows[self.slots.rows >= 0])
 
     def watched_counts(self) -> WatchedCounts:
         """Numbers of watched, judged and saturated rows, by table."""
