@@ -19,7 +19,7 @@ Letters: n requests in a group, U distinct rows of a block or among requests, W 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -28,14 +28,14 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.embeddings.exchange.row_cache import SkipMasks
 from adaptive.embeddings.planning.layout import Group, OwnedGroup
-from adaptive.embeddings.planning.lookups import Bags, Distinct, DistinctFinder, Lookups
+from adaptive.embeddings.planning.lookups import Bags, DistinctFinder, Lookups, group_lookups
 from adaptive.embeddings.planning.plan import Pooling, no_rows
 from adaptive.embeddings.planning.skipping import group_updates
 from adaptive.embeddings.ranks.owners import BITS
 from adaptive.embeddings.ranks.transport import Bytes, as_bytes
 from adaptive.errors import RanksError
-from adaptive.kernels.planning import lookups as kernels
 from adaptive.kernels.planning.books import NOW, SKIPPED
+from adaptive.kernels.scratch import ScratchPool
 
 Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
@@ -224,7 +224,7 @@ class RequestMerger:
     def __init__(self, group: Group, name: str) -> None:
         """`group`: as this rank owns it; `name`: of this rank, for messages."""
         self._group, self._name = group, name
-        self._finder = DistinctFinder(group)
+        self._finder, self._grouped = DistinctFinder(group), ScratchPool()
         self._tables = np.arange(len(group.tables), dtype=np.int32)
         self._small = np.min_scalar_type(len(group.tables))
 
@@ -250,18 +250,13 @@ class RequestMerger:
         spans = np.stack([ends - table_counts, ends], axis=1)
         distinct, bad = self._finder.find_in_spans(ids, spans, self._tables)  # counts are of requests
         assert bad is None
-        num_requests, num_rows = len(rows), len(distinct.rows)
-        vectors = order.astype(np.int32)
         bags = Bags(
-            num_vectors=num_requests,
-            vectors=vectors,
-            starts=np.arange(num_requests + 1),
+            num_vectors=len(rows),
+            vectors=order.astype(np.int32),
+            starts=np.arange(len(rows) + 1),
             tables=tables[order].astype(np.int32),
             scales=np.zeros(0, np.float32),
         )
-        segments, grouped = np.zeros(num_rows + 1, np.int64), np.empty(num_requests, np.int32)
-        outputs = segments[1:], grouped, no_rows()
-        kernels.fill_segments(distinct.inverse, distinct.counts, 0, bags.starts, vectors, *outputs)
-        accesses = np.bincount(distinct.inverse, weights=times[order], minlength=num_rows).astype(np.int32)
-        accessed = Distinct(distinct.rows, accesses, distinct.inverse, distinct.table_ends)
-        return OwnerRequests(Lookups(accessed, bags, segments, grouped, bags.scales), sizes)
+        lookups = group_lookups(distinct, bags, self._grouped)
+        accesses = np.bincount(distinct.inverse, weights=times[order], minlength=len(distinct.rows)).astype(np.int32)
+        return OwnerRequests(replace(lookups, distinct=replace(distinct, counts=accesses)), sizes)
