@@ -7,22 +7,16 @@ is called by autograd, from its own thread on a GPU.
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch
 from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.planning.parts import GroupPart
-from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Pooling
+from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Pooling, joined
 from adaptive.embeddings.tiers.device import Rows, Send
-
-
-def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 class GroupBatch:
@@ -82,7 +76,7 @@ class GroupBatch:
         # It waits for several batches and must not keep the plan: the next one gets its memory, still in the caches.
         def feedback() -> Feedback:
             norms = [wait_for_norms() for wait_for_norms in pending_norms]
-            return Feedback(_joined(rows), _joined(norms), snapshots, None if drifts is None else drifts())
+            return Feedback(joined(rows), joined(norms), snapshots, None if drifts is None else drifts())
 
         return feedback
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.embeddings.planning.layout import Group
+from adaptive.embeddings.planning.plan import joined
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.channel import Exchanged
 from adaptive.embeddings.ranks.transport import Bytes, Kind
@@ -125,8 +126,7 @@ class HostPayload(Payload[Floats]):
             for of_group, numbers, size in zip(rows, counts, self.value_bytes(kind), strict=True)
         ]
         return [
-            _concatenate([piece.reshape(-1).view(np.uint8) for piece in of_rank])
-            for of_rank in zip(*pieces, strict=True)
+            joined([piece.reshape(-1).view(np.uint8) for piece in of_rank]) for of_rank in zip(*pieces, strict=True)
         ]
 
     def unpack(self, exchanged: Exchanged, kind: Kind, counts: Sequence[Int64s]) -> list[Floats]:
@@ -145,7 +145,7 @@ class HostPayload(Payload[Floats]):
             pieces = zip(np.split(part, ends[:-1]), value_bytes, strict=True)
             values.append([_from_wire(piece, size) for piece, size in pieces])
         groups = zip(*values, strict=True)
-        return [_concatenate(of_group).reshape(-1, width) for of_group, width in zip(groups, self._widths, strict=True)]
+        return [joined(of_group).reshape(-1, width) for of_group, width in zip(groups, self._widths, strict=True)]
 
     def zeros(self, number: int, width: int) -> Floats:
         return np.zeros((number, width), np.float32)
@@ -232,10 +232,6 @@ def _from_wire(part: Bytes, size: int) -> Floats:
     if size == 2:
         return widen(part.view(np.uint16))
     return np.require(part.view(np.float32), requirements="A")  # rows in 2 bytes may come before
-
-
-def _concatenate(pieces: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 
 
 def count_chosen(sizes: Int64s, chosen: Bools | None) -> Int64s:

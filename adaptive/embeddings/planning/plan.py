@@ -4,7 +4,9 @@ Letters: N lookups, B bags, V output vectors, U distinct rows or rows to update,
 slot of the device tier (>= 0) or ~row of the host tier (< 0).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,11 @@ Int64s = NDArray[np.int64]
 
 def no_rows() -> Int64s:
     return np.zeros(0, np.int64)
+
+
+def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return arrays one after the other; a single one as it is."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 class OnDevice:
