@@ -25,7 +25,7 @@ from adaptive.batch import Batch
 from adaptive.config import TableConfig
 from adaptive.counters import Counter
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.lookups import Distinct, Lookups, group_lookups
+from adaptive.embeddings.planning.lookups import Distinct, Lookups, describe_sample, group_lookups
 from adaptive.embeddings.planning.plan import no_rows
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.planning import keys as kernels
@@ -103,13 +103,14 @@ class KeyTable:
         outside = np.flatnonzero(~((times >= 0) & (times < END_OF_TIME)))  # NaN, too
         if len(outside):
             raise InputError(
-                f"table {name!r}{_where(batch, int(outside[0]))}: expected a timestamp in seconds from 0 to the year "
-                f"9999, got {times[outside[0]]}. Correct it, or convert it to seconds."
+                f"table {name!r}, {describe_sample(batch, int(outside[0]))}: expected a timestamp in seconds from 0 to "
+                f"the year 9999, got {times[outside[0]]}. Correct it, or convert it to seconds."
             )
         if times.max() + expiry < self.clock:
             raise InputError(
-                f"table {name!r}{_where(batch, int(times.argmax()))}: expected timestamps at most {self.config.expire} "
-                f"before the latest one, {self.clock:.0f}, got {times.max():.0f}. Sort the data by time."
+                f"table {name!r}, {describe_sample(batch, int(times.argmax()))}: expected timestamps at most "
+                f"{self.config.expire} before the latest one, {self.clock:.0f}, got {times.max():.0f}. Sort the "
+                "data by time."
             )
 
     def note_times(self, batch: Batch) -> None:
@@ -306,10 +307,6 @@ def _line_cells(table: TableConfig) -> int:
 def _num_places(num_rows: int) -> int:
     """Places for so many rows at the highest load, and one that is always empty."""
     return num_rows * LOAD[1] // LOAD[0] + 2
-
-
-def _where(batch: Batch, sample: int) -> str:
-    return f", sample {sample}" + (f" ({batch.origin.where(sample)})" if batch.origin is not None else "")
 
 
 @dataclass(frozen=True)

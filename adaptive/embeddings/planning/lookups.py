@@ -166,17 +166,22 @@ def feature_spans(group: Group, batch: Batch) -> tuple[Int64s, NDArray[np.int32]
     return np.stack([batch.offsets[firsts], batch.offsets[lasts]], axis=1), tables
 
 
+def describe_sample(batch: Batch, sample: int) -> str:
+    """Return the number of a sample, with its place in the data if the batch has it."""
+    return f"sample {sample}" + (f" ({batch.origin.where(sample)})" if batch.origin is not None else "")
+
+
 def bad_id(group: Group, batch: Batch, position: int) -> InputError:
     """Create the error for the id at a position of the batch, which is outside its table."""
     bag = int(np.searchsorted(batch.offsets, position, side="right")) - 1
     feature_position, sample = divmod(bag, batch.num_samples)
     feature = next(f for f in group.features if f.position == feature_position)
     table = group.tables[feature.table]
-    where = f" ({batch.origin.where(sample)})" if batch.origin is not None else ""
+    where = f"{describe_sample(batch, sample)}, position {position - int(batch.offsets[bag])}"
     return InputError(
-        f"feature {feature.name}, sample {sample}{where}, position {position - int(batch.offsets[bag])}: expected ids "
-        f"0 to {table.num_embeddings - 1} of table {table.name}, got {shown_id(int(batch.ids[position]))}. Correct the "
-        "data, enlarge the table, or let the reader map such ids to one extra row (oov)."
+        f"feature {feature.name}, {where}: expected ids 0 to {table.num_embeddings - 1} of table {table.name}, got "
+        f"{shown_id(int(batch.ids[position]))}. Correct the data, enlarge the table, or let the reader map such ids to "
+        "one extra row (oov)."
     )
 
 
