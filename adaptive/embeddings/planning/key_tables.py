@@ -84,15 +84,13 @@ class KeyTable:
 
     # --- time ------------------------------------------------------------------------------------------------
 
-    def check_times(self, batch: Batch) -> None:
-        """Check the timestamps of the next batch, if keys expire by time.
+    def latest_time(self, batch: Batch) -> Any:
+        """Return the latest timestamp of the next batch.
 
         Raises:
-            InputError: if they are missing, no time from 0 to the year 9999, or older than keys that have expired.
+            InputError: if timestamps are missing, or no time from 0 to the year 9999.
         """
-        expiry, name = self.config.expire_seconds, self.config.name
-        if expiry is None:
-            return
+        name = self.config.name
         times = batch.extras.get("timestamp")
         if times is None or times.ndim != 1:
             got = "none" if times is None else f"shape {times.shape}"
@@ -106,17 +104,21 @@ class KeyTable:
                 f"table {name!r}, {describe_sample(batch, int(outside[0]))}: expected a timestamp in seconds from 0 to "
                 f"the year 9999, got {times[outside[0]]}. Correct it, or convert it to seconds."
             )
-        if times.max() + expiry < self.clock:
-            raise InputError(
-                f"table {name!r}, {describe_sample(batch, int(times.argmax()))}: expected timestamps at most "
-                f"{self.config.expire} before the latest one, {self.clock:.0f}, got {times.max():.0f}. Sort the "
-                "data by time."
-            )
+        return times.max()
 
-    def note_times(self, batch: Batch) -> None:
-        """Advance the clock to the latest timestamp of a batch."""
-        if self.config.expire_seconds is not None:
-            self.clock = max(self.clock, float(batch.extras["timestamp"].max()))
+    def check_age(self, batch: Batch, latest: Any) -> None:
+        """Check the latest timestamp of the next batch.
+
+        Raises:
+            InputError: if it is older than keys that have expired.
+        """
+        assert self.config.expire_seconds is not None
+        if latest + self.config.expire_seconds < self.clock:
+            sample = describe_sample(batch, int(batch.extras["timestamp"].argmax()))
+            raise InputError(
+                f"table {self.config.name!r}, {sample}: expected timestamps at most {self.config.expire} before the "
+                f"latest one, {self.clock:.0f}, got {latest:.0f}. Sort the data by time."
+            )
 
     def _threshold(self, number: int) -> int:
         """Note a sweep before batch `number`; keys whose latest batch, counted from 1, is at most this one expire."""
@@ -342,6 +344,7 @@ class GroupKeys:
         self.tables = [KeyTable(self.books, number) for number in range(len(group.tables))]
         self.row_keys = self.books.row_keys
         self._expiring = [table for table in self.tables if table.config.expire is not None]
+        self._timed = [table for table in self._expiring if table.config.expire_seconds is not None]
         self._searched, self._merged, self._grouped = (
             ScratchPool(),
             ScratchPool(),
@@ -386,12 +389,13 @@ class GroupKeys:
         Raises:
             InputError: for missing or wrong timestamps. Then no key has changed.
         """
-        for table in self._expiring:
-            table.check_times(batch)
+        latest = self._timed[0].latest_time(batch) if self._timed else 0.0  # checked once for all tables
+        for table in self._timed:
+            table.check_age(batch, latest)
         distinct, tally = lookups.distinct, np.zeros((len(self.tables), len(Counter)), np.int64)
         expired = np.concatenate([no_rows(), *(table.sweep(number, last_access) for table in self._expiring)])
-        for table in self._expiring:
-            table.note_times(batch)
+        for table in self._timed:
+            table.clock = max(table.clock, float(latest))
         rows, absent, hashes = self._find(distinct)
         admitted, evicted, failure = no_rows(), no_rows(), None
         if len(absent):
