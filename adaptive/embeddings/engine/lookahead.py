@@ -78,7 +78,7 @@ def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Gene
 def _end(pipeline: Pipeline, failed: BaseException | None) -> None:
     """End the look-ahead. If it ends because of the error `failed`, only log a second error."""
     dropped = pipeline.next_number - 1 - pipeline.trained
-    if dropped > 0 and isinstance(failed, GeneratorExit) and any(lane.keys is not None for lane in pipeline.lanes):
+    if dropped > 0 and isinstance(failed, GeneratorExit) and pipeline.has_keys:
         warnings.warn(
             f"the look-ahead was closed with {dropped} planned batches that are not trained, whose lookups have given "
             "keys rows. Limit the batches instead (itertools.islice), so that this does not depend on the depth.",

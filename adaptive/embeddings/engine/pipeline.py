@@ -117,6 +117,7 @@ class Pipeline:
 
     Attributes:
         lock: held while rows are planned or moved.
+        has_keys: True if any table has keys.
         next_number: number of the next batch to be planned.
         trained: number of the latest batch that is trained or passed over; only the training thread sets it.
         rate: learning rate of the latest step.
@@ -144,6 +145,7 @@ class Pipeline:
         self.policy_caller = policy_caller
         self.mover = mover
         self.groups = tuple(lane.group for lane in self.lanes)
+        self.has_keys = any(group.has_keys for group in self.groups)
         slots = sorted((feature for group in self.groups for feature in group.features), key=lambda f: f.position)
         self.features = tuple(feature.name for feature in slots)
         on_cpu = mover.device.type == "cpu"
@@ -201,7 +203,7 @@ class Pipeline:
 
     def refuse_keys_in_flight(self, method: str) -> None:
         """Raise ConfigError, in the name of a method, if keys may have come or left for batches not trained yet."""
-        if self.running and self._depth and any(lane.keys is not None for lane in self.lanes):
+        if self.running and self._depth and self.has_keys:
             raise ConfigError(
                 f"{method}: expected no batches in flight with tables that have keys, got a look-ahead of depth "
                 f"{self._depth}, which has given rows to keys of batches that are not trained yet. Exhaust its "

@@ -172,7 +172,7 @@ def _renumber(group: Group, part: GroupArrays, watched: Arrays, last: Mapping[st
 
 def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Stored]) -> None:
     """Overwrite rows; see `RowStore.overwrite`. For the training thread, between two steps."""
-    if any(lane.keys is not None for lane in pipeline.lanes):
+    if pipeline.has_keys:
         raise ConfigError("overwrite(): expected tables without keys, got some whose keys may have other rows.")
     parts = _check_parts(pipeline, arrays)
     with pipeline.lock:
