@@ -59,9 +59,9 @@ class PolicyCaller:
     @property
     def most_snapshots(self) -> int:
         """Number of watched rows of a group whose movement is measured, at most."""
-        if self.rule is None or self.watches_movement:
-            return sys.maxsize if self.watches_movement else 0
-        return SAMPLED_ROWS if self.defers and not self.rule.leaves_out else 0
+        if self.watches_movement:
+            return sys.maxsize
+        return SAMPLED_ROWS if self.defers and not self.leaves_out else 0
 
     @property
     def defers(self) -> bool:
