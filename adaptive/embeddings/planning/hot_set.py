@@ -38,13 +38,8 @@ ENTRY = np.dtype(
 )
 assert PLACE.itemsize == 16 and ENTRY.itemsize == 32  # so that none crosses a cache line
 COLUMNS = ENTRY.names or ()
-WATCHED, JUDGED, SATURATED, WAITING, AT_REST = (
-    1,
-    2,
-    4,
-    8,
-    16,
-)  # bits of `HotSet.counted`, in the order of `WatchedCounts`
+WATCHED, JUDGED, SATURATED, WAITING, AT_REST = 1, 2, 4, 8, 16
+"""Bits of `HotSet.counted`, in the order of `WatchedCounts`."""
 SAMPLED_ROWS: Final = 1024
 """Rows of a group whose movement is measured for reports if the rule does not need it: those that were watched first,
 and so are looked up most."""
