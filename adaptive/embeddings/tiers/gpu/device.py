@@ -263,18 +263,20 @@ class TorchDevice(DeviceTier):
         self, row_updates: SentRowUpdates, number: int, gradients: Tensor, squares: Tensor | None
     ) -> Later:
         segments, (weights, state) = row_updates.device_segments, self.slots
-        norms = self._mover.compute.empty(len(segments.locations))
-        host_keys = self._host.rounding_keys(row_updates.rows[row_updates.device_positions], number)
-        keys = self._link.send(host_keys.view(np.int64)) if len(host_keys) else None
-        if len(segments.locations) and self._decay_factor != 1:
+        norms, keys = self._mover.compute.empty(len(segments.locations)), None
+        if not len(segments.locations):
+            return self._link.to_host(norms)
+        if self._host.group.rounds_stochastically:
+            rows = row_updates.rows[row_updates.device_positions]
+            keys = self._link.send(self._host.rounding_keys(rows, number).view(np.int64))
+        if self._decay_factor != 1:
             decayed = weights, segments.locations, self._decay_factor, keys
             self._mover.compute.run(partial(self._kernels.decay, *decayed))
-        if len(segments.locations):
-            sums = segments.locations, segments.starts, segments.vectors, segments.scales, gradients
-            rule = self._kind, self._settings, self._corrections, norms
-            self._mover.compute.run(
-                lambda: self._kernels.update(weights, state, *sums, *rule, hot=segments.hot, squares=squares, keys=keys)
-            )
+        sums = segments.locations, segments.starts, segments.vectors, segments.scales, gradients
+        rule = self._kind, self._settings, self._corrections, norms
+        self._mover.compute.run(
+            lambda: self._kernels.update(weights, state, *sums, *rule, hot=segments.hot, squares=squares, keys=keys)
+        )
         return self._link.to_host(norms)
 
     def drift(self, snapshots: Snapshots) -> Later:
