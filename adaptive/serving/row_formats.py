@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.kernels.vector.bfloat16 import BFLOAT16, narrow, widen
+from adaptive.kernels.vector.bfloat16 import BFLOAT16, as_float32, narrow, widen
 from adaptive.storage.arrays import Blocks
 
 Floats = NDArray[np.float32]
@@ -73,4 +73,4 @@ READERS: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
 def as_exported(form: str) -> Callable[[NDArray[Any]], Floats]:
     """Return the function from rows, as tables store them, to the values that an export has."""
     reader = READERS[form]
-    return lambda rows: reader(widen(rows) if rows.dtype == BFLOAT16 else rows)
+    return lambda rows: reader(as_float32(rows))
