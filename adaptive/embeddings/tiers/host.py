@@ -145,7 +145,7 @@ class HostTier(ABC):
     def num_bytes(self) -> tuple[int, int]:
         """Bytes of (weights, state) if every row were stored."""
         num_rows = self.group.num_rows
-        return self.dtype.itemsize * num_rows * self._width, 4 * num_rows * self._state_width
+        return num_rows * self.group.vector_bytes, 4 * num_rows * self._state_width
 
 
 def write_initial_by_key(

@@ -42,7 +42,7 @@ class FileHost(HostTier):
         """Raises ConfigError if no such file can be made in `directory`, created if missing."""
         super().__init__(group, optimizer)
         self._directory = directory
-        self._state_at = -(-self._width * self.dtype.itemsize // 4)  # in words: state is aligned to them
+        self._state_at = -(-group.vector_bytes // 4)  # in words: state is aligned to them
         record_width = self._state_at + self._state_width
         self._row_bytes = 4 * record_width
         self._failure: StorageError | None = None
