@@ -268,8 +268,8 @@ class TableConfig(Config):
 
     @model_validator(mode="after")
     def _has_keys(self) -> Self:
-        settings = ("admit", "expire", "when_full", "unadmitted")
-        unused = [name for name in settings if getattr(self, name) != type(self).model_fields[name].default]
+        rules = KeyRules.model_fields.items()
+        unused = [name for name, field in rules if getattr(self, name) != field.default]
         if self.keys is None and unused:
             raise ValueError(f'expected keys="int64" with {" and ".join(unused)}, got none')
         if self.keys is not None and self.num_embeddings > MOST_KEYS:
