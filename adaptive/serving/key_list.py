@@ -9,6 +9,7 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
+from adaptive.config import TableConfig
 from adaptive.errors import ConfigError, OutputError
 from adaptive.storage.durable import replace_file
 from adaptive.training.runs.loading import LoadedRun, load_with
@@ -57,21 +58,20 @@ def list_keys(run_directory: Path | str, out: Path | str | None = None) -> KeyLi
         OutputError: if `out` cannot be written.
     """
     with load_with(Path(run_directory), {}) as run:
-        names = [table.name for table in run.components.tables if table.keys is not None]
-        if not names:
+        tables = [table for table in run.components.tables if table.keys is not None]
+        if not tables:
             raise ConfigError(f"expected a run with tables that have keys, got {run.path}, whose ids are rows")
         if out is not None:
             try:
-                replace_file(Path(out), lambda file: _write(file, run, names))
+                replace_file(Path(out), lambda file: _write(file, run, tables))
             except OSError as error:
                 raise OutputError(f"{out} could not be written: {error}") from error
-        tables = [_summary(run, name) for name in names]
-        return KeyList(SCHEMA, str(run.path), tables, None if out is None else str(out), _text(tables))
+        summaries = [_summary(run, table) for table in tables]
+        return KeyList(SCHEMA, str(run.path), summaries, None if out is None else str(out), _text(summaries))
 
 
-def _summary(run: LoadedRun, name: str) -> TableKeys:
-    records = run.embeddings.rows.key_records(name)
-    capacity = next(table.num_embeddings for table in run.components.tables if table.name == name)
+def _summary(run: LoadedRun, table: TableConfig) -> TableKeys:
+    name, capacity, records = table.name, table.num_embeddings, run.embeddings.rows.key_records(table.name)
     ages, lookups = records["age"], int(records["lookups"].sum())
     if not len(ages):
         return TableKeys(name, 0, capacity, lookups, None, None)
@@ -83,13 +83,13 @@ def _text(tables: Sequence[TableKeys]) -> str:
     return "\n".join(aligned([header, *([name, *map(count_text, numbers)] for name, *numbers in map(astuple, tables))]))
 
 
-def _write(file: BinaryIO, run: LoadedRun, names: list[str]) -> None:
+def _write(file: BinaryIO, run: LoadedRun, tables: Sequence[TableConfig]) -> None:
     file.write((",".join(COLUMNS) + "\n").encode())
-    for name in names:
-        records = run.embeddings.rows.key_records(name)
+    for table in tables:
+        records = run.embeddings.rows.key_records(table.name)
         columns = [records[column] for column in COLUMNS[1:]]
         for first in range(0, len(columns[0]), AT_ONCE):
             text = io.StringIO()
             lines = zip(*(column[first : first + AT_ONCE].tolist() for column in columns), strict=True)
-            csv.writer(text, lineterminator="\n").writerows((name, *line) for line in lines)
+            csv.writer(text, lineterminator="\n").writerows((table.name, *line) for line in lines)
             file.write(text.getvalue().encode())
