@@ -7,7 +7,7 @@ import resource
 import shutil
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adaptive.config import TableConfig
 from adaptive.errors import ConfigError, OutputError
 from adaptive.kernels.vector.bfloat16 import BFLOAT16
 from adaptive.models import dense
@@ -130,10 +129,11 @@ def export_run(
         raise OutputError(f"expected a new folder, got {path}, which exists (--out). Choose another name")
     with load_with(Path(run_directory), settings) as run:
         _custom_file(run)
-        qualities = None if check is None else _check(run, check)
+        tables = _tables(run)
+        qualities = None if check is None else _check(run, check, tables)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_directory(path, partial(_fill, run, to, row_dtype))
+            write_directory(path, partial(_fill, run, to, row_dtype, tables))
             size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         except OSError as error:
             raise OutputError(f"{path} could not be written: {error}") from error
@@ -143,36 +143,42 @@ def export_run(
             out=str(path),
             to=to,
             row_dtype=row_dtype,
-            tables=len(run.components.tables),
-            rows=sum(_num_rows(run, table) for table in run.components.tables),
+            tables=len(tables),
+            rows=sum(table.rows for table in tables),
             export_bytes=size,
             peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             check=qualities,
         )
 
 
-def _num_rows(run: LoadedRun, table: TableConfig) -> int:
-    """Return the rows of an exported table: with keys, those that have one, and the one for other keys."""
-    return table.num_embeddings if table.keys is None else len(run.embeddings.rows.table_keys(table.name)) + 1
+def _tables(run: LoadedRun) -> list[TableFacts]:
+    """Return the exported tables; rows with keys are those that have one, and the one for other keys."""
+    store = run.embeddings.rows
+    return [
+        TableFacts(
+            table.name,
+            table.num_embeddings if table.keys is None else len(store.table_keys(table.name)) + 1,
+            table.embedding_dim,
+        )
+        for table in run.components.tables
+    ]
 
 
-def _check(run: LoadedRun, data: str) -> dict[str, FormatQuality]:
+def _check(run: LoadedRun, data: str, tables: Sequence[TableFacts]) -> dict[str, FormatQuality]:
     """Evaluate the run with its rows in each format."""
     dataset, qualities = data_of(run, data), {}
     for row_dtype in READERS:
         with torch_settings(run.config), run.embeddings.rows.read_as(as_exported(row_dtype)):
             evaluation = evaluate(run.embeddings, run.model, evaluation_batches(run, dataset))
-        table_bytes = sum(
-            _num_rows(run, table) * ROW_BYTES[row_dtype](table.embedding_dim) for table in run.components.tables
-        )
+        table_bytes = sum(table.rows * ROW_BYTES[row_dtype](table.width) for table in tables)
         qualities[row_dtype] = FormatQuality(auc=evaluation.auc, log_loss=evaluation.log_loss, table_bytes=table_bytes)
     return qualities
 
 
-def _fill(run: LoadedRun, to: str, row_dtype: str, folder: Path) -> None:
+def _fill(run: LoadedRun, to: str, row_dtype: str, tables: Sequence[TableFacts], folder: Path) -> None:
     """Write all files of the export into a folder."""
     keys = vocabularies(run)
-    facts = _facts(run, FORMATS[to], row_dtype, keys)
+    facts = _facts(run, FORMATS[to], row_dtype, tables, keys)
     _write_tensors(run, to, folder, facts)
     _write_item_vectors(run, to, folder)
     (folder / "ids").mkdir()
@@ -203,8 +209,8 @@ def _write_item_vectors(run: LoadedRun, to: str, folder: Path) -> None:
 def _write_tensors(run: LoadedRun, to: str, folder: Path, facts: ExportFacts) -> None:
     """Write tables, with the names of `scoring.Model`, and the dense part."""
     tables: dict[str, Blocks] = {}
-    for number, table in enumerate(run.components.tables):
-        shape, blocks = (_num_rows(run, table), table.embedding_dim), partial(_table, run, table.name)
+    for number, table in enumerate(facts.tables):
+        shape, blocks = (table.rows, table.width), partial(_table, run, table.name)
         tables |= table_tensors(facts.row_dtype, number, shape, blocks)
     if to == "onnx":
         if getattr(run.model, "takes_sequences", False):
@@ -275,15 +281,16 @@ def _model_facts(run: LoadedRun) -> Mapping[str, Any]:
     return {"name": "custom", **code, **shared, "settings": settings}
 
 
-def _facts(run: LoadedRun, tensors: str, row_dtype: str, keys: Mapping[str, NDArray[np.int64]]) -> ExportFacts:
-    tables = run.components.tables
+def _facts(
+    run: LoadedRun, tensors: str, row_dtype: str, tables: Sequence[TableFacts], keys: Mapping[str, NDArray[np.int64]]
+) -> ExportFacts:
     return ExportFacts(
         format=FORMAT,
         version=VERSION,
         run={"folder": run.path.absolute().name, "steps": run.steps, "data": run.record["config"]["data"]},
         tensors=tensors,
         row_dtype=row_dtype,
-        tables=[TableFacts(table.name, _num_rows(run, table), table.embedding_dim) for table in tables],
+        tables=tables,
         features=feature_facts(run, keys, {table.name: number for number, table in enumerate(tables)}),
         dense=dense_facts(run),
         ignored=ignored_names(run),
