@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.formulas import WIDTH, arguments, assert_is_formula, mlp, shift_weights
 from torch import Tensor, nn
 
 from adaptive.errors import ConfigError
@@ -12,7 +13,7 @@ from adaptive.models.dense.base import Inputs
 from adaptive.models.factory import make_model, model_config
 from adaptive.models.model_settings import DINConfig, HSTUConfig
 
-WIDTH, SAMPLES, STEPS = 4, 5, 4
+STEPS = 4
 INPUTS = Inputs(tuple(table for table in ("user", "item") for _ in range(STEPS)), 2 * STEPS, steps=STEPS)
 
 
@@ -20,23 +21,8 @@ def make(name: str, **settings: Any) -> SequenceModel:
     config = model_config(name, {"embedding_dim": WIDTH, "deep_mlp": (6,), **settings}, INPUTS)
     model = make_model(name, config, INPUTS, seed=0)
     assert isinstance(model, SequenceModel)
-    with torch.no_grad():
-        for weight in model.double().parameters():
-            weight += 0.1  # those that begin at 0 count, too
+    shift_weights(model)
     return model
-
-
-def arguments() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    dense = torch.randn(SAMPLES, INPUTS.num_dense, generator=generator)
-    return dense.double(), torch.randn(SAMPLES, INPUTS.num_features, WIDTH, generator=generator).double()
-
-
-def mlp(layers: nn.Sequential, values: Tensor) -> Tensor:
-    """Of one vector (n,)."""
-    for layer in layers:
-        values = layer.weight @ values + layer.bias if isinstance(layer, nn.Linear) else values.clamp(min=0)
-    return values
 
 
 def din_by_hand(model: DIN, vectors: Tensor, histories: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -92,26 +78,13 @@ def hstu_by_hand(model: HSTU, vectors: Tensor, histories: list[Tensor]) -> tuple
 def test_logits_and_gradients_are_those_of_the_formula(name: str, settings: dict[str, Any], by_hand: Any) -> None:
     model = make(name, **settings)
 
-    def slow(dense: Tensor, pooled: Tensor) -> Tensor:
-        logits = []
-        for inputs, features in zip(dense, pooled, strict=True):
-            steps = features.view(2, STEPS, WIDTH)
-            attended, candidates = by_hand(model, steps[:, -1], [table[:-1] for table in steps])
-            products = [part * candidate for part, candidate in zip(attended, candidates, strict=True)]
-            logits.append(mlp(model.deep, torch.cat([inputs, *steps[:, -1], *attended, *products]))[0])
-        return torch.stack(logits)
+    def sample_by_hand(dense: Tensor, vectors: Tensor) -> Tensor:
+        steps = vectors.view(2, STEPS, WIDTH)
+        attended, candidates = by_hand(model, steps[:, -1], [table[:-1] for table in steps])
+        products = [part * candidate for part, candidate in zip(attended, candidates, strict=True)]
+        return mlp(model.deep, torch.cat([dense, *steps[:, -1], *attended, *products]))[0]
 
-    actual: list[list[Tensor]] = []
-    for forward in (model, slow):
-        dense, pooled = (tensor.requires_grad_() for tensor in arguments())
-        model.zero_grad()
-        logits = forward(dense, pooled)
-        logits.square().sum().backward()
-        gradients = [weight.grad for weight in model.parameters()]
-        assert dense.grad is not None and pooled.grad is not None and None not in gradients
-        actual.append([logits.detach(), dense.grad, pooled.grad, *(g.clone() for g in gradients if g is not None)])
-    for ours, hands in zip(*actual, strict=True):
-        torch.testing.assert_close(ours, hands, rtol=1e-9, atol=1e-11)
+    assert_is_formula(model, sample_by_hand, INPUTS)
 
 
 @pytest.mark.parametrize("name", ["din", "hstu"])
@@ -126,7 +99,7 @@ def test_weights_follow_from_the_seed_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["din", "hstu"])
 def test_bf16_rounds_products_and_returns_float32(name: str) -> None:
-    dense, pooled = (tensor.float() for tensor in arguments())
+    dense, pooled = (tensor.float() for tensor in arguments(INPUTS))
     exact, rounded = (make(name, bf16=bf16).float()(dense, pooled) for bf16 in (False, True))
     assert rounded.dtype == torch.float32 and not torch.equal(rounded, exact)
     torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05)
@@ -134,7 +107,7 @@ def test_bf16_rounds_products_and_returns_float32(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["din", "hstu"])
 def test_wrong_shapes_are_refused(name: str) -> None:
-    dense, pooled = (tensor.float() for tensor in arguments())
+    dense, pooled = (tensor.float() for tensor in arguments(INPUTS))
     with pytest.raises(ValueError, match=r"expected dense \(5, 8\) and pooled \(5, 8, 4\), got \(5, 8\) and \(5, 7, 4"):
         make(name).float()(dense, pooled[:, 1:])
 

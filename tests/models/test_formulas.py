@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from support.formulas import WIDTH, arguments, assert_is_formula, mlp, shift_weights
+from torch import Tensor
 
 from adaptive.errors import ConfigError
 from adaptive.models.dense.base import CheckedModel, Inputs
@@ -19,7 +20,6 @@ from adaptive.models.model_settings import OPTIONS, DCNConfig, DeepFMConfig, Mul
 INPUTS = Inputs(
     tables=("user", "item", "item", "site"), num_dense=2, dense_names=("age", "price"), labels=("click", "buy", "like")
 )
-WIDTH, SAMPLES = 4, 5
 SETTINGS: dict[str, dict[str, Any]] = {
     "dcn": {"deep_mlp": (6, 3)},
     "deepfm": {"deep_mlp": (6,)},
@@ -29,36 +29,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def arguments(inputs: Inputs = INPUTS, samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    dense = torch.randn(samples, inputs.num_dense, generator=generator)
-    return dense.double(), torch.randn(samples, inputs.num_features, WIDTH, generator=generator).double()
-
-
-def mlp(layers: nn.Sequential, values: Tensor) -> Tensor:
-    """Of one sample (n,)."""
-    for layer in layers:
-        values = layer.weight @ values + layer.bias if isinstance(layer, nn.Linear) else values.clamp(min=0)
-    return values
-
-
-def each(model: CheckedModel, by_hand: Any) -> None:
-    """Logits and all gradients are those of the formula `by_hand(dense (n,), vectors (F, D))` of one sample."""
-    model.double()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight += 0.1  # those that begin at 0 count, too
-    actual: list[list[Tensor]] = []
-    for forward in (model, lambda d, p: torch.stack([by_hand(*one) for one in zip(d, p, strict=True)])):
-        dense, pooled = (tensor.requires_grad_() for tensor in arguments())
-        model.zero_grad()
-        logits = forward(dense, pooled)
-        logits.square().sum().backward()
-        grads = [weight.grad for weight in model.parameters()]
-        actual.append([logits.detach(), *(g.clone() for g in (dense.grad, pooled.grad, *grads) if g is not None)])
-    assert len(actual[0]) == len(actual[1]) == 3 + len(list(model.parameters()))
-    for ours, hands in zip(*actual, strict=True):
-        torch.testing.assert_close(ours, hands, rtol=1e-9, atol=1e-11)
+def check(model: CheckedModel, by_hand: Any) -> None:
+    shift_weights(model)
+    assert_is_formula(model, by_hand, INPUTS)
 
 
 @pytest.mark.parametrize("rank", [None, 1, 3])
@@ -75,7 +48,7 @@ def test_dcn_is_the_paper_s(rank: int | None, depth: int) -> None:
         joined = torch.cat([crossed, mlp(model.deep, first)])
         return (model.last.weight @ joined + model.last.bias)[0]
 
-    each(model, by_hand)
+    check(model, by_hand)
     assert rank is None or model.cross[0].up.weight.shape == (18, rank)
 
 
@@ -89,7 +62,7 @@ def test_the_pairs_of_deepfm_are_the_pairwise_sum() -> None:
         first = model.bias + vectors[:, 0].sum() + torch.dot(dense, model.dense_weights)
         return first + pairs + mlp(model.deep, torch.cat([dense, *vectors[:, 1:]]))[0]
 
-    each(model, by_hand)
+    check(model, by_hand)
 
 
 @pytest.mark.parametrize("unit", [False, True])
@@ -103,7 +76,7 @@ def test_two_towers_meet_in_a_dot_product(unit: bool) -> None:
         length = math.sqrt(float(user.detach() @ user.detach())) if not unit else user.norm() * item.norm()
         return user @ item / (length if unit else 1) / 0.5 + model.bias
 
-    each(model, by_hand)
+    check(model, by_hand)
 
 
 @pytest.mark.parametrize("sharing", ["bottom", "mmoe"])
@@ -124,7 +97,7 @@ def test_labels_share_a_bottom_or_mix_experts(sharing: str) -> None:
             logits.append(mlp(head, mixed)[0])
         return torch.stack(logits)
 
-    each(model, by_hand)
+    check(model, by_hand)
     assert len(model.shared) == (3 if sharing == "mmoe" else 1)
 
 
@@ -145,7 +118,7 @@ def test_weights_follow_from_the_seed_alone(name: str) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_wrong_shapes_are_refused(name: str) -> None:
     model = make_model(name, model_config(name, {"embedding_dim": WIDTH, **SETTINGS[name]}, INPUTS), INPUTS, seed=0)
-    dense, pooled = (tensor.float() for tensor in arguments())
+    dense, pooled = (tensor.float() for tensor in arguments(INPUTS))
     assert model(dense, pooled).shape == ((5, 3) if name == "multi-task" else (5,))
     with pytest.raises(
         ValueError, match=r"expected dense \(5, 2\) and pooled \(5, 4, 4\), got \(5, 2\) and \(5, 4, 3\)"
@@ -159,7 +132,7 @@ def test_vectors_are_normalised(name: str, kind: str) -> None:
     """So large vectors come out as small ones do."""
     config = model_config(name, {"embedding_dim": WIDTH, **SETTINGS[name], "feature_norm": kind}, INPUTS)
     model = make_model(name, config, INPUTS, seed=0)
-    dense, pooled = (tensor.float() for tensor in arguments())
+    dense, pooled = (tensor.float() for tensor in arguments(INPUTS))
     torch.testing.assert_close(model(dense, pooled), model(dense, pooled * 1000), rtol=1e-3, atol=1e-3)
 
 
@@ -168,7 +141,7 @@ def test_tables_of_other_widths_pass_their_matrix(name: str) -> None:
     settings = {"embedding_dim": WIDTH, **SETTINGS[name]}
     model = make_model(name, model_config(name, {**settings, "widths": {"item": 3, "site": 4}}, INPUTS), INPUTS, seed=0)
     plain = make_model(name, model_config(name, settings, INPUTS), INPUTS, seed=0)
-    dense, pooled = (tensor.float() for tensor in arguments())
+    dense, pooled = (tensor.float() for tensor in arguments(INPUTS))
     (matrix,) = model.matrices.values()
     assert matrix.shape == (WIDTH, 3)
     narrow = pooled[:, 1:3, :3]
@@ -184,7 +157,7 @@ def test_bf16_rounds_matrix_products_and_gives_float32(name: str) -> None:
         make_model(name, model_config(name, {**settings, "bf16": bf16}, INPUTS), INPUTS, seed=0)
         for bf16 in (False, True)
     )
-    dense, pooled = (tensor.float() for tensor in arguments())
+    dense, pooled = (tensor.float() for tensor in arguments(INPUTS))
     pooled.requires_grad_()
     logits = rounded(dense, pooled)
     logits.sum().backward()
