@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
 from support.builders import assert_same_batches
 
 from adaptive.batch import concatenate
@@ -65,10 +66,7 @@ def test_hashed_ids_are_those_of_a_file() -> None:
     keys, rows = ids_of(stream(), 2), ids_of(stream(keys=None), 2)
     assert rows.min() >= 0 and rows.max() < 100
     for key, row in zip(keys[:50].tolist(), rows.tolist(), strict=False):  # docs/how-to/data.md, "Rows of ids"
-        mixed = key % 2**64
-        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
-        assert row == (mixed ^ mixed >> 31) * 100 >> 64
+        assert row == reference.mix(key % reference.WORD) * 100 >> 64
 
 
 def test_labels_depend_on_the_ids_before_they_are_hashed() -> None:
