@@ -475,7 +475,7 @@ class KeyBook:
         self.sweeps: list[tuple[int, float]] = []
 
     def look_up(self, number: int, keys: Sequence[int], time: float = 0) -> list[int]:
-        """The row of each look-up of batch `number`."""
+        """The row of each lookup of batch `number`."""
         self._expire(number)
         self.clock = max(self.clock, time)
         distinct = list(dict.fromkeys(keys))

@@ -75,12 +75,12 @@ def test_kept_and_dropped_inputs_are_counted(sizes: list[int], seed: int) -> Non
     """Inputs that fill no batch at the end are dropped, unless no batch was full."""
     random, rule = np.random.default_rng(seed), Drop()
     refill = KeptInputs(rule)
-    found = [batch for size in sizes for batch in refill.add(numbered(0, size), random.random(size) < 0.6)]
+    full = [batch for size in sizes for batch in refill.add(numbered(0, size), random.random(size) < 0.6)]
     before = rule.dropped_inputs
     rest = [*refill.rest()]
-    assert not (found and rest) and rule.seen_inputs == sum(sizes)
-    assert rule.seen_inputs - rule.dropped_inputs == sum(batch.num_samples for batch in [*found, *rest])
-    assert found or rule.dropped_inputs == before
+    assert not (full and rest) and rule.seen_inputs == sum(sizes)
+    assert rule.seen_inputs - rule.dropped_inputs == sum(batch.num_samples for batch in [*full, *rest])
+    assert full or rule.dropped_inputs == before
 
 
 def test_values_by_row() -> None:

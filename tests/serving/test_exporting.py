@@ -92,8 +92,8 @@ def test_fewer_bytes_give_the_logits_of_their_rows(tmp_path: Path, to: str, row_
     stored = sum(tensor.nbytes for name, tensor in state.items() if name.startswith("tables."))
     assert stored == result.check[row_dtype]["table_bytes"]
     with load_run(run) as loaded, loaded.embeddings.rows.read_as(as_exported(row_dtype)):
-        expected, found = logits_of(loaded, Path("served"))
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+        expected, logits = logits_of(loaded, Path("served"))
+    np.testing.assert_allclose(logits, expected, atol=1e-6)
     with load_run(run) as loaded:
         exact, _ = logits_of(loaded, Path("served"))
     assert not np.array_equal(exact, expected)

@@ -186,13 +186,13 @@ def test_tables_of_a_group_have_their_own_keys() -> None:
     rules = [{"name": "a", "admit": 2}, {"name": "b"}, {"name": "c", "num_embeddings": 1}]
     (group,) = make_groups([TableConfig.model_validate(settings | each) for each in rules], 0)
     keys, last_access = GroupKeys(group), np.zeros(group.num_rows, np.int32)
-    found = []
+    rows = []
     for number in range(2):
         batch = Batch.of(a=[3, 4], b=[3, 4], c=[3, 4], labels=[1.0, 0.0])
         lookups, changes = keys.prepare(DistinctFinder(group).find_lookups(batch), batch, number, last_access)
-        found.append(lookups.distinct.rows[lookups.distinct.inverse].tolist())
+        rows.append(lookups.distinct.rows[lookups.distinct.inverse].tolist())
         assert changes.tally[:, Counter.UNADMITTED_LOOKUPS].tolist() == [[2, 0, 1], [0, 0, 1]][number]
-    assert found == [[0, 0, 7, 8, 13, 12], [1, 2, 7, 8, 13, 12]]
+    assert rows == [[0, 0, 7, 8, 13, 12], [1, 2, 7, 8, 13, 12]]
     assert keys.books.num_live.tolist() == [2, 2, 1]
 
 
@@ -260,9 +260,9 @@ def test_removal_leaves_the_others_in_reach(keys: list[int], data: st.DataObject
             use(kernels.hash_keys)(array, secret, hashes)
             use(kernels.insert_rows)(hashes, rows, places)
             use(kernels.remove_rows)(hashes[leaving - 1], leaving, places)
-            found, absent = np.empty((2, len(keys)), np.int64)
-            count = use(kernels.find_keys)(array, *of_table, hashes, places, row_keys, found, absent)
-        assert found.tolist() == [0 if row in set(leaving.tolist()) else row for row in rows.tolist()]
-        assert absent[:count].tolist() == np.flatnonzero(found == 0).tolist()
+            rows_of_keys, absent = np.empty((2, len(keys)), np.int64)
+            count = use(kernels.find_keys)(array, *of_table, hashes, places, row_keys, rows_of_keys, absent)
+        assert rows_of_keys.tolist() == [0 if row in set(leaving.tolist()) else row for row in rows.tolist()]
+        assert absent[:count].tolist() == np.flatnonzero(rows_of_keys == 0).tolist()
         results.append(places.tolist())
     assert results[0] == results[1]
