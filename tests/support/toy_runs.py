@@ -69,21 +69,29 @@ def parts_of(*, labels: tuple[str, ...] = (), **changed: Any) -> tuple[Component
 
 def everything(parts: Components) -> dict[str, NDArray[Any]]:
     """All weights and all optimizer state, wherever rows lie."""
-    values = {table.name: parts.embeddings.rows.table_weights(table.name) for table in parts.tables}
-    saved = parts.embeddings.rows.state_arrays()
+    values, saved = all_weights(parts), parts.embeddings.rows.state_arrays()
     values["row state"] = np.zeros((sum(SIZES.values()), saved["rows0.state"].shape[1]), np.float32)
     values["row state"][saved["rows0.changed"]] = saved["rows0.state"]
     return values | {name: value for name, value in state(parts).items() if not name.startswith(("rows", "next"))}
 
 
+def all_weights(parts: Components) -> dict[str, NDArray[Any]]:
+    """All tables, and the model's parameters and buffers."""
+    tables = {table.name: parts.embeddings.rows.table_weights(table.name) for table in parts.tables}
+    return tables | dense_weights(parts)
+
+
+def dense_weights(parts: Components) -> dict[str, NDArray[Any]]:
+    return {f"dense {name}": value.numpy().copy() for name, value in parts.model.state_dict().items()}
+
+
 def state(parts: Components) -> dict[str, NDArray[Any]]:
-    dense = {f"dense {name}": value.numpy().copy() for name, value in parts.model.state_dict().items()}
     optimizer = {
         f"optimizer {number} {name}": value.numpy().copy()
         for number, values in parts.optimizer.state_dict()["state"].items()
         for name, value in values.items()
     }
-    return {**parts.embeddings.rows.state_arrays(), **dense, **optimizer}
+    return {**parts.embeddings.rows.state_arrays(), **dense_weights(parts), **optimizer}
 
 
 def assert_equal(found: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from support.thread_ranks import on_ranks
-from support.toy_runs import assert_equal, state
+from support.toy_runs import all_weights, assert_equal
 from support.two_tower_twin import Twin
 from support.two_tower_twin import train as train_twin
 
@@ -164,8 +164,7 @@ def test_bits_depend_on_neither_placement_nor_depth() -> None:
         parts = build(config_of(policy=policy, tier={"device_rows": rows}), SHAPE)
         with parts.embeddings:
             Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches_of(pairs_of()), depth=depth)
-            dense = {name: value for name, value in state(parts).items() if name.startswith("dense")}
-            return dense | {table.name: parts.embeddings.rows.table_weights(table.name) for table in parts.tables}
+            return all_weights(parts)
 
     expected = trained("lru", 0, "100%")
     assert expected["dense item_counts"].sum() == 12 * 32

@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from support.thread_ranks import on_ranks
-from support.toy_runs import assert_equal, state
+from support.toy_runs import all_weights, assert_equal
 from torch import nn
 
 from adaptive.batch import Batch
@@ -20,7 +20,7 @@ from adaptive.models.dense.attention import SampleVectors, SequenceModel
 from adaptive.serving import scoring
 from adaptive.serving.exporting import export_run
 from adaptive.serving.predicting import predict_run
-from adaptive.training.components import Components, build
+from adaptive.training.components import build
 from adaptive.training.evaluation import predict, vectors_of
 from adaptive.training.runs.loading import evaluate_run, load_run
 from adaptive.training.runs.resuming import resume_run
@@ -63,17 +63,11 @@ def make_batches(count: int = 10) -> list[Batch]:
     return [*batches, make_batch(rng, np.zeros(24, np.int64)), make_batch(rng, np.full(1, 3))]
 
 
-def values_of(parts: Components) -> dict[str, NDArray[Any]]:
-    """All weights, dense state and tables."""
-    dense = {name: value for name, value in state(parts).items() if name.startswith("dense")}
-    return dense | {table.name: parts.embeddings.rows.table_weights(table.name) for table in parts.tables}
-
-
 def trained(model: str, *, depth: int = 2, ranks: Ranks = ALONE, **changed: Any) -> dict[str, NDArray[Any]]:
     parts = build(config_of(model, **changed), SHAPE, ranks=ranks)
     with parts.embeddings:
         Trainer(parts.embeddings, parts.model, parts.optimizer).train(make_batches(), depth=depth)
-        return values_of(parts)
+        return all_weights(parts)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -187,13 +181,13 @@ def test_nan_changes_nothing_and_is_explained(model: str) -> None:
         trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
         (good, *_) = make_batches(1)
         trainer.train([good])
-        before = values_of(parts)
+        before = all_weights(parts)
         dense = good.dense.copy()
         dense[7, 1] = np.nan
         bad = Batch(dense=dense, ids=good.ids, offsets=good.offsets, labels=good.labels)
         with pytest.raises(NonFiniteError, match=r"step 2: the loss is nan; not finite: dense input 1; 1 of 24"):
             trainer.train([bad])
-        assert_equal(values_of(parts), before)
+        assert_equal(all_weights(parts), before)
         parts.embeddings.rows.load_table("kind", np.full((9, 4), np.nan, np.float32))
         with pytest.raises(NonFiniteError, match="embedding vectors"):
             trainer.train([good])
