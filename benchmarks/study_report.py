@@ -17,7 +17,7 @@ from adaptive.studies.compare.verdicts import judge
 from adaptive.training.telemetry.formatting import percent_text
 from benchmarks.study_cells import Block, Setting, blocks
 from benchmarks.study_runs import Run, Runs
-from benchmarks.study_verdicts import calibration_of, changes_of, outcomes, speed_of
+from benchmarks.study_verdicts import Pairs, calibration_of, changes_of, outcomes, pairs_of, speed_of
 
 DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs/explanation/skipping.md"
 BUDGET: Final = 0.0005
@@ -73,27 +73,28 @@ def _line(setting: Setting, facts: Facts) -> Cells:
 def verdict_table(block: Block, runs: Runs) -> str:
     """A line for each setting and way, with tests against the block's bar and its time next to the control's."""
     assert block.bar is not None
-    facts = [(setting, facts) for setting in block.settings for facts in judged(block, setting, runs)]
+    ways = [
+        (setting, facts, pairs_of(block, setting, facts["policy"], runs))
+        for setting in block.settings
+        for facts in judged(block, setting, runs)
+    ]
+    tested = [[] if facts["policy"] == "off" else pairs for _, facts, pairs in ways]
     by_score = {}
     for score, sign in (("auc", 1), ("log_loss", -1)):
-        changes = [[sign * change for change in changes_of(block, setting, way, score, runs)] for setting, way in facts]
+        changes = [[sign * change for change in changes_of(pairs, score)] for pairs in tested]
         by_score[score] = outcomes(changes, block.bar)
     head = ["data", "way", "inputs", "updates", "AUC", "change of AUC [95%]", f"within {block.bar:g}", "log loss"]
     head += [f"within {block.bar:g}", "calibration", "time to AUC", "data per second", "seeds"]
     lines = [
-        _tested_line(
-            setting, way, auc, loss, calibration_of(block, setting, way, runs), speed_of(block, setting, way, runs)
-        )
-        for (setting, way), auc, loss in zip(facts, by_score["auc"], by_score["log_loss"], strict=True)
+        _tested_line(*way, auc, loss)
+        for way, auc, loss in zip(ways, by_score["auc"], by_score["log_loss"], strict=True)
     ]
     return markdown([head, *lines]) if lines else ""
 
 
-def _tested_line(
-    setting: Setting, facts: Facts, auc: str, loss: str, calibration: float | None, speed: float | None
-) -> Cells:
+def _tested_line(setting: Setting, facts: Facts, pairs: Pairs, auc: str, loss: str) -> Cells:
     is_control, to_auc = facts["policy"] == "off", facts["to_auc"] or {}
-    ratio = to_auc.get("cpu_seconds_ratio")
+    ratio, calibration, speed = to_auc.get("cpu_seconds_ratio"), calibration_of(pairs), speed_of(pairs)
     return [
         setting.name,
         facts["policy"],

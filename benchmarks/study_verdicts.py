@@ -18,6 +18,8 @@ from adaptive.storage.durable import write_atomic
 from benchmarks.study_cells import Block, Setting
 from benchmarks.study_runs import Run, Runs
 
+Pairs = list[tuple[Run, Run]]  # of one way: its run and the control's, seed by seed
+
 LEVEL: Final = 0.05
 PUBLISHED: Final = ("auc", "log_loss", "calibration", "skipped_input_share", "skipped_update_share")
 
@@ -55,26 +57,28 @@ def _loss_probability(differences: Sequence[float], bar: float) -> float:
 # --- numbers of single runs ----------------------------------------------------------------------------------------
 
 
-def changes_of(block: Block, setting: Setting, facts: dict[str, object], score: str, runs: Runs) -> list[float]:
-    """Return the difference of a score to the control, seed by seed; empty for the control."""
-    pairs = [] if facts["policy"] == "off" else _pairs(block, setting, str(facts["policy"]), runs)
+def pairs_of(block: Block, setting: Setting, label: str, runs: Runs) -> Pairs:
+    """Return the runs of a way with the control's of the same seed, without those that failed."""
+    by_key = {run.key: run for run in runs if not run.error}
+    seeds = range(block.first_seed, block.first_seed + block.seeds)
+    pairs = ((by_key.get((setting.name, label, seed)), by_key.get((setting.name, "off", seed))) for seed in seeds)
+    return [(run, control) for run, control in pairs if run and control]
+
+
+def changes_of(pairs: Pairs, score: str) -> list[float]:
+    """Return the difference of a score to the control, seed by seed."""
     return [run.summary[score] - control.summary[score] for run, control in pairs]
 
 
-def calibration_of(block: Block, setting: Setting, facts: dict[str, object], runs: Runs) -> float | None:
+def calibration_of(pairs: Pairs) -> float | None:
     """Return the mean of predictions over labels."""
-    runs_of_way = (run for run, _ in _pairs(block, setting, str(facts["policy"]), runs))
-    values = [value for run in runs_of_way if (value := run.summary.get("calibration")) is not None]
+    values = [value for run, _ in pairs if (value := run.summary.get("calibration")) is not None]
     return statistics.fmean(values) if values else None
 
 
-def speed_of(block: Block, setting: Setting, facts: dict[str, object], runs: Runs) -> float | None:
+def speed_of(pairs: Pairs) -> float | None:
     """Return samples read per second of processor time over the control's: the median over seeds."""
-    ratios = [
-        rate / other
-        for run, control in _pairs(block, setting, str(facts["policy"]), runs)
-        if (rate := _rate(run)) and (other := _rate(control))
-    ]
+    ratios = [rate / other for run, control in pairs if (rate := _rate(run)) and (other := _rate(control))]
     return statistics.median(ratios) if ratios else None
 
 
@@ -86,14 +90,6 @@ def _rate(run: Run) -> float | None:
     first = works[0] if len(works) > 1 else {"cpu_seconds": 0.0, "samples_read": 0}
     seconds = works[-1]["cpu_seconds"] - first["cpu_seconds"]
     return float((works[-1]["samples_read"] - first["samples_read"]) / seconds) if seconds else None
-
-
-def _pairs(block: Block, setting: Setting, label: str, runs: Runs) -> list[tuple[Run, Run]]:
-    """Return the runs of a way with the control's of the same seed, without those that failed."""
-    by_key = {run.key: run for run in runs if not run.error}
-    seeds = range(block.first_seed, block.first_seed + block.seeds)
-    pairs = ((by_key.get((setting.name, label, seed)), by_key.get((setting.name, "off", seed))) for seed in seeds)
-    return [(run, control) for run, control in pairs if run and control]
 
 
 def publish(runs: Iterable[Run], path: Path) -> None:
