@@ -6,7 +6,7 @@ A ratio is the time of float32 over that of bfloat16. Both start from the same v
 by rounding only.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -87,10 +87,8 @@ def bench_case(case: Case, settings: Settings) -> Report:
 
 def bench_turns(case: Case, settings: Settings, variants: dict[str, Ours]) -> Report:
     """Whole steps under small MLPs, in turns from an empty look-ahead until the last batch is trained."""
-    report, wholes = Report(), {}
-    tables = kaggle_tables(settings.rows, case.dim)
-    for dtype, variant in variants.items():
-        wholes[dtype] = our_model(dtype, variant, replace(case), small=True)
+    report, tables = Report(), kaggle_tables(settings.rows, case.dim)
+    wholes = {dtype: our_model(dtype, variant, case, small=True) for dtype, variant in variants.items()}
     times: harness.Times = {dtype: [] for dtype in wholes}
     for number in range(settings.turn_rounds + 1):
         batches = make_batches(tables, settings.turn_steps, case.batch, mean_hot=case.mean_hot, seed=100 + number)

@@ -117,12 +117,13 @@ FRESH: Final = 100  # first seed: none below has tuned anything
 _RMC2: Final = {"embedding_dim": 16, "bottom_mlp": "512-256-64-16", "top_mlp": "512-256-1"}
 
 
-def at_rate(kind: str, rate: float, *, samples: int = 1_500_000, batch: int = 512, **config: Any) -> Setting:
+def at_rate(
+    kind: str, rate: float, *, samples: int = 1_500_000, batch: int = 512, name: str = "", **config: Any
+) -> Setting:
     """A stream with few positives, evaluated six times on the way."""
     every = max(samples * config.get("epochs", 1) // batch // 6, 1)
     usual = {"batch_size": batch, "model_options": _SMALL, "eval_every": every}
-    name = f", {100 * rate:g}%{config.pop('name', '')}"
-    return stream(kind, samples, evaluated=100_000, name=name, rate=rate, **usual | config)
+    return stream(kind, samples, evaluated=100_000, name=f", {100 * rate:g}%{name}", rate=rate, **usual | config)
 
 
 def controls(samples: int = 1_500_000, batch: int = 512, rows: str = "rowwise_adagrad") -> tuple[Way, ...]:
@@ -144,7 +145,7 @@ def time_blocks() -> tuple[Block, ...]:
     rules = (PREDICTED, SLIPSTREAM, VISITS)
     few = tuple(at_rate(kind, rate) for rate in RATES for kind in PLAIN)
     wide = tuple(at_rate("easy", rate, batch=2048, model_options=_RMC2, name=", RMC2") for rate in RATES[1:])
-    other = tuple(at_rate("easy", 0.03, name=f", {name}", optimizer=ROW_OPTIMIZERS[name]) for name in ("adam",))
+    adam = at_rate("easy", 0.03, name=", adam", optimizer=ROW_OPTIMIZERS["adam"])
     longer = at_rate("easy", 0.03, samples=500_000, epochs=3, name=", three epochs")
     skewed = tuple(at_rate("skewed", rate) for rate in RATES[1:])
     fresh: dict[str, Any] = {"first_seed": FRESH, "bar": 0.0003}
@@ -153,7 +154,7 @@ def time_blocks() -> tuple[Block, ...]:
         Block("rates-others", few, (OFF, *controls()[2:], SLIPSTREAM, VISITS), seeds=5, **fresh),
         Block("rates-rmc2", wide, (*controls(batch=2048)[:3], PREDICTED), seeds=3, **fresh),
         Block("rates-sets", LARGE, (*controls()[:2], *rules), seeds=5, **fresh | {"bar": 0.0005}),
-        Block("rates-adam", other, (*controls(rows="adam")[:2], PREDICTED, VISITS), seeds=3, **fresh),
+        Block("rates-adam", (adam,), (*controls(rows="adam")[:2], PREDICTED, VISITS), seeds=3, **fresh),
         Block("rates-epochs", (longer,), (*controls()[:2], PREDICTED), seeds=5, **fresh),
         Block("rates-skewed", skewed, (*controls()[:2], *rules, INPUTS), seeds=5, **fresh),
     )
