@@ -8,7 +8,7 @@ Letters: B samples, F features, N look-ups, V vectors, U distinct rows, D width 
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -52,11 +52,16 @@ def initial_row(key: int, index: int, dim: int, bound: float) -> Floats:
     return f32(bound) * units
 
 
-def initial_table(table: TableConfig, seed: int) -> Floats:
-    """(num_embeddings, D)"""
+def initial_rows(table: TableConfig, seed: int, indices: Iterable[int]) -> list[Floats]:
+    """(D,) for each index, in float32."""
     bound = 1 / math.sqrt(table.num_embeddings) if table.init_bound is None else table.init_bound
     key = table_key(table.name, seed)
-    rows = [initial_row(key, index, table.embedding_dim, bound) for index in range(table.num_embeddings)]
+    return [initial_row(key, index, table.embedding_dim, bound) for index in indices]
+
+
+def initial_table(table: TableConfig, seed: int) -> Floats:
+    """(num_embeddings, D)"""
+    rows = initial_rows(table, seed, range(table.num_embeddings))
     return np.stack(rows if table.dtype == "float32" else [as_bfloat16(row) for row in rows])
 
 
@@ -519,13 +524,8 @@ class KeyBook:
 
     def initial(self, seed: int) -> Floats:
         """(rows, D) initial values of all rows ever."""
-        table = self.table
-        bound = 1 / math.sqrt(table.num_embeddings) if table.init_bound is None else table.init_bound
-        seed_of_table = table_key(table.name, seed)
-        rows = [
-            initial_row(seed_of_table, (key + 2**63) % WORD, table.embedding_dim, bound) for key in self.row_keys[1:]
-        ]
-        return np.stack([np.zeros(table.embedding_dim, f32), *rows])
+        rows = initial_rows(self.table, seed, ((key + 2**63) % WORD for key in self.row_keys[1:]))
+        return np.stack([np.zeros(self.table.embedding_dim, f32), *rows])
 
 
 def count_in_sketch(cells: list[list[int]], places: Sequence[int], count: int) -> int:
