@@ -24,8 +24,7 @@ import numba
 import numpy as np
 from numba import types
 from numba.core import cgutils
-from numba.core.typing.templates import AbstractTemplate, infer_global
-from numba.core.typing.templates import signature as typing_signature
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import lower_builtin
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -137,6 +136,24 @@ def kernel(
     return compile_
 
 
+def callable_in_kernels(function: Callable[..., Any], returned: Any = types.void, arguments: Any = None) -> None:
+    """Let kernels call `function`; `lower_builtin` generates its code.
+
+    An intrinsic or overload of numba would need a fixed number of arguments.
+
+    Args:
+        arguments: the types of its arguments; a call with others does not compile. None: any.
+    """
+
+    class Typed(AbstractTemplate):
+        key = function
+
+        def generic(self, passed: Any, keywords: Any) -> Any:
+            return signature(returned, *passed) if arguments is None or passed == arguments else None
+
+    infer_global(function, types.Function(Typed))
+
+
 class Outlined:
     """A kernel that other kernels call by its address, so that they do not contain it.
 
@@ -165,13 +182,7 @@ class Outlined:
         def call(address: int, *values: Any) -> None:
             compiled.py_func(*values)
 
-        class Typed(AbstractTemplate):
-            key = call
-
-            def generic(self, arguments: Any, keywords: Any) -> Any:
-                return typing_signature(types.void, types.int64, *kinds) if arguments[1:] == kinds else None
-
-        infer_global(call, types.Function(Typed))
+        callable_in_kernels(call, arguments=(types.int64, *kinds))
 
         @lower_builtin(call, types.VarArg(types.Any))
         def lowered(context: Any, builder: Any, typed: Any, values: Any) -> Any:

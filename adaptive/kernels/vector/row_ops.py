@@ -26,9 +26,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, overload
 
+from adaptive.kernels.jit import callable_in_kernels
 from adaptive.kernels.scratch import LINE, LINE_BYTES
 from adaptive.kernels.vector.bfloat16 import BFLOAT16, I16, narrow, narrow_lanes, widen, widen_lanes
 
@@ -83,21 +83,6 @@ def _prefetch_item(items: Any, item: Any) -> Any:
 
 BLOCKS = (4 * LINE, LINE, 4, 1)  # columns that are processed together, as long as so many are left
 FLOAT, INT64 = ir.FloatType(), ir.IntType(64)
-
-
-def callable_in_kernels(function: Callable[..., Any], returned: Any = types.void) -> None:
-    """Let kernels call `function` with any arguments; `lower_builtin` generates its code.
-
-    An intrinsic or overload of numba would need a fixed number of arguments.
-    """
-
-    class Typed(AbstractTemplate):
-        key = function
-
-        def generic(self, arguments: Any, keywords: Any) -> Any:
-            return signature(returned, *arguments)
-
-    infer_global(function, types.Function(Typed))
 
 
 def row_place(context: Any, builder: Any, kind: Any, array: Any, index_kind: Any, index: Any) -> Any:

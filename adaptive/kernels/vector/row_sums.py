@@ -16,12 +16,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import lower_builtin, overload
 
+from adaptive.kernels.jit import callable_in_kernels
 from adaptive.kernels.scratch import LINE, LINE_BYTES
 from adaptive.kernels.vector.bfloat16 import as_float32
 from adaptive.kernels.vector.row_ops import (
     FLOAT,
     INT64,
-    callable_in_kernels,
     in_blocks,
     item,
     load,

@@ -15,7 +15,7 @@ from numba.core.datamodel import models
 from numba.extending import lower_builtin, register_model
 from numpy.typing import NDArray
 
-from adaptive.kernels.vector.row_ops import callable_in_kernels
+from adaptive.kernels.jit import callable_in_kernels
 
 SIMD_WIDTH = 16
 Items = NDArray[np.float32]
