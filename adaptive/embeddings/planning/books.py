@@ -296,7 +296,7 @@ class SlotTable:
         shares = np.arange(1, self._tracker.threads) * len(distinct.rows) / self._tracker.threads
         tables = np.concatenate([[0], np.searchsorted(ends, shares), [len(ends)]])  # first table of each thread
         firsts, lasts = np.append(0, ends)[tables[:-1]], np.empty(self._tracker.threads, np.int64)
-        books.enter_chunks(tables, *books_of_batch, *outputs, lasts)
+        books.enter_chunks(tables, lasts, *books_of_batch, *outputs)
         count = int(lasts[0])
         for first, last in zip(firsts[1:].tolist(), lasts[1:].tolist(), strict=True):  # joined in the tables' order
             missing[count : count + last - first] = missing[first:last]

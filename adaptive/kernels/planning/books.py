@@ -3,7 +3,8 @@
 Letters: N lookups of a group of tables, U distinct rows, T tables of the group, S slots, B samples.
 
 Rows are group rows, or with ranks owned rows. A row's *code* is 0 on the host at its initial value, -1 on the host
-otherwise, s + 1 in slot s. All kernels are serial and release the GIL. Only the planning thread writes these arrays.
+otherwise, s + 1 in slot s. All kernels release the GIL. They are serial, but for those of the training thread that
+divide a batch's records. Only the thread that plans writes these arrays.
 """
 
 import numba
@@ -107,52 +108,15 @@ def enter_batch(
 
 
 @kernel(parallel=True)
-def enter_chunks(
-    tables,
-    rows,
-    counts,
-    table_ends,
-    batch,
-    codes,
-    accesses,
-    last_access,
-    slot_used,
-    slot_accesses,
-    slot_flags,
-    mark,
-    follow,
-    locations,
-    missing,
-    undo,
-    tally,
-    ends,
-):
+def enter_chunks(tables, ends, *books_of_batch):
     """`enter_batch` by several threads, each for the tables from tables[c] (C + 1,) int64 on.
 
-    ends (C,) int64 receives the ends of what each of them writes to `missing`. Records of different tables, and slots
-    of different rows, are different: results do not depend on the number of threads.
+    books_of_batch: its other arguments. ends (C,) int64 receives the ends of what each of them writes to `missing`.
+    Records of different tables, and slots of different rows, are different: results do not depend on the number of
+    threads.
     """
     for c in numba.prange(ends.size):
-        ends[c] = enter_batch(
-            tables[c],
-            tables[c + 1],
-            rows,
-            counts,
-            table_ends,
-            batch,
-            codes,
-            accesses,
-            last_access,
-            slot_used,
-            slot_accesses,
-            slot_flags,
-            mark,
-            follow,
-            locations,
-            missing,
-            undo,
-            tally,
-        )
+        ends[c] = enter_batch(tables[c], tables[c + 1], *books_of_batch)
 
 
 @kernel()
