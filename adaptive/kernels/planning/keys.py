@@ -16,6 +16,7 @@ All kernels are serial and release the GIL. Only the planning thread writes thes
 import numpy as np
 
 from adaptive.kernels.jit import at, kernel
+from adaptive.kernels.planning.lookups import count_rows
 from adaptive.kernels.rows.cpu.initial import GOLDEN, mix
 from adaptive.kernels.vector.row_ops import prefetch_item
 
@@ -74,9 +75,7 @@ def distinct_keys(ids, spans, span_tables, secrets, places, used, keys, counts, 
                 ids, first, last, secrets[table], at(shift), places, base, floor, num_keys, keys, part
             )
             lookup += last - first
-        counts[floor:num_keys] = 0
-        for p in range(start, lookup):
-            counts[at(inverse[at(p)])] += 1
+        count_rows(inverse[start:lookup], floor, num_keys, counts)
         table_ends[table] = num_keys
         feature = last_feature
     used[0] = base + num_keys
