@@ -345,11 +345,8 @@ class GroupKeys:
         self.row_keys = self.books.row_keys
         self._expiring = [table for table in self.tables if table.config.expire is not None]
         self._timed = [table for table in self._expiring if table.config.expire_seconds is not None]
-        self._searched, self._merged, self._grouped = (
-            ScratchPool(),
-            ScratchPool(),
-            ScratchPool(),
-        )  # of similar sizes each
+        # One pool for each kind of array: a pool drops memory that does not fit the next request.
+        self._searched, self._merged, self._grouped = ScratchPool(), ScratchPool(), ScratchPool()
 
     def clear(self) -> None:
         """Forget all keys."""
