@@ -68,6 +68,14 @@ def config(folder: Path, out: str, **changed: Any) -> TrainConfig:
     return TrainConfig.model_validate(given | changed)
 
 
+@pytest.fixture(name="run", scope="module")
+def run_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, which nobody changes, next to its data."""
+    folder = tmp_path_factory.mktemp("keys")
+    train_run(config(folder, "run"))
+    return folder / "run"
+
+
 def digest(run: Path) -> tuple[str, dict[str, int]]:
     """Digest of (key, weights, state) by key of all tables and of the dense part; number of keys by table."""
     total, sizes = hashlib.sha256(), {}
@@ -137,66 +145,62 @@ def test_a_resumed_run_has_the_rules_of_its_keys(tmp_path: Path) -> None:
     assert resume_run(tmp_path / "cut", steps=4)["steps"] == 4
 
 
-def test_the_next_day_continues_with_keys_and_ages(tmp_path: Path) -> None:
-    train_run(config(tmp_path, "day0"))
-    _, before = digest(tmp_path / "day0")
+def test_the_next_day_continues_with_keys_and_ages(run: Path, tmp_path: Path) -> None:
+    _, before = digest(run)
     write_day(tmp_path / "day1.csv", 1)
-    summary = train_run(config(tmp_path, "day1", data=f"csv:{tmp_path / 'day1.csv'}", init_from=str(tmp_path / "day0")))
+    summary = train_run(config(tmp_path, "day1", data=f"csv:{tmp_path / 'day1.csv'}", init_from=str(run)))
     _, after = digest(tmp_path / "day1")
     assert summary["expired_keys"] >= before["user"] / 2  # those of the day before are older than 200 s
     gone = summary["expired_keys"] + summary["evicted_keys"]
     assert sum(after.values()) == sum(before.values()) + summary["admitted_keys"] - gone
 
 
-def test_keys_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train_run(config(tmp_path, "run"))
-    _, sizes = digest(tmp_path / "run")
-    result = list_keys(tmp_path / "run", tmp_path / "keys.csv")
+def test_keys_are_listed(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, sizes = digest(run)
+    result = list_keys(run, tmp_path / "keys.csv")
     assert {table.table: table.keys for table in result.tables} == sizes
     assert [table.capacity for table in result.tables] == [60, 20]
     with (tmp_path / "keys.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    with load_run(tmp_path / "run") as run:
+    with load_run(run) as loaded:
         for name in sizes:
             keys = [int(row["key"]) for row in rows if row["table"] == name]
-            assert keys == run.embeddings.rows.table_keys(name).tolist() == sorted(keys)
+            assert keys == loaded.embeddings.rows.table_keys(name).tolist() == sorted(keys)
     assert all(int(row["lookups"]) > 0 <= int(row["age"]) and row["stored"] in "01" for row in rows)
-    assert exit_code("keys", str(tmp_path / "run"), "--json") == 0
+    assert exit_code("keys", str(run), "--json") == 0
     assert json.loads(capsys.readouterr().out)["tables"] == list(map(asdict, result.tables))
-    assert exit_code("keys", str(tmp_path / "run")) == 0
+    assert exit_code("keys", str(run)) == 0
     assert "oldest (batches)" in capsys.readouterr().out
 
 
-def test_a_page_shows_keys_by_table(tmp_path: Path) -> None:
+def test_a_page_shows_keys_by_table(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    summary = train_run(config(tmp_path, "run"))
-    write_report([tmp_path / "run"], tmp_path / "page.html")
+    write_report([run], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
+    summary = json.loads((run / "run.json").read_text())["summary"]
     assert "lookups without a row" in page and "live keys" in page and summary["live_keys"] > 0
 
 
-def test_unknown_keys_are_scored_and_not_inserted(tmp_path: Path) -> None:
-    train_run(config(tmp_path, "run"))
-    before = digest(tmp_path / "run")
+def test_unknown_keys_are_scored_and_not_inserted(run: Path, tmp_path: Path) -> None:
+    before = digest(run)
     write_day(tmp_path / "later.csv", 50, samples=40)
-    scores = predict_run(tmp_path / "run", tmp_path / "scores.npy", data=f"csv:{tmp_path / 'later.csv'}")
+    scores = predict_run(run, tmp_path / "scores.npy", data=f"csv:{tmp_path / 'later.csv'}")
     assert scores["samples"] == 40 and np.isfinite(np.load(tmp_path / "scores.npy")).all()
-    assert digest(tmp_path / "run") == before
+    assert digest(run) == before
 
 
 @pytest.mark.parametrize("to", ["torch", "safetensors", "onnx"])
-def test_an_export_scores_as_predict_does(tmp_path: Path, to: str) -> None:
+def test_an_export_scores_as_predict_does(run: Path, tmp_path: Path, to: str) -> None:
     """Known keys, unknown ones and missing values, in the plain code of the export."""
     code = {"torch": scoring, "safetensors": scoring, "onnx": onnx_scoring}[to]
     for name in {"onnx": ("onnx", "onnxruntime")}.get(to, ()):
         pytest.importorskip(name)
-    train_run(config(tmp_path, "run"))
     write_day(tmp_path / "later.csv", 0, samples=50)
     with (tmp_path / "later.csv").open("a") as file:
         file.write("0,9999,0.5,,\n1,9999,0.5,-9223372036854775808,none\n0,9999,0.25,18446744073709551615,item 3\n")
-    predict_run(tmp_path / "run", tmp_path / "scores.npy", data=f"csv:{tmp_path / 'later.csv'}")
-    result = export_run(tmp_path / "run", tmp_path / "served", to=to)
-    _, sizes = digest(tmp_path / "run")
+    predict_run(run, tmp_path / "scores.npy", data=f"csv:{tmp_path / 'later.csv'}")
+    result = export_run(run, tmp_path / "served", to=to)
+    _, sizes = digest(run)
     assert result.rows == sum(sizes.values()) + 2
     with (tmp_path / "later.csv").open(newline="") as file:
         samples: list[dict[str, Any]] = [{k: line[k] for k in ("x", "user", "item")} for line in csv.DictReader(file)]
