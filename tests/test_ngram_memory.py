@@ -4,6 +4,7 @@ import importlib.util
 import math
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,29 +19,30 @@ FILE = Path(__file__).parent.parent / "examples/ngram_memory.py"
 ROWS, STEPS = 200_000, 24
 
 
-@pytest.fixture(name="example")
-def example_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(name="example", scope="module")
+def example_fixture() -> Iterator[Any]:
     """The example as a module, with a GPT that trains in a second."""
     spec = importlib.util.spec_from_file_location("ngram_memory", FILE)
     assert spec is not None and spec.loader is not None
     module: ModuleType = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "ngram_memory", module)
-    spec.loader.exec_module(module)
-    for name, value in {"BATCH": 4, "CONTEXT": 32, "ROW": 8, "WIDTH": 16, "LAYERS": 2, "VOCABULARY": 512}.items():
-        monkeypatch.setattr(module, name, value)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "ngram_memory", module)
+        spec.loader.exec_module(module)
+        for name, value in {"BATCH": 4, "CONTEXT": 32, "ROW": 8, "WIDTH": 16, "LAYERS": 2, "VOCABULARY": 512}.items():
+            patch.setattr(module, name, value)
+        yield module
 
 
-def batches(example: Any, rows: int = ROWS) -> list[Any]:
+@pytest.fixture(scope="module")
+def data(example: Any) -> list[Any]:
     files, _ = example.tokenize(example.read_sources(limit=20))
-    return [example.to_batch(tokens, rows) for tokens in example.windows(files, STEPS)]
+    return [example.to_batch(tokens, ROWS) for tokens in example.windows(files, STEPS)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_losses_and_rows_are_equal_at_any_placement_and_depth(example: Any, dtype: str) -> None:
+def test_losses_and_rows_are_equal_at_any_placement_and_depth(example: Any, data: list[Any], dtype: str) -> None:
     """1% and 100% of the rows on the device, nothing or eight batches ahead: the same bits, though rows move."""
     results, moved = [], []
-    data = batches(example)
     for device_rows, depth in (("1%", 0), ("1%", 8), ("100%", 0), ("100%", 8)):
         memory = example.make_memory(ROWS, TierConfig(device_rows=device_rows), dtype)
         trainer = example.Trainer(memory, depth)
@@ -52,8 +54,7 @@ def test_losses_and_rows_are_equal_at_any_placement_and_depth(example: Any, dtyp
     assert np.isfinite(results[0][0]).all()
 
 
-def test_memory_trains_and_the_rest_of_the_gpt_starts_equal(example: Any) -> None:
-    data = batches(example)
+def test_memory_trains_and_the_rest_of_the_gpt_starts_equal(example: Any, data: list[Any]) -> None:
     memory = example.make_memory(ROWS, TierConfig(device_rows="10%"))
     plain, trainer = example.Trainer(None), example.Trainer(memory)
     initial = trainer.gpt.state_dict()
@@ -85,9 +86,9 @@ def test_rows_depend_on_the_last_tokens_only(example: Any) -> None:
     assert abs(collisions - expected) < 5 * math.sqrt(expected)
 
 
-def test_losses_do_not_depend_on_later_tokens(example: Any) -> None:
+def test_losses_do_not_depend_on_later_tokens(example: Any, data: list[Any]) -> None:
     trainer = example.Trainer(example.make_memory(ROWS, TierConfig(device_rows="10%")))
-    trainer.train(batches(example))
+    trainer.train(data)
     tokens = np.random.default_rng(0).integers(0, 512, (2, 33))
     other = tokens.copy()
     other[:, 20] = (other[:, 20] + 1) % 512
