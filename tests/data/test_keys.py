@@ -4,8 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from support.builders import assert_same_batches
 from support.text_twin import key, signed
@@ -24,6 +22,9 @@ from adaptive.data.text.schema import load_schema
 from adaptive.errors import ConfigError, InputError
 from adaptive.training.components import build_tables
 from adaptive.training.runs.run_record import data_entries, recorded_shape
+
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")
+pq = pytest.importorskip("pyarrow.parquet")
 
 SCHEMA = """
 label = { column = "y" }
