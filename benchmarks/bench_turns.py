@@ -133,10 +133,9 @@ def _variants(
     case: Turns, settings: Settings, setup: Setup, report: Report
 ) -> tuple[dict[str, Ours], dict[str, Whole]]:
     step, small = case.step, case.small
-    threads = settings.threads if settings.threads == "auto" else int(settings.threads)
-    ours = {"adaptive": Ours(setup, depth=4, plan_threads=threads)}
+    ours = {"adaptive": Ours(setup, depth=4, plan_threads=settings.threads)}
     for policy in settings.policies:
-        ours[policy] = Ours(setup, depth=4, policy=policy, device_rows="10%", plan_threads=threads)
+        ours[policy] = Ours(setup, depth=4, policy=policy, device_rows="10%", plan_threads=settings.threads)
     names = {key: "single tier" if key == "adaptive" else f"10% device rows, {key}" for key in ours}
     wholes = {
         key: our_model(f"adaptive, {names[key]}, depth 4", variant, step, small=small) for key, variant in ours.items()

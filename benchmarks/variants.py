@@ -150,7 +150,7 @@ class Ours(Embeddings):
         depth: int = 0,
         host: str = "memory",
         skip: SkipConfig | None = None,
-        plan_threads: int | Literal["auto"] = 1,
+        plan_threads: int | str = 1,
     ) -> None:
         tier = TierConfig(
             device_rows=device_rows, device="cpu", host=host, when_full="reduce_lookahead", plan_threads=plan_threads
