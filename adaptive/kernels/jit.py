@@ -24,6 +24,7 @@ import numba
 import numpy as np
 from numba import types
 from numba.core import cgutils
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import lower_builtin
 
@@ -46,15 +47,18 @@ def _imported(file: Path) -> Iterator[Path]:
 def _sources_key(file: Path) -> str:
     """Key of a kernel file in the compile cache: a digest of the file and of all that it imports, directly or not.
 
-    numba itself checks only the file of a kernel, not the kernels that it calls or their constants.
+    numba itself checks only the file of a kernel, not the kernels that it calls or their constants; and it compiles
+    again what was copied, moved or installed again.
     """
+    root = Path(__file__).parent.parent.parent
     sources, unread = set(), {file, Path(__file__)}
     while unread:
         sources |= unread
         unread = {path for source in unread for path in _imported(source)} - sources
     digest = hashlib.sha256()
     for source in sorted(sources):
-        digest.update(f"\n{source}\n".encode() + source.read_bytes())
+        name = source.relative_to(root) if source.is_relative_to(root) else source
+        digest.update(f"\n{name}\n".encode() + source.read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -77,6 +81,36 @@ def _cache_dir() -> str | None:
 _CACHE_DIR = _cache_dir()
 _IMPORT = re.compile(r"^\s*(?:from|import) (adaptive[.\w]*)(?: import (\([^)]*\)|.*))?", re.MULTILINE)
 _file_key = cache(_sources_key)
+
+
+class _Locator(_CacheLocator):
+    """Finds compiled kernels by the content of their sources, so that all installations of a version share them."""
+
+    def __init__(self, function: Any, file: str) -> None:
+        self._line, self._key = function.__code__.co_firstlineno, _file_key(Path(file))
+
+    def get_cache_path(self) -> str:
+        return f"{_CACHE_DIR}/{self._key}"
+
+    def get_source_stamp(self) -> str:
+        return self._key
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
+
+    @classmethod
+    def from_function(cls, function: Any, file: str) -> "_Locator":
+        return cls(function, file)
+
+
+class _Results(CompileResultCacheImpl):
+    def __init__(self, function: Any) -> None:
+        self._locator_classes = [_Locator]
+        super().__init__(function)
+
+
+class _Cache(FunctionCache):
+    _impl_class = _Results
 
 
 def _promise_no_alias(compiled: Any) -> None:
@@ -113,24 +147,18 @@ def kernel(
     """
 
     def compile_(function: F) -> F:
-        config: Any = numba.config
-        default = config.CACHE_DIR
+        options: Any = {"_nrt": parallel or makes_arrays}  # numba's runtime, which counts references
+        compiled: Any = numba.njit(
+            nogil=True,
+            error_model="numpy",
+            parallel=parallel,
+            inline="always" if inline else "never",
+            **options,
+        )(function)
         if _CACHE_DIR:
-            config.CACHE_DIR = f"{_CACHE_DIR}/{_file_key(Path(function.__code__.co_filename))}"
-        try:
-            options: Any = {"_nrt": parallel or makes_arrays}  # numba's runtime, which counts references
-            compiled: Any = numba.njit(
-                nogil=True,
-                cache=_CACHE_DIR is not None,
-                error_model="numpy",
-                parallel=parallel,
-                inline="always" if inline else "never",
-                **options,
-            )(function)
-            if noalias:
-                _promise_no_alias(compiled)
-        finally:
-            config.CACHE_DIR = default
+            compiled._cache = _Cache(function)
+        if noalias:
+            _promise_no_alias(compiled)
         return cast(F, compiled)
 
     return compile_

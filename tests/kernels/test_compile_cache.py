@@ -74,6 +74,28 @@ def test_a_constant_of_another_file_reaches_a_cached_kernel(copied: Path) -> Non
     assert run(copied, ALIGNS) == "32\n"
 
 
+@pytest.mark.nightly
+def test_another_installation_compiles_nothing(copied: Path) -> None:
+    assert run(copied, COUNTS) == "[0, 1, 2, 3]\n"
+    compiled = {path: path.stat().st_mtime_ns for path in (copied / "cache").rglob("*.nbc")}
+    other = copied / "other"
+    shutil.copytree(copied / "adaptive", other / "adaptive", copy_function=shutil.copy)  # with times of its own
+    (copied / "cache").rename(other / "cache")
+    assert run(other, COUNTS) == "[0, 1, 2, 3]\n"
+    moved = {copied / path.relative_to(other): path.stat().st_mtime_ns for path in (other / "cache").rglob("*.nbc")}
+    assert moved == compiled
+
+
+def test_the_key_depends_on_content_not_on_place_or_time(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = jit._sources_key(PACKAGE / "kernels/planning/books.py")
+    monkeypatch.setattr(jit, "__file__", str(copied / "adaptive/kernels/jit.py"))
+    file = copied / "adaptive/kernels/planning/books.py"
+    os.utime(file, (0, 0))
+    assert jit._sources_key(file) == here
+    file.rename(file.with_name("moved.py"))
+    assert jit._sources_key(file.with_name("moved.py")) != here
+
+
 @pytest.mark.parametrize(
     ("edited", "changes"),
     [
