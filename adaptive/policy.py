@@ -78,7 +78,11 @@ class TierView(Protocol):
         ...
 
     def rows(self, batch: Batch) -> NDArray[np.int64]:
-        """(N,) row of each lookup, aligned with `batch.ids`."""
+        """(N,) row of each lookup, aligned with `batch.ids`.
+
+        In a table with keys, the row that the key has now, or the table's first row, which stands for all keys without
+        one. For a rule with `reads_inputs_only`, one of the table's rows by a hash of the key.
+        """
         ...
 
     def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -173,6 +177,12 @@ class SkipRule(ABC):
 
     def begin(self, optimizer: str) -> None:  # noqa: B027 (optional, not abstract)
         """Prepare for training. `optimizer` is `sgd`, `adagrad`, `rowwiseadagrad` or `adam`."""
+
+    def expired(self, number: int, rows: NDArray[np.int64]) -> None:  # noqa: B027 (optional)
+        """Note that these rows (n,), ascending, lost their keys before batch `number`. Default: do nothing.
+
+        As `Policy.expired`. A row that was watched no longer is.
+        """
 
     @abstractmethod
     def visits(self, rows: RowStats) -> NDArray[Any]:
@@ -369,9 +379,9 @@ def order_of(policy: Policy) -> tuple[str, ...]:
     return ()
 
 
-def _overrides(policy: Policy | type[Policy], method: Callable[..., Any]) -> bool:
-    """True if the policy, or its class, overrides this method of `Policy`."""
-    current = getattr(policy, method.__name__)
+def _overrides(owner: Policy | type[Policy] | SkipRule, method: Callable[..., Any]) -> bool:
+    """True if the policy, its class, or the rule overrides this method of `Policy` or `SkipRule`."""
+    current = getattr(owner, method.__name__)
     return getattr(current, "__func__", current) is not method
 
 
@@ -401,9 +411,13 @@ def inputs_of(policy: Policy) -> tuple[int, int]:
 
 
 def follows(policy: Policy | type[Policy]) -> bool:
-    """True if the policy, or its class, overrides `looked_up`, `left`, `came` or `expired`."""
-    methods = Policy.looked_up, Policy.left, Policy.came, Policy.expired
-    return any(_overrides(policy, method) for method in methods)
+    """True if the policy, or its class, overrides `looked_up`, `left` or `came`."""
+    return any(_overrides(policy, method) for method in (Policy.looked_up, Policy.left, Policy.came))
+
+
+def forgets(owner: Policy | SkipRule) -> bool:
+    """True if the policy or rule overrides `expired`."""
+    return _overrides(owner, Policy.expired if isinstance(owner, Policy) else SkipRule.expired)
 
 
 def calibrates(policy: Policy | type[Policy]) -> bool:

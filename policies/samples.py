@@ -223,6 +223,10 @@ class ByRow(Generic[Scalar]):
                 self.reserve(max(needed, 2 * len(self._values)))
             self._values[rows] = values
 
+    def forget(self, rows: NDArray[np.int64]) -> None:
+        """Set the values of rows (n,) to 0."""
+        self._values[rows[rows < len(self._values)]] = 0
+
     def reserve(self, num_rows: int) -> None:
         """Make room for rows below `num_rows` at once."""
         if num_rows > len(self._values):

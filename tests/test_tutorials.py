@@ -1,6 +1,8 @@
 """Tutorials: every block runs, in order, and prints what the page shows."""
 
+import csv
 from pathlib import Path
+from statistics import mean
 
 import pytest
 from support.pages import ROOT, assert_shown, run_page
@@ -12,6 +14,21 @@ TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_tutorial_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
     assert run_page(page, tmp_path) >= 3
+    if page.stem == "thirty-days":
+        check_thirty_days(tmp_path)
+
+
+def check_thirty_days(folder: Path) -> None:
+    """From day 8 on, live keys neither grow nor shrink, are as good as a table that never forgets, and beat hashing."""
+    days = {}
+    for kind in ("live", "forever", "hashed"):
+        with (folder / f"{kind}.csv").open(newline="") as file:
+            days[kind] = list(csv.DictReader(file))[8:]
+    auc = {kind: mean(float(day["auc"]) for day in rows) for kind, rows in days.items()}
+    assert abs(auc["live"] - auc["forever"]) <= 0.0005 and auc["live"] - auc["hashed"] >= 0.002, auc
+    rows = [int(day["rows"]) for day in days["live"]]
+    assert len(rows) == 22 and mean(rows) * 0.9 <= min(rows) <= max(rows) <= mean(rows) * 1.1, rows
+    assert float(days["live"][-1]["mib"]) <= float(days["hashed"][-1]["mib"]) * 1.1
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from adaptive.embeddings.engine.lookahead import look_ahead
 from adaptive.embeddings.engine.pipeline import ReadyBatch
 from adaptive.embeddings.engine.statistics import StatisticsCollector
 from adaptive.embeddings.planned_batch import GroupBatch, Planned
-from adaptive.embeddings.planning.access_events import RowView
+from adaptive.embeddings.planning.access_events import HashedView, RowView
 from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.row_store import RowStore
@@ -123,7 +123,8 @@ class TieredEmbeddingBag(nn.Module):
         self._optimizer = RowsOptimizer(optimizer.lr, self._pipeline, self._batch_steps)
         self.statistics = StatisticsCollector(self._pipeline, sizes, optimizer)
         self.rows = RowStore(self._pipeline, self.statistics)
-        view = RowView([lane.planner for lane in self._pipeline.lanes])
+        planners, keys = zip(*((lane.planner, lane.keys) for lane in self._pipeline.lanes), strict=True)
+        view, self._hashed_view = RowView(planners, keys), HashedView(planners)
         self.runtime = Runtime(self._pipeline, outline, self._optimizer, self.statistics, self._batch_steps, view)
         self.drops_updates, self.defers = outline.drops_updates, outline.defers
         self.features, self.table_names = self._pipeline.features, tuple(self.statistics.table_rows())
@@ -208,7 +209,7 @@ class TieredEmbeddingBag(nn.Module):
         try:
             with policy_caller.listening(), running_out("while rows moved"):
                 named = map(self._pipeline.take_over, batches)  # before a policy sees them
-                arranged = policy_caller.arrange(named, self.runtime.view)
+                arranged = policy_caller.arrange(named, self.runtime.view, self._hashed_view)
                 with closing(look_ahead(self._pipeline, map(own_part, arranged), depth)) as ready_batches:
                     for ready in ready_batches:
                         planned = self._batch_steps.planned(ready)

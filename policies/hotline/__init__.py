@@ -117,6 +117,9 @@ class Hotline(Policy):
         if place == self.learn - 1:
             self._learner.decide(view)
 
+    def expired(self, number: int, rows: NDArray[np.int64]) -> None:
+        self._learner.forget(rows)
+
     def state_dict(self) -> dict[str, NDArray[Any]]:
         seen = [self._batches, self.seen_inputs, self.popular_inputs, self.learn if self._batches else 0]
         return {**self._learner.state(), "seen": np.array(seen)}

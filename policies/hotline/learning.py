@@ -51,6 +51,12 @@ class Counters:
         """(n,) True for popular rows."""
         return self._popular[rows]
 
+    def forget(self, rows: Rows) -> None:
+        """Forget what is known about rows (n,), which are other keys' rows from now on."""
+        self.popular_rows -= int(self._popular[rows].sum())
+        self._popular.forget(rows)
+        self._counts.forget(rows)
+
     def _adopt(self, popular: Rows) -> None:
         self._popular = ByRow(np.bool_)
         self._popular[popular] = True
@@ -88,6 +94,9 @@ class Logger:
     def decide(self, view: TierView) -> None:
         self._learnt, self._learning = self._learning, None
         self.popular_rows = 0 if self._learnt is None else self._learnt.num_held
+
+    def forget(self, rows: Rows) -> None:
+        """Do nothing: an entry has no row, only some bits of its hash."""
 
     def popular(self, rows: Rows) -> NDArray[np.bool_]:
         return np.zeros(len(rows), np.bool_) if self._learnt is None else self._learnt.holds(rows)

@@ -108,6 +108,10 @@ class Defer(SkipRule):
         self._moving[rows.rows] = moves
         return moves
 
+    def expired(self, number: int, rows: NDArray[np.int64]) -> None:
+        for values in (self._usual, self._latest, self._moving):
+            values.forget(rows)
+
     def state_dict(self) -> dict[str, NDArray[Any]]:
         if not self.watches:
             return {}

@@ -119,6 +119,9 @@ class Inputs(SkipRule):
             self._is_outdated = False
             self.saturated_rows = int((self._moved[self._moved.rows()] - 1 <= self.found_threshold).sum())
 
+    def expired(self, number: int, rows: NDArray[np.int64]) -> None:
+        self._moved.forget(rows)
+
     def state_dict(self) -> dict[str, NDArray[Any]]:
         watched = self._moved.rows()
         return {

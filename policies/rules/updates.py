@@ -78,6 +78,9 @@ class Updates(SkipRule):
         resting = moved[order[:count]]
         return float(np.nanmax(resting)) if not np.isnan(resting).all() else 0.0
 
+    def expired(self, number: int, rows: NDArray[np.int64]) -> None:
+        self._probing.forget(rows)
+
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {"threshold": np.array([self.found_threshold]), "let_through": self._probing.rows()}
 

@@ -165,8 +165,8 @@ def refuse_with_keys(
         got = f"{ranks.size} rank(s) with {ranks.blocks} blocks. Train it in a single process"
     elif device != "cpu" or tier.device == "cpu-torch":
         got = f"tier.device={tier.device}, which is {device}. Set tier.device=cpu"
-    elif arranges(policy) or calibrates(policy):
-        got = f"policy {name}, which arranges inputs or looks at a sample of them. Choose another policy or skip rule"
+    elif calibrates(policy):
+        got = f"policy {name}, which chooses rows by a sample before any key has one. Choose another policy"
     elif skip is not None and any(table.unadmitted == "zero" for table in keyed):
         got = 'unadmitted="zero" with a skip rule. Set unadmitted="shared", or skip nothing'
     if got:

@@ -171,7 +171,7 @@ class Pipeline:
         self.ending = False
         self._planned: list[ReadyBatch] = []  # the latest batches, including all that are in flight
         planners = [lane.planner for lane in self.lanes]
-        self.notifier = AccessNotifier(planners, policy_caller)
+        self.notifier = AccessNotifier(planners, policy_caller, [lane.keys for lane in self.lanes])
         self.feedback = FeedbackQueue(planners, policy_caller, skip)
         self._late_fetches = LateFetches([lane.device for lane in self.lanes], self.stopwatch)
         self.evicted_between_batches = [np.zeros(len(group.tables), np.int64) for group in self.groups]

@@ -5,18 +5,23 @@ fails, nothing has moved. For a policy without these methods it gathers nothing.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
+from adaptive.embeddings.planning.key_tables import GroupKeys
+from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.embeddings.planning.planner import Arrival, Planner
-from adaptive.embeddings.planning.policy_calls import PolicyCaller
-from adaptive.policy import follows
+from adaptive.embeddings.planning.policy_calls import OF_RULE, PolicyCaller
+from adaptive.kernels.planning.keys import hash_keys
+from adaptive.policy import follows, forgets
 
 Int64s = NDArray[np.int64]
+
+MOST_BUCKETS: Final = 1 << 22  # for the keys of a table: a rule's values of so many are scattered over 32 MiB
 
 
 class RowView:
@@ -24,11 +29,13 @@ class RowView:
 
     Args:
         planners: one per group, in the groups' order.
+        keys: of each group, None without keys; may be empty if no group has any.
     """
 
-    def __init__(self, planners: Sequence[Planner]) -> None:
-        self._planners = tuple(planners)
+    def __init__(self, planners: Sequence[Planner], keys: Sequence[GroupKeys | None] = ()) -> None:
+        self._planners, self._keys = tuple(planners), tuple(keys)
         groups = [planner.group.undivided for planner in self._planners]
+        self._keyed = [(number, group) for number, group in enumerate(groups) if group.has_keys]
         starts = [group.to_global(group.table_starts[:-1]) for group in groups]
         self._table_starts = np.concatenate([*starts, [self.num_rows]])
         self._table_starts.flags.writeable = False
@@ -58,7 +65,22 @@ class RowView:
         if not batch.num_samples:  # its offsets do not show features
             return np.zeros(0, np.int64)
         lookups = np.diff(batch.offsets[:: batch.num_samples])
-        return batch.ids + np.repeat(self._feature_starts, lookups)
+        rows = batch.ids + np.repeat(self._feature_starts, lookups)
+        for number, group in self._keyed:
+            spans = [batch.feature_span(feature.position) for feature in group.features]
+            ends = np.cumsum([0, *(span.stop - span.start for span in spans)])
+            last = np.searchsorted([feature.table for feature in group.features], range(len(group.tables)), "right")
+            keys = np.concatenate([batch.ids[span] for span in spans])
+            of_group = group.to_global(self._rows_of_keys(number, group, keys, ends[last]))
+            for place, span in enumerate(spans):
+                rows[span] = of_group[ends[place] : ends[place + 1]]
+        return rows
+
+    def _rows_of_keys(self, number: int, group: Group, keys: Int64s, table_ends: Int64s) -> Int64s:
+        """(n,) group rows of the keys (n,) of group `number`, table by table up to `table_ends` (T,)."""
+        of_group = self._keys[number]
+        assert of_group is not None
+        return of_group.rows_of(keys, table_ends)
 
     def resident(self, rows: Int64s) -> NDArray[np.bool_]:
         return self._gather(rows, np.bool_, lambda planner, owned: planner.tracker.codes[owned] > 0)
@@ -79,6 +101,26 @@ class RowView:
         return values
 
 
+class HashedView(RowView):
+    """The view of a rule that reads inputs only: the row of a key is a bucket of its hash.
+
+    So it depends neither on which keys have rows nor on when it is asked for. A table has a bucket for each row, at
+    most `MOST_BUCKETS`.
+    """
+
+    def _rows_of_keys(self, number: int, group: Group, keys: Int64s, table_ends: Int64s) -> Int64s:
+        hashes, first, high = np.empty(len(keys), np.uint64), 0, np.uint64(32)
+        for table, end in enumerate(table_ends.tolist()):
+            of_table = hashes[first:end]
+            hash_keys(keys[first:end], group.table_keys[table], of_table)
+            of_table >>= high  # the highest bits, scaled to the number of buckets
+            of_table *= np.uint64(min(group.tables[table].num_embeddings, MOST_BUCKETS))
+            of_table >>= high
+            of_table += np.uint64(group.table_starts[table] + 1)
+            first = end
+        return hashes.view(np.int64)
+
+
 def _saturated(planner: Planner, rows: Int64s) -> NDArray[np.bool_]:
     if planner.skipper is None:
         return np.zeros(len(rows), np.bool_)
@@ -92,12 +134,15 @@ class AccessNotifier:
     Args:
         planners: one per group, in the groups' order.
         policy_caller: of the policy.
+        keys: as `RowView`.
     """
 
-    def __init__(self, planners: Sequence[Planner], policy_caller: PolicyCaller) -> None:
+    def __init__(
+        self, planners: Sequence[Planner], policy_caller: PolicyCaller, keys: Sequence[GroupKeys | None] = ()
+    ) -> None:
         self._planners = tuple(planners)
         self._policy_caller = policy_caller
-        self._view = RowView(planners)
+        self._view = RowView(planners, keys)
         self._latest = -1  # latest batch whose lookups the policy has seen
         self._evicted: list[Int64s] = []  # rows evicted between two batches, not passed on yet
         self._expired: list[Int64s] = []  # rows that lost their keys, not passed on yet
@@ -121,6 +166,7 @@ class AccessNotifier:
             DeviceMemoryError, PolicyError: see `Planner.prepare`.
         """
         try:
+            self._notify_between_batches(number)
             if self.follows:
                 self._notify_lookups(distinct, number)
             arrivals = [
@@ -143,9 +189,9 @@ class AccessNotifier:
 
     def expire(self, group: int, rows: Int64s) -> None:
         """Note owned rows (n,) of a group that lost their keys."""
-        if self.follows and len(rows):
-            planner = self._planners[group]
-            self.leave(group, rows[planner.tracker.codes[rows] > 0])
+        planner = self._planners[group]
+        self.leave(group, rows[planner.tracker.codes[rows] > 0])
+        if len(rows) and any(map(forgets, self._policy_caller.policy_and_rule)):
             self._expired.append(planner.group.to_global(rows.copy()))
 
     def restart(self) -> None:
@@ -154,13 +200,17 @@ class AccessNotifier:
             self.leave(group, planner.slots.rows[planner.slots.rows >= 0])
         self._latest = -1
 
-    def _notify_lookups(self, distinct: Sequence[Distinct], number: int) -> None:
-        """Called once per batch, and again if slots are rebalanced for it."""
-        for method, rows in (("left", self._evicted), ("expired", self._expired)):
+    def _notify_between_batches(self, number: int) -> None:
+        """Pass on what happened between the previous batch and this one."""
+        for rows, methods in ((self._evicted, ("left",)), (self._expired, ("expired", f"{OF_RULE}expired"))):
             if rows:
                 noted = np.sort(np.concatenate(rows))
                 rows.clear()
-                self._policy_caller.notify(method, number, noted)
+                for method in methods:
+                    self._policy_caller.notify(method, number, noted)
+
+    def _notify_lookups(self, distinct: Sequence[Distinct], number: int) -> None:
+        """Called once per batch, and again if slots are rebalanced for it."""
         if self._latest != number:
             self._policy_caller.notify("looked_up", number, self._all(lambda n: distinct[n].rows), self._view)
             self._latest = number

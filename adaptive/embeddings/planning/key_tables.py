@@ -363,6 +363,17 @@ class GroupKeys:
         """Return the present rows of distinct keys, among which that of keys without a row may repeat."""
         return replace(distinct, rows=self._find(distinct)[0].copy())
 
+    def rows_of(self, keys: Int64s, table_ends: Int64s) -> Int64s:
+        """(n,) present rows of keys (n,), table by table up to `table_ends` (T,), the first one without a row.
+
+        In arrays of its own, so that a policy's thread may call it while no batch is planned.
+        """
+        books, size = self.books, len(keys)
+        rows, absent, hashes = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.uint64)
+        of_tables = table_ends, books.secrets, books.starts
+        kernels.find_keys(keys, *of_tables, hashes, books.places, books.row_keys, rows, absent)
+        return rows
+
     def _find(self, distinct: Distinct) -> tuple[Int64s, Int64s, NDArray[np.uint64]]:
         """(U,) row of each key, the first one of its table without one; (n,) positions of these; (U,) hashes."""
         books, size = self.books, len(distinct.rows)

@@ -52,6 +52,11 @@ class PolicyCaller:
         return self.policy.rule
 
     @property
+    def policy_and_rule(self) -> Sequence[Policy | SkipRule]:
+        """The policy, and its skip rule if it has one."""
+        return [self.policy] if self.rule is None else [self.policy, self.rule]
+
+    @property
     def watches_movement(self) -> bool:
         """True if the rule needs the movement of all watched rows."""
         return self.rule is not None and self.rule.watches
@@ -148,9 +153,12 @@ class PolicyCaller:
     # --- notifications ---------------------------------------------------------------------------------------
 
     def notify(self, method: str, number: int, rows: NDArray[np.int64], *more: object) -> None:
-        """Call `looked_up`, `left`, `came` or `expired` with rows (n,) of batch `number`."""
+        """Call `looked_up`, `left`, `came` or `expired` with rows (n,) of batch `number`, if the owner has one."""
         rows.flags.writeable = False
-        answer = self._ask(method, number, lambda: getattr(self.policy, method)(number, rows, *more))
+        owner = self.rule if method.startswith(OF_RULE) else self.policy
+        if owner is None:
+            return
+        answer = self._ask(method, number, lambda: getattr(owner, method.removeprefix(OF_RULE))(number, rows, *more))
         if answer is not None:
             raise self._wrong(method, number, "None", type(answer).__name__)
 
@@ -169,8 +177,8 @@ class PolicyCaller:
 
     # --- batches ---------------------------------------------------------------------------------------------
 
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Generator[Batch, None, None]:
-        """Yield the policy's batches, checked."""
+    def arrange(self, batches: Iterator[Batch], view: TierView, hashed_view: TierView) -> Generator[Batch, None, None]:
+        """Yield the policy's batches, checked; `hashed_view` is for a rule that reads inputs only."""
         if not arranges(self.policy):
             self._reported = None
             for batch in batches:  # noqa: UP028 (`yield from` would close the caller's iterator with this one)
@@ -179,15 +187,16 @@ class PolicyCaller:
         self._reported = deque()
         source = self._source = _Source(batches, self._thread)
         try:
-            yield from self._arranged(source, view)
+            yield from self._arranged(source, view, hashed_view)
         finally:
             source.closed = True
 
-    def _arranged(self, source: "_Source", view: TierView) -> Iterator[Batch]:
+    def _arranged(self, source: "_Source", view: TierView, hashed_view: TierView) -> Iterator[Batch]:
         policy, rule = self.policy, self.rule
         inputs = source
         if rule is not None and rule.drops_inputs:
-            inputs = _Source(self._without_dropped(rule, source, view), None)
+            of_rule = hashed_view if rule.reads_inputs_only else view
+            inputs = _Source(self._without_dropped(rule, source, of_rule), None)
         arranged = self._ask("arrange", -1, lambda: iter(policy.arrange(inputs, view)))
         num_samples = 0
         while True:

@@ -281,7 +281,7 @@ def refuse_guarded_saves(config: TrainConfig, components: Components | Component
         if table.keys is not None:
             raise ConfigError(
                 f"table {table.name!r}: expected no keys in a guarded run, got keys={table.keys}: the guard's copy "
-                "cannot take over rows by key yet. Set guard to null"
+                "would need the keys as of the batch trained last. Set guard to null"
             )
     if config.save_every is not None:
         raise ConfigError(

@@ -1,7 +1,6 @@
 """Runs on data with 64-bit keys: equal numbers by key, resumed runs, days in a row, lists of keys, refused commands."""
 
 import csv
-import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -9,63 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.toy import SMALL_DLRM
+from support.key_runs import SCHEMA, config, digest, write_day
 
 from adaptive import load_run
 from adaptive.cli.app import main
-from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError
 from adaptive.serving import export_run, list_keys, onnx_scoring, predict_run, scoring
 from adaptive.studies.report.html_report import write_report
 from adaptive.training.runs import resume_run, train_run
-
-SCHEMA = """
-label = { column = "y" }
-time = { column = "t" }
-[[dense]]
-columns = ["x"]
-[[categorical]]
-columns = ["user"]
-keys = true
-capacity = 60
-admit = 2
-expire = "200s"
-[[categorical]]
-columns = ["item"]
-kind = "string"
-keys = true
-capacity = 20
-"""
-
-
-def write_day(path: Path, day: int, samples: int = 600) -> None:
-    """Samples of one day: a second each, with users and items that come and go."""
-    random = np.random.default_rng(day)
-    with path.open("w") as file:
-        file.write("y,t,x,user,item\n")
-        for place in range(samples):
-            now = day * samples + place
-            user = (now // 20 + int(random.integers(0, 40)) ** 2 // 40) * 2**40 - 2**62
-            item = f"item {now // 50 + random.integers(0, 20)}"
-            file.write(f"{int(random.random() < 0.3 + user % 3 / 6)},{now},{random.random():.3f},{user},{item}\n")
-
-
-def config(folder: Path, out: str, **changed: Any) -> TrainConfig:
-    (folder / "schema.toml").write_text(SCHEMA)
-    if not (folder / "day0.csv").exists():
-        write_day(folder / "day0.csv", 0)
-    given = {
-        "data": f"csv:{folder / 'day0.csv'}",
-        "data_options": {"schema_path": str(folder / "schema.toml"), "holdout": 0.2},
-        "model_options": SMALL_DLRM,
-        "batch_size": 2,
-        "eval_batch_size": 100,
-        "log_every": 4,
-        "tensorboard": False,
-        "tier": {"device_rows": "100%", "device": "cpu"},
-        "out": str(folder / out),
-    }
-    return TrainConfig.model_validate(given | changed)
 
 
 @pytest.fixture(name="run", scope="module")
@@ -74,24 +24,6 @@ def run_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys")
     train_run(config(folder, "run"))
     return folder / "run"
-
-
-def digest(run: Path) -> tuple[str, dict[str, int]]:
-    """Digest of (key, weights, state) by key of all tables and of the dense part; number of keys by table."""
-    total, sizes = hashlib.sha256(), {}
-    with load_run(run) as loaded:
-        for lane in loaded.embeddings.runtime.pipeline.lanes:
-            assert lane.keys is not None
-            for table in lane.keys.tables:
-                rows = table.live_rows()
-                rows = np.concatenate([[table.start], rows[np.argsort(lane.keys.row_keys[rows])]])
-                values = loaded.embeddings.runtime.pipeline.values(lane, rows)
-                for array in (lane.keys.row_keys[rows[1:]], *values):
-                    total.update(array.tobytes())
-                sizes[table.config.name] = len(rows) - 1
-        for value in loaded.model.state_dict().values():
-            total.update(value.numpy().tobytes())
-    return total.hexdigest(), sizes
 
 
 def exit_code(*arguments: str) -> object:
