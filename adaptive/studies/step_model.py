@@ -1,7 +1,7 @@
 """Model the milliseconds of a training step by where its rows are.
 
-Letters, per batch: N lookups, U distinct rows, V vectors (one per bag), R bytes of a row's values, s bytes of its
-optimizer state, E = V * R bytes of all vectors, F rows fetched, W rows written back.
+Letters, per batch: N lookups, U distinct rows, V vectors (one per bag, or per lookup without pooling), R bytes of a
+row's values, s bytes of its optimizer state, E = V * R bytes of all vectors, F rows fetched, W rows written back.
 
     rows at a rate    (N*R + 2*E + 2*U*(R+s)) / rate: each lookup reads a row, each vector is written and its gradient
                       read, the update reads and writes each row with its state
@@ -50,13 +50,14 @@ placements, not on the milliseconds.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from adaptive.config import parse_size
+from adaptive.config import TableConfig, parse_size
 from adaptive.errors import ConfigError
 from adaptive.studies.machines import MachineSpec, Measured
 from adaptive.studies.placements.shape import Shape
@@ -149,6 +150,16 @@ def parse_rate(text: str, *, name: str) -> float:
     if rate <= 0:
         raise ConfigError(f"{name}: expected a rate above 0 such as 50GB/s, got {text!r}")
     return float(rate)
+
+
+def vectors_of_tables(tables: Sequence[TableConfig], samples: int, lookups: Sequence[int] | NDArray[np.int64]) -> int:
+    """Return the vectors of a batch: one per bag, or per lookup without pooling.
+
+    Args:
+        lookups: (T,) of each table.
+    """
+    sizes = zip(tables, lookups, strict=True)
+    return sum(int(n) if table.pooling == "none" else samples * len(table.feature_names) for table, n in sizes)
 
 
 @dataclass(frozen=True)

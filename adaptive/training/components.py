@@ -25,9 +25,10 @@ from adaptive.embeddings.planning.sizing import held_rows
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError
+from adaptive.models.dense.attention import SequenceModel
 from adaptive.models.dense.base import Inputs
 from adaptive.models.dense.dlrm import TBSM
-from adaptive.models.factory import AnyConfig, checked, make_model, model_config
+from adaptive.models.factory import AnyConfig, checked, make_model, model_config, options_of, rows_config
 from adaptive.models.model_settings import SequenceConfig, TwoTowerConfig
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
@@ -136,7 +137,7 @@ def build(
             "model.loss = in_batch_softmax: expected one process, which sees all items of a batch, got several. "
             "Train in one process, or use model.loss = log."
         )
-    tables = _tables_of(dataset, shape, inputs)
+    tables = _tables_of(dataset, shape)
     embeddings = TieredEmbeddingBag(
         tables,
         _sized_tier(config, sample),
@@ -162,7 +163,7 @@ def outline(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[
     """Outline the result of `build` without memory for rows; raises the same errors."""
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
-    tables = _tables_of(dataset, shape, inputs)
+    tables = _tables_of(dataset, shape)
     tier, policy = _sized_tier(config, sample), make_policy(config.policy, config.policy_options)
     optimizer = row_optimizer(config.optimizer)
     check_arguments(tables, tier, optimizer, config.skip)
@@ -203,16 +204,31 @@ def dense_weights(config: TrainConfig, dataset: Dataset | DataShape) -> int:
 
 
 def model_flops(model: nn.Module, steps: int) -> float:
-    """`dense_flops` of a built model; a model of sequences computes all `steps` of a sample."""
-    repeats = steps if isinstance(model, TBSM) else 1
-    return 6.0 * repeats * sum(weight.numel() for weight in model.parameters() if weight.ndim == 2)
+    """`dense_flops` of a built model; a model of sequences computes all steps of a sample, at most."""
+    weights = {name: weight.numel() for name, weight in model.named_parameters() if weight.ndim == 2}
+    if isinstance(model, SequenceModel):
+        once = sum(number for name, number in weights.items() if name.startswith("deep."))
+        return 6.0 * (once + model.max_steps * (sum(weights.values()) - once))
+    return 6.0 * (steps if isinstance(model, TBSM) else 1) * sum(weights.values())
 
 
-def _tables_of(dataset: Dataset | DataShape, shape: AnyConfig, inputs: Inputs) -> tuple[TableConfig, ...]:
-    """Return the tables of a model; a model of sequences takes the vectors of their tables one by one."""
-    sequences = inputs.sequences if isinstance(shape, SequenceConfig) else ()
-    unpooled = {inputs.tables[position] for position in sequences}
+def _tables_of(dataset: Dataset | DataShape, shape: AnyConfig) -> tuple[TableConfig, ...]:
+    unpooled = _unpooled_tables(dataset, type(shape))
     return shape.format_rows(build_tables(dataset, shape.embedding_dim, shape.widths, unpooled))
+
+
+def study_tables(config: TrainConfig, dataset: Dataset, embedding_dim: int) -> tuple[TableConfig, ...]:
+    """Return the tables for studies that build no model, with rows of one width."""
+    unpooled = _unpooled_tables(dataset, options_of(config.model))
+    return rows_config(config.model_options).format_rows(build_tables(dataset, embedding_dim, unpooled=unpooled))
+
+
+def _unpooled_tables(dataset: Dataset | DataShape, shape: type[AnyConfig]) -> set[str]:
+    """Return the tables whose vectors a model of sequences takes one by one."""
+    if not issubclass(shape, SequenceConfig):
+        return set()
+    names = zip(dataset.features, tables_of(dataset), strict=True)
+    return {table for feature, table in names if feature.name in dataset.sequences}
 
 
 def build_tables(

@@ -34,6 +34,7 @@ from adaptive.batch import Batch
 from adaptive.embeddings.dense_step import dense_step
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.models.dense.attention import SampleVectors
 from adaptive.models.dense.layers import at_step
 from adaptive.models.tasks import label_tensor, labels_of, log_losses, tasks_of
 from adaptive.system import running_out
@@ -160,30 +161,21 @@ class Trainer:
         """Return the part's share of the batch's loss, and its logits, after forward and backward."""
         timed = self.recorder.timed
         with timed("forward"):
-            vectors, labels = vectors_of(self.embeddings, self.model, part), self._labels(part)
-            at_step(
-                self.model,
-                self.recorder.steps,
-                first=part.first,
-                samples=part.num_samples,
-                whole=part.num_samples_of_all,
-            )
-            weights = part.extras.get("weight")
-            if self._ranking is not None:
-                assert isinstance(vectors, Tensor)
-                logits, loss = in_batch_loss(self._ranking, part, vectors, weights)
-            else:
-                logits = self.model(part.dense, vectors)
-                loss = log_losses(
-                    logits,
-                    labels,
-                    self._tasks,
-                    samples=part.num_samples_of_all,
-                    weights=None if weights is None else weights.to(logits.dtype),
-                )
+            logits, loss = self._forward(part, vectors_of(self.embeddings, self.model, part))
         with timed("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), logits.detach()
+
+    def _forward(self, part: Planned, vectors: Tensor | SampleVectors) -> tuple[Tensor, Tensor]:
+        """Return the logits of a part, and its share of the batch's loss."""
+        samples, weights = part.num_samples_of_all, part.extras.get("weight")
+        at_step(self.model, self.recorder.steps, first=part.first, samples=part.num_samples, whole=samples)
+        if self._ranking is not None:
+            assert isinstance(vectors, Tensor)
+            return in_batch_loss(self._ranking, part, vectors, weights)
+        logits: Tensor = self.model(part.dense, vectors)
+        weights = None if weights is None else weights.to(logits.dtype)
+        return logits, log_losses(logits, self._labels(part), self._tasks, samples=samples, weights=weights)
 
     def _labels(self, part: Planned) -> Tensor:
         """Return labels (n,), or (n, T) for a model of T labels."""

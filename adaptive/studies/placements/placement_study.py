@@ -317,7 +317,6 @@ def measure_machine(model: LocalModel, *, on_progress: Callable[[str], None]) ->
         steps,
         value_bytes=model.shape.value_bytes,
         row_bytes=model.row_bytes,
-        features=model.shape.num_sparse,
         plan_factor=1.0,
     )
 

@@ -159,6 +159,7 @@ class StepProfile:
         serial_ms: the whole step without look-ahead.
         step_ms: the whole step with look-ahead, including `wait_ms` of waiting for it.
         counts: per step, by name of the counter.
+        vectors: per step: one per bag, or per lookup without pooling.
         hidden_share: share of the shorter of training and look-ahead that runs behind the longer.
     """
 
@@ -176,6 +177,7 @@ class StepProfile:
     step_ms: float
     wait_ms: float
     counts: Mapping[str, float]
+    vectors: float
     hit_rate: float | None
     bytes_h2d: float
     bytes_d2h: float

@@ -11,7 +11,6 @@ from adaptive.data.key_numbers import number_keys
 from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.errors import ConfigError
-from adaptive.models.factory import rows_config
 from adaptive.optim import row_optimizer
 from adaptive.studies.machines import MachineSpec
 from adaptive.studies.profile import Profile, StepProfile
@@ -20,7 +19,7 @@ from adaptive.studies.profile.movement import MovementLength, profile_movement
 from adaptive.studies.profile.step_profile import Case, StepLength, measured_machine, profile_step
 from adaptive.studies.simulate.simulation import simulate_group
 from adaptive.studies.step_model import Machine
-from adaptive.training.components import build_tables, open_data
+from adaptive.training.components import open_data, study_tables
 from adaptive.training.telemetry.progress import Countdown
 
 PARTS: Final = ("data", "step", "movement")
@@ -89,8 +88,7 @@ def profile(
     dataset = open_data(config) if dataset is None else dataset
     width = int(config.model_options.get("embedding_dim", 16))
     numbered = number_keys(dataset, question.data.samples)
-    tables = rows_config(config.model_options).format_rows(build_tables(numbered, width))
-    (group,) = make_groups(tables, config.seed)
+    (group,) = make_groups(study_tables(config, numbered, width), config.seed)
     size = row_bytes(group, row_optimizer(config.optimizer))
     result, machine = Profile(config.data), None
     if "data" in question.parts:
@@ -111,7 +109,6 @@ def profile(
                 steps,
                 value_bytes=group.vector_bytes,
                 row_bytes=size,
-                features=len(dataset.features),
                 plan_factor=_plan_factor(cases, steps, numbered, group),
             )
             result = replace(result, machine=machine.model_dump(exclude_none=True))

@@ -29,14 +29,11 @@ from adaptive.data.dataset import Dataset
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError
-from adaptive.models.dense.attention import SampleVectors
-from adaptive.models.dense.layers import at_step
-from adaptive.models.tasks import log_losses
 from adaptive.plugins import make_policy
 from adaptive.studies.machines import HERE, MachineSpec, Measured
 from adaptive.studies.profile import StepProfile
 from adaptive.studies.profile.id_trace import OnProgress
-from adaptive.studies.step_model import Traffic, hidden_share
+from adaptive.studies.step_model import Traffic, hidden_share, vectors_of_tables
 from adaptive.system import usable_cores
 from adaptive.training.components import (
     Components,
@@ -145,6 +142,7 @@ def measure(
             step_ms=step,
             wait_ms=overlapped.ms.get("wait", 0.0),
             counts=serial.counts,
+            vectors=serial.vectors,
             hit_rate=overlapped.counts["lookup_hits"] / lookups if lookups else None,
             bytes_h2d=overlapped.counts["bytes_h2d"],
             bytes_d2h=overlapped.counts["bytes_d2h"],
@@ -169,6 +167,7 @@ class _Means(NamedTuple):
 
     ms: dict[str, float]
     counts: dict[str, float]
+    vectors: float
 
 
 class _Stages(Recorder):
@@ -195,26 +194,23 @@ class _Stages(Recorder):
         self.latest = record
 
 
-class _StagedTrainer(Trainer):
+class StagedTrainer(Trainer):
     """The trainer of a run, with separate times for the embeddings in both passes."""
 
     def _forward_backward(self, part: Planned) -> tuple[torch.Tensor, torch.Tensor]:
-        timed, samples = self.recorder.timed, part.num_samples_of_all
+        timed = self.recorder.timed
         with timed("embedding"):
-            pooled = vectors_of(self.embeddings, self.model, part)
-            if isinstance(pooled, SampleVectors):
-                raise ConfigError(
-                    "profile --sections step: expected a model of pooled vectors, got one of sequences. Use --model "
-                    "dlrm, which trains the same rows, or leave the section out."
-                )
-            leaf = pooled.detach().requires_grad_()
+            vectors = vectors_of(self.embeddings, self.model, part)
+            tensors = [vectors] if isinstance(vectors, torch.Tensor) else [vectors.single, *vectors.steps]
+            leaves = [tensor.detach().requires_grad_() for tensor in tensors]
         with timed("mlp_forward"):
-            at_step(self.model, self.recorder.steps, first=part.first, samples=part.num_samples, whole=samples)
-            logits = self.model(part.dense, leaf)
-            loss = log_losses(logits, self._labels(part), self._tasks, samples=samples)
+            if isinstance(vectors, torch.Tensor):
+                logits, loss = self._forward(part, leaves[0])
+            else:
+                logits, loss = self._forward(part, vectors._replace(single=leaves[0], steps=leaves[1:]))
         with timed("mlp_backward"):
             loss.backward()  # type: ignore[no-untyped-call]
-            pooled.backward(leaf.grad)  # type: ignore[no-untyped-call]
+            torch.autograd.backward(tensors, [leaf.grad for leaf in leaves])
         return loss.detach(), logits.detach()
 
 
@@ -222,9 +218,9 @@ class _Loop:
     """Trains batches as a run does, in blocks."""
 
     def __init__(self, config: TrainConfig, components: Components, on_progress: OnProgress) -> None:
-        self._on_progress = on_progress
+        self._on_progress, self._tables = on_progress, components.tables
         self._stages = _Stages(components.embeddings)
-        self._trainer = _StagedTrainer(
+        self._trainer = StagedTrainer(
             components.embeddings,
             components.model,
             components.optimizer,
@@ -234,18 +230,23 @@ class _Loop:
 
     def run(self, batches: Iterator[Batch], depth: int, length: StepLength) -> _Means:
         """Train the warm-up steps, then timed blocks."""
-        blocks, counts = [], dict.fromkeys(COUNTS, 0)
+        blocks, counts, vectors = [], dict.fromkeys(COUNTS, 0), 0
         with closing(self._trainer.embeddings.look_ahead(batches, depth=depth)) as coming:
             self._block(coming, length.warmup)
             for first in range(0, length.steps, BLOCK):
+                started = self._stages.samples
                 blocks.append(self._block(coming, min(BLOCK, length.steps - first)))
                 assert self._stages.latest is not None
-                totals = sum_tables(list(self._stages.latest.tables.values()))
+                by_table = self._stages.latest.tables
+                lookups = [by_table[table.name].lookups for table in self._tables]
+                vectors += vectors_of_tables(self._tables, self._stages.samples - started, lookups)
+                totals = sum_tables(list(by_table.values()))
                 counts = {name: number + getattr(totals, name) for name, number in counts.items()}
         names = {name for block in blocks for name in block}
         return _Means(
             {name: statistics.median(block.get(name, 0.0) for block in blocks) for name in sorted(names)},
             {name: number / length.steps for name, number in counts.items()},
+            vectors / length.steps,
         )
 
     def _block(self, coming: Iterator[Planned], steps: int) -> dict[str, float]:
@@ -266,7 +267,7 @@ class _Loop:
 
 
 def measured_machine(
-    policies: Sequence[StepProfile], *, value_bytes: int, row_bytes: int, features: int, plan_factor: float
+    policies: Sequence[StepProfile], *, value_bytes: int, row_bytes: int, plan_factor: float
 ) -> MachineSpec:
     """Return the rates of this machine.
 
@@ -274,7 +275,6 @@ def measured_machine(
         policies: profiles of at least one policy that leaves misses on the host and has no device rows (`hybrid`), and
             one that prefetches them.
         value_bytes, row_bytes: bytes of a row's values, and of a row with its optimizer state.
-        features: of a sample; each gives one vector.
         plan_factor: time of planning in training over that in a simulation.
 
     Raises:
@@ -285,8 +285,8 @@ def measured_machine(
     _need_both(served=bool(served), staged=bool(staged))
     first = policies[0]
     moving = [step for step in staged if step.look_ahead_ms["move"] > 0 and _moved(step)]
-    host = statistics.median(_rate(step, value_bytes, row_bytes, features) for step in served)
-    device = statistics.median(_rate(step, value_bytes, row_bytes, features) for step in staged)
+    host = statistics.median(_rate(step, value_bytes, row_bytes) for step in served)
+    device = statistics.median(_rate(step, value_bytes, row_bytes) for step in staged)
     move = (
         statistics.median(1e3 * _moved(step) * row_bytes / step.look_ahead_ms["move"] for step in moving)
         if moving
@@ -347,8 +347,8 @@ def _moved(step: StepProfile) -> float:
     return step.counts["fetched"] + step.counts["written_back"]
 
 
-def _rate(step: StepProfile, value_bytes: int, row_bytes: int, features: int) -> float:
+def _rate(step: StepProfile, value_bytes: int, row_bytes: int) -> float:
     """Bytes per second for pooling and updating rows."""
     counts, stages = step.counts, step.training_ms
-    traffic = Traffic(counts["lookups"], counts["unique_rows"], features * step.batch_size, value_bytes, row_bytes)
+    traffic = Traffic(counts["lookups"], counts["unique_rows"], step.vectors, value_bytes, row_bytes)
     return traffic.rows_ms(1.0) / float(stages["embedding"] + stages["row_update"])

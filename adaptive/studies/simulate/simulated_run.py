@@ -32,6 +32,7 @@ from adaptive.errors import DeviceMemoryError, InputError, PolicyError
 from adaptive.kernels.planning import belady
 from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy, RowStats, SkipRule, arranges
+from adaptive.studies.step_model import vectors_of_tables
 from adaptive.system import StopRequest
 
 Int64s = NDArray[np.int64]
@@ -68,6 +69,7 @@ class SimulatedRun:
 
     Attributes:
         tally: (T, counters) sums over the planned batches.
+        num_vectors: vectors that the model gets.
         popular: samples all of whose rows were on the device when their batch was planned.
         seconds: total time, including calibration and counts that only a simulation makes.
         plan_seconds: time of planning each batch.
@@ -98,7 +100,7 @@ class SimulatedRun:
         self.view = RowView([self.planner])
         self._notifier = AccessNotifier([self.planner], self.policy_caller)
         self.tally = np.zeros((len(setup.group.tables), len(Counter)), np.int64)
-        self.batches = self.samples = self.popular = self.host_vectors = 0
+        self.batches = self.samples = self.num_vectors = self.popular = self.host_vectors = 0
         self.seconds = 0.0
         self.plan_seconds: list[float] = []
         self.error: DeviceMemoryError | PolicyError | None = None
@@ -204,6 +206,7 @@ class SimulatedRun:
         self.host_vectors += int(host_vectors.sum())
         self.batches += 1
         self.samples += batch.num_samples
+        self.num_vectors += vectors_of_tables(self.setup.group.tables, batch.num_samples, tally[:, Counter.LOOKUPS])
 
 
 CHUNK: Final = 32  # batches that a run plans before the next run does, so that its records stay in the CPU cache

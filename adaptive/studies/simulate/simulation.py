@@ -22,13 +22,12 @@ from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import held_rows, row_bytes
 from adaptive.errors import ConfigError, DeviceMemoryError
-from adaptive.models.factory import rows_config
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
 from adaptive.studies.simulate.simulated_run import OnProgress, Setup, SharedTrace, SimulatedRun, least_device_rows
 from adaptive.studies.step_model import Machine, StepTimes, Traffic, expected_ms, step_ms
 from adaptive.system import StopRequest, stop_request
-from adaptive.training.components import build_tables, dense_flops, first_batches, open_data, prepare
+from adaptive.training.components import dense_flops, first_batches, open_data, prepare, study_tables
 
 SCHEMA: Final = 1
 READ_AHEAD: Final = 2  # of the samples in `steps`: policies that leave inputs out read more than they train
@@ -166,8 +165,7 @@ def simulate(
     config = cases[0][1]
     most = None if config.steps is None else READ_AHEAD * config.steps * config.batch_size
     dataset = number_keys(open_data(config), most)
-    tables = rows_config(config.model_options).format_rows(build_tables(dataset, embedding_dim))
-    (group,) = make_groups(tables, config.seed)
+    (group,) = make_groups(study_tables(config, dataset, embedding_dim), config.seed)
     described = machine if isinstance(machine, Machine) else machine(dense_flops(config, dataset), config.batch_size)
     return simulate_group(cases, sizes, described, (dataset, group), on_progress=on_progress, stop=stop)
 
@@ -313,7 +311,7 @@ def _forecast(
         lookup_hits=total[Counter.LOOKUP_HITS] / run.batches,
         rows=rows / run.batches,
         row_hits=total[Counter.ROW_HITS] / run.batches,
-        vectors=run.samples * len(setup.group.features) / run.batches,
+        vectors=run.num_vectors / run.batches,
         host_vectors=run.host_vectors / run.batches,
         fetched=total[Counter.FETCHED] / run.batches,
         written_back=total[Counter.WRITTEN_BACK] / run.batches,

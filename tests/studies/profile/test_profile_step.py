@@ -1,22 +1,36 @@
 """Stages and rates of a small training; movement of rows by hand."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from support.helpers import featured
+from support.toy import ToyData
+from support.toy_runs import all_weights, assert_equal
 
+from adaptive.batch import Batch
 from adaptive.config import OptimizerConfig, TierConfig, TrainConfig
+from adaptive.data.dataset import DataShape, Feature
+from adaptive.embeddings.planning.layout import make_groups
 from adaptive.errors import ConfigError
 from adaptive.studies.profile import LeftOut
 from adaptive.studies.profile.movement import MovementLength, left_out, movement, profile_movement
 from adaptive.studies.profile.step_profile import (
     LOOK_AHEAD,
     TRAINING,
+    StagedTrainer,
     StepLength,
     measured_machine,
     profile_step,
 )
-from adaptive.studies.step_model import hidden_share
+from adaptive.studies.simulate.simulation import simulate_group
+from adaptive.studies.step_model import Machine, hidden_share
+from adaptive.training.components import build, dense_flops, study_tables
+from adaptive.training.trainer import Trainer
 
+MACHINE = Machine(link=1e9, device=1e9, host=1e8, dense_ms=1.0)
 SMALL = {
     "batch_size": 64,
     "data_options": {"synthetic": {"rows": 100_000, "num_train": 4_000, "num_eval": 0}},
@@ -39,7 +53,7 @@ def test_every_policy_has_stages_and_rates() -> None:
         assert profile.counts["lookups"] == 64 * 26
         assert profile.serial_ms > 0 and profile.step_ms > 0
     assert result[0].hit_rate == 0 and result[1].hit_rate > 0.5
-    machine = measured_machine(result, value_bytes=64, row_bytes=68, features=26, plan_factor=1.5)
+    machine = measured_machine(result, value_bytes=64, row_bytes=68, plan_factor=1.5)
     assert machine.name == "here" and machine.measured is not None
     rates = machine.measured
     assert -1 <= rates.overlap_staged <= 1 and rates.device > 0 and rates.plan_factor == 1.5
@@ -47,7 +61,76 @@ def test_every_policy_has_stages_and_rates() -> None:
     touched = (of_step["lookups"] + 2 * 64 * 26) * 64 + 2 * of_step["unique_rows"] * 68
     assert rates.host == pytest.approx(1e3 * touched / (stages["embedding"] + stages["row_update"]))
     with pytest.raises(ConfigError, match="Give --policies hybrid and one that prefetches"):
-        measured_machine(result[:1], value_bytes=64, row_bytes=68, features=26, plan_factor=1.0)
+        measured_machine(result[:1], value_bytes=64, row_bytes=68, plan_factor=1.0)
+
+
+FEATURES = (Feature("user", 60), Feature("item", 90), Feature("items", 90))
+HISTORIES = DataShape(FEATURES, 0, ("user", "item", "item"), sequences={"items": 4})
+
+
+def batch_of_histories(seed: int, size: int = 24) -> Batch:
+    """Histories of 0 to 4 items; weights of samples."""
+    rng = np.random.default_rng(seed)
+    user, item = rng.integers(60, size=size), rng.integers(90, size=size)
+    items = [rng.integers(90, size=length) for length in rng.integers(0, 5, size)]
+    extras = {"weight": rng.random(size, np.float32)}
+    return Batch.of(user=user, item=item, items=items, labels=rng.integers(2, size=size), extras=extras)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("dlrm", {"bottom_mlp": "4", "top_mlp": "6-1", "dropout": 0.2}),
+        ("two-tower", {"user_tables": ["user"], "tower_mlp": "5"}),
+        ("two-tower", {"user_tables": ["user"], "tower_mlp": "5", "loss": "in_batch_softmax"}),
+        ("din", {"attention_mlp": "5"}),
+        ("hstu", {"dropout": 0.2}),
+    ],
+)
+def test_a_profile_trains_what_a_run_trains(model: str, options: dict[str, Any]) -> None:
+    """Every loss and every kind of vectors, bit for bit."""
+    shape, batches = HISTORIES, [batch_of_histories(seed) for seed in range(5)]
+    if model == "two-tower":
+        shape = DataShape(shape.features[:2], 0, shape.tables[:2])
+        batches = [replace(batch.reordered([0, 1]), extras=batch.extras) for batch in batches]
+    config = TrainConfig.model_validate({"model": model, "model_options": {"embedding_dim": 4, **options}})
+    weights = []
+    for trainer in (Trainer, StagedTrainer):
+        parts = build(config, shape)
+        with parts.embeddings:
+            trainer(parts.embeddings, parts.model, parts.optimizer).train(batches)
+            weights.append(all_weights(parts))
+    assert_equal(*weights)
+
+
+@pytest.mark.parametrize("model", ["dlrm", "hstu"])
+def test_the_vectors_of_a_step_are_those_that_the_model_gets(model: str) -> None:
+    class Histories(ToyData):
+        features, tables, num_dense, sequences = HISTORIES.features, HISTORIES.tables, 0, HISTORIES.sequences
+
+        def __init__(self) -> None:
+            self._num_train = 4 * 24
+
+        def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
+            return (batch_of_histories(0) for _ in range(4))
+
+    options = {"embedding_dim": 16, "bottom_mlp": "16", "top_mlp": "8-1"} if model == "dlrm" else {}
+    config = TrainConfig(model=model, model_options=options, batch_size=24, tier=TierConfig(device_rows="90%"))
+    (step,) = profile_step([("lru", config)], StepLength(1, 12), dataset=Histories())
+    lookups = len(batch_of_histories(0).ids)
+    assert step.counts["lookups"] == lookups and step.vectors == (3 * 24 if model == "dlrm" else lookups)
+    group = make_groups(study_tables(config, Histories(), 16), 0)[0]
+    (run,) = simulate_group([("lru", config)], ["90%"], MACHINE, (Histories(), group)).runs
+    touched = 64 * lookups + 2 * 64 * step.vectors + 2 * 68 * step.counts["unique_rows"]
+    assert run.step_ms.hybrid == pytest.approx(
+        1e3 * (touched / MACHINE.host + 2 * 64 * step.vectors / MACHINE.link) + 1
+    )
+
+
+def test_operations_of_a_model_of_sequences_are_those_of_all_its_steps() -> None:
+    config = TrainConfig(model="din", model_options={"embedding_dim": 4, "attention_mlp": "5", "deep_mlp": "6"})
+    attention, deep = 16 * 5 + 5 * 1, (2 + 2) * 4 * 6 + 6 * 1
+    assert dense_flops(config, HISTORIES) == 6 * (4 * attention + deep)
 
 
 def test_a_stop_omits_the_remaining_policies() -> None:
