@@ -79,6 +79,7 @@ def feature_facts(
                 null=_nulls(data),
                 vocabulary=f"ids/{numbers[table]}.npy" if kind in ("fitted", "keyed") else None,
                 max_length=run.shape.sequences.get(feature.name),
+                padding=group.get("padding"),
             )
         )
     return features

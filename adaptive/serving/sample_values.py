@@ -55,6 +55,7 @@ class FeatureFacts:
         unknown, missing: rows of such values; None: such values are errors.
         null: texts of missing values.
         max_length: of a bag whose values are steps of a sequence; earlier ones are left out.
+        padding: value that is left out of bags.
     """
 
     name: str
@@ -69,6 +70,7 @@ class FeatureFacts:
     null: Sequence[str]
     vocabulary: str | None
     max_length: int | None = None
+    padding: str | None = None
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,9 @@ class IdMap:
             value = [value]
         nulls = self.facts.null
         present = [item for item in (() if value is None else value) if not is_missing(item, nulls)]
+        if self.facts.padding is not None:
+            padding = key_of(self.facts.padding, self.facts.key)
+            present = [item for item in present if key_of(item, self.facts.key) != padding]
         return list(map(self.row, present[-self.facts.max_length :] if self.facts.max_length else present))
 
     def row(self, value: Any) -> int:

@@ -114,6 +114,7 @@ class FeatureSource:
     is_bag: bool
     rows: RowMap
     max_length: int | None = None  # of a sequence
+    padding: int | None = None  # key that is left out of bags
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ class Batcher:
         parts, ends, total = [], [np.zeros(1, np.int64)], 0
         for feature in self._features:
             if feature.is_bag:
-                keys, part_ends = bag_column(block, feature.slot)
+                keys, part_ends = bag_column(block, feature.slot, feature.padding)
                 if feature.max_length is not None:
                     keys, part_ends, count = keep_latest(keys, part_ends, feature.max_length)
                     self.truncated[feature.name] += count
@@ -265,12 +266,16 @@ def keep_latest(keys: Ids, ends: Ids, most: int) -> tuple[Ids, Ids, int]:
     return keys[is_kept], np.cumsum(np.minimum(sizes, most)), int(too_long.sum())
 
 
-def bag_column(block: Block, slot: int) -> tuple[Ids, Ids]:
-    """Return the keys of a bag feature of a block, and the end of each row's bag (R,) in them."""
+def bag_column(block: Block, slot: int, padding: int | None) -> tuple[Ids, Ids]:
+    """Return the keys of a bag feature of a block other than `padding`, and the end of each row's bag (R,) in them."""
     columns = block.columns
     ends, keys = np.empty(len(columns.lines), np.int64), np.empty(0, np.int64)
     total = kernels.gather_bags(columns.bag_keys, columns.bag_ends, block.num_rows, slot, keys, ends)
     if total:
         keys = np.empty(total, np.int64)
         kernels.gather_bags(columns.bag_keys, columns.bag_ends, block.num_rows, slot, keys, ends)
-    return keys, ends[: block.num_rows]
+    ends = ends[: block.num_rows]
+    if padding is None:
+        return keys, ends
+    is_kept = keys != padding
+    return keys[is_kept], np.concatenate([[0], np.cumsum(is_kept)])[ends]

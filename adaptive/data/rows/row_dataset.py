@@ -83,6 +83,7 @@ class FeaturePlan:
     rule: RowRule
     kind: KeyKind = "string"
     max_length: int | None = None  # of a sequence
+    padding: int | None = None  # key that is left out of bags
 
 
 @dataclass(frozen=True)
@@ -268,7 +269,9 @@ def open_rows(opened: Opened, plan: RowPlan, options: DataOptions, *, run_dir: P
     return RowDataset(
         source,
         [
-            FeatureSource(item.name, item.table, item.slot, item.is_bag, maps[item.table], item.max_length)
+            FeatureSource(
+                item.name, item.table, item.slot, item.is_bag, maps[item.table], item.max_length, item.padding
+            )
             for item in plan.features
         ],
         plan,
@@ -310,7 +313,7 @@ def _fit(
     def look(block: Block) -> None:
         for feature in features:
             if feature.is_bag:
-                keys, _ = bag_column(block, feature.slot)
+                keys, _ = bag_column(block, feature.slot, feature.padding)
                 amounts = np.ones(len(keys), np.bool_)
             else:
                 keys = block.columns.keys[feature.slot, : block.num_rows]

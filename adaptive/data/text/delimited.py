@@ -17,7 +17,7 @@ from adaptive.data.kernels.text_fields import parse_iso_time
 from adaptive.data.rows.batcher import LabelSource
 from adaptive.data.rows.data_files import DataFile, find_files
 from adaptive.data.rows.row_dataset import FeaturePlan, RowPlan, RowRule, open_rows
-from adaptive.data.rows.row_source import Column, RowFormat
+from adaptive.data.rows.row_source import Column, RowFormat, key_of
 from adaptive.data.text.schema import DEFAULT_LENGTH, Categorical, DelimitedSchema, UserItemsSchema, required_schema
 from adaptive.data.text.text_reader import first_line, open_text_files, split_fields
 from adaptive.data.text.user_items import open_pairs
@@ -84,6 +84,7 @@ def describe(
             _rule(group, options, is_bag=uses[name].sort == "bags"),
             group.kind,
             (group.max_length or DEFAULT_LENGTH) if group.sequence else None,
+            _padding_key(group),
         )
         for group, name in grouped
     )
@@ -109,10 +110,28 @@ def _identity(schema: DelimitedSchema) -> dict[str, object]:
     for group in values["categorical"]:
         if not group["sequence"]:
             del group["sequence"], group["max_length"]
+        if group["padding"] is None:
+            del group["padding"]
     return values
 
 
+def _padding_key(group: Categorical) -> int | None:
+    """Return the key of the padding of bags, as readers make keys of values."""
+    if group.padding is None:
+        return None
+    if group.kind == "string":
+        return key_of(group.padding)
+    key = int(group.padding, 16 if group.kind == "hex" else 10)
+    return key - 2**64 if key >= 2**63 else key
+
+
 def _check_sequences(features: Sequence[FeaturePlan]) -> None:
+    for feature in features:
+        if feature.padding is not None and not feature.is_bag:
+            raise ConfigError(
+                f"column {feature.name!r}: expected a list with padding, got single values. Set inner_separator, or "
+                "remove padding from the schema."
+            )
     sequences = {feature.table: feature.name for feature in features if feature.max_length is not None}
     for feature in features:
         if feature.max_length is not None and not feature.is_bag:

@@ -26,6 +26,7 @@ def _one_character(text: str) -> str:
     return text
 
 
+_VALUES = {"int": "-?[0-9]{1,19}", "hex": "[0-9a-fA-F]{1,16}", "string": "(?s).+"}
 Separator = Annotated[str, AfterValidator(_one_character)]
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
@@ -87,6 +88,9 @@ class Categorical(Config):
     max_length: int | None = Field(
         default=None, ge=1, le=MOST_STEPS, description=f"latest steps of a sequence to keep; default: {DEFAULT_LENGTH}"
     )
+    padding: str | None = Field(
+        default=None, min_length=1, coerce_numbers_to_str=True, description="value in a bag that is no id; left out"
+    )
     missing: Literal["row", "reject"] = Field(
         default="row", description="an empty field: use an extra row, or reject the line; an empty bag is never bad"
     )
@@ -111,6 +115,8 @@ class Categorical(Config):
             raise ValueError(f"expected min_count only with vocabulary = true, got it with {mappings[0]}")
         if self.max_length is not None and not self.sequence:
             raise ValueError(f"expected sequence = true with max_length, got max_length = {self.max_length} alone")
+        if self.padding is not None and not re.fullmatch(_VALUES[self.kind], self.padding):
+            raise ValueError(f"expected padding to be a value of kind = {self.kind!r}, got {self.padding!r}")
         if self.missing == "reject" and (self.inner_separator is not None or self.sequence):
             raise ValueError("expected missing = 'row' for a bag, which may be empty, got 'reject'")
         return self
