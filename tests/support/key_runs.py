@@ -150,10 +150,13 @@ def train_or_resume(out: str, settings: dict[str, Any], resume: bool) -> None:
 
 
 def train_and_die(out: str, settings: dict[str, Any], resume: bool, stage: str) -> None:
-    """In a child of a nursery: train or resume a run, and die in its second sweep; without a stage, exit with 0."""
+    """In a child of a nursery: train a run and die in its second sweep, or resume it and die in the next one.
+
+    Without a stage, exit with code 0.
+    """
     try:
         if stage:
-            die_in_sweep(stage, 2)
+            die_in_sweep(stage, 1 if resume else 2)
         train_or_resume(out, settings, resume)
         os._exit(0)
     except BaseException as error:
