@@ -27,7 +27,7 @@ _NOTHING: Final = "the format does not have it"
 _KINDS: Final = {
     "synthetic": Kind("synthetic.synthetic_stream", "open_synthetic", *_BUILT_IN),
     "sequences": Kind("sequences.sequence_dataset", "open_sequences", (*_BUILT_IN[0], "keys"), _BUILT_IN[1]),
-    "criteo": Kind("text.criteo", "open_criteo", *_NO_SCHEMA),
+    "criteo": Kind("text.delimited", "open_criteo", *_NO_SCHEMA),
     "csv": Kind("text.delimited", "open_csv"),
     "parquet": Kind("arrow.parquet", "open_parquet"),
     "dlrm": Kind("array_files", "open_dlrm", (*_NO_SCHEMA[0], "keys"), f"{_NO_SCHEMA[1]}, and its ids are rows"),

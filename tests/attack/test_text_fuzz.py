@@ -14,7 +14,7 @@ from adaptive.data.kernels import text as kernels
 from adaptive.data.rows.data_files import find_files
 from adaptive.data.rows.rejects import BadLine, RejectLog
 from adaptive.data.rows.row_source import Block, Column, RowFormat
-from adaptive.data.text.criteo import open_criteo
+from adaptive.data.text.delimited import open_criteo
 from adaptive.data.text.text_reader import TextSource
 from adaptive.errors import InputError
 

@@ -1,4 +1,10 @@
-"""Delimited files (csv, tsv, ...) with one sample per line, described by a schema."""
+"""Delimited files (csv, tsv, ...) with one sample per line, described by a schema; Criteo's files need none.
+
+Criteo's click logs (Kaggle 2014 and the terabyte set): a line has a label (0 or 1), 13 integers and 26 categories of
+hex digits, separated by tabs. All but the label may be empty, which means missing. Files without the label column (39
+columns: the test set of the competition) get labels NaN, for predictions only. Dense inputs are log(1 + max(x, 0)) as
+in facebookresearch/dlrm, and missing ones 0. Data options map categories to rows.
+"""
 
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
@@ -16,7 +22,7 @@ from adaptive.data.kernels import text as kernels
 from adaptive.data.kernels.text_fields import parse_iso_time
 from adaptive.data.rows.batcher import LabelSource
 from adaptive.data.rows.data_files import DataFile, find_files
-from adaptive.data.rows.row_dataset import FeaturePlan, RowPlan, RowRule, open_rows
+from adaptive.data.rows.row_dataset import FeaturePlan, RowDataset, RowPlan, RowRule, open_rows
 from adaptive.data.rows.row_source import Column, RowFormat, key_of
 from adaptive.data.text.schema import DEFAULT_LENGTH, Categorical, DelimitedSchema, UserItemsSchema, required_schema
 from adaptive.data.text.text_reader import first_line, open_text_files, split_fields
@@ -322,3 +328,27 @@ def parse_time_split(options: DataOptions, kind: Literal["iso", "number"] | None
         raise ConfigError(
             f"data.time_split: expected a number, as in the data, got {cut!r}. Or set kind = 'iso' in [time]."
         ) from None
+
+
+# -- Criteo's click logs ----------------------------------------------------------------------------------------------
+
+NUM_DENSE, NUM_CATEGORIES = 13, 26
+
+_LABEL = (Column("label", kernels.LABEL_BINARY),)
+_INPUTS = tuple(Column(f"I{i + 1}", kernels.DENSE_INTEGER) for i in range(NUM_DENSE)) + tuple(
+    Column(f"C{i + 1}", kernels.KEY_HEX) for i in range(NUM_CATEGORIES)
+)
+
+
+def open_criteo(paths: str, options: DataOptions, run_dir: Path | None) -> RowDataset:
+    """Open the data set `criteo:PATH[,PATH...]`."""
+
+    def format_of(file: DataFile) -> RowFormat:
+        has_label = first_line(file, options.max_line_bytes).count(b"\t") + 1 != len(_INPUTS)
+        columns = _LABEL + _INPUTS if has_label else _INPUTS
+        return RowFormat(columns, separator="\t", max_line_bytes=options.max_line_bytes)
+
+    opened, rule = open_text_files(paths, options, run_dir, format_of=format_of), RowRule.of(options)
+    features = tuple(FeaturePlan(f"C{i + 1}", f"C{i + 1}", i, False, rule, "hex") for i in range(NUM_CATEGORIES))
+    identity: dict[str, object] = {"format": "criteo", "rows": rule.kind, "rows_setting": rule.size}
+    return open_rows(opened, RowPlan(features, np.ones(NUM_DENSE, np.bool_), None, identity), options, run_dir=run_dir)
