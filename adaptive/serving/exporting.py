@@ -7,7 +7,7 @@ import resource
 import shutil
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ FORMATS: Final[Mapping[str, str]] = {
     "onnx": "model.onnx",
 }
 _ALIGNMENT: Final = 64
-_SAFETENSORS: Final = {"<f4": "F32", "<i8": "I64", "<u2": "BF16", "|i1": "I8"}
+_SAFETENSORS: Final = {dtype: name for name, dtype in scoring.SAFETENSORS.items()}
 
 
 class FormatQuality(TypedDict):
@@ -125,18 +125,12 @@ def export_run(
             raise ConfigError(f"expected float32 rows for --to onnx, got {row_dtype} (--row-dtype). Use --to torch")
         onnx_or_error()
     path = Path(out)
-    if os.path.lexists(path):
-        raise OutputError(f"expected a new folder, got {path}, which exists (--out). Choose another name")
+    refuse_existing(path)
     with load_with(Path(run_directory), settings) as run:
         _custom_file(run)
         tables = _tables(run)
         qualities = None if check is None else _check(run, check, tables)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_directory(path, partial(_fill, run, to, row_dtype, tables))
-            size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        except OSError as error:
-            raise OutputError(f"{path} could not be written: {error}") from error
+        size = write_folder(path, partial(_fill, run, to, row_dtype))
         return ExportResult(
             schema=SCHEMA,
             run_dir=str(run.path),
@@ -149,6 +143,26 @@ def export_run(
             peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             check=qualities,
         )
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise OutputError if a folder to write exists."""
+    if os.path.lexists(path):
+        raise OutputError(f"expected a new folder, got {path}, which exists (--out). Choose another name")
+
+
+def write_folder(path: Path, fill: Callable[[Path], None]) -> int:
+    """Create a folder and its parents, completely or not at all; return its bytes."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_directory(path, fill)
+        return folder_bytes(path)
+    except OSError as error:
+        raise OutputError(f"{path} could not be written: {error}") from error
+
+
+def folder_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def _tables(run: LoadedRun) -> list[TableFacts]:
@@ -175,23 +189,39 @@ def _check(run: LoadedRun, data: str, tables: Sequence[TableFacts]) -> dict[str,
     return qualities
 
 
-def _fill(run: LoadedRun, to: str, row_dtype: str, tables: Sequence[TableFacts], folder: Path) -> None:
+def _fill(run: LoadedRun, to: str, row_dtype: str, folder: Path) -> None:
     """Write all files of the export into a folder."""
-    keys = vocabularies(run)
-    facts = _facts(run, FORMATS[to], row_dtype, tables, keys)
-    _write_tensors(run, to, folder, facts)
-    _write_item_vectors(run, to, folder)
+    facts, keys = facts_of(run, FORMATS[to], row_dtype)
+    if to == "onnx":
+        _write_onnx(run, folder, facts)
+    else:
+        write_tensors(folder / facts.tensors, tensors_of(run, facts))
+    write_ids(folder, keys)
+    write_others(run, folder, facts)
+
+
+def write_ids(folder: Path, keys: Mapping[str, NDArray[np.int64]]) -> None:
+    """Write keys to files by their paths in the export's folder."""
     (folder / "ids").mkdir()
-    for feature in facts.features:
-        if feature.vocabulary is not None and not (folder / feature.vocabulary).exists():
-            write_array(folder / feature.vocabulary, keys[facts.tables[feature.table].name], DISK)
+    for name, array in keys.items():
+        write_array(folder / name, array, DISK)
     DISK.sync_directory(folder / "ids")
-    _write_text(folder / "model.json", json.dumps(asdict(facts), indent=1, ensure_ascii=False) + "\n")
-    _write_text(folder / "README.md", page_text(facts))
-    _write_code(run, to, folder)
 
 
-def _write_item_vectors(run: LoadedRun, to: str, folder: Path) -> None:
+def write_others(run: LoadedRun, folder: Path, facts: ExportFacts) -> None:
+    """Write all files but those of tensors and keys."""
+    _write_item_vectors(run, folder, facts)
+    write_text(folder / "model.json", facts_text(facts))
+    write_text(folder / "README.md", page_text(facts))
+    _write_code(run, folder, facts)
+
+
+def facts_text(facts: ExportFacts) -> str:
+    """Return the content of `model.json`."""
+    return json.dumps(asdict(facts), indent=1, ensure_ascii=False) + "\n"
+
+
+def _write_item_vectors(run: LoadedRun, folder: Path, facts: ExportFacts) -> None:
     """Write the vectors of all items, for a search of nearest neighbors, if the model ranks items."""
     model = ranking_model(run.model)
     if model is None:
@@ -200,44 +230,49 @@ def _write_item_vectors(run: LoadedRun, to: str, folder: Path) -> None:
     blocks = Blocks(
         np.dtype(np.float32), shape, lambda: (part.cpu().numpy() for part in item_vectors(run.embeddings, model.eval()))
     )
-    if to == "safetensors":
+    if facts.tensors == FORMATS["safetensors"]:
         write_safetensors(folder / "item_vectors.safetensors", {"item_vectors": blocks})
     else:
         write_array(folder / "item_vectors.npy", blocks, DISK)
 
 
-def _write_tensors(run: LoadedRun, to: str, folder: Path, facts: ExportFacts) -> None:
-    """Write tables, with the names of `scoring.Model`, and the dense part."""
+def tensors_of(run: LoadedRun, facts: ExportFacts) -> dict[str, Blocks]:
+    """Return tables and the dense part, with the names of `scoring.Model`."""
+    tensors = _tables_of(run, facts)
+    return tensors | {f"dense.{name}": blocks_of(tensor) for name, tensor in run.model.state_dict().items()}
+
+
+def _tables_of(run: LoadedRun, facts: ExportFacts) -> dict[str, Blocks]:
     tables: dict[str, Blocks] = {}
     for number, table in enumerate(facts.tables):
         shape, blocks = (table.rows, table.width), partial(_table, run, table.name)
         tables |= table_tensors(facts.row_dtype, number, shape, blocks)
-    if to == "onnx":
-        if getattr(run.model, "takes_sequences", False):
-            raise ConfigError(
-                f"expected a model of vectors of fixed number for --to onnx, got {facts.model['name']} with columns of "
-                f"sequences ({run.path}). Use --to torch"
-            )
-        if facts.model.get("bf16"):
-            raise ConfigError(
-                f"expected model.bf16=false for --to onnx, got true ({run.path}): onnxruntime has no bfloat16 on CPUs. "
-                "Use --to torch"
-            )
-        write_onnx(folder / FORMATS[to], facts, list(tables.values()), copy.deepcopy(run.model).cpu().eval())
-        return
-    weights = {f"dense.{name}": blocks_of(tensor) for name, tensor in run.model.state_dict().items()}
-    write = write_torch if to == "torch" else write_safetensors
-    write(folder / FORMATS[to], tables | weights)
+    return tables
+
+
+def _write_onnx(run: LoadedRun, folder: Path, facts: ExportFacts) -> None:
+    if getattr(run.model, "takes_sequences", False):
+        raise ConfigError(
+            f"expected a model of vectors of fixed number for --to onnx, got {facts.model['name']} with columns of "
+            f"sequences ({run.path}). Use --to torch"
+        )
+    if facts.model.get("bf16"):
+        raise ConfigError(
+            f"expected model.bf16=false for --to onnx, got true ({run.path}): onnxruntime has no bfloat16 on CPUs. "
+            "Use --to torch"
+        )
+    tables = list(_tables_of(run, facts).values())
+    write_onnx(folder / facts.tensors, facts, tables, copy.deepcopy(run.model).cpu().eval())
 
 
 def _table(run: LoadedRun, name: str) -> Iterator[NDArray[np.float32]]:
     return run.embeddings.rows.table_blocks(name, BLOCK_BYTES)
 
 
-def _write_code(run: LoadedRun, to: str, folder: Path) -> None:
+def _write_code(run: LoadedRun, folder: Path, facts: ExportFacts) -> None:
     """Copy the scoring code and the code of the dense part, without its fused kernels."""
     _copy(Path(sample_values.__file__), folder / "sample_values.py")
-    if to == "onnx":
+    if facts.tensors == FORMATS["onnx"]:
         _copy(Path(onnx_scoring.__file__), folder / "scoring.py")
         return
     _copy(Path(scoring.__file__), folder / "scoring.py")
@@ -281,10 +316,10 @@ def _model_facts(run: LoadedRun) -> Mapping[str, Any]:
     return {"name": "custom", **code, **shared, "settings": settings}
 
 
-def _facts(
-    run: LoadedRun, tensors: str, row_dtype: str, tables: Sequence[TableFacts], keys: Mapping[str, NDArray[np.int64]]
-) -> ExportFacts:
-    return ExportFacts(
+def facts_of(run: LoadedRun, tensors: str, row_dtype: str) -> tuple[ExportFacts, dict[str, NDArray[np.int64]]]:
+    """Return the content of `model.json`, and the keys of tables by the path of their file."""
+    tables, keys = _tables(run), vocabularies(run)
+    facts = ExportFacts(
         format=FORMAT,
         version=VERSION,
         run={"folder": run.path.absolute().name, "steps": run.steps, "data": run.record["config"]["data"]},
@@ -298,13 +333,21 @@ def _facts(
         labels=list(run.shape.labels),
         model=_model_facts(run),
     )
+    files = {f.vocabulary: keys[tables[f.table].name] for f in facts.features if f.vocabulary is not None}
+    return facts, files
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write and sync a new file."""
     write_new(path, lambda file: DISK.write(file, text.encode()))
 
 
 # -- files of named tensors, written block by block, so no tensor need fit into memory --------------------------------
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Blocks]) -> None:
+    """Write name -> tensor in the format of the path's ending: .pt or .safetensors."""
+    (write_torch if path.suffix == ".pt" else write_safetensors)(path, tensors)
 
 
 def write_torch(path: Path, tensors: Mapping[str, Blocks]) -> None:
@@ -342,7 +385,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Blocks]) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for blocks in tensors.values():
             for block in blocks.make():
-                file.write(_bytes(block))
+                file.write(scoring.bytes_of(block))
         assert file.tell() == 8 + len(text) + end, f"{path.name}: blocks are not the tensors"
 
     write_new(path, write)
@@ -358,15 +401,11 @@ def blocks_of(tensor: torch.Tensor) -> Blocks:
     return Blocks(array.dtype, tuple(tensor.shape), make)
 
 
-def _bytes(block: np.ndarray[Any, Any]) -> memoryview:
-    return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
-
-
 def _append(blocks: Blocks, file: BinaryIO) -> int:
     """Append the values to the file; return their offset in bytes."""
     start = file.tell()
     for block in blocks.make():
-        file.write(_bytes(block))
+        file.write(scoring.bytes_of(block))
     assert file.tell() - start == num_bytes(blocks), "blocks are not the tensor"
     return start
 
