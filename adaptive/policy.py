@@ -139,8 +139,9 @@ class SkipRule(ABC):
     """Set to True if `arrange` drops samples; count them in `seen_inputs` and `dropped_inputs`."""
 
     reads_inputs_only: bool = False
-    """Set to True if `arrange` decides by the batches alone, apart from `TierView.rows` and `num_rows`. With several
-    ranks, each then runs it over all batches and gets the same answers. Other rules that drop inputs are refused."""
+    """Set to True if `arrange` decides by the batches alone, apart from `TierView.rows` and `num_rows`; other
+    attributes of the view raise errors. With several ranks, each runs it over all batches and gets the same answers;
+    other rules that drop inputs are refused."""
 
     mode: str = ""
     """Text that reports add to the rule's name, such as `by movement`."""
@@ -210,10 +211,7 @@ class SkipRule(ABC):
         A hash chooses the share `allowance` of all numbers, so a number gets the same answer each time. The numbers
         allowed at a lower allowance are among those allowed at a higher one.
         """
-        mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # wraps, as a hash should
-        mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
-        chosen: NDArray[np.bool_] = (mixed >> np.uint64(32)) < np.uint64(round(self.allowance * 2**32))
-        return chosen
+        return allowed(numbers, self.allowance)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return arrays from which `load_state_dict` restores the rule. Default: none."""
@@ -360,6 +358,14 @@ class Policy(ABC):
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore the policy from the arrays of `state_dict`. Default: accept no arrays."""
         _expect_no_state(self, state)
+
+
+def allowed(numbers: NDArray[np.int64], allowance: float) -> NDArray[np.bool_]:
+    """`SkipRule.allows` at an allowance that need not be the rule's."""
+    mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # wraps, as a hash should
+    mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
+    chosen: NDArray[np.bool_] = (mixed >> np.uint64(32)) < np.uint64(round(allowance * 2**32))
+    return chosen
 
 
 def _expect_no_state(owner: object, state: Mapping[str, NDArray[Any]]) -> None:

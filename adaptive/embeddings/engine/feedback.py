@@ -47,6 +47,7 @@ class FeedbackQueue:
 
     def take_in(self, number: int, depth: int) -> None:
         """Take in the feedback that is old enough; once, before batch `number` is planned."""
+        self._policy_caller.begin_batch()
         self.take_in_until(number - self.lag(depth))
         self._observe_until(number - max(depth, LOSS_LAG))
         if self._skip is not None and number and number % self._skip.interval == 0:

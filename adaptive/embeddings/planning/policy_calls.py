@@ -5,6 +5,7 @@ Rows and slots are then unchanged.
 """
 
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -20,7 +21,7 @@ from adaptive.embeddings.planning.hot_set import SAMPLED_ROWS
 from adaptive.embeddings.planning.policy_thread import Overdue, PolicyThread, Raised, is_users
 from adaptive.embeddings.planning.row_stats import read_only
 from adaptive.errors import PolicyError, error_text
-from adaptive.policy import Policy, RowStats, SkipRule, TierView, arranges, order_of
+from adaptive.policy import Policy, RowStats, SkipRule, TierView, allowed, arranges, order_of
 
 Answer = TypeVar("Answer")
 OF_RULE: Final = "rule."  # prefix of the names of a skip rule's methods
@@ -34,17 +35,25 @@ class PolicyCaller:
     Args:
         policy: to call.
         timeout: seconds that a method may take inside `listening`; 0: no limit and no thread.
+
+    Attributes:
+        allowance: of the rule, as of the batch to be planned. It changes while batches are read (by a guard), and how
+            far they are read ahead must not decide from which batch on it applies.
     """
 
     def __init__(self, policy: Policy, timeout: float = 0.0) -> None:
         self.policy = policy
         self.seconds = 0.0
+        self.allowance = self._rule_allowance
         self._timeout = timeout
         self._thread: PolicyThread | None = None
         self._stuck: PolicyThread | None = None  # an abandoned thread
+        self._turn = threading.RLock()  # held during a call: batches may be arranged in one thread, planned in another
+        self._overdue = ""  # text of the error for the abandoned method
         self._explained: BaseException | None = None  # latest error that already names policy and method
         self._source: _Source | None = None  # of the batches to arrange
-        self._reported: deque[dict[str, float]] | None = None  # one entry per arranged batch that is not planned yet
+        self._read: deque[tuple[float, dict[str, float] | None]] = deque()  # of each batch that is not planned yet
+        self._reported: dict[str, float] | None = None  # as of the batch to be planned, if the policy arranges batches
 
     @property
     def rule(self) -> SkipRule | None:
@@ -55,6 +64,10 @@ class PolicyCaller:
     def policy_and_rule(self) -> Sequence[Policy | SkipRule]:
         """The policy, and its skip rule if it has one."""
         return [self.policy] if self.rule is None else [self.policy, self.rule]
+
+    @property
+    def _rule_allowance(self) -> float:
+        return 1.0 if self.rule is None else self.rule.allowance
 
     @property
     def watches_movement(self) -> bool:
@@ -108,7 +121,7 @@ class PolicyCaller:
         if self._timeout == 0 or self._thread is not None:
             yield
             return
-        self._thread = thread = PolicyThread(self._timeout)
+        self._overdue, self._thread = "", (thread := PolicyThread(self._timeout))
         try:
             yield
         finally:
@@ -140,7 +153,7 @@ class PolicyCaller:
             got = f"{answer[bad[0]]} for row {stats.rows[bad[0]]}{hint}"
             raise self._wrong(method, stats.step, f"numbers of at least {least}", got)
         visits: NDArray[np.int64] = np.minimum(answer.astype(np.int64), rule.at_most)
-        return np.where((visits == 0) & ~rule.allows(stats.rows), 1, visits)
+        return np.where((visits == 0) & ~allowed(stats.rows, self.allowance), 1, visits)
 
     def _array(self, method: str, stats: RowStats, ask: Callable[[RowStats], NDArray[Any]]) -> NDArray[Any]:
         """(n,) a method's answer about these rows."""
@@ -179,12 +192,12 @@ class PolicyCaller:
 
     def arrange(self, batches: Iterator[Batch], view: TierView, hashed_view: TierView) -> Generator[Batch, None, None]:
         """Yield the policy's batches, checked; `hashed_view` is for a rule that reads inputs only."""
+        self._read.clear()
         if not arranges(self.policy):
-            self._reported = None
-            for batch in batches:  # noqa: UP028 (`yield from` would close the caller's iterator with this one)
+            for batch in batches:
+                self._read.append((self._rule_allowance, None))
                 yield batch
             return
-        self._reported = deque()
         source = self._source = _Source(batches, self._thread)
         try:
             yield from self._arranged(source, view, hashed_view)
@@ -206,14 +219,14 @@ class PolicyCaller:
             if not isinstance(batch, Batch):
                 raise self._wrong("arrange", -1, "batches", type(batch).__name__)
             num_samples += batch.num_samples
-            assert self._reported is not None
-            self._reported.append(reported)
+            self._read.append((self._rule_allowance, reported))
             yield batch
         self._check_samples(inputs, num_samples)
 
     def _without_dropped(self, rule: SkipRule, source: "_Source", view: TierView) -> Iterator[Batch]:
         """The batches of a rule that drops inputs. Runs in the policy's thread."""
         method = f"{OF_RULE}arrange"
+        view = _InputsOnly(view) if rule.reads_inputs_only else view
         arranged: Iterator[object] | None = None
         while True:
             try:
@@ -253,13 +266,17 @@ class PolicyCaller:
         """
         return self.ask("reported", self._read_reported)
 
+    def begin_batch(self) -> None:
+        """Turn to the next batch to be planned; once, before all other calls for it."""
+        self.allowance, self._reported = self._read.popleft() if self._read else (self._rule_allowance, None)
+
     def reported_with_next(self) -> dict[str, float]:
-        """`reported` as of the next batch to be planned. Called once per batch, by the look-ahead.
+        """`reported` as of the batch to be planned.
 
         For a policy that arranges batches, as of the moment when it yielded that batch.
         """
         if self._reported is not None:
-            return self._reported.popleft()
+            return self._reported
         any_names = self.policy.reported or (self.rule is not None and self.rule.reported)
         return self._run("reported", -1, self._read_reported) if any_names else {}
 
@@ -303,10 +320,16 @@ class PolicyCaller:
         """Return the answer; errors become a `PolicyError`, except those of the data source."""
         error: BaseException
         try:
-            return question() if self._thread is None else self._thread.ask(question)
+            with self._turn:
+                if self._thread is None:
+                    return question()
+                if self._overdue:  # while this thread waited for its turn
+                    raise Overdue
+                return self._thread.ask(question)
         except Overdue:
-            text = overdue_text(self._owner(method), method.removeprefix(OF_RULE), step, self._timeout)
-            raise PolicyError(text) from None
+            name = method.removeprefix(OF_RULE)
+            self._overdue = self._overdue or overdue_text(self._owner(method), name, step, self._timeout)
+            raise PolicyError(self._overdue) from None
         except Raised as raised:
             error = raised.error
         except KeyboardInterrupt:
@@ -345,6 +368,17 @@ def overdue_text(owner: str, method: str, step: int, seconds: float) -> str:
 
 def _at(step: int) -> str:
     return f" at batch {step}" if step >= 0 else ""
+
+
+class _InputsOnly:
+    """The `TierView` of a rule that decides by inputs alone, which may run in a thread that reads batches."""
+
+    def __init__(self, view: TierView) -> None:
+        self._view = view
+        self.rows, self.num_rows = view.rows, view.num_rows
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(f"reads_inputs_only = True: expected to use view.rows and view.num_rows only, got {name}")
 
 
 class _Source(Iterator[Batch]):

@@ -24,7 +24,7 @@ from adaptive.embeddings.planning.plan import Deferred, Feedback, RowUpdates, Sn
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.row_stats import StatsSource
 from adaptive.kernels.planning import books, watched
-from adaptive.policy import SkipRule
+from adaptive.policy import SkipRule, allowed
 
 Int64s = NDArray[np.int64]
 DROP_EVERY: Final = 16  # calls of the rule between two searches for inactive rows
@@ -46,10 +46,14 @@ class SummedRows:
 
 
 class DeferralBook:
-    """Counts of visits and accumulated gradients of watched rows."""
+    """Counts of visits and accumulated gradients of watched rows.
+
+    Attributes:
+        allowance: of a guard, from 0 to 1, as of the batch to be planned; scales the rule's `at_most` - 1.
+    """
 
     def __init__(self, capacity: int, rule: SkipRule) -> None:
-        self._rule = rule
+        self._rule, self.allowance = rule, rule.allowance
         self._records = np.zeros(capacity, SUM_RECORD)
         self.visits: NDArray[np.uint32] = self._records["visits"]
         self.waiting: NDArray[np.uint32] = self._records["waiting"]
@@ -65,8 +69,7 @@ class DeferralBook:
     ) -> SummedRows:
         """Decide which watched rows accumulate their gradients, and which sums are due.
 
-        Visits are counted from the first batch, but nothing is deferred during the rule's warm-up. A guard's allowance
-        scales `at_most` - 1.
+        Visits are counted from the first batch, but nothing is deferred during the rule's warm-up.
 
         Args:
             number: of the batch.
@@ -88,7 +91,7 @@ class DeferralBook:
 
     def _at_most(self, number: int) -> int:
         """Upper limit for k in batch `number`: `at_most` of the rule, within a guard's allowance."""
-        return 1 + int(self._rule.allowance * (self._rule.at_most - 1)) if number >= self._rule.warmup else 1
+        return 1 + int(self.allowance * (self._rule.at_most - 1)) if number >= self._rule.warmup else 1
 
     def waiting_entries(self, number: int, waits: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """(n,) True for entries whose gradients are accumulated in batch `number`: k > 1.
@@ -155,7 +158,7 @@ class Skipper:
         self._policy_caller, self._tracker, self._stats = policy_caller, tracker, stats
         assert policy_caller.rule is not None
         self._rule = policy_caller.rule
-        self._allowance = self._rule.allowance  # already applied to the answers
+        self._allowance = policy_caller.allowance  # already applied to the answers
         self._number = 0  # of the batch being planned
         self.forget()
 
@@ -191,7 +194,7 @@ class Skipper:
 
     def decide(self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s) -> Fates:
         """Decide the fates of a batch's distinct rows, at `locations` (U,); count them in `tally`."""
-        self._number = number
+        self._turn_to(number)
         self._apply_allowance()
         rows, counts, accesses = distinct.rows, distinct.counts, self._tracker.accesses
         watched_rows = self.hot.admit(rows, accesses)
@@ -208,7 +211,7 @@ class Skipper:
 
     def ask(self, number: int) -> None:
         """Call the rule about all watched rows, before batch `number` is planned."""
-        self._number = number
+        self._turn_to(number)
         if self.hot.num_entries == 0:
             return
         if not self._rule.asks:
@@ -258,13 +261,18 @@ class Skipper:
         self.hot.restore(columns, self._tracker.accesses)
         self._sum_counted()
 
+    def _turn_to(self, number: int) -> None:
+        self._number = number
+        if self.deferral is not None:
+            self.deferral.allowance = self._policy_caller.allowance
+
     def _apply_allowance(self) -> None:
         """Cancel answers that a guard has forbidden since the rule was called."""
-        if self._rule.allowance != self._allowance:
-            self._allowance = self._rule.allowance
+        if self._policy_caller.allowance != self._allowance:
+            self._allowance = self._policy_caller.allowance
             entries = slice(0, self.hot.num_entries)
             rows = self._group.to_global(self.hot.rows[entries])
-            self._adopt(self.hot.saturated[entries] & self._rule.allows(rows), self.hot.waits[entries])
+            self._adopt(self.hot.saturated[entries] & allowed(rows, self._allowance), self.hot.waits[entries])
 
     def _adopt(self, left_out: NDArray[np.bool_], waits: NDArray[np.uint8]) -> None:
         """Store the answers for all entries: skip updates, further visits to accumulate over."""

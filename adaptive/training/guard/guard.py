@@ -151,7 +151,7 @@ class Guard:
             previous, now.allowance, now.active = now.allowance, 0.0, False
             self._write("stop", too_short(now.due + self._timing.check, self._timing.total), previous=previous)
         else:
-            stream.switch(now.due + self._timing.window, now.allowance)
+            stream.switch(now.due, now.allowance)
 
     def _act(self, stream: NumberedBatches) -> None:
         now = self._now
@@ -235,8 +235,8 @@ class Guard:
         self, stream: NumberedBatches, allowance: float, reason: str, findings: CheckFindings = NOTHING
     ) -> None:
         """Skip less from a later batch on, at which the run takes over the fork's values."""
-        now, timing = self._now, self._timing
-        self._takeover = stream.switch(now.place + timing.margin + timing.window, allowance) - timing.window
+        now = self._now
+        self._takeover = stream.switch(now.place + self._timing.margin, allowance)
         previous, now.allowance = now.allowance, allowance
         verdict = "reduce" if allowance else "stop"
         self._write(verdict, reason, previous=previous, from_step=self._takeover, findings=findings)

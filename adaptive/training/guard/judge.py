@@ -35,8 +35,7 @@ class Timing:
     warmup: int  # before anything is skipped
     steps: int  # of a check
     held_back: int  # predicted at the end of a check
-    margin: int  # until a decision takes effect: the look-ahead may have planned this many
-    window: int  # read ahead of the batch that is planned
+    margin: int  # until a decision takes effect: the look-ahead may have read this many
     total: int | None  # of the run, or None if unknown
 
     @classmethod
@@ -47,8 +46,7 @@ class Timing:
             warmup=max(settings.warmup, 0 if policy.rule is None else policy.rule.warmup),
             steps=settings.steps,
             held_back=-(-settings.holdout // config.batch_size),
-            margin=planned * READ_PER_TRAINED if drops_inputs(policy) else planned,
-            window=0 if drops_inputs(policy) else policy.window,
+            margin=planned * READ_PER_TRAINED if drops_inputs(policy) else planned + policy.window,
             total=total,
         )
 

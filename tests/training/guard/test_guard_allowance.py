@@ -1,5 +1,6 @@
 """The allowance: only that share of a policy's skipping happens, from the next batch on."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -58,19 +59,35 @@ def all_rows(num: int) -> list[Batch]:
     return [batch_of(ids)] * num
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_saturated_rows_are_cut_when_the_allowance_changes(depth: int) -> None:
-    """Batches 16 to 63 are planned under the verdicts of batches 16, 32 and 48; no question comes at 24 and 40."""
+@pytest.mark.parametrize(("depth", "threads"), [(0, 1), (2, 1), (2, 0)])
+def test_saturated_rows_are_cut_when_the_allowance_changes(depth: int, threads: int) -> None:
+    """Batches 16 to 63 are planned under the verdicts of batches 16, 32 and 48; no question comes at 24 and 40.
+
+    In turn (0 threads), the thread that reads has changed the allowance before earlier batches are planned.
+    """
     policy = Freeze()
 
+    read = 0
+
     def batches() -> Any:
+        nonlocal read
         for number, batch in enumerate(all_rows(64)):
             policy.rule.allowance = 1.0 if number < 24 else 0.25 if number < 40 else 0.0
+            read = number + 1
             yield batch
 
+    def wait_until_read(number: int) -> None:
+        deadline = time.monotonic() + 600  # only a hang comes to it
+        while read < number:
+            assert time.monotonic() < deadline
+            time.sleep(0.0005)
+
     shares: list[list[float]] = []
-    with TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=policy, skip=SKIP) as embeddings:
+    tier = TierConfig(device_rows="100%", plan_threads=threads)
+    with TieredEmbeddingBag(TABLES, tier, policy=policy, skip=SKIP) as embeddings:
         for planned in embeddings.look_ahead(batches(), depth=depth):
+            if not threads:
+                wait_until_read(min(planned.number + depth + 2, 64))
             vectors = embeddings(planned)
             (vectors["a"].sum() + vectors["b"].sum()).backward()
             embeddings.step()
@@ -99,7 +116,8 @@ def test_verdicts_that_are_cut_are_counted() -> None:
 @pytest.mark.parametrize(("allowance", "longest"), [(1.0, 8), (0.99, 7), (0.5, 4), (0.2, 2), (0.1, 1), (0.0, 1)])
 def test_deferral_waits_for_fewer_visits(allowance: float, longest: int) -> None:
     rule = waits(every=1, at_most=8)
-    rule.allowance, book = allowance, DeferralBook(1, rule)
+    rule.allowance = allowance
+    book = DeferralBook(1, rule)
     one = Distinct(np.zeros(1, np.int64), np.ones(1, np.int32), np.zeros(1, np.int32), np.ones(1, np.int64))
     watched, due = WatchedRows(np.zeros(1, np.int32), np.zeros(1, np.int32)), []
     for number in range(40):

@@ -176,7 +176,8 @@ def test_logits_that_are_not_finite_are_no_evidence(bad: float) -> None:
 
 def deferred(rule: SkipRule, allowance: float) -> bool:
     """Whether any of 40 visits of a popular row waits."""
-    rule.allowance, book = allowance, DeferralBook(1, rule)
+    rule.allowance = allowance
+    book = DeferralBook(1, rule)
     watched, fates = WatchedRows(np.zeros(1, np.int32), np.zeros(1, np.int32)), np.zeros(1, np.uint8)
     one = Distinct(np.zeros(1, np.int64), np.ones(1, np.int32), np.zeros(1, np.int32), np.ones(1, np.int64))
     for number in range(40):
