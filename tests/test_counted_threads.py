@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -69,13 +70,15 @@ def test_a_busy_look_ahead_thread_is_counted_once(waits: float, times: int, monk
     """Batches take a second each, of which it waits for a share; the first of them, which compile, do not count."""
     worker = lookahead._Worker.__new__(lookahead._Worker)
     worker._handed_over, worker._since, worker._waited = 0, 0.0, 0.0
+    worker._pipeline = SimpleNamespace(is_busy=False)  # type: ignore[assignment]
     now = 100.0
     monkeypatch.setattr(lookahead.time, "perf_counter", lambda: now)
     answers = []
     for _ in range(2 * lookahead.BUSY_BATCHES):
         now += 1
         worker._waited += waits
-        answers.append(worker._is_busy())
+        worker._judge_busy()
+        answers.append(worker._pipeline.is_busy)
     assert answers == [False] * (2 * lookahead.BUSY_BATCHES - 1) + [times == 1]
 
 

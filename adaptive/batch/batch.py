@@ -220,7 +220,7 @@ class Batch:
                 f"expected samples of at least 0 and below {self.num_samples}, got {samples.min()} to {samples.max()}"
             )
         offsets, picks = self._lookups_of(samples)
-        return Batch(
+        taken = Batch(
             dense=self.dense.take(samples, axis=0),
             ids=self._pick(self.ids, samples, picks),
             offsets=offsets,
@@ -230,6 +230,9 @@ class Batch:
             features=self.features,
             extras={name: array[samples] for name, array in self.extras.items()},
         ).mark_unshared()
+        if picks is None:
+            taken.__dict__["one_each"] = True  # known without looking at all offsets again
+        return taken
 
     def reordered(self, order: Sequence[int]) -> "Batch":
         """Batch with reordered features: `order[i]` is the current position of feature i."""

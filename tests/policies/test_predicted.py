@@ -10,8 +10,19 @@ import torch
 from numpy.typing import NDArray
 from reference import learn_clicks
 from support.builders import View, batch_of
+from support.helpers import LFUOnHost
 
-from adaptive import SGD, Adagrad, Batch, ClickPredictor, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
+from adaptive import (
+    SGD,
+    Adagrad,
+    Batch,
+    ClickPredictor,
+    Policy,
+    SkipConfig,
+    TableConfig,
+    TierConfig,
+    TieredEmbeddingBag,
+)
 from adaptive.kernels import predictor
 from adaptive.models.tasks import Tasks, log_losses
 from adaptive.policies.rules.predicted import BINS, LEAST_EFFECTIVE, MIDDLES, Predicted, choose_factor
@@ -210,16 +221,20 @@ def test_the_trainer_applies_weights(depth: int) -> None:
     np.testing.assert_allclose(rows[:, 0], np.array([0, 1, 3]) * 0.5 / 3, rtol=1e-6)
 
 
-def trained_rows(policy: str, rows: str, depth: int) -> NDArray[np.float32]:
-    """Rows after 60 batches under the rule, half of whose inputs or so are skipped."""
+def trained_rows(
+    policy: str | type[Policy], rows: str, depth: int, threads: int = 1, stop: int = 0
+) -> NDArray[np.float32]:
+    """Rows after 60 batches under the rule, half of whose inputs or so are skipped; `stop`: a look-ahead ends there."""
     torch.manual_seed(0)
     table = TableConfig(name="x", num_embeddings=ROWS, embedding_dim=4)
-    tier = TierConfig(device_rows=rows, poison=True, when_full="reduce_lookahead")
+    tier = TierConfig(device_rows=rows, poison=True, when_full="reduce_lookahead", plan_threads=threads)
     skip = SkipConfig(rule="predicted+factor=2+warmup=8")
     batches = [replace(batch, features=("x",)) for batch in easy_batches(60, size=16)]
     with TieredEmbeddingBag([table], tier, policy=policy, skip=skip, optimizer=Adagrad(lr=0.1)) as embeddings:
         model = Linear()
-        Trainer(embeddings, model, torch.optim.Adam(model.parameters())).train(batches, depth=depth)
+        trainer = Trainer(embeddings, model, torch.optim.Adam(model.parameters()))
+        for part in (batches[:stop], batches[stop:]):
+            trainer.train(part, depth=depth)
         rule = embeddings.policy.rule
         assert rule is not None and 0.1 < rule.dropped_inputs / rule.seen_inputs < 0.9
         return embeddings.rows.table_weights("x")
@@ -235,6 +250,20 @@ class Linear(torch.nn.Module):
         return logits
 
 
-@pytest.mark.parametrize(("policy", "rows", "depth"), [("lfu", "20%", 0), ("lru", "40%", 1), ("hybrid", "auto", 4)])
-def test_placement_and_look_ahead_change_no_bit(policy: str, rows: str, depth: int) -> None:
-    np.testing.assert_array_equal(trained_rows(policy, rows, depth), trained_rows("lru", "100%", 8))
+@pytest.mark.parametrize("threads", [0, 1])
+@pytest.mark.parametrize(
+    ("policy", "rows", "depth"),
+    [("lfu", "20%", 0), ("lru", "40%", 1), ("sieve", "30%", 4), (LFUOnHost, "1%", 4), (LFUOnHost, "10%", 8)],
+)
+def test_placement_and_look_ahead_change_no_bit(
+    policy: str | type[Policy], rows: str, depth: int, threads: int
+) -> None:
+    """The same by a planning thread and in turn, while the rule runs ahead in the thread that reads."""
+    np.testing.assert_array_equal(trained_rows(policy, rows, depth, threads), trained_rows("lru", "100%", 8))
+
+
+@pytest.mark.parametrize("depth", [1, 8])
+def test_look_aheads_in_turn_end_like_others(depth: int) -> None:
+    """What fills no batch when a look-ahead ends is dropped, however far it has read."""
+    in_turn = trained_rows("lfu", "60%", depth, 0, stop=21)
+    np.testing.assert_array_equal(in_turn, trained_rows("lfu", "60%", 0, 1, stop=21))

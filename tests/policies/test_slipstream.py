@@ -23,10 +23,10 @@ class Eager(Slipstream):
 
 
 def train(
-    policy: Policy, depth: int = 2, rows: str = "60%", skip: SkipConfig | str | None = WATCH_EARLY
+    policy: Policy, depth: int = 2, rows: str = "60%", skip: SkipConfig | str | None = WATCH_EARLY, threads: int = 1
 ) -> tuple[TieredEmbeddingBag, NDArray[np.float32]]:
     table = TableConfig(name="t", num_embeddings=FEW_ROWS, embedding_dim=5)
-    tier = TierConfig(device_rows=rows, device="cpu", poison=True)
+    tier = TierConfig(device_rows=rows, device="cpu", poison=True, plan_threads=threads)
     embeddings = TieredEmbeddingBag([table], tier, policy=policy, optimizer=Adagrad(lr=0.1), skip=skip)
     for planned in embeddings.look_ahead(skewed_batches(), depth=depth):
         losses = (embeddings(planned)["t"].sum(1) - planned.labels).square()
@@ -57,8 +57,8 @@ def test_rows_wait_and_inputs_are_dropped_wherever_rows_are() -> None:
     assert counts[Counter.DEFERRED_UPDATES] == counts[Counter.SKIPPED_UPDATES] > 50
     rule = embeddings.policy.rule
     assert rule is not None and 0 < rule.dropped_inputs < rule.seen_inputs
-    for depth, rows in ((0, "100%"), (5, "85%")):
-        np.testing.assert_array_equal(train(Eager(), depth, rows)[1], weights)
+    for depth, rows, threads in ((0, "100%", 1), (5, "85%", 1), (0, "100%", 0), (1, "60%", 0), (5, "85%", 0)):
+        np.testing.assert_array_equal(train(Eager(), depth, rows, threads=threads)[1], weights)
 
 
 def test_its_inputs_are_those_that_predicted_keeps() -> None:

@@ -34,6 +34,7 @@ RULES = {
     "inputs": "inputs+warmup=4+threshold=0.9",
     "target": "inputs+warmup=4+target_drop=0.3",
     "predicted": "predicted+factor=2+warmup=4",
+    "in turn": "predicted+factor=2+warmup=4",  # by a rule that reads ahead of the training thread, which plans
 }
 """Skip rules next to `lfu`."""
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,6 +61,8 @@ class Killed(BaseException):
 def config_of(policy: str, *, device: str = "auto", **changed: Any) -> TrainConfig:
     name, options = POLICIES[policy]
     tier = {"device_rows": "auto" if name == "hybrid" else "60%", "device": device, "policy_timeout_s": 600}
+    if policy == "in turn":
+        tier |= {"plan_threads": 0, "device": "cpu"}
     skip = {**SKIP, "rule": RULES.get(policy)}
     given: dict[str, Any] = {"policy": name, "policy_options": options, "skip": skip, "tier": tier}
     return toy_config(**given | changed)

@@ -113,8 +113,8 @@ def outline_engine(
     device = device_of_rank(tier.device, ranks)
     if tier.plan_threads == 0 and (reason := thread_needed(tier, policy, ranks, on_cpu=device.type == "cpu")):
         raise ConfigError(
-            f"tier.plan_threads=0: expected rows in memory, a CPU, one process, and a policy that leaves batches "
-            f"unchanged, got {reason}. Set tier.plan_threads to auto."
+            f"tier.plan_threads=0: expected rows in memory, a CPU, one process, and a policy that arranges "
+            f"batches by inputs alone or not at all, got {reason}. Set tier.plan_threads to auto."
         )
     policy_caller.begin(type(optimizer).__name__.lower())
     skip = skip if policy_caller.skips else None

@@ -35,6 +35,7 @@ from adaptive.embeddings.planning.lookups import DistinctFinder, LookupsAhead, p
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError
 from adaptive.policies.lru import LRU
+from adaptive.policies.random_drop import Drop
 from adaptive.policy import Policy
 
 TABLES = (
@@ -54,6 +55,13 @@ class Skips(LRU):
     def __init__(self) -> None:
         still: Any = lambda rows: (rows.drift < 0.2) & (rows.rows % 3 == 0)  # noqa: E731
         self.rule = LeaveOut(still, every=2, at_most=3, warmup=2)
+
+
+class DropsByInputs(Scattered):
+    """Its rule runs in the thread that reads, its scores are asked for where rows are planned."""
+
+    def __init__(self) -> None:
+        self.rule = Drop(share=0.4)
 
 
 @pytest.fixture(autouse=True)
@@ -239,7 +247,7 @@ def test_plans_are_equal_for_any_number_of_threads(threads: int, policy: type[Po
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
-    policy=st.sampled_from([Scattered, ScatteredOnHost, LFUOnHost, Skips]),
+    policy=st.sampled_from([Scattered, ScatteredOnHost, LFUOnHost, Skips, DropsByInputs]),
     depth=st.integers(1, 3),
     shared=st.integers(1, 2),
 )

@@ -1,6 +1,7 @@
 """What the caller of the policy lets pass."""
 
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,10 +13,12 @@ from support.helpers import bags, one_table, step_all
 from support.skip_rules import LeaveOut, everything, waits
 
 from adaptive.batch import Batch
+from adaptive.config import SkipConfig
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.errors import ConfigError, InputError, PolicyError
 from adaptive.plugins import load_policy_class
 from adaptive.policies.lru import LRU
+from adaptive.policies.random_drop import Drop
 from adaptive.policy import Policy, RowStats, SkipRule, TierView
 
 
@@ -188,6 +191,61 @@ def test_samples_are_not_left_out_without_a_word(
     batches = [bags(*[[row]] * (2 if skip else 1)) for row in range(4)]
     with pytest.raises(PolicyError, match=message):
         step_all(one_table(policy=policy, skip=skip and skip()), batches, depth=depth)
+
+
+class NeverTwice(LRU):
+    """A policy whose scores are asked for, and a rule with the same watch: no call begins before the latest ends."""
+
+    order = ()
+
+    def __init__(self) -> None:
+        self.calls, self.most = 0, 0
+        self.rule = WatchedDrop(self)
+
+    def watch(self) -> None:
+        self.calls += 1
+        self.most = max(self.most, self.calls)
+        time.sleep(0.001)
+        self.calls -= 1
+
+    def score(self, rows: RowStats) -> NDArray[np.int64]:
+        self.watch()
+        return rows.last_access
+
+
+class WatchedDrop(Drop):
+    def __init__(self, policy: NeverTwice) -> None:
+        super().__init__(share=0.5)
+        self._policy = policy
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        for batch in super().arrange(batches, view):
+            self._policy.watch()
+            yield batch
+
+
+@pytest.mark.parametrize("timeout", [0, 60])
+def test_calls_from_two_threads_take_turns(timeout: float) -> None:
+    policy = NeverTwice()
+    embeddings = one_table(60, "40", policy, skip=SkipConfig(), plan_threads=0, policy_timeout_s=timeout)
+    batches = [bags(*([row] for row in (np.arange(8) + 8 * n) % 60)) for n in range(40)]
+    assert len(step_all(embeddings, batches, depth=4)) == 20
+    assert policy.most == 1
+
+
+@pytest.mark.parametrize("attribute", ["resident", "accesses", "saturated", "device_rows"])
+def test_a_rule_by_inputs_alone_sees_no_rows(attribute: str) -> None:
+    """It may run ahead of planning, so that what it saw would depend on timing."""
+
+    class Looks(Drop):
+        def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+            for batch in batches:
+                getattr(view, attribute)
+                yield batch
+
+    message = rf"reads_inputs_only = True: expected to use view\.rows and view\.num_rows only, got {attribute}"
+    with pytest.raises(PolicyError, match=rf"skip rule Looks\.arrange raised ValueError: .*{message}"):
+        step_all(one_table(policy=LRU, skip=Looks()), [bags([1])])
 
 
 def test_what_is_no_batch_is_named() -> None:

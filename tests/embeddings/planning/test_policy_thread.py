@@ -22,6 +22,7 @@ from adaptive.embeddings.planning.policy_thread import Overdue, PolicyThread, Ra
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import PolicyError
 from adaptive.policies.lru import LRU
+from adaptive.policies.random_drop import Drop
 from adaptive.policy import Policy, RowStats, TierView
 
 TIMEOUT = 0.2
@@ -187,6 +188,45 @@ def test_a_calibration_that_hangs() -> None:
     policy = InCalibrate()
     with pytest.raises(PolicyError, match=r"policy InCalibrate\.calibrate: expected an answer within 0\.2 s"):
         embeddings_of(policy).calibrate(BATCHES)
+    policy.end()
+
+
+class DropsWhatItReads(Drop):
+    """Waits in `arrange`, for batch 6, until it is released."""
+
+    def __init__(self, policy: Hangs) -> None:
+        super().__init__(share=0.5)
+        self._policy = policy
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        for number, batch in enumerate(super().arrange(batches, view)):
+            if number == 6:
+                self._policy.hang("rule.arrange")
+            yield batch
+
+
+class InRulesArrange(Hangs):
+    """Its scores are asked for in the training thread, while its rule runs in the thread that reads."""
+
+    method, order = "rule.arrange", ()
+
+    def __init__(self, *, raises: bool = False) -> None:
+        super().__init__(raises=raises)
+        self.rule = DropsWhatItReads(self)
+
+    def score(self, rows: RowStats) -> NDArray[np.int64]:
+        return rows.last_access
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_a_rule_that_hangs_in_the_thread_that_reads_is_named(depth: int) -> None:
+    """Whether the training thread waits for the next batch, or for its turn to call the policy."""
+    policy = InRulesArrange()
+    tier = {"device_rows": "80%", "plan_threads": 0, "policy_timeout_s": TIMEOUT}
+    embeddings, stepped = one_table(policy=policy, skip=SKIP, **tier), list[Batch]()
+    with pytest.raises(PolicyError, match=r"InRulesArrange\.arrange: expected an answer within 0\.2 s, got none"):
+        train(embeddings, [bags([n % 10], [(3 * n) % 10]) for n in range(30)], depth, stepped)
+    assert len(stepped) <= 6
     policy.end()
 
 
