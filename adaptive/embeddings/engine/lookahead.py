@@ -16,8 +16,8 @@ overlaps, and a batch is yielded when all its rows are in place.
 
 Where training takes all of a CPU's few cores, the thread only reads, up to `depth` batches ahead, and the training
 thread plans each batch right before it is trained (`Pipeline.plans_in_turn`). A rule that drops inputs by the inputs
-alone still runs in the thread that reads, and the policy is never called twice at the same time. Held rows and the age of feedback are as
-if it had been planned `depth` batches ahead, so plans are equal.
+alone still runs in the thread that reads, and the policy is never called twice at the same time. Held rows and the age
+of feedback are as if it had been planned `depth` batches ahead, so plans are equal.
 """
 
 import logging

@@ -34,7 +34,7 @@ from adaptive.embeddings.tiers.device import Rows, Send
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.errors import ConfigError
 from adaptive.optim import RowOptimizer
-from adaptive.policy import Policy, arranges, arranges_alike
+from adaptive.policy import Policy, arranges, arranges_alike, forgets
 
 
 class QueuedBatch(NamedTuple):
@@ -81,7 +81,8 @@ def thread_needed(tier: TierConfig, policy: Policy, ranks: Ranks, *, on_cpu: boo
         return "rows in files, which are read while others are trained"
     if not ranks.is_local:
         return "several ranks, which exchange lookups while they train"
-    if not arranges_alike(policy):
+    hears_of_rows = policy.rule is not None and policy.rule.drops_inputs and forgets(policy.rule)
+    if hears_of_rows or not arranges_alike(policy):
         return f"policy {type(policy).__name__}, which arranges batches by what it knows of rows"
     return ""
 

@@ -105,8 +105,15 @@ class HashedView(RowView):
     """The view of a rule that reads inputs only: the row of a key is a bucket of its hash.
 
     So it depends neither on which keys have rows nor on when it is asked for. A table has a bucket for each row, at
-    most `MOST_BUCKETS`.
+    most `MOST_BUCKETS`. What would depend on when it is asked for is a ValueError.
     """
+
+    @property
+    def device_rows(self) -> int:
+        raise _looked_at_rows()
+
+    def _gather(self, rows: Int64s, dtype: Any, of: Callable[[Planner, Int64s], NDArray[Any]]) -> NDArray[Any]:
+        raise _looked_at_rows()
 
     def _rows_of_keys(self, number: int, group: Group, keys: Int64s, table_ends: Int64s) -> Int64s:
         hashes, first, high = np.empty(len(keys), np.uint64), 0, np.uint64(32)
@@ -119,6 +126,10 @@ class HashedView(RowView):
             of_table += np.uint64(group.table_starts[table] + 1)
             first = end
         return hashes.view(np.int64)
+
+
+def _looked_at_rows() -> ValueError:
+    return ValueError("expected a rule with reads_inputs_only = True to use view.rows and view.num_rows only")
 
 
 def _saturated(planner: Planner, rows: Int64s) -> NDArray[np.bool_]:

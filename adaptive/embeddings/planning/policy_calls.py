@@ -226,7 +226,6 @@ class PolicyCaller:
     def _without_dropped(self, rule: SkipRule, source: "_Source", view: TierView) -> Iterator[Batch]:
         """The batches of a rule that drops inputs. Runs in the policy's thread."""
         method = f"{OF_RULE}arrange"
-        view = _InputsOnly(view) if rule.reads_inputs_only else view
         arranged: Iterator[object] | None = None
         while True:
             try:
@@ -368,17 +367,6 @@ def overdue_text(owner: str, method: str, step: int, seconds: float) -> str:
 
 def _at(step: int) -> str:
     return f" at batch {step}" if step >= 0 else ""
-
-
-class _InputsOnly:
-    """The `TierView` of a rule that decides by inputs alone, which may run in a thread that reads batches."""
-
-    def __init__(self, view: TierView) -> None:
-        self._view = view
-        self.rows, self.num_rows = view.rows, view.num_rows
-
-    def __getattr__(self, name: str) -> Any:
-        raise ValueError(f"reads_inputs_only = True: expected to use view.rows and view.num_rows only, got {name}")
 
 
 class _Source(Iterator[Batch]):
