@@ -22,7 +22,7 @@ _BUILT_IN: Final = (
     ("schema_path", "eval_data", "holdout", "time_split", "counts_path", "vocabulary_path", "vocabulary_from"),
     "the stream is built in and reads no files. To use your files, add --data csv:PATH",
 )
-_NO_SCHEMA: Final = (("schema_path", "time_split"), "the format has no schema and no times")
+_NO_SCHEMA: Final = (("schema_path", "time_split", "windows"), "the format has no schema and no times")
 _NOTHING: Final = "the format does not have it"
 _KINDS: Final = {
     "synthetic": Kind("synthetic.synthetic_stream", "open_synthetic", *_BUILT_IN),
@@ -35,12 +35,15 @@ _KINDS: Final = {
     "prepared": Kind(
         "prepared.prepared_reader",
         "open_prepared",
-        ("schema_path", "eval_data", "holdout", "time_split", "keys"),
+        ("schema_path", "eval_data", "holdout", "time_split", "windows", "keys"),
         "it applied when the data were prepared. Prepare them again to read or split them differently",
     ),
-    "taobao": Kind("sequences.taobao", "open_taobao", ("schema_path", "eval_part", "keys"), _NOTHING),
+    "taobao": Kind("sequences.taobao", "open_taobao", ("schema_path", "eval_part", "windows", "keys"), _NOTHING),
     "tbsm": Kind(
-        "sequences.sequence_dataset", "open_tbsm", ("schema_path", "time_split", "eval_part", "keys"), _NOTHING
+        "sequences.sequence_dataset",
+        "open_tbsm",
+        ("schema_path", "time_split", "eval_part", "windows", "keys"),
+        _NOTHING,
     ),
 }
 BUILT_IN: Final = ("synthetic", "sequences")

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -107,6 +108,33 @@ def _calibration_sample(config: TrainConfig, dataset: Dataset) -> Sample:
     most = DEFAULT_SAMPLE if default else LARGEST_SAMPLE
     size = config.batch_size
     return take_share(batches, wanted, seed=config.seed, most=most, read_all=not default, batch_size=size)
+
+
+def num_epochs(config: TrainConfig, dataset: Dataset) -> int:
+    """Return the number of epochs of a run: with windows of time, one for each but the last.
+
+    Raises:
+        ConfigError: for windows and several epochs.
+    """
+    if not dataset.windows:
+        return config.epochs
+    if config.epochs != 1:
+        raise ConfigError(
+            f"expected epochs = 1 with data.windows, got {config.epochs}: each window is trained once, by an epoch of "
+            "its own. Remove one of the settings."
+        )
+    return len(dataset.windows) - 1
+
+
+def total_steps(config: TrainConfig, dataset: Dataset) -> int | None:
+    """Return the steps of all epochs, up to `config.steps`, or None if the data must be read to know them."""
+    samples = dataset.num_train_samples()
+    if samples is None:
+        return config.steps
+    steps = num_epochs(config, dataset) * -(-samples // config.batch_size)
+    if dataset.windows:
+        steps = sum(-(-samples // config.batch_size) for samples in dataset.windows[:-1])
+    return min(steps, config.steps or sys.maxsize)
 
 
 def _epoch_batches(config: TrainConfig, samples: int | None) -> int | None:

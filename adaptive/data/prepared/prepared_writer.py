@@ -67,9 +67,10 @@ def prepare(
         if "num_workers" not in options.model_fields_set and not is_parquet:
             changed["num_workers"] = usable_cores()
         dataset = open_dataset(spec, options.model_copy(update=changed), run_dir=folder)
-        if dataset.epochs_differ:
+        if dataset.epochs_differ or dataset.windows:
+            got = "data.windows" if dataset.windows else repr(spec)
             raise ConfigError(
-                f"prepare: expected data with the same samples in every epoch, got {spec!r}. Train on it directly."
+                f"prepare: expected data with the same samples in every epoch, got {got}. Train on it directly."
             )
         written.append(_Writer(dataset, spec, folder, begins, disk).write())
         if (folder / "rejects.jsonl").exists():

@@ -5,7 +5,8 @@ a step.
 
 The built-in stream is seeded and stateless, with known probabilities. A user likes three categories. Three in five
 steps of the history, and half of the candidates, are items of these; all others are items of any category. Popular
-users, categories and items occur more often. A click depends only on the share of the history's steps that have the
+users, categories and items occur more often. Every day (`days`), a user drops the first of his categories for a new
+one, so what a model knows of users ages. A click depends only on the share of the history's steps that have the
 candidate's category:
 
     probability = 1 / (1 + exp(-(BIAS + GAIN * share)))
@@ -26,8 +27,9 @@ largest id in all files. Arrays are held in memory. Pickled arrays are refused.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ from scipy.special import expit
 from adaptive.batch import Batch, Origin, one_hot_batch
 from adaptive.data.array_files import check_array, fits_float32, load_arrays
 from adaptive.data.data_options import DataOptions, SequencesConfig
-from adaptive.data.dataset import Dataset, Feature
+from adaptive.data.dataset import DAY, Dataset, Feature, window_bounds
 from adaptive.data.rows.data_files import find_parts
 from adaptive.data.rows.split import count_training
 from adaptive.data.sampling import in_blocks, numbers
@@ -86,6 +88,7 @@ class SequenceDataset(Dataset):
         identity: facts that identify the data, for the fingerprint.
         shuffle: number of samples to shuffle together, and the seed.
         bad: number of bad lines by cause.
+        windows: windows of time, of which the last is `evaluation`.
     """
 
     def __init__(
@@ -99,7 +102,9 @@ class SequenceDataset(Dataset):
         identity: dict[str, object],
         shuffle: tuple[int, int] = (0, 0),
         bad: Mapping[str, int] | None = None,
+        windows: Sequence[Part] = (),
     ) -> None:
+        self._windows, self.windows = windows, tuple(part.stop - part.start for part in windows)
         self.features = tuple(Feature(f"{name}_{t}", rows) for name, rows in tables.items() for t in range(steps))
         self.tables = tuple(name for name in tables for _ in range(steps))
         self.steps, self.num_dense = steps, num_dense * steps
@@ -109,15 +114,17 @@ class SequenceDataset(Dataset):
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
         """Return batches of the training part, in its order or shuffled in blocks."""
-        return in_blocks(
-            self._train.batches, batch_size, shuffle_buffer=self._shuffle_buffer, seed=self._seed, epoch=epoch
-        )
+        part = self._windows[epoch] if self._windows else self._train
+        return in_blocks(part.batches, batch_size, shuffle_buffer=self._shuffle_buffer, seed=self._seed, epoch=epoch)
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
         return iter(()) if self._evaluation is None else self._evaluation.batches(batch_size)
 
+    def evaluation_after(self, epoch: int, batch_size: int) -> Iterator[Batch]:
+        return self._windows[epoch + 1].batches(batch_size) if self._windows else self.evaluation(batch_size)
+
     def num_train_samples(self) -> int:
-        return self._train.stop - self._train.start
+        return self.windows[0] if self.windows else self._train.stop - self._train.start
 
     def fingerprint(self) -> dict[str, object]:
         return self._identity
@@ -157,15 +164,24 @@ SKEW, ITEM_SKEW = 2, 3  # a rank of n is floor(n * u^skew), with u uniform in [0
 def open_sequences(paths: str, options: DataOptions, run_dir: Path | None) -> SequenceDataset:
     """Open the data set `sequences`, with `options.history` steps before each candidate."""
     config, history = options.sequences, options.history
-    samples = Stream(config, history)
-    end = config.num_train + config.num_eval
+    samples, settings = Stream(config, history), config.model_dump(mode="json")
+    if config.days == 1:
+        del settings["days"]  # the data of runs from before there were days
+    train, evaluation = Part(samples, 0, config.num_train), Part(samples, config.num_train, samples.num_samples)
+    windows = []
+    if options.window_length is not None:
+        settings["windows"] = options.windows
+        bounds = window_bounds(config.num_train, config.days * DAY, options.window_length)
+        windows = [Part(samples, *part) for part in pairwise(bounds)]
+        evaluation = windows[-1]
     return SequenceDataset(
         {"user": config.users, "item": config.items, "category": config.categories},
-        Part(samples, 0, config.num_train),
-        Part(samples, config.num_train, end) if config.num_eval else None,
+        train,
+        evaluation if evaluation.stop > evaluation.start else None,
         steps=history + 1,
         num_dense=1,
-        identity={"source": "sequences", "generator": GENERATOR, "history": history, **config.model_dump(mode="json")},
+        identity={"source": "sequences", "generator": GENERATOR, "history": history, **settings},
+        windows=windows,
     )
 
 
@@ -175,7 +191,8 @@ class Stream(Samples):
     def __init__(self, config: SequencesConfig, history: int) -> None:
         self.config, self.history = config, history
         self.num_samples = config.num_train + config.num_eval
-        drawn = numbers(0, config.users * LIKED, 2 * config.seed + 1).reshape(config.users, LIKED)
+        categories = LIKED + config.days - 1  # a user likes three in a row of these, and one further every day
+        drawn = numbers(0, config.users * categories, 2 * config.seed + 1).reshape(config.users, categories)
         self._liked = _rank(drawn, config.categories)
 
     def take(self, wanted: NDArray[np.int64]) -> Batch:
@@ -190,7 +207,8 @@ class Stream(Samples):
         share[-1] = LIKED_CANDIDATES
         which = (u[:, 0] / share * LIKED).astype(np.int64)
         any_category = _rank(u[:, 1], self.config.categories)
-        liked = self._liked[user[:, None], np.minimum(which, LIKED - 1)]
+        day = np.minimum(wanted * self.config.days // self.config.num_train, self.config.days - 1)
+        liked = self._liked[user[:, None], day[:, None] + np.minimum(which, LIKED - 1)]
         category = np.where(which < LIKED, liked, any_category)
         probability = expit(BIAS + GAIN * (category[:, :-1] == category[:, -1:]).mean(axis=1))
         ids = np.stack([np.broadcast_to(user[:, None], category.shape), self._items(category, u[:, 2]), category], 1)

@@ -17,6 +17,7 @@ not exist are omitted.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from scipy.special import expit
 
 from adaptive.batch import Batch
 from adaptive.data.data_options import DataOptions, KeysConfig, SyntheticConfig
-from adaptive.data.dataset import Dataset, Feature
+from adaptive.data.dataset import DAY, Dataset, Feature, window_bounds
 from adaptive.data.kernels import synthetic as kernels
 from adaptive.data.rows.batcher import Hashed, Keyed, RowMap
 from adaptive.data.synthetic.fields import KeyedNumbers, key_of, large_fields, make_fields
@@ -177,7 +178,6 @@ def _draw_products(stream: KeyedNumbers, damping: NDArray[np.float64], num_dense
     )
 
 
-DAY: Final = 86_400.0  # seconds
 DEFAULT_ROWS: Final[int] = DataOptions.model_fields["hash_rows"].default
 GENERATOR = 1  # increase it when the same settings give other samples
 LATENT_CORRELATION = 0.8  # of the first dense input with the sample's latent number
@@ -190,9 +190,9 @@ def open_synthetic(paths: str, options: DataOptions, run_dir: Path | None) -> "S
     """Open the data set `synthetic`."""
     if not options.synthetic.new_ids:
         options.refuse("data synthetic:", ("keys",), "ids are rows without data.synthetic.new_ids")
-        return Synthetic(options.synthetic)
+        return Synthetic(options.synthetic, window=options.window_length)
     options.refuse("data synthetic:", ("vocabulary",), "new ids cannot be fitted before they appear")
-    return Synthetic(options.synthetic, options.keys or options.hash_rows)
+    return Synthetic(options.synthetic, options.keys or options.hash_rows, window=options.window_length)
 
 
 class Synthetic(Dataset):
@@ -203,10 +203,22 @@ class Synthetic(Dataset):
 
     Args:
         new_ids: with `config.new_ids`, the rules of the tables whose ids change, or the rows into which ids are hashed.
+        window: length of windows in seconds; None: no windows.
     """
 
-    def __init__(self, config: SyntheticConfig | None = None, new_ids: KeysConfig | int = DEFAULT_ROWS) -> None:
+    def __init__(
+        self,
+        config: SyntheticConfig | None = None,
+        new_ids: KeysConfig | int = DEFAULT_ROWS,
+        window: float | None = None,
+    ) -> None:
         self.config = config or SyntheticConfig()
+        self._bounds, self._window = list[int](), window
+        if window is not None:
+            if self.config.day is not None:
+                raise ConfigError("data.windows: expected no data.synthetic.day, got both. Remove one of them.")
+            self._bounds = window_bounds(self.config.num_train, self.config.days * DAY, window)
+            self.windows = tuple(stop - start for start, stop in pairwise(self._bounds))
         self.num_dense = self.config.num_dense
         self._fields = make_fields(self.config)
         self._map: RowMap = Hashed(new_ids) if isinstance(new_ids, int) else Keyed(new_ids.capacity)
@@ -227,14 +239,20 @@ class Synthetic(Dataset):
         self._calibration = calibrate(self.config, self._calibration_parts())
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
-        return self._batches(*self._train_range(), batch_size)
+        start, stop = self._bounds[epoch : epoch + 2] if self.windows else self._train_range()
+        return self._batches(start, stop, batch_size)
+
+    def evaluation_after(self, epoch: int, batch_size: int) -> Iterator[Batch]:
+        return self.train(batch_size, epoch=epoch + 1) if self.windows else self.evaluation(batch_size)
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
+        if self.windows:
+            return self.train(batch_size, epoch=len(self.windows) - 1)
         _, stop = self._train_range()
         return self._batches(stop, stop + self.config.num_eval, batch_size)
 
     def num_train_samples(self) -> int:
-        start, stop = self._train_range()
+        start, stop = self._bounds[:2] if self.windows else self._train_range()
         return stop - start
 
     def _train_range(self) -> tuple[int, int]:
@@ -249,7 +267,8 @@ class Synthetic(Dataset):
                 del settings[name]  # the data of runs from before there was this setting
         if len(self._changing):
             settings["mapping"] = f"{type(self._map).__name__.lower()} {self._map.num_embeddings}"
-        return {"source": "synthetic", "generator": GENERATOR, **settings}
+        windows = {} if self._window is None else {"windows": self._window}
+        return {"source": "synthetic", "generator": GENERATOR, **settings, **windows}
 
     def samples(self, start: int, stop: int) -> tuple[Batch, NDArray[np.float64]]:
         """Return the samples [start, stop) and their probabilities of a click, float64.

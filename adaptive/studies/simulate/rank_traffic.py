@@ -27,9 +27,9 @@ from adaptive.embeddings.ranks.owners import BITS, SIZE, Owners
 from adaptive.embeddings.ranks.transport import header_size
 from adaptive.errors import ConfigError, InputError
 from adaptive.models.factory import model_config
-from adaptive.studies.simulate.simulated_run import OnProgress, total_batches
+from adaptive.studies.simulate.simulated_run import OnProgress
 from adaptive.system import StopRequest, stop_request
-from adaptive.training.components import build_tables, dense_weights, inputs_of, open_data
+from adaptive.training.components import build_tables, dense_weights, inputs_of, num_epochs, open_data, total_steps
 
 SCHEMA: Final = 1
 EXCHANGES: Final = 3  # per step of the trainer: requests, vectors, gradients
@@ -129,7 +129,7 @@ def simulate_rank_traffic(
     ]
     finders = [DistinctFinder(group) for group in groups]
     batches = samples = lookups = distinct = 0
-    total = total_batches(config, dataset)
+    total = total_steps(config, dataset)
     was_stopped = False
     with nullcontext(StopRequest()) if stop is None else stop_request(stop) as stopped:
         for batch in _batches(config, dataset):
@@ -170,7 +170,9 @@ def _check_sizes(sizes: Sequence[int], blocks: int | None) -> None:
 
 def _batches(config: TrainConfig, dataset: Dataset) -> Iterator[Batch]:
     """Batches of all epochs, up to `steps`."""
-    every = (batch for epoch in range(config.epochs) for batch in dataset.train(config.batch_size, epoch=epoch))
+    every = (
+        batch for epoch in range(num_epochs(config, dataset)) for batch in dataset.train(config.batch_size, epoch=epoch)
+    )
     return islice(every, config.steps)
 
 

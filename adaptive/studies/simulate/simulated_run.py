@@ -5,7 +5,6 @@
 Letters: U distinct rows of a batch, T tables.
 """
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy, RowStats, SkipRule, arranges
 from adaptive.studies.step_model import vectors_of_tables
 from adaptive.system import StopRequest
+from adaptive.training.components import num_epochs, total_steps
 
 Int64s = NDArray[np.int64]
 
@@ -221,14 +221,6 @@ def least_device_rows(streams: "Sequence[SharedTrace]") -> int | None:
     return max(sizes, default=None)
 
 
-def total_batches(config: TrainConfig, dataset: Dataset) -> int | None:
-    """Batches of all epochs, up to `steps`; None if unknown before reading the data."""
-    samples = dataset.num_train_samples()
-    if samples is None:
-        return config.steps
-    return min(config.epochs * -(-samples // config.batch_size), config.steps or sys.maxsize)
-
-
 @dataclass
 class SharedTrace:
     """Runs that plan the same batches, and the trace of these batches.
@@ -261,9 +253,9 @@ class SharedTrace:
 
         After a stop, the batches read so far are planned, at least a chunk.
         """
-        self.total = total_batches(config, dataset)
+        self.total = total_steps(config, dataset)
         self.is_done = True
-        for epoch in range(config.epochs):
+        for epoch in range(num_epochs(config, dataset)):
             left = None if config.steps is None else config.steps - self.batches
             if left == 0 or self.is_over or not self.is_done:
                 break

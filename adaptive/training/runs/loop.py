@@ -19,6 +19,7 @@ from adaptive.data.dataset import Dataset
 from adaptive.errors import CheckpointError, PolicyError
 from adaptive.policy import arranges
 from adaptive.system import StopRequest
+from adaptive.training.components import num_epochs
 from adaptive.training.guard.guard import Guard
 from adaptive.training.trainer import Trainer
 
@@ -124,6 +125,7 @@ class Loop:
         self.place = place
         self.file_bytes = dict.fromkeys(("bytes_read", "bytes_written"), 0)
         self._config, self._dataset, self._trainer, self._guard = config, dataset, trainer, guard
+        self._num_epochs = num_epochs(config, dataset)
         self._seed = 0  # of torch's generator; set by `run`
 
     def run(self, stop: StopRequest, *, save: Callable[[], None], evaluate: Callable[[], bool | None]) -> None:
@@ -148,7 +150,7 @@ class Loop:
 
     def _has_another_epoch(self) -> bool:
         steps = self._config.steps
-        return self.place.epoch + 1 < self._config.epochs and (steps is None or self._trainer.recorder.steps < steps)
+        return self.place.epoch + 1 < self._num_epochs and (steps is None or self._trainer.recorder.steps < steps)
 
     def _enter_epoch(self, stop: StopRequest) -> bool:
         """Enter the next epoch if this one is trained; return False if training ends here."""

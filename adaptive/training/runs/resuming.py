@@ -19,7 +19,15 @@ from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.durable import temporary_name
 from adaptive.storage.run_checkpoints import load_whole
 from adaptive.storage.run_directory import RECORD, RunDirectory, newest_first, read_record, versions, was_finished
-from adaptive.training.components import Components, build, first_batches, open_data, prepare, torch_settings
+from adaptive.training.components import (
+    Components,
+    build,
+    first_batches,
+    num_epochs,
+    open_data,
+    prepare,
+    torch_settings,
+)
 from adaptive.training.runs.distributed import (
     directory_of,
     facts_of,
@@ -84,12 +92,12 @@ def resume_run(
             require_shared_directory(directory.path, ranks)
         where, checkpoint, damaged = _load(path, ranks)
         reached = saved_progress(checkpoint, where)
-        _check_length(config, path, reached.place, record)
         with torch_settings(config):
             _check_vocabulary(config, record, path)
             with _new_reject_log(directory.rejects):
                 dataset = open_data(config, directory.path)
                 check_same_data(path, record, dataset)
+                _check_length(config, path, reached.place, record, num_epochs(config, dataset))
                 _check_key_rules(path, record, dataset)
             resumed_from = {"checkpoint": where.name, "reached": reached.place.total}
             ranks.require_equal(lambda: facts_of(config, dataset) | resumed_from)
@@ -143,7 +151,7 @@ def _check_key_rules(path: Path, record: Json, dataset: Dataset) -> None:
             )
 
 
-def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: Json) -> None:
+def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: Json, epochs: int) -> None:
     """Check that the settings leave the run something to train.
 
     A run that was killed between its last checkpoint and its end is not recorded as finished, and may end.
@@ -168,11 +176,9 @@ def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: 
     trained = place.epoch_start + place.taken
     if config.steps is not None and config.steps < trained:
         raise ConfigError(f"expected steps of at least {trained}, which are trained, got {config.steps} ({path})")
-    if config.epochs <= place.epoch:
-        raise ConfigError(
-            f"expected epochs of at least {place.epoch + 1}, which have begun, got {config.epochs} ({path})"
-        )
-    is_last = place.epoch + 1 == config.epochs or trained == config.steps
+    if epochs <= place.epoch:
+        raise ConfigError(f"expected epochs of at least {place.epoch + 1}, which have begun, got {epochs} ({path})")
+    is_last = place.epoch + 1 == epochs or trained == config.steps
     if finished and is_last and (place.over or place.left(config.steps) == 0):
         raise ConfigError(
             f"expected more than {trained} steps, which are trained, got a finished run ({path}). Raise --steps or "

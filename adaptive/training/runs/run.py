@@ -24,7 +24,7 @@ from adaptive.policy import SkipRule, inputs_of
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_directory import RunDirectory, newest_first, write_scores
 from adaptive.system import StopRequest, stop_request
-from adaptive.training.components import Components, set_rates
+from adaptive.training.components import Components, num_epochs, set_rates, total_steps
 from adaptive.training.evaluation import Evaluation, evaluate
 from adaptive.training.guard.fork import RunLoop
 from adaptive.training.guard.guard import Guard
@@ -44,6 +44,7 @@ from adaptive.training.telemetry.report import (
     InputSummary,
     QualitySummary,
     RunSummary,
+    WindowQuality,
     run_summary,
     summary_text,
 )
@@ -208,7 +209,8 @@ class Run:
         summary = self._summary(evaluation)
         self.directory.finish(cast(dict[str, object], summary))
         text = summary_text(summary, self.recorder.totals, table_rows=self._table_rows)
-        if hint := steps_hint(self.config, summary["samples"]):
+        epochs = num_epochs(self.config, self.dataset)
+        if hint := steps_hint(self.config.model_copy(update={"epochs": epochs}), summary["samples"]):
             text += f"\n{hint}\n"
         commands = next_commands(path, self.config, has_evaluation=evaluation is not None)
         return {**summary, "table": f"{text}\nrun directory: {path}\nnext:{commands}"}
@@ -284,14 +286,15 @@ class Run:
 
     def _evaluate(self, stop: StopRequest) -> Evaluation | None:
         """Return None if there is no evaluation part, or a signal stops the run."""
-        batches = takewhile(lambda _: not stop, self.dataset.evaluation(self.config.eval_batch_size))
+        epoch, size = self.loop.place.epoch, self.config.eval_batch_size
+        batches = takewhile(lambda _: not stop, self.dataset.evaluation_after(epoch, size))
         keep = partial(write_scores, self.directory.path) if self._keep_scores else None
         evaluation = evaluate(
             self.components.embeddings, self.components.model, batches, by=self._by, keep=keep, ranks_items=True
         )
         if stop or not evaluation.samples:
             return None
-        self.recorder.write_evaluation(evaluation)
+        self.recorder.write_evaluation(evaluation, window=epoch + 1 if self.dataset.windows else None)
         best = best_evaluation(self.config, self.recorder.evaluations)
         if self.config.save == "best" and best is not None and best.step == self.recorder.steps:
             self.checkpoints.keep_best(self.loop.place.total, self._content())
@@ -326,6 +329,9 @@ class Run:
         for name in ("samples_per_s", "samples_per_s_later"):
             if dropped and (rate := summary[name]) is not None:
                 summary[name] = rate * seen / (seen - dropped)
+        if self.dataset.windows:
+            records = {record.window: record for record in recorder.evaluations}  # the latest of each window
+            summary["windows"] = [cast(WindowQuality, _fields(record, WindowQuality)) for record in records.values()]
         if target := target_summary(self.config, recorder):
             summary["stop_at"] = target
         if best := best_summary(self.config, recorder.evaluations):
@@ -354,14 +360,6 @@ class Run:
         if self._stream is not None:
             sinks.append(Progress(self._stream, self._total, first_step=steps, first_samples=samples))
         return sinks
-
-
-def total_steps(config: TrainConfig, dataset: Dataset) -> int | None:
-    """Steps of the whole run, or None if the data must be read to know them."""
-    samples = dataset.num_train_samples()
-    if samples is None:
-        return config.steps
-    return min(config.epochs * -(-samples // config.batch_size), config.steps or sys.maxsize)
 
 
 def quality_numbers(evaluation: Evaluation) -> QualitySummary:

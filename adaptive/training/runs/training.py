@@ -33,6 +33,7 @@ from adaptive.training.components import (
     outline,
     prepare,
     torch_settings,
+    total_steps,
 )
 from adaptive.training.runs.distributed import (
     directory_of,
@@ -42,7 +43,7 @@ from adaptive.training.runs.distributed import (
     require_shared_directory,
 )
 from adaptive.training.runs.goals import refuse_unreachable
-from adaptive.training.runs.run import Run, total_steps
+from adaptive.training.runs.run import Run
 from adaptive.training.runs.run_record import config_of, data_entries
 from adaptive.training.runs.state import check_dense, load_optimizer_arrays, refuse_guarded_saves
 from adaptive.training.telemetry.loggers import load_loggers
@@ -289,7 +290,7 @@ def plan_run(config: TrainConfig) -> RunPlan:
         "first_batches_need": needed,
         "memory_bytes": embeddings.memory(),
         "dense_parameters": components.dense_parameters,
-        "samples": dataset.num_train_samples(),
+        "samples": sum(dataset.windows[:-1]) or dataset.num_train_samples(),
         "steps": total_steps(config, dataset),
     }
     if preset := PRESETS.get(config.preset or ""):

@@ -1,6 +1,7 @@
 """Summary of a run: the object that `--json` prints, and the same as text."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Final, TypedDict, cast
 
 from adaptive.embeddings.ranks.traffic import KINDS
@@ -31,6 +32,16 @@ class EvaluationPoint(TypedDict):
     auc: float | None
     log_loss: float | None
     accuracy: float | None
+
+
+class WindowQuality(TypedDict):
+    """Quality on a window of time, after training on the windows before."""
+
+    window: int  # from 0
+    step: int
+    samples: int
+    auc: float | None
+    log_loss: float | None
 
 
 class EvaluationWork(TypedDict):
@@ -152,6 +163,7 @@ class RunSummary(QualitySummary, SkipShares, GuardSummary, InputSummary, KeySumm
     policy_numbers: dict[str, float | None]  # as last reported by the policy
     evaluations: list[EvaluationPoint]
     evaluation_work: list[EvaluationWork]  # of each evaluation
+    windows: list[WindowQuality]  # with `data.windows`
     stop_at: TargetSummary
     best: BestSummary
     host_bytes_read: int
@@ -269,6 +281,11 @@ def _quality_lines(summary: RunSummary) -> list[str]:
     judged += [(f"  label {name}: ", quality, "") for name, quality in summary.get("labels", {}).items()]
     ranking = ", ".join(f"{name} {score_text(value)}" for name, value in summary.get("ranking", {}).items())
     lines = [f"ranks of the held-out items among all: {ranking}"] if ranking else []
+    if windows := [window["auc"] for window in summary.get("windows", []) if window["auc"] is not None]:
+        lines.append(
+            f"AUC of each window after training on those before: {', '.join(map(score_text, windows))}; mean "
+            f"{score_text(fmean(windows))}"
+        )
     return lines + [
         f"{name}AUC {score_text(quality['auc'])}, log loss {score_text(quality['log_loss'])}, "
         f"accuracy {accuracy_text(quality['accuracy'])}{end}"

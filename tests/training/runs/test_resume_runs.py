@@ -223,8 +223,8 @@ def test_an_evaluation_before_a_signal_is_made_once(tmp_path: Path) -> None:
     with small_world() as patch:
         run(tmp_path / "whole", config)
 
-        def write(recorder: Recorder, found: Evaluation) -> None:
-            written(recorder, found)
+        def write(recorder: Recorder, found: Evaluation, **more: Any) -> None:
+            written(recorder, found, **more)
             os.kill(os.getpid(), signal.SIGTERM)
 
         patch.setattr(Recorder, "write_evaluation", write)
