@@ -1,5 +1,6 @@
 """Categories that are 64-bit keys: through every way to read, with their times and rules, to the tables."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,24 @@ def test_keys_of_columns_without_a_mapping(tmp_path: Path) -> None:
         open_dataset(f"criteo:{tmp_path / 'day.txt'}", DataOptions(keys={"capacity": 9, "expire": "7d"}))
 
 
+@pytest.mark.parametrize(
+    ("mapping", "rows"),
+    [("vocabulary = true\nmin_count = 2", 5), ("vocabulary = false", 10_001), ("keys = false", 10_001)],
+)
+def test_a_mapping_of_the_schema_wins_over_data_keys(tmp_path: Path, mapping: str, rows: int) -> None:
+    """Of the words, Ulm, x, z and missing ones are not rare; so 3 rows and those of unknown and missing ids."""
+    schema = SCHEMA.replace(
+        'keys = true\ncapacity = 50\ntable = "word"\nunadmitted = "zero"', mapping + '\ntable = "word"'
+    )
+    options = {"keys": {"capacity": 9}, "hash_rows": 10_000}
+    dataset = text(tmp_path, schema, **options)
+    assert set(dataset.key_rules) == {"user"}
+    sizes = {feature.name: feature.num_embeddings for feature in dataset.features}
+    assert sizes == {"user": 1000, "city": rows, "tags": rows, "site": 8}
+    ids = ids_of(dataset)
+    assert ids == ids_of(text(tmp_path, schema, hash_rows=10_000))
+
+
 @pytest.mark.parametrize("data", ["prepared:x", "dlrm:x", "taobao:x", "tbsm:x", "sequences"])
 def test_data_whose_ids_are_rows_refuse_keys(data: str) -> None:
     with pytest.raises(ConfigError, match=r"expected no data\.keys, got a value"):
@@ -254,6 +273,16 @@ def test_keys_that_are_floats_are_refused(tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text(SCHEMA)
     with pytest.raises(ConfigError, match=r"column 'user': expected integers for keys, got double"):
         from_frame(floats, tmp_path / "schema.toml")
+    plain = re.sub(r"keys = true\ncapacity = 1000\n(.*\n){3}", "", SCHEMA, count=1)
+    (tmp_path / "schema.toml").write_text(plain)
+    with pytest.raises(ConfigError, match=r"column 'user': expected integers for keys, got double"):
+        from_frame(floats, tmp_path / "schema.toml", options=DataOptions(keys={"capacity": 9}))
+    for options in ({"hash_rows": 9}, {"hash_rows": 9, "keys": {"capacity": 9}}):
+        hashed = plain.replace('kind = "int"\n', 'kind = "int"\nhash_rows = 7\n', 1)
+        (tmp_path / "schema.toml").write_text(hashed)
+        assert (
+            from_frame(floats, tmp_path / "schema.toml", options=DataOptions(**options)).features[0].num_embeddings == 8
+        )
     values = columns(["7.0", *USERS[1:]])
     with pytest.raises(InputError, match=r"expected a number for user, got '7\.0'"):
         list(text(tmp_path, values=values).train(8))

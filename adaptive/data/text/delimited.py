@@ -68,7 +68,7 @@ def describe(
         label = schema.label if schema.label is not None and schema.label.column in names else None
         more = tuple(item for item in schema.more_labels if item.column in names)
         schema = schema.model_copy(update={"label": label, "more_labels": more})
-    uses = _uses(schema, names, lists or ())
+    uses = _uses(schema, names, lists or (), options)
     label = schema.label
     form = RowFormat(
         tuple(uses.get(name, Column(name, kernels.SKIP)) for name in names if lists is None or name in uses),
@@ -170,6 +170,7 @@ def _widths(grouped: Sequence[tuple[Categorical, str]], options: DataOptions) ->
 
 
 def _rule(group: Categorical, options: DataOptions, *, is_bag: bool) -> RowRule:
+    """Return the rule of a category; options apply where the schema has none."""
     if group.num_embeddings is not None:
         return RowRule("direct", group.num_embeddings, group.missing == "row" and not is_bag)
     if group.hash_rows is not None:
@@ -177,7 +178,10 @@ def _rule(group: Categorical, options: DataOptions, *, is_bag: bool) -> RowRule:
     if group.capacity is not None:
         return RowRule("keyed", group.capacity, keys=group.key_rules)
     changed = {"vocabulary": group.vocabulary, "min_count": group.min_count}
-    return RowRule.of(options.model_copy(update={name: value for name, value in changed.items() if value is not None}))
+    update: dict[str, object] = {name: value for name, value in changed.items() if value is not None}
+    if group.vocabulary is not None or group.keys is False:
+        update["keys"] = None
+    return RowRule.of(options.model_copy(update=update))
 
 
 def _column_names(file: DataFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
@@ -221,7 +225,7 @@ class _Wanted(NamedTuple):
     may_be_list: bool = False
 
 
-def _wanted(schema: DelimitedSchema) -> Iterator[_Wanted]:
+def _wanted(schema: DelimitedSchema, options: DataOptions) -> Iterator[_Wanted]:
     if schema.label is not None:
         kind = kernels.LABEL_BINARY if schema.label.positive is None else kernels.LABEL_SET
         kind = kind if schema.label.threshold is None else kernels.LABEL_THRESHOLD
@@ -236,13 +240,16 @@ def _wanted(schema: DelimitedSchema) -> Iterator[_Wanted]:
         kind = kernels.DENSE_INTEGER if dense.kind == "int" else kernels.DENSE_FLOAT
         yield _Wanted(f"dense.{number}.columns", dense.columns, Column("", kind))
     for number, group in enumerate(schema.categorical):
-        column = Column("", _CATEGORY_KINDS[group.kind], required=group.missing == "reject", is_key=bool(group.keys))
+        is_key = _rule(group, options, is_bag=False).kind == "keyed"
+        column = Column("", _CATEGORY_KINDS[group.kind], required=group.missing == "reject", is_key=is_key)
         if group.inner_separator is not None:
             column = replace(column, kind=kernels.KEY_BAG, item=column.kind, inner=group.inner_separator)
         yield _Wanted(f"categorical.{number}.columns", group.columns, column, may_be_list=True)
 
 
-def _uses(schema: DelimitedSchema, names: Sequence[str], lists: Container[str]) -> dict[str, Column]:
+def _uses(
+    schema: DelimitedSchema, names: Sequence[str], lists: Container[str], options: DataOptions
+) -> dict[str, Column]:
     """Return name -> column for each column that the schema names."""
     if len(names) > MOST_COLUMNS:
         raise ConfigError(
@@ -250,7 +257,7 @@ def _uses(schema: DelimitedSchema, names: Sequence[str], lists: Container[str]) 
         )
     problems = [f"expected each column once, got {name!r} twice" for name, n in sorted(Counter(names).items()) if n > 1]
     uses, keys = dict[str, Column](), dict[str, str]()
-    for key, patterns, column, may_be_list in _wanted(schema):
+    for key, patterns, column, may_be_list in _wanted(schema, options):
         for pattern in patterns:
             matches = _matching([pattern], names)
             if not matches:
@@ -268,14 +275,14 @@ def _uses(schema: DelimitedSchema, names: Sequence[str], lists: Container[str]) 
     if problems:
         raise ConfigError(
             "The schema does not fit the file. Correct these keys:\n  " + "\n  ".join(problems) + "\n"
-            f"Columns of the file: {', '.join(map(repr, names))}.{_other_separator(schema, names)}"
+            f"Columns of the file: {', '.join(map(repr, names))}.{_other_separator(schema, names, options)}"
         )
     return uses
 
 
-def _other_separator(schema: DelimitedSchema, names: Sequence[str]) -> str:
+def _other_separator(schema: DelimitedSchema, names: Sequence[str], options: DataOptions) -> str:
     """Return a hint if another separator splits a header of one column, or nothing."""
-    patterns = [pattern for wanted in _wanted(schema) for pattern in wanted.patterns]
+    patterns = [pattern for wanted in _wanted(schema, options) for pattern in wanted.patterns]
     matches = {other: len(_matching(patterns, names[0].split(other))) for other in ",\t;| "} if len(names) == 1 else {}
     best = max(matches, key=matches.__getitem__, default="")
     if not matches or not matches[best]:
