@@ -14,7 +14,7 @@ from adaptive.errors import ConfigError, OutputError
 from adaptive.storage.durable import replace_file
 from adaptive.training.runs.loading import LoadedRun, load_with
 from adaptive.training.telemetry.document import aligned
-from adaptive.training.telemetry.formatting import count_text
+from adaptive.training.telemetry.formatting import count_text, percent_text
 from adaptive.training.telemetry.report import SCHEMA
 
 COLUMNS: Final = ("table", "key", "row", "lookups", "age", "stored")
@@ -79,8 +79,11 @@ def _summary(run: LoadedRun, table: TableConfig) -> TableKeys:
 
 
 def _text(tables: Sequence[TableKeys]) -> str:
-    header = ["table", "keys", "of", "lookups", "median age", "oldest (batches)"]
-    return "\n".join(aligned([header, *([name, *map(count_text, numbers)] for name, *numbers in map(astuple, tables))]))
+    header = ["table", "keys", "of", "in use", "lookups", "median age", "oldest (batches)"]
+    lines = [[name, *map(count_text, numbers)] for name, *numbers in map(astuple, tables)]
+    for line, table in zip(lines, tables, strict=True):
+        line.insert(3, percent_text(table.keys / table.capacity))
+    return "\n".join(aligned([header, *lines]))
 
 
 def _write(file: BinaryIO, run: LoadedRun, tables: Sequence[TableConfig]) -> None:

@@ -122,6 +122,11 @@ class Lane:
         """Return the number of keys with a row (tables of the group,)."""
         return np.zeros(len(self.group.tables), np.int64) if self.keys is None else self.keys.books.num_live.copy()
 
+    @property
+    def index_places(self) -> int:
+        """Places of the index of keys; 0 without keys."""
+        return 0 if self.keys is None else len(self.keys.books.places)
+
     def commit(self, changes: KeyChanges, number: int) -> None:
         """Reset rows that lost their keys to initial values and empty records; note that batch `number` admits others.
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from adaptive.counters import Counter
 from adaptive.embeddings.engine.build import MEMORY
 from adaptive.embeddings.engine.pipeline import Pipeline, ReadyBatch
-from adaptive.embeddings.planning.key_tables import key_bytes
+from adaptive.embeddings.planning.key_tables import grown_places, key_bytes
 from adaptive.embeddings.planning.sizing import Sizes, resized
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
@@ -29,6 +29,7 @@ class Statistics:
     device_rows: int  # number of slots
     resident_rows: NDArray[np.int64]  # (tables,) rows on the device
     live_keys: NDArray[np.int64]  # (tables,) keys with a row; 0 for tables without keys
+    index_places: NDArray[np.int64]  # (tables,) places of the index of keys, at the first table of those that share one
     watched_rows: NDArray[np.int64]  # (tables,) as of the latest call of the policy or the skip rule
     judged_rows: NDArray[np.int64]  # (tables,) watched rows with measured movement
     saturated_rows: NDArray[np.int64]  # (tables,) watched rows whose updates are skipped
@@ -45,7 +46,7 @@ class Statistics:
 
 
 WATCHED_ROWS = ("watched_rows", "judged_rows", "saturated_rows", "waiting_rows", "at_rest_rows")
-SUMMED = ("counts", "resident_rows", "live_keys", *WATCHED_ROWS, "update_norm_counts")
+SUMMED = ("counts", "resident_rows", "live_keys", "index_places", *WATCHED_ROWS, "update_norm_counts")
 
 
 def _sum_over_ranks(ranks: Ranks, statistics: Statistics) -> Statistics:
@@ -72,7 +73,7 @@ class StatisticsCollector:
     def __init__(self, pipeline: Pipeline, sizes: Sizes, optimizer: RowOptimizer) -> None:
         self._pipeline, self._sizes, self._optimizer = pipeline, sizes, optimizer
         self._counts = self._zeros()
-        self._resident, self._live = self._zeros()[:, 0], self._zeros()[:, 0]
+        self._resident, self._live, self._places = self._zeros()[:, 0], self._zeros()[:, 0], self._places_now()
         self._watched = [lane.planner.watched_counts() for lane in pipeline.lanes]
         self._policy: Mapping[str, float] = {}
         self._total = np.zeros(len(Counter), np.int64)  # summed over all tables, never reset
@@ -146,6 +147,17 @@ class StatisticsCollector:
         groups, slots = [lane.group for lane in lanes], [lane.device.num_slots for lane in lanes]
         self._sizes = resized(groups, slots, self._optimizer, reason)
 
+    def _first_tables(self) -> list[int]:
+        """Return the number of the first table of each lane."""
+        sizes = [len(lane.group.tables) for lane in self._pipeline.lanes]
+        return [0, *np.cumsum(sizes)[:-1].tolist()]
+
+    def _places_now(self) -> NDArray[np.int64]:
+        """Return `Statistics.index_places` while no batch is in flight."""
+        places = self._zeros()[:, 0]
+        places[self._first_tables()] = [lane.index_places for lane in self._pipeline.lanes]
+        return places
+
     def _zeros(self) -> NDArray[np.int64]:
         tables = sum(len(lane.group.tables) for lane in self._pipeline.lanes)
         return np.zeros((tables, len(Counter)), np.int64)
@@ -165,6 +177,11 @@ class StatisticsCollector:
         for of_group in self._pipeline.evicted_between_batches:
             of_group[:] = 0
         self._live += counts[:, Counter.ADMITTED_KEYS] - counts[:, [Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS]].sum(1)
+        # As of this batch: the index itself may have grown for later ones.
+        for lane, table in zip(self._pipeline.lanes, self._first_tables(), strict=True):
+            if lane.keys is not None:
+                num_live = int(self._live[table : table + len(lane.group.tables)].sum())
+                self._places[table] = grown_places(int(self._places[table]), num_live)
 
     def count_evicted(self, evicted: NDArray[np.int64]) -> None:
         """Subtract rows (tables,) that were evicted outside of a batch from the resident ones."""
@@ -176,6 +193,7 @@ class StatisticsCollector:
         self._watched = [lane.planner.watched_counts() for lane in self._pipeline.lanes]
         self._resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
         self._live = np.concatenate([lane.live_keys() for lane in self._pipeline.lanes])
+        self._places = self._places_now()
 
     def _watched_rows(self) -> dict[str, NDArray[np.int64]]:
         """Return the columns of `WatchedCounts` of all tables, by their names in `Statistics`."""
@@ -194,6 +212,7 @@ class StatisticsCollector:
             device_rows=sum(lane.device.num_slots for lane in pipeline.lanes),
             resident_rows=self._resident.copy(),
             live_keys=self._live.copy(),
+            index_places=self._places.copy(),
             **self._watched_rows(),
             times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
             update_norm_edges=pipeline.feedback.update_size_edges.astype(np.float64),

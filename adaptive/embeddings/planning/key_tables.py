@@ -276,9 +276,9 @@ class KeyBooks:
 
     def insert(self, hashes: NDArray[np.uint64], rows: Int64s) -> None:
         """Enter rows (n,) with hashes (n,), which are counted as live, into the index."""
-        num_live = int(self.num_live.sum())
-        if num_live * LOAD[1] > len(self.places) * LOAD[0]:
-            places = np.zeros(max(len(self.places) * (GROWTH + 1) // GROWTH, _num_places(num_live)), np.uint64)
+        size = grown_places(len(self.places), int(self.num_live.sum()))
+        if size > len(self.places):
+            places = np.zeros(size, np.uint64)
             kernels.copy_places(self.places, places)
             self.places = places
         kernels.insert_rows(hashes, rows, self.places)
@@ -294,6 +294,13 @@ def key_bytes(table: TableConfig) -> int:
     if table.keys is None:
         return 0
     return 8 * (_num_places(table.num_embeddings) + table.num_rows) + _num_cells(table)
+
+
+def grown_places(num_places: int, num_live: int) -> int:
+    """Return the places of an index of `num_places` for so many keys."""
+    if num_live * LOAD[1] <= num_places * LOAD[0]:
+        return num_places
+    return max(num_places * (GROWTH + 1) // GROWTH, _num_places(num_live))
 
 
 def _num_cells(table: TableConfig) -> int:

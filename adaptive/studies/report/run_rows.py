@@ -19,7 +19,14 @@ from adaptive.training.telemetry.document import (
 )
 from adaptive.training.telemetry.formatting import bytes_text, count_text, percent_text
 from adaptive.training.telemetry.record import TableCounts, sum_tables
-from adaptive.training.telemetry.report import SPARED, RunSummary, crossed_numbers, skipping_lines
+from adaptive.training.telemetry.report import (
+    KEY_COLUMNS,
+    SPARED,
+    RunSummary,
+    crossed_numbers,
+    key_cells,
+    skipping_lines,
+)
 
 LAYERS: Final = COLORS - 1  # tables with a separate layer; the others share one
 KIB: Final = 1024
@@ -101,6 +108,8 @@ def rows_moved(runs: Sequence[RunView]) -> Blocks:
     for name, title in (("host_bytes_read", "bytes read from files"), ("host_bytes_written", "bytes written to files")):
         if any(name in run.summary for run in runs):
             rows.append([title, *(bytes_text(run.summary.get(name)) for run in runs)])
+    if any(counts.index_places for counts in whole):
+        rows.append(["places of the index of keys that are taken", *(percent_text(c.index_load) for c in whole)])
     tables = [Folded(f"Tables of {run.name}", [_by_table(run)]) for run in runs]
     return [Heading("Traffic"), run_legend(runs), curves, Table(rows), *tables]
 
@@ -110,7 +119,7 @@ def _by_table(run: RunView) -> Table:
     skips = any(map(_skips, run.totals.tables.values()))
     keyed = any(counts.has_keys for counts in run.totals.tables.values())
     head += ["watched", "waiting", "at rest", "saturated", "not written"] if skips else []
-    rows = [head + (["live keys", "admitted", "expired", "evicted", "lookups without a row"] if keyed else [])]
+    rows = [head + ([*KEY_COLUMNS] if keyed else [])]
     for name, counts in run.totals.tables.items():
         states = (counts.watched_rows, counts.waiting_rows, counts.at_rest_rows, counts.saturated_rows)
         skipped = [*map(count_text, states)]
@@ -122,8 +131,7 @@ def _by_table(run: RunView) -> Table:
             *(skipped if skips else []),
         ])  # fmt: skip
         if keyed:
-            keys = (counts.live_keys, counts.admitted_keys, counts.expired_keys, counts.evicted_keys)
-            rows[-1] += [*map(count_text, keys), percent_text(counts.unadmitted_lookup_share)]
+            rows[-1] += key_cells(counts, run.table_rows.get(name))
     return Table(rows)
 
 

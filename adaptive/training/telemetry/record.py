@@ -59,6 +59,7 @@ class TableCounts:
     expired_keys: int = 0
     evicted_keys: int = 0
     unadmitted_lookups: int = 0
+    index_places: int = 0  # of the index of keys, which tables of one width share; counted at the first of them
 
     @property
     def hit_rate(self) -> float | None:
@@ -83,6 +84,11 @@ class TableCounts:
     @property
     def has_keys(self) -> bool:
         return bool(self.live_keys or self.unadmitted_lookups or self.admitted_keys)
+
+    @property
+    def index_load(self) -> float | None:
+        """Keys with a row for each place of their index, of all tables that share it; None without an index."""
+        return share(self.live_keys, self.index_places)
 
     @property
     def unadmitted_lookup_share(self) -> float | None:
@@ -240,6 +246,7 @@ ROWS_NOW: Final = (
     "waiting_rows",
     "saturated_rows",
     "live_keys",
+    "index_places",
 )
 
 
@@ -432,6 +439,7 @@ COUNT_FIELDS: Final = (
     CountField("admitted_keys", f"{KEYS}/admitted_keys_per_step", "admitted_keys", 1, by_table=True),
     CountField("expired_keys", f"{KEYS}/expired_keys_per_step", "expired_keys", 1, by_table=True),
     CountField("evicted_keys", f"{KEYS}/evicted_keys_per_step", "evicted_keys", 1, by_table=True),
+    CountField("index_load", f"{KEYS}/index_load", "index_load"),
     CountField("unadmitted_lookup_share", f"{KEYS}/unadmitted_lookup_share", "unadmitted_lookup_share", by_table=True),
     CountField("watched_rows", f"{SKIPPING}/watched_rows", "watched_rows"),
     CountField("waiting_rows", f"{SKIPPING}/waiting_rows", "waiting_rows", by_table=True),

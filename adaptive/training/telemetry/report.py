@@ -15,7 +15,14 @@ from adaptive.training.telemetry.formatting import (
     score_text,
 )
 from adaptive.training.telemetry.jsonl import plain
-from adaptive.training.telemetry.record import COUNT_FIELDS, LOOK_AHEAD_STAGES, RunTotals, TableCounts, sum_tables
+from adaptive.training.telemetry.record import (
+    COUNT_FIELDS,
+    LOOK_AHEAD_STAGES,
+    RunTotals,
+    TableCounts,
+    share,
+    sum_tables,
+)
 
 SCHEMA: Final = 1
 MAX_TABLES: Final = 10  # lines of single tables; the rest share one
@@ -130,6 +137,7 @@ class KeySummary(TypedDict, total=False):
     admitted_keys: int
     expired_keys: int
     evicted_keys: int
+    index_load: float | None  # live keys for each place of their index
     unadmitted_lookup_share: float | None
 
 
@@ -495,8 +503,19 @@ def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int
             row += map(count_text, (counts.waiting_rows, counts.at_rest_rows, counts.saturated_rows))
             row.append(percent_text(counts.skipped_update_share))
     if any(counts.has_keys for counts in tables.values()):
-        header += ["live keys", "admitted", "expired", "evicted", "lookups without a row"]
-        for row, counts in zip(rows, shown.values(), strict=True):
-            row += map(count_text, (counts.live_keys, counts.admitted_keys, counts.expired_keys, counts.evicted_keys))
-            row.append(percent_text(counts.unadmitted_lookup_share))
-    return aligned([header, *rows])
+        header += KEY_COLUMNS
+        for row, (name, counts) in zip(rows, shown.items(), strict=True):
+            row += key_cells(counts, (table_rows or {}).get(name))
+    load = sum_tables(list(tables.values())).index_load
+    lines = [] if load is None else [f"index of keys: {percent_text(load)} of its places taken"]
+    return aligned([header, *rows]) + lines
+
+
+KEY_COLUMNS: Final = ("live keys", "of capacity", "admitted", "expired", "evicted", "lookups without a row")
+
+
+def key_cells(counts: TableCounts, capacity: int | None) -> list[str]:
+    """Return the cells of `KEY_COLUMNS` for a table."""
+    taken = share(counts.live_keys, capacity or 0) if counts.has_keys else None
+    events = map(count_text, (counts.admitted_keys, counts.expired_keys, counts.evicted_keys))
+    return [count_text(counts.live_keys), percent_text(taken), *events, percent_text(counts.unadmitted_lookup_share)]

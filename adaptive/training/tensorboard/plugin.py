@@ -40,6 +40,7 @@ class TableRows(TypedDict):
     admitted: list[float]
     expired: list[float]
     evicted: list[float]
+    index_load: list[float]  # live keys for each place of their index; only of all tables together
     unadmitted: list[float]  # share of lookups of keys without a row
 
 
@@ -141,6 +142,7 @@ def _table(name: str, rows: int | None, steps: Sequence[int], counts: Sequence[T
         "admitted": [flow.admitted_keys / span for flow, span in zip(counts, spans, strict=True)],
         "expired": [flow.expired_keys / span for flow, span in zip(counts, spans, strict=True)],
         "evicted": [flow.evicted_keys / span for flow, span in zip(counts, spans, strict=True)],
+        "index_load": [at_end.index_load or 0.0 for at_end in counts],
         "unadmitted": [flow.unadmitted_lookup_share or 0.0 for flow in counts],
     }
 

@@ -429,6 +429,32 @@ class Following(Policy):
         self.gone += rows.tolist()
 
 
+def test_the_load_of_the_index_is_that_of_the_latest_trained_batch() -> None:
+    """Whatever the depth. The index grows with keys, and not back when they expire; tables of one width share one."""
+    tables = [key_table("item", num_embeddings=10**5, expire=40), key_table("user", num_embeddings=10**5)]
+    tables.append(key_table("shop", num_embeddings=10, embedding_dim=5))
+    random = np.random.default_rng(0)
+    batches = [
+        Batch.of({name: random.integers(0, 10**6, 150) for name in ("item", "user", "shop")}, labels=np.zeros(150))
+        for _ in range(60)
+    ]
+    places = []
+    for depth in (0, 4):
+        embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows="50%", device="cpu"))
+        places.append([])
+        for number, planned in enumerate(embeddings.look_ahead(batches, depth=depth)):
+            embeddings(planned)["item"].sum().backward()
+            embeddings.step()
+            if number % 4 == 3:
+                places[-1].append(embeddings.statistics.take().index_places.tolist())
+        lanes = embeddings.runtime.pipeline.lanes
+        taken = embeddings.statistics.take()
+        order = [embeddings.table_names.index(name) for name in ("item", "user", "shop")]
+        assert taken.index_places[order].tolist() == [lanes[order[2] == 0].index_places, 0, 1708]
+        assert 0.3 < taken.live_keys[order[:2]].sum() / lanes[order[2] == 0].index_places < 0.6
+    assert places[0] == places[1] and len(set(map(tuple, places[0]))) > 5
+
+
 def test_policies_learn_which_rows_lose_their_keys() -> None:
     """They have left the device by then, and come back with their next key."""
     batches = drawn_batches(TABLES, 11, count=60)

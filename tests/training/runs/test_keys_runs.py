@@ -36,6 +36,7 @@ def test_runs_agree_for_every_depth_size_and_policy(tmp_path: Path) -> None:
     first = train_run(config(tmp_path, "first", depth=0))
     expected, sizes = digest(tmp_path / "first")
     assert 15 <= sizes["item"] <= 20 and 0 < sizes["user"] <= 60
+    assert first["index_load"] == first["live_keys"] / 1708 and "4.1% of its places" in first["table"]
     assert first["live_keys"] == sum(sizes.values()) and first["expired_keys"] > 0 < first["evicted_keys"]
     assert 0 < (first["unadmitted_lookup_share"] or 0) < 1 and "live keys" in first["table"]
     for number, changed in enumerate(
@@ -51,7 +52,7 @@ def test_runs_agree_for_every_depth_size_and_policy(tmp_path: Path) -> None:
             changed["tier"] |= {"device": "cpu", "device_rows": "90"}
         other = train_run(config(tmp_path, f"other{number}", **changed))
         assert digest(tmp_path / f"other{number}")[0] == expected, changed
-        for name in ("auc", "log_loss", "live_keys", "admitted_keys", "expired_keys", "evicted_keys"):
+        for name in ("auc", "log_loss", "live_keys", "admitted_keys", "expired_keys", "evicted_keys", "index_load"):
             assert other[name] == first[name], (name, changed)  # type: ignore[literal-required]
 
 
@@ -102,7 +103,8 @@ def test_keys_are_listed(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert exit_code("keys", str(run), "--json") == 0
     assert json.loads(capsys.readouterr().out)["tables"] == list(map(asdict, result.tables))
     assert exit_code("keys", str(run)) == 0
-    assert "oldest (batches)" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "oldest (batches)" in text and "83.3%" in text
 
 
 def test_a_page_shows_keys_by_table(run: Path, tmp_path: Path) -> None:
@@ -110,7 +112,8 @@ def test_a_page_shows_keys_by_table(run: Path, tmp_path: Path) -> None:
     write_report([run], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     summary = json.loads((run / "run.json").read_text())["summary"]
-    assert "lookups without a row" in page and "live keys" in page and summary["live_keys"] > 0
+    assert "lookups without a row" in page and "of capacity" in page and "places of the index of keys" in page
+    assert summary["live_keys"] > 0
 
 
 def test_unknown_keys_are_scored_and_not_inserted(run: Path, tmp_path: Path) -> None:

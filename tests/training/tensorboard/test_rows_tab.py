@@ -67,7 +67,7 @@ def test_rows_by_table(tmp_path: Path) -> None:
         "saturated": [1, 2, 3],
     }
     whole, first, second = found["tables"]
-    keys = {key: [0, 0, 0] for key in ("live_keys", "admitted", "expired", "evicted", "unadmitted")}
+    keys = {key: [0, 0, 0] for key in ("live_keys", "admitted", "expired", "evicted", "index_load", "unadmitted")}
     assert first == {**user, "promoted": [0.7, 1.4, 2.1], "demoted": [0.3, 0.6, 0.9], **keys}
     assert [one["name"] for one in (whole, first, second)] == ["all tables", "user", "item"]
     assert whole["is_whole"] and whole["rows"] == first["rows"] + second["rows"]
@@ -85,11 +85,13 @@ def test_keys_by_table(tmp_path: Path) -> None:
             **counts,
             **flows,
             "live_keys": 40 * number,
+            "index_places": 100 * number**2,
             "unadmitted_lookups": counts["lookups"],
         }
     metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
     (user,) = rows_of(metrics)["tables"]
     assert (user["live_keys"], user["unadmitted"]) == ([40, 80], [1.0, 1.0])
+    assert user["index_load"] == [0.4, 0.2]
     assert (user["admitted"], user["expired"], user["evicted"]) == ([7.0, 14.0], [2.0, 2.0], [1.0, 2.0])
 
 
