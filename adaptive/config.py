@@ -459,19 +459,21 @@ class GuardConfig(Config):
 
 
 class StopAtConfig(Config):
-    """The target quality: set one of the three. The first evaluation that reaches it ends training."""
+    """The target quality: set one. The first evaluation that reaches it ends training."""
 
     auc: float | None = Field(default=None, gt=0, le=1, description="minimum area under the ROC curve")
     log_loss: float | None = Field(default=None, gt=0, description="maximum log loss in nats")
     accuracy: float | None = Field(
         default=None, gt=0, le=1, description="minimum share of predictions on the correct side of 0.5"
     )
+    mse: float | None = Field(default=None, gt=0, description="maximum mean squared error, with model.loss=mse")
+    mae: float | None = Field(default=None, gt=0, description="maximum mean absolute error, with model.loss=mse")
 
     @model_validator(mode="after")
     def _has_single_target(self) -> Self:
         if len(self._targets()) != 1:
             names = ", ".join(self._targets()) or "none"
-            raise ValueError(f"expected one of auc, log_loss and accuracy, got {names}")
+            raise ValueError(f"expected one of auc, log_loss, accuracy, mse and mae, got {names}")
         return self
 
     def _targets(self) -> dict[str, float]:
@@ -488,7 +490,7 @@ class StopAtConfig(Config):
 
     @property
     def lower_is_better(self) -> bool:
-        return self.metric == "log_loss"
+        return self.metric in ("log_loss", "mse", "mae")
 
     def is_reached_by(self, value: float) -> bool:
         return value <= self.target if self.lower_is_better else value >= self.target

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -67,9 +67,20 @@ class RowsConfig(Config):
         )
 
 
+Loss = Literal["log", "mse", "softmax", "in_batch_softmax"]
+
+
 class ModelConfig(RowsConfig):
     """Settings of every built-in model."""
 
+    LOSSES: ClassVar[tuple[Loss, ...]] = ("log", "mse")
+
+    loss: Loss = Field(
+        default="log",
+        description="log: log loss of labels 0 and 1; mse: squared error of labels that are any numbers; softmax "
+        "(multi-task): of the one label of a sample that is 1; in_batch_softmax (two-tower): of the item of each "
+        "sample with label 1 among the items of the batch",
+    )
     feature_norm: Literal["none", "batch", "layer"] = Field(
         default="none",
         description="normalization of pooled vectors; batch: over the samples of a batch, running statistics in "
@@ -85,6 +96,12 @@ class ModelConfig(RowsConfig):
         default=False,
         description="compute matrix products of the dense part in bfloat16; weights and logits stay float32",
     )
+
+    @model_validator(mode="after")
+    def _fitting_loss(self) -> Self:
+        if self.loss not in self.LOSSES:
+            raise ValueError(f"expected loss = {' or '.join(self.LOSSES)} for this model, got {self.loss}")
+        return self
 
 
 class TowerConfig(ModelConfig):
@@ -163,6 +180,8 @@ class DeepFMConfig(ModelConfig):
 class TwoTowerConfig(ModelConfig):
     """Settings of two towers, of a user and an item."""
 
+    LOSSES = ("log", "mse", "in_batch_softmax")
+
     user_tables: tuple[str, ...] = Field(default=(), description="tables of the user's tower; required")
     item_tables: tuple[str, ...] = Field(
         default=(), description="tables of the item's tower; empty: all that are not the user's"
@@ -175,11 +194,6 @@ class TwoTowerConfig(ModelConfig):
     )
     unit_vectors: bool = Field(default=False, description="scale both vectors to length 1 before their dot product")
     temperature: float = Field(default=1.0, gt=0, description="divisor of the dot product")
-    loss: Literal["log", "in_batch_softmax"] = Field(
-        default="log",
-        description="log: of each sample's label; in_batch_softmax: of the item of each sample with label 1 among the "
-        "items of the batch",
-    )
     logq: bool = Field(
         default=True,
         description="in_batch_softmax: subtract the log of an item's share of all samples so far from its scores",
@@ -188,6 +202,8 @@ class TwoTowerConfig(ModelConfig):
 
 class MultiTaskConfig(ModelConfig):
     """Settings of a model of several labels."""
+
+    LOSSES = ("log", "softmax")
 
     sharing: Literal["bottom", "mmoe"] = Field(
         default="mmoe", description="bottom: all labels share an MLP; mmoe: each label mixes the experts"
@@ -207,6 +223,10 @@ class MultiTaskConfig(ModelConfig):
     def _weights(self) -> "MultiTaskConfig":
         if bad := [name for name, weight in self.loss_weights.items() if weight < 0]:
             raise ValueError(f"expected loss_weights of 0 or more, got less for {', '.join(bad)}")
+        if self.loss == "softmax" and self.loss_weights:
+            raise ValueError(
+                "expected no loss_weights with loss = softmax, which has one loss for all labels, got some"
+            )
         return self
 
 

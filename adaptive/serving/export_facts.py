@@ -248,6 +248,8 @@ def _code(facts: ExportFacts) -> str:
 
 def _score_text(facts: ExportFacts) -> str:
     """Description of a score."""
+    if facts.model.get("loss") == "mse":
+        return "the number that the model predicts"
     labels = facts.labels if facts.model["name"] in ("multi-task", "custom") else []
     names = ", ".join(labels)
     return f"the probability of each label being 1: {names}" if labels else "the probability that the label is 1"

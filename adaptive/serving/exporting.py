@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypedDict
+from typing import Any, BinaryIO, Final, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from adaptive.models import dense
 from adaptive.models.dense.assembly import Widened
 from adaptive.models.factory import CustomConfig, model_config, offered_to
 from adaptive.models.model_settings import OPTIONS
+from adaptive.models.tasks import loss_of
 from adaptive.serving import onnx_scoring, sample_values, scoring
 from adaptive.serving.export_facts import dense_facts, feature_facts, ignored_names, page_text, vocabularies
 from adaptive.serving.onnx_files import num_bytes, onnx_or_error, write_onnx
@@ -57,10 +58,11 @@ _SAFETENSORS: Final = {dtype: name for name, dtype in scoring.SAFETENSORS.items(
 
 
 class FormatQuality(TypedDict):
-    """Quality of one format of rows: AUC, log loss, and bytes of all tables."""
+    """Quality of one format of rows: AUC, log loss (of numbers: squared error), and bytes of all tables."""
 
     auc: float | None
     log_loss: float | None
+    mse: NotRequired[float]
     table_bytes: int
 
 
@@ -185,7 +187,8 @@ def _check(run: LoadedRun, data: str, tables: Sequence[TableFacts]) -> dict[str,
         with torch_settings(run.config), run.embeddings.rows.read_as(as_exported(row_dtype)):
             evaluation = evaluate(run.embeddings, run.model, evaluation_batches(run, dataset))
         table_bytes = sum(table.rows * ROW_BYTES[row_dtype](table.width) for table in tables)
-        qualities[row_dtype] = FormatQuality(auc=evaluation.auc, log_loss=evaluation.log_loss, table_bytes=table_bytes)
+        quality = FormatQuality(auc=evaluation.auc, log_loss=evaluation.log_loss, table_bytes=table_bytes)
+        qualities[row_dtype] = quality if evaluation.mse is None else {**quality, "mse": evaluation.mse}
     return qualities
 
 
@@ -313,7 +316,7 @@ def _model_facts(run: LoadedRun) -> Mapping[str, Any]:
     shared = {name: settings.pop(name) for name in CustomConfig.model_fields if name in settings}
     kind = type(run.model.model if isinstance(run.model, Widened) else run.model)
     code = {"file": CUSTOM_FILE, "class_name": kind.__name__, "offered": offered_to(kind)}
-    return {"name": "custom", **code, **shared, "settings": settings}
+    return {"name": "custom", "loss": loss_of(run.model), **code, **shared, "settings": settings}
 
 
 def facts_of(run: LoadedRun, tensors: str, row_dtype: str) -> tuple[ExportFacts, dict[str, NDArray[np.int64]]]:

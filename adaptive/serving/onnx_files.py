@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive.errors import ConfigError
+from adaptive.models.tasks import loss_of
 from adaptive.serving.sample_values import ExportFacts, FeatureFacts
 from adaptive.storage.arrays import Blocks
 from adaptive.storage.durable import DISK, write_new
@@ -96,7 +97,7 @@ class _Whole(nn.Module):
         if dense is None:
             dense = pooled.new_zeros((pooled.shape[0], 0))
         logits = self.model(dense, pooled)
-        return logits, torch.sigmoid(logits)
+        return logits, logits.clone() if loss_of(self.model) == "mse" else torch.sigmoid(logits)
 
 
 def _traced(dense: nn.Module, facts: ExportFacts) -> Any:

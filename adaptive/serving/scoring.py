@@ -152,7 +152,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def score(self, samples: "Sequence[Sample]") -> list[Any]:
-        """Return the probability of label 1, or a list of all labels', for each sample.
+        """Return the probability of label 1, or a list of all labels', for each sample; with loss = mse the number.
 
         A sample maps names of features and dense inputs to values as in the data; a bag is a list of values, or a text
         with the data's separator between them. Absent and empty values are missing.
@@ -162,7 +162,9 @@ class Model(nn.Module):
         """
         if not samples:
             return []
-        scores: list[Any] = torch.sigmoid(self(*self._inputs(samples)).double()).tolist()
+        outputs = self(*self._inputs(samples)).double()
+        is_number = getattr(self.dense, "loss", "log") == "mse"
+        scores: list[Any] = (outputs if is_number else torch.sigmoid(outputs)).tolist()
         return scores
 
     @torch.no_grad()

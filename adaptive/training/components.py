@@ -31,6 +31,7 @@ from adaptive.models.dense.base import Inputs
 from adaptive.models.dense.dlrm import TBSM
 from adaptive.models.factory import AnyConfig, checked, make_model, model_config, options_of, rows_config
 from adaptive.models.model_settings import SequenceConfig, TwoTowerConfig
+from adaptive.models.tasks import loss_of
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
 from adaptive.policy import Policy, arranges, calibrates
@@ -56,6 +57,10 @@ class Components:
     model: nn.Module
     optimizer: torch.optim.Optimizer
 
+    @property
+    def loss(self) -> str:
+        return loss_of(self.model)
+
 
 @dataclass(frozen=True)
 class ComponentsOutline:
@@ -64,6 +69,7 @@ class ComponentsOutline:
     tables: tuple[TableConfig, ...]
     embeddings: Outline
     dense_parameters: int
+    loss: str
 
 
 def open_data(config: TrainConfig, run_directory: Path | None = None) -> Dataset:
@@ -198,7 +204,8 @@ def outline(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[
     skip = with_rule(policy, config.skip)
     embeddings = outline_engine(tables, tier, policy, optimizer, skip, config.seed)
     model = make_model(config.model, shape, inputs, seed=config.seed)
-    return ComponentsOutline(tables, embeddings, sum(weight.numel() for weight in model.parameters()))
+    num_weights = sum(weight.numel() for weight in model.parameters())
+    return ComponentsOutline(tables, embeddings, num_weights, loss_of(model))
 
 
 def _sized_tier(config: TrainConfig, sample: Sequence[Batch]) -> TierConfig:

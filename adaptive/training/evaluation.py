@@ -21,7 +21,7 @@ from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import InputError
 from adaptive.models.dense.attention import SampleVectors, SequenceModel
-from adaptive.models.tasks import Tasks, labels_of, tasks_of
+from adaptive.models.tasks import Tasks, labels_of, loss_of, tasks_of
 from adaptive.training.finite import where_not_finite
 from adaptive.training.quality import StreamingAUC, StreamingLogLoss, exact_auc, grouped_auc
 from adaptive.training.ranking import Ranking, ranking_model
@@ -54,6 +54,8 @@ class Evaluation:
     gauc_groups: int | None = None  # with `by`: number of groups with both classes
     labels: dict[str, LabelQuality] = field(default_factory=dict)  # of a multi-task model, by name
     ranking: Mapping[str, float] = field(default_factory=dict)  # of a model that ranks items; see `Ranking.quality`
+    mse: float | None = None  # mean squared error, of a model with loss = mse, which has no other quality
+    mae: float | None = None  # mean absolute error of the same
 
 
 def evaluate(
@@ -83,6 +85,8 @@ def evaluate(
         InputError: for a sample without a label; with `by`, for a sample without exactly one id, or too many samples.
         NonFiniteError: for a logit that is not finite, with its batch and data lines.
     """
+    if loss_of(model) == "mse":
+        return _evaluate_numbers((_in_turn if in_turn else _predictions)(embeddings, model, _labelled(batches)))
     tasks, streams = tasks_of(model), PerLabel(tasks_of(model))
     auc, losses = StreamingAUC(), StreamingLogLoss()
     scores, labels, groups = list[NDArray[np.float32]](), list[NDArray[np.float32]](), list[NDArray[np.int64]]()
@@ -123,6 +127,17 @@ def evaluate(
         labels=streams.quality(),
         ranking={} if ranking is None else ranking.quality(),
     )
+
+
+def _evaluate_numbers(predicted: Iterable[tuple[Batch, NDArray[np.float32]]]) -> Evaluation:
+    """Return the errors of predicted numbers (B,) of batches."""
+    samples, squares, absolutes = 0, 0.0, 0.0
+    for batch, numbers in predicted:
+        errors = numbers.astype(np.float64) - batch.labels
+        samples, squares = samples + batch.num_samples, squares + float(errors @ errors)
+        absolutes += float(np.abs(errors).sum())
+    mse, mae = (total / samples if samples else None for total in (squares, absolutes))
+    return Evaluation(samples, None, False, None, None, None, None, mse=mse, mae=mae)
 
 
 class PerLabel:

@@ -36,11 +36,11 @@ from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.dense.attention import SampleVectors
 from adaptive.models.dense.layers import at_step
-from adaptive.models.tasks import label_tensor, labels_of, log_losses, tasks_of
+from adaptive.models.tasks import label_tensor, labels_of, log_losses, loss_of, tasks_of
 from adaptive.system import running_out
 from adaptive.training.evaluation import evaluate, vectors_of
 from adaptive.training.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
-from adaptive.training.ranking import in_batch_loss, ranking_model
+from adaptive.training.ranking import in_batch_loss, items_of, ranking_model
 from adaptive.training.telemetry.recorder import Recorder
 
 # Maximum new memory of a step, as a multiple of the gradients' bytes: Adam its state (2, in its first step) and the
@@ -59,7 +59,7 @@ class _Passed:
 
 
 class Trainer:
-    """Trains `model(dense, pooled)` and its embeddings on click labels, by mean log loss.
+    """Trains `model(dense, pooled)` and its embeddings on labels, by the mean of the model's loss (`loss_of`).
 
     A model of T labels (`adaptive.models.tasks`) returns logits (B, T), and its loss is their weighted sum. A model for
     tables of several widths (`adaptive.models.dense.assembly`) takes concatenated vectors.
@@ -85,8 +85,9 @@ class Trainer:
         """
         self.embeddings, self.model, self.optimizer = embeddings, model, optimizer
         self.recorder = Recorder(embeddings) if recorder is None else recorder
+        self.recorder.of_numbers = loss_of(model) == "mse"
         self._set_rates = set_rates
-        self._tasks, self._ranking = tasks_of(model), ranking_model(model)
+        self._tasks, self._loss, self._ranking = tasks_of(model), loss_of(model), ranking_model(model)
         self._mixes_samples = any(getattr(module, "mixes_samples", False) for module in model.modules())
         self._dense = dense_step(embeddings, model)
 
@@ -128,6 +129,8 @@ class Trainer:
             update(self.optimizer)
         with self.recorder.timed("row_update"):
             self.embeddings.step()
+        if self._ranking is not None:
+            self._ranking.count(items_of(self._ranking, planned.batch).to(self._ranking.item_counts.device))
         self.recorder.step(loss, logits, labels)
 
     def _checked_passes(self, planned: Planned, name: str) -> _Passed:
@@ -175,7 +178,8 @@ class Trainer:
             return in_batch_loss(self._ranking, part, vectors, weights)
         logits: Tensor = self.model(part.dense, vectors)
         weights = None if weights is None else weights.to(logits.dtype)
-        return logits, log_losses(logits, self._labels(part), self._tasks, samples=samples, weights=weights)
+        labels = self._labels(part)
+        return logits, log_losses(logits, labels, self._tasks, samples=samples, weights=weights, loss=self._loss)
 
     def _labels(self, part: Planned) -> Tensor:
         """Return labels (n,), or (n, T) for a model of T labels."""
@@ -214,8 +218,9 @@ class Trainer:
         """Report the loss on samples of the batch that the policy held back, if there are any."""
         if planned.batch.held_back is not None:
             quality = evaluate(self.embeddings, self.model, [planned.batch.held_back])
-            assert quality.log_loss is not None
-            self.embeddings.report_loss(planned, quality.log_loss)
+            loss = quality.mse if self._loss == "mse" else quality.log_loss
+            assert loss is not None
+            self.embeddings.report_loss(planned, loss)
 
     def _next(self, planned_batches: Iterator[Planned]) -> Planned | None:
         with self.recorder.timed("wait"):
@@ -253,7 +258,8 @@ def update(optimizer: torch.optim.Optimizer) -> None:
 @contextlib.contextmanager
 def restoring_buffers_on_error(model: nn.Module) -> Iterator[None]:
     """Restore the model's buffers (running statistics) if the block fails."""
-    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    changing = [module for module in model.modules() if getattr(module, "changes_buffers", True)]
+    saved = [(buffer, buffer.clone()) for module in changing for buffer in module.buffers(recurse=False)]
     try:
         yield
     except BaseException:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.served import bags_of, samples, trained
-from support.toy import ToyData, toy_config
+from support.toy import SIZES, ToyData, toy_config
 from support.toy_runs import data_fixture  # noqa: F401
 
 from adaptive import load_run
@@ -41,6 +41,7 @@ TOY: dict[str, tuple[str, dict[str, Any]]] = {
     "own": (OWN, {"hidden": 8}),
     "own, widths": (OWN, {"hidden": 8, "widths": {"user": 2}}),
     "dlrm, widths": ("dlrm", {**DLRM, "widths": {"user": 2, "hour": 8}}),
+    "dcn, numbers": ("dcn", {"deep_mlp": [8], "loss": "mse"}),
     "dcn, batch norm": ("dcn", {"deep_mlp": [8], "feature_norm": "batch"}),
 }
 
@@ -61,9 +62,15 @@ def test_every_model_gives_its_scores_again(data: Callable[..., ToyData], name: 
     export_run("run", "served", to="onnx", settings=named)
     served, expected = onnx_scoring.load("served"), np.load("scores.npy")
     for size in (1000, 9):
-        found = [1 / (1 + np.exp(-served(batch.dense, list(bags_of(batch))))) for batch in toy.evaluation(size)]
-        np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-6)
+        logits = np.concatenate([served(batch.dense, list(bags_of(batch))) for batch in toy.evaluation(size)])
+        found = logits if options.get("loss") == "mse" else 1 / (1 + np.exp(-logits))
+        np.testing.assert_allclose(found, expected, atol=1e-6)
     assert expected.std() > 1e-3
+    batch = next(toy.evaluation(3))
+    dense = [{f"dense_{number}": value for number, value in enumerate(row)} for row in batch.dense.tolist()]
+    ids = [dict(zip(SIZES, row, strict=True)) for row in batch.ids.reshape(len(SIZES), -1).T.tolist()]
+    scores = served.score([row | ids_of_row for row, ids_of_row in zip(dense, ids, strict=True)])
+    np.testing.assert_allclose(scores, expected[:3], atol=1e-6)
 
 
 SHAPES: dict[str, dict[str, Any]] = {

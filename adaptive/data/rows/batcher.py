@@ -119,11 +119,12 @@ class FeatureSource:
 
 @dataclass(frozen=True)
 class LabelSource:
-    """An additional label in dense column `slot`; without `threshold` it must be 0 or 1."""
+    """A label in dense column `slot`; without `threshold` it must be 0 or 1, or with `is_number` any number."""
 
     name: str
     slot: int
     threshold: float | None = None
+    is_number: bool = False
 
     def values(self, column: NDArray[np.float32], origin: Origin) -> NDArray[np.float32]:
         """Return labels (n,) of a column (n,) in which NaN means an empty field.
@@ -131,10 +132,13 @@ class LabelSource:
         Raises:
             InputError: if a value is not a label.
         """
-        is_label = ~np.isnan(column) if self.threshold is not None else (column == 0) | (column == 1)
+        takes_numbers = self.is_number or self.threshold is not None
+        is_label = (column == 0) | (column == 1)
+        if takes_numbers:
+            is_label = np.isfinite(column) if self.is_number else ~np.isnan(column)
         if not is_label.all():
             first = int(np.argmin(is_label))
-            needed = "a number" if self.threshold is not None else "0 or 1"
+            needed = "a number" if takes_numbers else "0 or 1"
             got = "an empty field" if np.isnan(column[first]) else f"{column[first]:g}"
             raise InputError(
                 f"{origin.where(first)}: expected {needed} for label {self.name!r}, got {got}. Correct the line, or "
@@ -151,6 +155,7 @@ class Batcher:
         is_log: (D,) dense columns, including additional labels, to scale by log(1 + max(x, 0)).
         labels: the additional labels.
         has_times: pass times on as `Batch.extras["timestamp"]`, in seconds.
+        number_label: the first label, if it is a number.
     """
 
     def __init__(
@@ -161,9 +166,10 @@ class Batcher:
         labels: tuple[LabelSource, ...] = (),
         *,
         has_times: bool = False,
+        number_label: LabelSource | None = None,
     ) -> None:
-        self._labels, self._has_times = labels, has_times
-        label_slots = {label.slot for label in labels}
+        self._labels, self._has_times, self._number_label = labels, has_times, number_label
+        label_slots = {label.slot for label in (*labels, *([number_label] if number_label else []))}
         self._inputs = [slot for slot in range(len(is_log)) if slot not in label_slots]  # the dense inputs
         self._files = files
         self._features = features
@@ -187,12 +193,16 @@ class Batcher:
         }
         if self._has_times:
             extras["timestamp"] = columns.times[:n].copy()
-        dense = columns.dense[:n] if not self._labels else columns.dense[:n].take(self._inputs, axis=1)
-        kernels.finish_dense(dense, self._is_log if not self._labels else self._is_log[self._inputs])
+        labels, dense, is_log = columns.labels[:n], columns.dense[:n], self._is_log
+        if self._number_label is not None:
+            labels = self._number_label.values(dense[:, self._number_label.slot], origin)
+        if len(self._inputs) < dense.shape[1]:
+            dense, is_log = dense.take(self._inputs, axis=1), is_log[self._inputs]
+        kernels.finish_dense(dense, is_log)
         if self._has_bags:
             ids, offsets = self._bags(block, origin)
             whole = Batch(
-                dense=dense, ids=ids, offsets=offsets, labels=columns.labels[:n], origin=origin, extras=extras
+                dense=dense, ids=ids, offsets=offsets, labels=labels, origin=origin, extras=extras
             ).mark_unshared()
             parts = np.split(np.arange(n), range(size, n, size))
             yield from [whole] if n <= size else (whole.take(part) for part in parts)
@@ -208,7 +218,7 @@ class Batcher:
                 dense=dense[part],
                 ids=ids.reshape(-1),
                 offsets=np.arange(ids.size + 1, dtype=np.int64),
-                labels=columns.labels[part],
+                labels=labels[part],
                 origin=Origin(self._files, block.file_index[part], columns.lines[part]),
                 extras={name: values[part] for name, values in extras.items()},
             ).mark_unshared()

@@ -99,6 +99,7 @@ class RowPlan:
         more_labels: the sources of all but the first.
         widths: see `Dataset`.
         has_times: True if rows have times.
+        number_label: the source of the first label, if it is a number.
     """
 
     features: tuple[FeaturePlan, ...]
@@ -109,6 +110,7 @@ class RowPlan:
     more_labels: tuple[LabelSource, ...] = ()
     widths: Mapping[str, int] = field(default_factory=dict)
     has_times: bool = False
+    number_label: LabelSource | None = None
 
 
 class Opened(NamedTuple):
@@ -152,14 +154,22 @@ class RowDataset(Dataset):
     ) -> None:
         self.features = tuple(Feature(feature.name, feature.rows.num_embeddings) for feature in features)
         self.tables = tuple(feature.table for feature in features)
-        self.num_dense, self.dense_names = len(plan.is_log) - len(plan.more_labels), source.formats[0].dense_names
+        self.dense_names = source.formats[0].dense_names
+        self.num_dense = len(plan.is_log) - len(plan.more_labels) - (plan.number_label is not None)
         self.labels, self.widths = plan.labels, dict(plan.widths)
         self.key_rules = {feature.table: feature.rule.keys for feature in plan.features if feature.rule.keys}
         self.sequences = {feature.name: feature.max_length for feature in features if feature.max_length is not None}
         self._source, self._parts, self._options, self._identity = source, parts, options, identity
         self.hash_rows = {item.table: item.rule.size for item in plan.features if item.rule.kind == "hashed"}
         by_time = any(isinstance(rules.expire, str) for rules in self.key_rules.values())
-        self._batcher = Batcher(source.names(), tuple(features), plan.is_log, plan.more_labels, has_times=by_time)
+        self._batcher = Batcher(
+            source.names(),
+            tuple(features),
+            plan.is_log,
+            plan.more_labels,
+            has_times=by_time,
+            number_label=plan.number_label,
+        )
         self._num_train = parts.num_train
         self.windows = tuple(part.limit or 0 for part in parts.windows)
         self._part_read: PartRead | None = None

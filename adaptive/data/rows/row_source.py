@@ -43,7 +43,7 @@ class Column:
     item: int = kernels.SKIP  # kind of a bag's values
     inner: str = ""  # separator inside a bag
     required: bool = False
-    is_label: bool = False  # an additional label, read as a dense column
+    is_label: bool = False  # an additional label, or one that is a number, read as a dense column
     is_key: bool = False  # a category whose values, taken as they are, identify rows
 
     @property
@@ -92,7 +92,7 @@ class RowFormat:
 
     @property
     def is_labelled(self) -> bool:
-        return self.count("label") > 0
+        return self.count("label") > 0 or any(column.is_label for column in self.columns)
 
     def null_keys(self) -> NDArray[np.int64]:
         return np.array([key_of(text) for text in self.nulls], np.int64)

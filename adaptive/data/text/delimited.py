@@ -106,8 +106,10 @@ def describe(
     further = tuple(LabelSource(item.column, form.slot(item.column), item.threshold) for item in schema.more_labels)
     labels = (label.column, *(item.name for item in further)) if label is not None and further else ()
     cut = parse_time_split(options, schema.time.kind if schema.time is not None else None)
-    has_times = schema.time is not None
-    return form, RowPlan(features, is_log, cut, identity, labels, further, _widths(grouped, options), has_times)
+    has_times, number = schema.time is not None, None
+    if label is not None and label.number:
+        number = LabelSource(label.column, form.slot(label.column), is_number=True)
+    return form, RowPlan(features, is_log, cut, identity, labels, further, _widths(grouped, options), has_times, number)
 
 
 def _identity(schema: DelimitedSchema) -> dict[str, object]:
@@ -118,6 +120,8 @@ def _identity(schema: DelimitedSchema) -> dict[str, object]:
             del group["sequence"], group["max_length"]
         if group["padding"] is None:
             del group["padding"]
+    if values["label"] is not None and not values["label"]["number"]:
+        del values["label"]["number"]
     return values
 
 
@@ -229,7 +233,8 @@ def _wanted(schema: DelimitedSchema, options: DataOptions) -> Iterator[_Wanted]:
     if schema.label is not None:
         kind = kernels.LABEL_BINARY if schema.label.positive is None else kernels.LABEL_SET
         kind = kind if schema.label.threshold is None else kernels.LABEL_THRESHOLD
-        yield _Wanted("label.column", [schema.label.column], Column("", kind))
+        column = Column("", kernels.DENSE_FLOAT, is_label=True) if schema.label.number else Column("", kind)
+        yield _Wanted("label.column", [schema.label.column], column)
     for number, more in enumerate(schema.more_labels):
         column = Column("", kernels.DENSE_FLOAT, is_label=True)
         yield _Wanted(f"more_labels.{number}.column", [more.column], column)

@@ -37,11 +37,13 @@ class Label(Config):
     column: str = Field(description="0 or 1, unless there is a rule")
     positive: tuple[str, ...] | None = Field(default=None, min_length=1, description="texts that make a label 1")
     threshold: float | None = Field(default=None, description="numbers from here on make a label 1")
+    number: bool = Field(default=False, description="the label is any number, for model.loss = mse")
 
     @model_validator(mode="after")
     def _one_rule(self) -> Self:
-        if self.positive is not None and self.threshold is not None:
-            raise ValueError("expected positive or threshold, got both")
+        values = {"positive": self.positive, "threshold": self.threshold, "number": self.number or None}
+        if len(rules := [name for name, value in values.items() if value is not None]) > 1:
+            raise ValueError(f"expected one of positive, threshold and number, got {' and '.join(rules)}")
         return self
 
 
@@ -159,6 +161,8 @@ class DelimitedSchema(Config):
             raise ValueError(f"expected either header = true or columns = [...], got {got}")
         if self.quote == self.separator:
             raise ValueError(f"expected quote and separator to differ, got {self.quote!r} for both")
+        if self.more_labels and self.label is not None and self.label.number:
+            raise ValueError("expected a label of 0 and 1 with more_labels, got number = true")
         if self.more_labels and self.label is None:
             raise ValueError("expected [label], the first label, before [[more_labels]], got none")
         inner = [group.inner_separator for group in self.categorical if group.inner_separator]

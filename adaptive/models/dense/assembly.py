@@ -39,11 +39,17 @@ def build_model(name: str, config: Any, inputs: Inputs, *, seed: int = 0) -> nn.
     Raises:
         ValueError: if it does not fit the samples.
     """
+    built: Any
+    sizes = {"num_dense": inputs.num_dense, "num_features": inputs.num_features}
     if name == "tbsm":
-        return TBSM(config, num_dense=inputs.num_dense, num_features=inputs.num_features, steps=inputs.steps, seed=seed)
-    if name == "dlrm":
-        return DLRM(config, num_dense=inputs.num_dense, num_features=inputs.num_features, seed=seed)
-    return MODELS[name](config, inputs, seed=seed)
+        built = TBSM(config, **sizes, steps=inputs.steps, seed=seed)
+    elif name == "dlrm":
+        built = DLRM(config, **sizes, seed=seed)
+    else:
+        built = MODELS[name](config, inputs, seed=seed)
+    built.loss = getattr(config, "loss", "log")  # exports from before there was this setting have none
+    model: nn.Module = built
+    return model
 
 
 def widened(model: nn.Module, config: Any, inputs: Inputs, *, seed: int = 0) -> nn.Module:
@@ -76,7 +82,7 @@ class Widened(nn.Module):
         self, model: nn.Module, tables: Sequence[str], widths: Mapping[str, int], width: int, *, seed: int
     ) -> None:
         super().__init__()
-        self.model, self.width = model, width
+        self.model, self.width, self.loss = model, width, getattr(model, "loss", "log")
         self.tables = tuple(tables)
         numbered = enumerate(dict.fromkeys(tables))
         self.numbers = {table: number for number, table in numbered if widths.get(table, width) != width}

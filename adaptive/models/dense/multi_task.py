@@ -15,12 +15,20 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
 from .base import CheckedModel, Inputs, Tasks, side_by_side
 from .layers import activation, layers, linear, set_last_bias
 
 if TYPE_CHECKING:
     from adaptive.models.model_settings import MultiTaskConfig
+
+
+def log_odds(scores: Tensor) -> Tensor:
+    """Return the log odds (B, T) of the probabilities softmax(scores), of scores (B, T)."""
+    is_same = torch.eye(scores.shape[1], dtype=torch.bool, device=scores.device)
+    others = scores[:, None].expand(-1, scores.shape[1], -1).masked_fill(is_same, -torch.inf)
+    return scores - others.logsumexp(dim=2)
 
 
 class MultiTask(CheckedModel):
@@ -32,7 +40,7 @@ class MultiTask(CheckedModel):
 
     def __init__(self, config: "MultiTaskConfig", inputs: Inputs, *, seed: int = 0) -> None:
         super().__init__(config, inputs)
-        self.config = config
+        self.config, self.is_softmax = config, getattr(config, "loss", "log") == "softmax"
         self.tasks = Tasks(inputs.labels, tuple(config.loss_weights.get(name, 1.0) for name in inputs.labels))
         generator, width = torch.Generator().manual_seed(seed), inputs.width(config.embedding_dim)
         is_mixed, count = config.sharing == "mmoe", len(self.tasks.names)
@@ -50,7 +58,8 @@ class MultiTask(CheckedModel):
 
     def set_output_bias(self, logits: Tensor) -> None:
         """Set the biases to log odds (T,); see `adaptive.models.tasks.start_at_base_rate`."""
-        for head, logit in zip(self.heads, logits, strict=True):
+        biases = logsigmoid(logits) if self.is_softmax else logits
+        for head, logit in zip(self.heads, biases, strict=True):
             assert isinstance(head, nn.Sequential)
             set_last_bias(head, logit)
 
@@ -58,7 +67,8 @@ class MultiTask(CheckedModel):
         values = side_by_side(dense, pooled)
         shared = torch.stack([part(values) for part in self.shared], dim=1)  # (B, X, E)
         mixed = [self._mixed(shared, values, task) for task in range(len(self.heads))]
-        return torch.cat([head(mixture) for head, mixture in zip(self.heads, mixed, strict=True)], dim=1)
+        logits = torch.cat([head(mixture) for head, mixture in zip(self.heads, mixed, strict=True)], dim=1)
+        return log_odds(logits) if self.is_softmax else logits
 
     def _mixed(self, shared: Tensor, values: Tensor, task: int) -> Tensor:
         """Return (B, E) the input of a label's head."""

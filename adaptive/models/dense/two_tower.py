@@ -38,10 +38,14 @@ class TwoTower(CheckedModel):
         user_features, item_features: positions of the features of each.
         user_dense, item_dense: positions of the dense inputs of each.
         ranks_items: True if the loss is `in_batch_softmax`. There is one item feature then, with one id per sample, and
-            `item_counts` (R,) int64 counts the samples of each item.
+            `item_counts` (R,) int64 counts the samples of each item, `total_count` () all of them.
     """
 
     item_counts: Tensor
+    total_count: Tensor
+
+    changes_buffers = False
+    """False: passes change no buffer, so a trainer need not restore any; `count` does, after a step."""
 
     def __init__(self, config: "TwoTowerConfig", inputs: Inputs, *, seed: int = 0) -> None:
         super().__init__(config, inputs)
@@ -64,6 +68,11 @@ class TwoTower(CheckedModel):
         if self.ranks_items:
             self.bias.requires_grad_(False)  # equal for all items
             self.register_buffer("item_counts", torch.zeros(inputs.rows[self.item_features[0]], dtype=torch.int64))
+            self.register_buffer("total_count", torch.zeros((), dtype=torch.int64), persistent=False)
+            self.register_load_state_dict_post_hook(TwoTower._count_all)  # type: ignore[no-untyped-call]
+
+    def _count_all(self, _: object) -> None:
+        self.total_count.copy_(self.item_counts.sum())
 
     @torch.no_grad()
     def set_output_bias(self, logits: Tensor) -> None:
@@ -74,7 +83,7 @@ class TwoTower(CheckedModel):
     def in_batch_loss(
         self, dense: Tensor, pooled: Tensor, items: Tensor, labels: Tensor, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return logits (B,) and the mean loss () of the samples with label 1; adds `items` to `item_counts`.
+        """Return logits (B,) and the mean loss () of the samples with label 1; call `count` after the step.
 
         Args:
             dense, pooled: as for `forward`.
@@ -87,15 +96,22 @@ class TwoTower(CheckedModel):
             user, item = (part.to(pooled.dtype) for part in self.vectors(dense, self.feature_norm(pooled)))
         scores = user @ item.T / self.config.temperature
         logits = scores.diagonal().detach()
-        self.item_counts.index_add_(0, items, torch.ones_like(items))
+        repeats = items[:, None] == items
         if self.config.logq:
-            scores = scores - (self.item_counts[items].double() / self.item_counts.sum()).log().to(scores.dtype)
-        repeats = (items[:, None] == items).fill_diagonal_(False)
+            counts = self.item_counts[items] + repeats.sum(dim=1)  # with this batch
+            scores = scores - (counts.double() / (self.total_count + len(items))).log().to(scores.dtype)
+        repeats = repeats.fill_diagonal_(False)
         places = torch.arange(len(items), device=items.device)
         losses = cross_entropy(scores.masked_fill(repeats, -torch.inf), places, reduction="none")
-        counts = (labels == 1).to(losses.dtype)
-        total = (losses * (counts if weights is None else counts * weights)).sum()
-        return logits, total / counts.sum().clamp(min=1)
+        positives = (labels == 1).to(losses.dtype)
+        total = (losses * (positives if weights is None else positives * weights)).sum()
+        return logits, total / positives.sum().clamp(min=1)
+
+    @torch.no_grad()
+    def count(self, items: Tensor) -> None:
+        """Add the items (B,) of a trained batch to the counts."""
+        self.item_counts.index_add_(0, items, torch.ones_like(items))
+        self.total_count += len(items)
 
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
         user, item = self.vectors(dense, pooled)

@@ -18,15 +18,18 @@ _HOW_TO_EVALUATE = (
 
 
 def best_evaluation(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> EvalRecord | None:
-    """The first best evaluation by the metric of `stop_at`, or AUC; None without one."""
-    metric = _metric(config)
-    order = min if config.stop_at and config.stop_at.lower_is_better else max
+    """The first best evaluation by the metric of `stop_at`, or AUC, or squared error; None without one."""
+    metric = _metric(config, evaluations)
+    is_lower_better = config.stop_at.lower_is_better if config.stop_at else metric == "mse"
+    order = min if is_lower_better else max
     scored = [record for record in evaluations if getattr(record, metric) is not None]
     return order(scored, key=lambda record: float(getattr(record, metric)), default=None)
 
 
-def _metric(config: TrainConfig) -> str:
-    return config.stop_at.metric if config.stop_at else "auc"
+def _metric(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> str:
+    if config.stop_at:
+        return config.stop_at.metric
+    return "auc" if not evaluations or evaluations[0].mse is None else "mse"
 
 
 def is_out_of_patience(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> bool:
@@ -43,8 +46,8 @@ def best_summary(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> Best
     if (config.save != "best" and config.patience is None) or best is None:
         return None
     return {
-        "metric": _metric(config),
-        "value": getattr(best, _metric(config)),
+        "metric": _metric(config, evaluations),
+        "value": getattr(best, _metric(config, evaluations)),
         "step": best.step,
         "saved": config.save == "best",
         "ended_by_patience": is_out_of_patience(config, evaluations),
@@ -77,8 +80,9 @@ def target_summary(config: TrainConfig, recorder: Recorder) -> TargetSummary | N
 
 
 def refuse_unreachable(config: TrainConfig, components: Components | ComponentsOutline, dataset: Dataset) -> None:
-    """Raise ConfigError for goals without evaluation data, or a target in a guarded run."""
+    """Raise ConfigError for goals without evaluation data, a target in a guarded run, or another loss's metrics."""
     target = config.stop_at
+    _refuse_other_metrics(config, components)
     if target is not None and is_guarded(config, components):
         raise ConfigError(
             f"expected no guard with stop_at, got stop_at.{target.metric}={target.target:g} in a guarded run: a guard "
@@ -90,4 +94,27 @@ def refuse_unreachable(config: TrainConfig, components: Components | ComponentsO
     if goals and next(dataset.evaluation(config.eval_batch_size), None) is None:
         raise ConfigError(
             f"expected data with an evaluation part, got {config.data} ({' and '.join(goals)}). {_HOW_TO_EVALUATE}"
+        )
+
+
+def _refuse_other_metrics(config: TrainConfig, components: Components | ComponentsOutline) -> None:
+    """Raise ConfigError for settings that need probabilities of a label, with predicted numbers, and the reverse."""
+    target, rule = config.stop_at, components.embeddings.policy.rule
+    if components.loss != "mse":
+        if target is not None and target.metric in ("mse", "mae"):
+            raise ConfigError(
+                f"stop_at.{target.metric}: expected model.loss = mse with it, got {components.loss}. Set stop_at.auc, "
+                "stop_at.log_loss or stop_at.accuracy."
+            )
+        return
+    needs = {
+        f"stop_at.{target.metric if target else ''}": target is not None and target.metric not in ("mse", "mae"),
+        "eval_by": config.eval_by is not None,
+        "guard": config.guard is not None,
+        f"the rule {type(rule).__name__}": rule is not None and rule.reads_inputs_only,
+    }
+    if wrong := [name for name, is_set in needs.items() if is_set]:
+        raise ConfigError(
+            f"model.loss = mse: expected no {', '.join(wrong)}, which need probabilities of a label 0 or 1, got them. "
+            "Remove them; stop_at.mse and stop_at.mae fit."
         )

@@ -19,6 +19,7 @@ from adaptive.data.dataset import Dataset, DataShape, shape_of
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError
+from adaptive.models.tasks import loss_of
 from adaptive.plugins import refuse_unnamed
 from adaptive.storage.run_checkpoints import load_best
 from adaptive.storage.run_directory import RECORD, read_record
@@ -74,14 +75,14 @@ class LoadedRun:
         return data.get("schema") if isinstance(data, dict) else None
 
     def predict(self, batches: Iterable[Batch]) -> Iterator[NDArray[np.float32]]:
-        """Yield the probabilities of each batch: (B,), or (B, T) for several labels.
+        """Yield the predictions of each batch: probabilities (B,), or (B, T) for several labels, or numbers (mse).
 
         Raises:
             InputError: for batches that do not fit the tables.
             NonFiniteError: for a logit that is not finite.
         """
         for logits in predict(self.embeddings, self.model, batches):
-            yield probabilities(logits)
+            yield logits if loss_of(self.model) == "mse" else probabilities(logits)
 
     @property
     def vocabulary_folder(self) -> Path:

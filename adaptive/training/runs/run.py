@@ -194,6 +194,11 @@ class Run:
 
     def train(self, *, keep_scores: bool = False) -> RunSummary:
         """Train, save and evaluate; return the summary. `keep_scores`: of the evaluation."""
+        if keep_scores and self.components.loss == "mse":
+            raise ConfigError(
+                "compare: expected a model whose AUC can be compared, got model.loss = mse. Train single runs, and "
+                "compare their mse."
+            )
         self._keep_scores = keep_scores
         features, path = [feature.name for feature in self.dataset.features], self.directory.path
         self._by = group_feature(self.config.eval_by, features)
@@ -372,7 +377,7 @@ def quality_numbers(evaluation: Evaluation) -> QualitySummary:
     return cast(QualitySummary, {"auc_of": "evaluation", "eval_samples": samples, **quality})
 
 
-_OPTIONAL = ("gauc", "gauc_groups", "labels", "ranking")
+_OPTIONAL = ("gauc", "gauc_groups", "labels", "ranking", "mse", "mae")
 
 
 def quality_of_training(recorder: Recorder) -> QualitySummary:

@@ -219,10 +219,11 @@ def saved_progress(checkpoint: Checkpoint, where: Path) -> SavedProgress:
 def _check_counts(reached: SavedProgress, meta: Mapping[str, object], where: Path) -> None:
     """Check that counts stored in several places agree."""
     place, so_far = reached.place, reached.recorder.so_far
+    judged = 0 if so_far.log_loss is None else so_far.samples  # numbers have no log loss
     pairs = {
         "steps": (meta.get("steps"), so_far.step),
         "samples": (meta.get("samples"), so_far.samples),
-        "samples of the log loss": (reached.recorder.log_loss.num_samples, so_far.samples),
+        "samples of the log loss": (reached.recorder.log_loss.num_samples, judged),
     }
     if place.epoch == 0:
         pairs |= {

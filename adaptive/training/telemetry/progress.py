@@ -82,11 +82,11 @@ class Progress:
         if isinstance(record, IntervalRecord):
             self._interval(record)
         elif isinstance(record, EvalRecord):
-            self._line(
-                f"evaluation after step {record.step}: AUC {score_text(record.auc)}, "
-                f"log loss {score_text(record.log_loss)}, accuracy {accuracy_text(record.accuracy)}, "
-                f"{count_text(record.samples)} samples"
-            )
+            quality = f"AUC {score_text(record.auc)}, log loss {score_text(record.log_loss)}, "
+            quality += f"accuracy {accuracy_text(record.accuracy)}"
+            if record.mse is not None:
+                quality = f"MSE {score_text(record.mse)}, MAE {score_text(record.mae)}"
+            self._line(f"evaluation after step {record.step}: {quality}, {count_text(record.samples)} samples")
         elif isinstance(record, GuardRecord):
             self._line(f"guard after step {record.step}: {guard_text(record)}")
 

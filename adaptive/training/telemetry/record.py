@@ -185,6 +185,8 @@ class EvalRecord:
     accuracy: float | None = None  # share of predictions on the correct side of 0.5
     calibration: float | None = None  # predicted over observed positives
     gauc: float | None = None  # if `eval_by` names a feature
+    mse: float | None = None  # of a model with loss = mse; so is the next
+    mae: float | None = None
     labels: dict[str, dict[str, float | None]] = field(
         default_factory=dict
     )  # quality of each label of a multi-task model
@@ -484,10 +486,13 @@ def interval_numbers(record: IntervalRecord, steps: int, *, skips: bool = True) 
     }
 
 
+MORE_QUALITY: Final = ("calibration", "gauc", "mse", "mae")
+
+
 def evaluation_numbers(record: EvalRecord) -> Numbers:
     """Return tag -> quality on held-out data, also for each label of a multi-task model."""
     each = {f"{EVALUATION}/{name}_{label}": q.get(name) for label, q in record.labels.items() for name in QUALITY}
-    return {f"{EVALUATION}/{name}": getattr(record, name) for name in (*QUALITY, "calibration", "gauc")} | each
+    return {f"{EVALUATION}/{name}": getattr(record, name) for name in (*QUALITY, *MORE_QUALITY)} | each
 
 
 def guard_numbers(record: GuardRecord) -> Numbers:

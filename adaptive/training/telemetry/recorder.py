@@ -70,6 +70,7 @@ class SoFar(BaseModel):
 
     step: int = Field(ge=0)
     samples: int = Field(ge=0)
+    log_loss: float | None = None
 
 
 class RecorderState(BaseModel):
@@ -96,6 +97,9 @@ class Recorder:
         evaluations: records of evaluations so far.
         sinks: destinations of records.
     """
+
+    of_numbers = False
+    """True if the model predicts numbers, which have no AUC and no log loss; set by the trainer."""
 
     def __init__(
         self,
@@ -163,8 +167,9 @@ class Recorder:
         if logits.ndim > 1:
             self.each.update(logits, labels)
             logits, labels = logits[:, 0], labels[:, 0]
-        self.auc.update(logits, labels)
-        self.log_loss.update(logits, labels)
+        if not self.of_numbers:
+            self.auc.update(logits, labels)
+            self.log_loss.update(logits, labels)
         times = ended - self._started, cpu_ended - self._cpu_started
         record = self._interval(self._embeddings.statistics.take(), *times, len(labels))
         self.totals.add(record)
@@ -268,7 +273,7 @@ class Recorder:
 
 def evaluation_record(evaluation: Evaluation, step: int) -> EvalRecord:
     """Return the record of an evaluation after `step` batches."""
-    names = ("samples", "auc", "log_loss", "accuracy", "calibration", "gauc")
+    names = ("samples", "auc", "log_loss", "accuracy", "calibration", "gauc", "mse", "mae")
     labels = {name: asdict(quality) for name, quality in evaluation.labels.items()}
     return EvalRecord(step=step, labels=labels, **{name: getattr(evaluation, name) for name in names})
 

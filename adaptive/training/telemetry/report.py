@@ -49,6 +49,7 @@ class WindowQuality(TypedDict):
     samples: int
     auc: float | None
     log_loss: float | None
+    mse: float | None
 
 
 class EvaluationWork(TypedDict):
@@ -93,7 +94,7 @@ class SkipShares(TypedDict, total=False):
 
 
 class QualitySummary(TypedDict, total=False):
-    """Quality of the final evaluation, else of training's predictions."""
+    """Quality of the final evaluation, else of training's predictions. With loss = mse, only `mse` and `mae`."""
 
     auc_of: str  # "evaluation" or "training"
     eval_samples: int
@@ -105,6 +106,8 @@ class QualitySummary(TypedDict, total=False):
     calibration: float | None
     gauc: float | None
     gauc_groups: int
+    mse: float
+    mae: float
     labels: "dict[str, QualitySummary]"
     ranking: Mapping[str, float]  # recall@k and ndcg@k of a model that ranks items
 
@@ -274,6 +277,16 @@ def summary_text(summary: RunSummary, totals: RunTotals, *, table_rows: Mapping[
     return "\n".join(lines) + "\n"
 
 
+def _window_lines(summary: RunSummary) -> list[str]:
+    """A line with the quality of each window of time, if there are some."""
+    name = "mse" if "mse" in summary else "auc"
+    values = [value for window in summary.get("windows", []) if (value := window["mse" if name == "mse" else "auc"])]
+    if not values:
+        return []
+    listed = ", ".join(map(score_text, values))
+    return [f"{name.upper()} of each window after training on those before: {listed}; mean {score_text(fmean(values))}"]
+
+
 def _quality_lines(summary: RunSummary) -> list[str]:
     """Lines of quality, one more for each label of a multi-task model."""
     calibration, gauc = summary.get("calibration"), summary.get("gauc")
@@ -285,20 +298,21 @@ def _quality_lines(summary: RunSummary) -> list[str]:
             more += f", on {count_text(summary['eval_samples'])} held-out samples"
         case "training":
             more += ", on training batches, each predicted before it was trained"
+    if "mse" in summary:
+        return [f"MSE {score_text(summary['mse'])}, MAE {score_text(summary['mae'])}{more}", *_window_lines(summary)]
     judged: list[tuple[str, QualitySummary, str]] = [("", summary, more)]
     judged += [(f"  label {name}: ", quality, "") for name, quality in summary.get("labels", {}).items()]
     ranking = ", ".join(f"{name} {score_text(value)}" for name, value in summary.get("ranking", {}).items())
     lines = [f"ranks of the held-out items among all: {ranking}"] if ranking else []
-    if windows := [window["auc"] for window in summary.get("windows", []) if window["auc"] is not None]:
-        lines.append(
-            f"AUC of each window after training on those before: {', '.join(map(score_text, windows))}; mean "
-            f"{score_text(fmean(windows))}"
-        )
-    return lines + [
-        f"{name}AUC {score_text(quality['auc'])}, log loss {score_text(quality['log_loss'])}, "
-        f"accuracy {accuracy_text(quality['accuracy'])}{end}"
-        for name, quality, end in judged
-    ]
+    return (
+        lines
+        + _window_lines(summary)
+        + [
+            f"{name}AUC {score_text(quality['auc'])}, log loss {score_text(quality['log_loss'])}, "
+            f"accuracy {accuracy_text(quality['accuracy'])}{end}"
+            for name, quality, end in judged
+        ]
+    )
 
 
 def _goal_lines(summary: RunSummary) -> list[str]:

@@ -62,9 +62,11 @@ def test_loss_is_the_formula_sample_by_sample(logq: bool, unit: bool) -> None:
     pooled = torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
     items = torch.tensor([3, 7, 3, 1, 7, 2])
     labels, weights = torch.tensor([1.0, 1, 1, 0, 1, 0]), torch.tensor([1.0, 2, 1, 5, 0.5, 1])
-    model.item_counts[torch.tensor([3, 8])] = torch.tensor([4, 30])
+    model.count(torch.tensor([3] * 4 + [8] * 30))
     logits, loss = model.in_batch_loss(torch.zeros(6, 0).double(), pooled, items, labels, weights)
     (gradient,) = torch.autograd.grad(loss, pooled)
+    assert model.item_counts.sum() == model.total_count == 34  # a step that fails counts nothing
+    model.count(items)
     assert model.item_counts[[1, 2, 3, 7, 8]].tolist() == [1, 1, 6, 2, 30] and model.item_counts.sum() == 40
     users, vectors = model.vectors(torch.zeros(6, 0).double(), pooled)
     total = torch.zeros(()).double()

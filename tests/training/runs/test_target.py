@@ -47,7 +47,7 @@ def test_one_of_three() -> None:
     assert (auc.metric, auc.target, auc.is_reached_by(0.8), auc.is_reached_by(0.79)) == ("auc", 0.8, True, False)
     assert log_loss.is_reached_by(0.5) and log_loss.is_reached_by(0.4) and not log_loss.is_reached_by(0.6)
     for given in ({}, {"auc": 0.8, "accuracy": 0.7}):
-        with pytest.raises(ValidationError, match="expected one of auc, log_loss and accuracy, got"):
+        with pytest.raises(ValidationError, match="expected one of auc, log_loss, accuracy, mse and mae, got"):
             StopAtConfig.model_validate(given)
     config, _ = load_settings(sets=["stop_at.accuracy=0.7"])
     assert config.stop_at == StopAtConfig(accuracy=0.7)
