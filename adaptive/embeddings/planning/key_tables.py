@@ -36,8 +36,9 @@ Int64s = NDArray[np.int64]
 LINES: Final = kernels.LINES  # of the sketch, with a cell for two rows of the table: 1.5 bytes a row
 LEAST_CELLS: Final = 1 << 17  # of a line
 CELL_BLOCK: Final = 1 << 12  # cells that are saved together
-LOAD: Final = 3, 5  # the most rows for places: at 7 of 10, a search takes half as long again
-GROWTH: Final = 16  # a full index grows by this fraction of its places: at most 14.2 bytes a row in use
+LOAD: Final = 5, 8  # the most rows for places: at 7 of 10, a search takes half as long again
+GROWTH: Final = 8  # a full index grows by this fraction of its places: at most 14.4 bytes a row in use
+COPIED_AT_ONCE: Final = 1 << 10  # places of an index that grows
 LEAST_ROWS: Final = 1 << 10  # with room in an empty index
 MOST_ROWS: Final = 2**32 - 1  # of a group: the index has 32 bits for a row
 EVICTED_AT_ONCE: Final = 64  # a full table loses this fraction of its keys: looking for them reads every record
@@ -279,7 +280,7 @@ class KeyBooks:
         size = grown_places(len(self.places), int(self.num_live.sum()))
         if size > len(self.places):
             places = np.zeros(size, np.uint64)
-            kernels.copy_places(self.places, places)
+            kernels.copy_places(self.places, places, np.empty(COPIED_AT_ONCE, np.uint64))
             self.places = places
         kernels.insert_rows(hashes, rows, self.places)
 

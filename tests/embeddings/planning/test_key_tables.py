@@ -243,6 +243,28 @@ def test_a_restored_table_goes_on_as_the_saved_one() -> None:
 
 
 @settings(deadline=None)
+@given(st.integers(0, 60), st.integers(1, 60), st.sampled_from([1, 3, 1024]), st.integers(0, 2**32))
+def test_an_index_that_grows_finds_the_same_rows(size: int, more: int, block: int, seed: int) -> None:
+    """Also if searches go around its end, as they do in a small one; compiled and as plain Python."""
+    random, rows = np.random.default_rng(seed), np.arange(1, size + 1)
+    hashes = random.integers(0, 2**64, size, np.uint64)
+    hashes[: size // 3] |= np.uint64(2**64 - 2**62)  # near the end
+    old = np.zeros(size + 1 + more % 4, np.uint64)
+    kernels.insert_rows(hashes, rows, old)
+    results = []
+    for use in (kernels.copy_places, kernels.copy_places.py_func):  # type: ignore[attr-defined]
+        places = np.zeros(len(old) + more, np.uint64)
+        with np.errstate(over="ignore"):
+            use(old, places, np.empty(block, np.uint64))
+        assert np.array_equal(np.sort(places[places > 0]), np.sort(old[old > 0]))
+        guesses = np.empty(size, np.int64)
+        kernels.guess_rows(hashes, places, guesses)
+        assert np.array_equal(guesses, rows)
+        results.append(places.tolist())
+    assert results[0] == results[1]
+
+
+@settings(deadline=None)
 @given(st.lists(KEYS, unique=True, min_size=1, max_size=40), st.data())
 def test_removal_leaves_the_others_in_reach(keys: list[int], data: st.DataObject) -> None:
     """In a small index, where searches go around the end; compiled and as plain Python."""
