@@ -169,7 +169,7 @@ def test_plan() -> None:
     assert report.figures["plan_ms_enough_threads_b64"] > 0
     assert report.figures["plan_million_lookups_per_s_lru_10pct_b4_multihot"] > 0
     assert report.ratios["plan_serial_share_b4_multihot"] > 0
-    assert report.ratios["plan_keys_vs_rows_b4_multihot"] > 0
+    assert report.ratios["plan_keys_vs_rows_b4_multihot"] > 0 < report.ratios["plan_known_keys_vs_rows_b4_multihot"]
 
 
 def test_turns() -> None:
