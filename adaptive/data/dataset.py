@@ -39,6 +39,7 @@ class DataShape:
     dense_names: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     widths: Mapping[str, int] = field(default_factory=dict)
+    row_dtypes: Mapping[str, str] = field(default_factory=dict)
     key_rules: Mapping[str, KeyRules] = field(default_factory=dict)
     sequences: Mapping[str, int] = field(default_factory=dict)
 
@@ -66,6 +67,9 @@ class Dataset(ABC):
 
     widths: Mapping[str, int] = NOTHING
     """Table -> width of its rows, for tables whose width the schema gives. The model's settings take precedence."""
+
+    row_dtypes: Mapping[str, str] = NOTHING
+    """Table -> float32 or bfloat16, for tables whose rows the schema sets. The model's settings take precedence."""
 
     key_rules: Mapping[str, KeyRules] = NOTHING
     """Table -> how keys get and lose rows, for tables whose ids are 64-bit keys. If they expire by time, batches have
@@ -136,6 +140,7 @@ def shape_of(dataset: Dataset) -> DataShape:
         dataset.dense_names,
         dataset.labels,
         dict(dataset.widths),
+        dict(dataset.row_dtypes),
         dict(dataset.key_rules),
         dict(dataset.sequences),
     )
@@ -160,7 +165,8 @@ class Changed(Dataset):
     def __init__(self, dataset: Dataset, change: Callable[[Batch], Batch]) -> None:
         self.features, self.tables, self.steps = dataset.features, dataset.tables, dataset.steps
         self.num_dense, self.dense_names, self.labels = dataset.num_dense, dataset.dense_names, dataset.labels
-        self.widths, self.key_rules, self.sequences = dataset.widths, dataset.key_rules, dataset.sequences
+        self.widths, self.row_dtypes, self.key_rules = dataset.widths, dataset.row_dtypes, dataset.key_rules
+        self.sequences = dataset.sequences
         self.hash_rows, self.epochs_differ, self.windows = dataset.hash_rows, dataset.epochs_differ, dataset.windows
         self._dataset, self._change = dataset, change
 

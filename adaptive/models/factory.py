@@ -61,11 +61,13 @@ def model_config(name: str, options: Mapping[str, Any], inputs: Inputs) -> AnyCo
     kind, values = options_of(name), dict(options)
     if isinstance(values.get("bottom_mlp"), str):  # may begin with the number of inputs, like dlrm's flag
         values["bottom_mlp"] = parse_mlp(values["bottom_mlp"], num_inputs=inputs.num_dense // inputs.steps)
-    widths = values.get("widths", {})
-    # widths of the model take precedence over those of the data
-    values["widths"] = {**inputs.widths, **widths} if isinstance(widths, Mapping) else widths
+    for name, of_data in (("widths", inputs.widths), ("row_dtypes", inputs.row_dtypes)):
+        given = values.get(name, {})
+        # settings of the model take precedence over those of the data
+        values[name] = {**of_data, **given} if isinstance(given, Mapping) else given
     config = checked(kind, "model", values)
     _check_names("model.widths", "tables", config.widths, inputs.tables)
+    _check_names("model.row_dtypes", "tables", config.row_dtypes, inputs.tables)
     if bad := [f"{table}={width}" for table, width in config.widths.items() if not 1 <= width <= 4096]:
         raise ConfigError(f"model.widths: expected widths from 1 to 4096, got {', '.join(bad)}. Correct the settings.")
     return config

@@ -56,14 +56,18 @@ class RowsConfig(Config):
         default="float32",
         description="stored values of embedding rows; bfloat16 takes half the bytes (see TableConfig.dtype)",
     )
+    row_dtypes: dict[str, Literal["float32", "bfloat16"]] = Field(
+        default_factory=dict, description="table -> row_dtype of its rows, if it is not that of all"
+    )
     row_rounding: Literal["stochastic", "nearest"] = Field(
         default="stochastic", description="how updates round rows to bfloat16 (see TableConfig.rounding)"
     )
 
     def format_rows(self, tables: Sequence[TableConfig]) -> tuple[TableConfig, ...]:
-        """Return tables whose rows are stored as `row_dtype` and `row_rounding` say."""
+        """Return tables whose rows are stored as `row_dtype`, `row_dtypes` and `row_rounding` say."""
+        dtypes = {table.name: self.row_dtypes.get(table.name, self.row_dtype) for table in tables}
         return tuple(
-            table.model_copy(update={"dtype": self.row_dtype, "rounding": self.row_rounding}) for table in tables
+            table.model_copy(update={"dtype": dtypes[table.name], "rounding": self.row_rounding}) for table in tables
         )
 
 

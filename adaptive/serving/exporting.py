@@ -310,7 +310,7 @@ def _custom_file(run: LoadedRun) -> Path | None:
 def _model_facts(run: LoadedRun) -> Mapping[str, Any]:
     """Name and settings of the model for `scoring`."""
     config = model_config(run.config.model, run.config.model_options, inputs_of(run.shape))
-    settings = config.model_dump(mode="json", exclude={"row_dtype", "row_rounding"})  # of training
+    settings = config.model_dump(mode="json", exclude={"row_dtype", "row_dtypes", "row_rounding"})  # of training
     if not isinstance(config, CustomConfig):
         return {"name": run.config.model, **settings}
     shared = {name: settings.pop(name) for name in CustomConfig.model_fields if name in settings}

@@ -220,7 +220,15 @@ def inputs_of(dataset: Dataset | DataShape) -> Inputs:
                  if feature.name in shape.sequences}  # fmt: skip
     rows = tuple(feature.num_embeddings for feature in shape.features)
     return Inputs(
-        shape.tables, shape.num_dense, shape.dense_names, shape.steps, shape.labels, shape.widths, sequences, rows
+        shape.tables,
+        shape.num_dense,
+        shape.dense_names,
+        shape.steps,
+        shape.labels,
+        shape.widths,
+        sequences,
+        rows,
+        shape.row_dtypes,
     )
 
 

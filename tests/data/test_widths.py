@@ -53,6 +53,47 @@ def test_widths_reach_the_tables_and_the_model_wins(tmp_path: Path) -> None:
         assert model_config("dcn", {"widths": {"shared": 5}}, inputs_of(actual)).widths == {"shared": 5}
 
 
+def test_rows_of_a_table_are_stored_as_its_schema_says(tmp_path: Path) -> None:
+    """Through every way to read; the model's settings win; the other tables keep theirs, and bits their placement."""
+    given = options(tmp_path, SCHEMA.replace("width = 3", 'dtype = "bfloat16"'))
+    spec = f"csv:{tmp_path / 'data.csv'}"
+    data = open_dataset(spec, given)
+    prepare(spec, given, tmp_path / "prepared")
+    for actual in (data, by_table(data), open_dataset(f"prepared:{tmp_path / 'prepared'}", DataOptions())):
+        assert shape_of(actual).row_dtypes == {"shared": "bfloat16"}
+        assert model_config("dcn", {"row_dtypes": {"b": "bfloat16"}}, inputs_of(actual)).row_dtypes == {
+            "shared": "bfloat16",
+            "b": "bfloat16",
+        }
+    assert data.fingerprint() == open_dataset(spec, options(tmp_path)).fingerprint()
+    options(tmp_path, SCHEMA.replace("width = 3", 'dtype = "bfloat16"'))
+    config = {"data": spec, "data_options": {"schema_path": str(given.schema_path)}, "model": "dcn"}
+    model = {"embedding_dim": 4, "deep_mlp": [6]}
+    rows = []
+    for number, size in enumerate(("100%", "60%", "100%")):
+        changed = {"row_dtypes": {"shared": "float32"}} if number == 2 else {}
+        out = tmp_path / f"run{number}"
+        tier = {"device_rows": size}
+        train_run(toy_config(**config, out=str(out), model_options={**model, **changed}, tier=tier, batch_size=8))
+        with load_run(out) as run:
+            dtypes = {table.name: table.dtype for table in run.components.tables}
+            assert dtypes == {"shared": "float32" if changed else "bfloat16", "b": "float32"}
+            rows.append({name: run.embeddings.rows.table_weights(name) for name in dtypes})
+    for name in ("shared", "b"):
+        np.testing.assert_array_equal(rows[0][name], rows[1][name])
+        assert not np.array_equal(rows[0][name], rows[2][name])
+    export_run(tmp_path / "run0", tmp_path / "served")
+    assert scoring.load(tmp_path / "served").score([{"a": 1, "b": 2, "c": 3}])[0] > 0
+    groups = 'columns = ["a"]\nhash_rows = 40\ntable = "shared"\ndtype = "bfloat16"\n[[categorical]]\ncolumns = ["c"]'
+    text = SCHEMA.replace('columns = ["a", "c"]', groups).replace("width = 3", 'dtype = "float32"')
+    with pytest.raises(
+        ConfigError, match="table 'shared': expected one dtype, got bfloat16 for column 'a' and float32"
+    ):
+        open_dataset(spec, options(tmp_path, text))
+    with pytest.raises(ConfigError, match="row_dtypes: expected tables among shared, b, got d"):
+        model_config("dcn", {"row_dtypes": {"d": "bfloat16"}}, inputs_of(data))
+
+
 def test_the_data_are_the_same_whatever_the_widths(tmp_path: Path) -> None:
     given = options(tmp_path)
     with_them = open_dataset(f"csv:{tmp_path / 'data.csv'}", given).fingerprint()

@@ -85,6 +85,9 @@ class Manifest(Config):
     widths: dict[str, Annotated[int, Field(ge=1, le=4096)]] = Field(
         default_factory=dict, description="table -> width of its rows, where the schema gave one"
     )
+    row_dtypes: dict[str, str] = Field(
+        default_factory=dict, description="table -> stored values of its rows, where the schema gave them"
+    )
     key_rules: dict[str, KeyRules] = Field(default_factory=dict, description="table -> rules of its 64-bit keys")
     has_times: bool = Field(default=False, description="samples have times")
     sequences: dict[str, Annotated[int, Field(ge=1)]] = Field(
@@ -187,6 +190,7 @@ class Prepared(Dataset):
         self.tables = tuple(feature.table for feature in self._manifest.features)
         self.num_dense, self.steps = self._manifest.num_dense, self._manifest.steps
         self.labels, self.widths = self._manifest.labels, self._manifest.widths
+        self.row_dtypes = self._manifest.row_dtypes
         self.key_rules = self._manifest.key_rules
         self.sequences = self._manifest.sequences
         self._shuffle_buffer, self._seed = options.shuffle_buffer, options.seed

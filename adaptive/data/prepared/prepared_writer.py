@@ -109,6 +109,7 @@ class _Writer:
             steps=dataset.steps,
             labels=dataset.labels,
             widths=dict(dataset.widths),
+            row_dtypes=dict(dataset.row_dtypes),
             key_rules=dict(dataset.key_rules),
             has_times="timestamp" in first.extras,
             sequences=dict(dataset.sequences),

@@ -97,7 +97,7 @@ class RowPlan:
         identity: facts that identify the data, in addition to files and options.
         labels: names of all labels, if there are several.
         more_labels: the sources of all but the first.
-        widths: see `Dataset`.
+        widths, row_dtypes: see `Dataset`.
         has_times: True if rows have times.
         number_label: the source of the first label, if it is a number.
     """
@@ -111,6 +111,7 @@ class RowPlan:
     widths: Mapping[str, int] = field(default_factory=dict)
     has_times: bool = False
     number_label: LabelSource | None = None
+    row_dtypes: Mapping[str, str] = field(default_factory=dict)
 
 
 class Opened(NamedTuple):
@@ -156,7 +157,7 @@ class RowDataset(Dataset):
         self.tables = tuple(feature.table for feature in features)
         self.dense_names = source.formats[0].dense_names
         self.num_dense = len(plan.is_log) - len(plan.more_labels) - (plan.number_label is not None)
-        self.labels, self.widths = plan.labels, dict(plan.widths)
+        self.labels, self.widths, self.row_dtypes = plan.labels, dict(plan.widths), dict(plan.row_dtypes)
         self.key_rules = {feature.table: feature.rule.keys for feature in plan.features if feature.rule.keys}
         self.sequences = {feature.name: feature.max_length for feature in features if feature.max_length is not None}
         self._source, self._parts, self._options, self._identity = source, parts, options, identity

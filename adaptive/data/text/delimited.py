@@ -7,11 +7,11 @@ in facebookresearch/dlrm, and missing ones 0. Data options map categories to row
 """
 
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from adaptive.data.text.user_items import open_pairs
 from adaptive.errors import ConfigError, InputError, suggestion
 
 MOST_COLUMNS = 10_000
-NO_DATA = {"width", "capacity", *KeyRules.model_fields}  # settings of a category that change no sample
+NO_DATA = {"width", "dtype", "capacity", *KeyRules.model_fields}  # settings of a category that change no sample
 _CATEGORY_KINDS = {"hex": kernels.KEY_HEX, "int": kernels.KEY_INTEGER, "string": kernels.KEY_TEXT}
 
 
@@ -109,7 +109,9 @@ def describe(
     has_times, number = schema.time is not None, None
     if label is not None and label.number:
         number = LabelSource(label.column, form.slot(label.column), is_number=True)
-    return form, RowPlan(features, is_log, cut, identity, labels, further, _widths(grouped, options), has_times, number)
+    widths = _by_table(grouped, options, "width", lambda group: group.width)
+    dtypes: Mapping[str, str] = _by_table(grouped, options, "dtype", lambda group: group.dtype)
+    return form, RowPlan(features, is_log, cut, identity, labels, further, widths, has_times, number, dtypes)
 
 
 def _identity(schema: DelimitedSchema) -> dict[str, object]:
@@ -157,20 +159,29 @@ def _check_sequences(features: Sequence[FeaturePlan]) -> None:
             )
 
 
-def _widths(grouped: Sequence[tuple[Categorical, str]], options: DataOptions) -> dict[str, int]:
-    """Return table -> width of its rows, for tables whose width the schema gives."""
-    widths: dict[str, tuple[str, int]] = {}
+V = TypeVar("V")
+
+
+def _by_table(
+    grouped: Sequence[tuple[Categorical, str]],
+    options: DataOptions,
+    key: str,
+    value_of: Callable[[Categorical], V | None],
+) -> dict[str, V]:
+    """Return table -> the value of a key, for tables for which the schema gives one."""
+    values: dict[str, tuple[str, V]] = {}
     for group, name in grouped:
-        if group.width is None:
+        of_group = value_of(group)
+        if of_group is None:
             continue
-        other, width = widths.setdefault(group.table or name, (name, group.width))
-        if width != group.width:
+        other, value = values.setdefault(group.table or name, (name, of_group))
+        if value != of_group:
             where = "" if options.schema_path is None else f" {options.schema_path}"
             raise ConfigError(
-                f"schema{where}: table {group.table or name!r}: expected one width, got {width} for column {other!r} "
-                f"and {group.width} for column {name!r}. Give columns that share a table the same width."
+                f"schema{where}: table {group.table or name!r}: expected one {key}, got {value} for column {other!r} "
+                f"and {of_group} for column {name!r}. Give columns that share a table the same {key}."
             )
-    return {table: width for table, (_, width) in widths.items()}
+    return {table: value for table, (_, value) in values.items()}
 
 
 def _rule(group: Categorical, options: DataOptions, *, is_bag: bool) -> RowRule:

@@ -84,6 +84,9 @@ class Categorical(Config):
     width: int | None = Field(
         default=None, ge=1, le=4096, description="values of a row of these tables; default: model.embedding_dim"
     )
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        default=None, description="stored values of rows of these tables; default: model.row_dtype"
+    )
     sequence: bool = Field(
         default=False, description="the values of a bag are steps, oldest first, for models of sequences"
     )

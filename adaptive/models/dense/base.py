@@ -30,6 +30,7 @@ class Inputs:
         steps: steps of a sample that is a sequence, else 1.
         labels: names of the labels if samples have several; reports are about the first.
         widths: table -> width of its rows, for tables whose width the data set.
+        row_dtypes: table -> float32 or bfloat16, for tables whose rows the data set.
         rows: (F,) rows of the table of each feature; empty if the model needs none.
         sequences: position of a feature -> the most ids of a sample, for features whose ids are steps of a sequence.
     """
@@ -42,6 +43,7 @@ class Inputs:
     widths: Mapping[str, int] = field(default_factory=dict)
     sequences: Mapping[int, int] = field(default_factory=dict)
     rows: tuple[int, ...] = ()
+    row_dtypes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_features(self) -> int:

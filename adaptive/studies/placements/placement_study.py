@@ -266,10 +266,10 @@ def open_model(load: LoadCase, length: StepLength) -> LocalModel:
     _, config = load("lfu", ())
     dataset = open_data(config)
     tower = model_config(config.model, config.model_options, inputs_of(dataset))
-    if not isinstance(tower, TowerConfig) or tower.widths:
+    if not isinstance(tower, TowerConfig) or tower.widths or tower.row_dtypes:
         raise ConfigError(
-            f"placements: expected a DLRM whose tables have one width, got model={config.model}. Leave out --model and "
-            "model.widths"
+            f"placements: expected a DLRM whose tables have one width and dtype, got model={config.model}. Leave out "
+            "--model, model.widths and model.row_dtypes"
         )
     (group,) = make_groups_without_keys(tower.format_rows(build_tables(dataset, tower.embedding_dim)), config.seed)
     batch = next(dataset.train(256))

@@ -334,6 +334,7 @@ def _check_shape(run: LoadedRun, shape: DataShape) -> None:
     trained = run.shape
     # samples can be scored without them
     shape = replace(shape, labels=trained.labels, widths=trained.widths, key_rules=trained.key_rules)
+    shape = replace(shape, row_dtypes=trained.row_dtypes)
     if not (shape.dense_names and trained.dense_names):  # not every format names its dense inputs
         shape = replace(shape, dense_names=trained.dense_names)
     if shape != trained:
