@@ -57,6 +57,37 @@ def test_accuracy_by_hand():
     assert other.accuracy() == 7 / 10
 
 
+def test_weighted_numbers_are_those_of_scikit_learn(clicks):
+    logits, labels = clicks
+    weights = np.random.default_rng(1).integers(1, 41, len(labels)) / np.float32(4)
+    auc, losses = StreamingAUC(), StreamingLogLoss()
+    auc.update(logits, labels, weights)
+    losses.update(logits, labels, weights)
+    probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    assert auc.value() == pytest.approx(roc_auc_score(labels, logits, sample_weight=weights), abs=1e-4)
+    assert auc.accuracy() == pytest.approx(accuracy_score(labels, logits > 0, sample_weight=weights), rel=1e-12)
+    assert losses.value() == pytest.approx(log_loss(labels, probabilities, sample_weight=weights), rel=1e-12)
+    assert losses.calibration() == pytest.approx(weights @ probabilities / (weights @ labels), rel=1e-12)
+    assert losses.num_samples == len(labels)
+
+
+def test_samples_kept_by_chance_and_weighted_estimate_all(clicks):
+    """Kept with a probability that follows from the label, as skip rules for inputs do."""
+    logits, labels = clicks
+    keep = np.where(labels == 1, 1.0, 0.2)
+    kept = np.random.default_rng(2).random(len(labels)) < keep
+    whole, plain, weighted = in_batches(StreamingLogLoss(), logits, labels), StreamingLogLoss(), StreamingLogLoss()
+    plain.update(logits[kept], labels[kept])
+    weighted.update(logits[kept], labels[kept], (1 / keep[kept]).astype(np.float32))
+    assert weighted.value() == pytest.approx(whole.value(), rel=0.02)
+    assert plain.value() > 1.5 * whole.value()
+
+
+def test_negative_weights_are_refused():
+    with pytest.raises(ValueError, match="weights of samples of at least 0, got -1"):
+        StreamingAUC().update(np.zeros(2, np.float32), np.array([0, 1]), np.array([1, -1], np.float32))
+
+
 @pytest.mark.parametrize("labels", [[], [1, 1], [0, 0, 0]])
 def test_one_class_has_no_auc(labels):
     scores = np.arange(len(labels), dtype=np.float32)

@@ -58,15 +58,16 @@ class LocalDenseStep:
         yield
 
     def combine(
-        self, planned: Planned, losses: Sequence[float], logits: Sequence[Tensor], labels: Floats
-    ) -> tuple[float, Tensor, Floats]:
-        """Return the loss of the whole batch, and logits and labels of all its samples in order.
+        self, planned: Planned, losses: Sequence[float], logits: Sequence[Tensor], labels: Floats, weights: Floats
+    ) -> tuple[float, Tensor, Floats, Floats]:
+        """Return the loss of the whole batch, and logits, labels and weights of all its samples in order.
 
         Afterwards dense gradients are sums over all blocks, and the owners have the gradients of their rows for
         `embeddings.step()`. Everything is sent in one exchange. `losses` and `logits`, each (n,) or (n, T), are of this
-        rank's blocks that have samples, `labels` (n,) or (n, T) of all these blocks.
+        rank's blocks that have samples, `labels` (n,) or (n, T) and `weights` (n,), or (0,) if all are 1, of all these
+        blocks.
         """
-        return _sum_in_order(losses), torch.cat(list(logits)) if len(logits) > 1 else logits[0], labels
+        return _sum_in_order(losses), torch.cat(list(logits)) if len(logits) > 1 else logits[0], labels, weights
 
     def check_alike(self, step: int) -> None:
         """Check that all ranks have the same dense weights; all ranks call it together.
@@ -130,11 +131,12 @@ class RankDenseStep(LocalDenseStep):
             yield
 
     def combine(
-        self, planned: Planned, losses: Sequence[float], logits: Sequence[Tensor], labels: Floats
-    ) -> tuple[float, Tensor, Floats]:
+        self, planned: Planned, losses: Sequence[float], logits: Sequence[Tensor], labels: Floats, weights: Floats
+    ) -> tuple[float, Tensor, Floats, Floats]:
         assert isinstance(planned, PlannedBlocks)
         own_logits = [logit.float().cpu().numpy() for logit in logits]
-        scores = _join_bytes(np.array([len(losses), labels.size]), np.array(losses, np.float64), *own_logits, labels)
+        head = np.array([len(losses), labels.size, weights.size])
+        scores = _join_bytes(head, np.array(losses, np.float64), *own_logits, labels, weights)
         dense = [_join_bytes(*slices) for slices in slice_blocks(self._ranks, self.blocks, self._size)]
         rows, rank = self._steps.gradients_for_owners(planned), self._ranks.rank
         exchanged = self._ranks.rows.exchange(
@@ -162,7 +164,8 @@ class RankDenseStep(LocalDenseStep):
         loss = _sum_in_order(value for part in parts for value in part.losses.tolist())
         shape = (-1, *labels.shape[1:])
         all_logits = np.concatenate([part.logits for part in parts]).reshape(shape)
-        return loss, torch.from_numpy(all_logits), np.concatenate([part.labels for part in parts]).reshape(shape)
+        all_labels = np.concatenate([part.labels for part in parts]).reshape(shape)
+        return loss, torch.from_numpy(all_logits), all_labels, np.concatenate([part.weights for part in parts])
 
     def _set(self, gradients: Floats) -> None:
         whole, place = torch.from_numpy(gradients), 0
@@ -175,9 +178,10 @@ class RankDenseStep(LocalDenseStep):
 class _StepPart(NamedTuple):
     """Message of one rank to another in a step: scores, and dense and row gradients.
 
-    head     (2,) int64       blocks with samples; labels
+    head     (3,) int64       blocks with samples; labels; weights
     losses   (blocks,) float64
     logits   (labels,) float32, and as many labels
+    weights  (weights,) float32
     dense    (blocks, slice) float32
     rows     the rest, from `RankSteps.gradients_for_owners`
     """
@@ -185,26 +189,26 @@ class _StepPart(NamedTuple):
     losses: NDArray[np.float64]
     logits: Floats
     labels: Floats
+    weights: Floats
     dense: Bytes
     rows: Bytes
 
     @classmethod
     def of(cls, scores: Bytes, dense: Bytes, rows: Bytes) -> "_StepPart":
-        blocks, labels = _read_counts(scores)
-        _, losses, logits, own_labels = np.split(scores, np.cumsum([16, 8 * blocks, 4 * labels]))
-        return cls(losses.view(np.float64), logits.view(np.float32), own_labels.view(np.float32), dense, rows)
+        _, losses, *floats = np.split(scores, np.cumsum(_sizes(scores))[:-1])
+        logits, own_labels, weights = (part.view(np.float32) for part in floats)
+        return cls(losses.view(np.float64), logits, own_labels, weights, dense, rows)
 
     @classmethod
     def of_message(cls, message: Bytes, slice_size: int) -> "_StepPart":
-        blocks, labels = _read_counts(message)
-        end = 16 + 8 * blocks + 8 * labels
+        end, blocks = sum(_sizes(message)), int(message[:8].view(np.int64)[0])
         return cls.of(message[:end], *np.split(message[end:], [4 * blocks * slice_size]))
 
 
-def _read_counts(message: Bytes) -> tuple[int, int]:
-    """Read the numbers of blocks with samples and of labels."""
-    blocks, labels = message[:16].view(np.int64).tolist()
-    return blocks, labels
+def _sizes(message: Bytes) -> list[int]:
+    """Bytes of head, losses, logits, labels and weights at the begin of a message."""
+    blocks, labels, weights = message[:24].view(np.int64).tolist()
+    return [24, 8 * blocks, 4 * labels, 4 * labels, 4 * weights]
 
 
 def _sum_in_order(losses: Iterable[float]) -> float:

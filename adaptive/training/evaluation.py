@@ -146,11 +146,13 @@ class PerLabel:
     def __init__(self, tasks: Tasks | None) -> None:
         self.streams = {name: (StreamingAUC(), StreamingLogLoss()) for name in (tasks.names if tasks else ())}
 
-    def update(self, logits: NDArray[np.float32], labels: NDArray[np.float32]) -> None:
-        """Count a batch: logits and labels (B, T)."""
+    def update(
+        self, logits: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32] | None = None
+    ) -> None:
+        """Count a batch: logits and labels (B, T), weights (B,)."""
         for column, (auc, losses) in enumerate(self.streams.values()):
-            auc.update(logits[:, column], labels[:, column])
-            losses.update(logits[:, column], labels[:, column])
+            auc.update(logits[:, column], labels[:, column], weights)
+            losses.update(logits[:, column], labels[:, column], weights)
 
     def quality(self) -> dict[str, LabelQuality]:
         """Return label -> quality so far."""

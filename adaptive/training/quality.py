@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 NUM_BINS: Final = 4096
-MOST_COUNTED: Final = 2**49  # samples per bin: the sum of all bins fits into int64
+MOST_COUNTED: Final = 2**49  # per bin: the sum of all bins fits into int64
+UNIT: Final = 1024  # count of a sample of weight 1: counts of weights are integers, so their order does not matter
 # Half of the logit range of the bins. Beyond it 1 - p is 0 in float32 (2^-24 is logit -16.6).
 LOGIT_RANGE: Final = 16.0
 # scikit-learn's clip for float64: probabilities are in [2^-52, 1 - 2^-52], so a sample costs at most 36.04.
@@ -27,7 +28,8 @@ class StreamingAUC:
     width 1/128 logit; logits beyond +-16 share the outer bins). A bin begins at logit 0, so the accuracy is exact (to
     the rounding of a logit below 2e-15).
 
-    `counts`, int64 (2, 4096), is the whole state: negatives and positives per bin. Pass it to continue a stream.
+    `counts`, int64 (2, 4096), is the whole state: weights of negatives and positives per bin, in units of 1 / 1024.
+    Pass it to continue a stream.
     """
 
     def __init__(self, counts: NDArray[np.int64] | None = None) -> None:
@@ -41,20 +43,27 @@ class StreamingAUC:
                 )
             self.counts += counts
 
-    def update(self, logits: ArrayLike, labels: ArrayLike) -> None:
+    def update(self, logits: ArrayLike, labels: ArrayLike, weights: NDArray[np.floating] | None = None) -> None:
         """Count a batch.
 
         Args:
             logits: (B,) float32 or float64.
             labels: (B,) 0 or 1 of any type.
+            weights: (B,) of the samples, at least 0; all are 1 by default.
 
         Raises:
-            ValueError: for logits that are NaN, labels other than 0 and 1, or lengths that differ.
+            ValueError: for logits that are NaN, labels other than 0 and 1, negative weights, or lengths that differ.
         """
         values, positive = _clipped(logits, labels)
         bins = ((values + LOGIT_RANGE) * (NUM_BINS / (2 * LOGIT_RANGE))).clip(0, NUM_BINS - 1).astype(np.int64)
         bins += NUM_BINS * positive
-        self.counts += np.bincount(bins, minlength=2 * NUM_BINS).reshape(2, NUM_BINS)
+        if weights is None:
+            counts = UNIT * np.bincount(bins, minlength=2 * NUM_BINS)
+        elif (weights < 0).any():
+            raise ValueError(f"expected weights of samples of at least 0, got {weights.min():g}")
+        else:  # sums of integers are exact in float64
+            counts = np.bincount(bins, np.rint(weights * float(UNIT)), 2 * NUM_BINS).astype(np.int64)
+        self.counts += counts.reshape(2, NUM_BINS)
 
     def value(self) -> float | None:
         """Return the AUC so far, or None while there are samples of one class only."""
@@ -62,52 +71,59 @@ class StreamingAUC:
 
     def accuracy(self) -> float | None:
         """Return the share of predictions on the correct side of 0.5; None without samples."""
-        num_samples, half = int(self.counts.sum()), NUM_BINS // 2
+        total, half = int(self.counts.sum()), NUM_BINS // 2
         right = int(self.counts[0, :half].sum()) + int(self.counts[1, half:].sum())
-        return right / num_samples if num_samples else None
+        return right / total if total else None
 
 
 class StreamingLogLoss:
-    """Log loss (nats), normalized entropy and calibration of a stream, in float64.
+    """Log loss (nats), normalized entropy and calibration of a stream, perhaps weighted, in float64.
 
     Logits are clipped to +-36.04 (probabilities to [2^-52, 1 - 2^-52], as in scikit-learn for float64), so a certain
     and wrong prediction costs 36.04 instead of infinity.
+
+    Attributes:
+        num_samples: counted so far.
+        weight, positive_weight: sums of the weights of all samples and of those with label 1.
     """
 
     def __init__(self) -> None:
         self.num_samples = 0
-        self.num_positives = 0
+        self.weight = 0.0
+        self.positive_weight = 0.0
         self.loss_sum = 0.0
         self.probability_sum = 0.0
 
-    def update(self, logits: ArrayLike, labels: ArrayLike) -> None:
+    def update(self, logits: ArrayLike, labels: ArrayLike, weights: NDArray[np.floating] | None = None) -> None:
         """Count a batch; arguments and errors as in `StreamingAUC.update`."""
         values, positive = _clipped(logits, labels)
         # log(1 + exp(z)) - y z, written so that nothing overflows
         losses = np.maximum(values, 0.0) - np.where(positive, values, 0.0) + np.log1p(np.exp(-np.abs(values)))
+        each = np.ones(len(values)) if weights is None else weights.astype(np.float64)
         self.num_samples += len(values)
-        self.num_positives += int(np.count_nonzero(positive))
-        self.loss_sum += float(losses.sum())
-        self.probability_sum += float((1.0 / (1.0 + np.exp(-values))).sum())
+        self.weight += float(each.sum())
+        self.positive_weight += float(each[positive].sum())
+        self.loss_sum += float((each * losses).sum())
+        self.probability_sum += float((each / (1.0 + np.exp(-values))).sum())
 
     def value(self) -> float | None:
-        """Return the mean log loss per sample in nats, or None without samples."""
-        return self.loss_sum / self.num_samples if self.num_samples else None
+        """Return the weighted mean log loss in nats, or None without samples."""
+        return self.loss_sum / self.weight if self.weight else None
 
     def normalised_entropy(self) -> float | None:
         """Return log loss over that of predicting the mean label; None for one class.
 
         Below 1 is better than the mean (He et al., https://doi.org/10.1145/2648584.2648589).
         """
-        if not 0 < self.num_positives < self.num_samples:
+        if not 0 < self.positive_weight < self.weight:
             return None
-        rate = self.num_positives / self.num_samples
+        rate = self.positive_weight / self.weight
         entropy = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
-        return float(self.loss_sum / self.num_samples / entropy)
+        return float(self.loss_sum / self.weight / entropy)
 
     def calibration(self) -> float | None:
         """Return the sum of predictions over the number of positives; None without any."""
-        return self.probability_sum / self.num_positives if self.num_positives else None
+        return self.probability_sum / self.positive_weight if self.positive_weight else None
 
 
 def exact_auc(scores: ArrayLike, labels: ArrayLike) -> float | None:

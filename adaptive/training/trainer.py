@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -123,7 +124,8 @@ class Trainer:
         passed = self.embeddings.runtime.with_room(lambda: self._checked_passes(planned, name))
         labels = planned.batch.labels if self._tasks is None else labels_of(planned.batch, self._tasks)
         with self.recorder.timed("update"):
-            loss, logits, labels = self._dense.combine(planned, passed.losses, passed.logits, labels)
+            weights = np.asarray(planned.batch.extras.get("weight", ()), np.float32)
+            of_batch = self._dense.combine(planned, passed.losses, passed.logits, labels, weights)
         self._set_rates(self.recorder.steps)
         with self.recorder.timed("update"):
             update(self.optimizer)
@@ -131,7 +133,7 @@ class Trainer:
             self.embeddings.step()
         if self._ranking is not None:
             self._ranking.count(items_of(self._ranking, planned.batch).to(self._ranking.item_counts.device))
-        self.recorder.step(loss, logits, labels)
+        self.recorder.step(*of_batch)
 
     def _checked_passes(self, planned: Planned, name: str) -> _Passed:
         with restoring_buffers_on_error(self.model):

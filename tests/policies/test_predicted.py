@@ -216,8 +216,10 @@ def test_the_trainer_applies_weights(depth: int) -> None:
         dense_optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
         weights = np.array([0, 1, 3])  # whole numbers, too
         batch = Batch.of(x=[0, 1, 2], labels=[1, 1, 1], extras={"weight": weights})
-        Trainer(embeddings, model, dense_optimizer).train([batch], depth=depth)
+        trainer = Trainer(embeddings, model, dense_optimizer)
+        trainer.train([batch], depth=depth)
         rows = embeddings.rows.table_weights("x")
+    assert (trainer.recorder.log_loss.num_samples, trainer.recorder.log_loss.weight) == (3, 4.0)
     np.testing.assert_allclose(rows[:, 0], np.array([0, 1, 3]) * 0.5 / 3, rtol=1e-6)
 
 

@@ -38,6 +38,8 @@ from adaptive.training.telemetry.record import (
 
 AUC_COUNTS: Final = "auc_counts"
 
+_ALL_1 = np.ones(0, np.float32)
+
 
 class Sink(Protocol):
     """A destination of records: a file, TensorBoard, the terminal."""
@@ -53,7 +55,8 @@ class LossSums(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     num_samples: int = Field(ge=0)
-    num_positives: int = Field(ge=0)
+    weight: float = Field(ge=0)
+    positive_weight: float = Field(ge=0)
     loss_sum: float
     probability_sum: float
 
@@ -93,6 +96,7 @@ class Recorder:
         loss: mean of the latest batch, predicted before it was trained.
         totals: sums over all written intervals.
         auc (and accuracy), log_loss: quality on training batches, each predicted before it was trained; first label.
+            Weighted, so with inputs dropped by a rule it estimates that of all inputs.
         each: the same for each label of a multi-task model.
         evaluations: records of evaluations so far.
         sinks: destinations of records.
@@ -135,6 +139,7 @@ class Recorder:
         self._losses: list[float] = []
         self._logits: list[Tensor] = []
         self._labels: list[NDArray[np.float32]] = []
+        self._weights: list[NDArray[np.float32]] = []
         self._stopwatch = Stopwatch(self._now)
         self._started, self._cpu_started = at or (self._now(), self._cpu_now())
 
@@ -142,14 +147,17 @@ class Recorder:
         """Add the time inside to a stage; on a GPU the time to launch the work."""
         return self._stopwatch.stage(stage)
 
-    def step(self, loss: float, logits: Tensor, labels: NDArray[np.float32]) -> None:
-        """Record a trained batch: mean loss, logits and labels, both (B,) or (B, T)."""
+    def step(
+        self, loss: float, logits: Tensor, labels: NDArray[np.float32], weights: NDArray[np.float32] = _ALL_1
+    ) -> None:
+        """Record a trained batch: mean loss, logits and labels, both (B,) or (B, T), and weights (B,), or (0,): 1."""
         self.steps += 1
         self.samples += len(labels)
         self.loss = loss
         self._losses.append(self.loss)
         self._logits.append(logits.detach())
         self._labels.append(labels)
+        self._weights.append(weights if len(weights) else np.ones(len(labels), np.float32))
 
     @property
     def is_due(self) -> bool:
@@ -164,12 +172,13 @@ class Recorder:
             torch.cuda.synchronize(self._embeddings.device)  # wait for launched work, so the time includes it
         ended, cpu_ended = self._now(), self._cpu_now()
         logits, labels = torch.cat(self._logits).float().cpu().numpy(), np.concatenate(self._labels)
+        weights = np.concatenate(self._weights)
         if logits.ndim > 1:
-            self.each.update(logits, labels)
+            self.each.update(logits, labels, weights)
             logits, labels = logits[:, 0], labels[:, 0]
         if not self.of_numbers:
-            self.auc.update(logits, labels)
-            self.log_loss.update(logits, labels)
+            self.auc.update(logits, labels, weights)
+            self.log_loss.update(logits, labels, weights)
         times = ended - self._started, cpu_ended - self._cpu_started
         record = self._interval(self._embeddings.statistics.take(), *times, len(labels))
         self.totals.add(record)

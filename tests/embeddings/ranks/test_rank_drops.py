@@ -39,7 +39,8 @@ def train(ranks: Ranks, rule: str, *, depth: int = 2, left: dict[str, Any] | Non
             active.load_state_dict(left["rule"])
         batches: Iterator[Batch] = data.train(SIZE)
         half = islice(batches, 12) if left is None else islice(batches, 12, None)
-        Trainer(embeddings, made.model, made.optimizer).train(half, depth=depth)
+        trainer = Trainer(embeddings, made.model, made.optimizer)
+        trainer.train(half, depth=depth)
         assert 0 < active.dropped_inputs < active.seen_inputs
         return {
             "rows": embeddings.rows.state_arrays(),
@@ -47,11 +48,12 @@ def train(ranks: Ranks, rule: str, *, depth: int = 2, left: dict[str, Any] | Non
             "model": deepcopy(made.model.state_dict()),
             "optimizer": deepcopy(made.optimizer.state_dict()),
             "rule": active.state_dict(),
+            "quality": {**vars(trainer.recorder.log_loss), "counts": trainer.recorder.auc.counts},
         }
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    for part in ("tables", "model", "rule"):
+    for part in ("tables", "model", "rule", "quality"):
         for name, values in one[part].items():
             np.testing.assert_array_equal(np.asarray(values), np.asarray(other[part][name]), err_msg=name)
 
