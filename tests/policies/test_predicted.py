@@ -220,6 +220,7 @@ def test_the_trainer_applies_weights(depth: int) -> None:
         trainer.train([batch], depth=depth)
         rows = embeddings.rows.table_weights("x")
     assert (trainer.recorder.log_loss.num_samples, trainer.recorder.log_loss.weight) == (3, 4.0)
+    assert trainer.recorder.loss == pytest.approx(np.log(2))  # of each sample, whatever it weighs
     np.testing.assert_allclose(rows[:, 0], np.array([0, 1, 3]) * 0.5 / 3, rtol=1e-6)
 
 

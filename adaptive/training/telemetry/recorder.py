@@ -93,7 +93,7 @@ class Recorder:
 
     Attributes:
         steps, samples: trained so far.
-        loss: mean of the latest batch, predicted before it was trained.
+        loss: weighted mean of the latest batch, predicted before it was trained.
         totals: sums over all written intervals.
         auc (and accuracy), log_loss: quality on training batches, each predicted before it was trained; first label.
             Weighted, so with inputs dropped by a rule it estimates that of all inputs.
@@ -150,14 +150,21 @@ class Recorder:
     def step(
         self, loss: float, logits: Tensor, labels: NDArray[np.float32], weights: NDArray[np.float32] = _ALL_1
     ) -> None:
-        """Record a trained batch: mean loss, logits and labels, both (B,) or (B, T), and weights (B,), or (0,): 1."""
+        """Record a trained batch.
+
+        Args:
+            loss: mean of the samples' losses times weights.
+            logits, labels: (B,) or (B, T).
+            weights: (B,), or (0,) if all are 1.
+        """
         self.steps += 1
         self.samples += len(labels)
-        self.loss = loss
+        weights = weights if len(weights) else np.ones(len(labels), np.float32)
+        self.loss = loss / (float(weights.mean()) or 1.0)
         self._losses.append(self.loss)
         self._logits.append(logits.detach())
         self._labels.append(labels)
-        self._weights.append(weights if len(weights) else np.ones(len(labels), np.float32))
+        self._weights.append(weights)
 
     @property
     def is_due(self) -> bool:
