@@ -20,14 +20,16 @@ MIDDLES: Final = (np.arange(BINS) + 0.5) / BINS
 FACTORS: Final = 2.0 ** np.arange(0, 8, 0.125)  # that a target may choose: an input of residual 0.5 is kept from 2 on
 LEAST_EFFECTIVE: Final = 0.5  # `effective_share` below which a target skips less
 LEAST_GAIN: Final = 0.5  # share of what random dropping loses that a target must avoid
+LEAST_SKIPPED: Final = 0.02  # share of the inputs: to take batches apart for fewer costs more than it saves
 
 
 class Predicted(SkipRule):
     """Skip predictable inputs, with inverse-probability weights in `Batch.extras["weight"]`.
 
     The prediction is a logistic regression that learns from every input in the look-ahead. It needs labels from 0 to 1;
-    of several labels it predicts the first. Where it knows nothing, nothing is skipped. Kept inputs fill batches whose
-    size is the kept share of the original one, so a run takes as many steps as without skipping, each of them shorter.
+    of several labels it predicts the first. Where it knows nothing, so that less than 2% would go, nothing is skipped.
+    Kept inputs fill batches whose size is the kept share of the original one, so a run takes as many steps as without
+    skipping, each of them shorter.
 
     Args:
         factor: an input with residual r is kept with probability factor * r, at most 1.
@@ -97,7 +99,8 @@ class Predicted(SkipRule):
     def _choose_factor(self) -> None:
         """Choose the factor and the size of batches by the residuals of the latest `warmup` batches.
 
-        The size changes by 5% or more: shapes that change slow a step down.
+        The size changes by 5% or more: shapes that change slow a step down. Where hardly any input would be skipped,
+        none is, and batches stay as they are.
         """
         counts = self._residuals / self._residuals.sum()
         self._residuals[:] = 0
@@ -106,7 +109,9 @@ class Predicted(SkipRule):
         else:
             self.current_factor = choose_factor(counts, self.target_drop, self.min_keep)
         share = float(counts @ self._keep(MIDDLES))
-        if abs(share - self._kept_share) > 0.05 * self._kept_share:
+        if share > 1 - LEAST_SKIPPED:
+            self.current_factor, self._kept_share = 0.0, 1.0
+        elif abs(share - self._kept_share) > 0.05 * self._kept_share:
             self._kept_share = share
 
     def _keep(self, residuals: NDArray[np.float64]) -> NDArray[np.float64]:
