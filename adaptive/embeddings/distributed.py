@@ -243,6 +243,7 @@ class RankSteps(LocalSteps):
     def read(self, batch: Batch) -> Planned:
         blocks = batch.blocks() if isinstance(batch, OwnPart) else [batch]
         blocks = [None if block is None else self._pipeline.check(block) for block in blocks]
+        self._pipeline.refuse_keys_in_flight("read()")
         lanes = self._pipeline.lanes
 
         def values(number: int, rows: NDArray[np.int64]) -> Floats:

@@ -65,8 +65,11 @@ class RowStore:
         rows = self._rows_by_key(lane, number)[:-1]
         with self._pipeline.lock:
             tracker = lane.planner.tracker
-            lookups, latest = tracker.accesses[rows], tracker.last_access[rows].astype(np.int64)
-            age, stored = self._pipeline.next_number - latest, (tracker.codes[rows] != 0).astype(np.int8)
+            age = self._pipeline.next_number - lane.last_access[rows].astype(np.int64)
+            (owned,) = select_owned(lane.group, rows)
+            lookups, stored = tracker.accesses[owned], (tracker.codes[owned] != 0).astype(np.int8)
+        if (gatherer := make_gatherer(self._pipeline)) is not None:
+            lookups, stored = (gatherer.spread(lane.group.group_rows(owned), of, rows) for of in (lookups, stored))
         return {
             "key": keys,
             "row": rows - lane.group.table_starts[number],
@@ -100,7 +103,7 @@ class RowStore:
             with self._pipeline.lock:
                 block = self._pipeline.values(lane, local)[0]
             if gatherer is not None:  # all ranks are here
-                block = gatherer.merged(lane.group.group_rows(local), block)
+                block = gatherer.spread(lane.group.group_rows(local), block, rows)
             yield as_float32(block)
 
     def _rows_by_key(self, lane: Lane, number: int) -> NDArray[np.int64]:

@@ -79,7 +79,7 @@ class Outline:
         for group, slots in zip(self.groups, self.sizes.slots, strict=True):
             sizes = group.vector_bytes, 4 * self.optimizer.state_width(group.embedding_dim)
             parts = [rows * size for rows in (group.num_rows, slots) for size in sizes]
-            parts.append(group.num_rows * RECORD.itemsize + slots * SLOT_BYTES + sum(map(key_bytes, group.tables)))
+            parts.append(group.num_rows * RECORD.itemsize + slots * SLOT_BYTES + key_bytes(group))
             if self.skip is not None:
                 watched = hot_rows(group, self.skip, self.optimizer)
                 parts[-1] += hot_set_bytes(watched) + caller.defers * watched * SUM_RECORD.itemsize
@@ -118,7 +118,7 @@ def outline_engine(
         )
     policy_caller.begin(type(optimizer).__name__.lower())
     skip = skip if policy_caller.skips else None
-    refuse_with_keys(tables, policy, skip, tier, device.type, ranks)
+    refuse_with_keys(tables, policy, skip, tier, device.type)
     room = free_bytes(device)
     if room is not None and skip is not None:
         snapshots, sums = policy_caller.most_snapshots, policy_caller.defers
@@ -143,14 +143,14 @@ def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
     devices = [lane.device for lane in lanes]
     exchange: Exchange = LocalExchange()
     if not ranks.is_local:
-        exchange = RankExchange(ranks, outline.groups, devices, mover.device)
+        exchange = RankExchange(ranks, outline.groups, [lane.keys for lane in lanes], devices, mover.device)
     pipeline = Pipeline(lanes, policy_caller, outline.tier, outline.skip, mover, outline.optimizer, exchange)
     pipeline.use_rate(outline.optimizer.lr)
     return pipeline, sizes
 
 
 def refuse_with_keys(
-    tables: Sequence[TableConfig], policy: Policy, skip: SkipConfig | None, tier: TierConfig, device: str, ranks: Ranks
+    tables: Sequence[TableConfig], policy: Policy, skip: SkipConfig | None, tier: TierConfig, device: str
 ) -> None:
     """Refuse combinations that tables with keys do not support yet.
 
@@ -161,9 +161,7 @@ def refuse_with_keys(
     if not keyed:
         return
     name, got = type(policy).__name__, ""
-    if ranks.size > 1 or ranks.blocks > 1:
-        got = f"{ranks.size} rank(s) with {ranks.blocks} blocks. Train it in a single process"
-    elif device != "cpu" or tier.device == "cpu-torch":
+    if device != "cpu" or tier.device == "cpu-torch":
         got = f"tier.device={tier.device}, which is {device}. Set tier.device=cpu"
     elif calibrates(policy):
         got = f"policy {name}, which chooses rows by a sample before any key has one. Choose another policy"

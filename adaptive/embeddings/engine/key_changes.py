@@ -31,10 +31,10 @@ def give_rows(
         if lane.keys is None:
             continue
         with pipeline.stopwatch.stage("plan"), pipeline.lock:
-            last_access = lane.planner.tracker.last_access
-            lookups, changes = lane.keys.prepare(queued.lookups[place], queued.batch, number, last_access)
+            of_batch = queued.lookups[place], queued.batch, lane.last_access
+            lookups, changes = pipeline.exchange.give_rows(number, place, lane.keys, *of_batch)
         try:
-            _release(pipeline, lane, changes.freed, depth, wait_until_trained)
+            _release(pipeline, lane, changes, depth, wait_until_trained)
         finally:  # even if the look-ahead ends while it waits: these keys are gone from the index
             with pipeline.lock:
                 _commit(pipeline, place, changes)
@@ -45,16 +45,21 @@ def give_rows(
 
 
 def _release(
-    pipeline: Pipeline, lane: Lane, freed: Int64s, depth: int, wait_until_trained: Callable[[int], None]
+    pipeline: Pipeline, lane: Lane, changes: KeyChanges, depth: int, wait_until_trained: Callable[[int], None]
 ) -> None:
-    """Let training catch up if rows that lost their keys are watched, or feedback about them is to come."""
-    if not len(freed):
+    """Let training catch up if rows that lost their keys are watched, or feedback about them is to come.
+
+    On all ranks, if it does on one: catching up takes in feedback, on which verdicts about other rows depend.
+    """
+    if changes.latest_use is None:
         return
-    number, skipper = pipeline.next_number, lane.skipper
-    watched = np.zeros(0, np.int64) if skipper is None else skipper.hot.entries_of(freed)
-    watched = np.sort(watched[watched >= 0])
-    latest = int(lane.planner.tracker.last_access[freed].max()) - 1
-    if len(watched) or latest + pipeline.feedback.lag(depth) >= number:
+    number, skipper, watched = pipeline.next_number, lane.skipper, np.zeros(0, np.int64)
+    catches_up = changes.latest_use + pipeline.feedback.lag(depth) >= number
+    if skipper is not None:
+        watched = skipper.hot.entries_of(changes.freed)
+        watched = np.sort(watched[watched >= 0])
+        catches_up = pipeline.exchange.any_rank(number, catches_up or len(watched) > 0)
+    if catches_up:
         stop_watching(pipeline, [(lane, watched)], wait_until_trained)
 
 
@@ -81,4 +86,8 @@ def stop_watching(
         for lane, entries in leaving:
             if len(entries):
                 lane.evict_watched(entries)
+            elif lane.skipper is not None:  # as the rank does whose entries leave
+                lane.skipper.count_watched()
         pipeline.finish_copies()
+    if any(len(entries) for _, entries in leaving):
+        pipeline.exchange.forget_cached()

@@ -118,9 +118,18 @@ class Lane:
         """Return the present rows of a batch that is to be planned later."""
         return lookups.distinct if self.keys is None else self.keys.glance(lookups.distinct)
 
+    @property
+    def last_access(self) -> NDArray[np.int32]:
+        """(rows of the undivided group,) latest batch + 1 that looked a row up."""
+        if self.keys is None or self.keys.last_access is None:
+            return self.planner.tracker.last_access
+        return self.keys.last_access
+
     def live_keys(self) -> Int64s:
-        """Return the number of keys with a row (tables of the group,)."""
-        return np.zeros(len(self.group.tables), np.int64) if self.keys is None else self.keys.books.num_live.copy()
+        """Return the number of keys whose row this rank owns (tables of the group,)."""
+        if self.keys is None:
+            return np.zeros(len(self.group.tables), np.int64)
+        return self.keys.count_live()
 
     @property
     def index_places(self) -> int:

@@ -168,7 +168,6 @@ def _make_room_to_watch(pipeline: Pipeline, wait_until_trained: Callable[[int], 
     if not any(len(entries) for _, entries in leaving):
         return
     stop_watching(pipeline, leaving, wait_until_trained)
-    pipeline.exchange.forget_cached()
 
 
 def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[QueuedBatch]:

@@ -117,7 +117,7 @@ class StatisticsCollector:
         totals = dict.fromkeys((*MEMORY, "pinned_buffers", "device_buffers"), 0)
         for lane in self._pipeline.lanes:
             weights, state, snapshots = lane.device.num_bytes
-            bookkeeping = lane.planner.num_bytes + sum(map(key_bytes, lane.group.tables))
+            bookkeeping = lane.planner.num_bytes + key_bytes(lane.group)
             of_device = (weights, state, bookkeeping, snapshots)
             parts = (*lane.host.num_bytes, *of_device, *lane.device.buffer_bytes)
             for name, size in zip(totals, parts, strict=True):

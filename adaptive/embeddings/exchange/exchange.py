@@ -8,16 +8,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from adaptive.batch import Batch
 from adaptive.counters import Stopwatch
 from adaptive.embeddings.planning.hot_set import HotSet
+from adaptive.embeddings.planning.key_tables import GroupKeys, KeyChanges
 from adaptive.embeddings.planning.lookups import Lookups, LookupsAhead
 from adaptive.embeddings.planning.plan import GroupPlan
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
 
 LookedUp = tuple[Batch, Callable[[], list[Lookups]]]
-"""A batch, and a function that waits for the lookups of all ranks in the rows that this rank owns, for each group."""
+"""A batch, and a function that waits for the lookups of all ranks in the rows that this rank owns, for each group.
+
+Those of groups with keys are of all ranks' keys, until `give_rows`.
+"""
 
 
 class Exchange(ABC):
@@ -44,6 +51,26 @@ class Exchange(ABC):
         Raises:
             AdaptiveError: also if another rank's batches end with an error.
         """
+
+    def give_rows(
+        self, number: int, group: int, keys: GroupKeys, lookups: Lookups, batch: Batch, last_access: NDArray[np.int32]
+    ) -> tuple[Lookups, KeyChanges]:
+        """Give the keys of the next batch, `number`, rows; see `GroupKeys.prepare`.
+
+        Returns the lookups of all ranks in rows that this rank owns.
+
+        Raises:
+            InputError: for wrong timestamps, on all ranks.
+        """
+        return keys.prepare(lookups, batch, number, last_access)
+
+    def any_rank(self, number: int, fact: bool) -> bool:
+        """Before planning a batch, return whether a fact is true on any rank.
+
+        Raises:
+            AdaptiveError: as `batches`.
+        """
+        return fact
 
     def blocks(self, number: int, batch: Batch) -> Sequence[Batch | None]:
         """Return this rank's blocks of a batch that is looked up and not trained yet."""

@@ -6,22 +6,25 @@
     answers    what need not be sent, after a
                batch is planned; if rows are watched
 
+Requests of keys that have no rows yet go to all ranks, and become requests of rows when the batch is planned.
+
 Every rank makes each of these exchanges once per batch, in the order of batches, regardless of what its loop does with
 a batch. So no thread waits for a message that is never sent.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch, OwnPart, cut
-from adaptive.counters import Stopwatch
+from adaptive.counters import Counter, Stopwatch
 from adaptive.embeddings.exchange.exchange import Exchange, LookedUp
 from adaptive.embeddings.exchange.payload import (
     Bools,
@@ -33,17 +36,20 @@ from adaptive.embeddings.exchange.payload import (
     count_chosen,
 )
 from adaptive.embeddings.exchange.requests import (
+    KeyMerger,
     OwnerRequests,
     RequestBuilder,
     RequestedRows,
     RequestMerger,
     Requests,
     unpack_requests,
+    unpack_time,
 )
 from adaptive.embeddings.exchange.row_cache import CacheDirectory, RowCache, SkipMasks, pack_masks, unpack_masks
 from adaptive.embeddings.planning.hot_set import HotSet
+from adaptive.embeddings.planning.key_tables import NO_TIME, GroupKeys, KeyChanges
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.lookups import LookupsAhead
+from adaptive.embeddings.planning.lookups import Lookups, LookupsAhead
 from adaptive.embeddings.planning.plan import GroupPlan
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.channel import NOTHING, Channel, Exchanged
@@ -56,6 +62,14 @@ logger = logging.getLogger("adaptive.embeddings.engine")
 
 
 @dataclass(frozen=True)
+class RequestedKeys:
+    """Requests of one group whose keys have no rows yet."""
+
+    requests: tuple[Requests, ...]  # of each rank
+    latest: float  # timestamp of all ranks
+
+
+@dataclass(frozen=True)
 class ExchangedBatch:
     """A batch whose requests have been exchanged."""
 
@@ -65,22 +79,28 @@ class ExchangedBatch:
     samples: int  # of all ranks
     first: int  # position of this rank's first sample in the global batch
     forget: tuple[int, ...] = ()  # owners whose cached rows this rank drops first
+    keys: Mapping[int, RequestedKeys] = field(default_factory=dict)  # of groups with keys, until these have rows
 
 
 class RankExchange(Exchange):
     """Exchanges requests, rows and gradients of batches with other ranks, for all groups.
 
-    `groups`, as this rank owns them, have the device tiers `devices` on `device`.
+    `groups`, as this rank owns them, have the device tiers `devices` on `device`, and `keys`, if they have any.
     """
 
     def __init__(
-        self, ranks: Ranks, groups: Sequence[Group], devices: Sequence[DeviceTier], device: torch.device
+        self,
+        ranks: Ranks,
+        groups: Sequence[Group],
+        keys: Sequence[GroupKeys | None],
+        devices: Sequence[DeviceTier],
+        device: torch.device,
     ) -> None:
         self.ranks = ranks
         self._groups = tuple(groups)
         self.rows = RowExchange(ranks, groups, devices, device)  # for the training thread
-        self._ahead = _RequestExchange(ranks, groups)  # for the look-ahead thread
-        self._reading = _RequestExchange(ranks, groups)  # for the training thread
+        self._ahead = _RequestExchange(ranks, groups, keys)  # for the look-ahead thread
+        self._reading = _RequestExchange(ranks, groups, keys)  # for the training thread
         self._exact_payload = HostPayload(ranks, groups, rounds=False)
         self._directories = [CacheDirectory(ranks.rank, ranks.size) for _ in groups]  # for the look-ahead thread
         self._batches: dict[int, ExchangedBatch] = {}  # requested and not trained yet, by number
@@ -110,9 +130,34 @@ class RankExchange(Exchange):
                 self._see_end(exchanged, has_more=True)
                 return
             self._batches[self._next] = batch_exchanged
-            self._count(batch_exchanged)
+            for group, (requested, requests) in enumerate(
+                zip(batch_exchanged.groups, batch_exchanged.served, strict=True)
+            ):
+                if group not in batch_exchanged.keys:
+                    self._count(requested, requests)
             self._next += 1
             yield batch, lambda served=batch_exchanged.served: [group.lookups for group in served]  # type: ignore[misc]
+
+    def give_rows(
+        self, number: int, group: int, keys: GroupKeys, lookups: Lookups, batch: Batch, last_access: NDArray[np.int32]
+    ) -> tuple[Lookups, KeyChanges]:
+        exchanged = self._batches[number]
+        of_keys, latest = exchanged.keys[group].requests, exchanged.keys[group].latest
+        rows, changes = keys.give_rows(lookups.distinct, latest, number, last_access, lambda: f"batch {number}")
+        merger = self._ahead.key_mergers[group]
+        requested, served, without_row = merger.give_rows(exchanged.groups[group].blocks, of_keys, lookups, rows)
+        changes.tally[:, Counter.UNADMITTED_LOOKUPS] = without_row
+        self._count(requested, served)
+        groups, of_ranks = list(exchanged.groups), list(exchanged.served)
+        groups[group], of_ranks[group] = requested, served
+        self._batches[number] = replace(exchanged, groups=tuple(groups), served=tuple(of_ranks))
+        return served.lookups, changes
+
+    def any_rank(self, number: int, fact: bool) -> bool:
+        exchanged = self.ranks.ahead.exchange(Kind.ANSWERS, number, samples=int(fact))
+        if exchanged.ended:
+            self._see_end(exchanged, has_more=True)
+        return any(header.samples for header in exchanged.headers)
 
     def answer(self, number: int, plans: Sequence[GroupPlan], watched: Sequence[HotSet]) -> None:
         batch, ranks = self._batches[number], range(self.ranks.size)
@@ -152,12 +197,10 @@ class RankExchange(Exchange):
             directory.forget()
         self._tells_to_forget = [True] * self.ranks.size
 
-    def _count(self, batch: ExchangedBatch) -> None:
-        """Count the rows that this rank requests of others, and those requested of it."""
-        rank = self.ranks.rank
-        others = sum(len(group.rows) - int(group.sizes[rank]) for group in batch.groups)
-        served = sum(int(requests.sizes.sum()) for requests in batch.served)
-        self.ranks.ahead.tally.add(rows_asked=others, rows_served=served)
+    def _count(self, requested: RequestedRows, served: OwnerRequests) -> None:
+        """Count the rows of a group that this rank requests of others, and those requested of it."""
+        others = len(requested.rows) - int(requested.sizes[self.ranks.rank])
+        self.ranks.ahead.tally.add(rows_asked=others, rows_served=int(served.sizes.sum()))
 
     def report_failure(self, error: Exception) -> None:
         if self._ended is None:
@@ -247,38 +290,55 @@ class RankExchange(Exchange):
 class _RequestExchange:
     """Exchanges requests of batches. For one thread."""
 
-    def __init__(self, ranks: Ranks, groups: Sequence[Group]) -> None:
+    def __init__(self, ranks: Ranks, groups: Sequence[Group], keys: Sequence[GroupKeys | None]) -> None:
         self._ranks, self._groups = ranks, groups
-        self._builder = RequestBuilder(groups, ranks.size)
+        self._builder = RequestBuilder(groups, keys, ranks.size)
         self._mergers = [RequestMerger(group, ranks.name) for group in groups]
+        self.key_mergers = {
+            number: KeyMerger(group, ranks, self._builder) for number, group in enumerate(groups) if group.has_keys
+        }
 
     def exchange(
         self, channel: Channel, kind: Kind, number: int, blocks: Sequence[Batch | None]
     ) -> tuple[Exchanged, ExchangedBatch | None]:
         """Exchange requests of a batch; return None for it if some rank has no more batches."""
-        groups, messages = self._builder.build(blocks)
+        only_read = kind is Kind.READ
+        groups, messages = self._builder.build(blocks, only_read=only_read)
         samples = sum(block.num_samples for block in blocks if block is not None)
         exchanged = channel.exchange(kind, number, messages, samples=samples)
         if exchanged.ended:
             return exchanged, None
         samples_of_ranks = [header.samples for header in exchanged.headers]
         first = sum(samples_of_ranks[: self._ranks.rank])
-        served = self._merge(exchanged.parts)
-        return exchanged, ExchangedBatch(tuple(blocks), tuple(groups), served, sum(samples_of_ranks), first)
+        served, keys = self._merge(exchanged.parts, only_read=only_read)
+        samples = sum(samples_of_ranks)
+        return exchanged, ExchangedBatch(tuple(blocks), tuple(groups), served, samples, first, keys=keys)
 
-    def _merge(self, messages: Sequence[Bytes]) -> tuple[OwnerRequests, ...]:
+    def _merge(
+        self, messages: Sequence[Bytes], *, only_read: bool
+    ) -> tuple[tuple[OwnerRequests, ...], dict[int, RequestedKeys]]:
         by_group: list[list[Requests]] = [[] for _ in self._groups]
+        latest = [NO_TIME] * len(self._groups)
         for rank, message in enumerate(messages):
-            sender, rest = f"rank {rank}", message
-            for of_group, group in zip(by_group, self._groups, strict=True):
-                requests, rest = unpack_requests(group.undivided, rest, len(self._ranks.blocks_of(rank)), sender)
-                of_group.append(requests)
+            sender, rest, num_blocks = f"rank {rank}", message, len(self._ranks.blocks_of(rank))
+            for number, group in enumerate(self._groups):
+                are_keys = group.has_keys and not only_read
+                requests, rest = unpack_requests(group.undivided, rest, num_blocks, sender, are_keys=are_keys)
+                by_group[number].append(requests)
+                if are_keys:
+                    time, rest = unpack_time(rest, sender)
+                    latest[number] = max(latest[number], time)
             if len(rest):
                 raise RanksError(
                     f"{sender}: expected requests only, got {len(rest)} bytes more. Use the same version of adaptive "
                     "and the same tables on all ranks."
                 )
-        return tuple(merger.merge(of_group) for merger, of_group in zip(self._mergers, by_group, strict=True))
+        keys = {} if only_read else {n: RequestedKeys(tuple(by_group[n]), latest[n]) for n in self.key_mergers}
+        served = [
+            self.key_mergers[number].find_keys(of_group) if number in keys else self._mergers[number].merge(of_group)
+            for number, of_group in enumerate(by_group)
+        ]
+        return tuple(served), keys
 
 
 class RowExchange:

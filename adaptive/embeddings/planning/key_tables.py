@@ -7,6 +7,10 @@ keys get rows when a batch is planned, in the planning thread, the only writer. 
 Row 0 of a table stands for all keys without a row. It is zero at first. Rows 1 ... `num_embeddings` are for keys. Their
 numbers are internal: what a key's row contains depends on the seed, the table, the key, and its training.
 
+With several ranks, each one has the whole index and sketch, and gives the keys of all ranks rows (`exchange.requests`),
+as a process alone would. So the number of ranks changes no decision. Who owns a row follows from its number, as in
+tables without keys. Rows are numbered as in the undivided group here, and as this rank owns them in `KeyChanges`.
+
 *Sweeps* find expired keys, before batches whose number is a multiple of `KeyTable.sweep_every`. A row can be freed
 while batches in flight use it; `engine.key_changes` waits for them then. So an expiry may be shorter than the
 look-ahead, and neither depends on the other.
@@ -14,7 +18,7 @@ look-ahead, and neither depends on the other.
 Letters: U distinct keys or rows of a batch, n keys or rows, T tables of the group.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -44,6 +48,7 @@ MOST_ROWS: Final = 2**32 - 1  # of a group: the index has 32 bits for a row
 EVICTED_AT_ONCE: Final = 64  # a full table loses this fraction of its keys: looking for them reads every record
 MOST_SWEEPS: Final = 16  # in the time after which a key expires
 END_OF_TIME: Final = 253_370_764_800  # seconds: the year 9999
+NO_TIME: Final = -1.0  # before any timestamp
 
 
 class KeyTable:
@@ -63,7 +68,7 @@ class KeyTable:
 
     def clear(self) -> None:
         """Forget the times of samples and sweeps."""
-        self.clock = -1.0  # the largest timestamp so far
+        self.clock = NO_TIME  # the largest timestamp so far
         self.sweeps: list[tuple[int, float]] = []  # batch number and clock of past sweeps
 
     @property
@@ -85,8 +90,8 @@ class KeyTable:
 
     # --- time ------------------------------------------------------------------------------------------------
 
-    def latest_time(self, batch: Batch) -> Any:
-        """Return the latest timestamp of the next batch.
+    def latest_time(self, batch: Batch) -> float:
+        """Return the latest timestamp of a batch.
 
         Raises:
             InputError: if timestamps are missing, or no time from 0 to the year 9999.
@@ -105,19 +110,18 @@ class KeyTable:
                 f"table {name!r}, {describe_sample(batch, int(outside[0]))}: expected a timestamp in seconds from 0 to "
                 f"the year 9999, got {times[outside[0]]}. Correct it, or convert it to seconds."
             )
-        return times.max()
+        return float(times.max())
 
-    def check_age(self, batch: Batch, latest: Any) -> None:
-        """Check the latest timestamp of the next batch.
+    def check_age(self, latest: float, where: Callable[[], str]) -> None:
+        """Check the latest timestamp of the next batch; `where` describes its sample.
 
         Raises:
             InputError: if it is older than keys that have expired.
         """
         assert self.config.expire_seconds is not None
         if latest + self.config.expire_seconds < self.clock:
-            sample = describe_sample(batch, int(batch.extras["timestamp"].argmax()))
             raise InputError(
-                f"table {self.config.name!r}, {sample}: expected timestamps at most {self.config.expire} before the "
+                f"table {self.config.name!r}, {where()}: expected timestamps at most {self.config.expire} before the "
                 f"latest one, {self.clock:.0f}, got {latest:.0f}. Sort the data by time."
             )
 
@@ -290,11 +294,13 @@ class KeyBooks:
         return self.places.nbytes + 8 * int((self.num_used - self.starts[:-1]).sum()) + self.cells.nbytes
 
 
-def key_bytes(table: TableConfig) -> int:
-    """Bytes of index, keys of rows, and sketch of a full table; 0 without keys."""
-    if table.keys is None:
+def key_bytes(group: Group) -> int:
+    """Bytes of index, keys of rows, and sketches of full tables, which every rank has; 0 without keys."""
+    if not group.has_keys:
         return 0
-    return 8 * (_num_places(table.num_embeddings) + table.num_rows) + _num_cells(table)
+    of_row = 8 if group.undivided is group else 12  # with the latest batch that looked it up
+    of_tables = (8 * _num_places(table.num_embeddings) + _num_cells(table) for table in group.tables)
+    return of_row * group.undivided.num_rows + sum(of_tables)
 
 
 def grown_places(num_places: int, num_live: int) -> int:
@@ -321,18 +327,22 @@ def _num_places(num_rows: int) -> int:
 
 @dataclass(frozen=True)
 class KeyChanges:
-    """Rows that lose and get keys for a batch, of one group; a row may do both.
+    """Owned rows that lose and get keys for a batch, of one group; a row may do both.
 
     Attributes:
         freed: (n,) rows whose keys expired, then those whose keys were evicted for others.
         admitted: (n,) rows that get keys, in order.
         tally: (T, counters), see `Counter`.
+        latest_use: the latest batch that looked up a row which loses its key, on any rank; None if none does.
+        is_complete: True if every key of the batch has a row now.
         failure: raised once the changes are committed.
     """
 
     freed: Int64s
     admitted: Int64s
     tally: Int64s
+    latest_use: int | None
+    is_complete: bool
     failure: InputError | None
 
 
@@ -341,16 +351,21 @@ class GroupKeys:
 
     `find` may be called by any thread that holds the pipeline's lock, all other methods by the planning thread.
 
+    Args:
+        group: as this rank owns it.
+
     Attributes:
-        row_keys: (rows of the group,) key of each row; meaningless for rows without a key.
+        row_keys: (rows,) key of each row; meaningless for rows without a key.
+        last_access: (rows,) latest batch + 1, as the planner's records have it of owned rows; None if these are all.
         tables: one entry for each table of the group.
     """
 
     def __init__(self, group: Group) -> None:
-        self._group = group
-        self.books = KeyBooks(group.tables, group.table_starts, group.table_keys)
-        self.tables = [KeyTable(self.books, number) for number in range(len(group.tables))]
+        self._group, whole = group, group.undivided
+        self.books = KeyBooks(whole.tables, whole.table_starts, whole.table_keys)
+        self.tables = [KeyTable(self.books, number) for number in range(len(whole.tables))]
         self.row_keys = self.books.row_keys
+        self.last_access = None if whole is group else np.zeros(whole.num_rows, np.int32)
         self._expiring = [table for table in self.tables if table.config.expire is not None]
         self._timed = [table for table in self._expiring if table.config.expire_seconds is not None]
         # One pool for each kind of array: a pool drops memory that does not fit the next request.
@@ -359,8 +374,20 @@ class GroupKeys:
     def clear(self) -> None:
         """Forget all keys."""
         self.books.clear()
+        if self.last_access is not None:
+            self.last_access = np.zeros(len(self.last_access), np.int32)  # writes no page
         for table in self.tables:
             table.clear()
+
+    def live_rows(self) -> Int64s:
+        """Return the rows (n,) with a key, ascending."""
+        return np.concatenate([table.live_rows() for table in self.tables])
+
+    def count_live(self) -> Int64s:
+        """Return the number of keys whose row is owned (T,)."""
+        if self.last_access is None:
+            return self.books.num_live.copy()
+        return self._group.count_by_table(self._owned(self.live_rows()))
 
     def find(self, distinct: Distinct) -> Distinct:
         """Return the distinct rows of distinct keys, none of which gets a row; changes their inverse."""
@@ -368,8 +395,22 @@ class GroupKeys:
         return self._merge(distinct, rows)[0] if len(absent) else replace(distinct, rows=rows)
 
     def glance(self, distinct: Distinct) -> Distinct:
-        """Return the present rows of distinct keys, among which that of keys without a row may repeat."""
-        return replace(distinct, rows=self._find(distinct)[0].copy())
+        """Return the present rows of distinct keys, as far as they are owned; that of keys without a row may repeat.
+
+        The inverse is that of the keys.
+        """
+        rows = self._find(distinct)[0].copy()
+        if self._group.undivided is self._group:
+            return replace(distinct, rows=rows)
+        owned_rows = self._group.owned_rows(rows)
+        is_owned = owned_rows >= 0
+        ends = np.concatenate([[0], np.cumsum(is_owned)])[distinct.table_ends]
+        return Distinct(owned_rows[is_owned], distinct.counts[is_owned], distinct.inverse, ends)
+
+    def _owned(self, rows: Int64s) -> Int64s:
+        """(m,) owned rows of those among rows (n,) that this rank owns."""
+        owned_rows = self._group.owned_rows(rows)
+        return owned_rows if owned_rows is rows else owned_rows[owned_rows >= 0]
 
     def rows_of(self, keys: Int64s, table_ends: Int64s) -> Int64s:
         """(n,) present rows of keys (n,), table by table up to `table_ends` (T,), the first one without a row.
@@ -405,13 +446,51 @@ class GroupKeys:
         Raises:
             InputError: for missing or wrong timestamps. Then no key has changed.
         """
-        latest = self._timed[0].latest_time(batch) if self._timed else 0.0  # checked once for all tables
+        rows, changes = self.give_rows(
+            lookups.distinct,
+            self.latest_time(batch),
+            number,
+            last_access,
+            lambda: describe_sample(batch, int(batch.extras["timestamp"].argmax())),
+        )
+        merged = replace(lookups.distinct, rows=rows)
+        if not changes.is_complete:
+            merged, changes.tally[:, Counter.UNADMITTED_LOOKUPS] = self._merge(lookups.distinct, rows)
+        return group_lookups(merged, lookups.bags, self._grouped), changes
+
+    def latest_time(self, batch: Batch) -> float:
+        """Return the latest timestamp of a batch; before any if no key expires by time.
+
+        Raises:
+            InputError: for missing or wrong timestamps.
+        """
+        return self._timed[0].latest_time(batch) if self._timed else NO_TIME  # checked once for all tables
+
+    def give_rows(
+        self,
+        distinct: Distinct,
+        latest: float,
+        number: int,
+        last_access: NDArray[np.int32],
+        where: Callable[[], str],
+    ) -> tuple[Int64s, KeyChanges]:
+        """Return the row (U,) of each distinct key of batch `number`, the first one of its table without one.
+
+        Args:
+            distinct: the keys.
+            latest: timestamp of the batch.
+            number: of the batch.
+            last_access: (rows,) latest batch + 1.
+            where: describes the sample with the latest timestamp, for messages.
+
+        Raises:
+            InputError: if the timestamp is older than keys that have expired. Then no key has changed.
+        """
         for table in self._timed:
-            table.check_age(batch, latest)
-        distinct, tally = lookups.distinct, np.zeros((len(self.tables), len(Counter)), np.int64)
+            table.check_age(latest, where)
         expired = np.concatenate([no_rows(), *(table.sweep(number, last_access) for table in self._expiring)])
         for table in self._timed:
-            table.clock = max(table.clock, float(latest))
+            table.clock = max(table.clock, latest)
         rows, absent, hashes = self._find(distinct)
         admitted, evicted, failure = no_rows(), no_rows(), None
         if len(absent):
@@ -419,16 +498,19 @@ class GroupKeys:
             evicted = self._make_room(distinct, rows, admitted, expired, last_access)
             admitted, refused = self._take(distinct, admitted, hashes, rows)
             failure = self._failure(refused, number)
-        changes = KeyChanges(np.concatenate([expired, evicted]), rows[admitted], tally, failure)
+        freed = np.concatenate([expired, evicted])
+        latest_use = int(last_access[freed].max()) - 1 if len(freed) else None
+        if self.last_access is not None:
+            self.last_access[freed] = 0
+            self.last_access[rows] = number + 1
+        tally = np.zeros((len(self.tables), len(Counter)), np.int64)
+        owned = [self._owned(of_batch) for of_batch in (expired, evicted, rows[admitted])]
         counters = Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS, Counter.ADMITTED_KEYS
-        for counter, of_batch in zip(counters, (expired, evicted, changes.admitted), strict=True):
+        for counter, of_batch in zip(counters, owned, strict=True):
             if len(of_batch):
                 tally[:, counter] = self._group.count_by_table(of_batch)
-        if len(admitted) == len(absent):
-            merged = replace(distinct, rows=rows)
-        else:
-            merged, tally[:, Counter.UNADMITTED_LOOKUPS] = self._merge(distinct, rows)
-        return group_lookups(merged, lookups.bags, self._grouped), changes
+        is_complete = len(admitted) == len(absent)
+        return rows, KeyChanges(np.concatenate(owned[:2]), owned[2], tally, latest_use, is_complete, failure)
 
     def _count(self, distinct: Distinct, absent: Int64s, hashes: NDArray[np.uint64]) -> Int64s:
         """Count lookups of keys without a row; returns those of `absent` that reach `admit`."""

@@ -61,8 +61,8 @@ class Planner:
         self._row_bytes = row_bytes
         self._memory = ScratchPool()
         self._has_scored = False
-        are_zero = np.array([table.unadmitted == "zero" for table in group.tables])
-        self._zero_rows = group.table_starts[:-1][are_zero]  # read by keys without a row, and never updated
+        are_zero = np.flatnonzero([table.unadmitted == "zero" for table in group.tables])
+        self._zero_rows = group.owned_rows(group.undivided.table_starts[are_zero], are_zero)  # never updated
         self._entered: tuple[Distinct, Int64s, NDArray[np.int32]] | None = None  # prepared and not committed
 
     def watch(self, capacity: int, skip: SkipConfig) -> None:

@@ -215,7 +215,7 @@ class Skipper:
         if self.hot.num_entries == 0:
             return
         if not self._rule.asks:
-            self._count_watched()
+            self.count_watched()
             return
         entries = slice(0, self.hot.num_entries)
         rows, numbers = self.hot.rows[entries].copy(), np.arange(self.hot.num_entries)
@@ -250,7 +250,7 @@ class Skipper:
         self.hot.retain(entries, self._tracker.accesses)
         if self.deferral is not None:
             self.deferral.retain(entries)
-        self._count_watched()
+        self.count_watched()
 
     def learn(self, feedback: Feedback) -> None:
         """Store the drifts that were measured with a trained batch."""
@@ -278,9 +278,9 @@ class Skipper:
         """Store the answers for all entries: skip updates, further visits to accumulate over."""
         hot = self.hot
         hot.saturated[: hot.num_entries], hot.waits[: hot.num_entries] = left_out, waits
-        self._count_watched()
+        self.count_watched()
 
-    def _count_watched(self) -> None:
+    def count_watched(self) -> None:
         hot, entries = self.hot, slice(0, self.hot.num_entries)
         counted = hot.counted[entries]
         counted[:] = WATCHED

@@ -47,7 +47,7 @@ class HostTier(ABC):
     state: Floats
 
     row_keys: Int64s | None = None
-    """(rows,) key of each row, on which its initial value depends; None if that is the row's number."""
+    """(rows of the undivided group,) key on which a row's initial value depends; None if that is its number."""
 
     def __init__(self, group: Group, optimizer: RowOptimizer) -> None:
         self.group = group
@@ -108,20 +108,12 @@ class HostTier(ABC):
     def initial(self, weights: Rows, state: Floats, to_rows: Int64s, rows: Int64s) -> None:
         """Write the initial values of owned rows to rows `to_rows` of other arrays."""
         group = self.group
-        if self.row_keys is not None:
-            tables = group.table_starts, group.table_keys, group.table_bounds
-            write_initial_by_key(weights, state, to_rows, rows, *tables, self.row_keys, self.first_state)
-            return
-        initial.initial_rows(
-            weights,
-            state,
-            to_rows,
-            group.group_rows(rows),
-            group.undivided.table_starts,
-            group.table_keys,
-            group.table_bounds,
-            self.first_state,
-        )
+        tables = group.undivided.table_starts, group.table_keys, group.table_bounds
+        values, group_rows = (weights, state, to_rows), group.group_rows(rows)
+        if self.row_keys is None:
+            initial.initial_rows(*values, group_rows, *tables, self.first_state)
+        else:
+            write_initial_by_key(*values, group_rows, *tables, self.row_keys, self.first_state)
 
     def _empty(self, num_rows: int) -> tuple[Rows, Floats]:
         return empty_rows(num_rows, self._width, self.dtype), empty_rows(num_rows, self._state_width)

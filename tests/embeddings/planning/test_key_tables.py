@@ -168,7 +168,7 @@ def test_ten_million_new_keys_in_one_batch() -> None:
     lookups, _ = table.keys.prepare(DistinctFinder(table.group).find_lookups(batch), batch, 0, table.last_access)
     assert np.array_equal(lookups.distinct.rows, np.arange(1, size + 1))
     assert np.array_equal(table.find(keys[::-1].copy()), lookups.distinct.rows[::-1])
-    assert table.books.bytes_in_use <= 24 * size and key_bytes(table.table.config) <= 24 * size
+    assert table.books.bytes_in_use <= 24 * size and key_bytes(table.group) <= 24 * size
 
 
 def test_a_billion_rows_cost_what_is_touched() -> None:

@@ -67,10 +67,11 @@ class Gatherer:
         flat = np.concatenate([np.zeros(0, array.dtype), *(piece for of_rank in pieces for piece in of_rank)])
         return flat.reshape(sum(lengths), *row_shape)
 
-    def merged(self, rows: Int64s, column: NDArray[Any]) -> NDArray[Any]:
-        """Return the columns (m, ...) of the rows (m,) of all ranks, as (n, ...) in row order."""
-        order = np.argsort(self.joined(rows))
-        return self.joined(column)[order]
+    def spread(self, rows: Int64s, column: NDArray[Any], order: Int64s) -> NDArray[Any]:
+        """Return the columns (m, ...) of the rows (m,) of all ranks, as (n, ...) in the order of the same rows (n,)."""
+        joined = self.joined(rows)
+        by_row = np.argsort(joined)
+        return self.joined(column)[by_row[np.searchsorted(joined, order, sorter=by_row)]]
 
 
 def make_gatherer(pipeline: Pipeline) -> Gatherer | None:

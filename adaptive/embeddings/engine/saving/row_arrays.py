@@ -81,7 +81,7 @@ def _save_lane(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArray
     values = _make_blocks(pipeline, lane, changed[order.order])
     return {
         **{prefix + name: value for name, value in copy_table_arrays(lane).items()},
-        **save_keys(lane, prefix),
+        **save_keys(lane, prefix, pipeline.trained + 1),
         **order.parts(prefix, "changed", {}),
         **{prefix + name: order.part(blocks, prefix + "changed") for name, blocks in values.items()},
         **RowOrder(group, group.group_rows(seen)).parts(prefix, "seen", records),
@@ -129,12 +129,11 @@ def load_rows(
     watched = [select_watched(lane.group, of_lane) for lane, of_lane in zip(pipeline.lanes, watched, strict=True)]
     with pipeline.lock:  # all checks are above: nothing has changed so far, and nothing below can be refused
         pipeline.notifier.restart()
-        next_batch = int(whole(arrays["next_batch"])[0])
         for lane, part, of_lane in zip(pipeline.lanes, parts, watched, strict=True):
             _load_lane(lane, part)
-            load_keys(lane, part, next_batch)
+            load_keys(lane, part)
             load_watched(lane, of_lane)
-        pipeline.restart(next_batch)
+        pipeline.restart(int(whole(arrays["next_batch"])[0]))
         if "rate" in arrays:  # accumulated updates are applied with it before the next step
             pipeline.use_rate(float(whole(arrays["rate"])[0]))
 
@@ -147,7 +146,7 @@ def _has_changed(lane: Lane, part: GroupArrays) -> NDArray[np.bool_]:
     differs = [np.zeros(0, np.bool_)]
     tables = (part["table_starts"], part["table_keys"], part["table_bounds"])
     if lane.keys is not None:
-        row_keys = np.zeros(lane.group.num_rows, np.int64)
+        row_keys = np.zeros(lane.group.undivided.num_rows, np.int64)
         row_keys[part["keyed"]] = part["keys"]
     for rows, weights, state in _read_saved_blocks(lane, part):
         first, first_state, places = np.empty_like(weights), np.empty_like(state), np.arange(len(rows))

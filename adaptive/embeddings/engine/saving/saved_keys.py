@@ -1,7 +1,9 @@
 """Keys of rows in checkpoints: which rows have which keys, freed rows, the sketch, and the clock.
 
-Arrays of group g are named `rows<g>.keyed` and `rows<g>.keys`, those of its table t `rows<g>.keys<t>.<name>`. The index
-is not saved: it is built again. Of the sketch, blocks that are not zero are saved.
+Arrays of group g are named `rows<g>.keyed`, `rows<g>.keys` and `rows<g>.key_access`, those of its table t
+`rows<g>.keys<t>.<name>`. The index is not saved: it is built again. Of the sketch, blocks that are not zero are saved.
+
+Every rank has the keys of all rows, so these arrays are whole in a checkpoint, next to the shards with rows.
 
 Letters: n rows with keys, f freed rows, s sweeps that are remembered, b blocks of the sketch.
 """
@@ -13,26 +15,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.embeddings.engine.lane import Lane
-from adaptive.embeddings.engine.saving.gathering import RowOrder
+from adaptive.embeddings.engine.saving.gathering import select_owned
 from adaptive.embeddings.engine.saving.saved_arrays import HINT, Expected, check_arrays
 from adaptive.embeddings.planning.key_tables import CELL_BLOCK
 from adaptive.embeddings.planning.layout import Group
 from adaptive.errors import CheckpointError
 from adaptive.storage.arrays import Stored, whole
-from adaptive.storage.shards import Part
 
 Arrays = dict[str, NDArray[Any]]
+OF_GROUP = ("keyed", "keys", "key_access")
 OF_TABLE = ("freed", "used", "clock", "cell_blocks", "cells")
 
 
-def save_keys(lane: Lane, prefix: str) -> dict[str, NDArray[Any] | Part]:
+def save_keys(lane: Lane, prefix: str, next_batch: int) -> Arrays:
     """Return the arrays of a lane's keys; none for a lane without keys. The caller holds the lock."""
     if lane.keys is None:
         return {}
-    tables = lane.keys.tables
-    rows = np.concatenate([table.live_rows() for table in tables])
-    saved = {f"{prefix}keys{t}.{name}": a for t, table in enumerate(tables) for name, a in table.state().items()}
-    return RowOrder(lane.group, rows).parts(prefix, "keyed", {"keys": lane.keys.row_keys[rows]}) | saved
+    rows = lane.keys.live_rows()
+    # Lookups of batches that were planned and then dropped count as those of the latest trained batch.
+    access = np.minimum(lane.last_access[rows], np.int32(max(next_batch, 1)))
+    saved: Arrays = dict(zip(OF_GROUP, (rows, lane.keys.row_keys[rows], access), strict=True))
+    for t, table in enumerate(lane.keys.tables):
+        saved |= {f"keys{t}.{name}": array for name, array in table.state().items()}
+    return {prefix + name: array for name, array in saved.items()}
 
 
 def check_keys(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Arrays:
@@ -48,15 +53,15 @@ def check_keys(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix: 
                 f"tables {tables}: expected a checkpoint of tables without keys, got one with keys. Set the same keys."
             )
         return {}
-    _check_capacities(lane.group, np.diff(whole(arrays[f"{prefix}table_starts"])) - 1)
-    names = ["keyed", "keys", *(f"keys{t}.{name}" for t in range(len(lane.keys.tables)) for name in OF_TABLE)]
+    _check_capacities(lane.group.undivided, np.diff(whole(arrays[f"{prefix}table_starts"])) - 1)
+    names = [*OF_GROUP, *(f"keys{t}.{name}" for t in range(len(lane.keys.tables)) for name in OF_TABLE)]
     missing = [name for name in names if prefix + name not in arrays]
     if missing:
         raise CheckpointError(f"checkpoint array {prefix}{missing[0]}: expected one for keys, got none. {HINT}")
     part = {name: whole(arrays[prefix + name]) for name in names}
     check_arrays(part, _expected(lane, part), "")
     for t in range(len(lane.keys.tables)):
-        _check_table(lane.group, part, t)
+        _check_table(lane.group.undivided, part, t)
     return part
 
 
@@ -74,8 +79,9 @@ def _expected(lane: Lane, part: Arrays) -> dict[str, Expected]:
     assert lane.keys is not None
     integers, n = np.dtype(np.int64), part["keyed"].size
     expected = {
-        "keyed": Expected(integers, (n,), 0, lane.group.num_rows - 1, order="ascending"),
+        "keyed": Expected(integers, (n,), 0, lane.group.undivided.num_rows - 1, order="ascending"),
         "keys": Expected(integers, (n,)),
+        "key_access": Expected(np.dtype(np.int32), (n,), 1),
     }
     for t, table in enumerate(lane.keys.tables):
         f, s, b = (len(np.atleast_1d(part[f"keys{t}.{name}"])) for name in ("freed", "clock", "cell_blocks"))
@@ -110,13 +116,14 @@ def _of_table(group: Group, part: Arrays, t: int) -> tuple[NDArray[np.int64], ND
     return np.ascontiguousarray(part["keyed"][first:last]), np.ascontiguousarray(part["keys"][first:last])
 
 
-def load_keys(lane: Lane, part: Arrays, next_batch: int) -> None:
+def load_keys(lane: Lane, part: Arrays) -> None:
     """Restore the keys of a lane that has just loaded its rows and records."""
     if lane.keys is None:
         return
     lane.keys.clear()
     for t, table in enumerate(lane.keys.tables):
-        table.restore(*_of_table(lane.group, part, t), {name: part[f"keys{t}.{name}"] for name in OF_TABLE})
-    last_access = lane.planner.tracker.last_access
-    never = part["keyed"][last_access[part["keyed"]] == 0]  # admitted for a batch that was dropped
-    last_access[never] = next_batch
+        state = {name: part[f"keys{t}.{name}"] for name in OF_TABLE}
+        table.restore(*_of_table(lane.group.undivided, part, t), state)
+    lane.last_access[part["keyed"]] = part["key_access"]
+    owned_rows, access = select_owned(lane.group, part["keyed"], part["key_access"])
+    lane.planner.tracker.last_access[owned_rows] = access
