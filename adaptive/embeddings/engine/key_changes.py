@@ -26,7 +26,7 @@ def give_rows(
     Raises:
         InputError: for missing or wrong timestamps, or a full table with `when_full="error"`.
     """
-    number, all_lookups, tallies = pipeline.next_number, list(queued.lookups), dict[int, Int64s]()
+    number, all_lookups, of_lanes = pipeline.next_number, list(queued.lookups), dict[int, KeyChanges]()
     for place, lane in enumerate(pipeline.lanes):
         if lane.keys is None:
             continue
@@ -40,8 +40,8 @@ def give_rows(
                 _commit(pipeline, place, changes)
         if changes.failure is not None:
             raise changes.failure
-        all_lookups[place], tallies[place] = lookups, changes.tally
-    return queued._replace(lookups=all_lookups, key_tallies=tallies)
+        all_lookups[place], of_lanes[place] = lookups, changes
+    return queued._replace(lookups=all_lookups, key_changes=of_lanes)
 
 
 def _release(

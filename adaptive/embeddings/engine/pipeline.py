@@ -24,6 +24,7 @@ from adaptive.embeddings.engine.feedback import FeedbackQueue
 from adaptive.embeddings.engine.lane import Lane, LateFetches, table_names
 from adaptive.embeddings.exchange.exchange import Exchange
 from adaptive.embeddings.planning.access_events import AccessNotifier
+from adaptive.embeddings.planning.key_tables import KeyChanges
 from adaptive.embeddings.planning.lookups import Distinct, Lookups, LookupsAhead, check_batch, plan_threads
 from adaptive.embeddings.planning.parts import GroupPart, describe_parts
 from adaptive.embeddings.planning.plan import GroupPlan, UpdateSizes
@@ -43,7 +44,7 @@ class QueuedBatch(NamedTuple):
     batch: Batch
     lookups: list[Lookups]  # of each lane
     windows: list[list[Distinct]]  # for each lane, the distinct rows of the batches that follow it, nearest first
-    key_tallies: Mapping[int, NDArray[np.int64]] = {}  # lane with keys -> counts of keys that came and left
+    key_changes: Mapping[int, KeyChanges] = {}  # lane with keys -> keys that came and left
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,9 @@ class ReadyBatch:
     parts: list[tuple[GroupPart, ...]]  # one entry for each group; empty if the batch is run in one pass
     reported: Mapping[str, float]  # numbers that the policy reports, as of this batch
     update_sizes: UpdateSizes  # of the batches whose feedback was taken in before this one was planned
+    index_places: Mapping[int, int] = field(
+        default_factory=dict
+    )  # lane with keys -> places of its index, as of this batch
     arrived: Future[None] = field(default_factory=Future)
     """Done once all rows are in place; has the error of moving them, if any."""
 
@@ -287,7 +291,7 @@ class Pipeline:
         The caller holds the lock and calls `move` before it releases it. `depth`: number of earlier batches whose rows
         keep their slots.
         """
-        batch, all_lookups, windows, key_tallies = queued
+        batch, all_lookups, windows, key_changes = queued
         with self.stopwatch.stage("plan"):
             number = self.next_number
             arrivals = self.notifier.prepare([lookups.distinct for lookups in all_lookups], number, depth, windows)
@@ -295,8 +299,8 @@ class Pipeline:
                 lane.planner.commit(lookups, arrival)
                 for lane, lookups, arrival in zip(self.lanes, all_lookups, arrivals, strict=True)
             ]
-            for lane_number, tally in key_tallies.items():
-                plans[lane_number].tally[:] += tally
+            for lane_number, changes in key_changes.items():
+                plans[lane_number].tally[:] += changes.tally
             parts = self._describe_parts(batch, plans, arrivals)
             buffer = self.mover.start_moves(number, after=number - depth - 1)
             blocks = [block for block in self.exchange.blocks(number, batch) if block is not None]
@@ -306,7 +310,9 @@ class Pipeline:
                 lane.device.upload_plan(plan, buffer, along)
                 for lane, plan, along in zip(self.lanes, plans, inputs, strict=True)
             ]
-            ready = ReadyBatch(batch, plans, parts, self.feedback.reported, self.feedback.update_sizes)
+            index_places = {lane_number: changes.num_places for lane_number, changes in key_changes.items()}
+            reported = self.feedback.reported, self.feedback.update_sizes
+            ready = ReadyBatch(batch, plans, parts, *reported, index_places)
             self.next_number = number + 1
             self._planned = [*self.in_flight(), ready]
             self._late_fetches.expect(plans)

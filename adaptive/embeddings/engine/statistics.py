@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from adaptive.counters import Counter
 from adaptive.embeddings.engine.build import MEMORY
 from adaptive.embeddings.engine.pipeline import Pipeline, ReadyBatch
-from adaptive.embeddings.planning.key_tables import grown_places, key_bytes
+from adaptive.embeddings.planning.key_tables import key_bytes
 from adaptive.embeddings.planning.sizing import Sizes, resized
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
@@ -46,11 +46,11 @@ class Statistics:
 
 
 WATCHED_ROWS = ("watched_rows", "judged_rows", "saturated_rows", "waiting_rows", "at_rest_rows")
-SUMMED = ("counts", "resident_rows", "live_keys", "index_places", *WATCHED_ROWS, "update_norm_counts")
+SUMMED = ("counts", "resident_rows", "live_keys", *WATCHED_ROWS, "update_norm_counts")
 
 
 def _sum_over_ranks(ranks: Ranks, statistics: Statistics) -> Statistics:
-    """Return the sums over all ranks; times are those of this rank."""
+    """Return the sums over all ranks; times are those of this rank, and every rank has the whole index of keys."""
     traffic_of_ranks = ranks.gather_arrays(np.array([astuple(traffic) for traffic in statistics.ranks], np.float64))
     columns = [getattr(statistics, name) for name in SUMMED]
     numbers = np.concatenate([*(column.reshape(-1) for column in columns), [statistics.device_rows]])
@@ -177,11 +177,9 @@ class StatisticsCollector:
         for of_group in self._pipeline.evicted_between_batches:
             of_group[:] = 0
         self._live += counts[:, Counter.ADMITTED_KEYS] - counts[:, [Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS]].sum(1)
-        # As of this batch: the index itself may have grown for later ones.
-        for lane, table in zip(self._pipeline.lanes, self._first_tables(), strict=True):
-            if lane.keys is not None:
-                num_live = int(self._live[table : table + len(lane.group.tables)].sum())
-                self._places[table] = grown_places(int(self._places[table]), num_live)
+        first_tables = self._first_tables()
+        for lane, num_places in ready.index_places.items():
+            self._places[first_tables[lane]] = num_places
 
     def count_evicted(self, evicted: NDArray[np.int64]) -> None:
         """Subtract rows (tables,) that were evicted outside of a batch from the resident ones."""

@@ -281,9 +281,9 @@ class KeyBooks:
 
     def insert(self, hashes: NDArray[np.uint64], rows: Int64s) -> None:
         """Enter rows (n,) with hashes (n,), which are counted as live, into the index."""
-        size = grown_places(len(self.places), int(self.num_live.sum()))
-        if size > len(self.places):
-            places = np.zeros(size, np.uint64)
+        num_live = int(self.num_live.sum())
+        if num_live * LOAD[1] > len(self.places) * LOAD[0]:
+            places = np.zeros(max(len(self.places) * (GROWTH + 1) // GROWTH, _num_places(num_live)), np.uint64)
             kernels.copy_places(self.places, places, np.empty(COPIED_AT_ONCE, np.uint64))
             self.places = places
         kernels.insert_rows(hashes, rows, self.places)
@@ -301,13 +301,6 @@ def key_bytes(group: Group) -> int:
     of_row = 8 if group.undivided is group else 12  # with the latest batch that looked it up
     of_tables = (8 * _num_places(table.num_embeddings) + _num_cells(table) for table in group.tables)
     return of_row * group.undivided.num_rows + sum(of_tables)
-
-
-def grown_places(num_places: int, num_live: int) -> int:
-    """Return the places of an index of `num_places` for so many keys."""
-    if num_live * LOAD[1] <= num_places * LOAD[0]:
-        return num_places
-    return max(num_places * (GROWTH + 1) // GROWTH, _num_places(num_live))
 
 
 def _num_cells(table: TableConfig) -> int:
@@ -333,6 +326,7 @@ class KeyChanges:
         freed: (n,) rows whose keys expired, then those whose keys were evicted for others.
         admitted: (n,) rows that get keys, in order.
         tally: (T, counters), see `Counter`.
+        num_places: of the index, with these changes.
         latest_use: the latest batch that looked up a row which loses its key, on any rank; None if none does.
         is_complete: True if every key of the batch has a row now.
         failure: raised once the changes are committed.
@@ -341,6 +335,7 @@ class KeyChanges:
     freed: Int64s
     admitted: Int64s
     tally: Int64s
+    num_places: int
     latest_use: int | None
     is_complete: bool
     failure: InputError | None
@@ -510,7 +505,8 @@ class GroupKeys:
             if len(of_batch):
                 tally[:, counter] = self._group.count_by_table(of_batch)
         is_complete = len(admitted) == len(absent)
-        return rows, KeyChanges(np.concatenate(owned[:2]), owned[2], tally, latest_use, is_complete, failure)
+        facts = len(self.books.places), latest_use, is_complete, failure
+        return rows, KeyChanges(np.concatenate(owned[:2]), owned[2], tally, *facts)
 
     def _count(self, distinct: Distinct, absent: Int64s, hashes: NDArray[np.uint64]) -> Int64s:
         """Count lookups of keys without a row; returns those of `absent` that reach `admit`."""

@@ -71,7 +71,7 @@ class Trained:
     tables: dict[str, dict[str, Any]]
     values: dict[str, dict[int | None, tuple[bytes, bytes]]]  # of rows that changed, by key
     counts: NDArray[np.int64]  # (tables, 4): admitted, expired, evicted keys and unadmitted lookups
-    live: list[int]
+    live: list[list[int]]  # keys, places of the index
     losses: list[float]
     arrays: dict[str, Any]
 
@@ -95,7 +95,7 @@ def snapshot(embeddings: TieredEmbeddingBag, tables: Sequence[TableConfig], loss
             name = group.tables[int(group.tables_of(np.array([row]))[0])].name
             values.setdefault(name, {})[names.get(int(row), int(row))] = (weights.tobytes(), state.tobytes())
     statistics = embeddings.statistics.take()
-    live = statistics.live_keys.tolist()
+    live = [statistics.live_keys.tolist(), statistics.index_places.tolist()]
     return Trained(of_tables, values, statistics.counts[:, KEY_COUNTERS], live, losses, arrays)
 
 
