@@ -17,6 +17,7 @@ from benchmarks import (
     bench_overhead,
     bench_plan,
     bench_reader,
+    bench_rules,
     bench_startup,
     bench_step,
     bench_turns,
@@ -187,6 +188,16 @@ def test_turns() -> None:
         assert not ours.bag.runtime.pipeline.running and not ours.bag.runtime.pipeline.in_flight()
     whole.close()
     assert planned == [2, 5]
+
+
+@pytest.mark.parametrize("read", ["drawn", "made"])
+def test_rules(read: str) -> None:
+    """A tenth of the samples is dropped at random, and what fills no batch at the end of a turn."""
+    settings = replace(bench_rules.SETTINGS["smoke"], read=read)
+    report = bench_rules.run(settings)
+    assert report.ratios["rule_time_lru_vs_lru"] == 1 and report.ratios["rule_time_random_drop_vs_lru"] > 0
+    control, dropped = report.tables[0].rows
+    assert control[-1] == "0.0%" and 10 <= float(dropped[-1].rstrip("%")) < 10 + 100 / settings.batches
 
 
 def test_switching_the_tracker_off_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
