@@ -33,7 +33,7 @@ MLPS = {"small": {}, "large": {"embedding_dim": 16, "bottom_mlp": "512-256-64-16
 class Settings:
     ways: tuple[str, ...] = ("lfu", "lfu+skip=predicted", "lfu+skip=defer", "slipstream")  # policies, with a rule
     mlps: str = "small"  # those of the default model; large: RMC2's
-    positive_rate: float = 0.22
+    positive_rate: float = 0.25
     read: str = "drawn"  # or made
     batch: int = 2048
     warm_up: int = 160  # batches before the first turn; rules skip nothing in the first 100
@@ -50,11 +50,12 @@ SETTINGS = {
 
 
 class Way:
-    """A policy in training, whose data never end."""
+    """A policy in training, in an epoch as long as all turns."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         policy, _, rule = name.partition("+skip=")
-        stream = {"num_train": 10**9, "num_eval": 1, "positive_rate": settings.positive_rate}
+        samples = settings.batch * (settings.warm_up + settings.rounds * settings.batches)  # how rare rows are depends
+        stream = {"num_train": samples, "num_eval": 1, "positive_rate": settings.positive_rate}
         values: dict[str, object] = {
             "policy": policy, "batch_size": settings.batch, "model_options": MLPS[settings.mlps],
             "data_options": {"synthetic": stream}, "tier": {"plan_threads": settings.plan_threads},
