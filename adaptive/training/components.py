@@ -166,11 +166,6 @@ def build(
     """
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
-    if isinstance(shape, TwoTowerConfig) and shape.loss == "in_batch_softmax" and not ranks.is_local:
-        raise ConfigError(
-            "model.loss = in_batch_softmax: expected one process, which sees all items of a batch, got several. "
-            "Train in one process, or use model.loss = log."
-        )
     tables = _tables_of(dataset, shape)
     embeddings = TieredEmbeddingBag(
         tables,
@@ -182,6 +177,12 @@ def build(
         ranks=ranks,
     )
     try:
+        is_ranked = isinstance(shape, TwoTowerConfig) and shape.loss == "in_batch_softmax"
+        if is_ranked and ranks.blocks > 1 and embeddings.device.type != "cpu":
+            raise ConfigError(
+                "model.loss = in_batch_softmax: expected a device tier on the CPU with several ranks or blocks, got "
+                f"{embeddings.device}. Train in one process, or set tier.device=cpu."
+            )
         model = embeddings.runtime.with_room(
             lambda: make_model(config.model, shape, inputs, seed=config.seed).to(embeddings.device)
         )

@@ -90,10 +90,11 @@ def evaluate(
     tasks, streams = tasks_of(model), PerLabel(tasks_of(model))
     auc, losses = StreamingAUC(), StreamingLogLoss()
     scores, labels, groups = list[NDArray[np.float32]](), list[NDArray[np.float32]](), list[NDArray[np.int64]]()
-    predictions = _in_turn if in_turn else _predictions
     ranker = ranking_model(model) if ranks_items else None
     ranking = None if ranker is None else Ranking(embeddings, ranker)
-    for batch, logits in predictions(embeddings, model, _labelled(batches)):
+    look = None if ranking is None else ranking.add
+    predicted = _predictions(embeddings, model, _labelled(batches), None if in_turn else look)
+    for batch, logits in _in_turn(embeddings, model, _labelled(batches)) if in_turn else predicted:
         first = logits if tasks is None else logits[:, 0]
         if tasks is not None:
             streams.update(logits, labels_of(batch, tasks))
@@ -102,11 +103,9 @@ def evaluate(
         if losses.num_samples <= MAX_EXACT:
             scores.append(first)
             labels.append(batch.labels)
-        if ranking is not None:
+        if look is not None and in_turn:
             with evaluating(model), torch.no_grad():
-                vectors = vectors_of(embeddings, model, embeddings.read(batch))
-                assert isinstance(vectors, Tensor)
-                ranking.add(batch, vectors)
+                _logits(embeddings, model, batch, look)
         if by is not None:
             groups.append(_group_ids(batch, by, within=losses.num_samples <= MAX_EXACT))
     exact = 0 < losses.num_samples <= MAX_EXACT
@@ -190,12 +189,16 @@ def predict(
     return (logits for _, logits in _predictions(embeddings, model, batches))
 
 
+Look = Callable[[Sequence[tuple[Planned, Tensor | SampleVectors]]], None]
+"""Called with a rank's blocks of a batch, and their vectors."""
+
+
 def _predictions(
-    embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch]
+    embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch], look: Look | None = None
 ) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
     for number, batch in enumerate(batches):
         with evaluating(model), torch.no_grad():  # per batch: the caller may train in between
-            logits = embeddings.runtime.with_room(partial(_logits, embeddings, model, batch))
+            logits = embeddings.runtime.with_room(partial(_logits, embeddings, model, batch, look))
         _check_finite(logits, number, batch)
         yield batch, logits
 
@@ -220,10 +223,13 @@ def _check_finite(logits: NDArray[np.float32], number: int, batch: Batch) -> Non
         raise where_not_finite(f"evaluation batch {number}", logits, batch)
 
 
-def _logits(embeddings: TieredEmbeddingBag, model: nn.Module, batch: Batch) -> NDArray[np.float32]:
+def _logits(embeddings: TieredEmbeddingBag, model: nn.Module, batch: Batch, look: Look | None) -> NDArray[np.float32]:
     """Compute the logits of this rank's blocks; return those of all ranks."""
     planned = embeddings.read(embeddings.ranks.own_part(batch))
-    parts = [logits_of(embeddings, model, part).float().cpu().numpy() for part in planned.parts()]
+    blocks = [(part, vectors_of(embeddings, model, part)) for part in planned.parts()]
+    parts = [model(part.dense, vectors).float().cpu().numpy() for part, vectors in blocks]
+    if look is not None:
+        look(blocks)
     of_rank = (
         parts[0]
         if len(parts) == 1

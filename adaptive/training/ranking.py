@@ -3,16 +3,22 @@
 Letters: n samples, R rows of the item's table, E values of a vector.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.embeddings.planned_batch import Planned
+from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks.transport import Kind
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import InputError
+from adaptive.models.dense.attention import SampleVectors
 from adaptive.models.dense.two_tower import TwoTower
 
 CUTOFFS: Final = (10, 20, 100)
@@ -37,6 +43,88 @@ def in_batch_loss(model: TwoTower, part: Planned, vectors: Tensor, weights: Tens
     """Return logits (B,) and the loss () of a batch; see `TwoTower.in_batch_loss`."""
     items = items_of(model, part.batch).to(vectors.device)
     return model.in_batch_loss(part.dense, vectors, items, part.labels, weights)
+
+
+class WholeBatch(NamedTuple):
+    """The items of a batch of all ranks, in its order."""
+
+    items: Tensor  # (B,) int64
+    vectors: Tensor  # (B, E)
+    is_positive: Tensor  # (B,)
+    sizes: list[int]  # samples of each rank
+
+    @classmethod
+    def gather(cls, ranks: Ranks, width: int, parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> "WholeBatch":
+        """Gather the blocks of all ranks; each has items (n,), their vectors (n, `width`) float32 and labels (n,)."""
+        columns = list(zip(*parts, strict=True))
+        arrays = [torch.cat(column).detach().cpu().contiguous().numpy() for column in columns]
+        raw = np.concatenate([np.zeros(0, np.uint8), *(array.reshape(-1).view(np.uint8) for array in arrays)])
+        gathered, sizes, each = ranks.gather_arrays(raw), [], list[list[NDArray[np.uint8]]]()
+        for of_rank in gathered:
+            sizes.append(len(of_rank) // (12 + 4 * width))
+            each.append(np.split(of_rank, np.cumsum([8, 4 * width])[:2] * sizes[-1]))
+        items, vectors, labels = (np.concatenate(column) for column in zip(*each, strict=True))
+        return cls(
+            torch.from_numpy(items.view(np.int64)),
+            torch.from_numpy(vectors.view(np.float32).reshape(-1, width)),
+            torch.from_numpy(labels.view(np.float32)) == 1,
+            sizes,
+        )
+
+    def sum_gradients(self, ranks: Ranks, gradients: Sequence[NDArray[np.float32]]) -> Tensor:
+        """Return the gradients (n, E) of this rank's item vectors, summed over all blocks, from the first to the last.
+
+        `gradients`: (B, E) from each of this rank's blocks.
+        """
+        ends, width = np.cumsum([0, *self.sizes]), self.vectors.shape[1]
+        parts = [
+            np.concatenate([np.zeros(0, np.float32), *(block[first:last].reshape(-1) for block in gradients)])
+            for first, last in pairwise(ends)
+        ]
+        received = ranks.rows.exchange(Kind.FACTS, parts=[part.view(np.uint8) for part in parts]).parts
+        total = np.zeros((self.sizes[ranks.rank], width), np.float32)
+        for message in received:
+            for block in np.frombuffer(message.tobytes(), np.float32).reshape(-1, *total.shape) if total.size else ():
+                total += block  # one after the other: the same order on any number of ranks
+        return torch.from_numpy(total)
+
+
+def whole_batch_passes(
+    model: TwoTower,
+    ranks: Ranks,
+    parts: Sequence[Planned],
+    towers: Sequence[tuple[Tensor, Tensor]],
+    take: Callable[[], None],
+) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """Run loss and backward of this rank's blocks, whose negatives are the items of all ranks.
+
+    All ranks call it together, also without a block.
+
+    Args:
+        parts: the blocks, with `towers` of each: the vectors (n, E) of users and items.
+        take: called after the backward pass of each block.
+
+    Returns:
+        Logits (n,) and loss () of each block, and the items (B,) of the whole batch.
+    """
+    of_parts = [(items_of(model, part.batch), item, part.labels) for part, (_, item) in zip(parts, towers, strict=True)]
+    whole = WholeBatch.gather(ranks, model.config.tower_mlp[-1], of_parts)
+    results, of_users, of_items = [], [], []
+    for part, (user, _) in zip(parts, towers, strict=True):
+        leaf, items = user.detach().requires_grad_(), whole.vectors.clone().requires_grad_()
+        weights = part.extras.get("weight")
+        logits, loss = model.ranking_loss(leaf, items, whole.items, whole.is_positive, weights, part.first)
+        of_user, of_item = torch.autograd.grad(loss, [leaf, items])
+        results.append((logits, loss.detach()))
+        of_users.append(of_user)
+        of_items.append(of_item.numpy())
+    total = whole.sum_gradients(ranks, of_items)
+    first = 0
+    for part, (user, item), of_user in zip(parts, towers, of_users, strict=True):
+        torch.autograd.backward([user, item], [of_user, total[first : first + part.num_samples]])
+        first += part.num_samples
+        take()
+    return results, whole.items
 
 
 @torch.no_grad()
@@ -74,15 +162,18 @@ class Ranking:
         self._ranks: list[Tensor] = []
 
     @torch.no_grad()
-    def add(self, batch: Batch, vectors: Tensor) -> None:
-        """Rank the items of a batch with vectors (B, F, D)."""
+    def add(self, parts: Sequence[tuple[Planned, Tensor | SampleVectors]]) -> None:
+        """Rank the items of this rank's blocks of a batch, each with vectors (n, F, D); all ranks call it together."""
         if self._items is None:
             self._items = torch.cat(list(item_vectors(self._embeddings, self._model)))
-        dense = torch.from_numpy(batch.dense).to(vectors.device)
-        users = self._model.user_vectors(dense, vectors)
-        positive = torch.from_numpy(batch.labels == 1)
-        targets = items_of(self._model, batch)[positive].to(vectors.device)
-        self._ranks.append(target_ranks(users[positive.to(vectors.device)].float(), self._items, targets).cpu())
+        of_blocks = [torch.zeros(0, dtype=torch.int64)]
+        for part, vectors in parts:
+            assert isinstance(vectors, Tensor)
+            users, positive = self._model.user_vectors(part.dense, vectors), part.labels == 1
+            targets = items_of(self._model, part.batch).to(vectors.device)[positive]
+            of_blocks.append(target_ranks(users[positive].float(), self._items, targets).cpu())
+        gathered = self._embeddings.ranks.gather_arrays(torch.cat(of_blocks).numpy())
+        self._ranks += [torch.from_numpy(of_rank.copy()) for of_rank in gathered]
 
     def quality(self) -> Mapping[str, float]:
         """Return Recall@k, the share of samples with a rank below k, and NDCG@k, for each cutoff k.

@@ -37,11 +37,12 @@ from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.dense.attention import SampleVectors
 from adaptive.models.dense.layers import at_step
+from adaptive.models.dense.two_tower import TwoTower
 from adaptive.models.tasks import label_tensor, labels_of, log_losses, loss_of, tasks_of
 from adaptive.system import running_out
 from adaptive.training.evaluation import evaluate, vectors_of
 from adaptive.training.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
-from adaptive.training.ranking import in_batch_loss, items_of, ranking_model
+from adaptive.training.ranking import in_batch_loss, items_of, ranking_model, whole_batch_passes
 from adaptive.training.telemetry.recorder import Recorder
 
 # Maximum new memory of a step, as a multiple of the gradients' bytes: Adam its state (2, in its first step) and the
@@ -57,6 +58,7 @@ class _Passed:
     parts: list[Planned]
     logits: list[Tensor]  # per part
     finite: bool = True  # all gradients are finite; False: perhaps not
+    items: Tensor | None = None  # of a model that ranks items: those of the whole batch
 
 
 class Trainer:
@@ -132,7 +134,8 @@ class Trainer:
         with self.recorder.timed("row_update"):
             self.embeddings.step()
         if self._ranking is not None:
-            self._ranking.count(items_of(self._ranking, planned.batch).to(self._ranking.item_counts.device))
+            items = items_of(self._ranking, planned.batch) if passed.items is None else passed.items
+            self._ranking.count(items.to(self._ranking.item_counts.device))
         self.recorder.step(*of_batch)
 
     def _checked_passes(self, planned: Planned, name: str) -> _Passed:
@@ -146,6 +149,8 @@ class Trainer:
         self.optimizer.zero_grad()
         passed, losses, logits, sums_of_blocks = [], [], [], []
         self._dense.begin()
+        if self._ranking is not None and planned.is_share:
+            return self._finished(*self._whole_batch_passes(self._ranking, planned), planned)
         parts = self._in_one(planned) if self._mixes_samples and not planned.is_share else planned.parts()
         while (part := self._next_part(parts)) is not None:
             loss, logits_of_part = self._forward_backward(part)
@@ -153,14 +158,44 @@ class Trainer:
             losses.append(loss)
             logits.append(logits_of_part)
             sums_of_blocks += self._dense.take_gradients()
+        return self._finished(passed, losses, logits, sums_of_blocks, None, planned)
+
+    def _whole_batch_passes(
+        self, model: TwoTower, planned: Planned
+    ) -> tuple[list[Planned], list[Tensor], list[Tensor], list[Tensor], Tensor]:
+        """Run the passes of a model whose samples are negatives of those of all ranks."""
+        parts, towers, sums = list(planned.parts()), list[tuple[Tensor, Tensor]](), list[Tensor]()
+        with self.recorder.timed("forward"):
+            for part in parts:
+                samples = part.num_samples_of_all
+                at_step(self.model, self.recorder.steps, first=part.first, samples=part.num_samples, whole=samples)
+                vectors = vectors_of(self.embeddings, self.model, part)
+                assert isinstance(vectors, Tensor)
+                towers.append(model.tower_vectors(part.dense, vectors))
+            results, items = whole_batch_passes(
+                model, self.embeddings.ranks, parts, towers, lambda: sums.extend(self._dense.take_gradients())
+            )
+        return parts, [loss for _, loss in results], [logits for logits, _ in results], sums, items
+
+    def _finished(
+        self,
+        passed: list[Planned],
+        losses: list[Tensor],
+        logits: list[Tensor],
+        sums_of_blocks: list[Tensor],
+        items: Tensor | None,
+        planned: Planned,
+    ) -> _Passed:
+        """Return the results of the passes, after a wait for the device."""
         if not passed:  # this rank has no samples of the batch
-            return _Passed([], [], [])
+            return _Passed([], [], [], items=items)
         with self.recorder.timed("backward"):
             rows = [work.gradients for work in planned.works if work.gradients is not None]
             numbers = torch.stack([*losses, *sums_of_blocks, *sums_of_gradients(self.model, rows)])
             reserve_update_memory(self.optimizer, self.embeddings.device)
             values = numbers.tolist()
-        return _Passed(values[: len(losses)], passed, logits, all(map(math.isfinite, values[len(losses) :])))
+        finite = all(map(math.isfinite, values[len(losses) :]))
+        return _Passed(values[: len(losses)], passed, logits, finite, items)
 
     def _forward_backward(self, part: Planned) -> tuple[Tensor, Tensor]:
         """Return the part's share of the batch's loss, and its logits, after forward and backward."""

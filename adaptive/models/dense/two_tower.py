@@ -91,21 +91,45 @@ class TwoTower(CheckedModel):
             labels: (B,). Samples with other labels than 1 are negatives only.
             weights: (B,) factor of each sample's loss; None: 1.
         """
+        user, item = self.tower_vectors(dense, pooled)
+        return self.ranking_loss(user, item, items, labels == 1, weights)
+
+    def tower_vectors(self, dense: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (B, E) of the user and (B, E) of the item; arguments as for `forward`."""
         check_shapes(self, dense, pooled, self.inputs.num_dense, self.inputs.num_features, self.embedding_dim)
         with precision(dense, self.settings):
             user, item = (part.to(pooled.dtype) for part in self.vectors(dense, self.feature_norm(pooled)))
+        return user, item
+
+    def ranking_loss(
+        self,
+        user: Tensor,
+        item: Tensor,
+        items: Tensor,
+        is_positive: Tensor,
+        weights: Tensor | None,
+        first: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits (n,) and the share () of the batch's loss of its samples `first` to `first` + n - 1.
+
+        Args:
+            user: (n, E) vectors of these samples.
+            item, items, is_positive: (B, E) vectors, (B,) rows and (B,) flags of the whole batch.
+            weights: (n,), or None.
+        """
+        samples = torch.arange(len(user), device=items.device)
+        places = samples + first
         scores = user @ item.T / self.config.temperature
-        logits = scores.diagonal().detach()
-        repeats = items[:, None] == items
+        logits = scores[samples, places].detach()
+        repeats = items[places, None] == items
         if self.config.logq:
-            counts = self.item_counts[items] + repeats.sum(dim=1)  # with this batch
+            counts = self.item_counts[items] + (items[:, None] == items).sum(dim=1)  # with this batch
             scores = scores - (counts.double() / (self.total_count + len(items))).log().to(scores.dtype)
-        repeats = repeats.fill_diagonal_(False)
-        places = torch.arange(len(items), device=items.device)
+        repeats[samples, places] = False
         losses = cross_entropy(scores.masked_fill(repeats, -torch.inf), places, reduction="none")
-        positives = (labels == 1).to(losses.dtype)
-        total = (losses * (positives if weights is None else positives * weights)).sum()
-        return logits, total / positives.sum().clamp(min=1)
+        positives = is_positive.to(losses.dtype)
+        chosen = positives[places] if weights is None else positives[places] * weights
+        return logits, (losses * chosen).sum() / positives.sum().clamp(min=1)
 
     @torch.no_grad()
     def count(self, items: Tensor) -> None:

@@ -9,20 +9,22 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from support.thread_ranks import on_ranks
-from support.toy_runs import all_weights, assert_equal
+from support.toy_runs import all_weights, assert_equal, dense_weights
 from support.two_tower_twin import Twin
 from support.two_tower_twin import train as train_twin
 
 from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import DataShape, Feature
-from adaptive.errors import ConfigError, InputError
+from adaptive.embeddings.ranks import ALONE, Ranks
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import ConfigError, InputError, NonFiniteError, RanksError
 from adaptive.models.dense.base import Inputs
 from adaptive.models.dense.two_tower import TwoTower
 from adaptive.models.factory import make_model, model_config
 from adaptive.serving import scoring
 from adaptive.serving.exporting import export_run
-from adaptive.training import ranking
+from adaptive.training import components, ranking
 from adaptive.training.components import build
 from adaptive.training.evaluation import evaluate
 from adaptive.training.ranking import items_of, target_ranks
@@ -174,6 +176,58 @@ def test_bits_depend_on_neither_placement_nor_depth() -> None:
         assert_equal(trained(policy, depth, rows), expected)
 
 
+def samples_of(seed: int, size: int) -> Batch:
+    """Positives, samples of label 0 that are negatives only, and weights; items repeat in and among blocks."""
+    rng = np.random.default_rng(seed)
+    user, item = rng.integers(USERS, size=size), (rng.random(size) ** 3 * ITEMS).astype(np.int64)
+    extras = {"weight": rng.random(size, np.float32)}
+    return Batch.of(user=user, item=item, labels=rng.random(size) < 0.8, extras=extras)
+
+
+@pytest.mark.parametrize("options", [{}, {"unit_vectors": True, "temperature": 0.2, "dropout": 0.3}])
+def test_negatives_are_those_of_all_ranks_and_bits_those_of_one(options: dict[str, Any]) -> None:
+    """On 1, 2 and 4 ranks the same bits, also of metrics; within rounding those of a process without blocks. The last
+    batches are smaller than the number of blocks."""
+    batches = [samples_of(seed, size) for seed, size in enumerate((32, 32, 31, 5, 3, 1))]
+
+    def work(ranks: Ranks = ALONE) -> tuple[dict[str, NDArray[Any]], Any]:
+        rates = {"optimizer": {"name": "sgd", "lr": 0.5}, "dense_optimizer": {"name": "sgd", "lr": 0.1}}
+        parts = build(config_of(options, tier={"device_rows": "100%"}, **rates), SHAPE, ranks=ranks)
+        with parts.embeddings:
+            for name, rows in (("user", USERS), ("item", ITEMS)):
+                values = np.random.default_rng(rows).standard_normal((rows, 4), np.float32)
+                parts.embeddings.rows.load_table(name, values)
+            Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches, depth=2)
+            quality = evaluate(parts.embeddings, parts.model, [samples_of(9, 40)], ranks_items=True)
+            return all_weights(parts), (quality.ranking, quality.log_loss)
+
+    (expected, quality), alone = on_ranks(1, work, blocks=4, gradients="sum")[0], work()[0]
+    for size in (2, 4):
+        for result, of_rank in on_ranks(size, work, blocks=4, gradients="sum"):
+            assert_equal(result, expected)
+            assert of_rank == quality and quality[0]["recall@20"] > 0
+    for name, values in alone.items():  # masks of dropout are those of samples
+        np.testing.assert_allclose(expected[name], values, rtol=1e-3, atol=1e-5, err_msg=name)
+    assert expected["dense item_counts"].sum() == 104
+
+
+def test_not_a_number_on_one_rank_changes_nothing_on_any() -> None:
+    def work(ranks: Ranks) -> dict[str, NDArray[Any]]:
+        parts = build(config_of(tier={"device_rows": "100%"}), SHAPE, ranks=ranks)
+        with parts.embeddings:
+            trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
+            trainer.train([samples_of(0, 32)])
+            bad = samples_of(1, 32)
+            bad.extras["weight"][30] = np.nan
+            with pytest.raises((NonFiniteError, RanksError)):
+                trainer.train([bad])
+            return dense_weights(parts)
+
+    first, second = on_ranks(2, work, blocks=2, gradients="sum")
+    assert_equal(first, second)
+    assert first["dense item_counts"].sum() == 32
+
+
 def write_lists(tmp_path: Path) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     lines = [" ".join(map(str, [user, *np.unique((rng.random(9) ** 2 * ITEMS).astype(int))])) for user in range(USERS)]
@@ -206,7 +260,7 @@ def test_a_run_is_resumed_evaluated_and_exported(tmp_path: Path) -> None:
     assert np.array_equal(*vectors)
 
 
-def test_settings_and_data_that_do_not_fit_are_refused() -> None:
+def test_settings_and_data_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = Inputs(("user", "item", "kind"), 1, ("price",), rows=(9, 9, 9))
     for options, message in (
         (
@@ -225,8 +279,15 @@ def test_settings_and_data_that_do_not_fit_are_refused() -> None:
         config = model_config("two-tower", {**OPTIONS, **options}, wide)
         with pytest.raises(ConfigError, match=message):
             make_model("two-tower", config, wide, seed=0)
-    with pytest.raises(ConfigError, match="in_batch_softmax: expected one process"):
-        on_ranks(2, lambda ranks: build(config_of(), SHAPE, ranks=ranks))
+
+    class OnGpu(TieredEmbeddingBag):
+        def __init__(self, *given: Any, **more: Any) -> None:
+            super().__init__(*given, **more)
+            self.device = torch.device("cuda")
+
+    monkeypatch.setattr(components, "TieredEmbeddingBag", OnGpu)
+    with pytest.raises(ConfigError, match="in_batch_softmax: expected a device tier on the CPU with several ranks"):
+        on_ranks(1, lambda ranks: build(config_of(), SHAPE, ranks=ranks), blocks=2)
     inputs = Inputs(("user", "item"), 0, rows=(USERS, ITEMS))
     model = make_model("two-tower", model_config("two-tower", OPTIONS, inputs), inputs, seed=0)
     assert isinstance(model, TwoTower)
