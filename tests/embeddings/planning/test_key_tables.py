@@ -92,6 +92,23 @@ def test_keys_that_come_and_go(
         before = now
 
 
+@pytest.mark.parametrize("kinds", [1, 4, 200, 4000])
+def test_distinct_keys_of_features_with_many_lookups(kinds: int) -> None:
+    """In order of first lookup, also if a feature's first lookups have few keys and later ones have others."""
+    table = TableConfig(name="item", keys="int64", num_embeddings=9, embedding_dim=4, features=("a", "b"))
+    (group,) = make_groups([table], 3)
+    random = np.random.default_rng(kinds)
+    known = np.concatenate([EXTREMES, random.integers(-(2**63), 2**63 - 1, kinds)])
+    first, second = random.choice(known[:kinds], 3000), random.choice(known, 3000)
+    second[1500:] = random.choice(known[-9:], 1500)
+    batch = Batch.of(a=(first, [0, 3000]), b=(second, [0, 3000]), labels=[1.0])
+    distinct = DistinctFinder(group).find(batch)
+    order = dict.fromkeys(batch.ids.tolist())
+    assert distinct.rows.tolist() == list(order) and distinct.table_ends.tolist() == [len(order)]
+    assert np.array_equal(distinct.rows[distinct.inverse], batch.ids)
+    assert np.array_equal(distinct.counts, np.bincount(distinct.inverse))
+
+
 def test_a_key_gets_its_row_at_its_third_lookup() -> None:
     table = Table(admit=3)
     assert table.batch(0, [5, 6]) == {5: 0, 6: 0}
