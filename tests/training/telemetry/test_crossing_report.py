@@ -96,4 +96,4 @@ def test_the_page_has_a_section_of_them(tmp_path: Path) -> None:
     for paths, is_there in (([alone], False), ([alone, together], True)):
         write_report([*paths], page)
         assert ("Between ranks" in page.read_text()) == is_there
-    assert "most asked owner over the mean" in page.read_text()
+    assert "busiest owner over the mean" in page.read_text()
