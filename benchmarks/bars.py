@@ -54,6 +54,8 @@ BARS = (
     Bar("reader, MB/s on one core", "reader_mb_per_s", 200),
     Bar("reader against polars, one core", "reader_vs_polars_per_core", 1),
     Bar("peak memory over tables and state", "peak_memory_ratio", 1.25, at_least=False),
+    Bar("bytes of index and keys, per key with a row", "key_bytes_per_row", 24, at_least=False),
+    Bar("a table for 10^9 keys, made, s", "keys_made_s", 1, at_least=False),
     Bar("first step, nothing compiled, s", "startup_cold_first_step_s", 15, at_least=False),
     Bar("first step, kernels cached, s", "startup_warm_first_step_s", 2, at_least=False),
     Bar("planning with keys against rows", "plan_keys_vs_rows_b16384", 0.7),

@@ -2,14 +2,14 @@
 
     python -m benchmarks.bench_memory [--quick]
 
-Each case trains in a separate process. What the process holds once everything is imported and compiled is taken
-off the peak; both are shown.
+Each case trains in a separate process. What that holds once all is compiled is taken off the peak; both are shown.
 """
 
 import json
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ class MemoryCase:
     optimizer: Optimizer
     device_rows: str
     ratio: str  # name
+    keys: bool = False  # ids are 64-bit keys
 
 
 CASES = (
@@ -39,6 +40,7 @@ CASES = (
     MemoryCase(16, "adagrad", "100%", "peak_memory_ratio_d16_single_tier"),
     MemoryCase(16, "rowwise_adagrad", "10%", "peak_memory_ratio_d16_rowwise_adagrad"),
     MemoryCase(128, "sgd", "10%", "peak_memory_ratio_d128_sgd"),
+    MemoryCase(16, "rowwise_adagrad", "10%", "peak_memory_ratio_d16_keys", keys=True),
 )
 
 
@@ -56,23 +58,22 @@ def run(settings: Settings) -> Report:
     table = report.table(
         "peak memory of training every row (MB)",
         "width", "optimizer", "device rows", "tables and state", "records and slots", "before", "peak", "ratio",
-        "ratio with the process itself",
+        "ratio with the process itself", "keys, bytes a row",
     )  # fmt: skip
     for case in CASES[: settings.num_cases]:
-        measured = _measure(case, settings.table_bytes)
-        ratio = (measured["peak"] - measured["before"]) / measured["tables"]
-        report.ratios[case.ratio] = ratio
+        measured = measure(case, settings.table_bytes)
+        report.ratios[case.ratio] = ratio = (measured["peak"] - measured["before"]) / measured["tables"]
         sizes = [round(measured[name] / 1e6) for name in ("tables", "bookkeeping", "before", "peak")]
-        table.add(case.dim, case.optimizer, case.device_rows, *sizes, ratio, measured["peak"] / measured["tables"])
+        shares = ratio, measured["peak"] / measured["tables"], measured["key_bytes"] if case.keys else "-"
+        table.add(case.dim, case.optimizer, case.device_rows, *sizes, *shares)
+        if case.keys:
+            report.figures |= {"key_bytes_per_row": measured["key_bytes"], "keys_made_s": measured["made_s"]}
     return report
 
 
-def _measure(case: MemoryCase, table_bytes: int) -> dict[str, float]:
-    task = json.dumps({**asdict(case), "table_bytes": table_bytes})
-    command = [sys.executable, "-m", "benchmarks.bench_memory", "--child", task]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+def measure(case: MemoryCase, table_bytes: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.bench_memory", "--child", json.dumps([asdict(case), table_bytes])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return measured
 
@@ -80,33 +81,35 @@ def _measure(case: MemoryCase, table_bytes: int) -> dict[str, float]:
 # --- in the child ------------------------------------------------------------------------------------------------
 
 
-def _child(task: dict[str, str | int]) -> dict[str, int]:
-    optimizer: Optimizer = task["optimizer"]  # type: ignore[assignment]
-    dim = int(task["dim"])
-    row_bytes = 4 * (dim + row_optimizer(optimizer).state_width(dim))
-    rows = int(task["table_bytes"]) // row_bytes
-    _train_all(1000, dim, optimizer, str(task["device_rows"]))  # compiles, or loads, every kernel
-    before = _status("VmRSS")
-    bookkeeping = _train_all(rows, dim, optimizer, str(task["device_rows"]))
-    return {"tables": rows * row_bytes, "before": before, "peak": _status("VmHWM"), "bookkeeping": bookkeeping}
+def _child(case: MemoryCase, table_bytes: int) -> dict[str, float]:
+    row_bytes = 4 * (case.dim + row_optimizer(case.optimizer).state_width(case.dim))
+    rows = table_bytes // row_bytes
+    _train_all(case, 1000)  # compiles, or loads, every kernel
+    began = time.perf_counter()
+    _make(replace(case, keys=True, device_rows="1000"), 10**9).close()
+    made_s, before = time.perf_counter() - began, _status("VmRSS")
+    bookkeeping, key_bytes = _train_all(case, rows)
+    sizes = {"tables": rows * row_bytes, "before": before, "peak": _status("VmHWM"), "bookkeeping": bookkeeping}
+    return {**sizes, "key_bytes": key_bytes / rows, "made_s": made_s}
 
 
-def _train_all(rows: int, dim: int, optimizer: Optimizer, device_rows: str) -> int:
-    """Train every row once, then the first ones again; return bytes of bookkeeping.
+def _make(case: MemoryCase, rows: int) -> Ours:
+    table = TableConfig(name="t", num_embeddings=rows, embedding_dim=case.dim, keys="int64" if case.keys else None)
+    return Ours(Setup((table,), case.optimizer), device_rows=case.device_rows, policy="lru")
 
-    A small device tier has evicted the first rows by then.
-    """
-    setup = Setup((TableConfig(name="t", num_embeddings=rows, embedding_dim=dim),), optimizer)
-    ours = Ours(setup, device_rows=device_rows, policy="lru")
-    size = min(LOOKUPS, max(1, rows // 50))
+
+def _train_all(case: MemoryCase, rows: int) -> tuple[int, int]:
+    """Train all rows, then the first ones, which a small device tier has evicted; return bytes of books, of keys."""
+    ours, size = _make(case, rows), min(LOOKUPS, max(1, rows // 50))
     batches = (_batch(first, size, rows) for first in range(0, rows + size, size))
     for planned in ours.bag.look_ahead(batches, depth=0):
         pooled = ours.pool(planned)
         pooled.backward(torch.full_like(pooled, 0.01))  # type: ignore[no-untyped-call]
         ours.update()
-    bookkeeping = ours.bag.statistics.memory()["bookkeeping"]
+    (lane,) = ours.bag.runtime.pipeline.lanes
+    sizes = ours.bag.statistics.memory()["bookkeeping"], lane.keys.books.bytes_in_use if lane.keys is not None else 0
     ours.close()
-    return bookkeeping
+    return sizes
 
 
 def _batch(first: int, size: int, rows: int) -> Batch:
@@ -116,14 +119,13 @@ def _batch(first: int, size: int, rows: int) -> Batch:
 
 def _status(name: str) -> int:
     """Bytes of a line of /proc/self/status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(name)
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[name].split()[0]) * 1024
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        print(json.dumps(_child(json.loads(sys.argv[2]))))
+        settings, size = json.loads(sys.argv[2])
+        print(json.dumps(_child(MemoryCase(**settings), size)))
     else:
         harness.main(__doc__, run, SETTINGS)

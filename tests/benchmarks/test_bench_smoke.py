@@ -233,6 +233,9 @@ def test_reader() -> None:
 def test_memory() -> None:
     report = bench_memory.run(bench_memory.SETTINGS["smoke"])
     assert 0.9 < report.ratios["peak_memory_ratio"] < 2
+    case = replace(bench_memory.CASES[-1], device_rows="100%")
+    measured = bench_memory.measure(case, 40_000_000)
+    assert 8 < measured["key_bytes"] <= 24 and measured["made_s"] > 0
 
 
 @pytest.mark.nightly  # compiles every kernel again

@@ -6,9 +6,10 @@ billion rows costs address space, and memory or disk only for rows that were tra
 
 import contextlib
 import mmap
+import platform
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,10 +171,12 @@ class MemoryHost(HostTier):
     def __init__(self, group: Group, optimizer: RowOptimizer, *, own_pages: bool = False) -> None:
         """own_pages: start the arrays at pages, so that they can be pinned."""
         super().__init__(group, optimizer)
-        self.weights, self.state = self._empty(group.num_rows)  # pages are taken when a row is first written
-        if own_pages:
-            self.weights = whole_pages(group.num_rows, self._width, self.dtype)
-            self.state = whole_pages(group.num_rows, self._state_width)
+        # Pages are taken when a row is first written.
+        if own_pages or group.has_keys:
+            self.weights = whole_pages(group.num_rows, self._width, self.dtype, is_capacity=group.has_keys)
+            self.state = whole_pages(group.num_rows, self._state_width, is_capacity=group.has_keys)
+        else:
+            self.weights, self.state = self._empty(group.num_rows)
 
     def copy_out(self, rows: Int64s, weights: Rows, state: Floats, to_rows: Int64s) -> None:
         move.copy_rows(weights, state, to_rows, self.weights, self.state, rows)
@@ -198,15 +201,22 @@ class MemoryHost(HostTier):
         return 0
 
 
-def whole_pages(num_rows: int, width: int, dtype: Any = np.float32) -> NDArray[Any]:
-    """Return (num_rows, width) on separate pages, taken when first written or pinned."""
+def whole_pages(num_rows: int, width: int, dtype: Any = np.float32, *, is_capacity: bool = False) -> NDArray[Any]:
+    """Return (num_rows, width) on separate pages, taken when first written or pinned.
+
+    is_capacity: few of the rows may ever be written, so the system need not have memory for all of them.
+    """
     size = np.dtype(dtype).itemsize * num_rows * width
     if not size:
         return np.empty((num_rows, width), dtype)
-    return np.frombuffer(_pages(size), dtype).reshape(num_rows, width)
+    return np.frombuffer(_pages(size, is_capacity), dtype).reshape(num_rows, width)
 
 
-def _pages(size: int) -> mmap.mmap:
+_LINUX_FLAG: Final = {"x86_64": 0x4000, "aarch64": 0x4000}  # Python names it from 3.12 on
+_NO_RESERVE: Final[int] = getattr(mmap, "MAP_NORESERVE", _LINUX_FLAG.get(platform.machine(), 0))
+
+
+def _pages(size: int, is_capacity: bool) -> mmap.mmap:
     """Return private memory: shared memory, Python's default, never gets huge pages.
 
     A forked process does not inherit it: on older systems the first write of either process would move the parent's
@@ -214,8 +224,11 @@ def _pages(size: int) -> mmap.mmap:
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, size)
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    reserve = _NO_RESERVE if is_capacity else 0
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | reserve)
     advise(pages, mmap.MADV_DONTFORK)
+    if is_capacity:
+        advise(pages, mmap.MADV_HUGEPAGE)  # as numpy's memory; rows get keys in order, so they are next to each other
     return pages
 
 

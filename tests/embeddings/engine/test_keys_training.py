@@ -3,8 +3,11 @@
 The slow twin knows no index and no reuse of rows: every admission of a key gets a row of its own in an ordinary table.
 """
 
+import gc
+import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -414,6 +417,38 @@ def test_the_load_of_the_index_is_that_of_the_latest_trained_batch() -> None:
         assert taken.index_places[order].tolist() == [lanes[order[2] == 0].index_places, 0, 1640]
         assert 0.3 < taken.live_keys[order[:2]].sum() / lanes[order[2] == 0].index_places <= 5 / 8
     assert places[0] == places[1] and len(set(map(tuple, places[0]))) > 5
+
+
+def test_a_capacity_beyond_memory_costs_what_is_touched() -> None:
+    """10^9 rows of 4 KiB, in memory: made, trained, swept, read and saved like a table for 10^5."""
+    batches = [looking_up(*range(first, first + 300)) for first in range(0, 12_000, 300)]
+
+    def train_and_save(capacity: int) -> tuple[int, Rows]:
+        """Bytes that were added to the memory of this process, and all rows."""
+        before = resident_bytes()
+        embeddings = TieredEmbeddingBag(
+            [key_table(num_embeddings=capacity, embedding_dim=1024, expire=16, init_bound=0.1)],
+            TierConfig(device_rows=2000, device="cpu"),
+        )
+        for planned in embeddings.look_ahead(batches, depth=2):
+            embeddings(planned)["item"].sum().backward()
+            embeddings.step()
+        assert len(embeddings.rows.table_keys("item")) < 20 * 300
+        assert sum(array.nbytes for array in embeddings.rows.state_arrays().values()) < 50 * 2**20
+        grown, rows = resident_bytes() - before, rows_by_key(embeddings)
+        embeddings.close()
+        return grown, rows
+
+    train_and_save(10**5)  # compiles kernels
+    small, expected = train_and_save(10**5)
+    large, rows = train_and_save(10**9)
+    assert rows == expected
+    assert large < small + 64 * 2**20
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_policies_learn_which_rows_lose_their_keys() -> None:
