@@ -16,8 +16,15 @@ from support.helpers import LFU, featured, step_all
 from support.thread_ranks import Town, on_ranks, outcomes
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.exchange.requests import Requests, pack_requests, unpack_requests
+from adaptive.embeddings.exchange.requests import (
+    Requests,
+    pack_key_facts,
+    pack_requests,
+    unpack_key_facts,
+    unpack_requests,
+)
 from adaptive.embeddings.exchange.row_cache import SkipMasks, pack_masks, unpack_masks
+from adaptive.embeddings.planning.key_tables import GroupKeys
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.transport import part_check
@@ -143,21 +150,32 @@ def test_a_damaged_message_is_an_error_or_changes_no_number(rule: str) -> None:
 def test_made_up_requests_and_answers() -> None:
     """They come through the checks of what crosses, as those of a faulty rank would."""
     (group,) = make_groups(TABLES, 0)
-    sizes, campaign = group.table_sizes, Campaign("requests and answers", 200)
+    sizes, campaign, keys = group.table_sizes, Campaign("requests and answers", 200), GroupKeys(group)
     for _, rng in campaign.tries():
         numbers = rng.integers(0, 6, (3, len(sizes)))
         tables = np.repeat(np.tile(np.arange(len(sizes)), 3), numbers.reshape(-1))
+        are_keys = bool(rng.integers(2))
         rows = rng.integers(0, sizes[tables]) + group.table_starts[tables]
+        rows = rng.integers(-(2**63), 2**63 - 1, len(tables)) if are_keys else rows
         lookups = rng.choice([1, 2, 254, 255, 256, 70_000], len(rows))
-        message = bytearray(pack_requests(group, Requests(numbers.reshape(-1), tables, rows, lookups)).tobytes())
+        packed = pack_requests(group, Requests(numbers.reshape(-1), tables, rows, lookups), are_keys=are_keys)
+        message = bytearray(np.concatenate([packed, pack_key_facts(keys, 1.7e9)] if are_keys else [packed]).tobytes())
         unspoilt = bytes(message)
         for at in rng.integers(0, len(message), int(rng.integers(0, 4))):
             message[at] = rng.choice([0, 1, 127, 128, 255, int(rng.integers(256))])
         part = np.frombuffer(bytes(message[: rng.integers(len(message))] if rng.random() < 0.2 else message), np.uint8)
 
-        def requests(part: np.ndarray = part, unspoilt: bytes = unspoilt, given: Any = (rows, lookups)) -> None:
-            found, rest = unpack_requests(group, part, 3, "rank 1")
-            assert (group.tables_of(found.rows) == found.tables).all() and len(found.lookups) == len(found.rows)
+        def requests(
+            part: np.ndarray = part,
+            unspoilt: bytes = unspoilt,
+            given: Any = (rows, lookups),
+            are_keys: bool = are_keys,
+        ) -> None:
+            found, rest = unpack_requests(group, part, 3, "rank 1", are_keys=are_keys)
+            assert are_keys or (group.tables_of(found.rows) == found.tables).all()
+            assert len(found.lookups) == len(found.rows) == len(found.tables)
+            latest = unpack_key_facts(keys, rest, "rank 1")[0] if are_keys else 0
+            assert latest >= -1
             assert (found.lookups >= 1).all() and found.counts.sum() == len(found.rows) and len(rest) <= len(part)
             if part.tobytes() == unspoilt:
                 assert np.array_equal(found.rows, given[0]) and np.array_equal(found.lookups, given[1])

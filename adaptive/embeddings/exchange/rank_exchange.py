@@ -42,8 +42,8 @@ from adaptive.embeddings.exchange.requests import (
     RequestedRows,
     RequestMerger,
     Requests,
+    unpack_key_facts,
     unpack_requests,
-    unpack_time,
 )
 from adaptive.embeddings.exchange.row_cache import CacheDirectory, RowCache, SkipMasks, pack_masks, unpack_masks
 from adaptive.embeddings.planning.hot_set import HotSet
@@ -295,7 +295,9 @@ class _RequestExchange:
         self._builder = RequestBuilder(groups, keys, ranks.size)
         self._mergers = [RequestMerger(group, ranks.name) for group in groups]
         self.key_mergers = {
-            number: KeyMerger(group, ranks, self._builder) for number, group in enumerate(groups) if group.has_keys
+            number: KeyMerger(group, of_group, ranks, self._builder)
+            for number, (group, of_group) in enumerate(zip(groups, keys, strict=True))
+            if of_group is not None
         }
 
     def exchange(
@@ -326,7 +328,7 @@ class _RequestExchange:
                 requests, rest = unpack_requests(group.undivided, rest, num_blocks, sender, are_keys=are_keys)
                 by_group[number].append(requests)
                 if are_keys:
-                    time, rest = unpack_time(rest, sender)
+                    time, rest = unpack_key_facts(self.key_mergers[number].keys, rest, sender)
                     latest[number] = max(latest[number], time)
             if len(rest):
                 raise RanksError(

@@ -16,7 +16,8 @@ A message contains, for each group of tables, of all blocks of the requester one
     many     uint32                    lookups of the rows for which that says 255, in order
 
 *Groups with keys.* Each rank has the whole index of keys, so it must know all keys of a batch. A requester sends every
-rank the same message: the keys (int64, in place of `index`) of all its blocks, and their latest timestamp (float64).
+rank the same message: the keys (int64, in place of `index`) of all its blocks, and `KEY_FACTS`: a checksum of the
+tables' rules, and the latest timestamp.
 When the batch is planned, its keys get rows on every rank, which then knows who requests which row of whom
 (`KeyMerger`). A batch that is only read requests rows: each rank finds its own in its index.
 
@@ -50,6 +51,7 @@ Int64s = NDArray[np.int64]
 MANY: Final = 255
 MOST: Final = 2**31 - 1  # lookups of a batch
 WIDE: Final = 1 << 32  # rows of a table that 4 bytes can number
+KEY_FACTS: Final = np.dtype([("rules", np.int64), ("latest", np.float64)])
 
 
 class Requests(NamedTuple):
@@ -113,23 +115,25 @@ def unpack_requests(
     return Requests(counts.reshape(num_blocks, -1), tables, rows, lookups), rest
 
 
-def pack_time(latest: float) -> Bytes:
-    """Return the message for the latest timestamp of a rank's blocks."""
-    return as_bytes(np.array([latest], np.float64))
+def pack_key_facts(keys: GroupKeys, latest: float) -> Bytes:
+    """Return the message that follows requests of keys; `latest`: timestamp of the blocks."""
+    return as_bytes(np.array([(keys.rules, latest)], KEY_FACTS))
 
 
-def unpack_time(message: Bytes, sender: str) -> tuple[float, Bytes]:
+def unpack_key_facts(keys: GroupKeys, message: Bytes, sender: str) -> tuple[float, Bytes]:
     """Return the timestamp at the beginning of a message, and the rest of the message.
 
     Raises:
-        RanksError: if it is cut short, or is none.
+        RanksError: if it is cut short, is no timestamp, or the sender's tables have other rules.
     """
-    size = pack_time(NO_TIME).size
-    latest = float(np.frombuffer(message[:size].tobytes(), np.float64)[0]) if len(message) >= size else np.nan
-    if not latest >= NO_TIME:
+    size = KEY_FACTS.itemsize
+    facts = np.frombuffer(message[:size].tobytes(), KEY_FACTS) if len(message) >= size else np.zeros(1, KEY_FACTS)
+    rules, latest = facts[0].tolist()
+    names = ", ".join(table.config.name for table in keys.tables)
+    if rules != keys.rules or not latest >= NO_TIME:
         raise RanksError(
-            f"requests of {sender}: expected a timestamp of {size} bytes, got {len(message)} bytes. The message was "
-            "damaged, or ranks differ: use the same version of adaptive and the same tables on all ranks."
+            f"requests of {sender}: expected keys of tables {names} with the rules and the seed of this rank, got "
+            "others. Create the same tables on all ranks, with the same version of adaptive."
         )
     return latest, message[size:]
 
@@ -218,7 +222,7 @@ class RequestBuilder:
                 of_group = _without_rows(lookups, self._size)
                 latest = max([NO_TIME, *(keys.latest_time(block) for block in blocks if block is not None)])
                 message = pack_requests(group.undivided, _request_keys(group, lookups), are_keys=True)
-                messages = [np.concatenate([message, pack_time(latest)])] * self._size
+                messages = [np.concatenate([message, pack_key_facts(keys, latest)])] * self._size
             requested.append(of_group)
             parts.append(messages)
         return requested, [np.concatenate(message) for message in zip(*parts, strict=True)]
@@ -341,15 +345,15 @@ class RequestMerger:
 class KeyMerger:
     """Makes requests of rows from all ranks' requests of keys, for one group with keys and thread."""
 
-    def __init__(self, group: Group, ranks: Ranks, builder: RequestBuilder) -> None:
+    def __init__(self, group: Group, keys: GroupKeys, ranks: Ranks, builder: RequestBuilder) -> None:
         """`group`: as this rank owns it; `builder`: of requests, in the same thread."""
-        self._group, self._ranks, self._builder = group, ranks, builder
-        self._keys, self._rows = (RequestMerger(each, ranks.name) for each in (group.undivided, group))
+        self._group, self.keys, self._ranks, self._builder = group, keys, ranks, builder
+        self._merger_of_keys, self._rows = (RequestMerger(each, ranks.name) for each in (group.undivided, group))
         self._grouped = ScratchPool()
 
     def find_keys(self, requests: Sequence[Requests]) -> OwnerRequests:
         """Return the requests of all ranks with their distinct keys, in the order of first lookup."""
-        return self._keys.merge(requests)
+        return self._merger_of_keys.merge(requests)
 
     def give_rows(
         self, blocks: Sequence[RequestedBlock | None], requests: Sequence[Requests], lookups: Lookups, rows: Int64s

@@ -18,6 +18,7 @@ look-ahead, and neither depends on the other.
 Letters: U distinct keys or rows of a batch, n keys or rows, T tables of the group.
 """
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -351,6 +352,7 @@ class GroupKeys:
 
     Attributes:
         row_keys: (rows,) key of each row; meaningless for rows without a key.
+        rules: checksum of the tables' settings and secrets.
         last_access: (rows,) latest batch + 1, as the planner's records have it of owned rows; None if these are all.
         tables: one entry for each table of the group.
     """
@@ -360,6 +362,8 @@ class GroupKeys:
         self.books = KeyBooks(whole.tables, whole.table_starts, whole.table_keys)
         self.tables = [KeyTable(self.books, number) for number in range(len(whole.tables))]
         self.row_keys = self.books.row_keys
+        settings = [table.model_dump_json() for table in whole.tables]
+        self.rules = zlib.crc32("\n".join([*settings, *map(str, whole.table_keys)]).encode())
         self.last_access = None if whole is group else np.zeros(whole.num_rows, np.int32)
         self._expiring = [table for table in self.tables if table.config.expire is not None]
         self._timed = [table for table in self._expiring if table.config.expire_seconds is not None]

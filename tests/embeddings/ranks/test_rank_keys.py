@@ -22,7 +22,7 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.errors import ConfigError, InputError
+from adaptive.errors import ConfigError, InputError, RanksError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_checkpoints import load_whole
@@ -275,6 +275,21 @@ def test_a_full_table_that_stops_training_stops_all_ranks() -> None:
 
     for error in outcomes(2, train):
         assert isinstance(error, InputError) and "expected at most 20 keys, got 4 more in batch 0" in str(error)
+
+
+@pytest.mark.parametrize(("changed", "seed"), [({"admit": 2}, 0), ({"expire": 5}, 0), ({}, 1)])
+def test_ranks_whose_tables_have_other_rules(changed: dict[str, Any], seed: int) -> None:
+    """They would give keys rows at different times."""
+
+    def train(ranks: Ranks) -> None:
+        rules, own_seed = (changed, seed) if ranks.rank else ({}, 0)
+        item = key_table(num_embeddings=50, **rules)
+        embeddings = TieredEmbeddingBag([item], TierConfig(device="cpu"), seed=own_seed, ranks=ranks)
+        next(embeddings.look_ahead([Batch.of(item=[1, 2], labels=[1.0, 0.0])], depth=0))
+
+    for error in outcomes(2, train):
+        assert isinstance(error, RanksError)
+        assert re.search("expected keys of tables item with the rules and the seed of this rank", str(error)), error
 
 
 def test_batches_that_are_read_give_no_key_a_row() -> None:
