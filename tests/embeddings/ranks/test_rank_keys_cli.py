@@ -14,7 +14,7 @@ KEYS = [
     "--set", "data.keys.capacity=100", "--set", "data.keys.admit=2", "--set", "data.keys.expire=6",
     "--set", "data.synthetic.new_ids=0.3", "--set", "data.synthetic.days=3", "--set", "log_every=5",
 ]  # fmt: skip
-COUNTS = ("live_keys", "admitted_keys", "expired_keys", "evicted_keys", "unadmitted_lookup_share")
+COUNTS = ("samples", "live_keys", "admitted_keys", "expired_keys", "evicted_keys", "unadmitted_lookup_share")
 
 
 def trained(pool: RankPool, size: int, out: Path, *words: str) -> dict[str, Any]:
@@ -45,9 +45,10 @@ def test_two_processes_give_the_keys_of_one(pool: RankPool, tmp_path: Path) -> N
     days = []
     for size in (1, 2):
         first, second = tmp_path / f"{size}-0", tmp_path / f"{size}-1"
-        start = ["--init-from", str(first), "--set", "data.synthetic.day=1", "--skip", "random_drop"]
+        start = ["--init-from", str(first), "--set", "data.synthetic.day=1", "--policy", "random_drop"]
         summaries = trained(pool, size, first, "--steps", "12"), trained(pool, size, second, "--steps", "8", *start)
         facts = [[quality(summary), {name: summary[name] for name in COUNTS}] for summary in summaries]
         days.append([*facts, digest(first), digest(second)])
+        assert summaries[1]["samples_read"] > summaries[1]["samples"]
         assert all(sum(summary[name] for summary in summaries) > 0 for name in COUNTS), facts
     assert days[0] == days[1]
