@@ -235,6 +235,8 @@ def test_mistakes() -> None:
         for run in (train_run, plan_run):
             with pytest.raises(ConfigError, match=rf"model.loss = mse: expected no {name}.*, which need probabilities"):
                 run(config_of(**changed))
+    with pytest.raises(ConfigError, match=r"compare: expected a model whose AUC can be compared, got model.loss = mse"):
+        train_run(config_of(), keep_scores=True)
     with pytest.raises(ConfigError, match=r"stop_at.mse: expected model.loss = mse with it, got log"):
         train_run(config_of(model_options={**MODEL, "loss": "log"}, stop_at={"mse": 1}))
     inputs = Inputs(("user", "item"), 0, labels=("a", "b"))
