@@ -62,9 +62,9 @@ def model_config(name: str, options: Mapping[str, Any], inputs: Inputs) -> AnyCo
     if isinstance(values.get("bottom_mlp"), str):  # may begin with the number of inputs, like dlrm's flag
         values["bottom_mlp"] = parse_mlp(values["bottom_mlp"], num_inputs=inputs.num_dense // inputs.steps)
     for name, of_data in (("widths", inputs.widths), ("row_dtypes", inputs.row_dtypes)):
-        given = values.get(name, {})
+        of_model = values.get(name, {})
         # settings of the model take precedence over those of the data
-        values[name] = {**of_data, **given} if isinstance(given, Mapping) else given
+        values[name] = {**of_data, **of_model} if isinstance(of_model, Mapping) else of_model
     config = checked(kind, "model", values)
     _check_names("model.widths", "tables", config.widths, inputs.tables)
     _check_names("model.row_dtypes", "tables", config.row_dtypes, inputs.tables)

@@ -1,7 +1,7 @@
 """Increments of exports: changed rows, new keys, keys without a row any more, and the dense part.
 
 An increment takes one export, its base, to another of the same model. Rows are compared bit by bit, those of keys by
-key. So an increment is correct whatever happened in between, and its cost does not depend on how much has changed:
+key. So an increment does not depend on what happened in between, and its cost does not depend on how much has changed:
 rows are read twice, the base once to identify it and once to compare.
 
 A folder with an increment has `increment.safetensors` (values; see `scoring.Increment`), `increment.json` (fingerprints
@@ -164,13 +164,13 @@ def export_increment(
             export_run(base, whole, to=to or "torch", row_dtype=row_dtype or "float32", settings=settings)
             return replace(export_increment(run_directory, whole, path, settings=settings), since=str(since))
     export = read_export(base)
-    for option, given, actual in (
+    for option, wanted, actual in (
         ("--to", to and FORMATS.get(to, to), export.facts.tensors),
         ("--row-dtype", row_dtype, export.facts.row_dtype),
     ):
-        if given not in (None, actual):
+        if wanted not in (None, actual):
             raise ConfigError(
-                f"expected the format of the base {base}, {actual}, got {given} ({option}). Omit {option}"
+                f"expected the format of the base {base}, {actual}, got {wanted} ({option}). Omit {option}"
             )
     with load_with(Path(run_directory), settings) as run:
         facts, keys = exporting.facts_of(run, export.facts.tensors, export.facts.row_dtype)
@@ -253,7 +253,7 @@ class Changes:
 
     def _table(self, number: int, digests: dict[str, str]) -> dict[str, Blocks]:
         """Return the arrays of a table's changes, and add the digests of its tensors."""
-        table, before = self._facts.tables[number], self._export.facts.tables[number]
+        table, of_base = self._facts.tables[number], self._export.facts.tables[number]
         source, keys, old_keys = None, None, None  # source: row of the base, or -1
         is_changed = np.zeros(table.rows, np.bool_)
         if (file := self._files.get(number)) is not None:
@@ -279,7 +279,7 @@ class Changes:
                 gone = old_keys[~scoring.contains(keys, old_keys)]
                 arrays[f"tables.{number}.gone"] = _whole(gone)
                 added, removed = added + len(gone), len(gone)
-        assert keys is not None or table.rows == before.rows
+        assert keys is not None or table.rows == of_base.rows
         self.counts.append(TableChanges(table.name, table.rows, len(places), added, removed))
         return arrays
 
@@ -304,12 +304,12 @@ class Changes:
         for name in expected:
             if expected[name] != got[name]:
                 self._refuse(f"{name} {expected[name]}", f"{got[name]}")
-        for number, (before, after) in enumerate(zip(self._export.facts.tables, self._facts.tables, strict=True)):
-            what, file = f"table {after.name!r}: ", self._files.get(number)
+        for number, (of_base, newer) in enumerate(zip(self._export.facts.tables, self._facts.tables, strict=True)):
+            what, file = f"table {newer.name!r}: ", self._files.get(number)
             if file is None:
-                if before.rows != after.rows:
-                    self._refuse(f"{what}{before.rows} rows", f"{after.rows}")
-            elif after.name not in self._live:
+                if of_base.rows != newer.rows:
+                    self._refuse(f"{what}{of_base.rows} rows", f"{newer.rows}")
+            elif newer.name not in self._live:
                 words = self._export.keys[file]
                 if not np.array_equal(words, self._keys[file][: len(words)]):
                     self._refuse(f"{what}a vocabulary that continues that of the base", "another one")
@@ -391,9 +391,8 @@ def apply_increment(export: Path | str, increment: Path | str, out: Path | str) 
     base = read_export(Path(export))
     with _as_ours(folder, "increment"):
         changes = scoring.read_increment(folder, read_facts)
-    before = base.fingerprint()
     try:
-        changes.check_base(before, base.folder)
+        changes.check_base(base.fingerprint(), base.folder)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
     size = write_folder(path, partial(_fill, base, changes))

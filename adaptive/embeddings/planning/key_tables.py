@@ -414,7 +414,7 @@ class GroupKeys:
     def rows_of(self, keys: Int64s, table_ends: Int64s) -> Int64s:
         """(n,) present rows of keys (n,), table by table up to `table_ends` (T,), the first one without a row.
 
-        In arrays of its own, so that a policy's thread may call it while no batch is planned.
+        Writes to its own arrays, so that a policy's thread may call it while no batch is planned.
         """
         books, size = self.books, len(keys)
         rows, absent, hashes = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.uint64)
