@@ -223,7 +223,7 @@ class _Counted:
             exchanges, dense = EXCHANGES + 1, int(filled @ (self.weights - slices)) + self.weights * others
         self.sent.dense += VALUE * dense
         scores = 2 * VALUE * self.labels * batch.num_samples
-        self.sent.predictions += others * (16 * self.size + 8 * blocks + scores)
+        self.sent.predictions += others * (24 * self.size + 8 * blocks + scores)
         self.sent.headers += exchanges * header_size(self.size) * others * self.size
 
     def _add_group(self, number: int, pieces: Sequence[tuple[int, "_Rows | None"]]) -> NDArray[np.int64]:
