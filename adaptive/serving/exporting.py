@@ -274,22 +274,23 @@ def _table(run: LoadedRun, name: str) -> Iterator[NDArray[np.float32]]:
 
 def _write_code(run: LoadedRun, folder: Path, facts: ExportFacts) -> None:
     """Copy the scoring code and the code of the dense part, without its fused kernels."""
-    _copy(Path(sample_values.__file__), folder / "sample_values.py")
+    copy_file(Path(sample_values.__file__), folder / "sample_values.py")
     if facts.tensors == FORMATS["onnx"]:
-        _copy(Path(onnx_scoring.__file__), folder / "scoring.py")
+        copy_file(Path(onnx_scoring.__file__), folder / "scoring.py")
         return
-    _copy(Path(scoring.__file__), folder / "scoring.py")
+    copy_file(Path(scoring.__file__), folder / "scoring.py")
     source, target = Path(dense.__path__[0]), folder / "dense"
     target.mkdir()
     for path in source.glob("*.py"):
         if path.name != "interactions.py":
-            _copy(path, target / ("interactions.py" if path.name == "plain_interactions.py" else path.name))
+            copy_file(path, target / ("interactions.py" if path.name == "plain_interactions.py" else path.name))
     DISK.sync_directory(target)
     if (custom := _custom_file(run)) is not None:
-        _copy(custom, folder / CUSTOM_FILE)
+        copy_file(custom, folder / CUSTOM_FILE)
 
 
-def _copy(path: Path, target: Path) -> None:
+def copy_file(path: Path, target: Path) -> None:
+    """Copy and sync a new file."""
     with open(path, "rb") as source:
         write_new(target, lambda file: shutil.copyfileobj(source, file))
 

@@ -11,7 +11,6 @@ differs. `scoring.py` of an export reads increments, too; what both need is in t
 
 import filecmp
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from adaptive.serving import exporting, scoring
 from adaptive.serving.exporting import FORMATS, blocks_of, export_run, refuse_existing, write_folder
 from adaptive.serving.sample_values import ExportFacts, FeatureFacts, read_facts
 from adaptive.storage.arrays import Blocks
-from adaptive.storage.durable import DISK, write_new
+from adaptive.storage.durable import DISK
 from adaptive.training.runs.loading import NO_SETTINGS, Settings, load_with
 from adaptive.training.telemetry.document import aligned
 from adaptive.training.telemetry.formatting import count_text
@@ -402,6 +401,11 @@ def apply_increment(export: Path | str, increment: Path | str, out: Path | str) 
 def _fill(base: Export, changes: scoring.Increment, folder: Path) -> None:
     """Write the merged export into a folder, and verify it."""
     facts, tensors, keys = changes.facts, dict[str, Blocks](), dict[str, Keys]()
+
+    def copy(source: Path, name: str) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        exporting.copy_file(source / name, folder / name)
+
     files = {f.table: f.vocabulary for f in facts.features if f.vocabulary is not None}
     for number, table in enumerate(facts.tables):
         file = files.get(number)
@@ -416,9 +420,9 @@ def _fill(base: Export, changes: scoring.Increment, folder: Path) -> None:
     exporting.write_ids(folder, keys)
     for name in scoring.file_names(base.folder):
         if name not in (facts.tensors, *keys, *changes.files):
-            _copy(base.folder / name, folder / name)
+            copy(base.folder, name)
     for name in changes.files:
-        _copy(changes.folder / name, folder / name)
+        copy(changes.folder, name)
     for path in folder.rglob("*"):
         if path.is_dir():
             DISK.sync_directory(path)
@@ -443,9 +447,3 @@ def _merged(base: NDArray[Any], changed: Tensor, merge: scoring.Merge, num_rows:
             yield block
 
     return Blocks(base.dtype, (num_rows, *base.shape[1:]), make)
-
-
-def _copy(path: Path, target: Path) -> None:
-    target.parent.mkdir(exist_ok=True)
-    with open(path, "rb") as source:
-        write_new(target, lambda file: shutil.copyfileobj(source, file))
