@@ -9,7 +9,7 @@ used, and memory is only taken then: constructing a billion rows costs nothing. 
 
 import mmap
 import os
-import sys
+import platform
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -42,7 +42,9 @@ SLOT_BYTES = 21  # of the arrays of a `SlotTable`
 SHARED_ROWS = 1 << 14  # of a batch whose records threads divide: starting them takes as long as some thousand rows
 NUM_BINS = 64
 MANY_ROWS = 1 << 26  # 1 GiB of records
-MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
+_LINUX_FLAG: Final = {"x86_64": 0x4000, "aarch64": 0x4000}  # Python names it from 3.12 on
+NO_RESERVE: Final[int] = getattr(mmap, "MAP_NORESERVE", _LINUX_FLAG.get(platform.machine(), 0))
+"""Flag of mappings that may exceed the memory, as long as the touched pages do not; 0 where it is not known."""
 PAGE_RECORDS = mmap.PAGESIZE // RECORD.itemsize
 PAGES_AT_ONCE = 1 << 10  # 4 MiB of records
 PAGE_MAP = "/proc/self/pagemap"  # of Linux: 8 bytes per page; the two highest bits are "present" and "swapped"
@@ -156,9 +158,7 @@ def _zeros(num_rows: int) -> tuple[NDArray[Any], bool]:
     shape = -(-num_rows // PAGE_RECORDS), PAGE_RECORDS
     if num_rows < MANY_ROWS:
         return np.zeros(shape, RECORD), False
-    # Not reserved: the mapping may exceed the memory, as long as the touched pages do not.
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (MAP_NORESERVE if sys.platform == "linux" else 0)
-    pages = mmap.mmap(-1, shape[0] * mmap.PAGESIZE, flags=flags)
+    pages = mmap.mmap(-1, shape[0] * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         pages.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(pages, RECORD).reshape(shape), os.path.exists(PAGE_MAP)

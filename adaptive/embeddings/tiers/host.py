@@ -6,14 +6,14 @@ billion rows costs address space, and memory or disk only for rows that were tra
 
 import contextlib
 import mmap
-import platform
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.embeddings.planning.books import NO_RESERVE
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import RowUpdates
 from adaptive.kernels.rows.cpu import initial, move, rounding, steps
@@ -212,10 +212,6 @@ def whole_pages(num_rows: int, width: int, dtype: Any = np.float32, *, is_capaci
     return np.frombuffer(_pages(size, is_capacity), dtype).reshape(num_rows, width)
 
 
-_LINUX_FLAG: Final = {"x86_64": 0x4000, "aarch64": 0x4000}  # Python names it from 3.12 on
-_NO_RESERVE: Final[int] = getattr(mmap, "MAP_NORESERVE", _LINUX_FLAG.get(platform.machine(), 0))
-
-
 def _pages(size: int, is_capacity: bool) -> mmap.mmap:
     """Return private memory: shared memory, Python's default, never gets huge pages.
 
@@ -224,7 +220,7 @@ def _pages(size: int, is_capacity: bool) -> mmap.mmap:
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, size)
-    reserve = _NO_RESERVE if is_capacity else 0
+    reserve = NO_RESERVE if is_capacity else 0
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | reserve)
     advise(pages, mmap.MADV_DONTFORK)
     if is_capacity:
