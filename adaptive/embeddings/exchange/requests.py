@@ -107,7 +107,7 @@ def unpack_requests(
     lookups[many] = take(np.uint32, len(many))
     if (lookups[many] < MANY).any() or int(lookups.sum()) > MOST:
         raise invalid(f"at most {MOST} lookups, and the shortest form of their counts", str(int(lookups.sum())))
-    tables = np.repeat(np.tile(np.arange(len(group.tables)), num_blocks), counts)
+    tables = _tables_of(counts.reshape(num_blocks, -1))
     is_outside = not are_keys and bool((index < 0).any() or (index >= group.table_sizes[tables]).any())
     if is_outside or (lookups < 1).any():
         raise invalid("rows of the tables, looked up at least once", "others")
@@ -233,10 +233,7 @@ class RequestBuilder:
     def request(self, group: Group, blocks: Sequence[Lookups | None]) -> tuple[RequestedRows, list[Requests]]:
         """Return the requests of a rank's blocks in a group, and those to each owner."""
         num_tables = len(group.tables)
-        distinct = [None if lookups is None else lookups.distinct for lookups in blocks]
-        rows = np.concatenate([no_rows(), *(block.rows for block in distinct if block is not None)])
-        lookups = np.concatenate([no_rows(), *(block.counts for block in distinct if block is not None)])
-        numbers = [0 if block is None else len(block.rows) for block in distinct]
+        rows, lookups, numbers = _distinct_of(blocks)
         block_of = np.repeat(np.arange(len(blocks)), numbers)
         tables = group.undivided.tables_of(rows).astype(np.int64)
         owners = np.zeros(len(rows), np.int64)
@@ -269,15 +266,25 @@ def _without_rows(blocks: Sequence[Lookups | None], size: int) -> RequestedRows:
 
 def _request_keys(group: Group, blocks: Sequence[Lookups | None]) -> Requests:
     """Return the requests of the keys of a rank's blocks."""
-    num_tables = len(group.tables)
-    distinct = [None if lookups is None else lookups.distinct for lookups in blocks]
-    counts = np.zeros((len(blocks), num_tables), np.int64)
-    for of_block, block in zip(counts, distinct, strict=True):
+    counts = np.zeros((len(blocks), len(group.tables)), np.int64)
+    for of_block, block in zip(counts, blocks, strict=True):
         if block is not None:
-            of_block[:] = np.diff(block.table_ends, prepend=np.int64(0))
-    keys = np.concatenate([no_rows(), *(block.rows for block in distinct if block is not None)])
+            of_block[:] = np.diff(block.distinct.table_ends, prepend=np.int64(0))
+    keys, lookups, _ = _distinct_of(blocks)
+    return Requests(counts, _tables_of(counts), keys, lookups)
+
+
+def _distinct_of(blocks: Sequence[Lookups | None]) -> tuple[Int64s, Int64s, list[int]]:
+    """Return the distinct rows or keys (n,) of all blocks, their lookups (n,), and how many are of each block."""
+    distinct = [None if lookups is None else lookups.distinct for lookups in blocks]
+    rows = np.concatenate([no_rows(), *(block.rows for block in distinct if block is not None)])
     lookups = np.concatenate([no_rows(), *(block.counts for block in distinct if block is not None)])
-    return Requests(counts, np.repeat(np.tile(np.arange(num_tables), len(blocks)), counts.ravel()), keys, lookups)
+    return rows, lookups, [0 if block is None else len(block.rows) for block in distinct]
+
+
+def _tables_of(counts: NDArray[np.integer[Any]]) -> Int64s:
+    """Return the table (n,) of each of the rows that blocks have of each table, counts (K, T)."""
+    return np.repeat(np.tile(np.arange(counts.shape[1]), len(counts)), counts.ravel())
 
 
 # --- the owner -------------------------------------------------------------------------------------------------------
@@ -390,8 +397,7 @@ class KeyMerger:
             distinct = Distinct(group_rows[first:last], counts[first:last], inverse, row_ends[number] - first)
             with_rows.append(group_lookups(distinct, block.lookups.bags, self._grouped))
 
-        num_rows = np.diff(row_ends.reshape(-1), prepend=np.int64(0))
-        tables = np.repeat(np.tile(np.arange(num_tables), ranks.blocks), num_rows)
+        tables = _tables_of(np.diff(row_ends.reshape(-1), prepend=np.int64(0)).reshape(row_ends.shape))
         columns = tables, group_rows[: len(tables)], counts[: len(tables)].astype(np.int64)
         is_owned = self._group.owned_rows(columns[1], tables) >= 0
         to_this_rank = []
