@@ -56,9 +56,7 @@ class ReadyBatch:
     parts: list[tuple[GroupPart, ...]]  # one entry for each group; empty if the batch is run in one pass
     reported: Mapping[str, float]  # numbers that the policy reports, as of this batch
     update_sizes: UpdateSizes  # of the batches whose feedback was taken in before this one was planned
-    index_places: Mapping[int, int] = field(
-        default_factory=dict
-    )  # lane with keys -> places of its index, as of this batch
+    index_places: Mapping[int, int]  # lane with keys -> places of its index, as of this batch
     arrived: Future[None] = field(default_factory=Future)
     """Done once all rows are in place; has the error of moving them, if any."""
 

@@ -73,6 +73,11 @@ class StatisticsCollector:
     def __init__(self, pipeline: Pipeline, sizes: Sizes, optimizer: RowOptimizer) -> None:
         self._pipeline, self._sizes, self._optimizer = pipeline, sizes, optimizer
         self._counts = self._zeros()
+        num_tables = [len(lane.group.tables) for lane in pipeline.lanes]
+        self._first_tables: list[int] = [
+            0,
+            *np.cumsum(num_tables)[:-1].tolist(),
+        ]  # number of the first table of each lane
         self._resident, self._live, self._places = self._zeros()[:, 0], self._zeros()[:, 0], self._places_now()
         self._watched = [lane.planner.watched_counts() for lane in pipeline.lanes]
         self._policy: Mapping[str, float] = {}
@@ -147,15 +152,10 @@ class StatisticsCollector:
         groups, slots = [lane.group for lane in lanes], [lane.device.num_slots for lane in lanes]
         self._sizes = resized(groups, slots, self._optimizer, reason)
 
-    def _first_tables(self) -> list[int]:
-        """Return the number of the first table of each lane."""
-        sizes = [len(lane.group.tables) for lane in self._pipeline.lanes]
-        return [0, *np.cumsum(sizes)[:-1].tolist()]
-
     def _places_now(self) -> NDArray[np.int64]:
         """Return `Statistics.index_places` while no batch is in flight."""
         places = self._zeros()[:, 0]
-        places[self._first_tables()] = [lane.index_places for lane in self._pipeline.lanes]
+        places[self._first_tables] = [lane.index_places for lane in self._pipeline.lanes]
         return places
 
     def _zeros(self) -> NDArray[np.int64]:
@@ -177,9 +177,8 @@ class StatisticsCollector:
         for of_group in self._pipeline.evicted_between_batches:
             of_group[:] = 0
         self._live += counts[:, Counter.ADMITTED_KEYS] - counts[:, [Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS]].sum(1)
-        first_tables = self._first_tables()
         for lane, num_places in ready.index_places.items():
-            self._places[first_tables[lane]] = num_places
+            self._places[self._first_tables[lane]] = num_places
 
     def count_evicted(self, evicted: NDArray[np.int64]) -> None:
         """Subtract rows (tables,) that were evicted outside of a batch from the resident ones."""
