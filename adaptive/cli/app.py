@@ -193,10 +193,8 @@ def _verdict(error: Exception) -> tuple[int, str]:
         return error.exit_code, f"error: {error}"
     # numpy and torch say how much they wanted; an extension that fails without an error becomes a SystemError
     if isinstance(error, MemoryError | SystemError) and str(error) in ("", "error return without exception set"):
-        return (
-            1,
-            "error: out of memory while loading a library or data. Raise the limit (ulimit -v), or end other programs",
-        )
+        more = "Raise the limit (ulimit -v), or end other programs"
+        return 1, f"error: out of memory while loading a library or data. {more}"
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         more = "Train fewer rows, or keep them in files: --set tier.host=mmap:DIR"
         return 1, f"error: out of memory: {error}. {more}"

@@ -61,10 +61,10 @@ def model_config(name: str, options: Mapping[str, Any], inputs: Inputs) -> AnyCo
     kind, values = options_of(name), dict(options)
     if isinstance(values.get("bottom_mlp"), str):  # may begin with the number of inputs, like dlrm's flag
         values["bottom_mlp"] = parse_mlp(values["bottom_mlp"], num_inputs=inputs.num_dense // inputs.steps)
-    for name, of_data in (("widths", inputs.widths), ("row_dtypes", inputs.row_dtypes)):
-        of_model = values.get(name, {})
+    for setting, of_data in (("widths", inputs.widths), ("row_dtypes", inputs.row_dtypes)):
+        of_model = values.get(setting, {})
         # settings of the model take precedence over those of the data
-        values[name] = {**of_data, **of_model} if isinstance(of_model, Mapping) else of_model
+        values[setting] = {**of_data, **of_model} if isinstance(of_model, Mapping) else of_model
     config = checked(kind, "model", values)
     _check_names("model.widths", "tables", config.widths, inputs.tables)
     _check_names("model.row_dtypes", "tables", config.row_dtypes, inputs.tables)

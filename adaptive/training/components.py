@@ -137,9 +137,11 @@ def total_steps(config: TrainConfig, dataset: Dataset) -> int | None:
     samples = dataset.num_train_samples()
     if samples is None:
         return config.steps
-    steps = num_epochs(config, dataset) * -(-samples // config.batch_size)
+    epochs = num_epochs(config, dataset)
     if dataset.windows:
         steps = sum(-(-samples // config.batch_size) for samples in dataset.windows[:-1])
+    else:
+        steps = epochs * -(-samples // config.batch_size)
     return min(steps, config.steps or sys.maxsize)
 
 

@@ -85,16 +85,17 @@ def evaluate(
         InputError: for a sample without a label; with `by`, for a sample without exactly one id, or too many samples.
         NonFiniteError: for a logit that is not finite, with its batch and data lines.
     """
+    labelled = _labelled(batches)
     if loss_of(model) == "mse":
-        return _evaluate_numbers((_in_turn if in_turn else _predictions)(embeddings, model, _labelled(batches)))
+        return _evaluate_numbers((_in_turn if in_turn else _predictions)(embeddings, model, labelled))
     tasks, streams = tasks_of(model), PerLabel(tasks_of(model))
     auc, losses = StreamingAUC(), StreamingLogLoss()
     scores, labels, groups = list[NDArray[np.float32]](), list[NDArray[np.float32]](), list[NDArray[np.int64]]()
     ranker = ranking_model(model) if ranks_items else None
     ranking = None if ranker is None else Ranking(embeddings, ranker)
     look = None if ranking is None else ranking.add
-    predicted = _predictions(embeddings, model, _labelled(batches), None if in_turn else look)
-    for batch, logits in _in_turn(embeddings, model, _labelled(batches)) if in_turn else predicted:
+    predicted = _in_turn(embeddings, model, labelled) if in_turn else _predictions(embeddings, model, labelled, look)
+    for batch, logits in predicted:
         first = logits if tasks is None else logits[:, 0]
         if tasks is not None:
             streams.update(logits, labels_of(batch, tasks))

@@ -63,8 +63,8 @@ def test_every_model_gives_its_scores_again(data: Callable[..., ToyData], name: 
     served, expected = onnx_scoring.load("served"), np.load("scores.npy")
     for size in (1000, 9):
         logits = np.concatenate([served(batch.dense, list(bags_of(batch))) for batch in toy.evaluation(size)])
-        found = logits if options.get("loss") == "mse" else 1 / (1 + np.exp(-logits))
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        predicted = logits if options.get("loss") == "mse" else 1 / (1 + np.exp(-logits))
+        np.testing.assert_allclose(predicted, expected, atol=1e-6)
     assert expected.std() > 1e-3
     batch = next(toy.evaluation(3))
     dense = [{f"dense_{number}": value for number, value in enumerate(row)} for row in batch.dense.tolist()]

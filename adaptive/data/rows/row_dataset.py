@@ -204,9 +204,9 @@ class RowDataset(Dataset):
         return self._required(self._in_order(part, batch_size), "to evaluate on", part.files)
 
     def evaluation_after(self, epoch: int, batch_size: int) -> Iterator[Batch]:
-        return (
-            self._in_order(self._parts.windows[epoch + 1], batch_size) if self.windows else self.evaluation(batch_size)
-        )
+        if self.windows:
+            return self._in_order(self._parts.windows[epoch + 1], batch_size)
+        return self.evaluation(batch_size)
 
     def _required(self, batches: Iterator[Batch], purpose: str, pieces: Sequence[int]) -> Iterator[Batch]:
         names = ", ".join(self._source.names()[piece] for piece in pieces)

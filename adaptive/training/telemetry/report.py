@@ -304,15 +304,12 @@ def _quality_lines(summary: RunSummary) -> list[str]:
     judged += [(f"  label {name}: ", quality, "") for name, quality in summary.get("labels", {}).items()]
     ranking = ", ".join(f"{name} {score_text(value)}" for name, value in summary.get("ranking", {}).items())
     lines = [f"ranks of the held-out items among all: {ranking}"] if ranking else []
-    return (
-        lines
-        + _window_lines(summary)
-        + [
-            f"{name}AUC {score_text(quality['auc'])}, log loss {score_text(quality['log_loss'])}, "
-            f"accuracy {accuracy_text(quality['accuracy'])}{end}"
-            for name, quality, end in judged
-        ]
-    )
+    lines += _window_lines(summary)
+    return lines + [
+        f"{name}AUC {score_text(quality['auc'])}, log loss {score_text(quality['log_loss'])}, "
+        f"accuracy {accuracy_text(quality['accuracy'])}{end}"
+        for name, quality, end in judged
+    ]
 
 
 def _goal_lines(summary: RunSummary) -> list[str]:
