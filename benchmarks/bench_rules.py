@@ -34,6 +34,7 @@ class Settings:
     ways: tuple[str, ...] = ("lfu", "lfu+skip=predicted", "lfu+skip=defer", "slipstream")  # policies, with a rule
     mlps: str = "small"  # those of the default model; large: RMC2's
     positive_rate: float = 0.25
+    lookups: int = 1  # of a bag
     read: str = "drawn"  # or made
     batch: int = 2048
     warm_up: int = 160  # batches before the first turn; rules skip nothing in the first 100
@@ -55,7 +56,10 @@ class Way:
     def __init__(self, name: str, settings: Settings) -> None:
         policy, _, rule = name.partition("+skip=")
         samples = settings.batch * (settings.warm_up + settings.rounds * settings.batches)  # how rare rows are depends
-        stream = {"num_train": samples, "num_eval": 1, "positive_rate": settings.positive_rate}
+        stream: dict[str, object] = {
+            "num_train": samples, "num_eval": 1,
+            "positive_rate": settings.positive_rate, "lookups": settings.lookups,
+        }  # fmt: skip
         values: dict[str, object] = {
             "policy": policy, "batch_size": settings.batch, "model_options": MLPS[settings.mlps],
             "data_options": {"synthetic": stream}, "tier": {"plan_threads": settings.plan_threads},
@@ -102,8 +106,8 @@ def run(settings: Settings) -> Report:
     times = harness.take_turns(cases, rounds=settings.rounds, warm_up=0)
     control = settings.ways[0]
     table = report.table(
-        f"skip rules: {settings.mlps} MLPs, {settings.positive_rate:.1%} positive, batches of {settings.batch} "
-        f"{settings.read}, {settings.rounds} turns of {settings.batches}",
+        f"skip rules: {settings.mlps} MLPs, {settings.positive_rate:.1%} positive, {settings.lookups} a bag, "
+        f"batches of {settings.batch} {settings.read}, {settings.rounds} turns of {settings.batches}",
         "way", "ms a batch read", f"time over {control}", "processor time", "data per second", "skipped",
     )  # fmt: skip
     for name, way in ways.items():

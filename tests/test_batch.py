@@ -55,8 +55,8 @@ def batches(
     num_samples = draw(st.integers(min_samples, 5))
     features = draw(st.integers(0, 3)) if num_features is None else num_features
     num_bags = num_samples * features
-    one_each = draw(st.booleans())  # has a way of its own
-    bag_sizes = [1] * num_bags if one_each else draw(st.lists(st.integers(0, 3), min_size=num_bags, max_size=num_bags))
+    size = draw(st.sampled_from([None, 1, 2]))  # bags of one size have a way of their own
+    bag_sizes = [size] * num_bags if size else draw(st.lists(st.integers(0, 3), min_size=num_bags, max_size=num_bags))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     num_ids = sum(bag_sizes)
     labels = rng.normal(size=num_samples).astype(np.float32)
@@ -225,6 +225,8 @@ def test_one_id_for_each_bag() -> None:
     assert one_hot_batch(np.zeros((2, 0), np.float32), ints([1, 2], [4, 5]), floats(0, 1)).one_each
     assert not two_by_two().one_each
     assert not two_by_two(ids=ints(1, 2, 3, 4), offsets=ints(0, 2, 2, 3, 4)).one_each, "as many ids as bags, unevenly"
+    assert two_by_two(ids=ints(1, 2, 3, 4, 5, 6, 7, 8), offsets=ints(0, 2, 4, 6, 8)).bag_size == 2
+    assert two_by_two().bag_size == two_by_two(ids=ints(), offsets=ints(0, 0, 0, 0, 0)).bag_size == 0
 
 
 def test_one_hot_refuses_other_types() -> None:

@@ -189,10 +189,22 @@ class Batch:
     def num_features(self) -> int:
         return (len(self.offsets) - 1) // max(self.num_samples, 1)
 
-    @cached_property
+    @property
     def one_each(self) -> bool:
         """True if every bag holds exactly one id."""
-        return len(self.ids) == len(self.offsets) - 1 and bool((self.offsets[1:] - self.offsets[:-1] == 1).all())
+        return self.bag_size == 1
+
+    @cached_property
+    def bag_size(self) -> int:
+        """Number of ids that every bag holds, 1 without bags; 0: the bags differ, or are empty."""
+        if len(self.offsets) == 1:
+            return 1
+        size, rest = divmod(len(self.ids), len(self.offsets) - 1)
+        return size if not rest and (self.offsets[1:] - self.offsets[:-1] == size).all() else 0
+
+    def by_sample(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
+        """View (F, B, `bag_size`) of the values (N,) of lookups in bags of one size."""
+        return values.reshape(self.num_features, self.num_samples, self.bag_size)
 
     def has_one_each(self, feature: int) -> bool:
         """True if every sample has exactly one id of a feature."""
@@ -231,7 +243,7 @@ class Batch:
             extras={name: array[samples] for name, array in self.extras.items()},
         ).mark_unshared()
         if picks is None:
-            taken.__dict__["one_each"] = True  # known without looking at all offsets again
+            taken.__dict__["bag_size"] = self.bag_size  # known without looking at all offsets again
         return taken
 
     def reordered(self, order: Sequence[int]) -> "Batch":
@@ -249,10 +261,10 @@ class Batch:
         )
 
     def _lookups_of(self, samples: Samples) -> tuple[Samples, Samples | None]:
-        """Offsets of the samples' bags and the lookups in them; None: one lookup per bag."""
-        if self.one_each:
+        """Offsets of the samples' bags and the lookups in them; None: bags of one size."""
+        if self.bag_size:
             same = len(samples) == self.num_samples and _UNSHARED in self.__dict__
-            return self.offsets if same else np.arange(self.num_features * len(samples) + 1), None
+            return self.offsets if same else np.arange(self.num_features * len(samples) + 1) * self.bag_size, None
         bags = (np.arange(self.num_features)[:, None] * self.num_samples + samples[None, :]).ravel()
         starts = self.offsets[bags]
         sizes = self.offsets[bags + 1] - starts
@@ -265,7 +277,7 @@ class Batch:
     def _pick(self, values: NDArray[Scalar], samples: Samples, picks: Samples | None) -> NDArray[Scalar]:
         """The samples' values among those of all lookups (N,)."""
         if picks is None:  # one gather per feature instead of one index per lookup
-            return values.reshape(self.num_features, self.num_samples).take(samples, axis=1).reshape(-1)
+            return self.by_sample(values).take(samples, axis=1).reshape(-1)
         return values[picks]
 
 

@@ -27,13 +27,13 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     ):
         if len(kinds) > 1:
             raise ValueError(f"expected batches with the same {what}, got {sorted(kinds)}")
-    if all(batch.one_each for batch in batches):  # one reshape a batch instead of a slice for each feature
+    if first.bag_size and len({batch.bag_size for batch in batches}) == 1:  # a view each instead of slices by feature
 
         def join(arrays: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
-            blocks = [a.reshape(b.num_features, b.num_samples) for a, b in zip(arrays, batches, strict=True)]
+            blocks = [batch.by_sample(array) for array, batch in zip(arrays, batches, strict=True)]
             return np.concatenate(blocks, axis=1).reshape(-1)
 
-        offsets = np.arange(sum(len(batch.ids) for batch in batches) + 1)
+        offsets = np.arange(sum(len(batch.offsets) - 1 for batch in batches) + 1) * first.bag_size
     else:
 
         def join(arrays: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
