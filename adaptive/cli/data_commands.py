@@ -47,6 +47,7 @@ def prepare(
     seconds = time.monotonic() - begun
     parts = [part for part in (prepared.train, prepared.evaluation) if part is not None]
     num_bytes = sum(part.bytes for part in parts)
+    in_windows = f" in {len(prepared.windows)} windows of time" if prepared.windows else ""
     result = {
         "schema": 1,
         "path": str(path),
@@ -57,8 +58,8 @@ def prepare(
         "seconds": round(seconds, 3),
     }
     lines = [
-        f"{path}: {prepared.train.samples:,} training samples, {result['eval_samples']:,} evaluation samples, "
-        f"{size_text(num_bytes)}, in {seconds:.1f} s",
+        f"{path}: {prepared.train.samples:,} training samples{in_windows}, {result['eval_samples']:,} evaluation "
+        f"samples, {size_text(num_bytes)}, in {seconds:.1f} s",
         *(
             [f"rejected lines: {', '.join(f'{n:,} {cause}' for cause, n in prepared.rejects.items())}"]
             * bool(prepared.rejects)

@@ -38,7 +38,7 @@ _KINDS: Final = {
         ("schema_path", "eval_data", "holdout", "time_split", "windows", "keys"),
         "it applied when the data were prepared. Prepare them again to read or split them differently",
     ),
-    "taobao": Kind("sequences.taobao", "open_taobao", ("schema_path", "eval_part", "windows", "keys"), _NOTHING),
+    "taobao": Kind("sequences.taobao", "open_taobao", ("schema_path", "eval_part", "keys"), _NOTHING),
     "tbsm": Kind(
         "sequences.sequence_dataset",
         "open_tbsm",

@@ -21,6 +21,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -92,6 +93,9 @@ class Manifest(Config):
     has_times: bool = Field(default=False, description="samples have times")
     sequences: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict, description="feature -> the most ids of a sample, where ids are steps of a sequence"
+    )
+    windows: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        default=(), description="samples of each window of time, one after another in `train`; empty: none"
     )
     files: tuple[str, ...] | None = Field(description="names of files for the origin of samples; null: not known")
     train: StoredPart
@@ -195,21 +199,35 @@ class Prepared(Dataset):
         self.sequences = self._manifest.sequences
         self._shuffle_buffer, self._seed = options.shuffle_buffer, options.seed
         self._train = _Part(folder, "train", self._manifest, self._manifest.train)
+        self.windows = self._manifest.windows
+        if self.windows and sum(self.windows) != self._manifest.train.samples:
+            raise InputError(
+                f"{folder}: expected {sum(self.windows)} samples in windows, got "
+                f"{self._manifest.train.samples}. {AGAIN}"
+            )
+        self._bounds = np.cumsum([0, *self.windows]).tolist()
         stored = self._manifest.evaluation
         self._evaluation = _Part(folder, "evaluation", self._manifest, stored) if stored is not None else None
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
         """Return batches of the training part."""
-        return in_blocks(
-            self._train.batches, batch_size, shuffle_buffer=self._shuffle_buffer, seed=self._seed, epoch=epoch
-        )
+        read = partial(self._window, epoch) if self.windows else self._train.batches
+        return in_blocks(read, batch_size, shuffle_buffer=self._shuffle_buffer, seed=self._seed, epoch=epoch)
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
         """Return batches of the evaluation part."""
+        if self.windows:
+            return self._window(len(self.windows) - 1, batch_size)
         return iter(()) if self._evaluation is None else self._evaluation.batches(batch_size)
 
+    def evaluation_after(self, epoch: int, batch_size: int) -> Iterator[Batch]:
+        return self._window(epoch + 1, batch_size) if self.windows else self.evaluation(batch_size)
+
+    def _window(self, number: int, batch_size: int) -> Iterator[Batch]:
+        return self._train.batches(batch_size, *self._bounds[number : number + 2])
+
     def num_train_samples(self) -> int:
-        return self._manifest.train.samples
+        return self.windows[0] if self.windows else self._manifest.train.samples
 
     def fingerprint(self) -> dict[str, object]:
         """Return path, size and SHA-256 of every file, and the settings that order samples."""
@@ -246,16 +264,17 @@ class _Part:
             except OSError as error:
                 raise InputError(f"{self._path}: expected a file, got an error ({error.strerror}). {_AGAIN}") from error
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        """Yield batches of `size` samples; the last one may be smaller.
+    def batches(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
+        """Yield batches of `size` of the samples [start, stop); the last one may be smaller.
 
         Raises:
             InputError: if the file was written to since it was opened, since blocks are verified only once.
         """
         with suppress(FileNotFoundError):  # a removed file can still be read while it is mapped
             self._file.require_unchanged(self._path.stat())
-        for first in range(0, int(self._starts[-1]), size):
-            yield self._samples(first, min(first + size, int(self._starts[-1])))
+        stop = int(self._starts[-1]) if stop is None else stop
+        for first in range(start, stop, size):
+            yield self._samples(first, min(first + size, stop))
 
     def _samples(self, first: int, stop: int) -> Batch:
         """Return the samples [first, stop), which may be in several blocks."""

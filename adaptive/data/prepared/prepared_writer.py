@@ -67,10 +67,13 @@ def prepare(
         if "num_workers" not in options.model_fields_set and not is_parquet:
             changed["num_workers"] = usable_cores()
         dataset = open_dataset(spec, options.model_copy(update=changed), run_dir=folder)
-        if dataset.epochs_differ or dataset.windows:
-            got = "data.windows" if dataset.windows else repr(spec)
+        if dataset.epochs_differ:
             raise ConfigError(
-                f"prepare: expected data with the same samples in every epoch, got {got}. Train on it directly."
+                f"prepare: expected data with the same samples in every epoch, got {spec!r}. Train on it directly."
+            )
+        if dataset.windows and options.drop_negatives:  # of a window that is trained, not of one that is evaluated
+            raise ConfigError(
+                "prepare: expected data.windows or data.drop_negatives, got both. Remove one, or train on the files."
             )
         written.append(_Writer(dataset, spec, folder, begins, disk).write())
         if (folder / "rejects.jsonl").exists():
@@ -95,7 +98,8 @@ class _Writer:
     ) -> None:
         self._dataset, self._folder, self._begins, self._disk = dataset, folder, begins, disk
         self._rows = block_samples(dataset.num_dense + len(dataset.features))
-        train = dataset.train(self._rows)
+        windows = range(max(len(dataset.windows), 1))
+        train = chain.from_iterable(dataset.train(self._rows, epoch=window) for window in windows)
         first = next(train)
         features = tuple(
             StoredFeature(name=feature.name, rows=feature.num_embeddings, table=table)
@@ -113,6 +117,7 @@ class _Writer:
             key_rules=dict(dataset.key_rules),
             has_times="timestamp" in first.extras,
             sequences=dict(dataset.sequences),
+            windows=dataset.windows,
             files=first.origin.files if first.origin is not None else None,
             train=nothing,
             evaluation=None,
@@ -126,7 +131,9 @@ class _Writer:
         """Write all parts, then the manifest."""
         train = self._part("train", self._train)
         assert train is not None
-        evaluation = self._part("evaluation", self._dataset.evaluation(self._rows))
+        evaluation = None
+        if not self._manifest.windows:
+            evaluation = self._part("evaluation", self._dataset.evaluation(self._rows))
         if self._dataset.fingerprint() != self._manifest.fingerprint:
             raise InputError(f"data {self._manifest.data!r}: expected unchanged files, got others. {AGAIN}")
         parts = {"train": train, "evaluation": evaluation, "rejects": self._dataset.rejects()}
@@ -141,7 +148,9 @@ class _Writer:
         first = next(batches, None)
         if first is None:
             return None
-        total = self._dataset.num_train_samples() if name == "train" and self._dataset.part_read() is None else None
+        total = sum(self._manifest.windows) or None
+        if not total and name == "train" and self._dataset.part_read() is None:
+            total = self._dataset.num_train_samples()
         entries, offset, samples = list[Index](), 0, 0
         path = self._folder / f"{name}.bin"
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
@@ -138,6 +139,27 @@ def split_time(files: tuple[int, ...], cut: float) -> tuple[Split, Split]:
     return Split(files, window=(-np.inf, cut)), Split(files, window=(cut, np.inf))
 
 
+def window_numbers(times: NDArray[np.float64], length: float) -> NDArray[np.float64]:
+    """Return the number n, which is whole, of the window [n * length, (n + 1) * length) of each time (N,)."""
+    numbers = np.floor(times / length)
+    numbers += (times >= (numbers + 1) * length).astype(np.int64) - (times < numbers * length)  # division rounds
+    return numbers
+
+
+def check_num_windows(number: int, length: float) -> None:
+    """Raise InputError unless there are 2 to `MOST_WINDOWS` windows."""
+    if number > MOST_WINDOWS:
+        raise InputError(
+            f"data.windows: expected at most {MOST_WINDOWS:,} windows, got more, of length {length:g}. Give a "
+            "greater length; times of [time] with kind = 'number' have the unit of the data."
+        )
+    if number < 2:
+        raise InputError(
+            f"data.windows: expected rows in two windows or more, got all in one of length {length:g}. Give a smaller "
+            "length."
+        )
+
+
 def split_windows(source: RowSource, files: tuple[int, ...], length: float) -> tuple[Split, ...]:
     """Return the rows of each window of time [n * length, (n + 1) * length) that has rows, in the order of time.
 
@@ -150,25 +172,15 @@ def split_windows(source: RowSource, files: tuple[int, ...], length: float) -> t
 
     def look(block: Block) -> None:
         nonlocal num_rows
-        times = block.columns.times[: block.num_rows]
-        numbers = np.floor(times / length)
-        numbers += (times >= (numbers + 1) * length).astype(np.int64) - (times < numbers * length)  # division rounds
+        numbers = window_numbers(block.columns.times[: block.num_rows], length)
         for number, first, size in zip(*np.unique(numbers, return_index=True, return_counts=True), strict=True):
             sizes[int(number)] += int(size)
             first_rows.setdefault(int(number), num_rows + int(first))
-        if len(sizes) > MOST_WINDOWS:
-            raise InputError(
-                f"data.windows: expected at most {MOST_WINDOWS:,} windows, got more, of length {length:g}. Give a "
-                "greater length; times of [time] with kind = 'number' have the unit of the data."
-            )
+        check_num_windows(max(len(sizes), 2), length)
         num_rows += block.num_rows
 
     marks = survey(source, files, mark_rows=MARK_ROWS, look=look).marks
-    if len(sizes) < 2:
-        raise InputError(
-            f"data.windows: expected rows in two windows or more, got all in one of length {length:g}. Give a smaller "
-            "length."
-        )
+    check_num_windows(len(sizes), length)
     return tuple(
         Split(
             files,

@@ -17,10 +17,13 @@ from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, by_table, training_batches, window_bounds
 from adaptive.data.key_numbers import number_keys
 from adaptive.data.open import open_dataset
+from adaptive.data.prepared import prepared_writer
+from adaptive.data.prepared.prepared_reader import MANIFEST, load_manifest
 from adaptive.data.prepared.prepared_writer import prepare
 from adaptive.data.rows import split
 from adaptive.errors import ConfigError, InputError
 from adaptive.models.tasks import start_at_base_rate
+from adaptive.storage.untrusted import signed_json
 from adaptive.studies.simulate.simulation import simulate
 from adaptive.studies.step_model import Machine
 from adaptive.training.components import build, total_steps
@@ -181,6 +184,42 @@ def test_a_run_trains_window_by_window_and_can_be_resumed() -> None:
     assert [(record["window"], record["step"]) for record in few["windows"]] == [(1, 2), (2, 3)]
 
 
+def everything(dataset: Dataset, size: int) -> list[list[list[Any]]]:
+    """Batches of each window as it is trained and as it is evaluated, and of the last one."""
+    read = [dataset.train(size, epoch=epoch) for epoch in range(len(dataset.windows) - 1)]
+    read += [dataset.evaluation_after(epoch, size) for epoch in range(len(dataset.windows) - 1)]
+    return [
+        [[batch.dense.tolist(), batch.ids.tolist(), batch.labels.tolist()] for batch in batches]
+        for batches in (*read, dataset.evaluation(size))
+    ]
+
+
+@pytest.mark.parametrize("block", [2, 64])
+def test_prepared_windows_are_those_of_the_files(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in no order of time, blocks smaller and larger than a window, with and without a shuffle."""
+    monkeypatch.setattr(prepared_writer, "block_samples", lambda values: block)
+    options = write(np.random.default_rng(0).permutation(np.repeat(np.arange(40), 3)).tolist())
+    options = options.model_copy(update={"windows": 10.0})
+    manifest = prepare("csv:rows.csv", options, Path("stored"))
+    assert manifest.windows == (30,) * 4 and manifest.evaluation is None
+    for shuffle in ({}, {"shuffle_buffer": 20, "seed": 3}):
+        files = open_dataset("csv:rows.csv", options.model_copy(update=shuffle))
+        stored = open_dataset("prepared:stored", DataOptions.model_validate(shuffle))
+        assert stored.windows == files.windows and stored.num_train_samples() == files.num_train_samples() == 30
+        assert everything(stored, 7) == everything(files, 7)
+    given = {"data": "prepared:stored", "data_options": {}, "batch_size": 16, "tensorboard": False}
+    of_files, of_stored = train_run(config_of(out="files")), train_run(config_of(out="stored-run", **given))
+    assert of_stored["windows"] == of_files["windows"] and of_stored["samples"] == 90
+
+
+def test_windows_of_another_size_than_the_samples_are_refused() -> None:
+    prepare("csv:rows.csv", write([0, 5, 20]).model_copy(update={"windows": 10.0}), Path("stored"))
+    manifest = load_manifest(Path("stored")).model_copy(update={"windows": (2, 2)})
+    (Path("stored") / MANIFEST).write_bytes(signed_json(manifest.model_dump(mode="json")))
+    with pytest.raises(InputError, match=r"stored: expected 4 samples in windows, got 3. Prepare the data again"):
+        open_dataset("prepared:stored", DataOptions())
+
+
 def test_simulation_and_keys_see_all_windows_that_are_trained() -> None:
     write(np.repeat(np.arange(40), 3).tolist())
     config = config_of(steps=None)
@@ -210,10 +249,8 @@ def test_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "MOST_WINDOWS", 2)
     with pytest.raises(InputError, match=r"data.windows: expected at most 2 windows, got more, of length 1. Give a gr"):
         opened(options, 1)
-    with pytest.raises(
-        ConfigError, match=r"prepare: expected data with the same samples in every epoch, got data.wind"
-    ):
-        prepare("csv:rows.csv", options.model_copy(update={"windows": 10.0}), Path("out"))
+    with pytest.raises(ConfigError, match=r"prepare: expected data.windows or data.drop_negatives, got both"):
+        prepare("csv:rows.csv", options.model_copy(update={"windows": 10.0, "drop_negatives": 0.5}), Path("out"))
     text = Path("rows.toml").read_text()
     Path("rows.toml").write_text("\n".join(line for line in text.splitlines() if not line.startswith("time")))
     with pytest.raises(ConfigError, match=r"data.windows: expected a schema with a time column, got none for 10.0"):
