@@ -100,7 +100,7 @@ class RankDenseStep(LocalDenseStep):
             return
         digest = hashlib.blake2b(digest_size=8)
         for weight in self._weights:
-            digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(weight.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         digests = self._ranks.gather_facts(digest.hexdigest())
         other = next((rank for rank, of_rank in enumerate(digests) if of_rank != digests[0]), None)
         if other is not None:

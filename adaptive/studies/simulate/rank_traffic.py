@@ -27,6 +27,9 @@ from adaptive.embeddings.ranks.owners import BITS, SIZE, Owners
 from adaptive.embeddings.ranks.transport import header_size
 from adaptive.errors import ConfigError, InputError
 from adaptive.models.factory import model_config
+from adaptive.models.model_settings import TwoTowerConfig
+from adaptive.plugins import make_policy, with_rule
+from adaptive.policy import drops_inputs
 from adaptive.studies.simulate.simulated_run import OnProgress
 from adaptive.system import StopRequest, stop_request
 from adaptive.training.components import build_tables, dense_weights, inputs_of, num_epochs, open_data, total_steps
@@ -39,12 +42,13 @@ MAX_RANKS: Final = SIZE  # each rank needs a bucket of rows
 
 @dataclass
 class SentBytes:
-    """Bytes by kind of message."""
+    """Bytes by kind of message; `items` are vectors of items and their gradients (`loss = in_batch_softmax`)."""
 
     requests: float = 0
     vectors: float = 0
     gradients: float = 0
     dense: float = 0
+    items: float = 0
     predictions: float = 0
     headers: float = 0
 
@@ -112,10 +116,11 @@ def simulate_rank_traffic(
         stop: set by signals; after that no more batches are read.
 
     Raises:
-        ConfigError: for an impossible number of ranks.
+        ConfigError: for an impossible number of ranks, or a skip rule that leaves inputs out.
         InputError: if there is no training data.
     """
     _check_sizes(sizes, config.ranks.blocks)
+    _check_rule(config)
     dataset = open_data(config)
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
@@ -124,8 +129,11 @@ def simulate_rank_traffic(
     groups = make_groups_without_keys(shape.format_rows(tables), config.seed)
     weights, labels = dense_weights(config, dataset), len(inputs.labels) or 1
     row_value = VALUE // 2 if config.ranks.wire == "bf16" else VALUE
+    ranks_items = isinstance(shape, TwoTowerConfig) and shape.loss == "in_batch_softmax"
+    item_values = shape.tower_mlp[-1] if ranks_items else None
     counted = [
-        _Counted(size, config.ranks.blocks or size, groups, weights, labels, row_value) for size in dict.fromkeys(sizes)
+        _Counted(size, config.ranks.blocks or size, groups, weights, labels, row_value, item_values)
+        for size in dict.fromkeys(sizes)
     ]
     finders = [DistinctFinder(group) for group in groups]
     batches = samples = lookups = distinct = 0
@@ -168,6 +176,17 @@ def _check_sizes(sizes: Sequence[int], blocks: int | None) -> None:
             raise ConfigError(f"--ranks: expected 2 to {most:,} ranks{why}, got {size}")
 
 
+def _check_rule(config: TrainConfig) -> None:
+    """Raise ConfigError for a rule whose batches and weights only a training knows."""
+    policy = make_policy(config.policy, config.policy_options)
+    skip = with_rule(policy, config.skip)
+    if skip is not None and drops_inputs(policy):
+        raise ConfigError(
+            f"--ranks: expected no skip rule that leaves inputs out, got {skip.rule or config.policy}: only a training "
+            "knows which, and the weights of the others. Set skip.rule=off."
+        )
+
+
 def _batches(config: TrainConfig, dataset: Dataset) -> Iterator[Batch]:
     """Batches of all epochs, up to `steps`."""
     every = (
@@ -182,6 +201,7 @@ class _Counted:
 
     Attributes:
         row_value: bytes of a value of rows and their gradients; rows in bfloat16 take 2.
+        item_values: values of an item's vector if the items of the batch are negatives, else None.
         sent: by all ranks in all batches.
         rows: requested, including those of the rank itself.
         load: largest over mean requests of the owners, summed over batches.
@@ -193,6 +213,7 @@ class _Counted:
     weights: int
     labels: int
     row_value: int
+    item_values: int | None
     owners: list[Owners] = field(init=False)
     sent: SentBytes = field(default_factory=SentBytes)
     rows: int = 0
@@ -222,7 +243,13 @@ class _Counted:
             slices = np.diff([rank * self.weights // self.size for rank in range(self.size + 1)])
             exchanges, dense = EXCHANGES + 1, int(filled @ (self.weights - slices)) + self.weights * others
         self.sent.dense += VALUE * dense
-        scores = 2 * VALUE * self.labels * batch.num_samples
+        if self.item_values is not None:
+            exchanges += 2
+            starts = bounds * batch.num_samples // self.blocks
+            of_others = int(filled @ (batch.num_samples - np.diff(starts)))
+            self.sent.items += others * (12 + VALUE * self.item_values) * batch.num_samples  # and row and label
+            self.sent.items += VALUE * self.item_values * of_others
+        scores = VALUE * (2 * self.labels + ("weight" in batch.extras)) * batch.num_samples
         self.sent.predictions += others * (24 * self.size + 8 * blocks + scores)
         self.sent.headers += exchanges * header_size(self.size) * others * self.size
 

@@ -10,8 +10,9 @@ from support.thread_ranks import on_ranks
 from support.toy import SIZES, SMALL_DLRM, ToyData, toy_config
 
 import adaptive.studies.simulate.rank_traffic
+from adaptive.batch import Batch
 from adaptive.config import TrainConfig
-from adaptive.data.dataset import by_table
+from adaptive.data.dataset import Changed, Dataset, by_table
 from adaptive.embeddings import dense_step
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
@@ -35,15 +36,15 @@ def config(blocks: int | None = None, wire: str = "fp32", **changed: Any) -> Tra
     return toy_config(batch_size=64, ranks={"blocks": blocks, "wire": wire}, **changed)
 
 
-def sent_by_training(size: int, settings: TrainConfig) -> list[RankTraffic]:
+def sent_by_training(size: int, settings: TrainConfig, data: Dataset = DATA) -> list[RankTraffic]:
     """Return the bytes that each rank sends; ranks are threads."""
 
     def work(ranks: Ranks) -> RankTraffic:
-        made = build(settings.model_copy(update={"policy": "lfu"}), DATA, (), ranks)
+        made = build(settings.model_copy(update={"policy": "lfu"}), data, (), ranks)
         with made.embeddings as embeddings:
             trainer = Trainer(embeddings, made.model, made.optimizer)
             trainer.recorder.write_interval = lambda: None  # type: ignore[method-assign]
-            trainer.train(DATA.train(64), depth=1)
+            trainer.train(data.train(64), depth=1)
         return ranks.traffic()
 
     return on_ranks(size, work, blocks=settings.ranks.blocks, wire=settings.ranks.wire, gradients="sum")
@@ -63,9 +64,45 @@ def test_bytes_equal_those_of_a_training(
     result = simulate_rank_traffic(settings, [size])
     (report,) = result.ranks
     sent = sent_by_training(size, settings)
-    for kind, count in vars(report.bytes).items():
+    assert report.bytes.items == 0
+    for kind, count in vars(report.bytes).items() - {("items", 0)}:
         mean = sum(getattr(rank, kind) for rank in sent) / result.batches / size
         assert count == pytest.approx(mean, rel=0.25 if kind == "headers" else 1e-9), kind
+
+
+@pytest.mark.parametrize(("size", "blocks"), [(2, None), (3, 5)])
+def test_vectors_of_items_are_counted_to_the_byte(size: int, blocks: int | None) -> None:
+    """In-batch softmax sends them, and their gradients, beyond what the same model with log loss sends."""
+    options = {"embedding_dim": 4, "tower_mlp": "6-5", "user_tables": list(SIZES)[:-1]}
+    log, ranked = (
+        config(blocks, model="two-tower", model_options={**options, "loss": loss})
+        for loss in ("log", "in_batch_softmax")
+    )
+    (report,) = simulate_rank_traffic(ranked, [size]).ranks
+    (without,) = simulate_rank_traffic(log, [size]).ranks
+    others = [sum(rank.other for rank in sent_by_training(size, settings)) for settings in (log, ranked)]
+    assert report.bytes.items == (others[1] - others[0]) / 6 / size > 0 == without.bytes.items
+    assert report.bytes_in_all == sum(vars(report.bytes).values())
+    assert report.bytes.headers > without.bytes.headers
+
+
+def test_weights_of_samples_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def weighted(batch: Batch) -> Batch:
+        return replace(batch, extras={"weight": np.ones(batch.num_samples, np.float32)})
+
+    data = Changed(DATA, weighted)
+    monkeypatch.setattr(adaptive.studies.simulate.rank_traffic, "open_data", lambda config: data)
+    (report,) = simulate_rank_traffic(config(), [2]).ranks
+    sent = sent_by_training(2, config(), data)
+    assert report.bytes.predictions == sum(rank.predictions for rank in sent) / 6 / 2
+
+
+def test_rules_that_leave_inputs_out_are_refused() -> None:
+    with pytest.raises(ConfigError, match="expected no skip rule that leaves inputs out, got predicted: only a train"):
+        simulate_rank_traffic(config(skip={"rule": "predicted"}), [2])
+    with pytest.raises(ConfigError, match="expected no skip rule that leaves inputs out, got slipstream: only a train"):
+        simulate_rank_traffic(config(policy="slipstream", skip={}), [2])
+    assert simulate_rank_traffic(config(skip={"rule": "defer"}), [2]).batches == 6
 
 
 @pytest.mark.parametrize("blocks", [None, 5])
