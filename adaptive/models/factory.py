@@ -225,7 +225,19 @@ def _make_custom(cls: type[nn.Module], config: CustomConfig, inputs: Inputs, *, 
                 f"model {cls.__name__}: expected a model, got an error in __init__: {_text(error)}"
             ) from error
         _try(model, config.embedding_dim, inputs)
+    _check_dtypes(model)
     return model
+
+
+def _check_dtypes(model: nn.Module) -> None:
+    """Raise ConfigError for weights that checkpoints and exports cannot hold."""
+    weights = set(model.parameters())
+    for name, value in model.state_dict(keep_vars=True).items():
+        if value.dtype == torch.bfloat16 or (value in weights and value.dtype != torch.float32):
+            raise ConfigError(
+                f"model {type(model).__name__}: expected weights in float32, got {str(value.dtype)[6:]} ({name}). Keep "
+                "them in float32, and compute in lower precision inside torch.autocast."
+            )
 
 
 def offered_to(cls: type[nn.Module]) -> list[str]:

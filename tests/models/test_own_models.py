@@ -88,6 +88,8 @@ def test_weights_follow_from_the_seed() -> None:
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
+MIXED = "class Mine(nn.Module):\n  def forward(self, d, p): return d.sum(1)\n  def __init__(self):\n    "
+MIXED += "super().__init__()\n    self.part = "
 BAD = {
     "class Mine: pass": "has no class Mine derived from torch.nn.Module",
     "class Other(nn.Module): pass": "has no class Mine derived from torch.nn.Module",
@@ -103,6 +105,11 @@ BAD = {
     "class Mine(nn.Module):\n  def __init__(self, widths): pass": "other names than settings in __init__",
     "class Mine(nn.Module):\n  def __init__(self, a: 'Nowhere' = 1): pass": "got an error: NameError",
     "class Mine(nn.Module):\n  def __init__(self, a): pass": "model.a: is needed",
+    MIXED
+    + "nn.Linear(2, 1).bfloat16()": r"model Mine: expected weights in float32, got bfloat16 \(part.weight\). Keep",
+    MIXED + "nn.Linear(2, 1).double()": r"model Mine: expected weights in float32, got float64 \(part.weight\)",
+    MIXED
+    + "nn.BatchNorm1d(2, affine=False).bfloat16()": r"expected weights in float32, got bfloat16 \(part.running_me",
 }
 
 
