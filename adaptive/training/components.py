@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -95,6 +95,13 @@ def prepare(policies: Sequence[Policy], config: TrainConfig, dataset: Dataset) -
         counted = dataset.num_train_samples()
         policy.epoch_batches = _epoch_batches(config, sample.num_samples if counted is None else counted)
     return sample.batches
+
+
+def enter_window(policies: Iterable[Policy], config: TrainConfig, dataset: Dataset, epoch: int) -> None:
+    """Set `epoch_batches` of policies that arrange inputs to those of an epoch, if epochs are windows of time."""
+    if dataset.windows:
+        for policy in filter(arranges, policies):
+            policy.epoch_batches = _epoch_batches(config, dataset.windows[epoch])
 
 
 def _calibration_sample(config: TrainConfig, dataset: Dataset) -> Sample:

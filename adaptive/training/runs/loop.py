@@ -19,7 +19,7 @@ from adaptive.data.dataset import Dataset
 from adaptive.errors import CheckpointError, PolicyError
 from adaptive.policy import arranges
 from adaptive.system import StopRequest
-from adaptive.training.components import num_epochs
+from adaptive.training.components import enter_window, num_epochs
 from adaptive.training.guard.guard import Guard
 from adaptive.training.trainer import Trainer
 
@@ -190,6 +190,7 @@ class Loop:
 
     def _batches(self) -> Iterator[Batch]:
         left = self.place.left(self._config.steps)
+        enter_window([self._trainer.embeddings.policy], self._config, self._dataset, self.place.epoch)
         epoch = self._dataset.train(self._config.batch_size, epoch=self.place.epoch)
         batches = islice(self._untrained(epoch), left)
         return self._guard.guarded(batches) if self._guard else batches

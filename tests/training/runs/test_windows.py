@@ -220,6 +220,43 @@ def test_windows_of_another_size_than_the_samples_are_refused() -> None:
         open_dataset("prepared:stored", DataOptions())
 
 
+POLICY = """
+from adaptive import Policy
+
+
+class Noting(Policy):
+    def score(self, rows):
+        return rows.last_access
+
+    def arrange(self, batches, view):
+        with open("epochs.txt", "a") as notes:
+            print(self.epoch_batches, file=notes)
+        yield from batches
+"""
+
+
+def test_a_policy_that_arranges_knows_the_batches_of_each_window() -> None:
+    """Windows of 30, 80, 10 and 30 rows; also a run that is resumed in the second, and a simulation."""
+    Path("noting.py").write_text(POLICY)
+    write(np.repeat(np.arange(40), np.repeat([3, 8, 1, 3], 10)).tolist())
+    config = config_of(out="whole", policy="noting.py:Noting")
+
+    def noted() -> list[str]:
+        (notes := Path("epochs.txt")).replace("read.txt")
+        assert not notes.exists()
+        return Path("read.txt").read_text().split()
+
+    train_run(config)
+    assert noted() == ["2", "5", "1"]
+    train_run(config_of(out="cut", policy="noting.py:Noting", steps=4))
+    assert noted() == ["2", "4"]
+    resume_run(Path("cut"), steps=8, code={"policy": "noting.py:Noting"})
+    assert noted() == ["5", "1"]
+    machine = Machine(link=1e9, device=1e9, host=1e9, dense_ms=1.0)
+    simulate([("noting", config)], ["100%"], machine, embedding_dim=4)
+    assert noted() == ["2", "5", "1"]
+
+
 def test_simulation_and_keys_see_all_windows_that_are_trained() -> None:
     write(np.repeat(np.arange(40), 3).tolist())
     config = config_of(steps=None)
