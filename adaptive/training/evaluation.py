@@ -257,13 +257,27 @@ def vectors_of(embeddings: TieredEmbeddingBag, model: nn.Module, planned: Planne
 def _sample_vectors(embeddings: TieredEmbeddingBag, model: SequenceModel, planned: Planned) -> SampleVectors:
     batch, sequences = planned.batch, sorted(model.inputs.sequences)
     sizes = np.diff(batch.offsets).reshape(batch.num_features, batch.num_samples)[sequences]
-    if model.sums_steps and (unequal := np.flatnonzero((sizes != sizes[0]).any(axis=0))).size:
-        sample, names = int(unequal[0]), [embeddings.features[number] for number in sequences]
-        got = ", ".join(f"{size} of {name}" for name, size in zip(names, sizes[:, sample].tolist(), strict=True))
-        where = f"sample {sample}" if batch.origin is None else batch.origin.where(sample)
-        raise InputError(
-            f"{where}: expected sequences of equal lengths for model hstu, which sums the steps of an event, got "
-            f"{got}. Correct the data, or use --model din."
+    names = [embeddings.features[number] for number in sequences]
+
+    def refuse(is_bad: NDArray[np.bool_], expected: str, fix: str) -> None:
+        """Raise InputError for the first bad sample; `is_bad` is (sequences, samples)."""
+        if (bad := np.flatnonzero(is_bad.any(axis=0))).size:
+            sample = int(bad[0])
+            got = ", ".join(f"{size} of {name}" for name, size in zip(names, sizes[:, sample].tolist(), strict=True))
+            where = f"sample {sample}" if batch.origin is None else batch.origin.where(sample)
+            raise InputError(f"{where}: expected {expected}, got {got}. {fix}")
+
+    most = [model.inputs.sequences[number] for number in sequences]
+    refuse(
+        sizes > np.array(most)[:, None],
+        f"sequences of at most {', '.join(f'{size} ids of {name}' for size, name in zip(most, names, strict=True))}",
+        "Keep the latest, or raise max_length before training.",
+    )
+    if model.sums_steps:
+        refuse(
+            sizes != sizes[0],
+            "sequences of equal lengths for model hstu, which sums the steps of an event",
+            "Correct the data, or use --model din.",
         )
     lengths = torch.from_numpy(sizes).to(embeddings.device)
     return model.gather(list(embeddings(planned).values()), list(lengths))

@@ -87,6 +87,27 @@ def test_loss_is_the_formula_sample_by_sample(logq: bool, unit: bool) -> None:
     torch.testing.assert_close(logits, ((users * vectors).sum(1) / 0.5).detach())
 
 
+def test_odd_batches_train_nothing_but_numbers() -> None:
+    """One sample, one item in all samples: no negatives and no gradient. NaN changes nothing, also no counts."""
+    parts = build(config_of(), SHAPE)
+    with parts.embeddings:
+        trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
+        trainer.train(batches_of(pairs_of(2)))
+        before = all_weights(parts)
+        one, same = Batch.of(user=[3], item=[5], labels=[1]), Batch.of(user=[1, 2, 3], item=[7] * 3, labels=[1] * 3)
+        trainer.train([one, same])
+        after = all_weights(parts)
+        assert after.pop("dense item_counts").sum() - before.pop("dense item_counts").sum() == 4
+        for name, values in before.items():
+            if not name.startswith("records"):
+                np.testing.assert_array_equal(after[name], values, err_msg=name)
+        counted = dense_weights(parts)
+        bad = Batch.of(user=[1, 2], item=[3, 4], labels=[1, 1], extras={"weight": np.array([1, np.nan], np.float32)})
+        with pytest.raises(NonFiniteError, match="the loss is nan"):
+            trainer.train([bad])
+        assert_equal(dense_weights(parts), counted)
+
+
 def test_a_batch_without_positives_has_no_loss() -> None:
     parts = build(config_of(), SHAPE)
     with parts.embeddings:

@@ -193,6 +193,40 @@ def test_nan_changes_nothing_and_is_explained(model: str) -> None:
             trainer.train([good])
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_nan_of_one_sample_reaches_no_other(model: str) -> None:
+    """A row that is not a number, in the shortest sequence of its batch, which is padded."""
+    parts = build(config_of(model), SHAPE)
+    rng = np.random.default_rng(0)
+    batch, dense = make_batch(rng, np.array([5, 1, 0, 3])), torch.zeros(4, 2)
+    with parts.embeddings, torch.no_grad():
+        vectors = vectors_of(parts.embeddings, parts.model, parts.embeddings.read(batch))
+        assert isinstance(vectors, SampleVectors)
+        before = parts.model(dense, vectors)
+        for steps in vectors.steps:
+            steps[5] = torch.nan  # the only step of the second sample
+        after = parts.model(dense, vectors)
+    assert torch.isnan(after).tolist() == [False, True, False, False]
+    assert torch.equal(before[[0, 2, 3]], after[[0, 2, 3]]) and torch.isfinite(before).all()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_single_sample_of_any_length_trains_and_a_longer_one_is_refused(model: str) -> None:
+    rng = np.random.default_rng(0)
+    parts = build(config_of(model), SHAPE)
+    with parts.embeddings:
+        trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
+        for length in range(LENGTH + 1):
+            before = all_weights(parts)
+            assert trainer.train([make_batch(rng, np.array([length]))]) == 1
+            assert not np.array_equal(before["dense deep.2.bias"], all_weights(parts)["dense deep.2.bias"])
+        trained = all_weights(parts)
+        text = "sample 1: expected sequences of at most 5 ids of items, 5 ids of kinds, got 6 of items, 6 of kinds"
+        with pytest.raises(InputError, match=text):
+            trainer.train([make_batch(rng, np.array([2, LENGTH + 1]))])
+        assert_equal(all_weights(parts), trained)
+
+
 def test_hstu_refuses_sequences_of_other_lengths() -> None:
     rng = np.random.default_rng(0)
     batch = make_batch(rng, np.array([2, 3]))
