@@ -129,8 +129,9 @@ def simulate_rank_traffic(
     groups = make_groups_without_keys(shape.format_rows(tables), config.seed)
     weights, labels = dense_weights(config, dataset), len(inputs.labels) or 1
     row_value = VALUE // 2 if config.ranks.wire == "bf16" else VALUE
-    ranks_items = isinstance(shape, TwoTowerConfig) and shape.loss == "in_batch_softmax"
-    item_values = shape.tower_mlp[-1] if ranks_items else None
+    item_values = None
+    if isinstance(shape, TwoTowerConfig) and shape.loss == "in_batch_softmax":
+        item_values = shape.tower_mlp[-1]
     counted = [
         _Counted(size, config.ranks.blocks or size, groups, weights, labels, row_value, item_values)
         for size in dict.fromkeys(sizes)
