@@ -12,6 +12,9 @@ from typing import Final, Literal
 
 import numpy as np
 
+from adaptive.data.data_options import DataOptions
+from adaptive.data.open import open_dataset
+
 Sequences = list[list[int]]
 Part = Literal["all", "but last", "last"]
 HISTORY: Final = 10  # items before the last one
@@ -65,6 +68,43 @@ def write_next_items(sequences: Sequences, path: Path, *, part: Part = "all", se
     targets = np.array([sequence[at] for sequence, at in places], np.int64)
     drawn = targets[np.random.default_rng(seed).integers(len(targets), size=len(targets))]
     _write(path, ("label", "target", "last", "history"), _next_item_rows(places, drawn.tolist()))
+
+
+def write_sequences(sequences: Sequences, path: Path, *, latest: int, most: int = 20, seed: int = 0) -> None:
+    """Write lines `label,target,history`: the latest items that came next, each followed by a negative.
+
+    Args:
+        latest: lines at most. A negative's target is that of one of them, drawn at random.
+        most: items of a history, whose last is the one before the target.
+    """
+    places = [place for sequence in sequences for place in _places(sequence, "all")][-(latest // 2) :]
+    targets = [sequence[at] for sequence, at in places]
+    drawn = np.random.default_rng(seed).integers(len(targets), size=len(targets)).tolist()
+    histories = ["|".join(map(str, sequence[max(at - most, 0) : at])) for sequence, at in places]
+    lines = zip(targets, drawn, histories, strict=True)
+    _write(
+        path,
+        ("label", "target", "history"),
+        (row for target, other, history in lines for row in ((1, target, history), (0, targets[other], history))),
+    )
+
+
+def write_stream(path: Path, *, samples: int, most: int = 20) -> None:
+    """Write samples of the built-in sequences, which have the shape of Taobao's, with histories as lists."""
+    options = DataOptions.model_validate(
+        {"history": most, "sequences": {"users": 100_000, "items": 200, "categories": 10, "num_train": samples}}
+    )
+    dataset = open_dataset("sequences", options)
+    names = ("label", "user", "target", "category", "history", "categories")
+
+    def rows() -> Iterator[tuple[object, ...]]:
+        for batch in dataset.train(1 << 12):
+            ids = batch.ids.reshape(3, most + 1, -1).transpose(2, 0, 1)
+            for label, (user, item, category) in zip(batch.labels.tolist(), ids.tolist(), strict=True):
+                lists = ("|".join(map(str, values[:-1])) for values in (item, category))
+                yield int(label), user[-1], item[-1], category[-1], *lists
+
+    _write(path, names, rows())
 
 
 def _places(sequence: list[int], part: Part) -> Iterator[tuple[list[int], int]]:

@@ -28,12 +28,12 @@ def data_folder() -> Path:
 
 def is_there(setting: Setting) -> bool:
     """The stream is built in; a real set must have its files."""
-    return not setting.is_real or (data_folder() / FILES[setting.data]).is_file()
+    return setting.data not in FILES or (data_folder() / FILES[setting.data]).is_file()
 
 
 def data_of(name: str, folder: Path) -> Data:
     """`data` and `data_options` of a set; files that must be made first are kept in `folder`."""
-    return _MAKERS[name](data_folder() / FILES[name], folder)
+    return _MAKERS[name](data_folder() / FILES.get(name, ""), folder)
 
 
 # --- sets with labels ----------------------------------------------------------------------------------------------
@@ -79,6 +79,36 @@ def _by_user(read: Callable[[Path], events.Sequences]) -> Callable[[Path, Path],
     return data
 
 
+def _sequences(read: Callable[[Path], events.Sequences], latest: int) -> Callable[[Path, Path], Data]:
+    """A candidate and the history before it, a sequence that shares its table; the last quarter is for evaluation."""
+
+    def data(source: Path, folder: Path) -> Data:
+        path = folder / f"{source.name}.sequences.csv"
+        made = _made(path, lambda path: events.write_sequences(read(source), path, latest=latest))
+        return _of_sequences(made, {"target": 400_000}, {"history": "target"})
+
+    return data
+
+
+def _shaped(_: Path, folder: Path) -> Data:
+    """The built-in sequences as such a file."""
+    made = _made(folder / "shaped.csv", lambda path: events.write_stream(path, samples=28_000))
+    rows = {"user": 100_000, "target": 400_000, "category": 1_000}
+    return _of_sequences(made, rows, {"history": "target", "categories": "category"})
+
+
+def _of_sequences(path: Path, rows: dict[str, int], sequences: dict[str, str]) -> Data:
+    """`rows`: column -> rows of its table. `sequences`: column -> the column whose table it shares."""
+    column = '[[categorical]]\ncolumns = ["{}"]\nkind = "int"\nhash_rows = {}\ntable = "{}"\n'
+    more = 'inner_separator = "|"\nsequence = true\nmax_length = 20\n'
+    text = 'label = { column = "label" }\n'
+    text += "".join(column.format(name, size, name) for name, size in rows.items())
+    text += "".join(column.format(name, rows[table], table) + more for name, table in sequences.items())
+    schema = path.with_suffix(".toml")
+    schema.write_text(text, "utf-8")
+    return {"data": f"csv:{path}", "data_options": {"schema_path": schema, "holdout": 0.25}}
+
+
 def _made(path: Path, make: Callable[[Path], object]) -> Path:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,12 +116,16 @@ def _made(path: Path, make: Callable[[Path], object]) -> Path:
     return path
 
 
+_DIGINETICA: Final = "diginetica-sessions/derived/all_train_seq.lines.txt.gz"
+_JD: Final = "jd-micro-behaviors/JD_Applicances_sample.gz"
 FILES: Final[Mapping[str, str]] = {
     "kdd12-click": "kdd12-click/Click_prediction_small.first32000.csv.gz",
     "online-retail": "online-retail/by-day_2010-12-01_2011-09-30.tar.gz",
-    "diginetica": "diginetica-sessions/derived/all_train_seq.lines.txt.gz",
+    "diginetica": _DIGINETICA,
+    "diginetica-sequences": _DIGINETICA,
     "amazon-games": "amazon-sequences/Video.txt.gz",
-    "jd": "jd-micro-behaviors/JD_Applicances_sample.gz",
+    "jd": _JD,
+    "jd-sequences": _JD,
 }
 _MAKERS: Final[Mapping[str, Callable[[Path, Path], Data]]] = {
     "kdd12-click": _labelled("kdd12-click.toml", holdout=0.2, shuffle_buffer=1 << 16),
@@ -99,6 +133,9 @@ _MAKERS: Final[Mapping[str, Callable[[Path, Path], Data]]] = {
     "diginetica": _in_time(events.read_lines),
     "amazon-games": _by_user(events.read_pairs),
     "jd": _by_user(events.read_behaviours),
+    "diginetica-sequences": _sequences(events.read_lines, 48_000),
+    "jd-sequences": _sequences(events.read_behaviours, 48_000),
+    "taobao-shaped": _shaped,
 }
 
 

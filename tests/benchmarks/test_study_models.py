@@ -1,0 +1,77 @@
+"""Studies of models of sequences and of retrieval: data, runs that are not repeated, tables."""
+
+import gzip
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptive.data.data_options import DataOptions
+from adaptive.data.open import open_dataset
+from benchmarks import study_events, study_retrieval, study_sequences
+from benchmarks.study_runs import Run, Runs, fingerprint
+from benchmarks.study_sets import data_of
+
+
+def zipped(path: Path, lines: list[list[int]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress("".join(" ".join(map(str, line)) + "\n" for line in lines).encode()))
+
+
+def test_sequences_of_sessions_are_read_as_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADAPTIVE_DATA", str(tmp_path))
+    zipped(tmp_path / "diginetica-sessions/derived/all_train_seq.lines.txt.gz", [[1, 2, 3], [4], [5, 6, 7]])
+    data = data_of("diginetica-sequences", tmp_path)
+    dataset = open_dataset(data["data"], DataOptions.model_validate(data["data_options"]))
+    (batch,) = dataset.train(100)
+    assert [feature.name for feature in dataset.features] == ["target", "history"]
+    assert dataset.tables == ("target", "target") and dataset.sequences == {"history": 20}
+    assert batch.labels.tolist() == [1, 0] * 3 and np.diff(batch.offsets)[6:].tolist() == [1, 1, 2, 2, 1, 1]
+    assert sum(batch.num_samples for batch in dataset.evaluation(100)) == 2
+
+
+def test_models_of_sequences_are_trained_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ADAPTIVE_DATA", str(tmp_path))  # real sets are not there
+    small = partial(study_events.write_stream, most=5)
+    monkeypatch.setattr(study_events, "write_stream", lambda path, samples: small(path, samples=400))
+    monkeypatch.setattr("sys.argv", ["study", "--runs", str(tmp_path / "runs.jsonl"), "--seeds", "1"])
+    study_sequences.main()
+    runs = list(Runs(tmp_path / "runs.jsonl"))
+    assert [run.label for run in runs] == ["dlrm", "din", "hstu"] and not any(run.error for run in runs)
+    table = capsys.readouterr().out
+    assert f"| taobao-shaped | 1 | {runs[0].summary['auc']:.4f} ± nan" in table
+    study_sequences.main()
+    assert len(list(Runs(tmp_path / "runs.jsonl"))) == 3
+
+
+def test_the_table_has_differences_of_equal_seeds(tmp_path: Path) -> None:
+    runs, setting = Runs(tmp_path / "runs.jsonl"), study_sequences.SETTINGS[0]
+    for seed, aucs in ((100, (0.7, 0.71, 0.72)), (101, (0.6, 0.63, 0.62)), (102, (0.5, 0.5))):
+        for model, auc in zip(study_sequences.MODELS, aucs, strict=False):
+            way = study_sequences.way(model)
+            runs.add(Run(setting.name, model, seed, fingerprint(setting, way), {"auc": auc}))
+    line = study_sequences.report(runs, 5).rows[0]
+    assert line[1:3] == ["2", "0.6500 ± 0.0707"] and line[5:] == ["+0.0200 ± 0.0100", "+0.0200 ± 0.0000"]
+
+
+def test_retrieval_of_run_and_twin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two groups of users with items of their own, which everything finds, seen in training."""
+    monkeypatch.setenv("ADAPTIVE_DATA", str(tmp_path))
+    rng = np.random.default_rng(0)
+    items = [(user % 2) * 40 + rng.permutation(40) for user in range(60)]
+    zipped(tmp_path / study_retrieval.FILES["gowalla"], [[user, *of.tolist()] for user, of in enumerate(items)])
+    zipped(tmp_path / "gowalla/test.txt.gz", [[user, *of.tolist()[30:]] for user, of in enumerate(items)])
+    monkeypatch.setattr(study_retrieval, "BATCH", 64)
+    monkeypatch.setattr("sys.argv", ["study", "--runs", str(tmp_path / "runs.jsonl"), "--seeds", "1"])
+    study_retrieval.main()
+    recalls = study_retrieval.Runs(tmp_path / "runs.jsonl").recalls
+    assert list(recalls) == [("gowalla", way, 100) for way in study_retrieval.WAYS]
+    assert all(0.35 < recall <= 1 for recall in recalls.values())  # by chance 0.25
+    assert f"{recalls['gowalla', 'logQ', 100]:.4f} ± nan (1)" in capsys.readouterr().out
+    study_retrieval.main()
+    assert study_retrieval.Runs(tmp_path / "runs.jsonl").recalls == recalls
