@@ -39,12 +39,16 @@ def din_by_hand(model: DIN, vectors: Tensor, histories: list[Tensor]) -> tuple[l
 
 
 def normalized(values: Tensor) -> Tensor:
-    return (values - values.mean()) / (values.var(correction=0) + 1e-5).sqrt()
+    return (values - values.mean()) / (values.var(correction=0) + 0.1).sqrt()
 
 
 def hstu_by_hand(model: HSTU, vectors: Tensor, histories: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """What all layers add to the candidate, and the candidate: equations (1) to (3) of the paper, for every token."""
+    """What all layers add to the candidate, and the sum of the steps, each with the candidate.
+
+    Equations (1) to (3) of the paper, for every token.
+    """
     tokens = [torch.stack(steps).sum(0) for steps in zip(*histories, strict=True)]
+    total_steps = torch.stack(tokens).sum(0)
     candidate = torch.stack([vectors[place] for place in model.candidates]).sum(0)
     tokens.append(candidate)
     size = WIDTH // model.units[0].heads
@@ -64,7 +68,7 @@ def hstu_by_hand(model: HSTU, vectors: Tensor, histories: list[Tensor]) -> tuple
             gated = normalized(torch.cat(mixed)) * u[i]
             changed.append(token + unit.output.weight @ gated + unit.output.bias)
         tokens = changed
-    return [tokens[-1] - candidate], [candidate]
+    return [tokens[-1] - candidate, total_steps], [candidate, candidate]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,8 @@ def test_logits_and_gradients_are_those_of_the_formula(name: str, settings: dict
         steps = vectors.view(2, STEPS, WIDTH)
         attended, candidates = by_hand(model, steps[:, -1], [table[:-1] for table in steps])
         products = [part * candidate for part, candidate in zip(attended, candidates, strict=True)]
-        return mlp(model.deep, torch.cat([dense, *steps[:, -1], *attended, *products]))[0]
+        dots = [product.sum()[None] for product in products]
+        return mlp(model.deep, torch.cat([dense, *steps[:, -1], *attended, *products, *dots]))[0]
 
     assert_is_formula(model, sample_by_hand, INPUTS)
 
