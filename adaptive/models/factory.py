@@ -145,13 +145,14 @@ def _check_towers(config: TwoTowerConfig, inputs: Inputs) -> None:
 
 
 def _check_ranked(config: TwoTowerConfig, inputs: Inputs) -> None:
-    """Raise ConfigError if items are more than rows of a table, which must be to rank all of them."""
+    """Raise ConfigError unless one feature of the item is its id, and all tables fit."""
     where = "model.loss = in_batch_softmax"
     items = [table for table in inputs.tables if table not in config.user_tables]
-    if len(items) > 1 or config.item_dense:
+    _check_names("model.item_id", "tables of the item", [config.item_id] if config.item_id else [], items)
+    if items.count(config.item_id or items[0]) > 1 or (config.item_id is None and len(items) > 1):
         raise ConfigError(
-            f"{where}: expected one feature of the item, its id, got {', '.join([*items, *config.item_dense])}. Name "
-            "the other tables in model.user_tables and leave item_dense empty."
+            f"{where}: expected one feature that is the item's id, got {', '.join(items)}. Set model.item_id to its "
+            "table, and name the tables of users in model.user_tables."
         )
     if config.feature_norm != "none" or any(width != config.embedding_dim for width in config.widths.values()):
         raise ConfigError(f"{where}: expected feature_norm = none and tables of one width, got others. Remove them.")

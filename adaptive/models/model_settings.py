@@ -190,6 +190,10 @@ class TwoTowerConfig(ModelConfig):
     item_tables: tuple[str, ...] = Field(
         default=(), description="tables of the item's tower; empty: all that are not the user's"
     )
+    item_id: str | None = Field(
+        default=None,
+        description="in_batch_softmax: table of the item's ids, all of which are ranked; null: the item's only one",
+    )
     item_dense: tuple[str, ...] = Field(
         default=(), description="names of the dense inputs of the item's tower; all others are the user's"
     )

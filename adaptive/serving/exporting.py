@@ -229,7 +229,7 @@ def _write_item_vectors(run: LoadedRun, folder: Path, facts: ExportFacts) -> Non
     model = ranking_model(run.model)
     if model is None:
         return
-    shape = (model.inputs.rows[model.item_features[0]], model.config.tower_mlp[-1])
+    shape = (model.inputs.rows[model.item_id], model.config.tower_mlp[-1])
     blocks = Blocks(
         np.dtype(np.float32), shape, lambda: (part.cpu().numpy() for part in item_vectors(run.embeddings, model.eval()))
     )

@@ -175,6 +175,14 @@ def build(
     """
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
+    is_ranked = isinstance(shape, TwoTowerConfig) and shape.loss == "in_batch_softmax"
+    if isinstance(shape, TwoTowerConfig) and is_ranked:
+        keyed = [table for table in dataset.key_rules if table not in shape.user_tables]
+        if keyed:
+            raise ConfigError(
+                f"model.loss = in_batch_softmax: expected items with a row each, got keys for table {keyed[0]!r}, "
+                "which get and lose rows. Give the table num_embeddings, hash_rows or a vocabulary."
+            )
     tables = _tables_of(dataset, shape)
     embeddings = TieredEmbeddingBag(
         tables,
@@ -186,7 +194,6 @@ def build(
         ranks=ranks,
     )
     try:
-        is_ranked = isinstance(shape, TwoTowerConfig) and shape.loss == "in_batch_softmax"
         if is_ranked and ranks.blocks > 1 and embeddings.device.type != "cpu":
             raise ConfigError(
                 "model.loss = in_batch_softmax: expected a device tier on the CPU with several ranks or blocks, got "

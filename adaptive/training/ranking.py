@@ -5,7 +5,7 @@ Letters: n samples, R rows of the item's table, E values of a vector.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from adaptive.embeddings.ranks.transport import Kind
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import InputError
 from adaptive.models.dense.attention import SampleVectors
-from adaptive.models.dense.two_tower import TwoTower
+from adaptive.models.dense.two_tower import Items, TwoTower
 
 CUTOFFS: Final = (10, 20, 100)
 MOST_SCORES: Final = 1 << 20  # computed at once: 4 MiB stay in the cache, 64 MiB take 3.5 to 4 times as long
@@ -31,45 +31,62 @@ def ranking_model(model: nn.Module) -> TwoTower | None:
     return model if isinstance(model, TwoTower) and model.ranks_items else None
 
 
-def items_of(model: TwoTower, batch: Batch) -> Tensor:
-    """Return the item (B,) int64 of each sample; raise InputError unless each sample has one."""
-    feature = model.item_features[0]
-    if not batch.has_one_each(feature):
-        raise InputError(f"expected one item per sample, got none or several (feature {feature}). Correct the data.")
-    return torch.from_numpy(batch.ids[batch.feature_span(feature)].copy())
+def items_of(model: TwoTower, batch: Batch) -> Items:
+    """Return the item of each sample; raise InputError unless each sample has one id of each of its features."""
+
+    def ids(feature: int) -> Tensor:
+        if not batch.has_one_each(feature):
+            what = "item" if feature == model.item_id else f"{model.inputs.tables[feature]} of an item"
+            raise InputError(
+                f"expected one {what} per sample, got none or several (feature {feature}). Correct the data."
+            )
+        return torch.from_numpy(batch.ids[batch.feature_span(feature)].copy())
+
+    rows = [ids(feature) for feature in model.side_features]
+    return Items(
+        ids(model.item_id),
+        torch.stack(rows, dim=1) if rows else torch.zeros((batch.num_samples, 0), dtype=torch.int64),
+        torch.from_numpy(batch.dense[:, model.item_dense].copy()),
+    )
 
 
 def in_batch_loss(model: TwoTower, part: Planned, vectors: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return logits (B,) and the loss () of a batch; see `TwoTower.in_batch_loss`."""
-    items = items_of(model, part.batch).to(vectors.device)
+    items = items_of(model, part.batch).ids.to(vectors.device)
     return model.in_batch_loss(part.dense, vectors, items, part.labels, weights)
 
 
 class WholeBatch(NamedTuple):
     """The items of a batch of all ranks, in its order."""
 
-    items: Tensor  # (B,) int64
+    items: Items
     vectors: Tensor  # (B, E)
     is_positive: Tensor  # (B,)
     sizes: list[int]  # samples of each rank
 
     @classmethod
-    def gather(cls, ranks: Ranks, width: int, parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> "WholeBatch":
-        """Gather the blocks of all ranks; each has items (n,), their vectors (n, `width`) float32 and labels (n,)."""
-        columns = list(zip(*parts, strict=True))
-        arrays = [torch.cat(column).detach().cpu().contiguous().numpy() for column in columns]
+    def gather(cls, ranks: Ranks, model: TwoTower, parts: Sequence[tuple[Items, Tensor, Tensor]]) -> "WholeBatch":
+        """Gather the blocks of all ranks; each has items (n,), their vectors (n, E) float32 and labels (n,) float32."""
+        columns: list[tuple[int, np.dtype[Any]]] = [
+            (1, np.dtype(np.int64)),
+            (len(model.side_features), np.dtype(np.int64)),
+            (len(model.item_dense), np.dtype(np.float32)),
+            (model.config.tower_mlp[-1], np.dtype(np.float32)),
+            (1, np.dtype(np.float32)),
+        ]
+        flat = zip(*((*items, vectors, labels) for items, vectors, labels in parts), strict=True)
+        arrays = [torch.cat(column).detach().cpu().contiguous().numpy() for column in flat]
         raw = np.concatenate([np.zeros(0, np.uint8), *(array.reshape(-1).view(np.uint8) for array in arrays)])
+        widths = [count * dtype.itemsize for count, dtype in columns]
         gathered, sizes, each = ranks.gather_arrays(raw), [], list[list[NDArray[np.uint8]]]()
         for of_rank in gathered:
-            sizes.append(len(of_rank) // (12 + 4 * width))
-            each.append(np.split(of_rank, np.cumsum([8, 4 * width])[:2] * sizes[-1]))
-        items, vectors, labels = (np.concatenate(column) for column in zip(*each, strict=True))
-        return cls(
-            torch.from_numpy(items.view(np.int64)),
-            torch.from_numpy(vectors.view(np.float32).reshape(-1, width)),
-            torch.from_numpy(labels.view(np.float32)) == 1,
-            sizes,
+            sizes.append(len(of_rank) // sum(widths))
+            each.append(np.split(of_rank, np.cumsum(widths)[:-1] * sizes[-1]))
+        ids, rows, numbers, vectors, labels = (
+            torch.from_numpy(np.concatenate(column).view(dtype).reshape(sum(sizes), count))
+            for column, (count, dtype) in zip(zip(*each, strict=True), columns, strict=True)
         )
+        return cls(Items(ids[:, 0], rows, numbers), vectors, labels[:, 0] == 1, sizes)
 
     def sum_gradients(self, ranks: Ranks, gradients: Sequence[NDArray[np.float32]]) -> Tensor:
         """Return the gradients (n, E) of this rank's item vectors, summed over all blocks, from the first to the last.
@@ -95,7 +112,7 @@ def whole_batch_passes(
     parts: Sequence[Planned],
     towers: Sequence[tuple[Tensor, Tensor]],
     take: Callable[[], None],
-) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+) -> tuple[list[tuple[Tensor, Tensor]], Items]:
     """Run loss and backward of this rank's blocks, whose negatives are the items of all ranks.
 
     All ranks call it together, also without a block.
@@ -105,15 +122,15 @@ def whole_batch_passes(
         take: called after the backward pass of each block.
 
     Returns:
-        Logits (n,) and loss () of each block, and the items (B,) of the whole batch.
+        Logits (n,) and loss () of each block, and the items of the whole batch.
     """
     of_parts = [(items_of(model, part.batch), item, part.labels) for part, (_, item) in zip(parts, towers, strict=True)]
-    whole = WholeBatch.gather(ranks, model.config.tower_mlp[-1], of_parts)
+    whole = WholeBatch.gather(ranks, model, of_parts)
     results, of_users, of_items = [], [], []
     for part, (user, _) in zip(parts, towers, strict=True):
         leaf, items = user.detach().requires_grad_(), whole.vectors.clone().requires_grad_()
         weights = part.extras.get("weight")
-        logits, loss = model.ranking_loss(leaf, items, whole.items, whole.is_positive, weights, part.first)
+        logits, loss = model.ranking_loss(leaf, items, whole.items.ids, whole.is_positive, weights, part.first)
         of_user, of_item = torch.autograd.grad(loss, [leaf, items])
         results.append((logits, loss.detach()))
         of_users.append(of_user)
@@ -130,8 +147,15 @@ def whole_batch_passes(
 @torch.no_grad()
 def item_vectors(embeddings: TieredEmbeddingBag, model: TwoTower) -> Iterator[Tensor]:
     """Yield the vectors of all items, (n, E) float32 for consecutive rows."""
-    for rows in embeddings.rows.table_blocks(model.inputs.tables[model.item_features[0]]):
-        yield model.item_vectors(torch.from_numpy(rows).to(embeddings.device)).float()
+
+    def on_device(rows: NDArray[np.float32]) -> Tensor:
+        return torch.from_numpy(rows).to(embeddings.device)
+
+    names, first = model.inputs.tables, 0
+    tables = {feature: on_device(embeddings.rows.table_weights(names[feature])) for feature in model.side_features}
+    for rows in embeddings.rows.table_blocks(names[model.item_id]):
+        yield model.catalog_vectors(first, on_device(rows), tables).float()
+        first += len(rows)
 
 
 def target_ranks(users: Tensor, items: Tensor, targets: Tensor) -> Tensor:
@@ -170,7 +194,7 @@ class Ranking:
         for part, vectors in parts:
             assert isinstance(vectors, Tensor)
             users, positive = self._model.user_vectors(part.dense, vectors), part.labels == 1
-            targets = items_of(self._model, part.batch).to(vectors.device)[positive]
+            targets = items_of(self._model, part.batch).ids.to(vectors.device)[positive]
             of_blocks.append(target_ranks(users[positive].float(), self._items, targets).cpu())
         gathered = self._embeddings.ranks.gather_arrays(torch.cat(of_blocks).numpy())
         self._ranks += [torch.from_numpy(of_rank.copy()) for of_rank in gathered]

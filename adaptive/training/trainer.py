@@ -37,7 +37,7 @@ from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.dense.attention import SampleVectors
 from adaptive.models.dense.layers import at_step
-from adaptive.models.dense.two_tower import TwoTower
+from adaptive.models.dense.two_tower import Items, TwoTower
 from adaptive.models.tasks import label_tensor, labels_of, log_losses, loss_of, tasks_of
 from adaptive.system import running_out
 from adaptive.training.evaluation import evaluate, vectors_of
@@ -58,7 +58,7 @@ class _Passed:
     parts: list[Planned]
     logits: list[Tensor]  # per part
     finite: bool = True  # all gradients are finite; False: perhaps not
-    items: Tensor | None = None  # of a model that ranks items: those of the whole batch
+    items: Items | None = None  # of a model that ranks items: those of the whole batch
 
 
 class Trainer:
@@ -162,7 +162,7 @@ class Trainer:
 
     def _whole_batch_passes(
         self, model: TwoTower, planned: Planned
-    ) -> tuple[list[Planned], list[Tensor], list[Tensor], list[Tensor], Tensor]:
+    ) -> tuple[list[Planned], list[Tensor], list[Tensor], list[Tensor], Items]:
         """Run the passes of a model whose samples are negatives of those of all ranks."""
         parts, towers, sums = list(planned.parts()), list[tuple[Tensor, Tensor]](), list[Tensor]()
         with self.recorder.timed("forward"):
@@ -183,7 +183,7 @@ class Trainer:
         losses: list[Tensor],
         logits: list[Tensor],
         sums_of_blocks: list[Tensor],
-        items: Tensor | None,
+        items: Items | None,
         planned: Planned,
     ) -> _Passed:
         """Return the results of the passes, after a wait for the device."""

@@ -14,11 +14,14 @@ negatives more often, and `logq` corrects for it. Other samples with item i are 
 q from the distance between occurrences; here it is counted, by the training thread, so it depends on neither look-ahead
 nor placement.
 
-Letters: B samples, E last size of `tower_mlp`, R rows of the item's table.
+An item may have more features than its id, and dense inputs. In a batch they are those of its samples. All items are
+ranked with the features of their latest training sample; where no sample had an item, its vectors are zeros.
+
+Letters: B samples, E last size of `tower_mlp`, R rows of the item's table, S features of the item other than its id.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,18 +34,34 @@ if TYPE_CHECKING:
     from adaptive.models.model_settings import TwoTowerConfig
 
 
+class Items(NamedTuple):
+    """The items of samples, with their features."""
+
+    ids: Tensor  # (B,) int64, rows of the item's table
+    rows: Tensor  # (B, S) int64, rows of the tables of the other features
+    numbers: Tensor  # (B, dense inputs of the item) float32
+
+    def to(self, device: torch.device) -> "Items":
+        return Items(*(part.to(device) for part in self))
+
+
 class TwoTower(CheckedModel):
     """Two towers. See `CheckedModel` for its arguments.
 
     Attributes:
         user_features, item_features: positions of the features of each.
         user_dense, item_dense: positions of the dense inputs of each.
-        ranks_items: True if the loss is `in_batch_softmax`. There is one item feature then, with one id per sample, and
+        ranks_items: True if the loss is `in_batch_softmax`. Features of the item have one id per sample then, and
             `item_counts` (R,) int64 counts the samples of each item, `total_count` () all of them.
+        item_id: position of the feature that is the item's id, if the model ranks items.
+        side_features: (S,) positions of the other features of the item. If there are any, `side_rows` (R, S) int64
+            holds those of each item's latest sample, -1 before; and `side_numbers` (R, dense inputs of the item).
     """
 
     item_counts: Tensor
     total_count: Tensor
+    side_rows: Tensor
+    side_numbers: Tensor
 
     changes_buffers = False
     """False: passes change no buffer, so a trainer need not restore any; `count` does, after a step."""
@@ -67,7 +86,15 @@ class TwoTower(CheckedModel):
         self.ranks_items = self.mixes_samples = config.loss == "in_batch_softmax"
         if self.ranks_items:
             self.bias.requires_grad_(False)  # equal for all items
-            self.register_buffer("item_counts", torch.zeros(inputs.rows[self.item_features[0]], dtype=torch.int64))
+            tables = [inputs.tables[feature] for feature in self.item_features]
+            self.item_id = self.item_features[tables.index(config.item_id) if config.item_id else 0]
+            self.side_features = [feature for feature in self.item_features if feature != self.item_id]
+            rows = inputs.rows[self.item_id]
+            self.register_buffer("item_counts", torch.zeros(rows, dtype=torch.int64))
+            if self.side_features:
+                self.register_buffer("side_rows", torch.full((rows, len(self.side_features)), -1))
+            if self.item_dense:
+                self.register_buffer("side_numbers", torch.zeros(rows, len(self.item_dense)))
             self.register_buffer("total_count", torch.zeros((), dtype=torch.int64), persistent=False)
             self.register_load_state_dict_post_hook(TwoTower._count_all)  # type: ignore[no-untyped-call]
 
@@ -87,7 +114,7 @@ class TwoTower(CheckedModel):
 
         Args:
             dense, pooled: as for `forward`.
-            items: (B,) int64 row of each sample's item.
+            items: (B,) int64 row of each sample's item in its table.
             labels: (B,). Samples with other labels than 1 are negatives only.
             weights: (B,) factor of each sample's loss; None: 1.
         """
@@ -132,10 +159,21 @@ class TwoTower(CheckedModel):
         return logits, (losses * chosen).sum() / positives.sum().clamp(min=1)
 
     @torch.no_grad()
-    def count(self, items: Tensor) -> None:
-        """Add the items (B,) of a trained batch to the counts."""
-        self.item_counts.index_add_(0, items, torch.ones_like(items))
-        self.total_count += len(items)
+    def count(self, items: Items) -> None:
+        """Add the items of a trained batch to the counts, and keep their features; the last sample of an item wins."""
+        ids = items.ids
+        self.item_counts.index_add_(0, ids, torch.ones_like(ids))
+        self.total_count += len(ids)
+        if len(self.item_features) == 1 and not self.item_dense:
+            return
+        ordered, order = ids.sort(stable=True)
+        is_last = torch.ones_like(ordered, dtype=torch.bool)
+        is_last[:-1] = ordered[1:] != ordered[:-1]
+        samples = order[is_last]
+        if self.side_features:
+            self.side_rows[ids[samples]] = items.rows[samples]
+        if self.item_dense:
+            self.side_numbers[ids[samples]] = items.numbers[samples]
 
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
         user, item = self.vectors(dense, pooled)
@@ -152,8 +190,24 @@ class TwoTower(CheckedModel):
         return self._scaled(self.user(users))
 
     def item_vectors(self, items: Tensor) -> Tensor:
-        """Return (n, E) for inputs of the item's tower: if the model ranks items, rows (n, `embedding_dim`)."""
+        """Return (n, E) for inputs of the item's tower."""
         return self._scaled(self.item(items))
+
+    def catalog_vectors(self, first: int, rows: Tensor, tables: Mapping[int, Tensor]) -> Tensor:
+        """Return (n, E) of the items `first` to `first` + n - 1, with the features of their latest samples.
+
+        Args:
+            rows: (n, D) of these items.
+            tables: feature of the item other than its id -> all rows of its table.
+        """
+        stop = first + len(rows)
+        vectors = {self.item_id: rows}
+        for column, feature in enumerate(self.side_features):
+            places = self.side_rows[first:stop, column]
+            vectors[feature] = tables[feature][places.clamp(min=0)] * (places >= 0)[:, None]
+        numbers = self.side_numbers[first:stop] if self.item_dense else rows[:, :0]
+        stacked = torch.stack([vectors[feature] for feature in self.item_features], dim=1)
+        return self.item_vectors(side_by_side(numbers, stacked))
 
     def _scaled(self, vectors: Tensor) -> Tensor:
         return normalize(vectors, dim=1) if self.config.unit_vectors else vectors

@@ -129,11 +129,13 @@ def simulate_rank_traffic(
     groups = make_groups_without_keys(shape.format_rows(tables), config.seed)
     weights, labels = dense_weights(config, dataset), len(inputs.labels) or 1
     row_value = VALUE // 2 if config.ranks.wire == "bf16" else VALUE
-    item_values = None
+    items = None
     if isinstance(shape, TwoTowerConfig) and shape.loss == "in_batch_softmax":
-        item_values = shape.tower_mlp[-1]
+        features = sum(table not in shape.user_tables for table in inputs.tables)
+        vector = VALUE * shape.tower_mlp[-1]
+        items = 2 * VALUE * features + VALUE * (len(shape.item_dense) + 1) + vector, vector
     counted = [
-        _Counted(size, config.ranks.blocks or size, groups, weights, labels, row_value, item_values)
+        _Counted(size, config.ranks.blocks or size, groups, weights, labels, row_value, items)
         for size in dict.fromkeys(sizes)
     ]
     finders = [DistinctFinder(group) for group in groups]
@@ -202,7 +204,8 @@ class _Counted:
 
     Attributes:
         row_value: bytes of a value of rows and their gradients; rows in bfloat16 take 2.
-        item_values: values of an item's vector if the items of the batch are negatives, else None.
+        items: bytes of an item with features, label and vector, and of the vector's gradient, if items of the batch are
+            negatives.
         sent: by all ranks in all batches.
         rows: requested, including those of the rank itself.
         load: largest over mean requests of the owners, summed over batches.
@@ -214,7 +217,7 @@ class _Counted:
     weights: int
     labels: int
     row_value: int
-    item_values: int | None
+    items: tuple[int, int] | None
     owners: list[Owners] = field(init=False)
     sent: SentBytes = field(default_factory=SentBytes)
     rows: int = 0
@@ -244,12 +247,11 @@ class _Counted:
             slices = np.diff([rank * self.weights // self.size for rank in range(self.size + 1)])
             exchanges, dense = EXCHANGES + 1, int(filled @ (self.weights - slices)) + self.weights * others
         self.sent.dense += VALUE * dense
-        if self.item_values is not None:
+        if self.items is not None:
             exchanges += 2
             starts = bounds * batch.num_samples // self.blocks
             of_others = int(filled @ (batch.num_samples - np.diff(starts)))
-            self.sent.items += others * (12 + VALUE * self.item_values) * batch.num_samples  # and row and label
-            self.sent.items += VALUE * self.item_values * of_others
+            self.sent.items += others * self.items[0] * batch.num_samples + self.items[1] * of_others
         scores = VALUE * (2 * self.labels + ("weight" in batch.extras)) * batch.num_samples
         self.sent.predictions += others * (24 * self.size + 8 * blocks + scores)
         self.sent.headers += exchanges * header_size(self.size) * others * self.size

@@ -70,10 +70,14 @@ def test_bytes_equal_those_of_a_training(
         assert count == pytest.approx(mean, rel=0.25 if kind == "headers" else 1e-9), kind
 
 
-@pytest.mark.parametrize(("size", "blocks"), [(2, None), (3, 5)])
-def test_vectors_of_items_are_counted_to_the_byte(size: int, blocks: int | None) -> None:
+@pytest.mark.parametrize(
+    ("size", "blocks", "item"),
+    [(2, None, {"user_tables": list(SIZES)[:-1]}), (3, 5, {"user_tables": list(SIZES)[:-1]}),
+     (3, None, {"user_tables": ["site"], "item_id": "user", "item_dense": ["dense_1"]})],
+)  # fmt: skip
+def test_vectors_of_items_are_counted_to_the_byte(size: int, blocks: int | None, item: dict[str, Any]) -> None:
     """In-batch softmax sends them, and their gradients, beyond what the same model with log loss sends."""
-    options = {"embedding_dim": 4, "tower_mlp": "6-5", "user_tables": list(SIZES)[:-1]}
+    options = {"embedding_dim": 4, "tower_mlp": "6-5", **item}
     log, ranked = (
         config(blocks, model="two-tower", model_options={**options, "loss": loss})
         for loss in ("log", "in_batch_softmax")

@@ -10,8 +10,6 @@ import torch
 from numpy.typing import NDArray
 from support.thread_ranks import on_ranks
 from support.toy_runs import all_weights, assert_equal, dense_weights
-from support.two_tower_twin import Twin
-from support.two_tower_twin import train as train_twin
 
 from adaptive.batch import Batch
 from adaptive.config import TrainConfig
@@ -20,22 +18,28 @@ from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError, NonFiniteError, RanksError
 from adaptive.models.dense.base import Inputs
-from adaptive.models.dense.two_tower import TwoTower
+from adaptive.models.dense.two_tower import Items, TwoTower
 from adaptive.models.factory import make_model, model_config
 from adaptive.serving import scoring
 from adaptive.serving.exporting import export_run
 from adaptive.training import components, ranking
-from adaptive.training.components import build
+from adaptive.training.components import Components, build
 from adaptive.training.evaluation import evaluate
-from adaptive.training.ranking import items_of, target_ranks
+from adaptive.training.ranking import item_vectors, items_of, target_ranks
 from adaptive.training.runs.loading import evaluate_run
 from adaptive.training.runs.resuming import resume_run
 from adaptive.training.runs.training import train_run
 from adaptive.training.trainer import Trainer
+from benchmarks.two_tower_twin import Twin
+from benchmarks.two_tower_twin import train as train_twin
 
 USERS, ITEMS = 60, 90
 SHAPE = DataShape((Feature("user", USERS), Feature("item", ITEMS)), 0, ("user", "item"))
 OPTIONS = {"embedding_dim": 4, "tower_mlp": "6-5", "user_tables": ["user"], "loss": "in_batch_softmax"}
+
+
+def plain_items(ids: list[int]) -> Items:
+    return Items(torch.tensor(ids), torch.zeros((len(ids), 0), dtype=torch.int64), torch.zeros(len(ids), 0))
 
 
 def config_of(options: dict[str, Any] | None = None, **changed: Any) -> TrainConfig:
@@ -64,11 +68,11 @@ def test_loss_is_the_formula_sample_by_sample(logq: bool, unit: bool) -> None:
     pooled = torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
     items = torch.tensor([3, 7, 3, 1, 7, 2])
     labels, weights = torch.tensor([1.0, 1, 1, 0, 1, 0]), torch.tensor([1.0, 2, 1, 5, 0.5, 1])
-    model.count(torch.tensor([3] * 4 + [8] * 30))
+    model.count(plain_items([3] * 4 + [8] * 30))
     logits, loss = model.in_batch_loss(torch.zeros(6, 0).double(), pooled, items, labels, weights)
     (gradient,) = torch.autograd.grad(loss, pooled)
     assert model.item_counts.sum() == model.total_count == 34  # a step that fails counts nothing
-    model.count(items)
+    model.count(plain_items(items.tolist()))
     assert model.item_counts[[1, 2, 3, 7, 8]].tolist() == [1, 1, 6, 2, 30] and model.item_counts.sum() == 40
     users, vectors = model.vectors(torch.zeros(6, 0).double(), pooled)
     total = torch.zeros(()).double()
@@ -249,6 +253,161 @@ def test_not_a_number_on_one_rank_changes_nothing_on_any() -> None:
     assert first["dense item_counts"].sum() == 32
 
 
+# -- features of items beside their ids ------------------------------------------------------------------------------
+
+KINDS = 7
+SIDE = DataShape(
+    (Feature("user", USERS), Feature("kind", KINDS), Feature("item", ITEMS)), 2, ("user", "kind", "item"), 1,
+    ("age", "price"),
+)  # fmt: skip
+SIDE_OPTIONS = {"item_id": "item", "item_dense": ["price"]}
+
+
+def side_batch(seed: int, size: int, *, changing: bool = False) -> Batch:
+    """Samples whose kind and price follow from the item, or also from the sample."""
+    rng = np.random.default_rng(seed)
+    item = (rng.random(size) ** 3 * ITEMS).astype(np.int64)
+    kind = (item * 3 + changing * rng.integers(9, size=size)) % KINDS
+    dense = np.stack([rng.normal(size=size), np.sin(item) + changing * rng.random(size)], axis=1)
+    labels = rng.random(size) < 0.8
+    return Batch.of(user=rng.integers(USERS, size=size), kind=kind, item=item, dense=dense, labels=labels)
+
+
+def side_parts(options: dict[str, Any] | None = None, ranks: Ranks = ALONE, **changed: Any) -> Components:
+    """Components with rows that are no longer initial, so differences show."""
+    rates = {"optimizer": {"name": "sgd", "lr": 0.5}, "dense_optimizer": {"name": "sgd", "lr": 0.1}}
+    parts = build(config_of({**SIDE_OPTIONS, **(options or {})}, **{**rates, **changed}), SIDE, ranks=ranks)
+    for name, rows in (("user", USERS), ("kind", KINDS), ("item", ITEMS)):
+        values = np.random.default_rng(rows).standard_normal((rows, 4), np.float32)
+        parts.embeddings.rows.load_table(name, values)
+    return parts
+
+
+def test_items_are_ranked_with_the_features_of_their_latest_samples() -> None:
+    """Against an oracle in Python, with features that change; an item without a sample has zeros."""
+    batches = [side_batch(seed, 24, changing=True) for seed in range(4)]
+    latest: dict[int, tuple[int, float]] = {}
+    for batch in batches:
+        user, kind, item = batch.ids.reshape(3, -1).tolist()
+        latest |= dict(zip(item, zip(kind, batch.dense[:, 1].tolist(), strict=True), strict=True))
+    with (parts := side_parts()).embeddings:
+        Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches)
+        assert isinstance(parts.model, TwoTower)
+        actual = torch.cat(list(item_vectors(parts.embeddings, parts.model)))
+        kinds, items = (torch.from_numpy(parts.embeddings.rows.table_weights(name)) for name in ("kind", "item"))
+        expected = []
+        for number in range(ITEMS):
+            kind, price = latest.get(number, (-1, 0.0))
+            vector = kinds[kind] if kind >= 0 else torch.zeros(4)
+            expected.append(parts.model.item(torch.cat([torch.tensor([price]), vector, items[number]])))
+        torch.testing.assert_close(actual, torch.stack(expected), rtol=1e-5, atol=1e-6)
+        assert 0 < len(latest) < ITEMS
+        held_out = side_batch(9, 40)
+        quality = evaluate(parts.embeddings, parts.model, [held_out], ranks_items=True).ranking
+        user, _, item = held_out.ids.reshape(3, -1)
+        with torch.no_grad():
+            rows = torch.from_numpy(parts.embeddings.rows.table_weights("user"))[user]
+            users = parts.model.user(torch.cat([torch.from_numpy(held_out.dense[:, :1]), rows], dim=1))
+            ranks = target_ranks(users, torch.stack(expected).detach(), torch.from_numpy(item))
+        wanted = ranks[torch.from_numpy(held_out.labels) == 1]
+        assert quality["recall@20"] == pytest.approx(float((wanted < 20).double().mean()))
+
+
+def test_negatives_carry_their_features_as_in_the_plain_twin() -> None:
+    """Gradients reach the table of kinds through every item of the batch."""
+    rates = {"optimizer": {"name": "adagrad", "lr": 0.05}, "dense_optimizer": {"name": "adagrad", "lr": 0.01}}
+    shape = DataShape((Feature("user", USERS), Feature("item", ITEMS), Feature("kind", KINDS)), 0,
+                      ("user", "item", "kind"))  # fmt: skip
+    triples = [np.stack([pairs[:, 0], pairs[:, 1], pairs[:, 1] % KINDS], axis=1) for pairs in pairs_of()]
+    batches = [Batch.of(user=of[:, 0], item=of[:, 1], kind=of[:, 2], labels=np.ones(len(of))) for of in triples]
+    parts, twin = build(config_of({"item_id": "item"}, **rates), shape), Twin(USERS, ITEMS, 4, (6, 5), KINDS)
+    with parts.embeddings:
+        assert isinstance(parts.model, TwoTower)
+        twin.user.load_state_dict(parts.model.user.state_dict())
+        twin.item.load_state_dict(parts.model.item.state_dict())
+        tables = {"user": twin.users, "item": twin.items, "kind": twin.kinds}
+        for name, table in tables.items():
+            values = np.random.default_rng(1).standard_normal((table.num_embeddings, 4), np.float32)
+            parts.embeddings.rows.load_table(name, values)
+            table.weight.data = torch.from_numpy(values.copy())
+        Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches)
+        train_twin(twin, triples)
+        for name, table in tables.items():
+            values = parts.embeddings.rows.table_weights(name)
+            np.testing.assert_allclose(values, table.weight.detach().numpy(), rtol=1e-4, atol=1e-5)
+        quality = evaluate(parts.embeddings, parts.model, batches[-2:], ranks_items=True).ranking
+        expected = twin.recall(torch.from_numpy(np.concatenate(triples[-2:])), 20)
+        assert quality["recall@20"] == pytest.approx(expected, abs=1.5 / 64)
+
+
+def test_bits_with_features_depend_on_neither_placement_nor_depth() -> None:
+    batches = [side_batch(seed, 32, changing=True) for seed in range(8)]
+
+    def trained(policy: str, depth: int, rows: str) -> dict[str, NDArray[Any]]:
+        with (parts := side_parts(policy=policy, tier={"device_rows": rows})).embeddings:
+            Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches, depth=depth)
+            return all_weights(parts)
+
+    expected = trained("lru", 0, "100%")
+    assert (expected["dense side_rows"] >= 0).any() and (expected["dense side_numbers"] != 0).any()
+    for policy, depth, rows in (("lru", 0, "80"), ("lfu", 1, "110"), ("hybrid", 4, "auto")):
+        assert_equal(trained(policy, depth, rows), expected)
+
+
+def test_bits_with_features_are_those_of_one_rank() -> None:
+    batches = [side_batch(seed, size, changing=True) for seed, size in enumerate((32, 32, 31, 5, 3, 1))]
+
+    def work(ranks: Ranks) -> tuple[dict[str, NDArray[Any]], Any]:
+        with (parts := side_parts(ranks=ranks, tier={"device_rows": "100%"})).embeddings:
+            Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches, depth=2)
+            quality = evaluate(parts.embeddings, parts.model, [side_batch(9, 40)], ranks_items=True)
+            return all_weights(parts), (quality.ranking, quality.log_loss)
+
+    ((expected, quality),) = on_ranks(1, work, blocks=4, gradients="sum")
+    for size in (2, 4):
+        for result, of_rank in on_ranks(size, work, blocks=4, gradients="sum"):
+            assert_equal(result, expected)
+            assert of_rank == quality and quality[0]["recall@20"] > 0
+    assert (expected["dense side_rows"] >= 0).sum() > 20
+
+
+def test_a_feature_of_an_item_has_one_value() -> None:
+    with (parts := side_parts()).embeddings:
+        batch = Batch.of(user=[1, 2], kind=[[1], [2, 3]], item=[1, 2], dense=np.zeros((2, 2)), labels=[1, 1])
+        with pytest.raises(InputError, match="expected one kind of an item per sample, got none or several"):
+            Trainer(parts.embeddings, parts.model, parts.optimizer).train([batch])
+
+
+@pytest.mark.nightly
+def test_a_run_with_features_is_resumed_and_exported(tmp_path: Path) -> None:
+    """The exported vectors are those that the served model computes from the features in the data."""
+    rng = np.random.default_rng(0)
+    items = (rng.random(900) ** 2 * ITEMS).astype(int)
+    lines = [f"1,{rng.integers(USERS)},{item},{item % KINDS},{item / 8:.3f}" for item in items]
+    (tmp_path / "pairs.csv").write_text("\n".join(["label,user,item,kind,price", *lines]) + "\n")
+    column = '[[categorical]]\nkind = "int"\nnum_embeddings = {}\ncolumns = ["{}"]\nmissing = "reject"\n'
+    schema = 'label = { column = "label" }\ndense = [{ columns = ["price"] }]\n'
+    schema += "".join(column.format(*of) for of in ((USERS, "user"), (ITEMS, "item"), (KINDS, "kind")))
+    (tmp_path / "pairs.toml").write_text(schema)
+    given = {
+        "data": f"csv:{tmp_path / 'pairs.csv'}",
+        "data_options": {"schema_path": str(tmp_path / "pairs.toml"), "holdout": 0.2},
+        "tensorboard": False,
+        "save_every": 3,
+    }
+    whole = train_run(config_of(SIDE_OPTIONS, **given, out=str(tmp_path / "whole")))
+    train_run(config_of(SIDE_OPTIONS, **given, out=str(tmp_path / "cut"), steps=4))
+    assert resume_run(tmp_path / "cut", steps=whole["steps"])["ranking"] == whole["ranking"]
+    assert evaluate_run(tmp_path / "whole")["ranking"] == whole["ranking"]
+    export_run(tmp_path / "whole", tmp_path / "served")
+    served, stored = scoring.load(tmp_path / "served"), np.load(tmp_path / "served" / "item_vectors.npy")
+    seen = sorted(set(items[:720].tolist()))
+    samples = [{"user": 7, "item": item, "kind": item % KINDS, "price": round(item / 8, 3)} for item in seen]
+    logits = np.log(np.array(served.score(samples)) / (1 - np.array(served.score(samples))))
+    np.testing.assert_allclose(served.user_vectors(samples[:1]).numpy() @ stored[seen].T, logits[None], atol=1e-4)
+    assert stored.shape == (ITEMS, 5) and len(seen) > 50 and logits.std() > 1e-3
+
+
 def write_lists(tmp_path: Path) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     lines = [" ".join(map(str, [user, *np.unique((rng.random(9) ** 2 * ITEMS).astype(int))])) for user in range(USERS)]
@@ -286,12 +445,9 @@ def test_settings_and_data_that_do_not_fit_are_refused(monkeypatch: pytest.Monke
     for options, message in (
         (
             {},
-            "in_batch_softmax: expected one feature of the item, its id, got item, kind. Name the other tables in mod",
+            "in_batch_softmax: expected one feature that is the item's id, got item, kind. Set model.item_id to its t",
         ),
-        (
-            {"user_tables": ["user", "kind"], "item_dense": ["price"]},
-            "expected one feature of the item, its id, got item",
-        ),
+        ({"item_id": "user"}, "model.item_id: expected tables of the item among item, kind, got user"),
         (
             {"user_tables": ["user", "kind"], "feature_norm": "layer"},
             "expected feature_norm = none and tables of one wid",
