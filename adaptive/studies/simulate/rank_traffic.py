@@ -26,7 +26,8 @@ from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch
 from adaptive.embeddings.ranks.owners import BITS, SIZE, Owners
 from adaptive.embeddings.ranks.transport import header_size
 from adaptive.errors import ConfigError, InputError
-from adaptive.models.factory import model_config
+from adaptive.models.dense.base import Inputs
+from adaptive.models.factory import AnyConfig, model_config
 from adaptive.models.model_settings import TwoTowerConfig
 from adaptive.plugins import make_policy, with_rule
 from adaptive.policy import drops_inputs
@@ -129,13 +130,8 @@ def simulate_rank_traffic(
     groups = make_groups_without_keys(shape.format_rows(tables), config.seed)
     weights, labels = dense_weights(config, dataset), len(inputs.labels) or 1
     row_value = VALUE // 2 if config.ranks.wire == "bf16" else VALUE
-    items = None
-    if isinstance(shape, TwoTowerConfig) and shape.loss == "in_batch_softmax":
-        features = sum(table not in shape.user_tables for table in inputs.tables)
-        vector = VALUE * shape.tower_mlp[-1]
-        items = 2 * VALUE * features + VALUE * (len(shape.item_dense) + 1) + vector, vector
     counted = [
-        _Counted(size, config.ranks.blocks or size, groups, weights, labels, row_value, items)
+        _Counted(size, config.ranks.blocks or size, groups, weights, labels, row_value, _item_bytes(shape, inputs))
         for size in dict.fromkeys(sizes)
     ]
     finders = [DistinctFinder(group) for group in groups]
@@ -171,6 +167,14 @@ def simulate_rank_traffic(
     )
 
 
+def _item_bytes(shape: AnyConfig, inputs: Inputs) -> tuple[int, int] | None:
+    """Return bytes of an item with features, label and vector, and of the vector, if items are negatives."""
+    if not isinstance(shape, TwoTowerConfig) or shape.loss != "in_batch_softmax":
+        return None
+    features, vector = sum(table not in shape.user_tables for table in inputs.tables), VALUE * shape.tower_mlp[-1]
+    return 2 * VALUE * features + VALUE * (len(shape.item_dense) + 1) + vector, vector
+
+
 def _check_sizes(sizes: Sequence[int], blocks: int | None) -> None:
     most = MAX_RANKS if blocks is None else min(blocks, MAX_RANKS)
     for size in sizes:
@@ -204,8 +208,7 @@ class _Counted:
 
     Attributes:
         row_value: bytes of a value of rows and their gradients; rows in bfloat16 take 2.
-        items: bytes of an item with features, label and vector, and of the vector's gradient, if items of the batch are
-            negatives.
+        items: see `_item_bytes`.
         sent: by all ranks in all batches.
         rows: requested, including those of the rank itself.
         load: largest over mean requests of the owners, summed over batches.
