@@ -8,7 +8,7 @@ Letters: B samples, F features, N look-ups, V vectors, U distinct rows, D width 
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -343,6 +343,23 @@ def enter_batch(
             books["counted"][slot] = books["accesses"][row]
             books["flags"][slot] |= mark
     return tally
+
+
+def idle_slots(
+    rows: Sequence[int], used: Sequence[int], oldest_held: int, start: int, limit: int
+) -> tuple[list[int], int]:
+    """At most `limit` slots with a row last used before `oldest_held`, from `start` on and around; the next start."""
+    around = [*range(start, len(rows)), *range(start)]
+    idle = [slot for slot in around if rows[slot] >= 0 and used[slot] < oldest_held]
+    return idle[:limit], idle[limit] if len(idle) > limit else start
+
+
+def lowest_slots(
+    slots: Sequence[int], columns: Mapping[str, Sequence[int]], order: Sequence[str], count: int
+) -> list[int]:
+    """The `count` lowest slots by these columns, of equal ones the first, in their order."""
+    ranked = sorted(range(len(slots)), key=lambda place: [columns[name][slots[place]] for name in order])
+    return [slots[place] for place in sorted(ranked[:count])]
 
 
 def drift(row: Floats, snapshot: Floats | None) -> np.float32:

@@ -10,12 +10,16 @@ used, and memory is only taken then: constructing a billion rows costs nothing. 
 import mmap
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.counters import Counter
 from adaptive.embeddings.planning.layout import table_buckets
 from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.kernels.planning import books
@@ -40,6 +44,8 @@ ORDERS: Final = (("accesses",), ("last_access",), ("accesses", "last_access"), (
 
 SLOT_BYTES = 21  # of the arrays of a `SlotTable`
 SHARED_ROWS = 1 << 14  # of a batch whose records threads divide: starting them takes as long as some thousand rows
+SAMPLE = 4096  # slots, from which a bound of the lowest keys is estimated
+ALL_KEYS: Final = np.uint64(2**64 - 1)
 NUM_BINS = 64
 MANY_ROWS = 1 << 26  # 1 GiB of records
 _LINUX_FLAG: Final = {"x86_64": 0x4000, "aarch64": 0x4000}  # Python names it from 3.12 on
@@ -118,11 +124,16 @@ class Tracker:
     def add_norms(self, rows: NDArray[np.int64], norms: NDArray[np.float32]) -> None:
         """Add the update norms (n,) of distinct rows (n,) after a trained batch."""
         bins = self.bin_edges, self._bin_guesses, self.bin_counts
-        if self.threads > 1 and len(rows) >= SHARED_ROWS:
+        if len(self.shares(len(rows))) > 2:
             self.norm_sum += books.add_and_count_norms(rows, norms, self.update_norm, *bins)
         else:
             books.add_norms(rows, norms, self.update_norm)
             self.norm_sum += books.count_norms(norms, *bins)
+
+    def shares(self, number: int) -> Int64s:
+        """(C + 1,) bounds of the shares of each thread in so many rows; one share if they are few."""
+        threads = self.threads if number >= SHARED_ROWS else 1
+        return np.arange(threads + 1) * number // threads
 
     def gather(self, rows: NDArray[np.int64]) -> Records:
         """Copy the records of rows (n,)."""
@@ -190,6 +201,43 @@ def lowest(keys: NDArray[Any], count: int) -> Int64s:
     return np.flatnonzero(chosen)
 
 
+def join_lists(firsts: Int64s, ends: Int64s, *arrays: NDArray[Any]) -> int:
+    """Join lists at firsts[c]:ends[c] of each array to one at its start; return its length. `firsts` ascend."""
+    count = int(ends[0])
+    for first, end in zip(firsts[1:].tolist(), ends[1:].tolist(), strict=True):
+        for array in arrays:
+            array[count : count + end - first] = array[first:end]
+        count += end - first
+    return count
+
+
+@cache
+def key_weights(order: tuple[str, ...]) -> tuple[np.uint64, np.uint64]:
+    """Weights of (latest use + 1, accesses), both of 32 bits, in keys that compare as an order of `ORDERS` does."""
+    weights = {name: np.uint64(1 << 32 * place) for place, name in enumerate(reversed(order))}
+    return weights.get("last_access", np.uint64(0)), weights.get("accesses", np.uint64(0))
+
+
+@dataclass(frozen=True)
+class IdleWindow:
+    """Slots from `first` on and around to `last`, or all if both are equal."""
+
+    oldest_held: int  # slots whose row was last used by an earlier batch are idle
+    count: int  # of idle slots
+    first: int
+    last: int
+
+    def chunks(self, num_slots: int, threads: int) -> Int64s:
+        """(C, 3) first slot and end of each thread's parts, and the number of slots in all earlier parts."""
+        wraps, chunks, place = self.first >= self.last, [], 0
+        for start, stop in [(self.first, num_slots), (0, self.last)] if wraps else [(self.first, self.last)]:
+            bounds = [start + (stop - start) * c // threads for c in range(threads + 1)]
+            for first, end in pairwise(bounds):
+                chunks.append((first, end, place))
+                place += end - first
+        return np.array(chunks)
+
+
 class SlotTable:
     """The row in each slot of one group. Row -> slot is the code in the tracker's record.
 
@@ -201,7 +249,7 @@ class SlotTable:
         self.rows = np.full(num_slots, -1, np.int64)  # row in each slot, -1 = free
         self.free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # a stack: free[:num_free]
         self.num_free = num_slots
-        self._used = np.full(num_slots, -1, np.int32)
+        self._used = np.full(num_slots, books.FREE, np.int32)
         self._accesses = np.zeros(num_slots, np.uint32)
         self._flags = np.zeros(num_slots, np.uint8)
         self._follow = num_slots < len(tracker.codes)
@@ -221,7 +269,7 @@ class SlotTable:
 
     @property
     def used(self) -> Int32s:
-        """(slots,) the latest planned batch that needs each."""
+        """(slots,) the latest planned batch that needs each; `FREE` without a row."""
         self._synchronize()
         return self._used
 
@@ -237,24 +285,56 @@ class SlotTable:
             books.follow_records(self.rows, *columns, *self._columns, np.uint8(self._pending_mark))
             self._pending_mark = None
 
-    def idle(self, oldest_held: int, limit: int) -> Int64s:
-        """Slots with a row that no batch from `oldest_held` on needs.
+    def idle_window(self, oldest_held: int, limit: int) -> IdleWindow:
+        """Find slots with a row that no batch from `oldest_held` on needs.
 
         At most `limit`, starting where the previous search ended.
         """
-        (idle,) = allocate(self._memory, (np.int64, min(limit, len(self))))
         first = self._search_from
-        count, self._search_from = books.idle_slots(self.rows, self.used, oldest_held, first, len(idle), idle)
-        return idle[:count]
+        count, self._search_from = books.idle_window(self.used, oldest_held, first, min(limit, len(self)))
+        return IdleWindow(oldest_held, count, first, self._search_from)
 
-    def lowest(self, slots: Int64s, order: Sequence[str], count: int) -> Int64s:
-        """Positions of the `count` slots (n,) whose rows come first in an order of `ORDERS`."""
-        used = self.used[slots].astype(np.int64) + 1
-        columns = {"last_access": used.astype(np.uint64), "accesses": self._accesses[slots].astype(np.uint64)}
-        keys = np.zeros(len(slots), np.uint64)
-        for name in order:  # each column fits 32 bits
-            keys = (keys << np.uint64(32)) | columns[name]
-        return lowest(keys, count)
+    def idle(self, window: IdleWindow) -> Int64s:
+        """The idle slots (n,) of a window, in its order."""
+        return self._idle_up_to(ALL_KEYS, window, ())
+
+    def lowest(self, window: IdleWindow, order: tuple[str, ...], count: int) -> Int64s:
+        """The `count` idle slots of a window whose rows come first in an order of `ORDERS`, in the window's order."""
+        count = min(count, window.count)
+        slots = self._idle_up_to(self._bound(window, order, count), window, order)
+        if len(slots) < count:  # the sample was not representative
+            slots = self._idle_up_to(ALL_KEYS, window, order)
+        return slots[lowest(self._keys(slots, order), count)]
+
+    def _bound(self, window: IdleWindow, order: tuple[str, ...], count: int) -> np.uint64:
+        """A key that, by a sample, at least the `count` lowest idle slots of a window do not exceed."""
+        sample = np.arange(0, len(self), len(self) // SAMPLE + 1)
+        sample = sample[self._used[sample] < window.oldest_held]
+        place = len(sample) * count / max(window.count, 1)
+        place = int(place + 4 * place**0.5) + 1  # 4 standard deviations
+        if place >= len(sample):
+            return ALL_KEYS
+        bound: np.uint64 = np.partition(self._keys(sample, order), place)[place]
+        return bound
+
+    def _keys(self, slots: Int64s, order: tuple[str, ...]) -> NDArray[np.uint64]:
+        """Keys (n,) that compare as the rows in slots (n,) do."""
+        (keys,) = allocate(self._memory, (np.uint64, len(slots)))
+        books.slot_keys(slots, self._columns[:2], key_weights(order), keys)
+        return keys
+
+    def _idle_up_to(self, bound: np.uint64, window: IdleWindow, order: tuple[str, ...]) -> Int64s:
+        """The idle slots (n,) of a window whose keys do not exceed a bound, in its order."""
+        chunks = window.chunks(len(self), self._tracker.threads)
+        (idle,) = allocate(self._memory, (np.int64, len(self)))
+        ends, marks = np.empty(len(chunks), np.int64), np.empty((len(chunks), books.BLOCK), np.bool_)
+        columns, oldest, keys = self._columns[:2], window.oldest_held, (*key_weights(order), bound)
+        if self._tracker.threads == 1:
+            for c, chunk in enumerate(chunks):
+                ends[c] = books.list_idle(chunk, marks[c], columns, oldest, keys, idle)
+        else:
+            books.list_chunks(chunks, ends, marks, *columns, oldest, *keys, idle)
+        return idle[: join_lists(chunks[:, 2], ends, idle)]
 
     def release(self, victims: Int64s, tally: Int64s) -> tuple[Int64s, Int64s]:
         """Free the slots `victims`; returns (slots, rows) to write back."""
@@ -262,15 +342,23 @@ class SlotTable:
             return victims, victims
         slots, rows = np.empty((2, len(victims)), np.int64)
         lines, tables = (self.free, self.num_free), (self._table_starts, *self._buckets)
-        codes = self._tracker.codes
-        count = books.release_slots(victims, self.rows, self.flags, codes, *lines, *tables, slots, rows, tally)
+        columns = self.rows, self.used, self.flags, self._tracker.codes
+        books_of_group = victims, *columns, *lines, *tables, slots, rows
+        bounds = self._tracker.shares(len(victims))
+        if len(bounds) == 2:
+            count = books.release_slots(0, len(victims), tally, *books_of_group)
+        else:
+            ends, tallies = np.empty(len(bounds) - 1, np.int64), np.zeros((len(bounds) - 1, *tally.shape), np.int64)
+            books.release_chunks(bounds, ends, tallies, *books_of_group)
+            count = join_lists(bounds[:-1], ends, slots, rows)
+            tally += tallies.sum(axis=0)
         self.num_free += len(victims)
         return slots[:count], rows[:count]
 
     def discard(self, slots: Int64s) -> None:
         """Free slots (n,) whose rows are not needed any more, changed or not."""
         self._synchronize()
-        self.rows[slots], self._flags[slots] = -1, 0
+        self.rows[slots], self._used[slots], self._flags[slots] = -1, books.FREE, 0
         self.free[self.num_free : self.num_free + len(slots)] = slots
         self.num_free += len(slots)
 
@@ -291,17 +379,13 @@ class SlotTable:
         ends, records = distinct.table_ends, self._tracker.columns
         books_of_batch = distinct.rows, distinct.counts, ends, number, *records, *self._columns
         outputs = np.uint8(mark), self._follow, locations, missing, undo, tally
-        if self._tracker.threads == 1 or len(distinct.rows) < SHARED_ROWS:
+        bounds = self._tracker.shares(len(distinct.rows))
+        if len(bounds) == 2:
             return int(books.enter_batch(0, len(ends), *books_of_batch, *outputs))
-        shares = np.arange(1, self._tracker.threads) * len(distinct.rows) / self._tracker.threads
-        tables = np.concatenate([[0], np.searchsorted(ends, shares), [len(ends)]])  # first table of each thread
-        firsts, lasts = np.append(0, ends)[tables[:-1]], np.empty(self._tracker.threads, np.int64)
+        tables = np.concatenate([[0], np.searchsorted(ends, bounds[1:-1]), [len(ends)]])  # first table of each thread
+        firsts, lasts = np.append(0, ends)[tables[:-1]], np.empty(len(bounds) - 1, np.int64)
         books.enter_chunks(tables, lasts, *books_of_batch, *outputs)
-        count = int(lasts[0])
-        for first, last in zip(firsts[1:].tolist(), lasts[1:].tolist(), strict=True):  # joined in the tables' order
-            missing[count : count + last - first] = missing[first:last]
-            count += last - first
-        return count
+        return join_lists(firsts, lasts, missing)  # in the tables' order
 
     def leave(self, distinct: Distinct, locations: Int64s, undo: Int32s) -> None:
         """Undo `enter`."""
@@ -327,10 +411,18 @@ class SlotTable:
         assert len(takers) <= self.num_free
         slots = np.empty(len(takers), np.int64)
         initial, is_late = np.empty((2, len(takers)), np.bool_)
-        rows, when = (distinct.rows, distinct.counts, distinct.table_ends), (number, oldest_held)
+        rows, when = (takers, distinct.rows, distinct.counts), (number, oldest_held)
         slot_columns = self.rows, *self._columns, self.free, self.num_free
-        records, results = self._tracker.columns, (slots, initial, is_late, tally)
-        books.take_slots(takers, *rows, *records, np.uint8(mark), locations, *when, *slot_columns, *results)
+        records, results = self._tracker.columns, (slots, initial, is_late)
+        books_of_batch = *rows, *records, np.uint8(mark), locations, *when, *slot_columns, *results
+        bounds = self._tracker.shares(len(takers))
+        if len(bounds) == 2:
+            books.take_slots(0, len(takers), *books_of_batch)
+        else:
+            books.take_chunks(bounds, *books_of_batch)
+        per_table = np.diff(np.searchsorted(takers, distinct.table_ends), prepend=0)
+        tally[:, Counter.FETCHED] += per_table
+        tally[:, Counter.PROMOTED] += per_table
         self.num_free -= len(takers)
         return slots, initial, is_late
 

@@ -210,13 +210,15 @@ class Planner:
         if shortage <= 0:
             self._try_score(question)
             return question.missing, no_rows()
-        idle = self.slots.idle(question.oldest_held, max(self._tier.max_candidates, CANDIDATES_PER_SLOT * shortage))
-        if len(idle) < shortage:
-            raise self._does_not_fit(question, shortage - len(idle))
-        count = min(len(idle), max(shortage, int(self._tier.eviction_share * len(self.slots))))
+        most = max(self._tier.max_candidates, CANDIDATES_PER_SLOT * shortage)
+        window = self.slots.idle_window(question.oldest_held, most)
+        if window.count < shortage:
+            raise self._does_not_fit(question, shortage - window.count)
+        count = max(shortage, int(self._tier.eviction_share * len(self.slots)))
         order = self._policy_caller.order
         if order is not None:
-            return question.missing, idle[self.slots.lowest(idle, order, count)]
+            return question.missing, self.slots.lowest(window, order, count)
+        idle = self.slots.idle(window)
         scores = self._score(self.slots.rows[idle], question)
         return question.missing, idle[lowest(scores, count)]
 
@@ -239,7 +241,9 @@ class Planner:
         if not len(missing) or not len(self.slots):
             return no_rows(), no_rows()
         full = len(missing) > self.slots.num_free
-        idle = self.slots.idle(question.oldest_held, self._tier.max_candidates) if full else no_rows()
+        idle = no_rows()
+        if full:
+            idle = self.slots.idle(self.slots.idle_window(question.oldest_held, self._tier.max_candidates))
         candidates = np.concatenate([question.rows[missing], self.slots.rows[idle]])
         scores = self._score(candidates, question)
         return swaps(missing, idle, scores, self.slots.num_free)

@@ -184,28 +184,78 @@ def test_count_host_vectors(choose: Choose) -> None:
 # --- slots -----------------------------------------------------------------------------------------------------------
 
 
-def idle(choose: Choose, rows: Any, used: Any, *, oldest: int, start: int = 0, limit: int = 9) -> tuple[list[int], int]:
-    found = np.full(limit, -9)
-    count, following = choose(books.idle_slots)(ints(*rows), i32(*used), oldest, start, limit, found)
-    return found[:count].tolist(), int(following)
+def window(choose: Choose, used: Any, *, oldest: int, start: int = 0, limit: int = 9) -> tuple[int, int]:
+    count, end = choose(books.idle_window)(i32(*used), oldest, start, limit)
+    return int(count), int(end)
 
 
 @both
-def test_idle_slots_hold_a_row_that_no_planned_batch_needs(choose: Choose) -> None:
+def test_a_window_ends_before_the_next_idle_slot(choose: Choose) -> None:
     """Slot 1 is free, slot 2 is needed by batch 5, slot 3 by batch 6."""
-    rows, used = (7, -1, 8, 9, 3), (4, 2, 5, 6, -1)
-    assert idle(choose, rows, used, oldest=5)[0] == [0, 4]
-    assert idle(choose, rows, used, oldest=6)[0] == [0, 2, 4]
-    assert idle(choose, rows, used, oldest=-3)[0] == []
+    used = 4, books.FREE, 5, 6, -1
+    assert window(choose, used, oldest=5) == (2, 0)
+    assert window(choose, used, oldest=6) == (3, 0)
+    assert window(choose, used, oldest=6, limit=1) == (1, 2)
+    assert window(choose, used, oldest=-3) == (0, 0)
 
 
 @both
-def test_idle_slots_go_on_where_the_last_search_ended(choose: Choose) -> None:
-    rows, used = range(5), [0] * 5
-    assert idle(choose, rows, used, oldest=1, limit=2) == ([0, 1], 2)
-    assert idle(choose, rows, used, oldest=1, limit=2, start=2) == ([2, 3], 4)
-    assert idle(choose, rows, used, oldest=1, limit=2, start=4) == ([4, 0], 1)
-    assert idle(choose, rows, used, oldest=1, limit=5, start=3) == ([3, 4, 0, 1, 2], 3)
+def test_windows_continue_where_the_last_search_ended(choose: Choose) -> None:
+    used = [0] * 5
+    assert window(choose, used, oldest=1, limit=2) == (2, 2)
+    assert window(choose, used, oldest=1, limit=2, start=2) == (2, 4)
+    assert window(choose, used, oldest=1, limit=2, start=4) == (2, 1)
+    assert window(choose, used, oldest=1, limit=5, start=3) == (5, 3)
+
+
+@both
+def test_idle_slots_are_listed_up_to_a_key(choose: Choose) -> None:
+    """Slot 1 is free, slot 3 is needed. Keys with weights 10 and 1: 54, -, 62, -, 3."""
+    idle, marks = np.full(9, -9), np.zeros(books.BLOCK, np.bool_)
+    columns = i32(4, books.FREE, 5, 6, -1), np.array([4, 1, 2, 0, 3], np.uint32)
+    for bound, expected in ((54, [0, 4]), (61, [0, 4]), (62, [0, 2, 4]), (2, [])):
+        keys = np.uint64(10), np.uint64(1), np.uint64(bound)
+        end = choose(books.list_idle)(ints(0, 5, 1), marks, columns, 6, keys, idle)
+        assert idle[1:end].tolist() == expected
+    assert choose(books.list_idle)(ints(1, 3, 0), marks, columns, 6, (np.uint64(0),) * 3, idle) == 1
+    assert idle[0] == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_slots=st.sampled_from([0, 1, 7, 100, 2500, 9000]),
+    order=st.sampled_from(books_module.ORDERS),
+    threads=st.integers(1, 3),
+)
+def test_windows_and_lowest_slots_equal_the_twin(
+    seed: int, num_slots: int, order: tuple[str, ...], threads: int
+) -> None:
+    """Three searches, each from the end of the one before, in a table with few distinct keys and some free slots."""
+    rng = np.random.default_rng(seed)
+    tracker = Tracker(num_slots + 1)
+    tracker.threads = threads
+    slots = SlotTable(num_slots, ints(0, num_slots + 1), tracker)
+    slots.rows[:] = np.where(rng.random(num_slots) < 0.9, rng.permutation(num_slots), -1)
+    slots._used[:] = np.where(slots.rows >= 0, rng.integers(-1, 12, num_slots), books.FREE)
+    slots._accesses[:] = rng.choice([1, 2, 3, 2**32 - 1], num_slots)
+    columns = {"last_access": slots._used.tolist(), "accesses": slots._accesses.tolist()}
+    start = 0
+    for _ in range(3):
+        oldest, limit = int(rng.integers(0, 14)), int(rng.integers(1, num_slots + 2))
+        expected, start = reference.idle_slots(slots.rows.tolist(), columns["last_access"], oldest, start, limit)
+        found = slots.idle_window(oldest, limit)
+        assert (found.count, found.last) == (len(expected), start)
+        assert slots.idle(found).tolist() == expected
+        count = int(rng.integers(0, limit + 1))
+        assert slots.lowest(found, order, count).tolist() == reference.lowest_slots(expected, columns, order, count)
+
+
+def test_a_bound_that_is_too_low_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = SlotTable(9, ints(0, 10), Tracker(10))
+    slots.rows[:], slots._used[:], slots._accesses[:] = np.arange(9), 0, np.arange(9)
+    monkeypatch.setattr(SlotTable, "_bound", lambda *_: np.uint64(2))
+    assert slots.lowest(slots.idle_window(5, 9), ("accesses",), 4).tolist() == [0, 1, 2, 3]
 
 
 def slot_arrays() -> dict[str, Any]:
@@ -215,6 +265,7 @@ def slot_arrays() -> dict[str, Any]:
     codes[5] = ON_HOST
     return {
         "rows": ints(1, 6, 9, 3, -1),
+        "used": i32(4, 2, 3, 4, books.FREE),
         "flags": np.array([DIRTY, CHANGED, 0, DIRTY | CHANGED, 0], np.uint8),
         "codes": codes,
         "free": ints(4, -9, -9, -9, -9),
@@ -226,11 +277,12 @@ def test_release_writes_back_changed_rows_only(choose: Choose) -> None:
     slots, tally = slot_arrays(), new_tally()
     back_slots, back_rows = np.full(4, -9), np.full(4, -9)
     count = choose(books.release_slots)(
-        ints(3, 1, 2, 0), slots["rows"], slots["flags"], slots["codes"], slots["free"], 1, STARTS, i32(0, 0, 1), 2,
-        back_slots, back_rows, tally,
+        0, 4, tally, ints(3, 1, 2, 0), slots["rows"], slots["used"], slots["flags"], slots["codes"], slots["free"], 1,
+        STARTS, i32(0, 0, 1), 2, back_slots, back_rows,
     )  # fmt: skip
     assert (back_slots[:count].tolist(), back_rows[:count].tolist()) == ([3, 0], [3, 1])
     assert slots["rows"].tolist() == [-1] * 5
+    assert slots["used"].tolist() == [books.FREE] * 5
     assert slots["flags"].tolist() == [0] * 5
     assert slots["free"].tolist() == [4, 3, 1, 2, 0]
     assert slots["codes"][[1, 3, 6, 9, 5]].tolist() == [ON_HOST, ON_HOST, ON_HOST, INITIAL, ON_HOST]
@@ -239,19 +291,19 @@ def test_release_writes_back_changed_rows_only(choose: Choose) -> None:
 
 @both
 def test_take_gives_slots_from_the_end_of_the_free_list(choose: Choose) -> None:
-    """Row 5 was changed on the host before, row 0 is at its initial value; tables are told by the order of rows."""
-    slots, tally = slot_arrays(), new_tally()
+    """Row 5 was changed on the host before, row 0 is at its initial value."""
+    slots = slot_arrays()
     slots["free"][:3] = [4, 7, 6]
     slots["rows"], slots["flags"] = np.full(8, -1), np.full(8, 99, np.uint8)
-    rows, counts, ends, locations = ints(0, 6, 5), i32(2, 7, 3), ints(1, 3), ints(-1, 1, -1)
+    rows, counts, locations = ints(0, 6, 5), i32(2, 7, 3), ints(-1, 1, -1)
     accesses, last = np.zeros(10, np.uint32), np.zeros(10, np.int32)
     last[[0, 5]] = [3, 4]  # row 5 by batch 3, the oldest that is held
     late = np.zeros(2, np.bool_)
     out, initial, used = np.full(2, -9), np.zeros(2, np.bool_), np.full(8, 3, np.int32)
     counted_in = np.zeros(8, np.uint32)
     choose(books.take_slots)(
-        ints(0, 2), rows, counts, ends, slots["codes"], accesses, last, np.uint8(DIRTY), locations, 5, 3, slots["rows"],
-        used, counted_in, slots["flags"], slots["free"], 3, out, initial, late, tally,
+        0, 2, ints(0, 2), rows, counts, slots["codes"], accesses, last, np.uint8(DIRTY), locations, 5, 3, slots["rows"],
+        used, counted_in, slots["flags"], slots["free"], 3, out, initial, late,
     )  # fmt: skip
     assert used.tolist() == [3] * 6 + [5, 5]
     assert counted_in.tolist() == [0] * 6 + [2, 3]
@@ -264,7 +316,6 @@ def test_take_gives_slots_from_the_end_of_the_free_list(choose: Choose) -> None:
     assert slots["codes"][[0, 5]].tolist() == [7, 8]
     assert accesses[[0, 5, 6]].tolist() == [2, 3, 0]
     assert last[[0, 5, 6]].tolist() == [6, 6, 0]
-    assert counted(tally) == {"FETCHED": [1, 1], "PROMOTED": [1, 1]}
 
 
 @both
@@ -358,10 +409,10 @@ def test_chosen_segments_equal_the_twin(choose: Choose, rows: list[tuple[int, in
 
 @pytest.mark.parametrize("threads", [2, 3, 5])
 @pytest.mark.parametrize("num_slots", [60, 100])
-def test_threads_that_share_the_tables_enter_the_same(
+def test_threads_that_share_a_batch_plan_the_same(
     threads: int, num_slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seven batches of four tables, one of which is not looked up."""
+    """Seven batches of four tables, one of which is not looked up; after each, some rows are evicted."""
     monkeypatch.setattr(books_module, "SHARED_ROWS", 1)
     rng, starts, tables = np.random.default_rng(threads), ints(0, 30, 30, 70, 100), []
     batches = [np.unique(rng.integers(0, 100, 50)) for _ in range(7)]
@@ -376,7 +427,9 @@ def test_threads_that_share_the_tables_enter_the_same(
             tally = new_tally(4)
             count = slots.enter(distinct, batch, DIRTY, locations, missing, np.zeros(len(rows), np.int32), tally)
             taken = missing[: min(count, slots.num_free)]
-            slots.take(taken, distinct, locations, batch, batch, DIRTY, tally)
+            taken_slots = slots.take(taken, distinct, locations, batch, batch, DIRTY, tally)
+            victims = slots.lowest(slots.idle_window(batch, 50), ("last_access",), 15)
+            results += [column.tolist() for column in (*taken_slots, victims, *slots.release(victims, tally))]
             norms = np.linspace(1e-3, 1, len(rows), dtype=np.float32)
             tracker.add_norms(rows, norms)
             results += [locations.tolist(), missing[:count].tolist(), tally.tolist()]
