@@ -235,13 +235,13 @@ class TableConfig(Config):
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",
-        description="stored values of a row; bfloat16 takes half the bytes, computed in float32 with float32 optimizer "
-        "state",
+        description="stored values of a row; bfloat16 takes half the bytes, computed in float32; for optimizer state, "
+        "see state_dtype of the optimizer",
     )
     rounding: Literal["stochastic", "nearest"] = Field(
         default="stochastic",
-        description="how an update rounds to bfloat16: stochastic keeps small updates in the mean, by a hash of seed, "
-        "table, row and batch; nearest loses those below half a unit",
+        description="how an update rounds rows and state to bfloat16: stochastic keeps small updates in the mean, by a "
+        "hash of seed, table, row and batch; nearest loses those below half a unit",
     )
     keys: Literal["int64"] | None = Field(
         default=None,
@@ -543,6 +543,11 @@ class OptimizerConfig(Config):
     beta: float = Field(default=1.0, ge=0, description="FTRL: added to the square root; smaller starts faster")
     l1: float = Field(default=0.0, ge=0, description="FTRL: L1 regularization, which sets values to 0")
     l2: float = Field(default=0.0, ge=0, description="FTRL: L2 regularization")
+    state_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="Adagrad, Adam: stored state of rows; bfloat16 takes half the bytes, computed in float32 and "
+        "rounded like rows (model.row_rounding)",
+    )
     weight_decay: float = Field(
         default=0.0,
         ge=0,

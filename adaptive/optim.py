@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from adaptive.config import OptimizerConfig
 from adaptive.errors import ConfigError
 from adaptive.kernels.rows.cpu.steps import ADAGRAD, ADAM, ROWWISE_ADAGRAD, SGD_
 from adaptive.kernels.rows.cpu.steps import FTRL as FTRL_
+from adaptive.kernels.vector.bfloat16 import BFLOAT16, widen
+
+StateDtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class RowOptimizer(ABC):
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
+            if item.name == "state_dtype":
+                continue
             kind, limit, above = "a finite", math.inf, ""
             if item.name in ("beta1", "beta2"):
                 kind, limit, above = "a", 1.0, " and below 1"
@@ -49,7 +54,28 @@ class RowOptimizer(ABC):
 
     @abstractmethod
     def state_width(self, embedding_dim: int) -> int:
-        """Number of float32 state values stored with each row."""
+        """Number of state values of each row."""
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """Type of the arrays of state; uint16 holds bfloat16."""
+        return np.dtype(np.float32)
+
+    def stored_width(self, embedding_dim: int) -> int:
+        """Number of items of a row in arrays of state."""
+        return self.state_width(embedding_dim) + self.counts * (self.stored_dtype == BFLOAT16)
+
+    def state_bytes(self, embedding_dim: int) -> int:
+        """Bytes of the state of a row."""
+        return self.stored_width(embedding_dim) * self.stored_dtype.itemsize
+
+    def as_float32(self, state: NDArray[Any]) -> NDArray[np.float32]:
+        """Return stored state (n, items) as float32 values (n, S)."""
+        if state.dtype != BFLOAT16:
+            return state
+        end = state.shape[1] - 2 * self.counts
+        counts = np.ascontiguousarray(state[:, end:]).view(np.float32)
+        return np.concatenate([widen(state[:, :end]), counts], axis=1)
 
     def least_state(self, embedding_dim: int) -> NDArray[np.float32]:
         """(S,) lower bound of each value of a row's state."""
@@ -97,7 +123,28 @@ class SGD(RowOptimizer):
 
 
 @dataclass(frozen=True)
-class Adagrad(RowOptimizer):
+class HalvableOptimizer(RowOptimizer):
+    """Base of optimizers whose state may be stored in bfloat16.
+
+    State is computed in float32 and rounded as `TableConfig.rounding` says. Counts of updates stay float32: two items.
+    """
+
+    state_dtype: StateDtype = field(default="float32", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.state_dtype not in (choices := get_args(StateDtype)):
+            raise ConfigError(
+                f"{type(self).__name__}: expected state_dtype {' or '.join(choices)}, got {self.state_dtype!r}"
+            )
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        return BFLOAT16 if self.state_dtype == "bfloat16" else super().stored_dtype
+
+
+@dataclass(frozen=True)
+class Adagrad(HalvableOptimizer):
     """Adagrad as torch.optim.Adagrad: s += g * g; w -= lr * g / (sqrt(s) + eps)."""
 
     kind: ClassVar[int] = ADAGRAD
@@ -138,7 +185,7 @@ class RowwiseAdagrad(RowOptimizer):
 
 
 @dataclass(frozen=True)
-class Adam(RowOptimizer):
+class Adam(HalvableOptimizer):
     """Adam as torch.optim.SparseAdam, with a step count per row.
 
     An accumulated sum of k gradients counts as k updates with their mean.
@@ -221,7 +268,11 @@ class FTRL(RowOptimizer):
 
 
 def row_optimizer(config: OptimizerConfig) -> RowOptimizer:
-    """Create the optimizer of a configuration, with those of its settings that it has."""
+    """Create the optimizer of a configuration, with those of its settings that it has.
+
+    Raises:
+        ConfigError: for `state_dtype="bfloat16"` with an optimizer that has no such state.
+    """
     kinds: dict[str, type[RowOptimizer]] = {
         "sgd": SGD,
         "adagrad": Adagrad,
@@ -230,4 +281,10 @@ def row_optimizer(config: OptimizerConfig) -> RowOptimizer:
         "ftrl": FTRL,
     }
     cls = kinds[config.name]
+    if config.state_dtype != "float32" and not issubclass(cls, HalvableOptimizer):
+        names = " or ".join(name for name, kind in kinds.items() if issubclass(kind, HalvableOptimizer))
+        raise ConfigError(
+            f"optimizer.state_dtype={config.state_dtype}: expected optimizer.name {names}, got {config.name}. Set "
+            "optimizer.state_dtype to float32."
+        )
     return cls(**{item.name: getattr(config, item.name) for item in fields(cls)})

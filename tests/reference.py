@@ -27,6 +27,7 @@ f32 = np.float32
 
 WORD = 2**64
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio
+STREAM = 0xD1342543DE82EF95  # between the keys of a row's parts
 
 
 # --- initial values ----------------------------------------------------------------------------------------------
@@ -153,7 +154,8 @@ def initial_state(optimizer: RowOptimizer, dim: int) -> Floats:
     if isinstance(optimizer, SGD):
         return np.zeros(0, f32)
     if isinstance(optimizer, Adagrad):
-        return np.full(dim, optimizer.initial_accumulator, f32)
+        first = np.full(dim, optimizer.initial_accumulator, f32)
+        return as_bfloat16(first) if optimizer.state_dtype == "bfloat16" else first
     if isinstance(optimizer, RowwiseAdagrad):
         return np.full(1, optimizer.initial_accumulator, f32)
     if isinstance(optimizer, FTRL):
@@ -199,11 +201,13 @@ def update_row(
     gradient: Floats,
     squares: Floats | None = None,
     key: int | None = None,
+    state_key: int = 0,
 ) -> np.float32:
     """One step of one row, in place: weights (D,), state (S,), gradient (D,). Returns the L2 norm of the change.
 
     squares: those of the gradients of which `gradient` is the sum; None: its own.
     key: rounds the weights to bfloat16, 0 to nearest; None: float32.
+    state_key: the same number if the state is bfloat16.
     """
     grown_by = gradient_squares(optimizer, gradient) if squares is None else squares
     if optimizer.weight_decay:  # decoupled: before the step, whose gradient and state do not know of it
@@ -229,7 +233,19 @@ def update_row(
         weights -= delta
     if key is not None:
         weights[:] = as_bfloat16(weights, key)
+    if isinstance(optimizer, Adagrad | Adam) and optimizer.state_dtype == "bfloat16":
+        round_state(state, len(weights), state_key)
     return norm(delta)
+
+
+def round_state(state: Floats, dim: int, key: int) -> None:
+    """Round state (S,) in place, Adagrad's sums or Adam's moments; Adam's count stays.
+
+    The weights have the key, changes of them the next one, which nobody uses, and the parts of the state the others.
+    """
+    for first in range(0, len(state) // dim * dim if dim > 1 else 1 + (len(state) > 1), dim):
+        part_key = key * STREAM ** (2 + first // dim) % WORD
+        state[first : first + dim] = as_bfloat16(state[first : first + dim], part_key)
 
 
 def ftrl_row(optimizer: FTRL, weights: Floats, state: Floats, gradient: Floats, squares: Floats) -> Floats:
@@ -453,8 +469,9 @@ def train_reference(
             mine = [feature for feature, (_, home) in enumerate(homes) if home is table]
             parts = [lookup_gradients(gradients[homes[f][0]], batch, f, table.pooling) for f in mine]
             ids = [batch.ids[slice(bag_spans(batch, f)[0][0], bag_spans(batch, f)[-1][1])] for f in mine]
-            keys = None if table.dtype == "float32" else partial(rounding_key, table, seed, batch=number)
-            update_table(optimizer, values[table.name], np.concatenate(ids), np.concatenate(parts), keys)
+            keys = partial(rounding_key, table, seed, batch=number)
+            halves = table.dtype == "bfloat16"
+            update_table(optimizer, values[table.name], np.concatenate(ids), np.concatenate(parts), keys, halves=halves)
     return values
 
 
@@ -468,13 +485,15 @@ def update_table(
     values: tuple[Floats, Floats],
     ids: Int64s,
     gradients: Floats,
-    keys: Callable[[int], int] | None = None,
+    keys: Callable[[int], int] = lambda row: 0,
+    *,
+    halves: bool = False,
 ) -> None:
-    """Update each distinct row of ids (n,) once, with its part of gradients (n, D)."""
+    """Update each distinct row of ids (n,) once, with its part of gradients (n, D); `halves`: weights are bfloat16."""
     weights, state = values
     for row in dict.fromkeys(ids.tolist()):
-        key = None if keys is None else keys(row)
-        update_row(optimizer, weights[row], state[row], weighted_sum(gradients[ids == row]), key=key)
+        gradient, key = weighted_sum(gradients[ids == row]), keys(row)
+        update_row(optimizer, weights[row], state[row], gradient, key=key if halves else None, state_key=key)
 
 
 # --- keys ----------------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ class RowStore:
                 part = np.array(vectors[start : start + AT_ONCE], np.float32)
                 rows = lane.group.undivided.table_starts[number] + np.arange(start, start + len(part))
                 rows, part = select_owned(lane.group, rows, as_stored(part, lane.host.dtype))
-                state = np.full((len(part), lane.host.state.shape[1]), lane.host.first_state, np.float32)
+                state = np.full((len(part), lane.host.state.shape[1]), lane.host.stored_first_state)
                 lane.put(rows, part, state)
             lane.device.forget_watched()
             pipeline.finish_copies()
@@ -256,8 +256,12 @@ class RowStore:
 
     def _bfloat16_names(self) -> set[str]:
         """Return the names of arrays that hold bfloat16, which numpy does not have."""
-        halves = [f"rows{n}." for n, lane in enumerate(self._pipeline.lanes) if lane.host.dtype == BFLOAT16]
-        return {prefix + name for prefix in halves for name in ("weights", "watched.raw_values")}
+        names = set()
+        for number, lane in enumerate(self._pipeline.lanes):
+            halves = [("weights", "watched.raw_values")] * (lane.host.dtype == BFLOAT16)
+            halves += [("state", "watched.raw_states")] * (lane.host.state_dtype == BFLOAT16)
+            names |= {f"rows{number}.{name}" for pair in halves for name in pair}
+        return names
 
     def _mark(self) -> NDArray[np.int64]:
         keys = [group.table_keys.view(np.int64) for group in self._pipeline.groups]

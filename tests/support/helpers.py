@@ -307,7 +307,7 @@ def table_states(embeddings: TieredEmbeddingBag) -> dict[str, Floats]:
     for number, lane in enumerate(embeddings.runtime.pipeline.lanes):
         first = reference.initial_state(embeddings.runtime.outline.optimizer, lane.group.embedding_dim)
         state = np.tile(first, (lane.group.num_rows, 1))
-        state[arrays[f"rows{number}.changed"]] = arrays[f"rows{number}.state"]
+        state[arrays[f"rows{number}.changed"]] = lane.host.optimizer.as_float32(arrays[f"rows{number}.state"])
         for table, (start, stop) in zip(lane.group.tables, pairwise(lane.group.table_starts), strict=True):
             found[table.name] = state[start:stop]
     return found

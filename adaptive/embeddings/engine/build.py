@@ -30,6 +30,7 @@ from adaptive.embeddings.tiers.host_file import FileHost
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.embeddings.tiers.streams import streams_of
 from adaptive.errors import ConfigError, PolicyError
+from adaptive.kernels.vector.bfloat16 import BFLOAT16
 from adaptive.optim import RowOptimizer
 from adaptive.plugins import installed_policies, make_policy
 from adaptive.policy import Policy, arranges, arranges_alike, calibrates
@@ -77,7 +78,7 @@ class Outline:
         """Return bytes by name like `StatisticsCollector.memory`, without buffers."""
         caller, totals = self.policy_caller, dict.fromkeys(MEMORY, 0)
         for group, slots in zip(self.groups, self.sizes.slots, strict=True):
-            sizes = group.vector_bytes, 4 * self.optimizer.state_width(group.embedding_dim)
+            sizes = group.vector_bytes, self.optimizer.state_bytes(group.embedding_dim)
             parts = [rows * size for rows in (group.num_rows, slots) for size in sizes]
             parts.append(group.num_rows * RECORD.itemsize + slots * SLOT_BYTES + key_bytes(group))
             if self.skip is not None:
@@ -115,6 +116,11 @@ def outline_engine(
         raise ConfigError(
             f"tier.plan_threads=0: expected rows in memory, a CPU, one process, and a policy that arranges "
             f"batches by inputs alone or not at all, got {reason}. Set tier.plan_threads to auto."
+        )
+    if optimizer.stored_dtype == BFLOAT16 and (device.type != "cpu" or tier.device == "cpu-torch"):
+        raise ConfigError(
+            f"state_dtype=bfloat16: expected rows in main memory, got tier.device={tier.device} ({device.type}). Set "
+            "tier.device=cpu, or state_dtype=float32."
         )
     policy_caller.begin(type(optimizer).__name__.lower())
     skip = skip if policy_caller.skips else None

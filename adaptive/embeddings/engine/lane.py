@@ -54,11 +54,11 @@ class Lane:
 
     # --- rows on both tiers ----------------------------------------------------------------------------------
 
-    def values(self, rows: Int64s, *, with_waiting: bool = True) -> tuple[Rows, Floats]:
+    def values(self, rows: Int64s, *, with_waiting: bool = True) -> tuple[Rows, Rows]:
         """Return copies (n, D), (n, S) of rows; `with_waiting`: with deferred updates applied."""
         codes = self.planner.tracker.codes[rows]
         weights = np.empty((len(rows), self.host.weights.shape[1]), self.host.dtype)
-        state = np.empty((len(rows), self.host.state.shape[1]), np.float32)
+        state = np.empty((len(rows), self.host.state.shape[1]), self.host.state_dtype)
         on_device, on_host = np.flatnonzero(codes > 0), np.flatnonzero(codes < 0)
         weights[on_device], state[on_device] = self.device.read(codes[on_device].astype(np.int64) - 1)
         self.host.copy_out(rows[on_host], weights, state, on_host)
@@ -68,7 +68,7 @@ class Lane:
             self.device.apply_waiting(self.skipper.hot.entries_of(rows), weights, state)
         return weights, state
 
-    def put(self, rows: Int64s, weights: Rows, state: Floats) -> None:
+    def put(self, rows: Int64s, weights: Rows, state: Rows) -> None:
         """Set weights (n, D) and state (n, S) of rows (n,), on both tiers."""
         codes = self.planner.tracker.codes
         self.host.write(rows, weights, state)
@@ -79,7 +79,7 @@ class Lane:
         self.device.fetch(Moves(fetch_slots=slots, fetch_rows=on_device, fetch_initial=initial))
         self.planner.slots.mark_stored(slots)
 
-    def put_on_host(self, rows: Int64s, weights: Rows, state: Floats) -> None:
+    def put_on_host(self, rows: Int64s, weights: Rows, state: Rows) -> None:
         """Set weights (n, D) and state (n, S) of rows (n,), none of which is on the device."""
         self.host.write(rows, weights, state)
         self.planner.tracker.codes[rows] = ON_HOST

@@ -259,8 +259,7 @@ def make_groups_without_keys(tables: Sequence[TableConfig], seed: int) -> tuple[
 
 
 def _kind(table: TableConfig) -> tuple[object, ...]:
-    rounding = table.rounding if table.dtype == "bfloat16" else ""
-    return table.embedding_dim, table.lr_scale, table.dtype, rounding, table.keys is not None
+    return table.embedding_dim, table.lr_scale, table.dtype, table.rounding, table.keys is not None
 
 
 def _make_group(

@@ -33,7 +33,7 @@ class Sizes:
 
 def row_bytes(group: Group, optimizer: RowOptimizer) -> int:
     """Bytes of a row with its optimizer state."""
-    return group.vector_bytes + 4 * optimizer.state_width(group.embedding_dim)
+    return group.vector_bytes + optimizer.state_bytes(group.embedding_dim)
 
 
 def choose_slots(

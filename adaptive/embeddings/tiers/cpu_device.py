@@ -28,7 +28,7 @@ class CpuRows:
     """Pools and updates rows of one group, in slots and on the host. For one thread.
 
     Attributes:
-        weights: (slots, D) float32 or bfloat16. state: (slots, S) float32.
+        weights: (slots, D), state: (slots, S), float32 or bfloat16.
         scratch: (threads, 2, >= D) float32, for kernels.
     """
 
@@ -45,12 +45,13 @@ class CpuRows:
 
     def resize(self, num_slots: int, fill: float = 0.0) -> None:
         """Reallocate to `num_slots` slots that hold `fill`."""
-        dtype = self._host.dtype
-        self.weights = full_rows(num_slots, self._host.weights.shape[1], number_as_stored(fill, dtype), dtype)
-        self.state = full_rows(num_slots, self._host.state.shape[1], fill)
+        self.weights, self.state = (
+            full_rows(num_slots, like.shape[1], number_as_stored(fill, like.dtype), like.dtype)
+            for like in (self._host.weights, self._host.state)
+        )
 
     @property
-    def _tables(self) -> tuple[Rows, Floats, Rows, Floats]:
+    def _tables(self) -> tuple[Rows, Rows, Rows, Rows]:
         return self.weights, self.state, self._host.weights, self._host.state
 
     def pool(self, out: Floats, pooling: Pooling, rows: Rows | None = None) -> None:
@@ -96,7 +97,7 @@ class CpuRows:
         sums: Floats,
         squares: Floats,
         weights: Rows,
-        state: Floats,
+        state: Rows,
         keys: NDArray[np.uint64] = NO_KEYS,
     ) -> Floats:
         """Update rows of `weights` and `state`, each from the sum and squares of its entry.
@@ -183,8 +184,8 @@ class CpuDevice(DeviceTier):
         host.store_initial(moves.fresh_rows)
 
     def poison_slots(self, slots: Int64s) -> None:
-        self.weights[slots] = number_as_stored(np.nan, self._host.dtype)
-        self.state[slots] = np.nan
+        for rows in (self.weights, self.state):
+            rows[slots] = number_as_stored(np.nan, rows.dtype)
 
     def poison_host(self, rows: Int64s) -> None:
         self._host.poison(rows)
@@ -211,7 +212,7 @@ class CpuDevice(DeviceTier):
         norms = self._rows.defer(deferred, gradients.numpy(), number, self._sums, self._squares, self._pending)
         return lambda: norms
 
-    def apply_waiting(self, entries: Int64s, weights: Rows, state: Floats) -> None:
+    def apply_waiting(self, entries: Int64s, weights: Rows, state: Rows) -> None:
         watched = np.flatnonzero(entries >= 0)
         waiting = watched[self._pending[entries[watched]]]
         self._rows.apply_sums(0, waiting, entries[waiting], self._sums, self._squares, weights, state)
@@ -223,7 +224,7 @@ class CpuDevice(DeviceTier):
         drift.drift(*where, *tables, drifts, self._rows.scratch[:, 0])
         return lambda: drifts
 
-    def read(self, slots: Int64s) -> tuple[Rows, Floats]:
+    def read(self, slots: Int64s) -> tuple[Rows, Rows]:
         return self.weights[slots], self.state[slots]
 
     def watch(self, capacity: int, *, snapshots: int, sums: bool) -> None:

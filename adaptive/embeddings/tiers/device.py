@@ -127,7 +127,7 @@ class DeviceTier(ABC):
         """Add gradients to sums, apply the sums that are due; return the updates' L2 norms (n,)."""
 
     @abstractmethod
-    def apply_waiting(self, entries: Int64s, weights: Rows, state: Floats) -> None:
+    def apply_waiting(self, entries: Int64s, weights: Rows, state: Rows) -> None:
         """Apply deferred sums to copies of rows (n, ...); entries (n,) or -1. Changes no row.
 
         Rows in bfloat16 are rounded to nearest, so that reading depends on no batch.
@@ -138,7 +138,7 @@ class DeviceTier(ABC):
         """Return the movement (n,) of watched rows since their snapshots, and renew these."""
 
     @abstractmethod
-    def read(self, slots: Int64s) -> tuple[Rows, Floats]:
+    def read(self, slots: Int64s) -> tuple[Rows, Rows]:
         """Return copies (weights, state) of slots; for evaluation and saving."""
 
     @abstractmethod

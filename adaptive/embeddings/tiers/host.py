@@ -18,7 +18,7 @@ from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import RowUpdates
 from adaptive.kernels.rows.cpu import initial, move, rounding, steps
 from adaptive.kernels.scratch import empty_rows
-from adaptive.kernels.vector.bfloat16 import NO_KEYS, number_as_stored
+from adaptive.kernels.vector.bfloat16 import BFLOAT16, NO_KEYS, number_as_stored
 from adaptive.optim import RowOptimizer
 
 LEAST_KEY = np.array([np.iinfo(np.int64).min])  # first row of a table whose rows are all int64 numbers
@@ -40,12 +40,12 @@ class HostIO:
 class HostTier(ABC):
     """Rows with their optimizer state, moved by copying. Row numbers are local to the group.
 
-    Kernels may use `weights` (rows, D) of `dtype` and `state` (rows, S), float32, in place; these have no rows in a
-    tier that only copies.
+    Kernels may use `weights` (rows, D) of `dtype` and `state` (rows, S) of `state_dtype` in place; these have no rows
+    in a tier that only copies.
     """
 
     weights: Rows
-    state: Floats
+    state: Rows
 
     row_keys: Int64s | None = None
     """(rows of the undivided group,) key on which a row's initial value depends; None if that is its number."""
@@ -55,26 +55,27 @@ class HostTier(ABC):
         self.optimizer = optimizer
         self.io = HostIO()
         self._width, self.dtype = group.embedding_dim, group.dtype
-        self._state_width = optimizer.state_width(group.embedding_dim)
+        self._state_width, self.state_dtype = optimizer.stored_width(self._width), optimizer.stored_dtype
         self.first_state = optimizer.settings()[steps.FIRST]
+        self.stored_first_state = self.state_dtype.type(number_as_stored(self.first_state, self.state_dtype))
 
     # --- moving rows -----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def copy_out(self, rows: Int64s, weights: Rows, state: Floats, to_rows: Int64s) -> None:
+    def copy_out(self, rows: Int64s, weights: Rows, state: Rows, to_rows: Int64s) -> None:
         """Copy `rows` (n,) to rows `to_rows` (n,) of other arrays, in any order, targets distinct."""
 
     @abstractmethod
-    def copy_in(self, rows: Int64s, weights: Rows, state: Floats, from_rows: Int64s) -> None:
+    def copy_in(self, rows: Int64s, weights: Rows, state: Rows, from_rows: Int64s) -> None:
         """Store rows `from_rows` of other arrays as `rows` (n,), in any order, targets distinct."""
 
-    def read(self, rows: Int64s) -> tuple[Rows, Floats]:
+    def read(self, rows: Int64s) -> tuple[Rows, Rows]:
         """Return copies (weights (n, D), state (n, S)) of `rows`."""
         weights, state = self._empty(len(rows))
         self.copy_out(rows, weights, state, np.arange(len(rows)))
         return weights, state
 
-    def write(self, rows: Int64s, weights: Rows, state: Floats) -> None:
+    def write(self, rows: Int64s, weights: Rows, state: Rows) -> None:
         """Store weights (n, D) and state (n, S) as `rows`."""
         self.copy_in(rows, weights, state, np.arange(len(rows)))
 
@@ -89,7 +90,7 @@ class HostTier(ABC):
         """Debug: store NaN."""
         weights, state = self._empty(len(rows))
         weights.fill(number_as_stored(np.nan, self.dtype))
-        state.fill(np.nan)
+        state.fill(number_as_stored(np.nan, self.state_dtype))
         self.write(rows, weights, state)
 
     @abstractmethod
@@ -99,25 +100,26 @@ class HostTier(ABC):
     def rounding_keys(self, rows: Int64s, number: int) -> NDArray[np.uint64]:
         """Return the keys (n,) that round owned rows (n,) in batch `number`; empty: to nearest, or nothing to round."""
         group = self.group
-        if not group.rounds_stochastically:
+        if group.tables[0].rounding == "nearest" or BFLOAT16 not in (self.dtype, self.state_dtype):
             return NO_KEYS
         keys = np.empty(len(rows), np.uint64)
         tables = group.undivided.table_starts, group.table_keys
         rounding.rounding_keys(group.group_rows(rows), *tables, number, keys)
         return keys
 
-    def initial(self, weights: Rows, state: Floats, to_rows: Int64s, rows: Int64s) -> None:
+    def initial(self, weights: Rows, state: Rows, to_rows: Int64s, rows: Int64s) -> None:
         """Write the initial values of owned rows to rows `to_rows` of other arrays."""
         group = self.group
         tables = group.undivided.table_starts, group.table_keys, group.table_bounds
         values, group_rows = (weights, state, to_rows), group.group_rows(rows)
         if self.row_keys is None:
-            initial.initial_rows(*values, group_rows, *tables, self.first_state)
+            initial.initial_rows(*values, group_rows, *tables, self.stored_first_state)
         else:
-            write_initial_by_key(*values, group_rows, *tables, self.row_keys, self.first_state)
+            write_initial_by_key(*values, group_rows, *tables, self.row_keys, self.stored_first_state)
 
-    def _empty(self, num_rows: int) -> tuple[Rows, Floats]:
-        return empty_rows(num_rows, self._width, self.dtype), empty_rows(num_rows, self._state_width)
+    def _empty(self, num_rows: int) -> tuple[Rows, Rows]:
+        state = empty_rows(num_rows, self._state_width, self.state_dtype)
+        return empty_rows(num_rows, self._width, self.dtype), state
 
     # --- the tier as a whole ---------------------------------------------------------------------------------
 
@@ -138,19 +140,19 @@ class HostTier(ABC):
     def num_bytes(self) -> tuple[int, int]:
         """Bytes of (weights, state) if every row were stored."""
         num_rows = self.group.num_rows
-        return num_rows * self.group.vector_bytes, 4 * num_rows * self._state_width
+        return num_rows * self.group.vector_bytes, num_rows * self.optimizer.state_bytes(self._width)
 
 
 def write_initial_by_key(
     weights: Rows,
-    state: Floats,
+    state: Rows,
     to_rows: Int64s,
     rows: Int64s,
     table_starts: Int64s,
     table_keys: NDArray[np.uint64],
     table_bounds: NDArray[np.float32],
     row_keys: Int64s,
-    first_state: np.float32,
+    first_state: np.number[Any],
 ) -> None:
     """Write the initial values of rows (n,) with keys to rows `to_rows` (n,) of weights and state.
 
@@ -174,14 +176,14 @@ class MemoryHost(HostTier):
         # Pages are taken when a row is first written.
         if own_pages or group.has_keys:
             self.weights = whole_pages(group.num_rows, self._width, self.dtype, is_capacity=group.has_keys)
-            self.state = whole_pages(group.num_rows, self._state_width, is_capacity=group.has_keys)
+            self.state = whole_pages(group.num_rows, self._state_width, self.state_dtype, is_capacity=group.has_keys)
         else:
             self.weights, self.state = self._empty(group.num_rows)
 
-    def copy_out(self, rows: Int64s, weights: Rows, state: Floats, to_rows: Int64s) -> None:
+    def copy_out(self, rows: Int64s, weights: Rows, state: Rows, to_rows: Int64s) -> None:
         move.copy_rows(weights, state, to_rows, self.weights, self.state, rows)
 
-    def copy_in(self, rows: Int64s, weights: Rows, state: Floats, from_rows: Int64s) -> None:
+    def copy_in(self, rows: Int64s, weights: Rows, state: Rows, from_rows: Int64s) -> None:
         move.copy_rows(self.weights, self.state, rows, weights, state, from_rows)
 
     def expect(self, row_updates: RowUpdates) -> None:

@@ -43,7 +43,7 @@ class FileHost(HostTier):
         super().__init__(group, optimizer)
         self._directory = directory
         self._state_at = -(-group.vector_bytes // 4)  # in words: state is aligned to them
-        record_width = self._state_at + self._state_width
+        record_width = self._state_at + -(-optimizer.state_bytes(self._width) // 4)
         self._row_bytes = 4 * record_width
         self._failure: StorageError | None = None
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class FileHost(HostTier):
                 f"folder with tier.host=mmap:DIR"
             ) from error
 
-    def _map(self, size: int) -> tuple[Rows, Floats]:
+    def _map(self, size: int) -> tuple[Rows, Rows]:
         mapped = mmap.mmap(self._fd, size)
         if hasattr(mmap, "MADV_RANDOM"):
             mapped.madvise(mmap.MADV_RANDOM)  # a page fault reads one page, not 32
@@ -69,13 +69,14 @@ class FileHost(HostTier):
         self._takes_blocks = os.fstatvfs(self._fd).f_frsize < mmap.PAGESIZE and hasattr(os, "posix_fallocate")
         return self._split(np.frombuffer(mapped, np.float32).reshape(self.group.num_rows, -1))
 
-    def _split(self, records: Floats) -> tuple[Rows, Floats]:
+    def _split(self, records: Floats) -> tuple[Rows, Rows]:
         """Return views of the weights and of the state in records."""
-        return records.view(self.dtype)[:, : self._width], records[:, self._state_at :]
+        state = records[:, self._state_at :].view(self.state_dtype)
+        return records.view(self.dtype)[:, : self._width], state[:, : self._state_width]
 
     # --- moving rows -----------------------------------------------------------------------------------------
 
-    def copy_out(self, rows: Int64s, weights: Rows, state: Floats, to_rows: Int64s) -> None:
+    def copy_out(self, rows: Int64s, weights: Rows, state: Rows, to_rows: Int64s) -> None:
         order = np.argsort(rows, kind="stable")
         rows, to_rows = rows[order], to_rows[order]
         max_gap = (records.PAGE - 1) // self._row_bytes  # do not read whole pages in between
@@ -89,7 +90,7 @@ class FileHost(HostTier):
                 move.copy_rows(weights, state, to_rows[done : done + staged], *self._staged, places)
                 done += staged
 
-    def copy_in(self, rows: Int64s, weights: Rows, state: Floats, from_rows: Int64s) -> None:
+    def copy_in(self, rows: Int64s, weights: Rows, state: Rows, from_rows: Int64s) -> None:
         order = np.argsort(rows, kind="stable")
         rows, from_rows = rows[order], from_rows[order]
         done = 0

@@ -14,6 +14,9 @@ The hash is part of the format of a run, equal on every device. A word of it has
     x = (x ^ x >> 13 ^ high(key)) * 0xC2B2AE35
     x = x ^ x >> 16
     number = lower half of x for even columns d, upper half for odd ones
+
+A row and each part of its optimizer state (`optim`) have their own stream of numbers: that of part n has the key
+key * STREAM**n modulo 2**64, where n is its place among the results of a row operation (`row_ops`).
 """
 
 from collections.abc import Callable
@@ -26,6 +29,7 @@ from numpy.typing import NDArray
 STEP: Final = 0x9E3779B9
 MIX: Final = 0x85EBCA6B
 MIX_AGAIN: Final = 0xC2B2AE35
+STREAM: Final = 0xD1342543DE82EF95  # odd, so that keys stay odd
 NEAREST: Final = np.uint64(0)  # the key that rounds to nearest
 NO_KEYS: Final = np.zeros(0, np.uint64)  # kernels take it for keys that are all NEAREST
 OVERFLOW: Final = float(2.0**128 - 2.0**119)  # the least number that rounds to infinity
@@ -55,6 +59,11 @@ def narrow(values: NDArray[np.float32], key: int = 0) -> NDArray[np.uint16]:
         added = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
     rounded = (bits + added >> np.uint32(16)).astype(np.uint16)
     return np.where(np.isnan(values), (bits >> np.uint32(16) | np.uint32(0x40)).astype(np.uint16), rounded)
+
+
+def stream_key(key: int, part: int) -> int:
+    """Return the key of a part of a row; 0 stays 0."""
+    return int(key) * pow(STREAM, part, 2**64) % 2**64
 
 
 def as_float32(rows: NDArray[Any]) -> NDArray[np.float32]:

@@ -14,8 +14,8 @@ order. In plain Python the same call works on numpy rows. Each column is compute
 reordered, so results do not depend on the width of the blocks. The columns of a row must be contiguous.
 
 Arrays of uint16 hold bfloat16 (`vector.bfloat16`): computed in float32, and rounded when stored. A call may end in one
-more argument, the key of that rounding (uint64); without it, or with 0, values are rounded to nearest. A value that is
-stored as it was loaded keeps its bits.
+more argument, the key of that rounding (uint64); without it, or with 0, values are rounded to nearest. Each result
+of an operation is rounded with its own stream of the key. A value that is stored as it was loaded keeps its bits.
 """
 
 import inspect
@@ -30,7 +30,7 @@ from numba.extending import intrinsic, lower_builtin, overload
 
 from adaptive.kernels.jit import callable_in_kernels
 from adaptive.kernels.scratch import LINE, LINE_BYTES
-from adaptive.kernels.vector.bfloat16 import BFLOAT16, I16, narrow, narrow_lanes, widen, widen_lanes
+from adaptive.kernels.vector.bfloat16 import BFLOAT16, I16, I64, narrow, narrow_lanes, stream_key, widen, widen_lanes
 
 AHEAD: Final = 16  # rows fetched into the cache ahead of use, in loops that do not sum; 8 to 48 measure the same
 
@@ -229,8 +229,9 @@ def row_op(function: Callable[..., Any]) -> Callable[..., None]:
         width = rows[0][0].shape[1]
         values = [widen(array[i, :width]) if array.dtype == BFLOAT16 else array[i, :width] for array, i in rows]
         results = function(*values, *arguments[2 * num_rows : last])
-        for (array, i), value in zip(rows, _tuple(results), strict=False):
-            array[i, :width] = narrow(value, *arguments[last:]) if array.dtype == BFLOAT16 else value
+        for part, ((array, i), value) in enumerate(zip(rows, _tuple(results), strict=False)):
+            keys = (stream_key(key, part) for key in arguments[last:])
+            array[i, :width] = narrow(value, *keys) if array.dtype == BFLOAT16 else value
 
     callable_in_kernels(plain)
 
@@ -241,6 +242,7 @@ def row_op(function: Callable[..., Any]) -> Callable[..., None]:
                   for k in range(num_rows)]  # fmt: skip
         scalars = [context.cast(builder, arguments[k], kinds[k], types.float32) for k in range(2 * num_rows, last)]
         key = context.cast(builder, arguments[last], kinds[last], types.uint64) if len(kinds) > last else None
+        keys = [builder.mul(key, ir.Constant(I64, stream_key(1, part))) if key else None for part in range(num_rows)]
         width = row_width(context, builder, kinds[0], arguments[0])
 
         def loaded(place: Any, column: Any, lanes: int) -> Lanes:
@@ -249,7 +251,7 @@ def row_op(function: Callable[..., Any]) -> Callable[..., None]:
                 return Lanes(builder, value)
             return Lanes(builder, widen_lanes(builder, value, lanes), value)
 
-        def stored(result: Lanes, place: Any, column: Any, lanes: int) -> Any:
+        def stored(result: Lanes, place: Any, key: Any, column: Any, lanes: int) -> Any:
             if not is_bfloat16(place):
                 return result.value
             if result.bits is not None:
@@ -259,8 +261,8 @@ def row_op(function: Callable[..., Any]) -> Callable[..., None]:
         def block(column: Any, lanes: int) -> None:
             rows = [loaded(place, column, lanes) for place in places]
             results = function(*rows, *(Lanes(builder, splat(builder, value, lanes)) for value in scalars))
-            for place, value in zip(places, _tuple(results), strict=False):
-                store(builder, stored(value, place, column, lanes), place, column, lanes)
+            for place, key, value in zip(places, keys, _tuple(results), strict=False):
+                store(builder, stored(value, place, key, column, lanes), place, column, lanes)
 
         in_blocks(builder, width, block)
         return context.get_dummy_value()
@@ -287,6 +289,27 @@ def _lower_store_number(context: Any, builder: Any, typed: Any, arguments: Any) 
         value = narrow_lanes(builder, value, None, column, 1, splat)
     store(builder, value, place, column, 1)
     return context.get_dummy_value()
+
+
+def add_number(rows: Any, i: Any, d: Any, number: Any) -> Any:
+    """Add to the float32 that begins at rows[i, d], in arrays of bfloat16 two items; return the sum."""
+    total = rows[i, d : d + 4 // rows.dtype.itemsize].view(np.float32)
+    total += np.float32(number)
+    return total[0]
+
+
+callable_in_kernels(add_number, types.float32)
+
+
+@lower_builtin(add_number, types.VarArg(types.Any))
+def _lower_add_number(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
+    kinds = typed.args
+    place = row_place(context, builder, kinds[0], arguments[0], kinds[1], arguments[1])
+    column = context.cast(builder, arguments[2], kinds[2], types.int64)
+    at, align = builder.bitcast(builder.gep(place, [column]), FLOAT.as_pointer()), 2 if is_bfloat16(place) else 4
+    total = builder.fadd(builder.load(at, align=align), context.cast(builder, arguments[3], kinds[3], types.float32))
+    builder.store(total, at, align=align)
+    return total
 
 
 class Scalar:

@@ -1,5 +1,7 @@
 """Rounding to bfloat16: to nearest as torch rounds, stochastic with the bits of the twin and the right mean."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 import reference
@@ -16,7 +18,7 @@ from adaptive.kernels.jit import kernel
 from adaptive.kernels.rows.cpu.move import copy_row
 from adaptive.kernels.rows.cpu.rounding import rounding_keys
 from adaptive.kernels.rows.cpu.update import NEAREST
-from adaptive.kernels.vector.bfloat16 import narrow, widen
+from adaptive.kernels.vector.bfloat16 import narrow, stream_key, widen
 
 Bits = NDArray[np.uint16]
 EVERY = np.arange(2**16, dtype=np.uint16)  # every bfloat16
@@ -126,6 +128,19 @@ def test_rows_columns_and_batches_round_independently() -> None:
                 np.take(signs, range(*ends), axis) for ends in ((0, signs.shape[axis] - lag), (lag, signs.shape[axis]))
             )
             assert abs((first * second).mean()) < 1.2 * limit
+
+
+def test_parts_of_a_row_round_independently() -> None:
+    """Correlations between the streams of weights, of both moments, and of the decay, for the real keys."""
+    starts, seeds, keys = np.array([0, 2048]), np.array([12345], np.uint64), np.empty(2048, np.uint64)
+    rounding_keys(np.arange(2048), starts, seeds, 3, keys)
+    half = np.full(32, np.uint32(0x3F808000).view(np.float32))
+    parts = [[stream_key(int(key), part) for key in keys] for part in (0, 2, 3)]
+    parts += [[reference.mix(int(key)) for key in keys]]
+    signs = [np.array([narrow(half, key) - 0x3F80 for key in of_part]) * 2.0 - 1 for of_part in parts]
+    limit = 5 / np.sqrt(signs[0].size)
+    for one, other in combinations(signs, 2):
+        assert abs((one * other).mean()) < limit and abs((one[:, 1:] * other[:, :-1]).mean()) < limit
 
 
 def test_small_steps_add_up_only_stochastically() -> None:

@@ -93,7 +93,7 @@ def _make_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s) -> dict[str, Bloc
     host, read = lane.host, partial(_read_blocks, pipeline, lane, rows)
     return {
         "weights": Blocks(host.dtype, (len(rows), host.weights.shape[1]), partial(read, 0)),
-        "state": Blocks(np.dtype(np.float32), (len(rows), host.state.shape[1]), partial(read, 1)),
+        "state": Blocks(host.state_dtype, (len(rows), host.state.shape[1]), partial(read, 1)),
     }
 
 
@@ -151,9 +151,9 @@ def _has_changed(lane: Lane, part: GroupArrays) -> NDArray[np.bool_]:
     for rows, weights, state in _read_saved_blocks(lane, part):
         first, first_state, places = np.empty_like(weights), np.empty_like(state), np.arange(len(rows))
         if lane.keys is None:
-            initial.initial_rows(first, first_state, places, rows, *tables, lane.host.first_state)
+            initial.initial_rows(first, first_state, places, rows, *tables, lane.host.stored_first_state)
         else:
-            write_initial_by_key(first, first_state, places, rows, *tables, row_keys, lane.host.first_state)
+            write_initial_by_key(first, first_state, places, rows, *tables, row_keys, lane.host.stored_first_state)
         differs.append((first != weights).any(axis=1) | (first_state != state).any(axis=1))
     return np.concatenate(differs)
 
@@ -220,7 +220,7 @@ def _make_contiguous(array: NDArray[Any] | Stored, *, in_file: bool = False) -> 
     return array if in_file and isinstance(array, Stored) else np.ascontiguousarray(whole(array))
 
 
-def _read_saved_blocks(lane: Lane, part: GroupArrays) -> Iterator[tuple[Int64s, Rows, Floats]]:
+def _read_saved_blocks(lane: Lane, part: GroupArrays) -> Iterator[tuple[Int64s, Rows, Rows]]:
     """Yield saved rows with values and state, in blocks."""
     length, changed = _count_block_rows(lane), part["changed"]
     for first in range(0, len(changed), length):

@@ -6,7 +6,7 @@ A load changes nothing unless all arrays of all groups pass, so the code that us
 Letters: D width, S state width, n rows with values, m rows with records, w watched rows, s sums of deferred updates.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -17,7 +17,7 @@ from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.planning.hot_set import ENTRY
 from adaptive.embeddings.planning.layout import Group
 from adaptive.errors import CheckpointError
-from adaptive.kernels.vector.bfloat16 import BFLOAT16, widen
+from adaptive.kernels.vector.bfloat16 import as_float32
 from adaptive.storage.arrays import Stored, whole
 
 Array = NDArray[Any]
@@ -36,7 +36,7 @@ class Expected:
         nan: True if floats need not be finite.
         whole: number of last columns that contain whole numbers.
         order: of the values of a vector.
-        bfloat16: True if the uint16 are floats.
+        as_float32: converts blocks that are stored in another form than float32; None for all others.
         hint: last sentence of messages, which says how to fix it.
     """
 
@@ -48,7 +48,7 @@ class Expected:
     whole: int = 0
     order: Literal["any", "ascending"] = "any"
     hint: str = HINT
-    bfloat16: bool = False
+    as_float32: Callable[[Array], Array] | None = None
 
 
 EXPECTED_PROGRESS: Final = {
@@ -120,14 +120,16 @@ def expected_watched(lane: Lane, part: Mapping[str, Any], last_row: int) -> dict
 def _expected_values(lane: Lane, rows: int) -> Expected:
     dtype, shape = lane.host.dtype, (rows, lane.group.embedding_dim)
     hint = "Use the dtype of the tables that were saved (TableConfig.dtype, model.row_dtype)."
-    return Expected(dtype, shape, hint=hint, bfloat16=dtype == BFLOAT16)
+    return Expected(dtype, shape, hint=hint, as_float32=as_float32)
 
 
 def _expected_state(lane: Lane, rows: int) -> Expected:
-    hint = "Use the row optimizer that trained these tables."
-    optimizer = lane.host.optimizer
+    hint = "Use the row optimizer that trained these tables, and its state_dtype."
+    optimizer, shape = lane.host.optimizer, (rows, lane.host.state.shape[1])
     least = optimizer.least_state(lane.group.embedding_dim)
-    return Expected(np.dtype(np.float32), (rows, len(least)), least, whole=optimizer.counts, hint=hint)
+    return Expected(
+        lane.host.state_dtype, shape, least, whole=optimizer.counts, hint=hint, as_float32=optimizer.as_float32
+    )
 
 
 def _expected_squares(lane: Lane, sums: int) -> Expected:
@@ -225,7 +227,7 @@ def _find_wrong_value(block: Array, expected: Expected) -> str | None:
     if block.dtype == np.bool_:
         bad = np.ascontiguousarray(block).view(np.uint8) > 1  # a damaged file may contain any byte
         return "a byte that is neither 0 nor 1" if bad.any() else None
-    block = widen(block) if expected.bfloat16 else block
+    block = block if expected.as_float32 is None else expected.as_float32(block)
     is_float = block.dtype.kind == "f"
     if is_float and not expected.nan and not np.isfinite(block).all():
         return str(block[~np.isfinite(block)][0])

@@ -314,11 +314,11 @@ class TorchDevice(DeviceTier):
 
     # --- reading: waits ------------------------------------------------------------------------------------------
 
-    def apply_waiting(self, entries: Int64s, weights: Rows, state: Floats) -> None:
+    def apply_waiting(self, entries: Int64s, weights: Rows, state: Rows) -> None:
         places, sums, squares = self._sums.read(entries, self._link)
         self._host_rows.apply_sums(0, places, np.arange(len(places)), sums, squares, weights, state)
 
-    def read(self, slots: Int64s) -> tuple[Rows, Floats]:
+    def read(self, slots: Int64s) -> tuple[Rows, Rows]:
         weights = as_stored(self._link.read(self.slots.weights, slots), self._host.dtype)  # exact: read as float32
         return weights, self._link.read(self.slots.state, slots)
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from adaptive.embeddings.planning.plan import Int64s, Moves
 from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.embeddings.tiers.gpu.buffers import Bytes, IndexSender, Ring, TransferBuffer, add_bytes
-from adaptive.embeddings.tiers.host import Floats, HostTier, Rows
+from adaptive.embeddings.tiers.host import HostTier, Rows
 from adaptive.embeddings.tiers.mover import Event, Mover
 from adaptive.kernels.rows.choose import RowKernels
 from adaptive.kernels.rows.cpu import steps
@@ -175,7 +175,7 @@ class _Arrival:
     event: Event
     rows: Int64s
     weights: Rows
-    state: Floats
+    state: Rows
 
 
 class StagedTransfer(Transfer):

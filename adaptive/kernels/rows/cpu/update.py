@@ -89,8 +89,8 @@ def update(
 
     row_locations (U,) int64, each row once; its lookups are [segments[u], segments[u + 1]) (int64, none empty) of
     vectors (int32, rows of `gradients`) and scales (float32, or empty: all 1); gradients (V, D) float32; *_weights
-    (rows, D) float32 or bfloat16, *_state (rows, S) float32; keys (U,) uint64 round bfloat16 rows (`rounding`), or
-    empty: to nearest; norms (U,) float32 receives the L2 norm of each change; scratch (chunks, 2, >= D) float32. One
+    (rows, D) and *_state (rows, S) float32 or bfloat16; keys (U,) uint64 round bfloat16 (`rounding`), or empty: to
+    nearest; norms (U,) float32 receives the L2 norm of each change; scratch (chunks, 2, >= D) float32. One
     thread handles a row, so results do not depend on the number of chunks.
     """
     num_chunks = scratch.shape[0]
