@@ -529,8 +529,8 @@ class ScheduleConfig(Config):
         return warm * (self.final + (1 - self.final) * shapes[self.decay])
 
 
-class OptimizerConfig(Config):
-    """Optimizer of the embedding rows."""
+class TableOptimizerConfig(Config):
+    """Optimizer of rows."""
 
     name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"] = Field(
         default="rowwise_adagrad", description="update formula; see adaptive.optim"
@@ -553,7 +553,17 @@ class OptimizerConfig(Config):
         ge=0,
         description="decoupled decay of updated rows as in AdamW: w *= 1 - lr * weight_decay before each update",
     )
+
+
+class OptimizerConfig(TableOptimizerConfig):
+    """Optimizer of the embedding rows."""
+
     schedule: ScheduleConfig = ScheduleConfig()
+    tables: dict[str, TableOptimizerConfig] = Field(
+        default_factory=dict,
+        description="table -> optimizer of its rows, if it is not that of all: the keys above, such as "
+        "optimizer.tables.TABLE.lr; keys that are not given have their defaults, the schedule is that of all",
+    )
 
 
 class DenseOptimizerConfig(Config):

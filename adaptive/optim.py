@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.config import OptimizerConfig
+from adaptive.config import OptimizerConfig, TableOptimizerConfig
 from adaptive.errors import ConfigError
 from adaptive.kernels.rows.cpu.steps import ADAGRAD, ADAM, ROWWISE_ADAGRAD, SGD_
 from adaptive.kernels.rows.cpu.steps import FTRL as FTRL_
@@ -267,7 +267,26 @@ class FTRL(RowOptimizer):
         return _settings(self.lr, self.beta, self.l1, self.l2)
 
 
-def row_optimizer(config: OptimizerConfig) -> RowOptimizer:
+def table_optimizers(config: OptimizerConfig) -> dict[str, RowOptimizer]:
+    """Create the optimizers of the tables that have their own. Raises as `row_optimizer`."""
+    return {table: row_optimizer(of_table) for table, of_table in config.tables.items()}
+
+
+def study_optimizer(config: OptimizerConfig) -> RowOptimizer:
+    """Create the optimizer for a study of rows that are all alike.
+
+    Raises:
+        ConfigError: if some tables have their own, or as `row_optimizer`.
+    """
+    if config.tables:
+        raise ConfigError(
+            f"optimizer.tables: expected one row optimizer for all tables in this study, got others for "
+            f"{', '.join(config.tables)}. Leave optimizer.tables out."
+        )
+    return row_optimizer(config)
+
+
+def row_optimizer(config: TableOptimizerConfig) -> RowOptimizer:
     """Create the optimizer of a configuration, with those of its settings that it has.
 
     Raises:

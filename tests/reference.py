@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -439,6 +440,7 @@ def train_reference(
     seed: int,
     loss_gradients: LossGradients,
     initial: Callable[[TableConfig, int], Floats] = initial_table,
+    table_optimizers: Mapping[str, RowOptimizer] = MappingProxyType({}),
 ) -> dict[str, tuple[Floats, Floats]]:
     """Train with every table in one flat array: no tiers, no plans, no look-ahead, no policy, nothing skipped.
 
@@ -452,12 +454,14 @@ def train_reference(
         loss_gradients: from feature -> float32 vectors, (B, D) pooled or (positions, D) un-pooled, and the batch, to
             the loss's gradients of all of them, in the same shapes. Must not change the vectors.
         initial: from a table and the seed to its initial values.
+        table_optimizers: table -> its own optimizer.
 
     Returns:
         Table name -> (weights (num_embeddings, D), state (num_embeddings, S)), float32; rows never looked up hold
         their initial values. Tables in bfloat16 hold values that it has.
     """
-    values = {table.name: (initial(table, seed), initial_states(table, optimizer)) for table in tables}
+    optimizers = {table.name: table_optimizers.get(table.name, optimizer) for table in tables}
+    values = {table.name: (initial(table, seed), initial_states(table, optimizers[table.name])) for table in tables}
     homes = [(name, table) for table in tables for name in table.feature_names]
     for number, batch in enumerate(batches):
         vectors = {
@@ -470,8 +474,8 @@ def train_reference(
             parts = [lookup_gradients(gradients[homes[f][0]], batch, f, table.pooling) for f in mine]
             ids = [batch.ids[slice(bag_spans(batch, f)[0][0], bag_spans(batch, f)[-1][1])] for f in mine]
             keys = partial(rounding_key, table, seed, batch=number)
-            halves = table.dtype == "bfloat16"
-            update_table(optimizer, values[table.name], np.concatenate(ids), np.concatenate(parts), keys, halves=halves)
+            lookups, halves = (np.concatenate(ids), np.concatenate(parts)), table.dtype == "bfloat16"
+            update_table(optimizers[table.name], values[table.name], *lookups, keys, halves=halves)
     return values
 
 

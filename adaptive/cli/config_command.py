@@ -116,7 +116,7 @@ def _setting(above: str, field: str, info: FieldInfo) -> Setting:
 
 
 def _section_of(info: FieldInfo) -> type[BaseModel] | None:
-    kinds = [info.annotation, *get_args(info.annotation)]
+    kinds = [] if get_origin(info.annotation) is dict else [info.annotation, *get_args(info.annotation)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 

@@ -1,7 +1,8 @@
 """Checks of the arguments of `TieredEmbeddingBag`, and tables like torch's modules."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -9,7 +10,7 @@ from torch import nn
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.engine.lane import Lane, table_names
 from adaptive.embeddings.planned_batch import Planned
-from adaptive.errors import ConfigError
+from adaptive.errors import ConfigError, suggestion
 from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import SkipRule
 
@@ -46,16 +47,23 @@ def check_depth(depth: object) -> int:
     return int(depth)
 
 
-def check_arguments(tables: Sequence[TableConfig], tier: TierConfig, optimizer: RowOptimizer, skip: Any) -> None:
-    """Check the types of the arguments of `TieredEmbeddingBag`.
+def check_arguments(
+    tables: Sequence[TableConfig],
+    tier: TierConfig,
+    optimizer: RowOptimizer,
+    skip: Any,
+    table_optimizers: Mapping[str, RowOptimizer] = MappingProxyType({}),
+) -> None:
+    """Check the arguments of `TieredEmbeddingBag`.
 
     Raises:
-        ConfigError: for the first argument of another type.
+        ConfigError: for the first argument of another type, or an optimizer of a table that does not exist.
     """
     arguments: list[tuple[str, object, type]] = [
         *((f"tables[{number}]", table, TableConfig) for number, table in enumerate(tables)),
         ("tier", tier, TierConfig),
         ("optimizer", optimizer, RowOptimizer),
+        *((f"table_optimizers[{name!r}]", value, RowOptimizer) for name, value in table_optimizers.items()),
     ]
     if skip is not None and not isinstance(skip, str | SkipRule):
         arguments.append(("skip", skip, SkipConfig))
@@ -65,6 +73,18 @@ def check_arguments(tables: Sequence[TableConfig], tier: TierConfig, optimizer: 
         got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
         hint = _optimizer_hint(value) if kind is RowOptimizer else f"Pass adaptive.{kind.__name__}(...)."
         raise ConfigError(f"{name}: expected a {kind.__name__}, got {got}. {hint}")
+    names = [table.name for table in tables]
+    for name in table_optimizers:
+        if name not in names:
+            raise ConfigError(
+                f"table_optimizers (optimizer.tables): expected tables among {', '.join(names)}, got "
+                f"{name!r}{suggestion(name, names)}"
+            )
+    if table_optimizers and not optimizer.lr:
+        raise ConfigError(
+            "optimizer.lr: expected a rate above 0 with table_optimizers, got 0. Their rates change by the same factor "
+            "as this one; to freeze tables, set lr_scale=0."
+        )
 
 
 def _optimizer_hint(value: object) -> str:

@@ -207,6 +207,7 @@ class LocalSteps:
         """Update the rows of a batch from its gradients."""
         with self.reporting_errors():  # so that a loop that ends here is not taken for one left before step()
             self._pipeline.feedback.report(planned.number, [group.update() for group in planned.works])
+        self._pipeline.updated = planned.number
 
     def end_batch(self, planned: Planned) -> None:
         """End a batch, which the loop may not have stepped."""

@@ -265,7 +265,7 @@ class RowStore:
 
     def _mark(self) -> NDArray[np.int64]:
         keys = [group.table_keys.view(np.int64) for group in self._pipeline.groups]
-        return np.concatenate([[self._pipeline.trained + 1], *keys]).astype(np.int64)
+        return np.concatenate([[self._pipeline.next_to_update], *keys]).astype(np.int64)
 
 
 def _array(name: str, tensor: object, *, bfloat16: bool) -> NDArray[Any]:

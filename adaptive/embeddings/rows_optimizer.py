@@ -72,6 +72,8 @@ class RowsOptimizer(torch.optim.Optimizer):
     def lr(self) -> float:
         """Learning rate of the next `step()`; each table multiplies it by its `lr_scale`.
 
+        If you change it, the rate of tables with their own optimizer changes by the same factor.
+
         Raises:
             ConfigError: if it is not a finite number of at least 0; also when you set it.
         """

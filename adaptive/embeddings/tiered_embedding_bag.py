@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar, cast
 
 import torch
@@ -69,6 +70,7 @@ class TieredEmbeddingBag(nn.Module):
         tier: number of device rows, device, and host storage.
         policy: a name, `module:Class`, `file.py:Class`, a `Policy` class, or an instance.
         optimizer: updates the rows; the default is row-wise Adagrad with a learning rate of 0.05.
+        table_optimizers: table -> optimizer of its rows, for tables that do not use `optimizer`.
         skip: skip rule or its settings; with None, no update is ever skipped.
         seed: of the initial values.
         rows: "separate" leaves the rows out of `state_dict()`, for tables too large to copy. `load_state_dict()` then
@@ -101,6 +103,7 @@ class TieredEmbeddingBag(nn.Module):
         *,
         policy: str | type[Policy] | Policy = "lru",
         optimizer: RowOptimizer = DEFAULT_OPTIMIZER,
+        table_optimizers: Mapping[str, RowOptimizer] = MappingProxyType({}),
         skip: SkipConfig | SkipRule | str | None = None,
         seed: int = 0,
         rows: Literal["in_state_dict", "separate"] = "in_state_dict",
@@ -113,11 +116,13 @@ class TieredEmbeddingBag(nn.Module):
                 "state_dict()."
             )
         self._separate = rows == "separate"
-        check_arguments(tables, tier, optimizer, skip)
+        check_arguments(tables, tier, optimizer, skip, table_optimizers)
         self.policy = make_policy(policy)
         self.skip = with_rule(self.policy, skip)
         self.ranks = ALONE if ranks is None else ranks
-        outline = outline_engine(tables, tier, self.policy, optimizer, self.skip, seed, self.ranks)
+        outline = outline_engine(
+            tables, tier, self.policy, optimizer, self.skip, seed, self.ranks, dict(table_optimizers)
+        )
         self._pipeline, sizes = build_pipeline(outline)
         self._batch_steps = batch_steps(self._pipeline)
         self._optimizer = RowsOptimizer(optimizer.lr, self._pipeline, self._batch_steps)
@@ -370,6 +375,8 @@ class TieredEmbeddingBag(nn.Module):
         lines += [self.statistics.device_rows_text(), f"device {self.device}, host {outline.tier.host}"]
         rule = "" if policy.rule is None else f", skip rule {type(policy.rule).__name__}"
         lines.append(f"policy {type(policy).__name__}{rule}, optimizer {outline.optimizer}")
+        of_tables = [*outline.table_optimizers.items()][:MOST_TABLES]
+        lines += [f"optimizer of {name}: {optimizer}" for name, optimizer in of_tables]
         return "\n".join(lines)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:

@@ -32,7 +32,7 @@ from adaptive.models.dense.dlrm import TBSM
 from adaptive.models.factory import AnyConfig, checked, make_model, model_config, options_of, rows_config
 from adaptive.models.model_settings import SequenceConfig, TwoTowerConfig
 from adaptive.models.tasks import loss_of
-from adaptive.optim import row_optimizer
+from adaptive.optim import row_optimizer, table_optimizers
 from adaptive.plugins import make_policy, with_rule
 from adaptive.policy import Policy, arranges, calibrates
 
@@ -189,6 +189,7 @@ def build(
         _sized_tier(config, sample),
         policy=make_policy(config.policy, config.policy_options),
         optimizer=row_optimizer(config.optimizer),
+        table_optimizers=table_optimizers(config.optimizer),
         skip=config.skip,
         seed=config.seed,
         ranks=ranks,
@@ -216,10 +217,10 @@ def outline(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[
     shape = model_config(config.model, config.model_options, inputs)
     tables = _tables_of(dataset, shape)
     tier, policy = _sized_tier(config, sample), make_policy(config.policy, config.policy_options)
-    optimizer = row_optimizer(config.optimizer)
-    check_arguments(tables, tier, optimizer, config.skip)
+    optimizer, of_tables = row_optimizer(config.optimizer), table_optimizers(config.optimizer)
+    check_arguments(tables, tier, optimizer, config.skip, of_tables)
     skip = with_rule(policy, config.skip)
-    embeddings = outline_engine(tables, tier, policy, optimizer, skip, config.seed)
+    embeddings = outline_engine(tables, tier, policy, optimizer, skip, config.seed, table_optimizers=of_tables)
     model = make_model(config.model, shape, inputs, seed=config.seed)
     num_weights = sum(weight.numel() for weight in model.parameters())
     return ComponentsOutline(tables, embeddings, num_weights, loss_of(model))

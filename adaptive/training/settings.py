@@ -400,6 +400,8 @@ def _problem(error: ErrorDetails, loc: Path_, chosen: Mapping[Path_, Entry], key
     if is_general:
         reason = re.split(", (?:unable|got) ", reason.removeprefix("Input should be "))[0]
         reason = f"expected {'a value ' * reason.startswith(('greater', 'less'))}{reason}"
+    if error["type"] == "extra_forbidden":  # below a table
+        reason = "unknown key"
     path = next((path for path in chosen if loc[: len(path)] == path), None)
     if path is None:  # several values that contradict each other
         entries = [f"{entry.key} ({entry.origin})" for path, entry in chosen.items() if path[: len(loc)] == loc]

@@ -1,6 +1,7 @@
 """Tables in bfloat16: no placement, look-ahead, resume or number of ranks changes a bit; half the bytes everywhere."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,21 @@ def test_a_resumed_training_rounds_as_one_that_was_not_stopped(optimizer: RowOpt
     device = "cpu-torch" if by_torch else "cpu"
     loading = build(LFUOnHost, optimizer, device_rows="30%", device=device)
     resumed(build(LFU, optimizer, device=device), loading, 6, by_torch=by_torch).assert_equals(expected)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS[1:2])
+def test_a_checkpoint_inside_the_loop_counts_the_batch_that_was_stepped(optimizer: RowOptimizer) -> None:
+    """Between `step()` and the next batch, with others in flight: the next batch rounds with its own number."""
+    expected = train(build(LRU, optimizer), TABLES, BATCHES, 2)
+    first, second, trainee = build(LFU, optimizer), build(LRU, optimizer, device_rows="80%"), Trainee(TABLES)
+    with closing(first.look_ahead(BATCHES, depth=3)) as batches:
+        for planned in batches:
+            trainee.learn(first(planned), planned.batch)
+            first.step()
+            if planned.number == 6:
+                second.load_state_dict(first.state_dict())
+                break
+    train_more(second, trainee, BATCHES[7:], 1).assert_equals(expected)
 
 
 class Defer(LFU):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -305,7 +306,7 @@ def table_states(embeddings: TieredEmbeddingBag) -> dict[str, Floats]:
     """Table -> (num_embeddings, S) optimizer state, from what a checkpoint would hold."""
     arrays, found = embeddings.rows.state_arrays(), {}
     for number, lane in enumerate(embeddings.runtime.pipeline.lanes):
-        first = reference.initial_state(embeddings.runtime.outline.optimizer, lane.group.embedding_dim)
+        first = reference.initial_state(lane.host.optimizer, lane.group.embedding_dim)
         state = np.tile(first, (lane.group.num_rows, 1))
         state[arrays[f"rows{number}.changed"]] = lane.host.optimizer.as_float32(arrays[f"rows{number}.state"])
         for table, (start, stop) in zip(lane.group.tables, pairwise(lane.group.table_starts), strict=True):
@@ -331,11 +332,19 @@ def train_slowly(
     *,
     seed: int = 0,
     skipped: Sequence[Skipped] = (),
+    table_optimizers: Mapping[str, RowOptimizer] = MappingProxyType({}),
 ) -> Trained:
     """The same training without tiers, by `tests/reference.py`, leaving out the updates of `skipped` (by batch)."""
     trainee = Trainee(tables)
     if not any(skipped):
-        values = reference.train_reference(tables, batches, optimizer, seed=seed, loss_gradients=trainee.loss_gradients)
+        values = reference.train_reference(
+            tables,
+            batches,
+            optimizer,
+            seed=seed,
+            loss_gradients=trainee.loss_gradients,
+            table_optimizers=table_optimizers,
+        )
     else:
         values = _train_skipping(tables, batches, optimizer, seed, trainee.loss_gradients, skipped)
     weights = {name: weights for name, (weights, _) in values.items()}

@@ -1,5 +1,6 @@
 """One training on any number of ranks, threads or not, and what it leaves: tables, state, records, losses."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,11 +33,13 @@ class Case:
     tier: TierConfig = field(default_factory=lambda: TierConfig(device_rows="60%", poison=True))
     skip: SkipConfig | None = None
     tables: tuple[TableConfig, ...] = TABLES
+    table_optimizers: Mapping[str, RowOptimizer] = field(default_factory=dict)
 
     def train(self, ranks: Ranks) -> tuple[dict[str, Floats], dict[str, Any], list[float], RankTraffic]:
         policy: Policy = self.policy()
+        optimizers = {"optimizer": self.optimizer, "table_optimizers": self.table_optimizers}
         embeddings = TieredEmbeddingBag(
-            self.tables, self.tier, policy=policy, optimizer=self.optimizer, skip=self.skip, ranks=ranks
+            self.tables, self.tier, policy=policy, skip=self.skip, ranks=ranks, **optimizers
         )
         model, losses = Readout(self.tables), []
         parts = [ranks.own_part(batch) for batch in self.batches]

@@ -1,9 +1,10 @@
 """Builds an engine from tables and settings: tiers, planners and the pipeline."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -53,6 +54,7 @@ class Outline:
     optimizer: RowOptimizer
     sizes: Sizes
     skip: SkipConfig | None  # None: no update is skipped or deferred
+    table_optimizers: Mapping[str, RowOptimizer]  # table -> its own
 
     @property
     def policy(self) -> Policy:
@@ -78,7 +80,7 @@ class Outline:
         """Return bytes by name like `StatisticsCollector.memory`, without buffers."""
         caller, totals = self.policy_caller, dict.fromkeys(MEMORY, 0)
         for group, slots in zip(self.groups, self.sizes.slots, strict=True):
-            sizes = group.vector_bytes, self.optimizer.state_bytes(group.embedding_dim)
+            sizes = group.vector_bytes, row_bytes(group, self.optimizer) - group.vector_bytes
             parts = [rows * size for rows in (group.num_rows, slots) for size in sizes]
             parts.append(group.num_rows * RECORD.itemsize + slots * SLOT_BYTES + key_bytes(group))
             if self.skip is not None:
@@ -101,6 +103,7 @@ def outline_engine(
     skip: SkipConfig | None,
     seed: int,
     ranks: Ranks = ALONE,
+    table_optimizers: Mapping[str, RowOptimizer] = MappingProxyType({}),
 ) -> Outline:
     """Choose the sizes of everything that `build_pipeline` creates.
 
@@ -110,27 +113,26 @@ def outline_engine(
     """
     policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
     refuse_with_ranks(policy, ranks)
-    groups = owned_groups(make_groups(tables, seed), ranks.rank, ranks.size)
+    groups = owned_groups(make_groups(tables, seed, table_optimizers), ranks.rank, ranks.size)
     device = device_of_rank(tier.device, ranks)
     if tier.plan_threads == 0 and (reason := thread_needed(tier, policy, ranks, on_cpu=device.type == "cpu")):
         raise ConfigError(
             f"tier.plan_threads=0: expected rows in memory, a CPU, one process, and a policy that arranges "
             f"batches by inputs alone or not at all, got {reason}. Set tier.plan_threads to auto."
         )
-    if optimizer.stored_dtype == BFLOAT16 and (device.type != "cpu" or tier.device == "cpu-torch"):
-        raise ConfigError(
-            f"state_dtype=bfloat16: expected rows in main memory, got tier.device={tier.device} ({device.type}). Set "
-            "tier.device=cpu, or state_dtype=float32."
-        )
-    policy_caller.begin(type(optimizer).__name__.lower())
+    optimizers = [group.optimizer_or(optimizer) for group in groups]
+    policy_caller.begin(type(optimizers[0]).__name__.lower())
     skip = skip if policy_caller.skips else None
+    refuse_optimizers(optimizers, tier, device, defers=skip is not None and policy_caller.defers)
     refuse_with_keys(tables, policy, skip, tier, device.type)
     room = free_bytes(device)
     if room is not None and skip is not None:
         snapshots, sums = policy_caller.most_snapshots, policy_caller.defers
         room = max(0, room - watched_bytes(groups, skip, optimizer, snapshots=snapshots, sums=sums))
     sizes = choose_slots(groups, tier, optimizer, policy, room)
-    return Outline(tuple(tables), tier, seed, ranks, groups, policy_caller, device, optimizer, sizes, skip)
+    return Outline(
+        tuple(tables), tier, seed, ranks, groups, policy_caller, device, optimizer, sizes, skip, table_optimizers
+    )
 
 
 def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
@@ -175,6 +177,28 @@ def refuse_with_keys(
         got = 'unadmitted="zero" with a skip rule. Set unadmitted="shared", or skip nothing'
     if got:
         raise ConfigError(f"table {keyed[0].name!r}: expected settings that support keys, got {got}.")
+
+
+def refuse_optimizers(
+    optimizers: Sequence[RowOptimizer], tier: TierConfig, device: torch.device, *, defers: bool
+) -> None:
+    """Refuse optimizers, one for each group, that this device or a rule that defers does not support.
+
+    Raises:
+        ConfigError: for the first one.
+    """
+    in_halves = any(optimizer.stored_dtype == BFLOAT16 for optimizer in optimizers)
+    if in_halves and (device.type != "cpu" or tier.device == "cpu-torch"):
+        raise ConfigError(
+            f"state_dtype=bfloat16: expected rows in main memory, got tier.device={tier.device} ({device.type}). Set "
+            "tier.device=cpu, or state_dtype=float32."
+        )
+    names = sorted({type(optimizer).__name__ for optimizer in optimizers})
+    if defers and len(names) > 1:
+        raise ConfigError(
+            f"skip: expected one kind of row optimizer with a rule that defers updates, got {', '.join(names)}, for "
+            "which it defers different numbers. Skip nothing, or leave optimizer.tables (table_optimizers) out."
+        )
 
 
 def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:
@@ -256,11 +280,14 @@ def _build_lanes(outline: Outline, mover: Mover, *, finds: bool) -> tuple[list[L
     policy_caller = outline.policy_caller
     in_place = policy_caller.policy.misses == "host"
     own_pages = tier.transfer == "direct" or (tier.transfer == "auto" and mover.device.type == "cuda")
-    hosts = [_make_host(group, optimizer, tier.host, in_place=in_place, own_pages=own_pages) for group in groups]
+    hosts = [
+        _make_host(group, group.optimizer_or(optimizer), tier.host, in_place=in_place, own_pages=own_pages)
+        for group in groups
+    ]
     devices: Sequence[DeviceTier]
     if mover.device.type == "cpu" and tier.device != "cpu-torch":
         slots = zip(hosts, sizes.slots, strict=True)
-        devices = [CpuDevice(host, num_slots, optimizer, poison=tier.poison) for host, num_slots in slots]
+        devices = [CpuDevice(host, num_slots, host.optimizer, poison=tier.poison) for host, num_slots in slots]
     else:
         devices, sizes = build_devices(hosts, sizes, tier, optimizer, policy_caller.policy, mover, finds=finds)
     keys = [GroupKeys(group) if group.has_keys else None for group in groups]

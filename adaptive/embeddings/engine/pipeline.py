@@ -123,6 +123,7 @@ class Pipeline:
         has_keys: True if any table has keys.
         next_number: number of the next batch to be planned.
         trained: number of the latest batch that is trained or passed over; only the training thread sets it.
+        updated: number of the latest batch whose rows are updated, which the loop may still have; ranks do not set it.
         rate: learning rate of the latest step.
         running: True during a look-ahead.
         is_busy: True if the thread of the latest look-ahead had work most of the time.
@@ -169,7 +170,7 @@ class Pipeline:
         _PIPELINES.add(self)
         self.stopwatch = Stopwatch()
         self.next_number = 0
-        self.trained = -1
+        self.trained = self.updated = -1
         self.tier = tier
         self._depth = 0
         self._optimizer = optimizer
@@ -236,18 +237,28 @@ class Pipeline:
             self.finish_copies()
             self._late_fetches.clear()
 
+    @property
+    def next_to_update(self) -> int:
+        """Number of the batch from which a training goes on that loads these rows."""
+        return max(self.trained, self.updated) + 1
+
     def restart(self, number: int) -> None:
         """Count batches from `number` on, after rows have been loaded."""
         assert not self.running
         self.next_number = number
-        self.trained = number - 1
+        self.trained = self.updated = number - 1
         self.feedback.restart(number)
 
     def use_rate(self, lr: float) -> None:
-        """Set the learning rate; each table multiplies it by `lr_scale`. For the training thread."""
+        """Set the learning rate; each table multiplies it by `lr_scale`. For the training thread.
+
+        The rate of tables with their own optimizer changes by the same factor.
+        """
         self.rate = lr
         for lane in self.lanes:
-            lane.device.use(self._optimizer.at(lr * lane.group.lr_scale))
+            group, optimizer = lane.group, lane.host.optimizer
+            rate = lr if group.own_optimizer is None else optimizer.lr * (lr / self._optimizer.lr)
+            lane.device.use(optimizer.at(rate * group.lr_scale))
 
     def start_training(self, ready: ReadyBatch) -> None:
         """Called by the training thread before a batch, when all earlier ones are trained."""

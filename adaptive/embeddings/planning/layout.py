@@ -1,4 +1,4 @@
-"""`Group`: tables of one width, dtype and learning rate, and the numbering of their rows.
+"""`Group`: tables of one width, dtype, learning rate and optimizer, and the numbering of their rows.
 
 Tables are ordered by these (in order of first appearance) and numbered in that order; global rows are
 numbered through all tables in the same order. Kernels use *group rows*, counted from the group's first row, or with
@@ -6,9 +6,10 @@ ranks *owned rows*.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from adaptive.embeddings.ranks.owners import Owners
 from adaptive.errors import ConfigError
 from adaptive.kernels.planning import books
 from adaptive.kernels.vector.bfloat16 import BFLOAT16
+from adaptive.optim import RowOptimizer
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class FeatureSlot:
 
 @dataclass(frozen=True)
 class Group:
-    """Tables of one width, dtype, rounding and learning rate, all with keys or all without."""
+    """Tables of one width, dtype, rounding, learning rate and optimizer, all with keys or all without."""
 
     tables: tuple[TableConfig, ...]
     features: tuple[FeatureSlot, ...]  # ordered by table
@@ -43,6 +45,7 @@ class Group:
     table_starts: NDArray[np.int64]  # (T + 1,) first row of each table, within the group
     table_keys: NDArray[np.uint64]  # (T,) seeds of initial values
     table_bounds: NDArray[np.float32]  # (T,)
+    own_optimizer: RowOptimizer | None  # None: that of all tables without one
 
     @property
     def embedding_dim(self) -> int:
@@ -65,6 +68,10 @@ class Group:
     @property
     def rounds_stochastically(self) -> bool:
         return self.tables[0].dtype == "bfloat16" and self.tables[0].rounding == "stochastic"
+
+    def optimizer_or(self, optimizer: RowOptimizer) -> RowOptimizer:
+        """Return the optimizer of these tables: their own, or `optimizer`."""
+        return self.own_optimizer or optimizer
 
     @property
     def vector_bytes(self) -> int:
@@ -230,14 +237,18 @@ def feature_order(tables: Sequence[TableConfig]) -> tuple[str, ...]:
     return features
 
 
-def make_groups(tables: Sequence[TableConfig], seed: int) -> tuple[Group, ...]:
-    """Group the tables by width, dtype, rate, and keys."""
+def make_groups(
+    tables: Sequence[TableConfig], seed: int, optimizers: Mapping[str, RowOptimizer] = MappingProxyType({})
+) -> tuple[Group, ...]:
+    """Group the tables by width, dtype, rate, optimizer, and keys; `optimizers`: table -> its own."""
     features = feature_order(tables)
     groups: list[Group] = []
     first_table = first_row = 0
-    for kind in dict.fromkeys(map(_kind, tables)):
-        members = tuple(table for table in tables if _kind(table) == kind)
-        groups.append(_make_group(members, features, first_table, first_row, seed))
+    kinds = [(*_kind(table), optimizers.get(table.name)) for table in tables]
+    for kind in dict.fromkeys(kinds):
+        members = tuple(table for table, of_table in zip(tables, kinds, strict=True) if of_table == kind)
+        optimizer = optimizers.get(members[0].name)
+        groups.append(_make_group(members, features, first_table, first_row, seed, optimizer))
         first_table += len(members)
         first_row += groups[-1].num_rows
     return tuple(groups)
@@ -263,7 +274,12 @@ def _kind(table: TableConfig) -> tuple[object, ...]:
 
 
 def _make_group(
-    tables: tuple[TableConfig, ...], features: tuple[str, ...], first_table: int, first_row: int, seed: int
+    tables: tuple[TableConfig, ...],
+    features: tuple[str, ...],
+    first_table: int,
+    first_row: int,
+    seed: int,
+    optimizer: RowOptimizer | None,
 ) -> Group:
     starts = np.zeros(len(tables) + 1, np.int64)
     np.cumsum([table.num_rows for table in tables], out=starts[1:])
@@ -276,6 +292,7 @@ def _make_group(
         table_starts=starts,
         table_keys=np.array([table_key(table.name, seed) for table in tables], np.uint64),
         table_bounds=np.array(bounds, np.float32),
+        own_optimizer=optimizer,
     )
 
 

@@ -13,7 +13,7 @@ from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.errors import AdaptiveError, ConfigError
 from adaptive.models.factory import model_config
 from adaptive.models.model_settings import TowerConfig
-from adaptive.optim import row_optimizer
+from adaptive.optim import study_optimizer
 from adaptive.studies.machines import MachineSpec
 from adaptive.studies.placements.shape import Shape, swept_settings, with_values
 from adaptive.studies.profile import DataProfile
@@ -286,7 +286,7 @@ def open_model(load: LoadCase, length: StepLength) -> LocalModel:
         batch_size=config.batch_size,
     )
     return LocalModel(
-        load, length, config, dataset, shape, group, row_bytes=row_bytes(group, row_optimizer(config.optimizer))
+        load, length, config, dataset, shape, group, row_bytes=row_bytes(group, study_optimizer(config.optimizer))
     )
 
 

@@ -94,7 +94,14 @@ def _on_host(embeddings: TieredEmbeddingBag, policy: Policy) -> TieredEmbeddingB
     """New tables on the host with equal initial values and optimizer, without skipping."""
     outline = embeddings.runtime.outline
     tier = TierConfig(device=outline.tier.device, device_rows="0", policy_timeout_s=0)
-    on_host = TieredEmbeddingBag(outline.tables, tier, policy=policy, optimizer=outline.optimizer, seed=outline.seed)
+    on_host = TieredEmbeddingBag(
+        outline.tables,
+        tier,
+        policy=policy,
+        optimizer=outline.optimizer,
+        table_optimizers=outline.table_optimizers,
+        seed=outline.seed,
+    )
     on_host.optimizer.lr = embeddings.optimizer.lr
     return on_host
 

@@ -12,7 +12,6 @@ from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.rows.vocabularies import stored_tables
 from adaptive.embeddings.planning.access_log import Trace
-from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.errors import CheckpointError, ConfigError, DeviceMemoryError
@@ -53,7 +52,7 @@ from adaptive.training.telemetry.report import SCHEMA, RunSummary
 def rows_in_flight(config: TrainConfig, components: ComponentsOutline, batches: Sequence[Batch]) -> int:
     """Device rows that a batch and the `depth` batches before it need at once, at most."""
     most = 0
-    for group in make_groups(components.tables, config.seed):
+    for group in components.embeddings.groups:
         finder = DistinctFinder(group)
         rows = [finder.find(batch).rows.copy() for batch in batches]
         seen = np.unique(

@@ -41,14 +41,27 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dlrm, dropout": ("dlrm", {"bottom_mlp": [8, 4], "top_mlp": [8, 1], "dropout": 0.3}),
     "multi-task, dropout": ("multi-task", {"shared_mlp": [8], "task_mlp": [4], "dropout": 0.3}),
     "dcn, batch norm": ("dcn", {"deep_mlp": [8], "feature_norm": "batch"}),
+    "dlrm, optimizers": ("dlrm", {"bottom_mlp": [8, 4], "top_mlp": [8, 1]}),
     "dlrm, layer norm": ("dlrm", {"bottom_mlp": [8, 4], "top_mlp": [8, 1], "feature_norm": "layer"}),
 }
-ONE_EACH = ("dcn", "deepfm", "two-tower", "multi-task", "own", "dlrm, widths", "dlrm, dropout", "dcn, batch norm")
+TABLE_OPTIMIZERS = {"user": {"name": "ftrl", "lr": 0.1}, "hour": {"name": "adam", "state_dtype": "bfloat16"}}
+ONE_EACH = (
+    "dlrm, optimizers",
+    "dcn",
+    "deepfm",
+    "two-tower",
+    "multi-task",
+    "own",
+    "dlrm, widths",
+    "dlrm, dropout",
+    "dcn, batch norm",
+)
 
 
 def settings(name: str) -> dict[str, Any]:
     model, options = MODELS[name]
-    return {"model": model, "model_options": {"embedding_dim": 4, **options}}
+    optimizer = {"optimizer": {"tables": TABLE_OPTIMIZERS}} if name == "dlrm, optimizers" else {}
+    return {"model": model, "model_options": {"embedding_dim": 4, **options}, **optimizer}
 
 
 def labels(name: str) -> tuple[str, ...]:
@@ -193,7 +206,9 @@ def test_dropout_changes_training_and_no_evaluation(tmp_path: Path, data: Callab
 # --- the guard, and comparisons ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["multi-task, dropout", "dlrm, dropout", "dcn, widths", "dcn, batch norm"])
+@pytest.mark.parametrize(
+    "name", ["multi-task, dropout", "dlrm, dropout", "dcn, widths", "dcn, batch norm", "dlrm, optimizers"]
+)
 def test_what_a_guard_undoes_leaves_a_run_that_skipped_nothing(
     tmp_path: Path, data: Callable[..., ToyData], name: str
 ) -> None:

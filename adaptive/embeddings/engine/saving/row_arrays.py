@@ -61,7 +61,7 @@ def save_parts(pipeline: Pipeline) -> dict[str, NDArray[Any] | Part]:
     Values and state are `Blocks`, which are read once, 8 MiB at a time, when they are written. Train nothing before.
     """
     saved: dict[str, NDArray[Any] | Part] = {
-        "next_batch": np.array([pipeline.trained + 1], np.int64),
+        "next_batch": np.array([pipeline.next_to_update], np.int64),
         "rate": np.array([pipeline.rate], np.float64),
     }
     pipeline.refuse_keys_in_flight("state_arrays()")

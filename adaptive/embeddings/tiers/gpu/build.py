@@ -87,11 +87,11 @@ def build_devices(
             for host, num_slots, pair in zip(hosts, sizes.slots, pairs, strict=True):
                 kernels = row_kernels(mover.device)
                 if mover.device.type == "cuda":
-                    launch_once(kernels, mover.device, host.group, optimizer)
-                transfer = _make_transfer(pair, policy, host, mover, kernels, optimizer)
+                    launch_once(kernels, mover.device, host.group, host.optimizer)
+                transfer = _make_transfer(pair, policy, host, mover, kernels, host.optimizer)
                 searcher = _searcher(host, tier, mover) if finds else None
                 work = mover, kernels, transfer, searcher
-                devices.append(TorchDevice(host, num_slots, optimizer, *work, poison=tier.poison))
+                devices.append(TorchDevice(host, num_slots, host.optimizer, *work, poison=tier.poison))
             return devices, replace(sizes, text=f"{sizes.text}; {text}")
         except torch.OutOfMemoryError:
             devices.clear()
