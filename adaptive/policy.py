@@ -200,15 +200,8 @@ class SkipRule(ABC):
         """Drop samples before the policy sees the batches. Default: drop none.
 
         Set `drops_inputs`. Keep the order of the others. Number samples in the order you read them, and drop none that
-        `allows` denies. If labels have a say, correct for it in `Batch.extras`:
-
-        - `weight` (B,), the inverse of the probability to be kept, keeps the expected gradient. The built-in trainer
-          multiplies each sample's loss by it, and running figures are weighted.
-        - `logit_offset` (B,), the log of the probability to be kept with label 1 over that with label 0: with it, the
-          log odds among kept samples are those of all samples, and are learned with less noise (Fithian and Hastie,
-          "Local case-control sampling", Annals of Statistics 42(5), 2014, https://arxiv.org/abs/1306.3706). Under the
-          log loss of a single label, the built-in trainer adds it to the logits, and multiplies each sample's loss by
-          `offset_weight` (B,) instead of `weight`.
+        `allows` denies. To keep the expected gradient, weight the others: the built-in trainer multiplies the loss of
+        each sample by `Batch.extras["weight"]` (B,).
         """
         return batches
 

@@ -152,13 +152,7 @@ def time_blocks() -> tuple[Block, ...]:
     fresh: dict[str, Any] = {"first_seed": FRESH, "bar": 0.0003}
     return (
         Block("rates", few, (*controls()[:2], PREDICTED), seeds=5, **fresh),
-        Block(
-            "rates-factor",
-            tuple(at_rate(kind, RATES[2]) for kind in PLAIN),
-            (OFF, MORE),
-            seeds=5,
-            **fresh | {"bar": 0.0005},
-        ),
+        Block("rates-factor", few[-2:], (OFF, MORE), seeds=5, **fresh | {"bar": 0.0005}),
         Block("rates-others", few, (OFF, *controls()[2:], SLIPSTREAM, VISITS), seeds=5, **fresh),
         Block("rates-rmc2", wide, (*controls(batch=2048)[:3], PREDICTED), seeds=3, **fresh),
         Block("rates-sets", LARGE, (*controls()[:2], *rules), seeds=5, **fresh | {"bar": 0.0005}),

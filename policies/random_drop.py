@@ -127,11 +127,10 @@ def _choose_by_label(
     negatives = np.flatnonzero(batch.labels == 0)
     dropped = negatives[np.argsort(order[negatives])][: max(min(wanted, len(negatives) - 1), 0)]
     weights = np.full(batch.num_samples, scale)
-    of_each = len(negatives) / max(len(negatives) - len(dropped), 1)
-    weights[negatives] *= of_each
+    weights[negatives] *= len(negatives) / max(len(negatives) - len(dropped), 1)
     chosen = np.ones(batch.num_samples, np.bool_)
     chosen[dropped] = False
-    return weighted(batch, weights, np.full(batch.num_samples, np.log(of_each))), chosen
+    return weighted(batch, weights), chosen
 
 
 def _num_dropped(num_inputs: int, share: float) -> int:

@@ -107,25 +107,10 @@ class KeptInputs(Refill):
             yield from super().rest()
 
 
-def weighted(
-    batch: Batch, weights: NDArray[np.float64], offsets: NDArray[np.float64], rest: NDArray[np.float64] | float = 1
-) -> Batch:
-    """Return the batch with what undoes a choice of samples by their labels (see `SkipRule.arrange`).
-
-    Args:
-        weights: (B,) inverse of each sample's probability to be kept, up to a factor. They go, times the weights that
-            the batch has, to `Batch.extras["weight"]`.
-        offsets: (B,) log of the probability to be kept with label 1 over that with label 0; `extras["logit_offset"]`.
-        rest: (B,) weights of samples under an offset, before those that the batch has; `extras["offset_weight"]`.
-    """
-    given = batch.extras.get("weight", np.ones(batch.num_samples))
-    values = {
-        "weight": weights * given,
-        "logit_offset": offsets + batch.extras.get("logit_offset", 0),
-        "offset_weight": rest * given,
-    }
-    extras = {name: array.astype(np.float32) for name, array in values.items()}
-    return replace(batch, extras={**batch.extras, **extras}).mark_unshared()
+def weighted(batch: Batch, weights: NDArray[np.float64]) -> Batch:
+    """Return the batch with weights (B,) of its samples, times those that it has, in `Batch.extras["weight"]`."""
+    weights = weights * batch.extras.get("weight", 1)
+    return replace(batch, extras={**batch.extras, "weight": weights.astype(np.float32)}).mark_unshared()
 
 
 class WeightSums:

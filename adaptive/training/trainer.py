@@ -66,7 +66,7 @@ class Trainer:
 
     A model of T labels (`adaptive.models.tasks`) returns logits (B, T), and its loss is their weighted sum. A model for
     tables of several widths (`adaptive.models.dense.assembly`) takes concatenated vectors.
-    Of samples that a rule chose by their labels, `SkipRule.arrange` says how the loss is corrected.
+    The loss of each sample is multiplied by `Batch.extras["weight"]` (B,), if the batch has it.
     """
 
     def __init__(
@@ -204,31 +204,19 @@ class Trainer:
             logits, loss = self._forward(part, vectors_of(self.embeddings, self.model, part))
         with timed("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
-            logits = logits.detach()
-            reported = self._loss_of(logits, part, "weight") if self._corrects_odds(part) else loss.detach()
-        return reported, logits
+        return loss.detach(), logits.detach()
 
     def _forward(self, part: Planned, vectors: Tensor | SampleVectors) -> tuple[Tensor, Tensor]:
         """Return the logits of a part, and its share of the batch's loss."""
-        samples = part.num_samples_of_all
+        samples, weights = part.num_samples_of_all, part.extras.get("weight")
         at_step(self.model, self.recorder.steps, first=part.first, samples=part.num_samples, whole=samples)
         if self._ranking is not None:
             assert isinstance(vectors, Tensor)
-            return in_batch_loss(self._ranking, part, vectors, part.extras.get("weight"))
+            return in_batch_loss(self._ranking, part, vectors, weights)
         logits: Tensor = self.model(part.dense, vectors)
-        if self._corrects_odds(part):
-            return logits, self._loss_of(logits + part.extras["logit_offset"].to(logits.dtype), part, "offset_weight")
-        return logits, self._loss_of(logits, part, "weight")
-
-    def _corrects_odds(self, part: Planned) -> bool:
-        """True if the loss takes offsets: they are of the first label, as log odds."""
-        return "logit_offset" in part.extras and self._tasks is None and self._loss == "log"
-
-    def _loss_of(self, logits: Tensor, part: Planned, weight: str) -> Tensor:
-        """Return a part's share of the batch's loss, weighted by these extras, if there are any."""
-        samples, weights = part.num_samples_of_all, part.extras.get(weight)
         weights = None if weights is None else weights.to(logits.dtype)
-        return log_losses(logits, self._labels(part), self._tasks, samples=samples, weights=weights, loss=self._loss)
+        labels = self._labels(part)
+        return logits, log_losses(logits, labels, self._tasks, samples=samples, weights=weights, loss=self._loss)
 
     def _labels(self, part: Planned) -> Tensor:
         """Return labels (n,), or (n, T) for a model of T labels."""

@@ -92,7 +92,7 @@ class Predicted(SkipRule):
             refill.size = max(1, round(size * self._kept_share))
             if not ((batch.labels >= 0) & (batch.labels <= 1)).all():  # NaN is neither
                 raise ValueError("expected labels from 0 to 1, by which `predicted` skips; got others")
-            residuals = self._predictor.residuals(batch, view.rows(batch), view.num_rows)
+            residuals = np.abs(self._predictor.residuals(batch, view.rows(batch), view.num_rows))
             yield from refill.add(*self._sample(batch, residuals, refill.size / size))
         yield from refill.rest()
 
@@ -114,32 +114,25 @@ class Predicted(SkipRule):
         elif abs(share - self._kept_share) > 0.05 * self._kept_share:
             self._kept_share = share
 
-    def _keep(self, residuals: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    def _keep(self, residuals: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the probability with which inputs of these residuals (n,) are kept."""
         if not self.current_factor:
             return np.ones(len(residuals))
         return np.clip(self.current_factor * residuals, self.min_keep, 1)
 
-    def _sample(self, batch: Batch, errors: NDArray[np.float32], scale: float) -> tuple[Batch, NDArray[np.bool_]]:
-        """Return the batch with weights and offsets, and which of its inputs (B,) are kept.
-
-        errors: (B,) probability minus label.
-        """
-        numbers, residuals = self.seen_inputs + np.arange(batch.num_samples), np.abs(errors).astype(np.float64)
+    def _sample(self, batch: Batch, residuals: NDArray[np.float32], scale: float) -> tuple[Batch, NDArray[np.bool_]]:
+        """Return the batch with weights, and which of its inputs (B,) are kept."""
+        numbers = self.seen_inputs + np.arange(batch.num_samples)
         bins = np.minimum((residuals * BINS).astype(np.int64), BINS - 1)
         self._residuals += np.bincount(bins, minlength=BINS)
-        keep, allowed = self._keep(residuals), self.allows(numbers)
-        keep[~allowed] = 1
+        keep = self._keep(residuals.astype(np.float64))
+        keep[~self.allows(numbers)] = 1
         chosen = uniform(numbers, self.seed) < keep
         weights = scale / keep
         if self._batches >= self.warmup:
             self._weights.add(weights[chosen])
         self._batches += 1
-        certain = (batch.labels == 0) | (batch.labels == 1)  # others have no odds, so they keep their weights
-        probabilities = batch.labels + errors.astype(np.float64)
-        odds = self._keep(1 - probabilities) / self._keep(probabilities)
-        offsets = np.where(certain & allowed, np.log(odds), 0)
-        return weighted(batch, weights, offsets, np.where(certain, 1, 1 / keep)), chosen
+        return weighted(batch, weights), chosen
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {

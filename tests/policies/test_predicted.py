@@ -88,34 +88,6 @@ def test_weights_are_inverse_probabilities() -> None:
     np.testing.assert_allclose(batch.extras["weight"], [2.5, 1, 0.5])
 
 
-def test_offsets_are_of_the_odds_to_be_kept() -> None:
-    """Written out: predictions 1/4, 3/4, 3/5 and 9/10 of labels 0, 1, 1/2 and 0. A label of 1/2 has no odds."""
-    rule = Predicted(factor=2, min_keep=0.2, warmup=1)
-    list(rule.arrange(iter([batch_of([0, 1, 2, 3])]), View((ROWS,))))
-    rule.current_factor = 2
-    batch = replace(batch_of([0, 1, 2, 3]), labels=np.array([0, 1, 0.5, 0], np.float32))
-    errors = np.array([0.25, -0.25, 0.1, 0.9], np.float32)
-    kept, _ = rule._sample(replace(batch, extras={"weight": np.array([1, 1, 3, 3], np.float32)}), errors, 0.5)
-    np.testing.assert_allclose(kept.extras["weight"], [1, 1, 7.5, 1.5])
-    np.testing.assert_allclose(kept.extras["logit_offset"], np.log([2, 0.5, 1, 0.2]), rtol=1e-6)
-    np.testing.assert_allclose(kept.extras["offset_weight"], [1, 1, 15, 3])
-
-
-def test_kept_inputs_less_their_offsets_have_the_odds_of_all() -> None:
-    """Of 300,000 inputs 30% are positive, which is predicted as 10% or 50%."""
-    random, rule = np.random.default_rng(1), Predicted(factor=1.5, min_keep=0.05)
-    rule.current_factor = 1.5
-    labels = (random.random(300_000) < 0.3).astype(np.float32)
-    for prediction in (0.1, 0.5):
-        batch = replace(batch_of(np.zeros(len(labels), np.int64)), labels=labels)
-        batch, chosen = rule._sample(batch, np.float32(prediction) - labels, 1.0)
-        positive = labels[chosen].mean()
-        offset = batch.extras["logit_offset"][0]
-        np.testing.assert_allclose(batch.extras["logit_offset"], offset, rtol=1e-5)
-        odds = math.log(positive / (1 - positive)) - offset
-        assert abs(odds - math.log(0.3 / 0.7)) < 0.03 and abs(offset) > (0.3 if prediction < 0.5 else -1)
-
-
 def test_the_expected_sum_is_that_of_all_inputs() -> None:
     """Over 3,000 seeds the weighted sum of a value of each input has the mean of the sum over all of them."""
     random = np.random.default_rng(0)

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from support.thread_ranks import on_ranks
 from support.toy_runs import all_weights, assert_equal
-from torch.nn.functional import binary_cross_entropy_with_logits as bce_loss
 from torch.nn.functional import cross_entropy, mse_loss
 
 from adaptive.batch import Batch
@@ -34,7 +33,6 @@ from adaptive.training.evaluation import evaluate, predict
 from adaptive.training.runs.loading import evaluate_run
 from adaptive.training.runs.resuming import resume_run
 from adaptive.training.runs.training import plan_run, train_run
-from adaptive.training.telemetry.recorder import Recorder
 from adaptive.training.trainer import Trainer
 
 SCHEMA = """
@@ -100,10 +98,7 @@ def test_ratings_that_are_no_numbers_end_the_run(value: str, what: str) -> None:
 
 
 def toy(model: str, loss: str, *, ranks: Ranks = ALONE, depth: int = 2, weights: bool = False, **changed: Any) -> Any:
-    """All weights after training on numbers, on a label, or on three labels of which one is 1.
-
-    With `weights`, samples also have offsets of their logits, which only the loss of a label may take.
-    """
+    """All weights after training on numbers, or on three labels of which one is 1."""
     rng = np.random.default_rng(1)
     shape = DataShape((Feature("user", 60), Feature("item", 90)), 1, ("user", "item"), labels=("a", "b", "c"))
     options = {"embedding_dim": 4, **changed.pop("options", {}), "loss": loss}
@@ -111,10 +106,8 @@ def toy(model: str, loss: str, *, ranks: Ranks = ALONE, depth: int = 2, weights:
     batches = []
     for _ in range(8):
         chosen = np.eye(3, dtype=np.float32)[rng.integers(3, size=24)]
-        extras = {"b": chosen[:, 1], "c": chosen[:, 2]}
-        if weights:
-            extras |= {name: rng.random(24, np.float32) for name in ("weight", "logit_offset", "offset_weight")}
-        labels = rng.normal(3, 2, 24) if loss == "mse" else chosen[:, 0]
+        extras = {"b": chosen[:, 1], "c": chosen[:, 2], **({"weight": rng.random(24, np.float32)} if weights else {})}
+        labels = chosen[:, 0] if loss == "softmax" else rng.normal(3, 2, 24)
         ids = {"user": rng.integers(60, size=24), "item": rng.integers(90, size=24)}
         batches.append(Batch.of(ids, dense=rng.standard_normal((24, 1)), labels=labels, extras=extras))
     return parts, batches, depth
@@ -133,7 +126,6 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("deepfm", "mse", {}),
     ("two-tower", "mse", {"user_tables": ["user"]}),
     ("multi-task", "softmax", {"sharing": "bottom"}),
-    ("deepfm", "log", {}),
 ]
 
 
@@ -147,17 +139,12 @@ def test_a_loop_by_hand_trains_the_same(model: str, loss: str, options: dict[str
             for planned in embeddings.look_ahead(batches, depth=0):
                 outputs = parts.model(planned.dense, stack(planned))
                 labels = torch.stack([planned.labels, planned.extras["b"], planned.extras["c"]], dim=1)
-                weight = planned.extras.get("weight", torch.ones(24))
                 if loss == "mse":
                     each = mse_loss(outputs, planned.labels, reduction="none")
-                elif loss == "log":
-                    offset = planned.extras.get("logit_offset", torch.zeros(24))
-                    each = bce_loss(outputs + offset, planned.labels, reduction="none")
-                    weight = planned.extras.get("offset_weight", weight)
                 else:  # outputs are log odds: scores of the softmax up to a constant
                     each = cross_entropy(torch.nn.functional.logsigmoid(outputs), labels, reduction="none")
                 parts.optimizer.zero_grad()
-                (each * weight).mean().backward()
+                (each * planned.extras.get("weight", torch.ones(24))).mean().backward()
                 parts.optimizer.step()
                 embeddings.step()
             expected = all_weights(parts)
@@ -165,27 +152,15 @@ def test_a_loop_by_hand_trains_the_same(model: str, loss: str, options: dict[str
             np.testing.assert_allclose(values, expected[name], rtol=2e-4, atol=2e-6, err_msg=name)
 
 
-def test_the_loss_of_samples_with_offsets_is_reported_as_that_of_all() -> None:
-    """Before the first step the logits are known; of the offsets, reports show nothing."""
-    parts, batches, _ = toy("dlrm", "log", weights=True)
-    with parts.embeddings:
-        (logits, *_) = predict(parts.embeddings, parts.model, batches[:1])
-        recorder = Recorder(parts.embeddings)
-        Trainer(parts.embeddings, parts.model, parts.optimizer, recorder=recorder).train(batches[:1])
-    labels, weights = (torch.from_numpy(array) for array in (batches[0].labels, batches[0].extras["weight"]))
-    expected = bce_loss(torch.from_numpy(logits), labels, weight=weights) / weights.mean()
-    assert recorder.loss == pytest.approx(float(expected), rel=1e-5)
-
-
-@pytest.mark.parametrize(("model", "loss", "options"), [CASES[0], CASES[4], CASES[5]])
+@pytest.mark.parametrize(("model", "loss", "options"), [CASES[0], CASES[4]])
 def test_bits_depend_on_neither_placement_nor_depth_nor_ranks(model: str, loss: str, options: dict[str, Any]) -> None:
-    expected = trained(model, loss, options=options, weights=loss == "log", depth=0, tier={"device_rows": "100%"})
+    expected = trained(model, loss, options=options, depth=0, tier={"device_rows": "100%"})
     for tier, depth, policy in (("60%", 1, "lfu"), ("90%", 4, "lru"), ("auto", 2, "hybrid")):
         tiers: dict[str, Any] = {"tier": {"device_rows": tier}, "policy": policy}
-        assert_equal(trained(model, loss, options=options, weights=loss == "log", depth=depth, **tiers), expected)
+        assert_equal(trained(model, loss, options=options, depth=depth, **tiers), expected)
 
     def work(ranks: Ranks) -> dict[str, NDArray[Any]]:
-        return trained(model, loss, options=options, weights=loss == "log", ranks=ranks, tier={"device_rows": "100%"})
+        return trained(model, loss, options=options, ranks=ranks, tier={"device_rows": "100%"})
 
     (one,) = on_ranks(1, work, blocks=2, gradients="sum")
     for result in on_ranks(2, work, blocks=2, gradients="sum"):
