@@ -32,9 +32,8 @@ def full_rows(num_rows: int, width: int, fill: float, dtype: Any = np.float32) -
 
 
 def update_scratch(threads: int, width: int) -> Floats:
-    """(threads, 2, >= width) for `kernels.rows.cpu.update`; threads share no cache line."""
-    padded = -(-width // APART) * APART
-    return full_rows(threads * 2, padded, 0.0).reshape(threads, 2, padded)
+    """(threads, >= width) for `kernels.rows.cpu.update`; threads share no cache line."""
+    return full_rows(threads, -(-width // APART) * APART, 0.0)
 
 
 MOST_PIECES: Final = 4  # unused pieces of memory that a pool keeps

@@ -20,5 +20,5 @@ def test_filled() -> None:
 @pytest.mark.parametrize("width", [1, 16, 33])
 def test_threads_do_not_write_to_the_same_lines(width: int) -> None:
     scratch = update_scratch(2, width)
-    assert scratch.shape[:2] == (2, 2) and scratch.shape[2] >= width
+    assert len(scratch) == 2 and scratch.shape[1] >= width
     assert scratch.strides[0] % (2 * LINE_BYTES) == 0 and scratch.ctypes.data % LINE_BYTES == 0

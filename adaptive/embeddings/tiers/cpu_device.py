@@ -29,7 +29,7 @@ class CpuRows:
 
     Attributes:
         weights: (slots, D), state: (slots, S), float32 or bfloat16.
-        scratch: (threads, 2, >= D) float32, for kernels.
+        scratch: (threads, >= D) float32, for kernels.
     """
 
     def __init__(self, host: HostTier, optimizer: RowOptimizer, num_slots: int = 0, fill: float = 0.0) -> None:
@@ -109,7 +109,7 @@ class CpuRows:
         if self._decay_factor != 1:
             decay.decay(flip, locations, self._decay_factor, keys, weights, len(self.scratch))
         deferred_kernels.update_from_sums(
-            flip, locations, entries, sums, squares, weights, state, *self._rule, keys, norms, self.scratch
+            flip, locations, entries, sums, squares, weights, state, *self._rule, keys, norms, len(self.scratch)
         )
         return norms
 
@@ -221,7 +221,7 @@ class CpuDevice(DeviceTier):
         drifts = np.empty(len(snapshots.entries), np.float32)
         where = snapshots.locations, snapshots.entries, snapshots.has_earlier
         tables = self.weights, self._host.weights, self._snapshots
-        drift.drift(*where, *tables, drifts, self._rows.scratch[:, 0])
+        drift.drift(*where, *tables, drifts, self._rows.scratch)
         return lambda: drifts
 
     def read(self, slots: Int64s) -> tuple[Rows, Rows]:

@@ -74,16 +74,15 @@ def update(
     places, lookups = _below(len(weights), slots), _below(len(gradients), vectors)
     tables, count, width = (_array(weights), _array(state)), len(places), weights.shape[1]
     rule = kind, np.array(settings, np.float32), _array(corrections), _keys(keys), _array(norms)
-    scratch = empty_rows(1, width), empty_rows(1, width)
     if squares is not None:
         entries, sums = lookups.astype(np.int64), (_array(gradients), _array(squares))
-        deferred_kernels.apply_sums(0, count, 0, places, entries, *sums, *tables, *rule, scratch[1])
+        deferred_kernels.apply_sums(0, count, 0, places, entries, *sums, *tables, *rule)
         return
     ends = _array(segments)
     _check_segments(ends, len(lookups))
     sent = ends, lookups.astype(np.int32, copy=False), _array(scales), _array(gradients)
     none = tables[0][:0], tables[1][:0]
-    update_kernels.update_range(0, count, places, *sent, *tables, *none, *rule, *scratch)
+    update_kernels.update_range(0, count, places, *sent, *tables, *none, *rule, empty_rows(1, width))
 
 
 def decay(weights: Tensor, slots: Tensor, factor: float, keys: Tensor | None = None) -> None:

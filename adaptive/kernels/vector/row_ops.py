@@ -9,6 +9,9 @@ Here an operation is written once, in terms of its rows, and compiled for blocks
 
     add(a, i, b, j)        # in a kernel: a[i] = a[i] + b[j]
 
+A `step_op` has one more result, the second: how much the first row changes. It is stored nowhere, and the call returns
+the sum of its squares.
+
 Rows come as pairs of an array and an index, scalars (float32) after them; the values returned go to the first rows, in
 order. In plain Python the same call works on numpy rows. Each column is computed by itself and nothing is fused or
 reordered, so results do not depend on the width of the blocks. The columns of a row must be contiguous.
@@ -81,6 +84,7 @@ def _prefetch_item(items: Any, item: Any) -> Any:
     return compiled
 
 
+CHANGE: Final = 1  # place of the change among the results of a step
 BLOCKS = (4 * LINE, LINE, 4, 1)  # columns that are processed together, as long as so many are left
 FLOAT, INT64 = ir.FloatType(), ir.IntType(64)
 
@@ -175,6 +179,48 @@ def item(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
     return builder.load(builder.gep(made.data, [index]))
 
 
+def squares_of(values: Any) -> Any:
+    """Return the sum of the squares of values (D,), in four parts added as (0 + 1) + (2 + 3).
+
+    A part has the columns d with equal d % 4: fast enough, and the same on every machine.
+    """
+    parts = np.zeros(4, np.float32)
+    for start in range(0, len(values), 4):
+        block = values[start : start + 4]
+        parts[: len(block)] += block * block
+    return (parts[0] + parts[1]) + (parts[2] + parts[3])
+
+
+class SquareSum:
+    """`squares_of` a row while blocks of its columns are at hand, in order; the parts stay in a register."""
+
+    def __init__(self, builder: Any) -> None:
+        self._builder = builder
+        self._parts = cgutils.alloca_once_value(builder, ir.Constant(ir.VectorType(FLOAT, 4), [0.0] * 4))
+
+    def add(self, value: Any, column: Any, lanes: int) -> None:
+        """Add the columns [column, column + lanes)."""
+        builder, i32 = self._builder, ir.IntType(32)
+        parts, squares = builder.load(self._parts), builder.fmul(value, value)
+        if lanes == 1:
+            part = builder.trunc(builder.and_(column, ir.Constant(INT64, 3)), i32)
+            parts = builder.insert_element(parts, builder.fadd(builder.extract_element(parts, part), squares), part)
+        else:
+            for start in range(0, lanes, 4):
+                mask = ir.Constant(ir.VectorType(i32, 4), list(range(start, start + 4)))
+                four = builder.shuffle_vector(squares, ir.Constant(squares.type, ir.Undefined), mask)
+                parts = builder.fadd(parts, four)
+        builder.store(parts, self._parts)
+
+    def total(self) -> Any:
+        """Return the sum."""
+        builder, parts = self._builder, self._builder.load(self._parts)
+        first, second, third, fourth = (
+            builder.extract_element(parts, ir.Constant(ir.IntType(32), k)) for k in range(4)
+        )
+        return builder.fadd(builder.fadd(first, second), builder.fadd(third, fourth))
+
+
 class Lanes:
     """Columns of a row while an operation is compiled; plain Python has a numpy row instead.
 
@@ -218,22 +264,30 @@ def where_less(a: Any, b: Any, x: Any, y: Any) -> Any:
     return Lanes(builder, builder.select(builder.fcmp_ordered("<", a.value, b.value), x.value, y.value))
 
 
-def row_op(function: Callable[..., Any]) -> Callable[..., None]:
-    """Make an operation on rows; parameters of `function` annotated `Scalar` are scalars."""
+def row_op(function: Callable[..., Any], *, is_step: bool = False) -> Callable[..., Any]:
+    """Make an operation on rows; parameters of `function` annotated `Scalar` are scalars. is_step: see `step_op`."""
     names = inspect.signature(function).parameters
     num_rows = sum(parameter.annotation is not Scalar for parameter in names.values())
     last = num_rows + len(names)  # place of the key, as rows take two arguments
 
-    def plain(*arguments: Any) -> None:
+    def split(results: Any) -> tuple[list[tuple[int, Any]], Any]:
+        """Return the results that are stored, with their places, and the one whose squares are summed."""
+        parts = dict(enumerate(results if isinstance(results, tuple) else (results,)))
+        change = parts.pop(CHANGE) if is_step else None
+        return list(parts.items()), change
+
+    def plain(*arguments: Any) -> Any:
         rows = [(arguments[2 * k], arguments[2 * k + 1]) for k in range(num_rows)]
         width = rows[0][0].shape[1]
         values = [widen(array[i, :width]) if array.dtype == BFLOAT16 else array[i, :width] for array, i in rows]
-        results = function(*values, *arguments[2 * num_rows : last])
-        for part, ((array, i), value) in enumerate(zip(rows, _tuple(results), strict=False)):
+        results, change = split(function(*values, *arguments[2 * num_rows : last]))
+        squares = None if change is None else squares_of(change.astype(np.float32))
+        for (array, i), (part, value) in zip(rows, results, strict=False):
             keys = (stream_key(key, part) for key in arguments[last:])
             array[i, :width] = narrow(value, *keys) if array.dtype == BFLOAT16 else value
+        return squares
 
-    callable_in_kernels(plain)
+    callable_in_kernels(plain, types.float32 if is_step else types.void)
 
     @lower_builtin(plain, types.VarArg(types.Any))
     def lowered(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
@@ -242,8 +296,11 @@ def row_op(function: Callable[..., Any]) -> Callable[..., None]:
                   for k in range(num_rows)]  # fmt: skip
         scalars = [context.cast(builder, arguments[k], kinds[k], types.float32) for k in range(2 * num_rows, last)]
         key = context.cast(builder, arguments[last], kinds[last], types.uint64) if len(kinds) > last else None
-        keys = [builder.mul(key, ir.Constant(I64, stream_key(1, part))) if key else None for part in range(num_rows)]
+        keys = [
+            builder.mul(key, ir.Constant(I64, stream_key(1, part))) if key else None for part in range(num_rows + 1)
+        ]
         width = row_width(context, builder, kinds[0], arguments[0])
+        squares = SquareSum(builder) if is_step else None
 
         def loaded(place: Any, column: Any, lanes: int) -> Lanes:
             value = _load_stored(builder, place, column, lanes)
@@ -260,15 +317,23 @@ def row_op(function: Callable[..., Any]) -> Callable[..., None]:
 
         def block(column: Any, lanes: int) -> None:
             rows = [loaded(place, column, lanes) for place in places]
-            results = function(*rows, *(Lanes(builder, splat(builder, value, lanes)) for value in scalars))
-            for place, key, value in zip(places, keys, _tuple(results), strict=False):
-                store(builder, stored(value, place, key, column, lanes), place, column, lanes)
+            numbers = (Lanes(builder, splat(builder, value, lanes)) for value in scalars)
+            results, change = split(function(*rows, *numbers))
+            if squares is not None:
+                squares.add(change.value, column, lanes)
+            for place, (part, value) in zip(places, results, strict=False):
+                store(builder, stored(value, place, keys[part], column, lanes), place, column, lanes)
 
         in_blocks(builder, width, block)
-        return context.get_dummy_value()
+        return context.get_dummy_value() if squares is None else squares.total()
 
     plain.__doc__ = function.__doc__
     return plain
+
+
+def step_op(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a `row_op` whose second result is the change of a row: the call returns the sum of its squares."""
+    return row_op(function, is_step=True)
 
 
 def store_number(rows: Any, i: Any, d: Any, value: Any) -> None:
@@ -314,7 +379,3 @@ def _lower_add_number(context: Any, builder: Any, typed: Any, arguments: Any) ->
 
 class Scalar:
     """Annotation of a parameter of a row operation."""
-
-
-def _tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)

@@ -10,7 +10,6 @@ Each column is added up by itself, in order, and nothing is fused, so results do
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -20,8 +19,8 @@ from adaptive.kernels.jit import callable_in_kernels
 from adaptive.kernels.scratch import LINE, LINE_BYTES
 from adaptive.kernels.vector.bfloat16 import as_float32
 from adaptive.kernels.vector.row_ops import (
-    FLOAT,
     INT64,
+    SquareSum,
     in_blocks,
     item,
     load,
@@ -29,6 +28,7 @@ from adaptive.kernels.vector.row_ops import (
     row_place,
     row_width,
     splat,
+    squares_of,
     store,
     store_past_caches,
 )
@@ -36,21 +36,24 @@ from adaptive.kernels.vector.row_ops import (
 LOOKUPS_AHEAD = 32  # 16 is up to a third slower in pooling, 48 measures the same
 
 
-def sum_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start: Any, stop: Any) -> None:
+def sum_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start: Any, stop: Any) -> Any:
     """out[i] = rows[indices[start] ^ flip] + ... + rows[indices[stop - 1] ^ flip], in order.
 
-    start < stop. The sum stays in registers. `indices` is one-dimensional; flip is 0, or -1 where indices are ~row.
+    Returns `square_sum(out, i)`. start < stop. The sum stays in registers. `indices` is one-dimensional; flip is 0, or
+    -1 where indices are ~row.
     """
     out[i] = as_float32(rows[int(indices[start]) ^ flip])
     for p in range(start + 1, stop):
         out[i] += as_float32(rows[int(indices[p]) ^ flip])
+    return square_sum(out, i)
 
 
-def sum_scaled_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start: Any, stop: Any, scales: Any) -> None:
+def sum_scaled_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start: Any, stop: Any, scales: Any) -> Any:
     """`sum_rows` with the terms rows[indices[p] ^ flip] * scales[p]."""
     out[i] = scales[start] * as_float32(rows[int(indices[start]) ^ flip])
     for p in range(start + 1, stop):
         out[i] += scales[p] * as_float32(rows[int(indices[p]) ^ flip])
+    return square_sum(out, i)
 
 
 def sum_found_rows(out: Any, i: Any, rows: Any, places: Any, indices: Any, flip: Any, start: Any, stop: Any) -> None:
@@ -82,7 +85,9 @@ def _may_pass_caches(out: Any) -> Any:
     return may_pass_caches
 
 
-for function in (sum_rows, sum_scaled_rows, sum_found_rows, sum_found_rows_past_caches, finish_stores):
+callable_in_kernels(sum_rows, types.float32)
+callable_in_kernels(sum_scaled_rows, types.float32)
+for function in (sum_found_rows, sum_found_rows_past_caches, finish_stores):
     callable_in_kernels(function)
 
 
@@ -95,7 +100,8 @@ def _lower_finish(context: Any, builder: Any, typed: Any, arguments: Any) -> Any
 def _lower_sum(store_sum: Callable[..., None], *, scaled: bool = False, indirect: bool = False) -> Callable[..., Any]:
     """Return the code generator of a sum of rows; `store_sum` stores a block of it.
 
-    scaled: scales come last. indirect: rows are places[index], and `places` come before the indices.
+    scaled: scales come last. indirect: rows are places[index], and `places` come before the indices. A direct sum
+    returns the sum of its squares.
     """
 
     def lower(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
@@ -126,14 +132,19 @@ def _lower_sum(store_sum: Callable[..., None], *, scaled: bool = False, indirect
                 return columns
             return builder.fmul(splat(builder, item(context, builder, *scales, p), lanes), columns)
 
+        squares = None if indirect else SquareSum(builder)
+
         def block(column: Any, lanes: int) -> None:
             total = cgutils.alloca_once_value(builder, term(start, column, lanes))
             with cgutils.for_range_slice(builder, first_after, stop, ir.Constant(INT64, 1), intp=INT64) as (p, _):
                 builder.store(builder.fadd(builder.load(total), term(p, column, lanes)), total)
-            store_sum(builder, builder.load(total), out, column, lanes)
+            value = builder.load(total)
+            store_sum(builder, value, out, column, lanes)
+            if squares is not None:
+                squares.add(value, column, lanes)
 
         in_blocks(builder, row_width(context, builder, kinds[0], values[0]), block)
-        return context.get_dummy_value()
+        return context.get_dummy_value() if squares is None else squares.total()
 
     return lower
 
@@ -145,16 +156,8 @@ lower_builtin(sum_found_rows_past_caches, types.VarArg(types.Any))(_lower_sum(st
 
 
 def square_sum(rows: Any, i: Any) -> Any:
-    """Return the sum of the squares of rows[i], in four parts added as (0 + 1) + (2 + 3).
-
-    A part has the columns d with equal d % 4: fast enough, and the same on every machine.
-    """
-    width = rows.shape[1]
-    parts = np.zeros(4, np.float32)
-    for start in range(0, width, 4):
-        block = rows[i, start : start + 4]
-        parts[: len(block)] += block * block
-    return (parts[0] + parts[1]) + (parts[2] + parts[3])
+    """Return the sum of the squares of rows[i]: see `squares_of`."""
+    return squares_of(as_float32(rows[i]))
 
 
 callable_in_kernels(square_sum, types.float32)
@@ -163,20 +166,10 @@ callable_in_kernels(square_sum, types.float32)
 @lower_builtin(square_sum, types.VarArg(types.Any))
 def _lower_square_sum(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
     place = row_place(context, builder, typed.args[0], arguments[0], typed.args[1], arguments[1])
-    width = row_width(context, builder, typed.args[0], arguments[0])
-    whole = builder.and_(width, ir.Constant(INT64, -4))
-    kind = ir.VectorType(FLOAT, 4)
-    parts = cgutils.alloca_once_value(builder, ir.Constant(kind, [0.0] * 4))
-    zero, i32 = ir.Constant(INT64, 0), ir.IntType(32)
-    with cgutils.for_range_slice(builder, zero, whole, ir.Constant(INT64, 4), intp=INT64) as (column, _):
-        values = load(builder, place, column, 4)
-        builder.store(builder.fadd(builder.load(parts), builder.fmul(values, values)), parts)
-    with cgutils.for_range_slice(builder, whole, width, ir.Constant(INT64, 1), intp=INT64) as (column, _):
-        value = load(builder, place, column, 1)
-        lane = builder.trunc(builder.sub(column, whole), i32)
-        old = builder.load(parts)
-        added = builder.fadd(builder.extract_element(old, lane), builder.fmul(value, value))
-        builder.store(builder.insert_element(old, added, lane), parts)
-    totals = builder.load(parts)
-    first, second, third, fourth = (builder.extract_element(totals, ir.Constant(i32, k)) for k in range(4))
-    return builder.fadd(builder.fadd(first, second), builder.fadd(third, fourth))
+    squares = SquareSum(builder)
+
+    def block(column: Any, lanes: int) -> None:
+        squares.add(load(builder, place, column, lanes), column, lanes)
+
+    in_blocks(builder, row_width(context, builder, typed.args[0], arguments[0]), block)
+    return squares.total()

@@ -59,7 +59,7 @@ def test_updates_round_once_and_keep_state_in_float32(
         norms, wide_norms = np.full((2, 5), np.nan, np.float32)
         for tables, kept, measured in ((rows.tables, keys, norms), (tuple(rows.wide), NO_KEYS, wide_norms)):
             choose(update.update)(
-                LOCATIONS, *sums, *tables, *rows.rule[:3], kept, measured, np.empty((num_chunks, 2, dim), np.float32)
+                LOCATIONS, *sums, *tables, *rows.rule[:3], kept, measured, np.empty((num_chunks, dim), np.float32)
             )
         np.testing.assert_array_equal(norms, wide_norms)
         rows.assert_rounded(LOCATIONS, keys)
@@ -84,7 +84,7 @@ def test_deferred_sums_are_rounded_when_applied(
         ):
             choose(deferred.defer)(
                 entries, segments, vectors, NOTHING, gradients, *sums, pending, at, LOCATIONS[at], entries[at],
-                *tables, *rows.rule[:3], kept, np.empty(len(at), np.float32), np.empty((2, 2, dim), np.float32),
+                *tables, *rows.rule[:3], kept, np.empty(len(at), np.float32), np.empty((2, dim), np.float32),
             )  # fmt: skip
         rows.assert_rounded(LOCATIONS[at], keys[at] if len(keys) else keys)
 
@@ -102,9 +102,7 @@ def test_state_is_rounded_part_by_part(choose: Choose, optimizer: RowOptimizer, 
     for _ in range(2):
         sums = LOCATIONS, segments, vectors, NOTHING, random_rows(rng, 5, dim)
         for number, (tables, kept) in enumerate(((halves, keys), (rows.tables, NO_KEYS))):
-            choose(update.update)(
-                *sums, *tables, *rows.rule[:3], kept, norms[number], np.empty((2, 2, dim), np.float32)
-            )
+            choose(update.update)(*sums, *tables, *rows.rule[:3], kept, norms[number], np.empty((2, dim), np.float32))
         for location, key in zip(LOCATIONS, keys if len(keys) else np.zeros(5, np.uint64), strict=True):
             state = (rows.device_state if location >= 0 else rows.host_state)[max(location, ~location)]
             reference.round_state(state, dim, int(key))

@@ -23,7 +23,7 @@ class Rows(TwoTiers):
         choose(update.update)(
             np.asarray(locations, np.int64), np.asarray(segments, np.int64), np.asarray(vectors, np.int32),
             np.asarray(scales, np.float32), gradients, *self.tables, *self.rule, norms,
-            np.full((num_chunks, 2, self.dim), np.nan, np.float32),
+            np.full((num_chunks, self.dim), np.nan, np.float32),
         )  # fmt: skip
         return norms
 

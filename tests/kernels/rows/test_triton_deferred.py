@@ -138,8 +138,7 @@ class Rows:
     def apply_by_twin(self, slots: Any, entries: Any, sums: Any, squares: Any) -> Floats:
         optimizer, norms = self.optimizer, np.full(len(slots), np.nan, np.float32)
         numbers = optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, norms
-        delta = np.empty((1, self.dim), np.float32)
-        deferred.apply_sums(0, len(slots), 0, slots, entries, sums, squares, *self.arrays, *numbers, delta)
+        deferred.apply_sums(0, len(slots), 0, slots, entries, sums, squares, *self.arrays, *numbers)
         return norms
 
     def assert_same(self, other: "Rows") -> None:
@@ -200,7 +199,7 @@ def test_a_sum_of_one_visit_has_the_bits_of_the_update(kernels: Kernels, optimiz
         update.update(
             locations, *row_updates, *plain.arrays, *(array[:0] for array in plain.arrays),
             optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, expected,
-            np.empty((1, 2, dim), np.float32),
+            np.empty((1, dim), np.float32),
         )  # fmt: skip
         assert_same_bits(norms, expected)
         rows.assert_same(plain)

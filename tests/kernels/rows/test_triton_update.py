@@ -42,7 +42,7 @@ class Rows:
     def update_by_twin(self, slots: Any, *row_updates: Any) -> Floats:
         norms, optimizer = np.full(len(slots), np.nan, np.float32), self.optimizer
         rule = optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, norms
-        host, scratch = (array[:0] for array in self.arrays), np.empty((1, 2, self.dim), np.float32)
+        host, scratch = (array[:0] for array in self.arrays), np.empty((1, self.dim), np.float32)
         update.update(slots, *row_updates, *self.arrays, *host, *rule, scratch)
         return norms
 

@@ -16,6 +16,8 @@ The moments forget as much as in k updates, and the row moves as far; one update
 of one visit is applied as `update.update` would have done, bit for bit, with any optimizer.
 """
 
+import math
+
 import numba
 import numpy as np
 
@@ -41,13 +43,11 @@ from adaptive.kernels.rows.cpu.steps import (
     adam_size,
     apply_update,
     ftrl,
-    mean_square,
-    norm,
     rowwise_adagrad_step,
 )
 from adaptive.kernels.rows.cpu.update import chunk_start, sum_gradients
 from adaptive.kernels.vector.bfloat16 import NEAREST
-from adaptive.kernels.vector.row_ops import AHEAD, Scalar, prefetch_row, row_op
+from adaptive.kernels.vector.row_ops import AHEAD, Scalar, prefetch_row, row_op, step_op
 
 
 @row_op
@@ -62,22 +62,22 @@ def add_square_row(out, row):
     return out + row * row
 
 
-@row_op
-def adagrad_sum_step(weights, delta, state, squares, g, lr: Scalar, eps: Scalar):
+@step_op
+def adagrad_sum_step(weights, state, squares, g, lr: Scalar, eps: Scalar):
     return adagrad(weights, state + squares, g, lr, eps)
 
 
-@row_op
+@step_op
 def ftrl_sum_step(
-    weights, delta, linear, total, squares, g, lr: Scalar, beta: Scalar, l1: Scalar, l2: Scalar, zero: Scalar,
+    weights, linear, total, squares, g, lr: Scalar, beta: Scalar, l1: Scalar, l2: Scalar, zero: Scalar,
     tiny: Scalar, largest: Scalar,
 ):  # fmt: skip
     return ftrl(weights, linear, total, squares, g, lr, beta, l1, l2, zero, tiny, largest)
 
 
-@row_op
+@step_op
 def adam_sum_step(
-    weights, delta, first, second, squares, g, number: Scalar, size: Scalar, beta1: Scalar, rest1: Scalar,
+    weights, first, second, squares, g, number: Scalar, size: Scalar, beta1: Scalar, rest1: Scalar,
     beta2: Scalar, rest2: Scalar, eps: Scalar,
 ):  # fmt: skip
     return adam(weights, first, second, g / number, squares / number, size, beta1, rest1, beta2, rest2, eps)
@@ -119,7 +119,7 @@ def accumulate(first, last, entries, segments, vectors, scales, gradients, sums,
         if u + ahead < last_row:
             prefetch_sum(sums, squares, entries[u + ahead])
         entry, start, stop = np.uint64(entries[u]), np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)])
-        sum_gradients(g, 0, start, stop, vectors, scales, gradients)
+        square = sum_gradients(g, 0, start, stop, vectors, scales, gradients)
         if pending[entry]:
             add_row(sums, entry, g, 0)
         else:
@@ -127,7 +127,7 @@ def accumulate(first, last, entries, segments, vectors, scales, gradients, sums,
             clear_row(squares, entry)
             pending[entry] = True
         if squares.shape[1] == 1:
-            squares[entry, 0] += mean_square(g, 0)
+            squares[entry, 0] += square / np.float32(dim)
         elif squares.shape[1] > 0:
             add_square_row(elements, entry, g, 0)
         if squares.shape[1] > dim:
@@ -135,44 +135,39 @@ def accumulate(first, last, entries, segments, vectors, scales, gradients, sums,
 
 
 @kernel(inline=True)
-def apply_sum(weights, state, i, sums, squares, entry, delta, kind, settings, corrections, key):
+def apply_sum(weights, state, i, sums, squares, entry, kind, settings, corrections, key):
     """`steps.apply_update` with the gradient sums[entry]; the state grows by squares[entry]."""
+    dim = sums.shape[1]
     if kind == ADAGRAD:
-        adagrad_sum_step(
-            weights, i, delta, 0, state, i, squares, entry, sums, entry, settings[LR], settings[EPS], key,
-        )  # fmt: skip
-        return norm(delta)
-    if kind == ROWWISE_ADAGRAD:
-        rowwise_adagrad_step(weights, state, i, sums, entry, squares[entry, 0], delta, settings, key)
-        return norm(delta)
-    if kind == ADAM:
-        dim, unit = delta.shape[1], np.float32(1.0)
-        number = squares[entry, dim]
+        change = adagrad_sum_step(weights, i, state, i, squares, entry, sums, entry, settings[LR], settings[EPS], key)
+    elif kind == ROWWISE_ADAGRAD:
+        change = rowwise_adagrad_step(weights, state, i, sums, entry, squares[entry, 0], settings, key)
+    elif kind == ADAM:
+        number, unit = squares[entry, dim], np.float32(1.0)
         beta1, beta2 = power(settings[BETA1], number), power(settings[BETA2], number)
         size = number * adam_size(state, i, dim, number, corrections)
-        adam_sum_step(
-            weights, i, delta, 0, state, i, state[:, dim:], i, squares, entry, sums, entry,
+        change = adam_sum_step(
+            weights, i, state, i, state[:, dim:], i, squares, entry, sums, entry,
             number, size, beta1, unit - beta1, beta2, unit - beta2, settings[EPS], key,
         )  # fmt: skip
-        return norm(delta)
-    if kind == FTRL and settings[LR] > ZERO:
-        ftrl_sum_step(
-            weights, i, delta, 0, state, i, state[:, delta.shape[1] :], i, squares, entry, sums, entry,
+    elif kind == FTRL and settings[LR] > ZERO:
+        change = ftrl_sum_step(
+            weights, i, state, i, state[:, dim:], i, squares, entry, sums, entry,
             settings[LR], settings[BETA], settings[L1], settings[L2], ZERO, TINY, LARGEST, key,
         )  # fmt: skip
-        return norm(delta)
-    return apply_update(weights, state, i, sums, entry, delta, kind, settings, corrections, key)
+    else:  # it uses no squares
+        return apply_update(weights, state, i, sums, entry, ZERO, kind, settings, corrections, key)
+    return np.float32(math.sqrt(change))
 
 
 @kernel(noalias=True)
 def apply_sums(
-    first, last, flip, locations, entries, sums, squares, weights, state,
-    kind, settings, corrections, keys, norms, delta,
-):  # fmt: skip
+    first, last, flip, locations, entries, sums, squares, weights, state, kind, settings, corrections, keys, norms
+):
     """Take one optimizer step with each sum of [first, last) whose row is in one tier.
 
     flip: as in `update.update_tier`. locations (n,) int64, each row once; entries (n,) int64; keys (n,) or empty, as
-    in `update.update`; norms (n,) float32 receives the L2 norm of each change; delta (1, D) is scratch.
+    in `update.update`; norms (n,) float32 receives the L2 norm of each change.
     """
     ahead, last_row = np.uint64(AHEAD), np.uint64(last)
     for u in range(np.uint64(first), last_row):
@@ -186,23 +181,33 @@ def apply_sums(
                 prefetch_row(state, next_row)
             prefetch_sum(sums, squares, entries[u + ahead])
         row, entry, key = np.uint64(location ^ flip), np.uint64(entries[u]), keys[u] if keys.size > 0 else NEAREST
-        norms[u] = apply_sum(weights, state, row, sums, squares, entry, delta, kind, settings, corrections, key)
+        norms[u] = apply_sum(weights, state, row, sums, squares, entry, kind, settings, corrections, key)
 
 
 @kernel(parallel=True)
 def update_from_sums(
-    flip, locations, entries, sums, squares, weights, state, kind, settings, corrections, keys, norms, scratch
+    flip, locations, entries, sums, squares, weights, state, kind, settings, corrections, keys, norms, num_chunks
 ):
-    """`apply_sums` for all rows of one tier, or copies (flip 0); scratch (chunks, 2, >= D)."""
-    num_chunks = scratch.shape[0]
+    """`apply_sums` for all rows of one tier, or copies (flip 0)."""
     num_rows = locations.size
     for chunk in numba.prange(num_chunks):
         first, last = chunk * num_rows // num_chunks, (chunk + 1) * num_rows // num_chunks
-        delta = scratch[chunk, 1:, : sums.shape[1]]
         apply_sums(
-            first, last, flip, locations, entries, sums, squares, weights, state,
-            kind, settings, corrections, keys, norms, delta,
-        )  # fmt: skip
+            first,
+            last,
+            flip,
+            locations,
+            entries,
+            sums,
+            squares,
+            weights,
+            state,
+            kind,
+            settings,
+            corrections,
+            keys,
+            norms,
+        )
 
 
 @kernel(parallel=True)
@@ -219,16 +224,16 @@ def defer(
     dim = gradients.shape[1]
     for chunk in numba.prange(num_chunks):
         first, last = chunk_start(segments, chunk, num_chunks), chunk_start(segments, chunk + 1, num_chunks)
-        g, delta = scratch[chunk, :1, :dim], scratch[chunk, 1:, :dim]
+        g = scratch[chunk : chunk + 1, :dim]
         accumulate(first, last, entries, segments, vectors, scales, gradients, sums, squares, pending, g)
         first_due, last_due = np.searchsorted(due, first), np.searchsorted(due, last)
         for i in range(first_due, last_due):
             pending[due_entries[i]] = False
         apply_sums(
             first_due, last_due, np.int64(0), due_locations, due_entries, sums, squares,
-            device_weights, device_state, kind, settings, corrections, keys, norms, delta,
+            device_weights, device_state, kind, settings, corrections, keys, norms,
         )  # fmt: skip
         apply_sums(
             first_due, last_due, np.int64(-1), due_locations, due_entries, sums, squares,
-            host_weights, host_state, kind, settings, corrections, keys, norms, delta,
+            host_weights, host_state, kind, settings, corrections, keys, norms,
         )  # fmt: skip

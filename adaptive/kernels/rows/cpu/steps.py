@@ -10,8 +10,7 @@ import math
 import numpy as np
 
 from adaptive.kernels.jit import kernel
-from adaptive.kernels.vector.row_ops import Scalar, add_number, row_op, square_root, where_less
-from adaptive.kernels.vector.row_sums import square_sum
+from adaptive.kernels.vector.row_ops import Scalar, add_number, square_root, step_op, where_less
 
 SGD_, ADAGRAD, ROWWISE_ADAGRAD, ADAM, FTRL = 0, 1, 2, 3, 4
 LR, EPS, BETA1, BETA2, FIRST = 0, 1, 2, 3, 4  # places in `settings`
@@ -20,8 +19,8 @@ ZERO = np.float32(0.0)
 TINY, LARGEST = np.float32(1e-45), np.float32(3.4028235e38)  # of the positive finite numbers
 
 
-@row_op
-def sgd_step(weights, delta, g, lr: Scalar):
+@step_op
+def sgd_step(weights, g, lr: Scalar):
     change = lr * g
     return weights - change, change
 
@@ -32,8 +31,8 @@ def adagrad(weights, total, g, lr, eps):
     return weights - change, change, total
 
 
-@row_op
-def adagrad_step(weights, delta, state, g, lr: Scalar, eps: Scalar):
+@step_op
+def adagrad_step(weights, state, g, lr: Scalar, eps: Scalar):
     return adagrad(weights, state + g * g, g, lr, eps)
 
 
@@ -45,9 +44,9 @@ def adam(weights, first, second, g, square, size, beta1, rest1, beta2, rest2, ep
     return weights - change, change, first, second
 
 
-@row_op
+@step_op
 def adam_step(
-    weights, delta, first, second, g, size: Scalar, beta1: Scalar, rest1: Scalar, beta2: Scalar, rest2: Scalar,
+    weights, first, second, g, size: Scalar, beta1: Scalar, rest1: Scalar, beta2: Scalar, rest2: Scalar,
     eps: Scalar,
 ):  # fmt: skip
     return adam(weights, first, second, g, g * g, size, beta1, rest1, beta2, rest2, eps)
@@ -72,31 +71,20 @@ def ftrl(weights, linear, squares, grown, g, lr, beta, l1, l2, zero, tiny, large
     return new, weights - new, linear, total
 
 
-@row_op
+@step_op
 def ftrl_step(
-    weights, delta, linear, squares, g, lr: Scalar, beta: Scalar, l1: Scalar, l2: Scalar, zero: Scalar, tiny: Scalar,
+    weights, linear, squares, g, lr: Scalar, beta: Scalar, l1: Scalar, l2: Scalar, zero: Scalar, tiny: Scalar,
     largest: Scalar,
 ):  # fmt: skip
     return ftrl(weights, linear, squares, g * g, g, lr, beta, l1, l2, zero, tiny, largest)
 
 
 @kernel(inline=True)
-def mean_square(rows, i):
-    return square_sum(rows, i) / np.float32(rows.shape[1])
-
-
-@kernel(inline=True)
-def norm(delta):
-    """L2 norm of delta[0]."""
-    return np.float32(math.sqrt(square_sum(delta, 0)))
-
-
-@kernel(inline=True)
-def rowwise_adagrad_step(weights, state, i, g, j, mean, delta, settings, key):
-    """Grow the state (1,) by `mean`, and step."""
+def rowwise_adagrad_step(weights, state, i, g, j, mean, settings, key):
+    """Grow the state (1,) by `mean`, and step; return the sum of the change's squares."""
     total = state[i, 0] + mean
     state[i, 0] = total
-    sgd_step(weights, i, delta, 0, g, j, settings[LR] / (np.sqrt(total) + settings[EPS]), key)
+    return sgd_step(weights, i, g, j, settings[LR] / (np.sqrt(total) + settings[EPS]), key)
 
 
 @kernel(inline=True)
@@ -107,31 +95,31 @@ def adam_size(state, i, dim, number, corrections):
 
 
 @kernel(inline=True)
-def apply_update(weights, state, i, g, j, delta, kind, settings, corrections, key):
+def apply_update(weights, state, i, g, j, squares, kind, settings, corrections, key):
     """Take one optimizer step of row i with gradient g[j] (D,); return the change's L2 norm.
 
-    delta (1, D) is scratch. A gradient of zero is an update too: Adam's moments decay.
+    squares: sum of the gradient's squares. A gradient of zero is an update too: Adam's moments decay.
     """
+    dim = g.shape[1]
     if kind == SGD_:
-        sgd_step(weights, i, delta, 0, g, j, settings[LR], key)
+        change = sgd_step(weights, i, g, j, settings[LR], key)
     elif kind == ADAGRAD:
-        adagrad_step(weights, i, delta, 0, state, i, g, j, settings[LR], settings[EPS], key)
+        change = adagrad_step(weights, i, state, i, g, j, settings[LR], settings[EPS], key)
     elif kind == ROWWISE_ADAGRAD:
-        rowwise_adagrad_step(weights, state, i, g, j, mean_square(g, j), delta, settings, key)
+        change = rowwise_adagrad_step(weights, state, i, g, j, squares / np.float32(dim), settings, key)
     elif kind == FTRL:
         if settings[LR] == ZERO:  # a rate of 0 freezes rows; the formula divides by it
             return ZERO
-        ftrl_step(
-            weights, i, delta, 0, state, i, state[:, delta.shape[1] :], i, g, j,
+        change = ftrl_step(
+            weights, i, state, i, state[:, dim:], i, g, j,
             settings[LR], settings[BETA], settings[L1], settings[L2], ZERO, TINY, LARGEST, key,
         )  # fmt: skip
     else:
-        dim = delta.shape[1]
         unit = np.float32(1.0)
         beta1, beta2 = settings[BETA1], settings[BETA2]
         size = adam_size(state, i, dim, unit, corrections)
-        adam_step(
-            weights, i, delta, 0, state, i, state[:, dim:], i, g, j, size, beta1, unit - beta1, beta2, unit - beta2,
+        change = adam_step(
+            weights, i, state, i, state[:, dim:], i, g, j, size, beta1, unit - beta1, beta2, unit - beta2,
             settings[EPS], key,
         )  # fmt: skip
-    return norm(delta)
+    return np.float32(math.sqrt(change))
