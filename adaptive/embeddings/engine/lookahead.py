@@ -65,7 +65,7 @@ def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Gene
                 pipeline.start_training(ready)
                 yield ready
                 pipeline.end_training(ready)
-                if worker:
+                if isinstance(worker, _Planning):  # a thread that only reads waits for nothing that has changed
                     worker.wake()
         finally:
             if worker and worker.is_current_thread:  # an abandoned generator, garbage-collected in its own thread

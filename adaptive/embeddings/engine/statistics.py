@@ -46,6 +46,10 @@ class Statistics:
 
 
 WATCHED_ROWS = ("watched_rows", "judged_rows", "saturated_rows", "waiting_rows", "at_rest_rows")
+_IS_RESIDENT = np.zeros(len(Counter), np.int64)  # what one count of each column adds to the resident rows
+_IS_RESIDENT[[Counter.PROMOTED, Counter.DEMOTED]] = 1, -1
+_IS_LIVE = np.zeros(len(Counter), np.int64)  # and to the keys with a row
+_IS_LIVE[[Counter.ADMITTED_KEYS, Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS]] = 1, -1, -1
 SUMMED = ("counts", "resident_rows", "live_keys", *WATCHED_ROWS, "update_norm_counts")
 
 
@@ -72,16 +76,16 @@ class StatisticsCollector:
 
     def __init__(self, pipeline: Pipeline, sizes: Sizes, optimizer: RowOptimizer) -> None:
         self._pipeline, self._sizes, self._optimizer = pipeline, sizes, optimizer
-        self._counts = self._zeros()
+        self._counts, self._counts_taken = self._zeros(), self._zeros()  # since the start, and until the latest `take`
         num_tables = [len(lane.group.tables) for lane in pipeline.lanes]
         self._first_tables: list[int] = [
             0,
             *np.cumsum(num_tables)[:-1].tolist(),
         ]  # number of the first table of each lane
+        # Rows on the device and keys with a row that no count explains: a sum for each batch would take longer.
         self._resident, self._live, self._places = self._zeros()[:, 0], self._zeros()[:, 0], self._places_now()
         self._watched = [lane.planner.watched_counts() for lane in pipeline.lanes]
         self._policy: Mapping[str, float] = {}
-        self._total = np.zeros(len(Counter), np.int64)  # summed over all tables, never reset
         self._batches = self._in_parts = self._waited = 0
         self._times: dict[str, float] = {}
         self._updates_taken = self._updates = pipeline.feedback.current_update_sizes()
@@ -94,7 +98,8 @@ class StatisticsCollector:
 
     def counts(self) -> NDArray[np.int64]:
         """Return the counts (len(Counter),) of all tables and all batches trained so far."""
-        return self._total.copy()
+        total: NDArray[np.int64] = self._counts.sum(axis=0)
+        return total
 
     def policy_numbers(self) -> dict[str, float]:
         """Return the numbers that policy and skip rule report, while no look-ahead is running.
@@ -167,16 +172,16 @@ class StatisticsCollector:
         self._batches += 1
         self._in_parts += in_parts
         self._waited += waited
-        counts = np.concatenate([plan.tally for plan in ready.plans])
+        for first, plan, evicted in zip(
+            self._first_tables, ready.plans, self._pipeline.evicted_between_batches, strict=True
+        ):
+            tables = slice(first, first + len(evicted))
+            self._counts[tables] += plan.tally
+            if evicted.any():
+                self._resident[tables] -= evicted
+                evicted[:] = 0
         self._watched = [plan.watched or old for plan, old in zip(ready.plans, self._watched, strict=True)]
         self._policy, self._updates = ready.reported, ready.update_sizes
-        self._counts += counts
-        self._total += counts.sum(axis=0)
-        evicted = np.concatenate(self._pipeline.evicted_between_batches)
-        self._resident += counts[:, Counter.PROMOTED] - counts[:, Counter.DEMOTED] - evicted
-        for of_group in self._pipeline.evicted_between_batches:
-            of_group[:] = 0
-        self._live += counts[:, Counter.ADMITTED_KEYS] - counts[:, [Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS]].sum(1)
         for lane, num_places in ready.index_places.items():
             self._places[self._first_tables[lane]] = num_places
 
@@ -188,8 +193,9 @@ class StatisticsCollector:
         """Count resident rows, keys, watched rows and updates from scratch, when no batch is in flight."""
         self._updates = self._pipeline.feedback.current_update_sizes()
         self._watched = [lane.planner.watched_counts() for lane in self._pipeline.lanes]
-        self._resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
-        self._live = np.concatenate([lane.live_keys() for lane in self._pipeline.lanes])
+        resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
+        self._resident = resident - self._counts @ _IS_RESIDENT
+        self._live = np.concatenate([lane.live_keys() for lane in self._pipeline.lanes]) - self._counts @ _IS_LIVE
         self._places = self._places_now()
 
     def _watched_rows(self) -> dict[str, NDArray[np.int64]]:
@@ -205,10 +211,10 @@ class StatisticsCollector:
             batches=self._batches,
             batches_in_parts=self._in_parts,
             batches_waited=self._waited,
-            counts=self._counts,
+            counts=self._counts - self._counts_taken,
             device_rows=sum(lane.device.num_slots for lane in pipeline.lanes),
-            resident_rows=self._resident.copy(),
-            live_keys=self._live.copy(),
+            resident_rows=self._resident + self._counts @ _IS_RESIDENT,
+            live_keys=self._live + self._counts @ _IS_LIVE,
             index_places=self._places.copy(),
             **self._watched_rows(),
             times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
@@ -218,7 +224,7 @@ class StatisticsCollector:
             policy=self._policy,
             ranks=tuple(now.since(last) for now, last in zip(traffic, self._traffic, strict=True)),
         )
-        self._counts, self._times = self._zeros(), times
+        self._counts_taken, self._times = self._counts.copy(), times
         self._batches = self._in_parts = self._waited = 0
         self._updates_taken, self._traffic = self._updates, traffic
         return statistics
