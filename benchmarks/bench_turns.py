@@ -4,22 +4,27 @@
 
 A turn is at least half a second of one variant alone, from an empty look-ahead until the last batch is trained; what
 planning takes from training's cores is included. Every turn has its own batches. Variants: ours in one tier and with
-10% of the rows on the device, each 4 batches ahead; FBGEMM under the dense part of plain torch and under ours;
-facebookresearch/dlrm from a checkout; and our dense part alone. Ids: one a bag, or 20 on average; MLPs as in DLRM's
+10% of the rows on the device, each 4 batches ahead; the tables of FBGEMM, of TorchRec, `nn.EmbeddingBag` and those of
+facebookresearch/dlrm, each under the dense part of plain torch and under ours; facebookresearch/dlrm as it is, from a
+checkout; and our dense part alone. Ids: one a bag, or 20 on average; MLPs as in DLRM's
 papers, and small ones, under which embeddings count most.
 """
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from adaptive.batch import Batch
 from benchmarks import harness
 from benchmarks.harness import Report, median_ms, paired
-from benchmarks.peers_fbgemm import Fbgemm
+from benchmarks.peers_dlrm import DlrmTables
+from benchmarks.peers_fbgemm import Fbgemm, TorchRec
+from benchmarks.peers_torch import EmbeddingBags
 from benchmarks.streams import kaggle_tables, make_batches
-from benchmarks.variants import CHECK_STEPS, Case, NotAvailable, Ours, Setup, hit_rate
+from benchmarks.variants import CHECK_STEPS, Case, Embeddings, NotAvailable, Ours, Setup, hit_rate
 from benchmarks.whole_step import (
     DenseAlone,
     Whole,
@@ -140,18 +145,30 @@ def _variants(
     wholes = {
         key: our_model(f"adaptive, {names[key]}, depth 4", variant, step, small=small) for key, variant in ours.items()
     }
-    try:
-        wholes["fbgemm"] = with_plain_model(Fbgemm, step, setup, ours["adaptive"], small=small)
-        peer, model = Fbgemm(setup), make_model(step, len(setup.tables), small=small)
-        peer.load(ours["adaptive"].weights())
-        wholes["fbgemm_our_dense"] = WithModel(f"{peer.name}, our dense part", peer, model, model)
-    except NotAvailable as error:
-        report.absent[f"turns_vs_fbgemm_{case.suffix}"] = str(error)
+    tables = partial(DlrmTables, Path(settings.dlrm))
+    for key, kind in (("fbgemm", Fbgemm), ("torchrec", TorchRec), ("torch", EmbeddingBags), ("dlrm_tables", tables)):
+        try:
+            wholes |= _under_both(key, kind, case, setup, ours["adaptive"])
+        except NotAvailable as error:
+            report.absent[f"turns_vs_{key}_{case.suffix}"] = str(error)
     try:
         wholes["dlrm"] = from_checkout(settings.dlrm, step, setup, ours["adaptive"], small=small)
     except NotAvailable as error:
         report.absent[f"turns_vs_dlrm_{case.suffix}"] = str(error)
     return ours, wholes
+
+
+def _under_both(
+    key: str, kind: Callable[[Setup], Embeddings], case: Turns, setup: Setup, ours: Ours
+) -> dict[str, Whole]:
+    """A peer's tables under the dense part of plain torch, and under ours."""
+    step = case.step
+    peer, model = kind(setup), make_model(step, len(setup.tables), small=case.small)
+    peer.load(ours.weights())
+    return {
+        f"{key}_our_dense": WithModel(f"{peer.name}, our dense part", peer, model, model),
+        key: with_plain_model(kind, step, setup, ours, small=case.small),
+    }
 
 
 def _fill(ours: dict[str, Ours], settings: Settings, setup: Setup, step: Case) -> None:

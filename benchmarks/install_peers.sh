@@ -16,7 +16,7 @@ pip() { "$folder/bin/python" -m pip install -q --disable-pip-version-check "$@";
 pip -c "$repository/constraints.txt" torch numpy numba scipy tensorboard typer pydantic scikit-learn pytest
 pip --no-deps -e "$repository"
 pip -c "$repository/constraints.txt" polars pyarrow
-pip --no-deps fbgemm-gpu-cpu==1.8.0
+pip --no-deps fbgemm-gpu-cpu==1.8.0 torchrec==1.8.0
 pip -c "$repository/constraints.txt" tensordict torchmetrics==1.0.3 tqdm pyre-extensions
 pip --no-deps mlperf_logging || echo "mlperf_logging is not installed: no comparison with facebookresearch/dlrm" >&2
 

@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Iterable
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.models.dense.dlrm import DLRM
+from benchmarks.peers_torch import EmbeddingBags
 from benchmarks.variants import DENSE_RATE, EPS, NotAvailable, Setup, feature_spans
 
 
@@ -74,6 +76,20 @@ class DlrmCheckout:
     def zero_grad(self) -> None:
         self.dense_optimizer.zero_grad()
         self.row_optimizer.zero_grad()
+
+
+class DlrmTables(EmbeddingBags):
+    """The tables of `DLRM_Net` alone, `nn.EmbeddingBag`s, with the optimizer of a checkout.
+
+    Raises:
+        NotAvailable: as `DlrmCheckout`.
+    """
+
+    name = "facebookresearch/dlrm, its tables"
+
+    def __init__(self, path: Path, setup: Setup) -> None:
+        _import(path, "dlrm_s_pytorch")
+        super().__init__(setup, partial(_optimizer, path))
 
 
 def _import(path: Path, name: str) -> Any:

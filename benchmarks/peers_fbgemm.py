@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched embeddings on the CPU, as in TorchRec: backward updates rows."""
+"""FBGEMM's table-batched embeddings on the CPU, and TorchRec's collection above them: backward updates rows."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -47,6 +47,63 @@ class Fbgemm(Embeddings):
 
     def pool(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         pooled: Tensor = self._ops(*inputs)
+        return pooled.view(len(pooled), *self._shape)
+
+    def update(self) -> None:
+        pass
+
+
+class TorchRec(Embeddings):
+    """`FusedEmbeddingBagCollection`.
+
+    Raises:
+        NotAvailable: if TorchRec is not installed, does not load, or does not have the optimizer.
+    """
+
+    name = "TorchRec, fused collection"
+
+    def __init__(self, setup: Setup) -> None:
+        _import_ops()
+        try:
+            import torchrec
+            from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+        except (ImportError, OSError) as error:
+            raise NotAvailable(f"torchrec cannot be imported: {error}") from error
+        kinds: dict[str, Any] = {
+            "sgd": torch.optim.SGD,
+            "adagrad": torch.optim.Adagrad,
+            "rowwise_adagrad": torchrec.optim.RowWiseAdagrad,
+        }
+        if setup.optimizer not in kinds:
+            raise NotAvailable(f"TorchRec's fused collection has no {setup.optimizer} on the CPU")
+        options: dict[str, Any] = {"lr": setup.rate} | ({} if setup.optimizer == "sgd" else {"eps": EPS})
+        self._shape = (len(setup.tables), setup.dim)
+        self._keys = [table.name for table in setup.tables]
+        self._sparse = torchrec.KeyedJaggedTensor
+        self._collection = FusedEmbeddingBagCollection(
+            tables=[
+                torchrec.EmbeddingBagConfig(
+                    name=table.name, num_embeddings=table.num_embeddings, embedding_dim=setup.dim,
+                    feature_names=[table.name],
+                )
+                for table in setup.tables
+            ],
+            optimizer_type=kinds[setup.optimizer],
+            optimizer_kwargs=options,
+            device=torch.device("cpu"),
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def load(self, weights: Iterable[NDArray[np.float32]]) -> None:
+        for key, table in zip(self._keys, weights, strict=True):
+            self._collection.embedding_bags[key].weight.copy_(torch.from_numpy(table))
+
+    def prepare(self, batch: Batch) -> Any:
+        ids, offsets = torch.from_numpy(batch.ids), torch.from_numpy(batch.offsets)
+        return self._sparse(keys=self._keys, values=ids, offsets=offsets)
+
+    def pool(self, inputs: Any) -> Tensor:
+        pooled: Tensor = self._collection(inputs).values()
         return pooled.view(len(pooled), *self._shape)
 
     def update(self) -> None:

@@ -1,6 +1,7 @@
 """Plain PyTorch: `nn.EmbeddingBag(sparse=True)` for each table, or one for all tables."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,12 +36,12 @@ class EmbeddingBags(Embeddings):
 
     name = "torch, one EmbeddingBag a table"
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, optimizer: Callable[[list[nn.Parameter], Setup], Any] = torch_optimizer) -> None:
         self._tables = nn.ModuleList(
             nn.EmbeddingBag(rows, setup.dim, mode="sum", sparse=True, _weight=_empty(rows, setup.dim))
             for rows in [table.num_embeddings for table in setup.tables]
         )
-        self._optimizer = torch_optimizer(self._tables.parameters(), setup)
+        self._optimizer = optimizer(list(self._tables.parameters()), setup)
 
     @torch.no_grad()
     def load(self, weights: Iterable[NDArray[np.float32]]) -> None:
