@@ -162,7 +162,7 @@ class Pipeline:
         self.plans_in_turn = threads == 0
         shared = get_num_threads() if self.plans_in_turn else 1
         for lane in self.lanes:
-            lane.planner.tracker.threads = shared
+            lane.planner.tracker.threads = lane.host.threads = shared
         searchers, helpers = [lane.device.searcher for lane in self.lanes], max(threads - 1, 0)
         self.lookups_ahead = LookupsAhead(self.groups, helpers, searchers, mover.enter_thread, shared)
         self.lock: AbstractContextManager[object] = threading.Lock()

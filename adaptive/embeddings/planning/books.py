@@ -43,7 +43,7 @@ ORDERS: Final = (("accesses",), ("last_access",), ("accesses", "last_access"), (
 """Columns by which `SlotTable.lowest` orders rows; the second one breaks ties."""
 
 SLOT_BYTES = 21  # of the arrays of a `SlotTable`
-SHARED_ROWS = 1 << 14  # of a batch whose records threads divide: starting them takes as long as some thousand rows
+SHARED_ROWS = 1 << 14  # whose records or values threads divide: starting them takes as long as some thousand rows
 SAMPLE = 4096  # slots, from which a bound of the lowest keys is estimated
 ALL_KEYS: Final = np.uint64(2**64 - 1)
 NUM_BINS = 64
@@ -124,16 +124,11 @@ class Tracker:
     def add_norms(self, rows: NDArray[np.int64], norms: NDArray[np.float32]) -> None:
         """Add the update norms (n,) of distinct rows (n,) after a trained batch."""
         bins = self.bin_edges, self._bin_guesses, self.bin_counts
-        if len(self.shares(len(rows))) > 2:
+        if self.threads > 1 and len(rows) >= SHARED_ROWS:
             self.norm_sum += books.add_and_count_norms(rows, norms, self.update_norm, *bins)
         else:
             books.add_norms(rows, norms, self.update_norm)
             self.norm_sum += books.count_norms(norms, *bins)
-
-    def shares(self, number: int) -> Int64s:
-        """(C + 1,) bounds of the shares of each thread in so many rows; one share if they are few."""
-        threads = self.threads if number >= SHARED_ROWS else 1
-        return np.arange(threads + 1) * number // threads
 
     def gather(self, rows: NDArray[np.int64]) -> Records:
         """Copy the records of rows (n,)."""
@@ -199,6 +194,12 @@ def lowest(keys: NDArray[Any], count: int) -> Int64s:
     equal = np.flatnonzero(keys == border)
     chosen[equal[: count - np.count_nonzero(chosen)]] = True
     return np.flatnonzero(chosen)
+
+
+def shares(number: int, threads: int) -> Int64s:
+    """(C + 1,) bounds of the shares of each thread in so many rows; one share if they are few."""
+    threads = threads if number >= SHARED_ROWS else 1
+    return np.arange(threads + 1) * number // threads
 
 
 def join_lists(firsts: Int64s, ends: Int64s, *arrays: NDArray[Any]) -> int:
@@ -344,7 +345,7 @@ class SlotTable:
         lines, tables = (self.free, self.num_free), (self._table_starts, *self._buckets)
         columns = self.rows, self.used, self.flags, self._tracker.codes
         books_of_group = victims, *columns, *lines, *tables, slots, rows
-        bounds = self._tracker.shares(len(victims))
+        bounds = shares(len(victims), self._tracker.threads)
         if len(bounds) == 2:
             count = books.release_slots(0, len(victims), tally, *books_of_group)
         else:
@@ -379,7 +380,7 @@ class SlotTable:
         ends, records = distinct.table_ends, self._tracker.columns
         books_of_batch = distinct.rows, distinct.counts, ends, number, *records, *self._columns
         outputs = np.uint8(mark), self._follow, locations, missing, undo, tally
-        bounds = self._tracker.shares(len(distinct.rows))
+        bounds = shares(len(distinct.rows), self._tracker.threads)
         if len(bounds) == 2:
             return int(books.enter_batch(0, len(ends), *books_of_batch, *outputs))
         tables = np.concatenate([[0], np.searchsorted(ends, bounds[1:-1]), [len(ends)]])  # first table of each thread
@@ -415,7 +416,7 @@ class SlotTable:
         slot_columns = self.rows, *self._columns, self.free, self.num_free
         records, results = self._tracker.columns, (slots, initial, is_late)
         books_of_batch = *rows, *records, np.uint8(mark), locations, *when, *slot_columns, *results
-        bounds = self._tracker.shares(len(takers))
+        bounds = shares(len(takers), self._tracker.threads)
         if len(bounds) == 2:
             books.take_slots(0, len(takers), *books_of_batch)
         else:

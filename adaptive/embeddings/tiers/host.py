@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.embeddings.planning.books import NO_RESERVE
+from adaptive.embeddings.planning.books import NO_RESERVE, shares
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import RowUpdates
 from adaptive.kernels.rows.cpu import initial, move, rounding, steps
@@ -46,6 +46,9 @@ class HostTier(ABC):
 
     weights: Rows
     state: Rows
+
+    threads: int = 1
+    """Number of threads that move many rows together; more than 1 if the training thread moves them."""
 
     row_keys: Int64s | None = None
     """(rows of the undivided group,) key on which a row's initial value depends; None if that is its number."""
@@ -113,7 +116,11 @@ class HostTier(ABC):
         tables = group.undivided.table_starts, group.table_keys, group.table_bounds
         values, group_rows = (weights, state, to_rows), group.group_rows(rows)
         if self.row_keys is None:
-            initial.initial_rows(*values, group_rows, *tables, self.stored_first_state)
+            bounds, inputs = shares(len(rows), self.threads), (*values, group_rows, *tables, self.stored_first_state)
+            if len(bounds) == 2:
+                initial.initial_rows(*inputs)
+            else:
+                initial.initial_shares(bounds, *inputs)
         else:
             write_initial_by_key(*values, group_rows, *tables, self.row_keys, self.stored_first_state)
 
@@ -181,10 +188,19 @@ class MemoryHost(HostTier):
             self.weights, self.state = self._empty(group.num_rows)
 
     def copy_out(self, rows: Int64s, weights: Rows, state: Rows, to_rows: Int64s) -> None:
-        move.copy_rows(weights, state, to_rows, self.weights, self.state, rows)
+        self._copy(weights, state, to_rows, self.weights, self.state, rows)
 
     def copy_in(self, rows: Int64s, weights: Rows, state: Rows, from_rows: Int64s) -> None:
-        move.copy_rows(self.weights, self.state, rows, weights, state, from_rows)
+        self._copy(self.weights, self.state, rows, weights, state, from_rows)
+
+    def _copy(
+        self, to_weights: Rows, to_state: Rows, to_rows: Int64s, weights: Rows, state: Rows, rows: Int64s
+    ) -> None:
+        bounds = shares(len(rows), self.threads)
+        if len(bounds) == 2:
+            move.copy_rows(to_weights, to_state, to_rows, weights, state, rows)
+        else:
+            move.copy_shares(bounds, to_weights, to_state, to_rows, weights, state, rows)
 
     def expect(self, row_updates: RowUpdates) -> None:
         pass

@@ -11,6 +11,7 @@ from support.row_kernels import Choose, Floats
 from support.variants import both
 
 from adaptive.config import TableConfig
+from adaptive.embeddings.planning import books
 from adaptive.embeddings.planning.layout import Group, make_groups, table_key
 from adaptive.embeddings.tiers.host import MemoryHost
 from adaptive.kernels.rows.cpu import initial
@@ -122,3 +123,24 @@ def test_host_tier_gives_initial_values_and_state(optimizer: Any, first: float |
     host.initial(weights, state, np.array([0, 1]), np.array([5, 2]))
     np.testing.assert_array_equal(weights, reference.initial_table(group.tables[0], 5)[[5, 2]])
     assert first is None or (state == first).all()
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_that_share_rows_move_the_same(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Initial values, a copy out of the host tier, and one back to other rows."""
+    monkeypatch.setattr(books, "SHARED_ROWS", 1)
+    (group,) = make_groups([table(num=90), table("b", num=30)], 3)
+    rows, slots = np.random.default_rng(threads).permutation(120)[:101], np.random.default_rng(1).permutation(150)[:101]
+    results = []
+    for number in (1, threads):
+        host = MemoryHost(group, Adagrad(0.1))
+        host.weights.fill(0), host.state.fill(0)
+        host.threads = number
+        weights, state = np.zeros((150, 8), np.float32), np.zeros((150, 8), np.float32)
+        host.store_initial(rows)
+        host.copy_out(rows, weights, state, slots)
+        weights += 1
+        host.copy_in(119 - rows, weights, state, slots)
+        results.append([array.tolist() for array in (weights, state, host.weights, host.state)])
+    assert results[0] == results[1]
+    assert len({tuple(row) for row in results[0][0]}) == 102

@@ -1,5 +1,6 @@
 """Initial values of rows: a hash, so that no row is written before its first use."""
 
+import numba
 import numpy as np
 
 from adaptive.kernels.jit import kernel
@@ -37,3 +38,11 @@ def initial_rows(to_weights, to_state, to_rows, rows, table_starts, table_keys, 
             store_number(to_weights, to_rows[i], d, bound * unit)
         for s in range(to_state.shape[1]):
             to_state[to_rows[i], s] = first_state
+
+
+@kernel(parallel=True)
+def initial_shares(bounds, to_weights, to_state, to_rows, rows, *tables):
+    """`initial_rows` by several threads; bounds (C + 1,) int64 are those of their shares of the rows."""
+    for c in numba.prange(bounds.size - 1):
+        first, last = bounds[c], bounds[c + 1]
+        initial_rows(to_weights, to_state, to_rows[first:last], rows[first:last], *tables)

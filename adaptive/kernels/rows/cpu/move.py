@@ -1,5 +1,6 @@
 """Copies of rows with their state. Letters and locations: see `kernels.rows.cpu`."""
 
+import numba
 import numpy as np
 
 from adaptive.kernels.jit import kernel
@@ -35,3 +36,11 @@ def copy_rows(to_weights, to_state, to_rows, from_weights, from_state, from_rows
         copy_row(to_weights, to_rows[i], from_weights, from_rows[i])
         for s in range(to_state.shape[1]):
             to_state[to_rows[i], s] = from_state[from_rows[i], s]
+
+
+@kernel(parallel=True)
+def copy_shares(bounds, to_weights, to_state, to_rows, *source):
+    """`copy_rows` by several threads; bounds (C + 1,) int64 are those of their shares of the rows."""
+    for c in numba.prange(bounds.size - 1):
+        first, last = bounds[c], bounds[c + 1]
+        copy_rows(to_weights, to_state, to_rows[first:last], source[0], source[1], source[2][first:last])
