@@ -3,7 +3,7 @@
     python -m benchmarks.study_retrieval --runs FILE [--seeds 5] [--only NAME]    train what is missing in the file
     python -m benchmarks.study_retrieval --runs FILE --report                     print the table
 
-Sets (ADAPTIVE_DATA): check-ins of the first 10,000 users of Gowalla, split as published for NGCF and LightGCN, and
+Sets (ADAPTIVE_DATA): check-ins of the first 5,000 users of Gowalla, split as published for NGCF and LightGCN, and
 bought games of Amazon, the last of each user held out. Each evaluation ranks all items for 5,000 held-out pairs. The
 twin has its own initial values and order of samples, and Adagrad with the same rates.
 """
@@ -34,7 +34,7 @@ FILES: Final = {
     "gowalla": "gowalla/derived/train_from_s_adj_mat.txt.gz",
     "amazon-games": "amazon-sequences/Video.txt.gz",
 }
-EPOCHS, BATCH, HELD_OUT, USERS = 4, 512, 5_000, 10_000
+EPOCHS, BATCH, HELD_OUT, USERS = 2, 512, 5_000, 5_000
 MODEL: Final = {"loss": "in_batch_softmax", "unit_vectors": True, "temperature": 0.1, "user_tables": ["user"]}
 ADAGRAD: Final = {"optimizer": {"name": "adagrad", "lr": 0.05}, "dense_optimizer": {"name": "adagrad", "lr": 0.01}}
 

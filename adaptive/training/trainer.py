@@ -135,7 +135,7 @@ class Trainer:
             self.embeddings.step()
         if self._ranking is not None:
             items = items_of(self._ranking, planned.batch) if passed.items is None else passed.items
-            self._ranking.count(items.to(self._ranking.item_counts.device))
+            self._ranking.count(items)
         self.recorder.step(*of_batch)
 
     def _checked_passes(self, planned: Planned, name: str) -> _Passed:

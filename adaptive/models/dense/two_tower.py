@@ -41,9 +41,6 @@ class Items(NamedTuple):
     rows: Tensor  # (B, S) int64, rows of the tables of the other features
     numbers: Tensor  # (B, dense inputs of the item) float32
 
-    def to(self, device: torch.device) -> "Items":
-        return Items(*(part.to(device) for part in self))
-
 
 class TwoTower(CheckedModel):
     """Two towers. See `CheckedModel` for its arguments.
@@ -160,20 +157,24 @@ class TwoTower(CheckedModel):
 
     @torch.no_grad()
     def count(self, items: Items) -> None:
-        """Add the items of a trained batch to the counts, and keep their features; the last sample of an item wins."""
-        ids = items.ids
+        """Add the items of a trained batch to the counts, and keep their features; the last sample of an item wins.
+
+        Items on the CPU are searched there, so that a GPU need not wait.
+        """
+        device = self.item_counts.device
+        ids = items.ids.to(device)
         self.item_counts.index_add_(0, ids, torch.ones_like(ids))
         self.total_count += len(ids)
         if len(self.item_features) == 1 and not self.item_dense:
             return
-        ordered, order = ids.sort(stable=True)
+        ordered, order = items.ids.sort(stable=True)
         is_last = torch.ones_like(ordered, dtype=torch.bool)
         is_last[:-1] = ordered[1:] != ordered[:-1]
-        samples = order[is_last]
+        latest = Items(*(part[order[is_last]].to(device) for part in items))
         if self.side_features:
-            self.side_rows[ids[samples]] = items.rows[samples]
+            self.side_rows[latest.ids] = latest.rows
         if self.item_dense:
-            self.side_numbers[ids[samples]] = items.numbers[samples]
+            self.side_numbers[latest.ids] = latest.numbers
 
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
         user, item = self.vectors(dense, pooled)
