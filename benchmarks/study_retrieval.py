@@ -5,7 +5,7 @@
 
 Sets (ADAPTIVE_DATA): check-ins of the first 5,000 users of Gowalla, split as published for NGCF and LightGCN, and
 bought games of Amazon, the last of each user held out. Each evaluation ranks all items for 5,000 held-out pairs. The
-twin has its own initial values and order of samples, and Adagrad with the same rates.
+twin has its own order of samples, initial values of the same deviations, and Adagrad with the same rates.
 """
 
 import argparse

@@ -93,16 +93,16 @@ def _sequences(read: Callable[[Path], events.Sequences], latest: int) -> Callabl
 def _shaped(_: Path, folder: Path) -> Data:
     """The built-in sequences as such a file."""
     made = _made(folder / "shaped.csv", lambda path: events.write_stream(path, samples=28_000))
-    rows = {"user": 100_000, "target": 400_000, "category": 1_000}
-    return _of_sequences(made, rows, {"history": "target", "categories": "category"})
+    rows = {"user": 100_000, "target": 200, "category": 10}
+    return _of_sequences(made, rows, {"history": "target", "categories": "category"}, mapping="num_embeddings")
 
 
-def _of_sequences(path: Path, rows: dict[str, int], sequences: dict[str, str]) -> Data:
+def _of_sequences(path: Path, rows: dict[str, int], sequences: dict[str, str], mapping: str = "hash_rows") -> Data:
     """`rows`: column -> rows of its table. `sequences`: column -> the column whose table it shares."""
-    column = '[[categorical]]\ncolumns = ["{}"]\nkind = "int"\nhash_rows = {}\ntable = "{}"\n'
+    column = '[[categorical]]\ncolumns = ["{}"]\nkind = "int"\n' + mapping + ' = {}\ntable = "{}"\n'
     more = 'inner_separator = "|"\nsequence = true\nmax_length = 20\n'
     text = 'label = { column = "label" }\n'
-    text += "".join(column.format(name, size, name) for name, size in rows.items())
+    text += "".join(column.format(name, size, name) + 'missing = "reject"\n' for name, size in rows.items())
     text += "".join(column.format(name, rows[table], table) + more for name, table in sequences.items())
     schema = path.with_suffix(".toml")
     schema.write_text(text, "utf-8")

@@ -11,9 +11,13 @@ Pairs = NDArray[np.int64]  # (n, 2): user, item; or (n, 3) with the kind of the 
 
 
 def tower(sizes: tuple[int, ...]) -> nn.Sequential:
+    """Layers with DLRM's initial deviations."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        layer = nn.Linear(inputs, outputs)
+        nn.init.normal_(layer.weight, 0, (2 / (inputs + outputs)) ** 0.5)
+        nn.init.normal_(layer.bias, 0, (1 / outputs) ** 0.5)
+        layers += [layer, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 

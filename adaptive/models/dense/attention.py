@@ -4,7 +4,7 @@ DIN, the deep interest network (Zhou et al., KDD 2018, arXiv 1706.06978). Each s
 MLP gives to its steps; weights are not normalized, so their sum says how strong an interest is:
 
     a_t = attention MLP([h_t, c, h_t - c, h_t * c])         h_t a step of the history, c the candidate
-    s = sum of a_t h_t;  logit = deep MLP([dense, all vectors, s, s * c, <s, c>])
+    s = sum of a_t h_t
 
 HSTU, the hierarchical sequential transduction unit (Zhai et al., ICML 2024, arXiv 2402.17152). The steps of all
 sequences are summed to one token a step, with the candidate as the last token. In each layer:
@@ -12,13 +12,16 @@ sequences are summed to one token a step, with the candidate as the last token. 
     u, v, q, k = split(silu(linear(norm(x))))
     a = silu(q k' + bias of the distance) / number of positions      to itself and earlier tokens; no softmax
     x = x + linear(norm(a v) * u)
-    s = what the layers add to the candidate c;  p = sum of the steps
-    logit = deep MLP([dense, all vectors, s, p, s * c, p * c, <s, c>, <p, c>])
+    s = what the layers add to the candidate c
 
-The dot products, and p of HSTU, are not in the papers. They are what a DLRM has: a sum of products whose terms share
-one sign, which an MLP on s * c must learn, and which few samples of rare items do not teach. HSTU's norm divides by
-the root of the variance + 0.1. New rows are near 0; a smaller number would enlarge their first gradients some hundred
-times, and Adagrad would take small steps ever after.
+Both end in the same way, where p is the plain sum of a sequence, and c its candidate:
+
+    logit = deep MLP([dense, all vectors, each s and p, each s * c and p * c, each <s, c> and <p, c>])
+
+p and the dot products are not in the papers. They are what a DLRM has: a sum of products whose terms share one sign,
+which an MLP on s * c must learn, and which few samples of rare items do not teach. HSTU's norm divides by the root of
+the variance + 0.1. New rows are near 0; a smaller number would enlarge their first gradients some hundred times, and
+Adagrad would take small steps ever after.
 
 Activations in MLPs are ReLU (the papers: Dice; SiLU), and HSTU has no bias of time, because sequences carry no times.
 `scaled_dot_product_attention` is for softmax weights, which neither model has, so both use plain products.
@@ -136,10 +139,11 @@ class SequenceModel(nn.Module):
             single = by_step[:, :, -1]
             sequences = Sequences(list(by_step[:, :, :-1].unbind(1)), [None] * self.num_vectors)
         with precision(dense, self.settings):
-            attended = self.attended(single, sequences)
-            products = [part * candidate for part, candidate in attended]
+            sums = [(s.sum(1), single[:, place]) for s, place in zip(sequences.steps, self.candidates, strict=True)]
+            taken = [*self.attended(single, sequences), *sums]
+            products = [part * candidate for part, candidate in taken]
             dots = [product.sum(dim=1, keepdim=True) for product in products]
-            parts = [side_by_side(dense, single), *(part for part, _ in attended), *products, *dots]
+            parts = [side_by_side(dense, single), *(part for part, _ in taken), *products, *dots]
             logits: Tensor = self.deep(torch.cat(parts, dim=1))
         return logits.to(single.dtype).squeeze(1)
 
@@ -148,8 +152,8 @@ class SequenceModel(nn.Module):
         raise NotImplementedError
 
     def _add_deep(self, num_attended: int, generator: torch.Generator, sizes: tuple[int, ...]) -> None:
-        width = self.inputs.num_dense + (self.num_vectors + 2 * num_attended) * self.settings.embedding_dim
-        width += num_attended
+        taken = num_attended + len(self.candidates)
+        width = self.inputs.num_dense + (self.num_vectors + 2 * taken) * self.settings.embedding_dim + taken
         self.deep = nn.Sequential(*layers((width, *sizes, 1), generator, dropout=self.settings.dropout))
 
     def set_output_bias(self, logits: Tensor) -> None:
@@ -213,21 +217,20 @@ class HSTU(SequenceModel):
         self.units = nn.ModuleList(
             _Unit(config.embedding_dim, config.heads, positions, generator) for _ in range(config.attention_layers)
         )
-        self._add_deep(2, generator, config.deep_mlp)
+        self._add_deep(1, generator, config.deep_mlp)
 
     def attended(self, vectors: Tensor, sequences: Sequences) -> list[tuple[Tensor, Tensor]]:
         if not _are_equal(sequences.present):
             raise ValueError("model hstu: expected sequences of equal lengths in each sample, got others")
         candidate = torch.stack([vectors[:, place] for place in self.candidates]).sum(0)
-        steps = torch.stack(sequences.steps).sum(0)
-        tokens = torch.cat([steps, candidate[:, None]], dim=1)
+        tokens = torch.cat([torch.stack(sequences.steps).sum(0), candidate[:, None]], dim=1)
         present = sequences.present[0]
         if present is not None:
             present = torch.cat([present, present.new_ones(len(present), 1)], dim=1)
         last = len(self.units) - 1
         for number, unit in enumerate(self.units):
             tokens = unit(tokens, present, candidate_only=number == last)
-        return [(tokens[:, -1] - candidate, candidate), (steps.sum(1), candidate)]
+        return [(tokens[:, -1] - candidate, candidate)]
 
 
 def _are_equal(masks: list[Tensor | None]) -> bool:
