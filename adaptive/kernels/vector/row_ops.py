@@ -33,7 +33,17 @@ from numba.extending import intrinsic, lower_builtin, overload
 
 from adaptive.kernels.jit import callable_in_kernels
 from adaptive.kernels.scratch import LINE, LINE_BYTES
-from adaptive.kernels.vector.bfloat16 import BFLOAT16, I16, I64, narrow, narrow_lanes, stream_key, widen, widen_lanes
+from adaptive.kernels.vector.bfloat16 import (
+    BFLOAT16,
+    I16,
+    I64,
+    narrow,
+    narrow_lanes,
+    stream_key,
+    widen,
+    widen_apart,
+    widen_lanes,
+)
 
 AHEAD: Final = 16  # rows fetched into the cache ahead of use, in loops that do not sum; 8 to 48 measure the same
 
@@ -114,10 +124,12 @@ def in_blocks(builder: Any, width: Any, block: Callable[[Any, int], None]) -> No
         start = stop
 
 
-def load(builder: Any, place: Any, column: Any, lanes: int) -> Any:
-    """Return a block as float32."""
+def load(builder: Any, place: Any, column: Any, lanes: int, *, apart: bool = False) -> Any:
+    """Return a block as float32. apart: even columns of bfloat16 rows before odd ones; `join_columns` reverts it."""
     bits = _load_stored(builder, place, column, lanes)
-    return widen_lanes(builder, bits, lanes) if is_bfloat16(place) else bits
+    if not is_bfloat16(place):
+        return bits
+    return widen_apart(builder, bits, lanes) if apart and lanes > 1 else widen_lanes(builder, bits, lanes)
 
 
 def _load_stored(builder: Any, place: Any, column: Any, lanes: int) -> Any:
