@@ -5,7 +5,7 @@ some policy, size and look-ahead. Tables, optimizer state, dense weights and los
 each row that is not valid is filled with NaN, so a lookup in the wrong place shows.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ from adaptive.policy import Policy, RowStats
 OPTIMIZERS = [SGD(lr=0.5), Adagrad(lr=0.1, initial_accumulator=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01),
               FTRL(lr=0.1, l1=0.01), Adagrad(lr=0.1, initial_accumulator=0.1, state_dtype="bfloat16"),
               Adam(lr=0.01, state_dtype="bfloat16")]  # fmt: skip
+FOR_GPUS = [optimizer for optimizer in OPTIMIZERS if optimizer.stored_dtype == np.float32]
 STAGED: list[type[Policy]] = [LRU, LFU, Fixed, Scattered, RandomScores, Windowed, MostRecentOut, Infinite]
 ON_HOST: list[type[Policy]] = [LFUOnHost, LRUOnHost, ScatteredOnHost, RandomOnHost, WindowedOnHost]
 
@@ -86,7 +87,12 @@ def table(number: int, rows: int, width: int, pooling: str, num_features: int, *
 
 
 @st.composite
-def cases(draw: st.DrawFn, num_batches: int = 8) -> Case:
+def cases(
+    draw: st.DrawFn,
+    num_batches: int = 8,
+    optimizers: Sequence[RowOptimizer] = OPTIMIZERS,
+    plan_threads: Sequence[int] = (0, 1, 2),
+) -> Case:
     weighted = draw(st.booleans())
     poolings = st.sampled_from(["sum", "none"] if weighted else ["sum", "mean", "none"])
     shapes = draw(
@@ -112,11 +118,11 @@ def cases(draw: st.DrawFn, num_batches: int = 8) -> Case:
         when_full=when_full,
         eviction_share=draw(st.sampled_from([0.0, 0.02, 0.5])),
         max_candidates=draw(st.sampled_from([1, 3, 1 << 18])),
-        plan_threads=draw(st.sampled_from([0, 1, 2])),
+        plan_threads=draw(st.sampled_from(plan_threads)),
         poison=True,
     )
     threads = draw(st.sampled_from([1, 1, 1, min(2, numba.config.NUMBA_NUM_THREADS)]))
-    return Case(tables, tuple(batches), draw(st.sampled_from(OPTIMIZERS)), policy, depth, tier, threads)
+    return Case(tables, tuple(batches), draw(st.sampled_from(optimizers)), policy, depth, tier, threads)
 
 
 def least_share(tables: tuple[TableConfig, ...], batches: list[Batch], depth: int) -> float:
