@@ -302,15 +302,18 @@ def open_rows(opened: Opened, plan: RowPlan, options: DataOptions, *, run_dir: P
 
 
 def _table_rules(features: Sequence[FeaturePlan]) -> dict[str, RowRule]:
+    """Return the rule of each table; it has a row for missing ids if one of its features needs it."""
     rules: dict[str, RowRule] = {}
     for feature in features:
-        rule = rules.setdefault(feature.table, feature.rule)
-        if rule != feature.rule:
+        rule = rules.get(feature.table, feature.rule)
+        has_missing = rule.has_missing or feature.rule.has_missing
+        if replace(rule, has_missing=True) != replace(feature.rule, has_missing=True):
             raise ConfigError(
                 f"table {feature.table!r}: expected one mapping of ids for all its features, got {rule} and, for "
                 f"feature {feature.name!r}, {feature.rule}. Give features that share a table the same num_embeddings, "
-                "hash_rows, vocabulary, min_count, missing, and settings of keys."
+                "hash_rows, vocabulary, min_count, and settings of keys."
             )
+        rules[feature.table] = replace(rule, has_missing=has_missing)
     return rules
 
 

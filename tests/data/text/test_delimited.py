@@ -355,3 +355,17 @@ def test_a_nul_byte_is_reported(tmp_path):
     with pytest.raises(InputError, match="nul: the line holds a NUL byte") as caught:
         list(data.train(2, epoch=0))
     assert "header" not in str(caught.value) and "data.csv:3" in str(caught.value)
+
+
+def test_a_candidate_with_a_row_for_missing_ids_shares_the_table_of_a_bag(tmp_path):
+    """Whichever column comes first; a bag has no missing ids."""
+    (tmp_path / "x.csv").write_text("y,item,items\n1,2,0|1\n0,,3|2\n")
+    column = '[[categorical]]\ncolumns = ["{}"]\nkind = "int"\nnum_embeddings = 4\ntable = "t"\n'
+    parts = [column.format("item"), column.format("items") + 'inner_separator = "|"\n']
+    for order in (parts, parts[::-1]):
+        (tmp_path / "x.toml").write_text('label = { column = "y" }\n' + "".join(order))
+        data = open_dataset(f"csv:{tmp_path / 'x.csv'}", DataOptions(schema_path=tmp_path / "x.toml"))
+        assert {feature.name: feature.num_embeddings for feature in data.features} == {"item": 5, "items": 5}
+        (batch,) = data.train(10)
+        ids = {f.name: batch.ids[batch.feature_span(n)].tolist() for n, f in enumerate(data.features)}
+        assert ids == {"item": [2, 4], "items": [0, 1, 3, 2]}
