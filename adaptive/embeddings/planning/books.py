@@ -309,8 +309,8 @@ class SlotTable:
 
     def _bound(self, window: IdleWindow, order: tuple[str, ...], count: int) -> np.uint64:
         """A key that, by a sample, at least the `count` lowest idle slots of a window do not exceed."""
-        sample = np.arange(0, len(self), len(self) // SAMPLE + 1)
-        sample = sample[self._used[sample] < window.oldest_held]
+        step = len(self) // SAMPLE + 1
+        sample = np.flatnonzero(self._used[::step] < window.oldest_held) * step
         place = len(sample) * count / max(window.count, 1)
         place = int(place + 4 * place**0.5) + 1  # 4 standard deviations
         if place >= len(sample):

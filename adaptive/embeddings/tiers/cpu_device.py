@@ -177,9 +177,9 @@ class CpuDevice(DeviceTier):
 
     def fetch(self, moves: Moves) -> None:
         host = self._host
-        initial = moves.fetch_initial
-        slots, rows = moves.fetch_slots[~initial], moves.fetch_rows[~initial]
-        host.copy_out(rows, self.weights, self.state, slots)
+        # Indices of unpredictable flags take two thirds of the time of indexing by the flags.
+        stored, initial = np.flatnonzero(~moves.fetch_initial), np.flatnonzero(moves.fetch_initial)
+        host.copy_out(moves.fetch_rows[stored], self.weights, self.state, moves.fetch_slots[stored])
         host.initial(self.weights, self.state, moves.fetch_slots[initial], moves.fetch_rows[initial])
         host.store_initial(moves.fresh_rows)
 
