@@ -198,7 +198,8 @@ def lowest(keys: NDArray[Any], count: int) -> Int64s:
 
 def shares(number: int, threads: int) -> Int64s:
     """(C + 1,) bounds of the shares of each thread in so many rows; one share if they are few."""
-    threads = threads if number >= SHARED_ROWS else 1
+    if threads == 1 or number < SHARED_ROWS:
+        return np.array([0, number])
     return np.arange(threads + 1) * number // threads
 
 
@@ -309,6 +310,8 @@ class SlotTable:
 
     def _bound(self, window: IdleWindow, order: tuple[str, ...], count: int) -> np.uint64:
         """A key that, by a sample, at least the `count` lowest idle slots of a window do not exceed."""
+        if window.count < 8 * SAMPLE:  # sampling would take longer
+            return ALL_KEYS
         step = len(self) // SAMPLE + 1
         sample = np.flatnonzero(self._used[::step] < window.oldest_held) * step
         place = len(sample) * count / max(window.count, 1)
@@ -421,9 +424,10 @@ class SlotTable:
             books.take_slots(0, len(takers), *books_of_batch)
         else:
             books.take_chunks(bounds, *books_of_batch)
-        per_table = np.diff(np.searchsorted(takers, distinct.table_ends), prepend=0)
-        tally[:, Counter.FETCHED] += per_table
-        tally[:, Counter.PROMOTED] += per_table
+        ends = np.searchsorted(takers, distinct.table_ends)  # of each table's rows
+        for counter in (Counter.FETCHED, Counter.PROMOTED):
+            tally[:, counter] += ends
+            tally[1:, counter] -= ends[:-1]
         self.num_free -= len(takers)
         return slots, initial, is_late
 

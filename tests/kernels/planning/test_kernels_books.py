@@ -227,9 +227,10 @@ def test_idle_slots_are_listed_up_to_a_key(choose: Choose) -> None:
     num_slots=st.sampled_from([0, 1, 7, 100, 2500, 9000]),
     order=st.sampled_from(books_module.ORDERS),
     threads=st.integers(1, 3),
+    sample=st.sampled_from([1, 30, 4096]),
 )
 def test_windows_and_lowest_slots_equal_the_twin(
-    seed: int, num_slots: int, order: tuple[str, ...], threads: int
+    seed: int, num_slots: int, order: tuple[str, ...], threads: int, sample: int
 ) -> None:
     """Three searches, each from the end of the one before, in a table with few distinct keys and some free slots."""
     rng = np.random.default_rng(seed)
@@ -248,7 +249,10 @@ def test_windows_and_lowest_slots_equal_the_twin(
         assert (found.count, found.last) == (len(expected), start)
         assert slots.idle(found).tolist() == expected
         count = int(rng.integers(0, limit + 1))
-        assert slots.lowest(found, order, count).tolist() == reference.lowest_slots(expected, columns, order, count)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(books_module, "SAMPLE", sample)
+            lowest = slots.lowest(found, order, count).tolist()
+        assert lowest == reference.lowest_slots(expected, columns, order, count)
 
 
 def test_a_bound_that_is_too_low_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
