@@ -14,10 +14,9 @@ F = 26, D = 16, forward / backward: 0.8 / 1.4 ms, against 3.8 / 5.5 ms for cat, 
 """
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
-from adaptive.kernels.jit import Outlined, kernel
+from adaptive.kernels.jit import in_parallel, kernel
 from adaptive.kernels.vector.simd import SIMD_WIDTH, add_product, load, store, transpose, zeros
 
 _CHUNK = 64  # samples that share scratch arrays
@@ -55,15 +54,9 @@ def _copy_rows(
 
 
 @kernel(makes_arrays=True)
-def _forward(
-    bottom: NDArray[np.float32],
-    pooled: NDArray[np.float32],
-    num_own: int,
-    out: NDArray[np.float32],
-    begin: int,
-    end: int,
-) -> None:
-    """The samples `begin` ... `end` - 1."""
+def _forward_chunk(chunk, bottom, pooled, num_own, out):
+    """The `_CHUNK` samples of one chunk."""
+    begin, end = chunk * _CHUNK, min(pooled.shape[0], (chunk + 1) * _CHUNK)
     num_features, dim = pooled.shape[1], pooled.shape[2]
     num_copied, width = bottom.shape[1], out.shape[1]
     first = 1 if num_copied > 0 else 0  # position of the first feature among the vectors
@@ -100,23 +93,16 @@ def _forward(
         _copy(line, 0, flat_out, b * width, width)
 
 
-_outlined_forward = Outlined(_forward, "float32[:, ::1], float32[:, :, ::1], int64, float32[:, ::1], int64, int64")
-_call_forward = _outlined_forward.call
-
-
-@kernel(parallel=True)
-def _forward_all(address, bottom, pooled, num_own, out):
-    num_samples = pooled.shape[0]
-    for chunk in prange((num_samples + _CHUNK - 1) // _CHUNK):
-        begin = chunk * _CHUNK
-        _call_forward(address, bottom, pooled, num_own, out, begin, min(num_samples, begin + _CHUNK))
+@kernel()
+def _forward(bottom, pooled, num_own, out):
+    in_parallel(_forward_chunk, -(-pooled.shape[0] // _CHUNK), bottom, pooled, num_own, out)
 
 
 def dot_forward(
     bottom: NDArray[np.float32], pooled: NDArray[np.float32], include_self: bool, out: NDArray[np.float32]
 ) -> None:
     """Fill `out` (B, P) from `bottom` (B, D or 0) and `pooled` (B, F, D)."""
-    _forward_all(_outlined_forward.address, bottom, pooled, int(include_self), out)
+    _forward(bottom, pooled, int(include_self), out)
 
 
 @kernel(inline=True)
@@ -134,17 +120,9 @@ def _fill_weights(weights: Items, rows: int, num_vectors: int, num_own: int, gra
 
 
 @kernel(makes_arrays=True)
-def _backward(
-    bottom: NDArray[np.float32],
-    pooled: NDArray[np.float32],
-    num_own: int,
-    grad: NDArray[np.float32],
-    grad_bottom: NDArray[np.float32],
-    grad_pooled: NDArray[np.float32],
-    begin: int,
-    end: int,
-) -> None:
-    """The samples `begin` ... `end` - 1."""
+def _backward_chunk(chunk, bottom, pooled, num_own, grad, grad_bottom, grad_pooled):
+    """The `_CHUNK` samples of one chunk."""
+    begin, end = chunk * _CHUNK, min(pooled.shape[0], (chunk + 1) * _CHUNK)
     num_features, dim = pooled.shape[1], pooled.shape[2]
     num_copied, width = bottom.shape[1], grad.shape[1]
     first = 1 if num_copied > 0 else 0  # position of the first feature among the vectors
@@ -178,20 +156,10 @@ def _backward(
         _copy_rows(sums, first * stride, stride, flat_grad_pooled, b * num_features * dim, dim, (num_features, dim))
 
 
-_outlined_backward = Outlined(
-    _backward,
-    "float32[:, ::1], float32[:, :, ::1], int64, float32[:, ::1], float32[:, ::1], float32[:, :, ::1], int64, int64",
-)
-_call_backward = _outlined_backward.call
-
-
-@kernel(parallel=True)
-def _backward_all(address, bottom, pooled, num_own, grad, grad_bottom, grad_pooled):
-    num_samples = pooled.shape[0]
-    for chunk in prange((num_samples + _CHUNK - 1) // _CHUNK):
-        begin = chunk * _CHUNK
-        end = min(num_samples, begin + _CHUNK)
-        _call_backward(address, bottom, pooled, num_own, grad, grad_bottom, grad_pooled, begin, end)
+@kernel()
+def _backward(bottom, pooled, num_own, grad, grad_bottom, grad_pooled):
+    num_chunks = -(-pooled.shape[0] // _CHUNK)
+    in_parallel(_backward_chunk, num_chunks, bottom, pooled, num_own, grad, grad_bottom, grad_pooled)
 
 
 def dot_backward(
@@ -203,5 +171,4 @@ def dot_backward(
     grad_pooled: NDArray[np.float32],
 ) -> None:
     """Fill the gradients of both inputs from `grad` (B, P), whose padding is not read."""
-    arrays = bottom, pooled, int(include_self), grad, grad_bottom, grad_pooled
-    _backward_all(_outlined_backward.address, *arrays)
+    _backward(bottom, pooled, int(include_self), grad, grad_bottom, grad_pooled)

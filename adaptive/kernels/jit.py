@@ -1,16 +1,17 @@
 """Compiles every numba kernel: the one place for options, cache and import order.
 
-Kernels release the GIL and allocate nothing in their loops. Only the training thread may run kernels made with
-`parallel=True`: numba's fallback threading layer aborts the process if two threads do.
+Kernels release the GIL and allocate nothing in their loops. Only the training thread may run kernels that use
+`in_parallel`: numba's fallback threading layer aborts the process if two threads do.
 """
 
+import gc
 import hashlib
 import os
 import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -22,11 +23,14 @@ import torch  # noqa: F401
 # isort: split
 import numba
 import numpy as np
+from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, event
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+from numba.core.registry import CPUDispatcher
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import lower_builtin
+from numba.np.ufunc.parallel import _launch_threads
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,6 +82,7 @@ def _cache_dir() -> str | None:
     return str(path)
 
 
+_I32, _I64, _POINTER = ir.IntType(32), ir.IntType(64), ir.IntType(8).as_pointer()
 _CACHE_DIR = _cache_dir()
 _IMPORT = re.compile(r"^\s*(?:from|import) (adaptive[.\w]*)(?: import (\([^)]*\)|.*))?", re.MULTILINE)
 _file_key = cache(_sources_key)
@@ -113,24 +118,72 @@ class _Cache(FunctionCache):
     _impl_class = _Results
 
 
-def _promise_no_alias(compiled: Any) -> None:
-    """Set the compiler flag `noalias`, for which numba has no option.
+class _PauseGarbageCollection(event.Listener):
+    """Pauses Python's garbage collection while numba compiles, which holds numba's global lock.
 
-    Without it LLVM must assume that a store to one array changes another, and loads rows value by value: 2x slower.
+    Compilation makes millions of objects that live until its end. Searching them took a sixth of its time.
     """
+
+    def __init__(self) -> None:
+        self._was_enabled: list[bool] = []  # of kernels that are being compiled: callers first
+
+    def on_start(self, compilation: event.Event) -> None:
+        self._was_enabled.append(gc.isenabled())
+        gc.disable()
+
+    def on_end(self, compilation: event.Event) -> None:
+        if self._was_enabled.pop():
+            gc.enable()
+
+
+event.register("numba:compile", _PauseGarbageCollection())
+
+
+def _set_flags(compiled: Any, **values: bool) -> None:
+    """Set flags of the compiler for which numba has no options."""
     customize = compiled._compiler._customize_flags
 
-    def with_noalias(flags: Any) -> Any:
+    def with_values(flags: Any) -> Any:
         flags = customize(flags)
-        flags.noalias = True
+        for name, value in values.items():
+            setattr(flags, name, value)
         return flags
 
-    compiled._compiler._customize_flags = with_noalias
+    compiled._compiler._customize_flags = with_values
 
 
-def kernel(
-    *, parallel: bool = False, noalias: bool = False, inline: bool = False, makes_arrays: bool = False
-) -> Callable[[F], F]:
+class _Callee(CPUDispatcher):
+    """A kernel as other kernels see it: code that they contain.
+
+    Callers optimize and compile that code. numba would also do so here, make a function that Python can call, cache all
+    of it, and compile a kernel again for each constant among its arguments: 3 times as long.
+    """
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        return super().get_call_template(tuple(map(types.unliteral, args)), kws)
+
+    def add_overload(self, result: Any) -> None:
+        library = result.library
+
+        def finalize() -> None:
+            library._finalized = True
+
+        library._optimize_final_module, library._finalize_final_module = lambda: None, finalize
+        result = result._replace(entry_point=object())  # the key under which callers find the code
+        self.overloads[tuple(result.signature.args)] = result
+        self.targetctx.insert_user_function(result.entry_point, result.fndesc, [library])
+
+
+def _contain_in_callers(compiled: Any, noalias: bool) -> None:
+    """Let kernels that call this one contain its code."""
+    options = {**compiled.targetoptions, "no_cpython_wrapper": True}
+    callee: Any = _Callee(compiled.py_func, targetoptions=options)
+    _set_flags(callee, no_compile=True, noalias=noalias)
+    compiled.callee = callee
+    compiled.get_call_template, compiled.get_overload = callee.get_call_template, callee.get_overload
+
+
+def kernel(*, noalias: bool = False, inline: bool = False, makes_arrays: bool = False) -> Callable[[F], F]:
     """Compile a function over arrays, as a decorator.
 
     The plain Python function is available as `.py_func`. Division follows IEEE rules (no exceptions), and sums are
@@ -140,93 +193,111 @@ def kernel(
     instructions, took up to half of a kernel's time. So a kernel that creates arrays must say so.
 
     Args:
-        parallel: `prange` runs on several threads; for the training thread only.
         noalias: promise that no two array arguments overlap, which enables vector instructions.
         inline: copy the function into its callers.
         makes_arrays: the kernel creates arrays, such as scratch for a whole loop.
     """
 
     def compile_(function: F) -> F:
-        options: Any = {"_nrt": parallel or makes_arrays}  # numba's runtime, which counts references
+        # _nrt: numba's runtime, which counts references. C functions would only be used by kernels passed as values.
+        options: Any = {"_nrt": makes_arrays, "no_cfunc_wrapper": True}
         compiled: Any = numba.njit(
             nogil=True,
             error_model="numpy",
-            parallel=parallel,
             inline="always" if inline else "never",
             **options,
         )(function)
         if _CACHE_DIR:
             compiled._cache = _Cache(function)
-        if noalias:
-            _promise_no_alias(compiled)
+        if not inline:
+            _contain_in_callers(compiled, noalias)
+        # Without noalias LLVM must assume that a store to one array changes another, and loads rows value by value: 2x
+        # slower.
+        _set_flags(compiled, noalias=noalias)
         return cast(F, compiled)
 
     return compile_
 
 
-def callable_in_kernels(function: Callable[..., Any], returned: Any = types.void, arguments: Any = None) -> None:
+def callable_in_kernels(function: Callable[..., Any], returned: Any = types.void) -> None:
     """Let kernels call `function`; `lower_builtin` generates its code.
 
     An intrinsic or overload of numba would need a fixed number of arguments.
-
-    Args:
-        arguments: the types of its arguments; a call with others does not compile. None: any.
     """
 
     class Typed(AbstractTemplate):
         key = function
 
         def generic(self, passed: Any, keywords: Any) -> Any:
-            return signature(returned, *passed) if arguments is None or passed == arguments else None
+            return signature(returned, *passed)
 
     infer_global(function, types.Function(Typed))
 
 
-class Outlined:
-    """A kernel that other kernels call by its address, so that they do not contain it.
+def in_parallel(work: Any, count: int, *values: Any) -> None:
+    """Call `work(i, *values)` for i in [0, count) on several threads; for kernels that only the training thread runs.
 
-    numba compiles a kernel again with each kernel that calls it, and a parallel loop with its body four times. Calls by
-    address halve the time until a first step. The address differs in each process, so it is passed as an argument:
-
-        _work = Outlined(_work_kernel, "float32[:, ::1], int64")
-        call_work = _work.call
-
-        @kernel(parallel=True)
-        def _all(address, array):
-            for i in prange(10):
-                call_work(address, array, i)
-
-        _all(_work.address, array)
-
-    Args:
-        compiled: returns nothing.
-        arguments: the types of its arguments. A call with others does not compile.
+    `work` is a kernel that returns nothing and can only run out of memory. The same as a `prange`, for which
+    numba generates and compiles three functions around a fourth copy of the body.
     """
+    for i in range(count):
+        work.py_func(i, *values)
 
-    def __init__(self, compiled: Any, arguments: str) -> None:
-        kinds = numba.core.sigutils.normalize_signature(f"void({arguments})")[0]
-        self._compiled, self._kinds = compiled, kinds
 
-        def call(address: int, *values: Any) -> None:
-            compiled.py_func(*values)
+class _InParallel(AbstractTemplate):
+    key = in_parallel
 
-        callable_in_kernels(call, arguments=(types.int64, *kinds))
+    def generic(self, passed: Any, keywords: Any) -> Any:
+        work, _, *values = passed
+        called = work.get_call_type(self.context, (types.int64, *values), {})
+        assert called.return_type == types.none
+        return signature(types.void, work, types.int64, *called.args[1:])
 
-        @lower_builtin(call, types.VarArg(types.Any))
-        def lowered(context: Any, builder: Any, typed: Any, values: Any) -> Any:
-            convention = context.call_conv
-            pointer = convention.get_function_type(types.void, kinds).as_pointer()
-            target = builder.inttoptr(values[0], pointer)
-            status, _ = convention.call_function(builder, target, types.void, kinds, values[1:])
-            with cgutils.if_unlikely(builder, status.is_error):
-                convention.return_status_propagate(builder, status)
-            return context.get_dummy_value()
 
-        self.call = call
+infer_global(in_parallel, types.Function(_InParallel))
 
-    @cached_property
-    def address(self) -> int:
-        """Address of the machine code, which is compiled or read from the cache at first use."""
-        self._compiled.compile(self._kinds)
-        result = self._compiled.overloads[self._kinds]
-        return int(result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
+
+@lower_builtin(in_parallel, types.VarArg(types.Any))
+def _lower_in_parallel(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
+    """Share `_items` of a call among numba's threads; items [i, i + n) of the call begin at the address i."""
+    work, _, *kinds = typed.args
+    _, count, *values = arguments
+    result = work.dispatcher.callee.overloads[types.int64, *kinds]
+    context.active_code_library.add_linking_library(result.library)
+    context.active_code_library._reload_init.add(_launch_threads)
+    _launch_threads()  # defines the symbols below
+    packed = cgutils.pack_struct(builder, [*values, _I32(0)])
+    shared = cgutils.alloca_once_value(builder, packed)
+    pointers = cgutils.pack_array(builder, [builder.bitcast(shared, _POINTER), _I64(0).inttoptr(_POINTER)])
+    steps = cgutils.pack_array(builder, [_I64(0), _I64(1)])
+    items = _items(context, builder.module, packed.type, result.fndesc)
+    threads = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I64, []), "get_num_threads")
+    run = ir.FunctionType(ir.VoidType(), [_POINTER] * 5 + [_I64] * 3)
+    run = cgutils.get_or_insert_function(builder.module, run, "numba_parallel_for")
+    places = [cgutils.alloca_once_value(builder, value) for value in (pointers, count, steps)]
+    sent = [builder.bitcast(pointer, _POINTER) for pointer in (items, *places)]
+    builder.call(run, [*sent, _POINTER(None), _I64(0), _I64(2), builder.call(threads, [])])
+    failed = builder.load(cgutils.gep_inbounds(builder, shared, 0, len(values)))
+    with cgutils.if_unlikely(builder, cgutils.is_not_null(builder, failed)):
+        context.call_conv.return_user_exc(builder, MemoryError, ("out of memory in a parallel kernel",))
+    return context.get_dummy_value()
+
+
+def _items(context: Any, module: Any, packed: Any, work: Any) -> Any:
+    """Generate a function that calls `work` for some items, as numba's threads call it."""
+    kind = ir.FunctionType(ir.VoidType(), [_POINTER.as_pointer(), _I64.as_pointer(), _I64.as_pointer(), _POINTER])
+    function = ir.Function(module, kind, module.get_unique_name("items"))
+    function.linkage = "internal"
+    builder = ir.IRBuilder(function.append_basic_block())
+    pointers, counts = function.args[:2]
+    shared = builder.bitcast(builder.load(pointers), packed.as_pointer())
+    first = builder.ptrtoint(builder.load(cgutils.gep_inbounds(builder, pointers, 1)), _I64)
+    values = [builder.load(cgutils.gep_inbounds(builder, shared, 0, i)) for i in range(len(packed) - 1)]
+    target = context.declare_function(module, work)
+    with cgutils.for_range(builder, builder.load(counts), intp=_I64) as loop:
+        item = builder.add(first, loop.index)
+        status, _ = context.call_conv.call_function(builder, target, types.none, work.argtypes, [item, *values])
+        with cgutils.if_unlikely(builder, status.is_error):
+            builder.store(_I32(1), cgutils.gep_inbounds(builder, shared, 0, len(values)))
+    builder.ret_void()
+    return function

@@ -125,7 +125,9 @@ class Tracker:
         """Add the update norms (n,) of distinct rows (n,) after a trained batch."""
         bins = self.bin_edges, self._bin_guesses, self.bin_counts
         if self.threads > 1 and len(rows) >= SHARED_ROWS:
-            self.norm_sum += books.add_and_count_norms(rows, norms, self.update_norm, *bins)
+            total = np.zeros(1)
+            books.add_and_count_norms(total, rows, norms, self.update_norm, *bins)
+            self.norm_sum += float(total[0])
         else:
             books.add_norms(rows, norms, self.update_norm)
             self.norm_sum += books.count_norms(norms, *bins)

@@ -7,11 +7,10 @@ otherwise, s + 1 in slot s. All kernels release the GIL. They are serial, but fo
 divide a batch's records. Only the thread that plans writes these arrays.
 """
 
-import numba
 import numpy as np
 
 from adaptive.counters import Counter
-from adaptive.kernels.jit import at, kernel
+from adaptive.kernels.jit import at, in_parallel, kernel
 from adaptive.kernels.vector.row_ops import prefetch_item
 
 INITIAL, ON_HOST = 0, -1
@@ -107,7 +106,12 @@ def enter_batch(
     return num_missing
 
 
-@kernel(parallel=True)
+@kernel()
+def enter_chunk(c, tables, ends, books_of_batch):
+    ends[c] = enter_batch(tables[c], tables[c + 1], *books_of_batch)
+
+
+@kernel()
 def enter_chunks(tables, ends, *books_of_batch):
     """`enter_batch` by several threads, each for the tables from tables[c] (C + 1,) int64 on.
 
@@ -115,8 +119,7 @@ def enter_chunks(tables, ends, *books_of_batch):
     Records of different tables, and slots of different rows, are different: results do not depend on the number of
     threads.
     """
-    for c in numba.prange(ends.size):
-        ends[c] = enter_batch(tables[c], tables[c + 1], *books_of_batch)
+    in_parallel(enter_chunk, ends.size, tables, ends, books_of_batch)
 
 
 @kernel()
@@ -202,14 +205,18 @@ def list_idle(chunk, marks, columns, oldest_held, keys, idle):
     return place
 
 
-@kernel(parallel=True)
+@kernel()
+def list_chunk(c, chunks, ends, marks, slots):
+    ends[c] = list_idle(chunks[c], marks[c], slots[:2], slots[2], slots[3:6], slots[6])
+
+
+@kernel()
 def list_chunks(chunks, ends, marks, *slots):
     """`list_idle` by several threads, each for one of the chunks (C, 3).
 
     ends (C,) int64 receives the ends of their lists; marks (C, BLOCK). slots: its other arguments, without tuples.
     """
-    for c in numba.prange(ends.size):
-        ends[c] = list_idle(chunks[c], marks[c], slots[:2], slots[2], slots[3:6], slots[6])
+    in_parallel(list_chunk, ends.size, chunks, ends, marks, slots)
 
 
 @kernel()
@@ -272,14 +279,18 @@ def release_slots(
     return num_back
 
 
-@kernel(parallel=True)
+@kernel()
+def release_chunk(c, bounds, ends, tallies, books_of_group):
+    ends[c] = release_slots(bounds[c], bounds[c + 1], tallies[c], *books_of_group)
+
+
+@kernel()
 def release_chunks(bounds, ends, tallies, *books_of_group):
     """`release_slots` by several threads; bounds (C + 1,) int64 are those of their parts of `victims`.
 
     ends (C,) int64 receives the ends of their lists, tallies (C, T, counters) what they count.
     """
-    for c in numba.prange(ends.size):
-        ends[c] = release_slots(bounds[c], bounds[c + 1], tallies[c], *books_of_group)
+    in_parallel(release_chunk, ends.size, bounds, ends, tallies, books_of_group)
 
 
 @kernel()
@@ -331,11 +342,15 @@ def take_slots(
         slots[at(i)] = slot
 
 
-@kernel(parallel=True)
+@kernel()
+def take_chunk(c, bounds, books_of_batch):
+    take_slots(bounds[c], bounds[c + 1], *books_of_batch)
+
+
+@kernel()
 def take_chunks(bounds, *books_of_batch):
     """`take_slots` by several threads; bounds (C + 1,) int64 are those of their parts of `takers`."""
-    for c in numba.prange(bounds.size - 1):
-        take_slots(bounds[c], bounds[c + 1], *books_of_batch)
+    in_parallel(take_chunk, bounds.size - 1, bounds, books_of_batch)
 
 
 @kernel()
@@ -427,16 +442,18 @@ def count_norms(norms, bin_edges, bin_guesses, bin_counts):
     return total
 
 
-@kernel(parallel=True)
-def add_and_count_norms(rows, norms, totals, bin_edges, bin_guesses, bin_counts):
-    """`add_norms`, and on another thread `count_norms`, whose sum it returns."""
-    total = 0.0
-    for part in numba.prange(2):
-        if part == 0:
-            add_norms(rows, norms, totals)
-        else:
-            total += count_norms(norms, bin_edges, bin_guesses, bin_counts)
-    return total
+@kernel()
+def add_or_count_norms(part, total, rows, norms, totals, bins):
+    if part == 0:
+        add_norms(rows, norms, totals)
+    else:
+        total[0] = count_norms(norms, *bins)
+
+
+@kernel()
+def add_and_count_norms(total, rows, norms, totals, *bins):
+    """`add_norms`, and on another thread `count_norms`, whose sum `total` (1,) float64 receives."""
+    in_parallel(add_or_count_norms, 2, total, rows, norms, totals, bins)
 
 
 @kernel()

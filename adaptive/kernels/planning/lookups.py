@@ -12,11 +12,10 @@ is in the cache.
 
 from typing import Final
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.kernels.jit import at, kernel
+from adaptive.kernels.jit import at, in_parallel, kernel
 
 HOT_LOOKUPS: Final = 64  # a row with more is hot; a power of two
 
@@ -197,7 +196,20 @@ def distinct_rows(
     return num_rows
 
 
-@kernel(parallel=True)
+@kernel()
+def find_chunk(c, bounds, sizes, inputs, outputs):
+    ids, spans, span_tables, table_sizes, table_starts, places, used = inputs
+    rows, counts, inverse, table_ends = outputs
+    table, end_table, feature, end_feature = bounds[c, 0], bounds[c + 1, 0], bounds[c, 1], bounds[c + 1, 1]
+    first, last = bounds[c, 2], bounds[c + 1, 2]
+    sizes[c] = distinct_rows(
+        table, ids, spans[feature:end_feature], span_tables[feature:end_feature],
+        table_sizes[table:end_table], table_starts[table:end_table], places[c], used[c],
+        rows[first:last], counts[first:last], inverse[first:last], table_ends[table:end_table],
+    )  # fmt: skip
+
+
+@kernel()
 def find_chunks(
     bounds, ids, spans, span_tables, table_sizes, table_starts, places, used, rows, counts, inverse, table_ends, sizes
 ):
@@ -207,22 +219,8 @@ def find_chunks(
     (C, ...) and used (C, ...): one hash table for each. A chunk's rows and counts begin at its first lookup. sizes (C,)
     int64 receives what `distinct_rows` returns.
     """
-    for c in numba.prange(sizes.size):
-        tables, features, part = bounds[c : c + 2, 0], bounds[c : c + 2, 1], bounds[c : c + 2, 2]
-        sizes[c] = distinct_rows(
-            tables[0],
-            ids,
-            spans[features[0] : features[1]],
-            span_tables[features[0] : features[1]],
-            table_sizes[tables[0] : tables[1]],
-            table_starts[tables[0] : tables[1]],
-            places[c],
-            used[c],
-            rows[part[0] : part[1]],
-            counts[part[0] : part[1]],
-            inverse[part[0] : part[1]],
-            table_ends[tables[0] : tables[1]],
-        )
+    inputs = ids, spans, span_tables, table_sizes, table_starts, places, used
+    in_parallel(find_chunk, sizes.size, bounds, sizes, inputs, (rows, counts, inverse, table_ends))
 
 
 @kernel()
@@ -336,7 +334,24 @@ def one_each(bag_starts, first, num_lookups):
     return others == 0
 
 
-@kernel(parallel=True)
+@kernel()
+def group_chunk(c, bounds, of_chunks, bags_of_group, of_rows, grouped):
+    chunk_rows, chunk_counts, inverse, table_ends = of_chunks
+    (bag_starts, bag_vectors), (rows, counts, segments) = bags_of_group, of_rows
+    first, last, row, end = bounds[c, 2], bounds[c + 1, 2], bounds[c, 4], bounds[c + 1, 4]
+    part, bags, bags_end = inverse[first:last], bounds[c, 3], bounds[c + 1, 3]
+    rows[row:end] = chunk_rows[first : first + end - row]
+    counts[row:end] = chunk_counts[first : first + end - row]
+    fill_segments(
+        part, counts[row:end], first, bag_starts[bags : bags_end + 1], bag_vectors[bags:bags_end],
+        segments[row + 1 : end + 1], *grouped,
+    )  # fmt: skip
+    if row > 0:
+        part += np.int32(row)
+        table_ends[bounds[c, 0] : bounds[c + 1, 0]] += row
+
+
+@kernel()
 def group_chunks(
     bounds, chunk_rows, chunk_counts, inverse, table_ends, bag_starts, bag_vectors,
     rows, counts, segments, vectors, origins,
@@ -348,15 +363,7 @@ def group_chunks(
     and counts (U,); segments (U + 1,) int64 start of each row's lookups; vectors and origins: see `fill_segments`.
     """
     segments[0] = 0
-    for c in numba.prange(bounds.shape[0] - 1):
-        first, last, row, end = bounds[c, 2], bounds[c + 1, 2], bounds[c, 4], bounds[c + 1, 4]
-        part, bags, bags_end = inverse[first:last], bounds[c, 3], bounds[c + 1, 3]
-        rows[row:end] = chunk_rows[first : first + end - row]
-        counts[row:end] = chunk_counts[first : first + end - row]
-        fill_segments(
-            part, counts[row:end], first, bag_starts[bags : bags_end + 1], bag_vectors[bags:bags_end],
-            segments[row + 1 : end + 1], vectors, origins,
-        )  # fmt: skip
-        if row > 0:
-            part += np.int32(row)
-            table_ends[bounds[c, 0] : bounds[c + 1, 0]] += row
+    of_chunks, of_rows = (chunk_rows, chunk_counts, inverse, table_ends), (rows, counts, segments)
+    in_parallel(
+        group_chunk, bounds.shape[0] - 1, bounds, of_chunks, (bag_starts, bag_vectors), of_rows, (vectors, origins)
+    )

@@ -4,10 +4,9 @@ Letters and locations: see `kernels.rows.cpu`. A separate pass before the update
 the update's formulas are the same.
 """
 
-import numba
 import numpy as np
 
-from adaptive.kernels.jit import kernel
+from adaptive.kernels.jit import in_parallel, kernel
 from adaptive.kernels.rows.cpu.initial import mix
 from adaptive.kernels.vector.bfloat16 import NEAREST
 from adaptive.kernels.vector.row_ops import AHEAD, Scalar, prefetch_row, row_op
@@ -19,7 +18,22 @@ def scale_row(rows, factor: Scalar):
     return rows * factor
 
 
-@kernel(parallel=True)
+@kernel()
+def decay_chunk(chunk, num_chunks, arrays):
+    """Scale the rows of one chunk. arrays: all of `decay` but num_chunks."""
+    flip, locations, factor, keys, weights = arrays
+    num_rows = locations.size
+    last = (chunk + 1) * num_rows // num_chunks
+    for u in range(chunk * num_rows // num_chunks, last):
+        location = locations[u]
+        if (location < 0) != (flip < 0):
+            continue
+        if u + AHEAD < last and (locations[u + AHEAD] < 0) == (flip < 0):
+            prefetch_row(weights, locations[u + AHEAD] ^ flip)
+        scale_row(weights, np.uint64(location ^ flip), factor, mix(keys[u]) if keys.size > 0 else NEAREST)
+
+
+@kernel()
 def decay(flip, locations, factor, keys, weights, num_chunks):
     """weights[i] *= factor for the rows of one tier.
 
@@ -27,13 +41,4 @@ def decay(flip, locations, factor, keys, weights, num_chunks):
     locations (n,) int64, each row once; factor float32; keys (n,) uint64 or empty, as in `update.update`; weights
     (rows, D) float32 or bfloat16, which are rounded here and by the update, with keys that are not related.
     """
-    num_rows = locations.size
-    for chunk in numba.prange(num_chunks):
-        last = (chunk + 1) * num_rows // num_chunks
-        for u in range(chunk * num_rows // num_chunks, last):
-            location = locations[u]
-            if (location < 0) != (flip < 0):
-                continue
-            if u + AHEAD < last and (locations[u + AHEAD] < 0) == (flip < 0):
-                prefetch_row(weights, locations[u + AHEAD] ^ flip)
-            scale_row(weights, np.uint64(location ^ flip), factor, mix(keys[u]) if keys.size > 0 else NEAREST)
+    in_parallel(decay_chunk, num_chunks, num_chunks, (flip, locations, factor, keys, weights))

@@ -18,10 +18,9 @@ of one visit is applied as `update.update` would have done, bit for bit, with an
 
 import math
 
-import numba
 import numpy as np
 
-from adaptive.kernels.jit import kernel
+from adaptive.kernels.jit import in_parallel, kernel
 from adaptive.kernels.rows.cpu.move import clear_row, copy_row
 from adaptive.kernels.rows.cpu.steps import (
     ADAGRAD,
@@ -184,33 +183,39 @@ def apply_sums(
         norms[u] = apply_sum(weights, state, row, sums, squares, entry, kind, settings, corrections, key)
 
 
-@kernel(parallel=True)
+@kernel()
+def apply_chunk(chunk, num_chunks, num_rows, arrays):
+    """`apply_sums` of one chunk. arrays: all of `update_from_sums` but num_chunks."""
+    apply_sums(chunk * num_rows // num_chunks, (chunk + 1) * num_rows // num_chunks, *arrays)
+
+
+@kernel()
 def update_from_sums(
     flip, locations, entries, sums, squares, weights, state, kind, settings, corrections, keys, norms, num_chunks
 ):
     """`apply_sums` for all rows of one tier, or copies (flip 0)."""
-    num_rows = locations.size
-    for chunk in numba.prange(num_chunks):
-        first, last = chunk * num_rows // num_chunks, (chunk + 1) * num_rows // num_chunks
-        apply_sums(
-            first,
-            last,
-            flip,
-            locations,
-            entries,
-            sums,
-            squares,
-            weights,
-            state,
-            kind,
-            settings,
-            corrections,
-            keys,
-            norms,
-        )
+    arrays = flip, locations, entries, sums, squares, weights, state, kind, settings, corrections, keys, norms
+    in_parallel(apply_chunk, num_chunks, num_chunks, locations.size, arrays)
 
 
-@kernel(parallel=True)
+@kernel()
+def defer_chunk(chunk, dim, scratch, added, due, tiers):
+    """`defer` of one chunk: the arguments of `accumulate`; what is due; tables and rule."""
+    segments, (sums, squares, pending) = added[1], added[5:]
+    rows, locations, entries = due
+    num_chunks = scratch.shape[0]
+    first, last = chunk_start(segments, chunk, num_chunks), chunk_start(segments, chunk + 1, num_chunks)
+    own = (scratch[chunk : chunk + 1, :dim],)
+    accumulate(first, last, *(added + own))
+    first_due, last_due = np.searchsorted(rows, first), np.searchsorted(rows, last)
+    for i in range(first_due, last_due):
+        pending[entries[i]] = False
+    due_sums = locations, entries, sums, squares
+    apply_sums(first_due, last_due, 0, *(due_sums + tiers[:2] + tiers[4:]))
+    apply_sums(first_due, last_due, -1, *(due_sums + tiers[2:]))
+
+
+@kernel()
 def defer(
     entries, segments, vectors, scales, gradients, sums, squares, pending, due, due_locations, due_entries,
     device_weights, device_state, host_weights, host_state, kind, settings, corrections, keys, norms, scratch,
@@ -220,20 +225,7 @@ def defer(
     due (n,) int64 ascending: positions of the due rows among the U rows. The thread that has just finished a sum
     applies it. The other arguments are those of `update.update`; keys (n,) or empty, norms (n,).
     """
-    num_chunks = scratch.shape[0]
-    dim = gradients.shape[1]
-    for chunk in numba.prange(num_chunks):
-        first, last = chunk_start(segments, chunk, num_chunks), chunk_start(segments, chunk + 1, num_chunks)
-        g = scratch[chunk : chunk + 1, :dim]
-        accumulate(first, last, entries, segments, vectors, scales, gradients, sums, squares, pending, g)
-        first_due, last_due = np.searchsorted(due, first), np.searchsorted(due, last)
-        for i in range(first_due, last_due):
-            pending[due_entries[i]] = False
-        apply_sums(
-            first_due, last_due, np.int64(0), due_locations, due_entries, sums, squares,
-            device_weights, device_state, kind, settings, corrections, keys, norms,
-        )  # fmt: skip
-        apply_sums(
-            first_due, last_due, np.int64(-1), due_locations, due_entries, sums, squares,
-            host_weights, host_state, kind, settings, corrections, keys, norms,
-        )  # fmt: skip
+    added = entries, segments, vectors, scales, gradients, sums, squares, pending
+    tiers = device_weights, device_state, host_weights, host_state, kind, settings, corrections, keys, norms
+    due_sums = due, due_locations, due_entries
+    in_parallel(defer_chunk, scratch.shape[0], gradients.shape[1], scratch, added, due_sums, tiers)

@@ -2,10 +2,9 @@
 
 import math
 
-import numba
 import numpy as np
 
-from adaptive.kernels.jit import kernel
+from adaptive.kernels.jit import in_parallel, kernel
 from adaptive.kernels.rows.cpu.move import copy_row
 from adaptive.kernels.vector.row_ops import AHEAD, prefetch_row, row_op
 from adaptive.kernels.vector.row_sums import square_sum
@@ -48,18 +47,20 @@ def drift_range(first, last, locations, entries, has_snapshot, device_weights, h
             copy_row(snapshots, entries[i], host_weights, ~locations[i])
 
 
-@kernel(parallel=True)
+@kernel()
+def drift_chunk(chunk, scratch, num_rows, dim, arrays):
+    """Drift of the rows of one chunk. arrays: all of `drift` but scratch."""
+    first, last = chunk * num_rows // scratch.shape[0], (chunk + 1) * num_rows // scratch.shape[0]
+    own = (scratch[chunk : chunk + 1, :dim],)
+    drift_range(first, last, *(arrays + own))
+
+
+@kernel()
 def drift(locations, entries, has_snapshot, device_weights, host_weights, snapshots, drifts, scratch):
     """drifts[i] = ||row - snapshot|| / ||row||, NaN without a snapshot; renew the snapshot.
 
     locations (n,) int64; entries (n,) int32 rows of `snapshots` (H, D), each once; has_snapshot (n,) bool; scratch
     (chunks, >= D) float32. A row of zeros has drift inf, or 0 if its snapshot is zero too.
     """
-    num_chunks = scratch.shape[0]
-    num_rows = locations.size
-    for chunk in numba.prange(num_chunks):
-        first, last = chunk * num_rows // num_chunks, (chunk + 1) * num_rows // num_chunks
-        delta = scratch[chunk : chunk + 1, : snapshots.shape[1]]
-        drift_range(
-            first, last, locations, entries, has_snapshot, device_weights, host_weights, snapshots, drifts, delta
-        )
+    arrays = locations, entries, has_snapshot, device_weights, host_weights, snapshots, drifts
+    in_parallel(drift_chunk, scratch.shape[0], scratch, locations.size, snapshots.shape[1], arrays)

@@ -1,9 +1,8 @@
 """Copies of rows with their state. Letters and locations: see `kernels.rows.cpu`."""
 
-import numba
 import numpy as np
 
-from adaptive.kernels.jit import kernel
+from adaptive.kernels.jit import in_parallel, kernel
 from adaptive.kernels.vector.row_ops import AHEAD, prefetch_row, row_op
 
 
@@ -38,9 +37,13 @@ def copy_rows(to_weights, to_state, to_rows, from_weights, from_state, from_rows
             to_state[to_rows[i], s] = from_state[from_rows[i], s]
 
 
-@kernel(parallel=True)
+@kernel()
+def copy_share(c, bounds, to_weights, to_state, to_rows, source):
+    first, last = bounds[c], bounds[c + 1]
+    copy_rows(to_weights, to_state, to_rows[first:last], source[0], source[1], source[2][first:last])
+
+
+@kernel()
 def copy_shares(bounds, to_weights, to_state, to_rows, *source):
     """`copy_rows` by several threads; bounds (C + 1,) int64 are those of their shares of the rows."""
-    for c in numba.prange(bounds.size - 1):
-        first, last = bounds[c], bounds[c + 1]
-        copy_rows(to_weights, to_state, to_rows[first:last], source[0], source[1], source[2][first:last])
+    in_parallel(copy_share, bounds.size - 1, bounds, to_weights, to_state, to_rows, source)

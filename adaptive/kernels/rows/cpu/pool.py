@@ -1,9 +1,8 @@
 """Forward pass: bags of rows become vectors. Letters, locations: see `kernels.rows.cpu`."""
 
-import numba
 import numpy as np
 
-from adaptive.kernels.jit import at, kernel
+from adaptive.kernels.jit import at, in_parallel, kernel
 from adaptive.kernels.rows.cpu.move import clear_row
 from adaptive.kernels.vector.row_ops import Scalar, row_op
 from adaptive.kernels.vector.row_sums import finish_stores, may_pass_caches, sum_found_rows, sum_found_rows_past_caches
@@ -86,19 +85,24 @@ def count_on_host(first, last, inverse, locations):
 @kernel()
 def pool_range(first, last, out, bag_vectors, bag_starts, inverse, locations, scales, device_weights, host_weights):
     """Pool the bags [first, last): see `pool`."""
-    # np.int64(0) and not 0 below: numba would compile the kernel again for each literal.
     past_caches = out.size >= PAST_CACHES and may_pass_caches(out)
     num_host = count_on_host(bag_starts[first], bag_starts[last], inverse, locations)
     where = bag_vectors, bag_starts, inverse, locations
     if scales.size == 0 and num_host == 0:
-        pool_plain(first, last, out, *where, device_weights, np.int64(0), past_caches)
+        pool_plain(first, last, out, *where, device_weights, 0, past_caches)
     elif scales.size == 0 and num_host == bag_starts[last] - bag_starts[first]:
-        pool_plain(first, last, out, *where, host_weights, np.int64(-1), past_caches)
+        pool_plain(first, last, out, *where, host_weights, -1, past_caches)
     else:
         pool_mixed(first, last, out, *where, scales, device_weights, host_weights)
 
 
-@kernel(parallel=True)
+@kernel()
+def pool_chunk(chunk, num_chunks, num_bags, arrays):
+    """Pool the bags of one chunk. arrays: those of `pool`."""
+    pool_range(chunk * num_bags // num_chunks, (chunk + 1) * num_bags // num_chunks, *arrays)
+
+
+@kernel()
 def pool(out, bag_vectors, bag_starts, inverse, locations, scales, device_weights, host_weights, num_chunks):
     """out[bag_vectors[b]] = sum over p in bag b of scales[p] * row at locations[inverse[p]].
 
@@ -106,7 +110,5 @@ def pool(out, bag_vectors, bag_starts, inverse, locations, scales, device_weight
     distinct rows; scales (N,) float32 or empty (all 1); *_weights (rows, D) float32. A sum starts from its first term
     and runs in lookup order; empty bags give zeros. Results do not depend on the number of chunks.
     """
-    num_bags = bag_vectors.size
-    for chunk in numba.prange(num_chunks):
-        first, last = chunk * num_bags // num_chunks, (chunk + 1) * num_bags // num_chunks
-        pool_range(first, last, out, bag_vectors, bag_starts, inverse, locations, scales, device_weights, host_weights)
+    arrays = out, bag_vectors, bag_starts, inverse, locations, scales, device_weights, host_weights
+    in_parallel(pool_chunk, num_chunks, num_chunks, bag_vectors.size, arrays)

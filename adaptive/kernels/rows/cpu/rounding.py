@@ -7,7 +7,7 @@ trained batches, not visits of the row, and checkpoints contain it.
 import numpy as np
 
 from adaptive.kernels.jit import kernel
-from adaptive.kernels.rows.cpu.initial import GOLDEN, mix
+from adaptive.kernels.rows.cpu.initial import GOLDEN, mix, table_at
 
 
 @kernel(noalias=True)
@@ -20,7 +20,7 @@ def rounding_keys(rows, table_starts, table_keys, number, keys):
     """
     batch, first, num_rows = mix(np.uint64(number) + GOLDEN), np.uint64(0), np.uint64(rows.size)
     while first < num_rows:
-        table = np.searchsorted(table_starts, rows[first], side="right") - 1
+        table = table_at(table_starts, rows[first])
         start, stop = table_starts[table], table_starts[table + 1]
         last = first + np.uint64(1)
         while last < num_rows and start <= rows[last] and rows[last] < stop:

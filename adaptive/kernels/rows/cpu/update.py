@@ -1,9 +1,8 @@
 """Updates of rows from gradients of vectors. Letters, locations: see `kernels.rows.cpu`."""
 
-import numba
 import numpy as np
 
-from adaptive.kernels.jit import kernel
+from adaptive.kernels.jit import in_parallel, kernel
 from adaptive.kernels.rows.cpu.steps import apply_update
 from adaptive.kernels.vector.bfloat16 import NEAREST
 from adaptive.kernels.vector.row_ops import AHEAD, prefetch_row
@@ -62,9 +61,9 @@ def update_range(
     sums = row_locations, segments, vectors, scales, gradients
     rule = kind, settings, corrections, keys, norms, g
     if num_host < last - first:
-        update_tier(first, last, np.int64(0), *sums, device_weights, device_state, *rule)
+        update_tier(first, last, 0, *sums, device_weights, device_state, *rule)
     if num_host > 0:
-        update_tier(first, last, np.int64(-1), *sums, host_weights, host_state, *rule)
+        update_tier(first, last, -1, *sums, host_weights, host_state, *rule)
 
 
 @kernel()
@@ -82,7 +81,16 @@ def chunk_start(segments, chunk, num_chunks):
     return low
 
 
-@kernel(parallel=True)
+@kernel()
+def update_chunk(chunk, segments, dim, scratch, arrays):
+    """Update the rows of one chunk. arrays: all of `update` but scratch."""
+    num_chunks = scratch.shape[0]
+    first, last = chunk_start(segments, chunk, num_chunks), chunk_start(segments, chunk + 1, num_chunks)
+    own = (scratch[chunk : chunk + 1, :dim],)
+    update_range(first, last, *(arrays + own))
+
+
+@kernel()
 def update(
     row_locations, segments, vectors, scales, gradients, device_weights, device_state, host_weights, host_state,
     kind, settings, corrections, keys, norms, scratch,
@@ -95,12 +103,8 @@ def update(
     nearest; norms (U,) float32 receives the L2 norm of each change; scratch (chunks, >= D) float32. One
     thread handles a row, so results do not depend on the number of chunks.
     """
-    num_chunks = scratch.shape[0]
-    dim = gradients.shape[1]
-    for chunk in numba.prange(num_chunks):
-        first, last = chunk_start(segments, chunk, num_chunks), chunk_start(segments, chunk + 1, num_chunks)
-        update_range(
-            first, last, row_locations, segments, vectors, scales, gradients,
-            device_weights, device_state, host_weights, host_state,
-            kind, settings, corrections, keys, norms, scratch[chunk : chunk + 1, :dim],
-        )  # fmt: skip
+    arrays = (
+        row_locations, segments, vectors, scales, gradients, device_weights, device_state, host_weights, host_state,
+        kind, settings, corrections, keys, norms,
+    )  # fmt: skip
+    in_parallel(update_chunk, scratch.shape[0], segments, gradients.shape[1], scratch, arrays)
