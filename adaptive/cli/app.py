@@ -4,8 +4,10 @@
 traceback. Anything else is a bug and exits with 1.
 """
 
+import atexit
 import difflib
 import errno
+import gc
 import inspect
 import os
 import re
@@ -119,6 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
     show_anything()
+    atexit.register(gc.freeze)  # or Python looks for garbage among a million objects of libraries once more
     _check_working_directory()
     _refuse_empty(words)
     _refuse_unknown(words)

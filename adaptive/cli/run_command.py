@@ -15,6 +15,7 @@ from adaptive.cli.flags import given_flags, with_flags
 from adaptive.cli.launching import launch_ranks, refuse_within_ranks, settings_for_ranks
 from adaptive.cli.output import own_stdout, print_result
 from adaptive.errors import ConfigError
+from adaptive.system import without_garbage_collection
 
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig
@@ -62,8 +63,9 @@ def run(
         )
     if ranks is not None and not dry_run:
         _launch(ranks, settings)
-    from adaptive.training.runs import auto_resume_run, plan_run, train_run
-    from adaptive.training.runs.distributed import launched_ranks
+    with without_garbage_collection():
+        from adaptive.training.runs import auto_resume_run, plan_run, train_run
+        from adaptive.training.runs.distributed import launched_ranks
 
     with own_stdout():
         if dry_run:

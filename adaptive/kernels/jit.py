@@ -240,8 +240,9 @@ def in_parallel(work: Any, count: int, *values: Any) -> None:
     `work` is a kernel that returns nothing and can only run out of memory. The same as a `prange`, for which
     numba generates and compiles three functions around a fourth copy of the body.
     """
+    plain = getattr(work, "py_func", work)
     for i in range(count):
-        work.py_func(i, *values)
+        plain(i, *values)
 
 
 class _InParallel(AbstractTemplate):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adaptive.kernels import jit
 from adaptive.kernels.jit import in_parallel, kernel
 
 
@@ -20,18 +21,6 @@ def add_one(item, counts, amounts):
 @kernel()
 def add_each(counts, amounts):
     in_parallel(add_one, counts.size, counts, amounts)
-
-
-@kernel()
-def fill(item, counts, number):
-    counts[item] = number
-
-
-@kernel()
-def fill_thrice(counts, number):
-    fill(0, counts, 5)
-    fill(counts.size - 1, counts, number)
-    in_parallel(fill, 1, counts, 7)
 
 
 @kernel(makes_arrays=True)
@@ -56,7 +45,19 @@ def test_each_item_is_worked_on_once(count: int) -> None:
     np.testing.assert_array_equal(counts, 2 * expected)
 
 
-def test_callers_with_constants_and_variables_share_one_code() -> None:
+def test_callers_with_constants_and_variables_share_one_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "_CACHE_DIR", None)
+
+    @kernel()
+    def fill(item, counts, number):
+        counts[item] = number
+
+    @kernel()
+    def fill_thrice(counts, number):
+        fill(0, counts, 5)
+        fill(counts.size - 1, counts, number)
+        in_parallel(fill, 1, counts, 7)
+
     counts = np.zeros(3, np.int64)
     fill_thrice(counts, 9)
     assert counts.tolist() == [7, 0, 9]
