@@ -4,8 +4,7 @@
     python -m benchmarks.study_sequences --runs FILE --report                     print the table
 
 All models see the same samples in the same order, with the same columns, rows, rates and number of steps. A difference
-is that of two runs with one seed. Seeds begin at `FRESH`: none below has tuned anything, those from 10 on chose
-defaults.
+is that of two runs with one seed. Seeds begin at `FIRST`; those below chose the models' defaults.
 """
 
 import argparse
@@ -14,10 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import Table
-from benchmarks.study_cells import FRESH, Setting, Way
+from benchmarks.study_cells import Setting, Way
 from benchmarks.study_runs import Runs, train
 from benchmarks.study_sets import is_there
 
+FIRST: Final = 200
 MODELS: Final = ("dlrm", "din", "hstu")
 SETTINGS: Final = tuple(
     Setting(name, name, {"batch_size": 64}) for name in ("jd-sequences", "diginetica-sequences", "taobao-shaped")
@@ -30,7 +30,7 @@ def way(model: str) -> Way:
 
 def train_missing(runs: Runs, seeds: int, only: str) -> None:
     """Files that are made of real data stay next to the file of runs."""
-    for seed in range(FRESH, FRESH + seeds):
+    for seed in range(FIRST, FIRST + seeds):
         for setting in SETTINGS:
             for model in MODELS if only in setting.name and is_there(setting) else ():
                 if runs.get(setting, way(model), seed) is None:
@@ -45,7 +45,7 @@ def report(runs: Runs, seeds: int) -> Table:
     for setting in SETTINGS:
         of_seeds = [
             [run.summary["auc"] for model in MODELS if (run := runs.get(setting, way(model), seed)) is not None]
-            for seed in range(FRESH, FRESH + seeds)
+            for seed in range(FIRST, FIRST + seeds)
         ]
         columns = list(zip(*(aucs for aucs in of_seeds if len(aucs) == len(MODELS)), strict=True))
         if columns:
