@@ -25,7 +25,7 @@ _ROWS = 4  # vectors whose sums are taken together: each load serves four of the
 Items = NDArray[np.float32]
 
 
-@kernel()
+@kernel(inline=True)
 def _copy(source: Items, at: int, target: Items, to: int, count: int) -> None:
     whole = count - count % SIMD_WIDTH
     for k in range(0, whole, SIMD_WIDTH):
@@ -40,7 +40,7 @@ def _row_start(i: int, num_own: int) -> int:
     return i * (i - 1) // 2 + num_own * i
 
 
-@kernel()
+@kernel(inline=True)
 def _copy_rows(
     source: Items, at: int, stride: int, target: Items, to: int, to_stride: int, shape: tuple[int, int]
 ) -> None:
@@ -105,7 +105,7 @@ def dot_forward(
     _forward(bottom, pooled, int(include_self), out)
 
 
-@kernel()
+@kernel(inline=True)
 def _fill_weights(weights: Items, rows: int, num_vectors: int, num_own: int, grad: Items, at: int) -> None:
     """Fill the symmetric W (vectors, rows): grad of vector i = sum over j of W[j, i] * j."""
     step, dot, row = np.uint64(1), np.uint64(at), np.uint64(rows)  # unsigned: numba then checks no negative indices
