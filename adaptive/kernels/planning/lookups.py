@@ -334,7 +334,7 @@ def one_each(bag_starts, first, num_lookups):
     return others == 0
 
 
-@kernel()
+@kernel(makes_arrays=True)
 def group_chunk(c, bounds, of_chunks, bags_of_group, of_rows, grouped):
     chunk_rows, chunk_counts, inverse, table_ends = of_chunks
     (bag_starts, bag_vectors), (rows, counts, segments) = bags_of_group, of_rows
