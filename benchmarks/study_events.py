@@ -65,9 +65,8 @@ def write_next_items(sequences: Sequences, path: Path, *, part: Part = "all", se
     A negative's target is that of a line drawn at random among all of `part`.
     """
     places = [place for sequence in sequences for place in _places(sequence, part)]
-    targets = np.array([sequence[at] for sequence, at in places], np.int64)
-    drawn = targets[np.random.default_rng(seed).integers(len(targets), size=len(targets))]
-    _write(path, ("label", "target", "last", "history"), _next_item_rows(places, drawn.tolist()))
+    rest = [(sequence[at - 1], _joined(sequence[max(at - 1 - HISTORY, 0) : at - 1])) for sequence, at in places]
+    _write_with_negatives(path, ("last", "history"), [sequence[at] for sequence, at in places], rest, seed)
 
 
 def write_sequences(sequences: Sequences, path: Path, *, latest: int, most: int = 20, seed: int = 0) -> None:
@@ -78,15 +77,8 @@ def write_sequences(sequences: Sequences, path: Path, *, latest: int, most: int 
         most: items of a history, whose last is the one before the target.
     """
     places = [place for sequence in sequences for place in _places(sequence, "all")][-(latest // 2) :]
-    targets = [sequence[at] for sequence, at in places]
-    drawn = np.random.default_rng(seed).integers(len(targets), size=len(targets)).tolist()
-    histories = ["|".join(map(str, sequence[max(at - most, 0) : at])) for sequence, at in places]
-    lines = zip(targets, drawn, histories, strict=True)
-    _write(
-        path,
-        ("label", "target", "history"),
-        (row for target, other, history in lines for row in ((1, target, history), (0, targets[other], history))),
-    )
+    histories = [(_joined(sequence[max(at - most, 0) : at]),) for sequence, at in places]
+    _write_with_negatives(path, ("history",), [sequence[at] for sequence, at in places], histories, seed)
 
 
 def write_stream(path: Path, *, samples: int, most: int = 20) -> None:
@@ -101,7 +93,7 @@ def write_stream(path: Path, *, samples: int, most: int = 20) -> None:
         for batch in dataset.train(1 << 12):
             ids = batch.ids.reshape(3, most + 1, -1).transpose(2, 0, 1)
             for label, (user, item, category) in zip(batch.labels.tolist(), ids.tolist(), strict=True):
-                lists = ("|".join(map(str, values[:-1])) for values in (item, category))
+                lists = map(_joined, (item[:-1], category[:-1]))
                 yield int(label), user[-1], item[-1], category[-1], *lists
 
     _write(path, names, rows())
@@ -114,11 +106,18 @@ def _places(sequence: list[int], part: Part) -> Iterator[tuple[list[int], int]]:
         yield sequence, at
 
 
-def _next_item_rows(places: list[tuple[list[int], int]], drawn: list[int]) -> Iterator[tuple[object, ...]]:
-    for (sequence, at), other in zip(places, drawn, strict=True):
-        history = "|".join(map(str, sequence[max(at - 1 - HISTORY, 0) : at - 1]))
-        yield 1, sequence[at], sequence[at - 1], history
-        yield 0, other, sequence[at - 1], history
+def _write_with_negatives(
+    path: Path, names: tuple[str, ...], targets: list[int], rest: Iterable[tuple[object, ...]], seed: int
+) -> None:
+    """Write a line of each target and the rest, named `names`, each followed by one of another line's target."""
+    drawn = np.random.default_rng(seed).integers(len(targets), size=len(targets)).tolist()
+    lines = zip(targets, drawn, rest, strict=True)
+    rows = (row for target, other, cells in lines for row in ((1, target, *cells), (0, targets[other], *cells)))
+    _write(path, ("label", "target", *names), rows)
+
+
+def _joined(items: list[int]) -> str:
+    return "|".join(map(str, items))
 
 
 def write_invoices(archive: Path, path: Path) -> None:
