@@ -8,15 +8,14 @@ runs with one seed: they begin with the same values, rounded or not, and see the
 Adam, rows are float32 and their state is bfloat16; in all other settings it is the other way round.
 """
 
-import argparse
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import Table
 from benchmarks.study_cells import ROW_OPTIMIZERS, Setting, Way, stream
-from benchmarks.study_runs import Runs, train
+from benchmarks.study_runs import Runs
+from benchmarks.study_seeds import change_text, paired_aucs, run_study, train_cells
 from benchmarks.study_sets import LARGE, is_there
 
 FORMATS: Final = {
@@ -48,57 +47,32 @@ def way(setting: Setting, name: str) -> Way:
     return Way(name, "lfu", config={"skip": None, "model_options": options, "optimizer": optimizer})
 
 
-def train_missing(runs: Runs, seeds: int, only: str) -> None:
-    """Files that are made of real data stay next to the file of runs."""
-    for seed in range(seeds):
-        for setting in settings():
-            for name in FORMATS:
-                if only in setting.name and runs.get(setting, way(setting, name), seed) is None:
-                    (run,) = train(setting, way(setting, name), seed, folder=runs.path.parent / "bfloat16")
-                    runs.add(run)
-                    print(run.key, run.summary.get("auc"), run.error or "", flush=True)
+def train_missing(runs: Runs, seeds: range, only: str) -> None:
+    chosen = [setting for setting in settings() if only in setting.name]
+    cells = ((setting, way(setting, name), seed) for seed in seeds for setting in chosen for name in FORMATS)
+    train_cells(runs, cells, "bfloat16")
 
 
-def report(runs: Runs, seeds: int) -> Table:
+def report(runs: Runs, seeds: range) -> Table:
     """Mean differences of AUC to float32, with their standard errors; the last row is of all runs."""
     names = list(FORMATS)[1:]
     table = Table("AUC of rows in bfloat16 less that of float32", ["data", "seeds", "float32", *names])
-    everything: dict[str, list[float]] = {name: [] for name in names}
+    everything: list[list[float]] = [[] for _ in names]
     for setting in settings():
-        by_format = {name: [runs.get(setting, way(setting, name), seed) for seed in range(seeds)] for name in FORMATS}
-        whole = [of_seed for of_seed in zip(*by_format.values(), strict=True) if None not in of_seed]
-        if not whole:
-            continue
-        auc = {
-            name: [run.summary["auc"] for run in column]
-            for name, column in zip(FORMATS, zip(*whole, strict=True), strict=True)
-        }
-        differences = {name: [a - b for a, b in zip(auc[name], auc["float32"], strict=True)] for name in names}
-        for name in names:
-            everything[name] += differences[name]
-        table.add(setting.name, len(whole), f"{statistics.mean(auc['float32']):.4f}", *map(_text, differences.values()))
-    table.add("all", len(everything[names[0]]), None, *map(_text, everything.values()))
+        aucs, changes = paired_aucs(runs, setting, [way(setting, name) for name in FORMATS], seeds)
+        if aucs:
+            everything = [[*earlier, *of_setting] for earlier, of_setting in zip(everything, changes, strict=True)]
+            table.add(setting.name, len(aucs[0]), f"{statistics.mean(aucs[0]):.4f}", *map(_text, changes))
+    table.add("all", len(everything[0]), None, *map(_text, everything))
     return table
 
 
-def _text(differences: list[float]) -> str:
-    if len(differences) < 2:
-        return ", ".join(f"{difference:+.5f}" for difference in differences)
-    error = statistics.stdev(differences) / len(differences) ** 0.5
-    return f"{statistics.mean(differences):+.5f} ± {error:.5f}"
+def _text(changes: list[float]) -> str:
+    return change_text(changes, 5) if len(changes) > 1 else ", ".join(f"{change:+.5f}" for change in changes)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", default="", help="settings whose name contains this")
-    parser.add_argument("--report", action="store_true")
-    options = parser.parse_args()
-    runs = Runs(options.runs)
-    if not options.report:
-        train_missing(runs, options.seeds, options.only)
-    print(report(runs, options.seeds).markdown())
+    run_study(__doc__, Runs, train_missing, report)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,9 @@ bought games of Amazon, the last of each user held out. Each evaluation ranks al
 twin has its own order of samples, initial values of the same deviations, and Adagrad with the same rates.
 """
 
-import argparse
 import gzip
 import json
-import statistics
-from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +24,7 @@ from adaptive.training.runs.training import train_run
 from benchmarks import study_events as events
 from benchmarks.harness import Table
 from benchmarks.study_cells import FRESH
+from benchmarks.study_seeds import run_study, spread_text
 from benchmarks.study_sets import data_folder
 from benchmarks.two_tower_twin import Twin, train
 
@@ -134,48 +133,35 @@ class Runs:
         self.recalls[name, way, seed] = recall
 
 
-def train_missing(runs: Runs, seeds: Iterable[int], only: str) -> None:
+def train_missing(runs: Runs, seeds: range, only: str) -> None:
     names = [name for name, file in FILES.items() if only in name and (data_folder() / file).is_file()]
     pairs = {name: read(name) for name in names}
-    for seed in seeds:
-        for name in names:
-            for way in WAYS:
-                if (name, way, seed) not in runs.recalls:
-                    is_twin, folder = way.startswith("twin"), runs.path.parent / "retrieval" / name
-                    recall = (
-                        recall_of_twin(pairs[name], way, seed)
-                        if is_twin
-                        else recall_of_run(pairs[name], way, seed, folder)
-                    )
-                    runs.add(name, way, seed, recall)
-                    print(name, way, seed, recall, flush=True)
+    for seed, name, way in product(seeds, names, WAYS):
+        if (name, way, seed) in runs.recalls:
+            continue
+        if way.startswith("twin"):
+            recall = recall_of_twin(pairs[name], way, seed)
+        else:
+            recall = recall_of_run(pairs[name], way, seed, runs.path.parent / "retrieval" / name)
+        runs.add(name, way, seed, recall)
+        print(name, way, seed, recall, flush=True)
 
 
-def report(runs: Runs, seeds: Iterable[int]) -> Table:
+def report(runs: Runs, seeds: range) -> Table:
     """Mean Recall@20 ± standard deviation over seeds."""
     table = Table("Recall@20", ["data", *WAYS])
     for name in FILES:
         cells = []
         for way in WAYS:
             recalls = [recall for seed in seeds if (recall := runs.recalls.get((name, way, seed))) is not None]
-            spread = statistics.stdev(recalls) if len(recalls) > 1 else float("nan")
-            cells.append(f"{statistics.mean(recalls):.4f} ± {spread:.4f} ({len(recalls)})" if recalls else None)
+            cells.append(f"{spread_text(recalls)} ({len(recalls)})" if recalls else None)
         if any(cells):
             table.add(name, *cells)
     return table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", default="", help="sets whose name contains this")
-    parser.add_argument("--report", action="store_true")
-    options = parser.parse_args()
-    runs, seeds = Runs(options.runs), range(FRESH, FRESH + options.seeds)
-    if not options.report:
-        train_missing(runs, seeds, options.only)
-    print(report(runs, seeds).markdown())
+    run_study(__doc__, Runs, train_missing, report, first=FRESH)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,12 @@ All models see the same samples in the same order, with the same columns, rows, 
 is that of two runs with one seed. Seeds begin at `FIRST`; those below chose the models' defaults.
 """
 
-import argparse
-import statistics
-from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import Table
 from benchmarks.study_cells import Setting, Way
-from benchmarks.study_runs import Runs, train
+from benchmarks.study_runs import Runs
+from benchmarks.study_seeds import change_text, paired_aucs, run_study, spread_text, train_cells
 from benchmarks.study_sets import is_there
 
 FIRST: Final = 200
@@ -28,52 +26,24 @@ def way(model: str) -> Way:
     return Way(model, "lfu", config={"model": model, "skip": {"rule": "off"}})
 
 
-def train_missing(runs: Runs, seeds: int, only: str) -> None:
-    """Files that are made of real data stay next to the file of runs."""
-    for seed in range(FIRST, FIRST + seeds):
-        for setting in SETTINGS:
-            for model in MODELS if only in setting.name and is_there(setting) else ():
-                if runs.get(setting, way(model), seed) is None:
-                    (run,) = train(setting, way(model), seed, folder=runs.path.parent / "sequences")
-                    runs.add(run)
-                    print(run.key, run.summary.get("auc"), run.error or "", flush=True)
+def train_missing(runs: Runs, seeds: range, only: str) -> None:
+    chosen = [setting for setting in SETTINGS if only in setting.name and is_there(setting)]
+    cells = ((setting, way(model), seed) for seed in seeds for setting in chosen for model in MODELS)
+    train_cells(runs, cells, "sequences")
 
 
-def report(runs: Runs, seeds: int) -> Table:
+def report(runs: Runs, seeds: range) -> Table:
     """AUC over seeds, and mean differences to `dlrm` with their standard errors."""
     table = Table("AUC", ["data", "seeds", *MODELS, *(f"{model} less dlrm" for model in MODELS[1:])])
     for setting in SETTINGS:
-        of_seeds = [
-            [run.summary["auc"] for model in MODELS if (run := runs.get(setting, way(model), seed)) is not None]
-            for seed in range(FIRST, FIRST + seeds)
-        ]
-        columns = list(zip(*(aucs for aucs in of_seeds if len(aucs) == len(MODELS)), strict=True))
-        if columns:
-            gains = [[a - b for a, b in zip(column, columns[0], strict=True)] for column in columns[1:]]
-            cells = [_spread(column, 4) for column in columns] + [_spread(gain, 4, mean=True) for gain in gains]
-            table.add(setting.name, len(columns[0]), *cells)
+        aucs, gains = paired_aucs(runs, setting, [way(model) for model in MODELS], seeds)
+        if aucs:
+            table.add(setting.name, len(aucs[0]), *map(spread_text, aucs), *(change_text(gain, 4) for gain in gains))
     return table
 
 
-def _spread(values: "tuple[float, ...] | list[float]", digits: int, *, mean: bool = False) -> str:
-    """Mean ± standard deviation, or with a sign ± the standard error of the mean."""
-    deviation = statistics.stdev(values) if len(values) > 1 else float("nan")
-    if mean:
-        return f"{statistics.mean(values):+.{digits}f} ± {deviation / len(values) ** 0.5:.{digits}f}"
-    return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", default="", help="settings whose name contains this")
-    parser.add_argument("--report", action="store_true")
-    options = parser.parse_args()
-    runs = Runs(options.runs)
-    if not options.report:
-        train_missing(runs, options.seeds, options.only)
-    print(report(runs, options.seeds).markdown())
+    run_study(__doc__, Runs, train_missing, report, first=FIRST)
 
 
 if __name__ == "__main__":
