@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import normalize
 
 from adaptive.config import TrainConfig
 from adaptive.training.runs.training import train_run
@@ -108,15 +107,7 @@ def recall_of_twin(pairs: Pairs, way: str, seed: int) -> float:
     epochs = [random.permutation(pairs.train) for _ in range(EPOCHS)]
     batches = [epoch[first : first + BATCH] for epoch in epochs for first in range(0, len(epoch), BATCH)]
     train(twin, batches, logq=way == "twin, logQ", unit=True, temperature=MODEL["temperature"])
-    with torch.no_grad():
-        users = normalize(twin.user(twin.users(torch.from_numpy(pairs.held_out[:, 0]))))
-        items = normalize(twin.item(twin.catalog_rows()))
-        targets = torch.from_numpy(pairs.held_out[:, 1, None])
-        ranks = []
-        for user, wanted in zip(users.split(256), targets.split(256), strict=True):
-            scores = user @ items.T
-            ranks.append((scores > scores.gather(1, wanted)).sum(1))
-    return float((torch.cat(ranks) < 20).double().mean())
+    return twin.recall(torch.from_numpy(pairs.held_out), 20, unit=True)
 
 
 class Runs:
