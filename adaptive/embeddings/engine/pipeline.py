@@ -239,7 +239,7 @@ class Pipeline:
 
     @property
     def next_to_update(self) -> int:
-        """Number of the batch from which a training goes on that loads these rows."""
+        """Number of the batch with which a training continues that loads these rows."""
         return max(self.trained, self.updated) + 1
 
     def restart(self, number: int) -> None:

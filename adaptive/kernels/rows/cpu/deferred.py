@@ -205,8 +205,8 @@ def defer_chunk(chunk, dim, scratch, added, due, tiers):
     rows, locations, entries = due
     num_chunks = scratch.shape[0]
     first, last = chunk_start(segments, chunk, num_chunks), chunk_start(segments, chunk + 1, num_chunks)
-    own = (scratch[chunk : chunk + 1, :dim],)
-    accumulate(first, last, *(added + own))
+    scratch_row = (scratch[chunk : chunk + 1, :dim],)
+    accumulate(first, last, *(added + scratch_row))
     first_due, last_due = np.searchsorted(rows, first), np.searchsorted(rows, last)
     for i in range(first_due, last_due):
         pending[entries[i]] = False

@@ -51,8 +51,8 @@ def drift_range(first, last, locations, entries, has_snapshot, device_weights, h
 def drift_chunk(chunk, scratch, num_rows, dim, arrays):
     """Drift of the rows of one chunk. arrays: all of `drift` but scratch."""
     first, last = chunk * num_rows // scratch.shape[0], (chunk + 1) * num_rows // scratch.shape[0]
-    own = (scratch[chunk : chunk + 1, :dim],)
-    drift_range(first, last, *(arrays + own))
+    scratch_row = (scratch[chunk : chunk + 1, :dim],)
+    drift_range(first, last, *(arrays + scratch_row))
 
 
 @kernel()

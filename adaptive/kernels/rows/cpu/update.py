@@ -86,8 +86,8 @@ def update_chunk(chunk, segments, dim, scratch, arrays):
     """Update the rows of one chunk. arrays: all of `update` but scratch."""
     num_chunks = scratch.shape[0]
     first, last = chunk_start(segments, chunk, num_chunks), chunk_start(segments, chunk + 1, num_chunks)
-    own = (scratch[chunk : chunk + 1, :dim],)
-    update_range(first, last, *(arrays + own))
+    scratch_row = (scratch[chunk : chunk + 1, :dim],)
+    update_range(first, last, *(arrays + scratch_row))
 
 
 @kernel()
