@@ -287,7 +287,7 @@ def _build_lanes(outline: Outline, mover: Mover, *, finds: bool) -> tuple[list[L
     devices: Sequence[DeviceTier]
     if mover.device.type == "cpu" and tier.device != "cpu-torch":
         slots = zip(hosts, sizes.slots, strict=True)
-        devices = [CpuDevice(host, num_slots, host.optimizer, poison=tier.poison) for host, num_slots in slots]
+        devices = [CpuDevice(host, num_slots, poison=tier.poison) for host, num_slots in slots]
     else:
         devices, sizes = build_devices(hosts, sizes, tier, optimizer, policy_caller.policy, mover, finds=finds)
     keys = [GroupKeys(group) if group.has_keys else None for group in groups]

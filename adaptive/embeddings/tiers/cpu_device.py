@@ -32,9 +32,9 @@ class CpuRows:
         scratch: (threads, >= D) float32, for kernels.
     """
 
-    def __init__(self, host: HostTier, optimizer: RowOptimizer, num_slots: int = 0, fill: float = 0.0) -> None:
+    def __init__(self, host: HostTier, num_slots: int = 0, fill: float = 0.0) -> None:
         self._host = host
-        self.use(optimizer)
+        self.use(host.optimizer)
         self.scratch = update_scratch(max(numba.get_num_threads(), 1), host.weights.shape[1])
         self.resize(num_slots, fill)
 
@@ -125,13 +125,13 @@ class CpuDevice(DeviceTier):
 
     pools_parts = True
 
-    def __init__(self, host: HostTier, num_slots: int, optimizer: RowOptimizer, *, poison: bool = False) -> None:
+    def __init__(self, host: HostTier, num_slots: int, *, poison: bool = False) -> None:
         self.poison = poison
         self._host = host
         self._fill = np.nan if poison else 0.0
-        self._rows = CpuRows(host, optimizer, num_slots, self._fill)
+        self._rows = CpuRows(host, num_slots, self._fill)
         self.num_slots = num_slots
-        self.squares_width = optimizer.squares_width(host.weights.shape[1])
+        self.squares_width = host.optimizer.squares_width(host.weights.shape[1])
         self._vectors = ScratchPool()
         self.watch(0, snapshots=0, sums=False)
 

@@ -116,7 +116,7 @@ def test_rows_that_do_not_cross_leave_gaps() -> None:
 
 
 def values_of(ranks: Ranks) -> DevicePayload:
-    device = CpuDevice(MemoryHost(GROUPS[0], SGD()), 1, SGD())
+    device = CpuDevice(MemoryHost(GROUPS[0], SGD()), 1)
     return DevicePayload(ranks, GROUPS, device, torch.device("cpu"), rounds=False)
 
 

@@ -88,10 +88,10 @@ def build_devices(
                 kernels = row_kernels(mover.device)
                 if mover.device.type == "cuda":
                     launch_once(kernels, mover.device, host.group, host.optimizer)
-                transfer = _make_transfer(pair, policy, host, mover, kernels, host.optimizer)
+                transfer = _make_transfer(pair, policy, host, mover, kernels)
                 searcher = _searcher(host, tier, mover) if finds else None
                 work = mover, kernels, transfer, searcher
-                devices.append(TorchDevice(host, num_slots, host.optimizer, *work, poison=tier.poison))
+                devices.append(TorchDevice(host, num_slots, *work, poison=tier.poison))
             return devices, replace(sizes, text=f"{sizes.text}; {text}")
         except torch.OutOfMemoryError:
             devices.clear()
@@ -126,19 +126,14 @@ def launch_once(kernels: RowKernels, device: torch.device, group: Group, optimiz
 
 
 def _make_transfer(
-    pair: PinnedPair | None,
-    policy: Policy,
-    host: HostTier,
-    mover: Mover,
-    kernels: RowKernels,
-    optimizer: RowOptimizer,
+    pair: PinnedPair | None, policy: Policy, host: HostTier, mover: Mover, kernels: RowKernels
 ) -> Transfer:
     if pair is None:
-        return StagedTransfer(host, mover, kernels, optimizer)
+        return StagedTransfer(host, mover, kernels)
     weights, state = (pinned.tensor for pinned in pair)
     rows, used_in_place = RowArrays(weights.view(ROW_DTYPES[host.dtype]), state), policy.misses == "host"
     release = partial(_close, pair)
-    return DirectTransfer(host, mover, kernels, optimizer, rows, used_in_place=used_in_place, release=release)
+    return DirectTransfer(host, mover, kernels, rows, used_in_place=used_in_place, release=release)
 
 
 def choose_transfer(

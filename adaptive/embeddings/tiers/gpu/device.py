@@ -89,7 +89,6 @@ class TorchDevice(DeviceTier):
         self,
         host: HostTier,
         num_slots: int,
-        optimizer: RowOptimizer,
         mover: Mover,
         kernels: RowKernels,
         transfer: Transfer,
@@ -101,11 +100,11 @@ class TorchDevice(DeviceTier):
         self._host, self._mover, self._kernels, self._transfer = host, mover, kernels, transfer
         self.searcher = self._searcher = searcher
         self._link = ComputeLink(mover)
-        self._host_rows = CpuRows(host, optimizer)  # pools and updates rows on the host, in the training thread
-        self._corrections = torch.from_numpy(optimizer.corrections()).to(mover.device)
-        self._set_rule(optimizer)
+        self._host_rows = CpuRows(host)  # pools and updates rows on the host, in the training thread
+        self._corrections = torch.from_numpy(host.optimizer.corrections()).to(mover.device)
+        self._set_rule(host.optimizer)
         self._widths = host.weights.shape[1], host.state.shape[1]
-        self.squares_width = optimizer.squares_width(host.weights.shape[1])
+        self.squares_width = host.optimizer.squares_width(host.weights.shape[1])
         self._transfer_buffers: list[TransferBuffer] = []
         self.resize(num_slots)
         self.watch(0, snapshots=0, sums=False)

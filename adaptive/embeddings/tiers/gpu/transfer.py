@@ -27,8 +27,6 @@ from adaptive.embeddings.tiers.gpu.buffers import Bytes, IndexSender, Ring, Tran
 from adaptive.embeddings.tiers.host import HostTier, Rows
 from adaptive.embeddings.tiers.mover import Event, Mover
 from adaptive.kernels.rows.choose import RowKernels
-from adaptive.kernels.rows.cpu import steps
-from adaptive.optim import RowOptimizer
 from adaptive.system import usable_cores
 
 BLOCK_BYTES = 8 << 20  # rows that cross at once; at 50 GB/s a block takes 0.17 ms
@@ -50,7 +48,7 @@ class Transfer(ABC):
     The caller holds the pipeline's lock; no slot or row is named twice in a call.
     """
 
-    def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> None:
+    def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels) -> None:
         self._host, self._mover, self._kernels = host, mover, kernels
         self._lists = IndexSender(mover)
         group = host.group
@@ -58,7 +56,7 @@ class Transfer(ABC):
             torch.from_numpy(array).to(mover.device)
             for array in (group.undivided.table_starts, group.table_keys.view(np.int64), group.table_bounds)
         ]
-        self._first_state = float(optimizer.settings()[steps.FIRST])
+        self._first_state = float(host.first_state)
 
     @property
     def num_bytes(self) -> Bytes:
@@ -126,13 +124,12 @@ class DirectTransfer(Transfer):
         host: HostTier,
         mover: Mover,
         kernels: RowKernels,
-        optimizer: RowOptimizer,
         host_rows: RowArrays,
         *,
         used_in_place: bool,
         release: Callable[[], None],
     ) -> None:
-        super().__init__(host, mover, kernels, optimizer)
+        super().__init__(host, mover, kernels)
         self._release = release
         self._host_rows: RowArrays | None = host_rows
         self._used_in_place = used_in_place
@@ -184,8 +181,8 @@ class StagedTransfer(Transfer):
     The host stores what a plan writes back when the next plan moves rows, or when buffers run out.
     """
 
-    def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> None:
-        super().__init__(host, mover, kernels, optimizer)
+    def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels) -> None:
+        super().__init__(host, mover, kernels)
         self._to_device, self._to_host = Ring(mover, NUM_BLOCKS), Ring(mover, NUM_BLOCKS)
         self._arrivals: deque[_Arrival] = deque()
         in_memory = len(host.weights) > 0  # files have their own threads, and count in one place what they read
@@ -193,7 +190,7 @@ class StagedTransfer(Transfer):
             ThreadPoolExecutor(THREADS - 1, "adaptive-rows") if in_memory and usable_cores() > THREADS else None
         )
         self._widths = host.weights.shape[1], host.state.shape[1]
-        self._at_once = max(1, BLOCK_BYTES // row_bytes(host.group, optimizer))
+        self._at_once = max(1, BLOCK_BYTES // row_bytes(host.group, host.optimizer))
         self._count = torch.arange(self._at_once, device=mover.device)
 
     @property
