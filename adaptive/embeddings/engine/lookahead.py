@@ -65,8 +65,6 @@ def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Gene
                 pipeline.start_training(ready)
                 yield ready
                 pipeline.end_training(ready)
-                if isinstance(worker, _Planning):  # a thread that only reads waits for nothing that has changed
-                    worker.wake()
         finally:
             if worker and worker.is_current_thread:  # an abandoned generator, garbage-collected in its own thread
                 worker.stop_later(lambda: _end(pipeline, GeneratorExit()))
@@ -256,10 +254,6 @@ class _Worker(Generic[T]):
         if self._error is not None:
             raise self._error
 
-    def wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
     @property
     def is_current_thread(self) -> bool:
         """True if the caller runs in the look-ahead's thread."""
@@ -353,7 +347,10 @@ class _Planning(_Worker[ReadyBatch]):
     """The look-ahead thread: reads batches, plans them and moves their rows."""
 
     def ready(self) -> Iterator[ReadyBatch]:
-        """Yield batches as they become ready, then raise the thread's error, if any."""
+        """Yield batches as they become ready, then raise the thread's error, if any.
+
+        When a batch is requested, the one before is trained, for which the thread may wait.
+        """
         items = self.items()
         while True:
             with self._pipeline.stopwatch.stage("wait"):
@@ -361,6 +358,8 @@ class _Planning(_Worker[ReadyBatch]):
             if ready is None:
                 return
             yield ready
+            with self._changed:
+                self._changed.notify_all()
 
     def _make(self) -> Iterator[ReadyBatch]:
         self._pipeline.mover.enter_thread()
