@@ -29,7 +29,7 @@ from support.helpers import (
     step_all,
     sum_of,
 )
-from test_invariance import Case, cases
+from test_invariance import FOR_GPUS, Case, cases
 from torch import Tensor
 
 from adaptive.config import TableConfig, TierConfig
@@ -51,7 +51,12 @@ from adaptive.policy import Policy
 
 
 @settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(cases(), st.sampled_from(["direct", "staged"]), st.sampled_from(["host", "device"]), st.sampled_from([1, 3]))
+@given(
+    cases(optimizers=FOR_GPUS),
+    st.sampled_from(["direct", "staged"]),
+    st.sampled_from(["host", "device"]),
+    st.sampled_from([1, 3]),
+)
 def test_bits_are_those_of_ordinary_memory(case: Case, transfer: str, lookups: str, threads: int) -> None:
     searches = lookups if case.policy.misses == "prefetch" else "host"
     update = {"device": "cpu-torch", "transfer": transfer, "lookups": searches, "plan_threads": threads}
