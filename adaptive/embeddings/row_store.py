@@ -258,9 +258,9 @@ class RowStore:
         """Return the names of arrays that hold bfloat16, which numpy does not have."""
         names = set()
         for number, lane in enumerate(self._pipeline.lanes):
-            halves = [("weights", "watched.raw_values")] * (lane.host.dtype == BFLOAT16)
-            halves += [("state", "watched.raw_states")] * (lane.host.state_dtype == BFLOAT16)
-            names |= {f"rows{number}.{name}" for pair in halves for name in pair}
+            values, state = lane.host.dtype, lane.host.state_dtype
+            dtypes = {"weights": values, "watched.raw_values": values, "state": state, "watched.raw_states": state}
+            names |= {f"rows{number}.{name}" for name, dtype in dtypes.items() if dtype == BFLOAT16}
         return names
 
     def _mark(self) -> NDArray[np.int64]:
