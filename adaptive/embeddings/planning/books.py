@@ -316,7 +316,7 @@ class SlotTable:
             return ALL_KEYS
         step = len(self) // SAMPLE + 1
         sample = np.flatnonzero(self._used[::step] < window.oldest_held) * step
-        place = len(sample) * count / max(window.count, 1)
+        place = len(sample) * count / window.count
         place = int(place + 4 * place**0.5) + 1  # 4 standard deviations
         if place >= len(sample):
             return ALL_KEYS
