@@ -244,9 +244,9 @@ def round_state(state: Floats, dim: int, key: int) -> None:
 
     The weights have the key, changes of them the next one, which nobody uses, and the parts of the state the others.
     """
-    for first in range(0, len(state) // dim * dim if dim > 1 else 1 + (len(state) > 1), dim):
-        part_key = key * STREAM ** (2 + first // dim) % WORD
-        state[first : first + dim] = as_bfloat16(state[first : first + dim], part_key)
+    for part in range(1 if len(state) == dim else 2):
+        columns = slice(part * dim, (part + 1) * dim)
+        state[columns] = as_bfloat16(state[columns], key * STREAM ** (2 + part) % WORD)
 
 
 def ftrl_row(optimizer: FTRL, weights: Floats, state: Floats, gradient: Floats, squares: Floats) -> Floats:

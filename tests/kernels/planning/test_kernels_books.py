@@ -245,13 +245,13 @@ def test_windows_and_lowest_slots_equal_the_twin(
     for _ in range(3):
         oldest, limit = int(rng.integers(0, 14)), int(rng.integers(1, num_slots + 2))
         expected, start = reference.idle_slots(slots.rows.tolist(), columns["last_access"], oldest, start, limit)
-        found = slots.idle_window(oldest, limit)
-        assert (found.count, found.last) == (len(expected), start)
-        assert slots.idle(found).tolist() == expected
+        idle_window = slots.idle_window(oldest, limit)
+        assert (idle_window.count, idle_window.last) == (len(expected), start)
+        assert slots.idle(idle_window).tolist() == expected
         count = int(rng.integers(0, limit + 1))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(books_module, "SAMPLE", sample)
-            lowest = slots.lowest(found, order, count).tolist()
+            lowest = slots.lowest(idle_window, order, count).tolist()
         assert lowest == reference.lowest_slots(expected, columns, order, count)
 
 
