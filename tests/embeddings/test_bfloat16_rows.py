@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.deferral_twin import Defer, DeferOnHost
 from support.helpers import LFU, LFUOnHost, Scattered, Trained, Trainee, random_batches, train, train_more, train_slowly
 from support.rank_cases import TABLES as RANK_TABLES
 from support.rank_cases import Case, assert_equal_on
-from support.skip_rules import waits
 from support.thread_ranks import on_ranks
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
@@ -111,15 +111,6 @@ def test_a_checkpoint_inside_the_loop_counts_the_batch_that_was_stepped(optimize
                 second.load_state_dict(first.state_dict())
                 break
     train_more(second, trainee, BATCHES[7:], 1).assert_equals(expected)
-
-
-class Defer(LFU):
-    def __init__(self) -> None:
-        self.rule = waits(every=2, at_most=5, warmup=3)
-
-
-class DeferOnHost(Defer):
-    misses = "host"
 
 
 def test_deferred_updates_round_when_they_are_applied() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.deferral_twin import Defer, DeferOnHost
 from support.helpers import LFU, LFUOnHost, Scattered, Trained, Trainee, random_batches, train, train_more, train_slowly
 from support.rank_cases import TABLES as RANK_TABLES
 from support.rank_cases import Case, assert_equal_on
-from support.skip_rules import waits
 
 from adaptive.config import OptimizerConfig, SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
@@ -90,15 +90,6 @@ def test_a_resumed_training_rounds_as_one_that_was_not_stopped(optimizer: RowOpt
     expected = train(build(optimizer, LRU), TABLES, BATCHES, 2)
     loading = build(optimizer, LFUOnHost, device_rows="30%")
     resumed(build(optimizer), loading, 6, by_torch=by_torch).assert_equals(expected)
-
-
-class Defer(LFU):
-    def __init__(self) -> None:
-        self.rule = waits(every=2, at_most=5, warmup=3)
-
-
-class DeferOnHost(Defer):
-    misses = "host"
 
 
 @both

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.deferral_twin import Defer
 from support.helpers import LFU, LFUOnHost, Scattered, Trainee, random_batches, train, train_more, train_slowly
 from support.rank_cases import TABLES as RANK_TABLES
 from support.rank_cases import Case, assert_equal_on
-from support.skip_rules import waits
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
@@ -121,11 +121,6 @@ def test_a_checkpoint_of_other_optimizers_is_refused() -> None:
     for own in ({}, OWN | {"d": RowwiseAdagrad(lr=0.1)}, OWN | {"c": Adam()}):
         with pytest.raises(CheckpointError, match=r"expected .*, got "):
             build(own=own).rows.load_state_arrays(one.rows.state_arrays())
-
-
-class Defer(LFU):
-    def __init__(self) -> None:
-        self.rule = waits(every=2, at_most=5, warmup=3)
 
 
 def test_a_rule_that_defers_needs_one_kind_of_optimizer() -> None:
