@@ -51,8 +51,8 @@ class TwoTower(CheckedModel):
         ranks_items: True if the loss is `in_batch_softmax`. Features of the item have one id per sample then, and
             `item_counts` (R,) int64 counts the samples of each item, `total_count` () all of them.
         item_id: position of the feature that is the item's id, if the model ranks items.
-        side_features: (S,) positions of the other features of the item. If there are any, `side_rows` (R, S) int64
-            holds those of each item's latest sample, -1 before; and `side_numbers` (R, dense inputs of the item).
+        side_features: (S,) positions of the other features of the item. `side_rows` (R, S) int64 holds those of each
+            item's latest sample, -1 before; and `side_numbers` (R, dense inputs of the item).
     """
 
     item_counts: Tensor
@@ -88,10 +88,9 @@ class TwoTower(CheckedModel):
             self.side_features = [feature for feature in self.item_features if feature != self.item_id]
             rows = inputs.rows[self.item_id]
             self.register_buffer("item_counts", torch.zeros(rows, dtype=torch.int64))
-            if self.side_features:
-                self.register_buffer("side_rows", torch.full((rows, len(self.side_features)), -1))
-            if self.item_dense:
-                self.register_buffer("side_numbers", torch.zeros(rows, len(self.item_dense)))
+            side, dense = len(self.side_features), len(self.item_dense)  # a buffer without columns is not stored
+            self.register_buffer("side_rows", torch.full((rows, side), -1), persistent=side > 0)
+            self.register_buffer("side_numbers", torch.zeros(rows, dense), persistent=dense > 0)
             self.register_buffer("total_count", torch.zeros((), dtype=torch.int64), persistent=False)
             self.register_load_state_dict_post_hook(TwoTower._count_all)  # type: ignore[no-untyped-call]
 
@@ -165,16 +164,15 @@ class TwoTower(CheckedModel):
         ids = items.ids.to(device)
         self.item_counts.index_add_(0, ids, torch.ones_like(ids))
         self.total_count += len(ids)
-        if len(self.item_features) == 1 and not self.item_dense:
+        if not self.side_features and not self.item_dense:
             return
         ordered, order = items.ids.sort(stable=True)
         is_last = torch.ones_like(ordered, dtype=torch.bool)
         is_last[:-1] = ordered[1:] != ordered[:-1]
-        latest = Items(*(part[order[is_last]].to(device) for part in items))
-        if self.side_features:
-            self.side_rows[latest.ids] = latest.rows
-        if self.item_dense:
-            self.side_numbers[latest.ids] = latest.numbers
+        places = order[is_last]
+        latest = Items(*(part[places].to(device) for part in items))
+        self.side_rows[latest.ids] = latest.rows
+        self.side_numbers[latest.ids] = latest.numbers
 
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
         user, item = self.vectors(dense, pooled)
@@ -206,9 +204,8 @@ class TwoTower(CheckedModel):
         for column, feature in enumerate(self.side_features):
             places = self.side_rows[first:stop, column]
             vectors[feature] = tables[feature][places.clamp(min=0)] * (places >= 0)[:, None]
-        numbers = self.side_numbers[first:stop] if self.item_dense else rows[:, :0]
         stacked = torch.stack([vectors[feature] for feature in self.item_features], dim=1)
-        return self.item_vectors(side_by_side(numbers, stacked))
+        return self.item_vectors(side_by_side(self.side_numbers[first:stop], stacked))
 
     def _scaled(self, vectors: Tensor) -> Tensor:
         return normalize(vectors, dim=1) if self.config.unit_vectors else vectors
