@@ -175,9 +175,9 @@ def build(
     """
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
-    is_ranked = isinstance(shape, TwoTowerConfig) and shape.loss == "in_batch_softmax"
-    if isinstance(shape, TwoTowerConfig) and is_ranked:
-        keyed = [table for table in dataset.key_rules if table not in shape.user_tables]
+    ranked = shape if isinstance(shape, TwoTowerConfig) and shape.loss == "in_batch_softmax" else None
+    if ranked is not None:
+        keyed = [table for table in dataset.key_rules if table not in ranked.user_tables]
         if keyed:
             raise ConfigError(
                 f"model.loss = in_batch_softmax: expected items with a row each, got keys for table {keyed[0]!r}, "
@@ -195,7 +195,7 @@ def build(
         ranks=ranks,
     )
     try:
-        if is_ranked and ranks.blocks > 1 and embeddings.device.type != "cpu":
+        if ranked is not None and ranks.blocks > 1 and embeddings.device.type != "cpu":
             raise ConfigError(
                 "model.loss = in_batch_softmax: expected a device tier on the CPU with several ranks or blocks, got "
                 f"{embeddings.device}. Train in one process, or set tier.device=cpu."
