@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -52,7 +51,7 @@ def check_arguments(
     tier: TierConfig,
     optimizer: RowOptimizer,
     skip: Any,
-    table_optimizers: Mapping[str, RowOptimizer] = MappingProxyType({}),
+    table_optimizers: Mapping[str, RowOptimizer],
 ) -> None:
     """Check the arguments of `TieredEmbeddingBag`.
 

@@ -80,7 +80,7 @@ class Outline:
         """Return bytes by name like `StatisticsCollector.memory`, without buffers."""
         caller, totals = self.policy_caller, dict.fromkeys(MEMORY, 0)
         for group, slots in zip(self.groups, self.sizes.slots, strict=True):
-            sizes = group.vector_bytes, row_bytes(group, self.optimizer) - group.vector_bytes
+            sizes = group.vector_bytes, group.optimizer_or(self.optimizer).state_bytes(group.embedding_dim)
             parts = [rows * size for rows in (group.num_rows, slots) for size in sizes]
             parts.append(group.num_rows * RECORD.itemsize + slots * SLOT_BYTES + key_bytes(group))
             if self.skip is not None:
