@@ -264,7 +264,8 @@ class Batch:
         """Offsets of the samples' bags and the lookups in them; None: bags of one size."""
         if self.bag_size:
             same = len(samples) == self.num_samples and _UNSHARED in self.__dict__
-            return self.offsets if same else np.arange(self.num_features * len(samples) + 1) * self.bag_size, None
+            num_lookups = self.num_features * len(samples) * self.bag_size
+            return self.offsets if same else np.arange(0, num_lookups + 1, self.bag_size), None
         bags = (np.arange(self.num_features)[:, None] * self.num_samples + samples[None, :]).ravel()
         starts = self.offsets[bags]
         sizes = self.offsets[bags + 1] - starts

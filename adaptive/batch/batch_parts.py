@@ -33,7 +33,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
             blocks = [batch.by_sample(array) for array, batch in zip(arrays, batches, strict=True)]
             return np.concatenate(blocks, axis=1).reshape(-1)
 
-        offsets = np.arange(sum(len(batch.offsets) - 1 for batch in batches) + 1) * first.bag_size
+        offsets = np.arange(0, sum(len(batch.ids) for batch in batches) + 1, first.bag_size)
     else:
 
         def join(arrays: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
