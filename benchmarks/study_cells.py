@@ -29,10 +29,6 @@ class Setting:
     config: Mapping[str, Any]
     stream: Mapping[str, Any] | None = None  # built-in stream: its options
 
-    @property
-    def is_real(self) -> bool:
-        return self.stream is None
-
 
 @dataclass(frozen=True)
 class Block:

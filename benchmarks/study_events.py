@@ -18,6 +18,7 @@ from adaptive.data.open import open_dataset
 Sequences = list[list[int]]
 Part = Literal["all", "but last", "last"]
 HISTORY: Final = 10  # items before the last one
+LINES, STEPS = 48_000, 20  # of a file of sequences, and of each sequence, at most
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
@@ -59,29 +60,27 @@ def _lines(path: Path) -> Iterator[str]:
 # --- writing -------------------------------------------------------------------------------------------------------
 
 
-def write_next_items(sequences: Sequences, path: Path, *, part: Part = "all", seed: int = 0) -> None:
+def write_next_items(sequences: Sequences, path: Path, *, part: Part = "all") -> None:
     """Write lines `label,target,last,history` and a negative for each item but the first.
 
     A negative's target is that of a line drawn at random among all of `part`.
     """
     places = [place for sequence in sequences for place in _places(sequence, part)]
     rest = [(sequence[at - 1], _joined(sequence[max(at - 1 - HISTORY, 0) : at - 1])) for sequence, at in places]
-    _write_with_negatives(path, ("last", "history"), [sequence[at] for sequence, at in places], rest, seed)
+    _write_with_negatives(path, ("last", "history"), [sequence[at] for sequence, at in places], rest)
 
 
-def write_sequences(sequences: Sequences, path: Path, *, latest: int, most: int = 20, seed: int = 0) -> None:
+def write_sequences(sequences: Sequences, path: Path) -> None:
     """Write lines `label,target,history`: the latest items that came next, each followed by a negative.
 
-    Args:
-        latest: lines at most. A negative's target is that of one of them, drawn at random.
-        most: items of a history, whose last is the one before the target.
+    A negative's target is that of one of these lines, drawn at random. A history ends with the item before the target.
     """
-    places = [place for sequence in sequences for place in _places(sequence, "all")][-(latest // 2) :]
-    histories = [(_joined(sequence[max(at - most, 0) : at]),) for sequence, at in places]
-    _write_with_negatives(path, ("history",), [sequence[at] for sequence, at in places], histories, seed)
+    places = [place for sequence in sequences for place in _places(sequence, "all")][-(LINES // 2) :]
+    histories = [(_joined(sequence[max(at - STEPS, 0) : at]),) for sequence, at in places]
+    _write_with_negatives(path, ("history",), [sequence[at] for sequence, at in places], histories)
 
 
-def write_stream(path: Path, *, samples: int, most: int = 20) -> None:
+def write_stream(path: Path, *, samples: int, most: int = STEPS) -> None:
     """Write samples of the built-in sequences, which have the shape of Taobao's, with histories as lists."""
     options = DataOptions.model_validate(
         {"history": most, "sequences": {"users": 100_000, "items": 200, "categories": 10, "num_train": samples}}
@@ -107,10 +106,10 @@ def _places(sequence: list[int], part: Part) -> Iterator[tuple[list[int], int]]:
 
 
 def _write_with_negatives(
-    path: Path, names: tuple[str, ...], targets: list[int], rest: Iterable[tuple[object, ...]], seed: int
+    path: Path, names: tuple[str, ...], targets: list[int], rest: Iterable[tuple[object, ...]]
 ) -> None:
     """Write a line of each target and the rest, named `names`, each followed by one of another line's target."""
-    drawn = np.random.default_rng(seed).integers(len(targets), size=len(targets)).tolist()
+    drawn = np.random.default_rng(0).integers(len(targets), size=len(targets)).tolist()
     lines = zip(targets, drawn, rest, strict=True)
     rows = (row for target, other, cells in lines for row in ((1, target, *cells), (0, targets[other], *cells)))
     _write(path, ("label", "target", *names), rows)

@@ -79,12 +79,12 @@ def _by_user(read: Callable[[Path], events.Sequences]) -> Callable[[Path, Path],
     return data
 
 
-def _sequences(read: Callable[[Path], events.Sequences], latest: int) -> Callable[[Path, Path], Data]:
+def _sequences(read: Callable[[Path], events.Sequences]) -> Callable[[Path, Path], Data]:
     """A candidate and the history before it, a sequence that shares its table; the last quarter is for evaluation."""
 
     def data(source: Path, folder: Path) -> Data:
         path = folder / f"{source.name}.sequences.csv"
-        made = _made(path, lambda path: events.write_sequences(read(source), path, latest=latest))
+        made = _made(path, lambda path: events.write_sequences(read(source), path))
         return _of_sequences(made, {"target": 400_000}, {"history": "target"})
 
     return data
@@ -100,7 +100,7 @@ def _shaped(_: Path, folder: Path) -> Data:
 def _of_sequences(path: Path, rows: dict[str, int], sequences: dict[str, str], mapping: str = "hash_rows") -> Data:
     """`rows`: column -> rows of its table. `sequences`: column -> the column whose table it shares."""
     column = '[[categorical]]\ncolumns = ["{}"]\nkind = "int"\n' + mapping + ' = {}\ntable = "{}"\n'
-    more = 'inner_separator = "|"\nsequence = true\nmax_length = 20\n'
+    more = f'inner_separator = "|"\nsequence = true\nmax_length = {events.STEPS}\n'
     text = 'label = { column = "label" }\n'
     text += "".join(column.format(name, size, name) + 'missing = "reject"\n' for name, size in rows.items())
     text += "".join(column.format(name, rows[table], table) + more for name, table in sequences.items())
@@ -133,8 +133,8 @@ _MAKERS: Final[Mapping[str, Callable[[Path, Path], Data]]] = {
     "diginetica": _in_time(events.read_lines),
     "amazon-games": _by_user(events.read_pairs),
     "jd": _by_user(events.read_behaviours),
-    "diginetica-sequences": _sequences(events.read_lines, 48_000),
-    "jd-sequences": _sequences(events.read_behaviours, 48_000),
+    "diginetica-sequences": _sequences(events.read_lines),
+    "jd-sequences": _sequences(events.read_behaviours),
     "taobao-shaped": _shaped,
 }
 

@@ -68,11 +68,11 @@ class Twin(nn.Module):
         return float((torch.cat(best) == pairs[:, 1, None]).any(1).double().mean())
 
 
-def train(twin: Twin, batches: list[Pairs], lr: float = 0.05, dense_lr: float = 0.01, **options: object) -> None:
+def train(twin: Twin, batches: list[Pairs], **options: object) -> None:
     """Adagrad for rows and towers, as the command line has."""
     tables = [twin.users.weight, twin.items.weight, twin.kinds.weight]
     dense = [*twin.user.parameters(), *twin.item.parameters()]
-    optimizer = torch.optim.Adagrad([{"params": tables, "lr": lr}, {"params": dense, "lr": dense_lr}])
+    optimizer = torch.optim.Adagrad([{"params": tables, "lr": 0.05}, {"params": dense, "lr": 0.01}])
     for pairs in batches:
         optimizer.zero_grad()
         twin.loss(torch.from_numpy(pairs), **options).backward()  # type: ignore[arg-type, no-untyped-call]
