@@ -129,7 +129,8 @@ def test_the_vectors_of_a_step_are_those_that_the_model_gets(model: str) -> None
 
 def test_operations_of_a_model_of_sequences_are_those_of_all_its_steps() -> None:
     config = TrainConfig(model="din", model_options={"embedding_dim": 4, "attention_mlp": "5", "deep_mlp": "6"})
-    attention, deep = 16 * 5 + 5 * 1, (2 + 2) * 4 * 6 + 6 * 1
+    attention = 16 * 5 + 5 * 1
+    deep = ((2 + 2 * 2) * 4 + 2) * 6 + 6 * 1  # two features; sum and product, interest and product; their dot products
     assert dense_flops(config, HISTORIES) == 6 * (4 * attention + deep)
 
 
