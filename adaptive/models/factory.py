@@ -7,6 +7,7 @@ may have the parameters `num_dense`, `num_features`, `embedding_dim`, `inputs` (
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -150,9 +151,10 @@ def _check_ranked(config: TwoTowerConfig, inputs: Inputs) -> None:
     items = [table for table in inputs.tables if table not in config.user_tables]
     _check_names("model.item_id", "tables of the item", [config.item_id] if config.item_id else [], items)
     if items.count(config.item_id or items[0]) > 1 or (config.item_id is None and len(items) > 1):
+        features = [table if count == 1 else f"{count} of {table}" for table, count in Counter(items).items()]
         raise ConfigError(
-            f"{where}: expected one feature that is the item's id, got {', '.join(items)}. Set model.item_id to its "
-            "table, and name the tables of users in model.user_tables."
+            f"{where}: expected one feature that is the item's id, got {', '.join(features)}. Set model.item_id to its "
+            "table, name the tables of users in model.user_tables, and give the item one value a sample."
         )
     if config.feature_norm != "none" or any(width != config.embedding_dim for width in config.widths.values()):
         raise ConfigError(f"{where}: expected feature_norm = none and tables of one width, got others. Remove them.")

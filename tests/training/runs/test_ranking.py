@@ -456,6 +456,9 @@ def test_settings_and_data_that_do_not_fit_are_refused(monkeypatch: pytest.Monke
         config = model_config("two-tower", {**OPTIONS, **options}, wide)
         with pytest.raises(ConfigError, match=message):
             make_model("two-tower", config, wide, seed=0)
+    steps = Inputs(("user", "item", "item", "kind"), 1, ("price",), rows=(9, 9, 9, 9))
+    with pytest.raises(ConfigError, match="got 2 of item, kind"):
+        make_model("two-tower", model_config("two-tower", OPTIONS, steps), steps, seed=0)
 
     class OnGpu(TieredEmbeddingBag):
         def __init__(self, *given: Any, **more: Any) -> None:
