@@ -119,7 +119,7 @@ class Tiers(Ours):
         wanted = policy.device_rows or device_rows or f"{spec.share}%"
         ways = {"transfer": spec.transfer, "lookups": spec.lookups, "device": accelerator.tier}
         tier = TierConfig.model_validate({"device_rows": wanted, "when_full": "reduce_lookahead", **ways})
-        skip = SkipConfig(rule="defer") if spec.kind == "slipstream" else None
+        skip = SkipConfig(rule="adaptive.policies.rules.defer:Defer") if spec.kind == "slipstream" else None
         optimizer = row_optimizer(setup.optimizer)
         self.title, self.by_trainer = spec.title, spec.trainer
         self.bag = TieredEmbeddingBag(setup.tables, tier, policy=policy, optimizer=optimizer, skip=skip)
