@@ -39,8 +39,8 @@ def samples_of_lookups(batch: Batch) -> NDArray[np.int64]:
 def count_lookups(batch: Batch, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
     """(B,) number of each sample's lookups among the chosen ones (N,)."""
     counts: NDArray[np.int64]
-    if batch.one_each:
-        counts = chosen.reshape(batch.num_features, batch.num_samples).sum(axis=0)
+    if batch.bag_size:
+        counts = batch.by_sample(chosen).sum(axis=(0, 2))
         return counts
     sums = np.zeros(len(chosen) + 1, np.int64)
     np.cumsum(chosen, out=sums[1:])
@@ -133,8 +133,8 @@ class WeightSums:
 def greatest(batch: Batch, values: NDArray[Scalar]) -> NDArray[Scalar]:
     """(B,) greatest of the values (N,) of each sample's lookups, at least 0."""
     largest = np.zeros(batch.num_samples, values.dtype)
-    if batch.one_each:
-        np.max(values.reshape(batch.num_features, batch.num_samples), axis=0, initial=0, out=largest)
+    if batch.bag_size:
+        np.max(batch.by_sample(values), axis=(0, 2), initial=0, out=largest)
         return largest
     np.maximum.at(largest, samples_of_lookups(batch), values)
     return largest

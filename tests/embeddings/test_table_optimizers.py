@@ -1,4 +1,4 @@
-"""Tables with their own optimizers: each trains as in a model of its own, wherever rows are and whoever owns them."""
+"""Tables with their own optimizers: each trains as in a model of its own, wherever rows are, on any rank."""
 
 from pathlib import Path
 from types import MappingProxyType

@@ -176,7 +176,8 @@ def split_windows(source: RowSource, files: tuple[int, ...], length: float) -> t
         for number, first, size in zip(*np.unique(numbers, return_index=True, return_counts=True), strict=True):
             sizes[int(number)] += int(size)
             first_rows.setdefault(int(number), num_rows + int(first))
-        check_num_windows(max(len(sizes), 2), length)
+        if len(sizes) > MOST_WINDOWS:
+            check_num_windows(len(sizes), length)
         num_rows += block.num_rows
 
     marks = survey(source, files, mark_rows=MARK_ROWS, look=look).marks

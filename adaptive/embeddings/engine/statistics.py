@@ -78,10 +78,7 @@ class StatisticsCollector:
         self._pipeline, self._sizes, self._optimizer = pipeline, sizes, optimizer
         self._counts, self._counts_taken = self._zeros(), self._zeros()  # since the start, and until the latest `take`
         num_tables = [len(lane.group.tables) for lane in pipeline.lanes]
-        self._first_tables: list[int] = [
-            0,
-            *np.cumsum(num_tables)[:-1].tolist(),
-        ]  # number of the first table of each lane
+        self._first_tables: list[int] = [0, *np.cumsum(num_tables)[:-1].tolist()]  # of each lane
         # Rows on the device and keys with a row that no count explains: a sum for each batch would take longer.
         self._resident, self._live, self._places = self._zeros()[:, 0], self._zeros()[:, 0], self._places_now()
         self._watched = [lane.planner.watched_counts() for lane in pipeline.lanes]
