@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.embeddings.planning.layout import make_groups
-from adaptive.embeddings.planning.lookups import LookupsAhead
-from adaptive.embeddings.tiers.gpu.lookups import DeviceSearcher
+from adaptive.embeddings.planning.lookups import DistinctFinder, LookupsAhead
+from adaptive.embeddings.tiers.gpu.lookups import DeviceSearch, DeviceSearcher
 from adaptive.embeddings.tiers.gpu.pinned import Pinned
 from adaptive.embeddings.tiers.gpu.sent_plan import bag_arrays
 from adaptive.embeddings.tiers.host import whole_pages
@@ -275,8 +275,8 @@ def _planning(probe: Probe) -> None:
             mover = Mover(streams_of(probe.device))
             mover.begin(-1)
             search = DeviceSearcher(group, mover, least=0, least_per_bag=0).start(batch)
-            assert search is not None
-            search.launch()
+            assert isinstance(search, DeviceSearch)
+            search.launch(DistinctFinder(group))
             search.lookups()
             memory, (rows, ends) = search._memory, search._memory.sent.tensors[:2]
             name, given = f"{len(rows)}_lookups", (rows, ends, memory.bags, memory.results)

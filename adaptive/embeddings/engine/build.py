@@ -25,7 +25,7 @@ from adaptive.embeddings.planning.skipping import SUM_RECORD
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiers.cpu_device import CpuDevice
 from adaptive.embeddings.tiers.device import DeviceTier
-from adaptive.embeddings.tiers.gpu.build import build_devices, device_finds, free_bytes
+from adaptive.embeddings.tiers.gpu.build import build_devices, free_bytes, least_searched
 from adaptive.embeddings.tiers.host import HostTier, MemoryHost
 from adaptive.embeddings.tiers.host_file import FileHost
 from adaptive.embeddings.tiers.mover import Mover
@@ -146,8 +146,8 @@ def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
     """
     ranks, policy_caller = outline.ranks, outline.policy_caller
     mover = Mover(streams_of(outline.device))
-    finds = device_finds(outline.tier, mover.device, _lookups_needed(outline.policy, outline.skip, ranks))
-    lanes, sizes = _build_lanes(outline, mover, finds=finds)
+    least = least_searched(outline.tier, mover.device, _lookups_needed(outline.policy, outline.skip, ranks))
+    lanes, sizes = _build_lanes(outline, mover, least)
     devices = [lane.device for lane in lanes]
     exchange: Exchange = LocalExchange()
     if not ranks.is_local:
@@ -274,7 +274,7 @@ def device_of_rank(wanted: str, ranks: Ranks) -> torch.device:
     return torch.device("cuda", ranks.gpu)
 
 
-def _build_lanes(outline: Outline, mover: Mover, *, finds: bool) -> tuple[list[Lane], Sizes]:
+def _build_lanes(outline: Outline, mover: Mover, least: tuple[float, float] | None) -> tuple[list[Lane], Sizes]:
     """Create one lane for each group; return them with the sizes that fit into memory."""
     groups, sizes, tier, optimizer = outline.groups, outline.sizes, outline.tier, outline.optimizer
     policy_caller = outline.policy_caller
@@ -289,7 +289,7 @@ def _build_lanes(outline: Outline, mover: Mover, *, finds: bool) -> tuple[list[L
         slots = zip(hosts, sizes.slots, strict=True)
         devices = [CpuDevice(host, num_slots, poison=tier.poison) for host, num_slots in slots]
     else:
-        devices, sizes = build_devices(hosts, sizes, tier, optimizer, policy_caller.policy, mover, finds=finds)
+        devices, sizes = build_devices(hosts, sizes, tier, optimizer, policy_caller.policy, mover, least=least)
     keys = [GroupKeys(group) if group.has_keys else None for group in groups]
     for host, of_group in zip(hosts, keys, strict=True):
         host.row_keys = None if of_group is None else of_group.row_keys

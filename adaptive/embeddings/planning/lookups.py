@@ -2,7 +2,7 @@
 
 They depend on the batch alone. So helper threads (`tier.plan_threads`, for fast devices with large batches) find those
 of several batches at once, ahead of planning. Without helpers they are found when the batch is read. A GPU can find
-them, too (`tier.lookups`, `tiers.gpu.lookups`): it keeps the arrays of all lookups and returns the distinct rows.
+them, too (`tier.lookups`), and usually keeps the arrays of all lookups in any case (`tiers.gpu.lookups`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -237,23 +237,23 @@ class Lookups:
 
 
 class Search(Protocol):
-    """A device's search for one batch's lookups in one group."""
+    """A search for one batch's lookups in one group, which leaves them on a device."""
 
-    def launch(self) -> None:
-        """Start the device; from any thread. Raises `InputError` as `DistinctFinder.find` does."""
+    def launch(self, finder: DistinctFinder) -> None:
+        """Find them, or start the device; from any thread. Raises `InputError` as `DistinctFinder.find` does."""
 
     def lookups(self) -> Lookups:
         """Wait for the distinct rows and return the lookups. Once, from the planning thread."""
 
 
 class Searcher(Protocol):
-    """Finds batches' lookups in one group on a device."""
+    """Finds batches' lookups in one group for a device."""
 
     def begin(self) -> None:
         """Prepare for a look-ahead: no batch is in flight."""
 
-    def start(self, batch: Batch) -> Search | None:
-        """Create a search, to be launched; None if the host is to find this batch's lookups.
+    def start(self, batch: Batch) -> Search:
+        """Create a search, to be launched.
 
         From the planning thread, in batch order; each batch with a search is planned.
         """
@@ -281,7 +281,7 @@ class LookupsAhead:
     Args:
         groups: of tables.
         helpers: number of helper threads; 0: the calling thread finds them.
-        searchers: for each group, the device's searcher or None.
+        searchers: for each group, the device's searcher or None: lookups stay on the host.
         enter_thread: called first in each helper thread.
         shared: number of threads that find lookups together without helpers; see `DistinctFinder`.
     """
@@ -347,7 +347,7 @@ class LookupsAhead:
                 if search is None:
                     results.append(finder.find_lookups(batch))
                 else:
-                    search.launch()
+                    search.launch(finder)
                     results.append(search)
             return results
         finally:

@@ -6,7 +6,8 @@ work in the order in which it was queued:
     copying stream   queued by the look-ahead thread: plans and rows to the device, rows back to the host
     compute stream   queued by the training thread: forward, backward, update. On CUDA it is the stream that is current
                      in the training loop when the loop requests a batch; a batch is trained on one stream.
-    finding stream   queued by the look-ahead thread or a helper, if the device searches the lookups of batches
+    finding stream   queued by the look-ahead thread or a helper: lookups of batches that the host has found, or the
+                     search for them
 
 Exactly one of the methods `await_*` waits for each thing that one stream needs from another, or the host from any:
 
@@ -15,6 +16,7 @@ Exactly one of the methods `await_*` waits for each thing that one stream needs 
     await_moved      batch n starts after its rows and its plan have arrived
     await_computed   a flush copies rows as all work queued so far leaves them
     await_unused     lookups are written to memory that no batch in training reads
+    await_found      batch n's plan comes after its lookups, if the host has found them
     await_sent       the host writes to a pinned buffer again after its last contents have been sent
     await_brought    the host reads a pinned buffer after numbers or rows have arrived
     await_copies     the host touches rows of the tiers itself after every queued copy is done
@@ -22,7 +24,7 @@ Exactly one of the methods `await_*` waits for each thing that one stream needs 
 The copying stream's own order ensures that rows fetched for batch n find their slots free, and rows evicted just before
 on the host.
 
-The first four take no time of the host. The training thread waits in `await_brought` if a batch updates rows on the
+The first five take no time of the host. The training thread waits in `await_brought` if a batch updates rows on the
 host, and in `await_sent` if the device is several batches behind. `tests/embeddings/tiers/test_mover.py` delays and
 reorders the streams at random, and drops each wait in turn to see that results then differ.
 
@@ -189,6 +191,9 @@ class Mover:
 
     def await_unused(self, event: Event) -> None:
         self.finding.after(event)
+
+    def await_found(self, event: Event) -> None:
+        self.copying.after(event)
 
     def await_sent(self, event: Event) -> None:
         event.wait()

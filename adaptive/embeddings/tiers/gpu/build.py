@@ -4,12 +4,14 @@
 the free memory, and staged otherwise. Rows are also staged if the system does not allow so much memory to be pinned, or
 if every row has a slot: rows are then fetched once and never evicted, and pinning takes seconds and all memory.
 
-`tier.lookups = "auto"` lets a GPU search the lookups of batches (`gpu.lookups`) if the host needs only distinct rows.
+If the host needs only distinct rows, lookups are sent to the device as soon as the host has found them, or, by
+`tier.lookups`, the device itself searches them (`gpu.lookups`).
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -67,11 +69,11 @@ def build_devices(
     policy: Policy,
     mover: Mover,
     *,
-    finds: bool = False,
+    least: tuple[float, float] | None = None,
 ) -> tuple[list[TorchDevice], Sizes]:
     """Return a device tier for each host tier, and their sizes, smaller if memory runs out.
 
-    finds: the device itself searches the lookups of batches, if they are as `tier.lookups` requires.
+    least: see `least_searched`.
 
     Raises:
         ConfigError: if rows cannot cross as `tier.transfer` says.
@@ -89,7 +91,7 @@ def build_devices(
                 if mover.device.type == "cuda":
                     launch_once(kernels, mover.device, host.group, host.optimizer)
                 transfer = _make_transfer(pair, policy, host, mover, kernels)
-                searcher = _searcher(host, tier, mover) if finds else None
+                searcher = None if least is None else DeviceSearcher(host.group, mover, *least)
                 work = mover, kernels, transfer, searcher
                 devices.append(TorchDevice(host, num_slots, *work, poison=tier.poison))
             return devices, replace(sizes, text=f"{sizes.text}; {text}")
@@ -182,13 +184,15 @@ def _wanted(hosts: Sequence[HostTier], tier: TierConfig, device: torch.device, f
     return "direct", ""
 
 
-def device_finds(tier: TierConfig, device: torch.device, hindrance: str) -> bool:
-    """True if the device may search the lookups of batches.
+def least_searched(tier: TierConfig, device: torch.device, hindrance: str) -> tuple[float, float] | None:
+    """Return the fewest lookups, in a batch and in a bag on average, for which the device searches.
 
-    hindrance: the reason why it cannot; empty: it can.
+    None: lookups stay on the host.
+
+    hindrance: the reason why the host needs them; empty: it does not.
 
     Raises:
-        ConfigError: if it is set to do so and cannot.
+        ConfigError: if the device is set to search and cannot.
     """
     if device.type == "cpu" and tier.device != "cpu-torch":
         hindrance = f"tier.device={tier.device} is main memory here"
@@ -197,13 +201,11 @@ def device_finds(tier: TierConfig, device: torch.device, hindrance: str) -> bool
             f"tier.lookups=device: expected a run in which the host needs only distinct rows, got one in which "
             f"{hindrance}. Set tier.lookups to auto or host"
         )
-    return not hindrance and (tier.lookups == "device" or (tier.lookups == "auto" and device.type == "cuda"))
-
-
-def _searcher(host: HostTier, tier: TierConfig, mover: Mover) -> DeviceSearcher:
+    if hindrance:
+        return None
     if tier.lookups == "device":
-        return DeviceSearcher(host.group, mover, least=1, least_per_bag=0)
-    return DeviceSearcher(host.group, mover, least=MANY_LOOKUPS, least_per_bag=LONG_BAGS)
+        return 1, 0
+    return (MANY_LOOKUPS, LONG_BAGS) if tier.lookups == "auto" and device.type == "cuda" else (inf, 0)
 
 
 def _close(pair: PinnedPair) -> None:

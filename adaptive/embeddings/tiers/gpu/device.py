@@ -140,7 +140,10 @@ class TorchDevice(DeviceTier):
         while len(self._transfer_buffers) <= buffer:
             self._transfer_buffers.append(TransferBuffer(self._mover))
         if plan.on_device is not None:
-            device_lookups(plan.on_device).user = plan.number
+            lookups = device_lookups(plan.on_device)
+            lookups.user = plan.number
+            if lookups.event is not None:
+                self._mover.await_found(lookups.event)
         sendable = [array for array in inputs if array.dtype in TORCH_DTYPES]
         return count_bytes(send_plan(plan, self._transfer_buffers[buffer], sendable))
 

@@ -1,4 +1,8 @@
-"""Search for a batch's distinct rows on the device, for batches with many lookups.
+"""Lookups of a batch on the device, sent ahead of its plan: found by the host, or by the device itself.
+
+If no row stays on the host, the plan only adds where the rows are, and the look-ahead thread neither copies nor sends
+an array as long as the lookups. `HostSearch` sends what the host has found, as soon as it has, from the thread that
+found it. For batches with many lookups, `DeviceSearch` lets the device find them:
 
     host                                   finding stream
     row of each lookup, bags     ------->  sort, number, group (`kernels.planning.torch_lookups`)
@@ -8,9 +12,10 @@
 The host needs the distinct rows, because it plans. Arrays as long as the lookups cross once, 4 bytes each (8 in groups
 of 2^31 rows and more; 4 for a weight), and stay until the batch is trained. The host waits for the distinct rows, which
 come last, so copies and training of the batch find everything done. The numbers are those that the host would find, in
-the same order.
+the same order. For what the host has found, the copies of the batch's plan wait for its lookups (`await_found`).
 """
 
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +27,7 @@ from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import (
     Bags,
     Distinct,
+    DistinctFinder,
     Lookups,
     Search,
     Searcher,
@@ -47,7 +53,12 @@ FIRST_ROOM: Final = 8  # lookups for each distinct row that fits, at least
 
 
 class FoundLookups(OnDevice):
-    """Memory for the lookups of one batch and their results; reused after its training."""
+    """Memory for the lookups of one batch and their results; reused after its training.
+
+    Attributes:
+        by_row: starts of each row's lookups and hot rows, if they have been sent: see `sent.Segments`.
+        event: when all of it has been sent, if the host has found it.
+    """
 
     def __init__(self, mover: Mover) -> None:
         self.user = FREE
@@ -55,6 +66,8 @@ class FoundLookups(OnDevice):
         self.block = DeviceBlock(mover.finding)
         self.bags: torch_lookups.Bags
         self.results: LookupTensors
+        self.by_row: tuple[Tensor, Tensor] | None = None
+        self.event: Event | None = None
 
     def bags_at(self, row_locations: Tensor) -> SentBags:
         """Return bags for the pooling kernel, with the distinct rows at these slots (U,)."""
@@ -64,7 +77,7 @@ class FoundLookups(OnDevice):
     @property
     def crossed(self) -> tuple[int, int]:
         """Bytes sent to the device, and back to the host."""
-        return self.sent.size, self.received.size
+        return self.sent.size, self.received.size if self.by_row is None else 0
 
     @property
     def num_bytes(self) -> Bytes:
@@ -72,7 +85,7 @@ class FoundLookups(OnDevice):
 
 
 class DeviceSearcher(Searcher):
-    """Finds the lookups of batches in one group.
+    """Finds the lookups of batches in one group, on the device or on the host, and leaves them on the device.
 
     Args:
         group: the tables.
@@ -81,7 +94,7 @@ class DeviceSearcher(Searcher):
             searches. A batch without lookups is left to the host.
     """
 
-    def __init__(self, group: Group, mover: Mover, *, least: int, least_per_bag: float) -> None:
+    def __init__(self, group: Group, mover: Mover, least: float, least_per_bag: float) -> None:
         self.group, self.mover = group, mover
         self.most_rows = 0  # of a batch so far
         self._least, self._least_per_bag = max(1, least), least_per_bag
@@ -95,17 +108,42 @@ class DeviceSearcher(Searcher):
         for memory in self._memories:
             memory.user = FREE
 
-    def start(self, batch: Batch) -> "DeviceSearch | None":
+    def start(self, batch: Batch) -> Search:
         sizes = [batch.num_lookups(feature.position) for feature in self.group.features]
-        if sum(sizes) < max(self._least, self._least_per_bag * len(sizes) * batch.num_samples):
-            return None
         trained = self.mover.start_finding()
         memory = next((memory for memory in self._memories if memory.user <= trained), None)
         if memory is None:
             memory = FoundLookups(self.mover)
             self._memories.append(memory)
         memory.user = NOT_PLANNED
+        if sum(sizes) < max(self._least, self._least_per_bag * len(sizes) * batch.num_samples):
+            return HostSearch(batch, memory)
         return DeviceSearch(self, batch, sum(sizes), memory)
+
+
+class HostSearch(Search):
+    """The host's search for one batch's lookups, which sends them to its own memory on the device."""
+
+    _lookups: Lookups
+
+    def __init__(self, batch: Batch, memory: FoundLookups) -> None:
+        self._batch, self._memory = batch, memory
+
+    def launch(self, finder: DistinctFinder) -> None:
+        lookups, memory = finder.find_lookups(self._batch), self._memory
+        distinct, bags, sent = lookups.distinct, lookups.bags, memory.sent
+        by_row = lookups.vectors, lookups.scales, lookups.segments, kernels.hot_rows(lookups.segments)
+        of_bags = *implied_left_out(bags.num_samples, bags.vectors, bags.starts), bags.scales
+        memory.event = sent.send_arrays((distinct.inverse, *by_row, *of_bags))
+        inverse, vectors, scales, starts, hot, *bag_tensors = sent.tensors
+        none = inverse[:0]  # the host has rows and counts
+        memory.results = LookupTensors(none, none, none, inverse, vectors, scales)
+        memory.by_row = starts, hot
+        memory.bags = torch_lookups.Bags(bags.num_vectors, bags.num_samples, *bag_tensors)
+        self._lookups = _on_device(distinct, bags, lookups.segments, memory)
+
+    def lookups(self) -> Lookups:
+        return self._lookups
 
 
 class DeviceSearch(Search):
@@ -118,7 +156,7 @@ class DeviceSearch(Search):
         self._searcher, self._batch, self._num_lookups, self._memory = searcher, batch, num_lookups, memory
         self._stream = searcher.mover.finding
 
-    def launch(self) -> None:
+    def launch(self, finder: DistinctFinder) -> None:
         rows, lookup_ends = self._send()
         memory, num_lookups = self._memory, self._num_lookups
         dtype = np.int32 if rows.element_size() == 4 else np.int64
@@ -126,7 +164,7 @@ class DeviceSearch(Search):
         scales = (np.float32, len(self._bags.scales))
         parts = [places, (np.int32, num_lookups + 1), (np.int64, len(lookup_ends)), int32s, int32s, scales]
         results, bags = LookupTensors(*memory.block.take(parts)), memory.bags
-        memory.results = results
+        memory.results, memory.by_row, memory.event = results, None, None
         self._stream.run(lambda: torch_lookups.find_lookups(rows, lookup_ends, bags, results))
         most = self._searcher.most_rows
         self._to_host(dtype, max(num_lookups // FIRST_ROOM, most + most // FIRST_ROOM, 1))
@@ -169,7 +207,7 @@ class DeviceSearch(Search):
         distinct = self._distinct()
         segments = np.zeros(len(distinct.rows) + 1, np.int64)
         np.cumsum(distinct.counts, out=segments[1:])
-        return Lookups(distinct, self._bags, segments, _nowhere(np.int32), _nowhere(np.float32), self._memory)
+        return _on_device(distinct, self._bags, segments, self._memory)
 
     def _distinct(self) -> Distinct:
         while True:
@@ -189,6 +227,11 @@ class DeviceSearch(Search):
 def implied_left_out(num_samples: int, vectors: NDArray[np.int32], starts: Int64s) -> tuple[NDArray[np.int32], Int64s]:
     """Return vectors and starts of bags to send, each empty if a bag's number implies them."""
     return vectors[: 0 if num_samples else None], starts[: 0 if kernels.one_each(starts, 0, int(starts[-1])) else None]
+
+
+def _on_device(distinct: Distinct, bags: Bags, segments: Int64s, memory: FoundLookups) -> Lookups:
+    distinct = replace(distinct, inverse=_nowhere(np.int32))
+    return Lookups(distinct, bags, segments, _nowhere(np.int32), _nowhere(np.float32), memory)
 
 
 def _nowhere(dtype: type) -> NDArray[Any]:

@@ -47,7 +47,7 @@ class Segments:
 class SentRowUpdates(RowUpdates):
     """An update cut in two: rows in slots and rows on the host, as positions in `rows`."""
 
-    device_positions: Int64s
+    device_positions: Int64s | slice
     device_segments: Segments
     host_positions: Int64s
     host_updates: RowUpdates

@@ -6,8 +6,8 @@ A plan may leave rows on the host (`misses = "host"`); it is cut here:
     other bags                              are pooled on the device; their rows on the host cross one by one
     rows to update                          are updated where they are, from gradients of vectors
 
-Either way a sum runs in lookup order, so the cut does not change the numbers. If the device has searched the lookups
-itself (`lookups`), no row is on the host, and arrays as long as the lookups are on the device already.
+Either way a sum runs in lookup order, so the cut does not change the numbers. If arrays as long as the lookups are on
+the device already (`lookups`), no row is on the host.
 """
 
 from collections.abc import Callable, Sequence
@@ -130,10 +130,7 @@ class _Packing:
         return self._places[id(array)]
 
     def send(self, transfer_buffer: TransferBuffer) -> list[Tensor]:
-        transfer_buffer.take([(array.dtype, array.shape) for array in self.arrays])
-        for to, array in zip(transfer_buffer.arrays, self.arrays, strict=True):
-            to[...] = array
-        transfer_buffer.send()
+        transfer_buffer.send_arrays(self.arrays)
         return transfer_buffer.tensors
 
 
@@ -145,21 +142,15 @@ def _complete(
     locations, segments = row_updates.locations, row_updates.segments
     assert not len(locations) or locations.min() >= 0, "no row is on the host"
     at = packing.add(plan.pooling.row_locations)
-    sums = packing.add(locations, segments, hot_rows(segments))
+    sums = packing.add(locations, *(() if lookups.by_row else (segments, hot_rows(segments))))
 
     def pooling(sent: list[Tensor]) -> SentPooling:
         return _cut(plan.pooling, lookups.bags_at(*at(sent)), no_rows(), None, None)
 
     def updates(sent: list[Tensor]) -> SentRowUpdates:
-        to, starts, hot = sums(sent)
-        return SentRowUpdates(
-            **vars(row_updates),
-            device_positions=np.arange(len(locations)),
-            device_segments=Segments(to, starts, lookups.results.vectors, lookups.results.scales, hot),
-            host_positions=no_rows(),
-            host_updates=_take_rows(row_updates, np.zeros(len(locations), np.bool_)),
-            needed=None,
-        )
+        to, *by_row = sums(sent)
+        starts, hot = lookups.by_row or by_row
+        return _on_device(row_updates, Segments(to, starts, lookups.results.vectors, lookups.results.scales, hot))
 
     return pooling, updates
 
@@ -211,10 +202,13 @@ def _take_bags(pooling: Pooling, which: NDArray[np.bool_]) -> Pooling:
 
 def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packing) -> Sent[SentRowUpdates]:
     on_host = row_updates.locations < 0
+    if not on_host.any():
+        segments = _add_segments(row_updates, packing)
+        return lambda sent: _on_device(row_updates, Segments(*segments(sent)))
     device, host = _take_rows(row_updates, ~on_host), _take_rows(row_updates, on_host)
     segments = _add_segments(device, packing)
     needed: Picked | None = None
-    if on_host.any() and not on_host.all():
+    if not on_host.all():
         wanted = np.zeros(num_vectors, np.bool_)
         wanted[host.vectors] = True
         needed = packing.add(np.flatnonzero(wanted))
@@ -226,6 +220,19 @@ def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packin
         host_positions=np.flatnonzero(on_host),
         host_updates=host,
         needed=None if needed is None else needed(sent)[0],
+    )
+
+
+def _on_device(row_updates: RowUpdates, segments: Segments) -> SentRowUpdates:
+    """Return an update of rows that are all on the device."""
+    none, no_places = no_rows(), row_updates.vectors[:0]
+    return SentRowUpdates(
+        **vars(row_updates),
+        device_positions=slice(None),
+        device_segments=segments,
+        host_positions=none,
+        host_updates=RowUpdates(none, none, np.zeros(1, np.int64), no_places, row_updates.scales[:0]),
+        needed=None,
     )
 
 

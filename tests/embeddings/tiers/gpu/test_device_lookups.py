@@ -1,9 +1,10 @@
-"""Lookups that the device searches, on CPU tensors: plans and bits as if the host did.
+"""Lookups that the device searches, or the host sends ahead of plans, on CPU tensors: as if they stayed on the host.
 
 `test_mover.py` tests the order of its stream and the others, `test_torch_lookups.py` the torch operations.
 """
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,20 @@ from adaptive.embeddings.planning.lookups import DistinctFinder, Lookups
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.ranks import LocalRanks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.embeddings.tiers.gpu.build import _searcher, device_finds
-from adaptive.embeddings.tiers.gpu.lookups import FREE, LONG_BAGS, MANY_LOOKUPS, DeviceSearcher, FoundLookups
-from adaptive.embeddings.tiers.host import MemoryHost
+from adaptive.embeddings.tiers.gpu.build import least_searched
+from adaptive.embeddings.tiers.gpu.lookups import (
+    FREE,
+    LONG_BAGS,
+    MANY_LOOKUPS,
+    DeviceSearch,
+    DeviceSearcher,
+    FoundLookups,
+    HostSearch,
+    implied_left_out,
+)
 from adaptive.embeddings.tiers.mover import Mover, inline
 from adaptive.errors import ConfigError, InputError
+from adaptive.kernels.planning.lookups import hot_rows
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policies.lru import LRU
 
@@ -57,8 +67,7 @@ def begun(mover: Mover) -> Mover:
 
 def search(searcher: DeviceSearcher, batch: Batch) -> Lookups:
     started = searcher.start(batch)
-    assert started is not None
-    started.launch()
+    started.launch(DistinctFinder(searcher.group))
     return started.lookups()
 
 
@@ -72,16 +81,26 @@ def check(lookups: Lookups, expected: Lookups) -> None:
     assert memory.results.inverse.tolist() == expected.distinct.inverse.tolist()
     assert memory.results.vectors.tolist() == expected.vectors.tolist()
     assert memory.results.scales.tolist() == expected.scales.tolist()
+    sent, host = memory.bags, expected.bags
+    vectors, starts = implied_left_out(host.num_samples, host.vectors, host.starts)
+    for tensor, array in ((sent.vectors, vectors), (sent.starts, starts), (sent.scales, host.scales)):
+        assert tensor.tolist() == array.tolist()
+    if memory.by_row is not None:
+        assert [tensor.tolist() for tensor in memory.by_row] == [
+            expected.segments.tolist(),
+            hot_rows(expected.segments).tolist(),
+        ]
 
 
+@pytest.mark.parametrize("least", [1, inf])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_memory_is_reused_for_batches_of_any_size(weighted: bool) -> None:
+def test_memory_is_reused_for_batches_of_any_size(weighted: bool, least: float) -> None:
     """Distinct rows that do not fit in the room left for them come in a second copy."""
     tables = [table.model_copy(update={"pooling": "sum"}) for table in TABLES]
     sizes = (2, 40, 5, 60, 1)
     batches = [random_batches(tables, 1, seed=n, samples=n, weighted=weighted, max_bag=4)[0] for n in sizes]
     for group in make_groups(tables, 0):
-        searcher, finder = searcher_of(group), DistinctFinder(group)
+        searcher, finder = searcher_of(group, least=least), DistinctFinder(group)
         for batch in batches:
             lookups = search(searcher, batch)
             check(lookups, finder.find_lookups(batch))
@@ -115,10 +134,11 @@ def test_a_bad_id_is_reported_as_by_the_host(threads: int) -> None:
 # --- whose they are --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("lookups", ["host", "device"])
 @pytest.mark.parametrize("depth", [0, 2])
-def test_batches_in_flight_have_their_own_memory(depth: int) -> None:
+def test_batches_in_flight_have_their_own_memory(depth: int, lookups: str) -> None:
     """At any depth, in several look-aheads, and if some are closed early."""
-    with make("device") as embeddings:
+    with make(lookups) as embeddings:
         step_all(embeddings, BATCHES, depth=depth)
         coming = embeddings.look_ahead(BATCHES, depth=depth)
         next(coming)
@@ -153,7 +173,7 @@ def test_a_plan_sends_no_array_as_long_as_its_lookups() -> None:
                 (work,) = planned.works
                 inputs, *others = work.plan.transfer_buffer.tensors[:2], *work.plan.transfer_buffer.tensors[2:]  # type: ignore[union-attr]
                 assert [len(tensor) for tensor in inputs] == [200, 200]
-                assert max(map(len, others)) == (8 if lookups == "device" else 600)
+                assert [len(tensor) for tensor in others] == ([7, 8, 5] if lookups == "device" else [7])
                 embeddings.discard()
             counts = embeddings.statistics.take().counts
             totals[lookups] = [int(counts[:, column].sum()) for column in (Counter.BYTES_H2D, Counter.BYTES_D2H)]
@@ -170,17 +190,22 @@ def test_a_plan_sends_no_array_as_long_as_its_lookups() -> None:
 @pytest.mark.parametrize(
     ("setting", "device", "hindrance", "expected"),
     [
-        ("auto", "cuda", "", True),
-        ("auto", "cuda", "rows stay", False),
-        ("auto", "cpu", "", False),
-        ("host", "cuda", "", False),
-        ("device", "cuda", "", True),
-        ("device", "cpu", "", True),
+        ("auto", "cuda", "", (MANY_LOOKUPS, LONG_BAGS)),
+        ("auto", "cuda", "rows stay", None),
+        ("auto", "cpu", "", (inf, 0)),
+        ("host", "cuda", "", (inf, 0)),
+        ("host", "cuda", "rows stay", None),
+        ("device", "cuda", "", (1, 0)),
+        ("device", "cpu", "", (1, 0)),
     ],
 )
-def test_device_or_host_searches(setting: Any, device: str, hindrance: str, expected: bool) -> None:
+def test_device_or_host_searches(setting: Any, device: str, hindrance: str, expected: object) -> None:
     tier = TierConfig(lookups=setting, device="cpu-torch" if device == "cpu" else "cuda")
-    assert device_finds(tier, torch.device(device), hindrance) is expected
+    assert least_searched(tier, torch.device(device), hindrance) == expected
+
+
+def test_lookups_stay_on_the_host_in_ordinary_memory() -> None:
+    assert least_searched(TierConfig(device="cpu"), torch.device("cpu"), "") is None
 
 
 @pytest.mark.parametrize(
@@ -193,12 +218,11 @@ def test_device_or_host_searches(setting: Any, device: str, hindrance: str, expe
 )
 def test_auto_lets_a_gpu_search_many_lookups_in_long_bags(samples: int, size: int, searches: bool) -> None:
     (group,) = make_groups([TableConfig(name="t", num_embeddings=50, embedding_dim=1)], 0)
-    host = type("Host", (MemoryHost,), {"__init__": lambda self: setattr(self, "group", group)})()
     offsets = np.arange(samples + 1) * size
     batch = Batch(np.zeros((samples, 0), np.float32), np.zeros(offsets[-1], np.int64), offsets, np.zeros(samples, "f"))
-    mover = begun(Mover(inline(torch.device("cpu"))))
-    assert (_searcher(host, TierConfig(), mover).start(batch) is not None) is searches
-    assert _searcher(host, TierConfig(lookups="device"), mover).start(batch) is not None
+    for least, kind in (((MANY_LOOKUPS, LONG_BAGS), DeviceSearch if searches else HostSearch), ((1, 0), DeviceSearch)):
+        searcher = DeviceSearcher(group, begun(Mover(inline(torch.device("cpu")))), *least)
+        assert isinstance(searcher.start(batch), kind)
 
 
 def test_the_host_searches_groups_without_lookups() -> None:
@@ -210,7 +234,7 @@ def test_the_host_searches_groups_without_lookups() -> None:
     with make("device") as embeddings, make("host") as expected:
         embeddings.runtime.pipeline.mover.begin(-1)
         started = [searcher.start(batch) for searcher in embeddings.runtime.pipeline.lookups_ahead._searchers]  # type: ignore[union-attr]
-        assert [search is None for search in started] == [False, True]
+        assert [type(search) for search in started] == [DeviceSearch, HostSearch]
         for trained in (embeddings, expected):
             step_all(trained, [BATCHES[0], batch, BATCHES[1]], depth=1)
         for table in TABLES:

@@ -123,23 +123,24 @@ class Counted:
 
 def test_calls_of_the_device_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of torch or CUDA by either thread, for a batch that evicts and fetches rows."""
-    copying, compute = Counted(), Counted()
-    streams = replace(torch_streams(), copying=copying, compute=compute)
+    copying, compute, finding = counted = Counted(), Counted(), Counted()
+    streams = replace(torch_streams(), copying=copying, compute=compute, another=lambda: finding)
     monkeypatch.setattr(build_module, "streams_of", lambda device: streams)
     tier = {"device": "cpu-torch", "transfer": "direct", "poison": False}
     with one_table(100, "20", **tier) as embeddings:
         batches = [bags(list(range(n, n + 5))) for n in range(0, 50, 5)] * 2  # the first round only makes rows
-        last = [Counter[str]()] * 2
+        last = [Counter[str]()] * 3
         for planned in embeddings.look_ahead(batches, depth=0):
             sum_of(embeddings(planned)).backward()
             embeddings.step()
-            counts = [Counter(stream.calls) for stream in (copying, compute)]
-            copies, computed = (total - earlier for total, earlier in zip(counts, last, strict=True))
+            counts = [Counter(stream.calls) for stream in counted]
+            copies, computed, found = (total - earlier for total, earlier in zip(counts, last, strict=True))
             last = counts
     # Dense inputs, labels, pooling, update; norms come back; events of rows, norms and the trained batch.
     assert computed == {"empty": 4, "run": 4, "copy": 1, "after": 1, "record": 2}
-    # A plan and lists of rows are sent, and these written back and fetched.
-    assert copies == {"copy": 3, "run": 2, "record": 5, "after": 1}
+    # A plan and lists of rows are sent, and these written back and fetched, after the lookups.
+    assert copies == {"copy": 3, "run": 2, "record": 5, "after": 2}
+    assert found == {"copy": 1, "record": 1, "after": 1}
 
 
 def test_sends_wait_only_when_too_many_are_in_flight() -> None:
