@@ -29,6 +29,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs from all tests but those that ask for one: device "auto" is the CPU on every machine."""
+    if "gpu" not in config.option.markexpr and "GPU_SUITE_DEVICE" not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 NIGHTLY = ("attack", "benchmarks")  # folders all of whose tests run every night
 
 

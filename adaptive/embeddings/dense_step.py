@@ -49,8 +49,8 @@ class LocalDenseStep:
     def begin(self) -> None:
         """Prepare for the passes of a batch, also when they are run again."""
 
-    def take_gradients(self) -> list[Tensor]:
-        """Take the gradients of a block after backward; return their sum () if they were taken."""
+    def take_gradients(self) -> list[float]:
+        """Take the gradients of a block after backward; return their sum if they were taken."""
         return []
 
     def each_block(self) -> Iterator[None]:
@@ -114,7 +114,7 @@ class RankDenseStep(LocalDenseStep):
     def begin(self) -> None:
         self.blocks.clear()
 
-    def take_gradients(self) -> list[Tensor]:
+    def take_gradients(self) -> list[float]:
         """Keep the gradients in `blocks`, and clear those of the weights."""
         parts = [
             torch.zeros(weight.numel()) if weight.grad is None else weight.grad.detach().reshape(-1).cpu()
@@ -123,7 +123,7 @@ class RankDenseStep(LocalDenseStep):
         self.blocks.append(torch.cat(parts).numpy() if parts else np.zeros(0, np.float32))
         for weight in self._weights:
             weight.grad = None
-        return [torch.from_numpy(self.blocks[-1]).sum()]
+        return [float(torch.from_numpy(self.blocks[-1]).sum())]
 
     def each_block(self) -> Iterator[None]:
         for gradients in self.blocks:

@@ -147,7 +147,7 @@ class Trainer:
     def _passes(self, planned: Planned) -> _Passed:
         """Run forward and backward of all parts, and wait for the device once."""
         self.optimizer.zero_grad()
-        passed, losses, logits, sums_of_blocks = [], [], [], []
+        passed, losses, logits, sums_of_blocks = [], [], [], list[float]()
         self._dense.begin()
         if self._ranking is not None and planned.is_share:
             return self._finished(*self._whole_batch_passes(self._ranking, planned), planned)
@@ -162,9 +162,9 @@ class Trainer:
 
     def _whole_batch_passes(
         self, model: TwoTower, planned: Planned
-    ) -> tuple[list[Planned], list[Tensor], list[Tensor], list[Tensor], Items]:
+    ) -> tuple[list[Planned], list[Tensor], list[Tensor], list[float], Items]:
         """Run the passes of a model whose samples are negatives of those of all ranks."""
-        parts, towers, sums = list(planned.parts()), list[tuple[Tensor, Tensor]](), list[Tensor]()
+        parts, towers, sums = list(planned.parts()), list[tuple[Tensor, Tensor]](), list[float]()
         with self.recorder.timed("forward"):
             for part in parts:
                 samples = part.num_samples_of_all
@@ -182,7 +182,7 @@ class Trainer:
         passed: list[Planned],
         losses: list[Tensor],
         logits: list[Tensor],
-        sums_of_blocks: list[Tensor],
+        sums_of_blocks: list[float],
         items: Items | None,
         planned: Planned,
     ) -> _Passed:
@@ -191,10 +191,10 @@ class Trainer:
             return _Passed([], [], [], items=items)
         with self.recorder.timed("backward"):
             rows = [work.gradients for work in planned.works if work.gradients is not None]
-            numbers = torch.stack([*losses, *sums_of_blocks, *sums_of_gradients(self.model, rows)])
+            numbers = torch.stack([*losses, *sums_of_gradients(self.model, rows)])
             reserve_update_memory(self.optimizer, self.embeddings.device)
             values = numbers.tolist()
-        finite = all(map(math.isfinite, values[len(losses) :]))
+        finite = all(map(math.isfinite, values[len(losses) :] + sums_of_blocks))
         return _Passed(values[: len(losses)], passed, logits, finite, items)
 
     def _forward_backward(self, part: Planned) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,10 @@ NO_TESTS = 5  # what pytest ends with where it finds none
 # In parallel: on a new machine most of their time goes into compiling kernels, on one core for each process.
 PROCESSES = (("contract",), ("invariance",), ("bf16", "determinism", "lookups", "ranks", "saving", "waits"))
 # Tests that point to a wrong kernel, on a GPU.
-KERNELS = ("tests/kernels/rows", "tests/kernels/gpu", "tests/embeddings/tiers/gpu")
+KERNELS = (
+    "tests/kernels/rows", "tests/kernels/gpu",
+    "tests/embeddings/tiers/gpu/test_torch_device_gpu.py", "tests/embeddings/tiers/gpu/test_pinned.py",
+)  # fmt: skip
 OF_A_GPU = "triton or gpu or pinned"
 
 

@@ -12,5 +12,5 @@ DEVICE = os.environ.get("GPU_SUITE_DEVICE", "cuda")
 def device() -> str:
     """A value of `TierConfig.device`."""
     if DEVICE == "cuda" and not torch.cuda.is_available():
-        pytest.skip(f"no CUDA device; torch {torch.__version__} is built for CUDA {torch.version.cuda}")
+        pytest.skip(f"no CUDA device, or no -m gpu; torch {torch.__version__} is built for CUDA {torch.version.cuda}")
     return DEVICE

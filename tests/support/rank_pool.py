@@ -118,7 +118,8 @@ def rank_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
 
 
 def _start() -> subprocess.Popen[str]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{WORKER.parents[1]}", "COLUMNS": "200"}
+    paths = [str(ROOT), str(WORKER.parents[1]), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"}
     env = {name: value for name, value in env.items() if not name.startswith("ADAPTIVE_")}
     return subprocess.Popen(
         [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True, cwd=ROOT

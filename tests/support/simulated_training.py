@@ -69,7 +69,7 @@ class Case:
         return self.lookups == "device"
 
     def build(self, device: str = "cpu-torch") -> TieredEmbeddingBag:
-        lookups = self.lookups if device == "cpu-torch" else "host"
+        lookups = "host" if device == "cpu" else self.lookups
         tier = TierConfig(
             device=device,
             device_rows=self.device_rows,
@@ -151,7 +151,7 @@ class Run:
         self.assert_host_at_rest()
         self.catch_up()
         self.readings |= {
-            ~number: [tensor.numpy().copy() for tensor in vectors] for number, vectors in self.pooled.items()
+            ~number: [tensor.cpu().numpy().copy() for tensor in vectors] for number, vectors in self.pooled.items()
         }
         return dict(self.embeddings.rows.state_arrays())
 

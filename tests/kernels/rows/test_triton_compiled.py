@@ -29,7 +29,8 @@ LEAST_IN_FLIGHT = {"hot_kernel": 32, "update_kernel": 12, "accumulate_kernel": 1
 def printed(script: str, cache: Path, *arguments: object) -> list[dict[str, Any]]:
     """Reports of a script in its own process."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(SUPPORT.parents[1])}
+    paths = [str(SUPPORT.parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, SUPPORT / script, *map(str, arguments)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import triton_setup
 from support.row_kernels import OPTIMIZERS, Floats, every_optimizer, random_rows
-from support.triton_setup import assert_same_bits, hot_of, needs_gpu, run, settings_of
+from support.triton_setup import INTERPRETED, assert_same_bits, hot_of, needs_gpu, run, settings_of
 
 import adaptive.kernels.rows.gpu.deferred
 from adaptive.kernels.rows import cpu_tensors
@@ -31,10 +31,9 @@ class Kernels:
     update: Callable[..., None]
 
 
-KINDS = {
-    "triton": Kernels(triton_setup.accumulate, triton_setup.update),
-    "cpu": Kernels(cpu_tensors.accumulate, cpu_tensors.update),
-}
+KINDS = {"triton": Kernels(triton_setup.accumulate, triton_setup.update)}
+if INTERPRETED:  # elsewhere the tensors of these tests are on a GPU
+    KINDS["cpu"] = Kernels(cpu_tensors.accumulate, cpu_tensors.update)
 
 
 @pytest.fixture(params=KINDS)

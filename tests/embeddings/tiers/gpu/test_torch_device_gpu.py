@@ -61,7 +61,7 @@ def test_bits_are_those_of_the_cpu_if_streams_sleep(case: Case, sleeps: str, see
 
     arrays, readings = expected(case)
     with patched(build_module, streams_of=sleepy):
-        run = Run(case.build(CUDA), case.depth, np.random.default_rng(seed), {}, case.shrinks)
+        run = Run(case.build(CUDA), case.depth, np.random.default_rng(seed), {}, case.shrinks, case.forgets)
         results = run.train()
     assert [name for name, array in arrays.items() if not same(results[name], array)] == []
     for number, numbers in run.readings.items():
