@@ -38,13 +38,14 @@ def usable_cores() -> int:
 
 
 @contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Pause Python's garbage collection, for work that makes many objects which stay."""
+def loading_libraries() -> Iterator[None]:
+    """Pause Python's garbage collection, and never search the objects that exist afterwards: libraries keep theirs."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if was_enabled:
             gc.enable()
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,11 +15,11 @@ from support.toy import ToyData, toy_config
 from support.toy_runs import assert_equal, data_fixture, everything, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from adaptive.config import ScheduleConfig
+from adaptive.config import DenseOptimizerConfig, ScheduleConfig
 from adaptive.errors import CheckpointError, InputError, OutputError
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.run_directory import read_record
-from adaptive.training.components import build, set_rates, torch_settings
+from adaptive.training.components import build, dense_optimizer, set_rates, torch_settings
 from adaptive.training.runs import evaluate_run, plan_run, train_run
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import STAGES, EvalRecord, IntervalRecord
@@ -158,6 +158,26 @@ def test_torch_settings_are_given_back(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory  # torch's default, which the caller has again
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
+def test_dense_optimizers_step_as_those_of_torch(name: Literal["sgd", "adagrad", "adam"]) -> None:
+    kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+    models = [torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ours = dense_optimizer(DenseOptimizerConfig(name=name, lr=0.1), models[0])
+    plain = kinds[name](models[1].parameters(), lr=0.1)
+    for step in range(3):
+        for model, optimizer in zip(models, (ours, plain), strict=True):
+            optimizer.zero_grad()
+            (model(torch.full((4, 3), step + 1.0)).sin().sum()).backward()
+            optimizer.step()
+    assert isinstance(ours, kinds[name]) and repr(ours) == repr(plain)
+    assert all(torch.equal(*weights) for weights in zip(*(model.parameters() for model in models), strict=True))
+    states = [optimizer.state_dict() for optimizer in (ours, plain)]
+    assert str(states[0]) == str(states[1])
+    ours.load_state_dict(states[1])
+    assert str(ours.state_dict()) == str(states[1])
 
 
 def test_deterministic_runs_do_not_fill_memory() -> None:

@@ -15,7 +15,7 @@ from adaptive.cli.flags import given_flags, with_flags
 from adaptive.cli.launching import launch_ranks, refuse_within_ranks, settings_for_ranks
 from adaptive.cli.output import own_stdout, print_result
 from adaptive.errors import ConfigError
-from adaptive.system import without_garbage_collection
+from adaptive.system import loading_libraries
 
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig
@@ -50,7 +50,8 @@ def run(
         _refuse_changes(texts, names, [flag for flag, value in others.items() if value])
         _resume(resume, texts, ranks, force_unlock=force_unlock, as_json=as_json)
         return
-    from adaptive.training.settings import load_settings
+    with loading_libraries():
+        from adaptive.training.settings import load_settings
 
     settings, origins = load_settings(file=config, sets=sets or (), flags=texts, flag_names=names, environ=os.environ)
     if auto_resume and (overwrite or dry_run or settings.out is None):
@@ -63,7 +64,7 @@ def run(
         )
     if ranks is not None and not dry_run:
         _launch(ranks, settings)
-    with without_garbage_collection():
+    with loading_libraries():
         from adaptive.training.runs import auto_resume_run, plan_run, train_run
         from adaptive.training.runs.distributed import launched_ranks
 

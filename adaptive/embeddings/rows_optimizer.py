@@ -10,10 +10,11 @@ of rows are multiplied by the result before they are used. So `unscale_` and `st
 a number from the device. Without a scaler, none of this is computed.
 """
 
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,19 @@ from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.planned_batch import GroupBatch, Planned
 from adaptive.errors import ConfigError
 from adaptive.system import running_out
+
+Kind = TypeVar("Kind", bound=type[torch.optim.Optimizer])
+
+
+def without_compiler(kind: Kind) -> Kind:
+    """Let an optimizer class do without torch's compiler, whose import takes 0.8 s; returns the class.
+
+    torch imports it to exclude methods from `torch.compile`. Do not call these of the class in compiled code.
+    """
+    for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad", "step"):
+        method = inspect.unwrap(getattr(kind, name))
+        setattr(kind, name, torch.no_grad()(method) if name == "step" else method)
+    return kind
 
 
 class _StandIn(torch.Tensor):
@@ -47,6 +61,7 @@ class _StandIn(torch.Tensor):
         self.answer, self.was_asked = None, False
 
 
+@without_compiler
 class RowsOptimizer(torch.optim.Optimizer):
     """Updates the rows of each batch; one parameter group, whose `lr` a scheduler may change.
 

@@ -11,7 +11,7 @@ Letters: B samples, F features, D width, V vectors of a group.
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from functools import partial
+from functools import partial, wraps
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar, cast
 
@@ -48,8 +48,14 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 def _not_compiled(method: Method) -> Method:
     """Exclude a method from `torch.compile`, because threads move rows below it."""
-    # As `torch.optim` does: the public `torch.compiler.disable` would import the compiler, which takes a second.
-    return cast(Method, torch._disable_dynamo(method))  # type: ignore[attr-defined]
+    # The public `torch.compiler.disable` imports the compiler, which takes a second; this one does when it is called.
+    excluded = torch._disable_dynamo(method)  # type: ignore[attr-defined]
+
+    @wraps(method)
+    def called(*arguments: Any, **named: Any) -> Any:
+        return (excluded if torch.compiler.is_compiling() else method)(*arguments, **named)
+
+    return cast(Method, called)
 
 
 class TieredEmbeddingBag(nn.Module):

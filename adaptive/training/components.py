@@ -24,6 +24,7 @@ from adaptive.embeddings.checks import check_arguments
 from adaptive.embeddings.engine.build import Outline, outline_engine
 from adaptive.embeddings.planning.sizing import held_rows
 from adaptive.embeddings.ranks import ALONE, Ranks
+from adaptive.embeddings.rows_optimizer import without_compiler
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError
 from adaptive.models.dense.attention import SequenceModel
@@ -335,7 +336,10 @@ def _tables(
 def dense_optimizer(config: DenseOptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Return torch's optimizer for the parameters of the dense part."""
     kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
-    optimizer: torch.optim.Optimizer = kinds[config.name](model.parameters(), lr=config.lr)
+    kind: type[Any] = kinds[config.name]
+    optimizer: torch.optim.Optimizer = without_compiler(type(kind.__name__, (kind,), {}))(
+        model.parameters(), lr=config.lr
+    )
     return optimizer
 
 
@@ -370,4 +374,5 @@ def torch_settings(config: TrainConfig) -> Iterator[None]:
         finally:
             filling.fill_uninitialized_memory = fills
             products.allow_tf32 = tf32
-            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+            if config.deterministic:  # the call imports torch's compiler, which takes 0.8 s
+                torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)

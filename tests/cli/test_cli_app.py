@@ -32,6 +32,22 @@ finally:
     assert "--device-rows" in done.stdout
 
 
+def test_training_does_not_import_the_compiler_of_torch(tmp_path: Path) -> None:
+    """It takes 0.8 s, and each optimizer of torch imports it."""
+    code = """
+import sys
+from adaptive.cli.app import main
+try:
+    main(["run", *sys.argv[1:]])
+finally:
+    print(sorted({"torch._dynamo", "torch._inductor", "sympy", "triton"} & {*sys.modules}), file=sys.stderr)
+"""
+    small = ["--steps=2", "--batch-size=32", "--set=data.synthetic.rows=100000", "--set=data.synthetic.num_eval=64"]
+    command = [sys.executable, "-c", code, *small, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr.endswith("\n[]\n"), done.stderr
+
+
 def test_help_version_and_usage_errors(cli: Cli) -> None:
     for words in (["--help"], ["eval", "--help"], ["policies", "--help"], ["doctor", "-h"]):
         result = cli(*words)

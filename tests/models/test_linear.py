@@ -36,7 +36,7 @@ def by_onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 def layers(num_inputs: int, num_outputs: int, *, bias: bool = True) -> tuple[Linear, nn.Linear]:
     torch.manual_seed(0)
     ours, plain = Linear(num_inputs, num_outputs, bias=bias), nn.Linear(num_inputs, num_outputs, bias=bias)
-    plain.load_state_dict(ours.state_dict())
+    ours.load_state_dict(plain.state_dict())
     return ours, plain
 
 

@@ -58,6 +58,9 @@ def _vendor() -> str:
 class Linear(nn.Linear):
     """`nn.Linear`, with the same weights, names and gradients up to rounding."""
 
+    def reset_parameters(self) -> None:
+        """Leave new weights unwritten: `linear` draws them from the model's generator."""
+
     def forward(self, input: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or not _is_for_onednn(input, self.weight):
             return super().forward(input)
@@ -196,7 +199,7 @@ def linear(
     num_inputs: int, num_outputs: int, generator: torch.Generator, *, columns: int | None = None, bias: bool = True
 ) -> nn.Linear:
     """Return a layer with DLRM's initial deviations, sqrt(2 / (in + out)) and sqrt(1 / out)."""
-    layer = Linear(columns or num_inputs, num_outputs, bias=bias, device="meta").to_empty(device="cpu")
+    layer = Linear(columns or num_inputs, num_outputs, bias=bias, device="cpu")
     with torch.no_grad():
         layer.weight.zero_()
         weight = layer.weight.new_empty((num_outputs, num_inputs))

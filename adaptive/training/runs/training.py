@@ -23,7 +23,6 @@ from adaptive.storage.arrays import Stored, whole
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_checkpoints import load_best
 from adaptive.storage.run_directory import RunDirectory, read_record
-from adaptive.system import without_garbage_collection
 from adaptive.training.components import (
     Components,
     ComponentsOutline,
@@ -223,8 +222,7 @@ def _train_in(
     dataset = open_data(with_initial_vocabulary(config), directory.path)
     sample = first_batches(config, dataset)
     ranks.require_equal(lambda: facts_of(config, dataset))
-    with without_garbage_collection():  # torch imports libraries
-        components = build(config, dataset, sample, ranks)
+    components = build(config, dataset, sample, ranks)
     with components.embeddings:
         refuse_guarded_saves(config, components)
         refuse_unreachable(config, components, dataset)
