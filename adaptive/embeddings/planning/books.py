@@ -314,8 +314,10 @@ class SlotTable:
         """A key that, by a sample, at least the `count` lowest idle slots of a window do not exceed."""
         if window.count < 8 * SAMPLE:  # sampling would take longer
             return ALL_KEYS
-        step = len(self) // SAMPLE + 1
-        sample = np.flatnonzero(self._used[::step] < window.oldest_held) * step
+        # Only of the window: rows that are taken together lie together, and here are some of the longest idle ones.
+        size = (window.last - window.first) % len(self) or len(self)
+        sample = (window.first + np.arange(0, size, size // SAMPLE + 1)) % len(self)
+        sample = sample[self._used[sample] < window.oldest_held]
         place = len(sample) * count / window.count
         place = int(place + 4 * place**0.5) + 1  # 4 standard deviations
         if place >= len(sample):
@@ -325,7 +327,7 @@ class SlotTable:
 
     def _keys(self, slots: Int64s, order: tuple[str, ...]) -> NDArray[np.uint64]:
         """Keys (n,) that compare as the rows in slots (n,) do."""
-        (keys,) = allocate(self._memory, (np.uint64, len(slots)))
+        keys = np.empty(len(slots), np.uint64)
         books.slot_keys(slots, self._columns[:2], key_weights(order), keys)
         return keys
 

@@ -262,6 +262,19 @@ def test_a_bound_that_is_too_low_is_not_used(monkeypatch: pytest.MonkeyPatch) ->
     assert slots.lowest(slots.idle_window(5, 9), ("accesses",), 4).tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("start", [0, 700, 900])
+def test_the_bound_follows_the_window_alone(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of a window of 200 slots, which may go round, all keys are lower."""
+    slots, inside = SlotTable(1000, ints(0, 1001), Tracker(1001)), (start + np.arange(200)) % 1000
+    slots.rows[:], slots._used[:] = np.arange(1000), 0
+    slots._accesses[inside] = 1000 + np.arange(200)
+    slots._search_from = start
+    monkeypatch.setattr(books_module, "SAMPLE", 25)
+    idle_window = slots.idle_window(5, 200)
+    assert 1004 < slots._bound(idle_window, ("accesses",), 5) < 1199
+    assert slots.lowest(idle_window, ("accesses",), 5).tolist() == inside[:5].tolist()
+
+
 def slot_arrays() -> dict[str, Any]:
     """Slots 0..3 hold rows 1 (dirty), 6 (clean, changed before), 9 (clean, initial), 3 (dirty); slot 4 is free."""
     codes = np.zeros(10, np.int32)

@@ -12,7 +12,6 @@ buffers for what it sends and reads: `link`.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -55,23 +54,19 @@ class PinnedBlock:
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
         self._sent: Event | None = None
-        self.memory = mover.pinned(0)
+        self.memory, self.num_bytes = mover.pinned(0), 0
 
     def take(self, num_bytes: int) -> None:
         """Wait until the host may write to it, and make room for at least `num_bytes`."""
         if self._sent is not None:
             self._mover.await_sent(self._sent)
             self._sent = None
-        if len(self.memory) < num_bytes:
-            self.memory = self._mover.pinned(_rounded(num_bytes))
+        if self.num_bytes < num_bytes:
+            self.memory, self.num_bytes = self._mover.pinned(_rounded(num_bytes)), _rounded(num_bytes)
 
     def sent(self, event: Event) -> None:
         """Record that its contents will have been sent at `event`."""
         self._sent = event
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.memory)
 
     def array(self, dtype: DTypeLike, shape: Shape, start: int = 0) -> NDArray[Any]:
         """Return the memory from byte `start` on as an array."""
@@ -87,7 +82,7 @@ class TransferBuffer:
     def __init__(self, mover: Mover, stream: Stream | None = None) -> None:
         self._stream = stream or mover.copying
         self._block = PinnedBlock(mover)
-        self._twin = self._stream.empty(0, torch.uint8)
+        self._twin, self._twin_bytes = self._stream.empty(0, torch.uint8), 0
         self._views: dict[np.dtype[Any], tuple[NDArray[Any], Tensor]] = {}  # whole blocks as arrays of each dtype
         self._starts = [0]
         self.arrays: list[NDArray[Any]] = []
@@ -95,19 +90,25 @@ class TransferBuffer:
 
     def take(self, parts: Parts) -> None:
         """Make `arrays` for the host to write to, one for each (dtype, shape)."""
-        self._starts = starts_of(parts)
-        self._block.take(self._starts[-1])
-        if len(self._twin) < self._starts[-1]:
-            self._twin = self._stream.empty(len(self._block.memory), torch.uint8)
+        self._starts = starts = starts_of(parts)
+        self._block.take(starts[-1])
+        if self._twin_bytes < starts[-1]:
+            self._twin = self._stream.empty(self._block.num_bytes, torch.uint8)
+            self._twin_bytes = self._block.num_bytes
             self._views.clear()
         self.arrays, self.tensors = [], []
-        for start, (kind, shape) in zip(self._starts, parts, strict=False):
-            dtype, dims = np.dtype(kind), _dims(shape)
+        for start, (kind, shape) in zip(starts, parts, strict=False):
+            dtype = np.dtype(kind)
             array, tensor = self._views.get(dtype) or self._add_views(dtype)
             first = start // dtype.itemsize
-            part = slice(first, first + prod(dims))
-            self.arrays.append(array[part].reshape(dims))
-            self.tensors.append(tensor[part] if len(dims) == 1 else tensor[part].view(dims))
+            if isinstance(shape, int) or len(shape) == 1:
+                part = slice(first, first + (shape if isinstance(shape, int) else shape[0]))
+                self.arrays.append(array[part])
+                self.tensors.append(tensor[part])
+            else:
+                part = slice(first, first + prod(shape))
+                self.arrays.append(array[part].reshape(shape))
+                self.tensors.append(tensor[part].view(shape))
 
     def _add_views(self, dtype: np.dtype[Any]) -> tuple[NDArray[Any], Tensor]:
         """Views of the whole blocks, made once: views of each array from bytes take 6 us of Python's lock."""
@@ -118,7 +119,7 @@ class TransferBuffer:
     @property
     def num_bytes(self) -> tuple[int, int]:
         """Bytes of pinned memory, of device memory."""
-        return self._block.num_bytes, len(self._twin)
+        return self._block.num_bytes, self._twin_bytes
 
     @property
     def size(self) -> int:
@@ -219,8 +220,11 @@ def take_rows(table: Tensor, places: Tensor, out: Tensor) -> None:
 
 def starts_of(parts: Parts) -> list[int]:
     """Return the first bytes of arrays (dtype, shape) in one block, and the end of the last."""
-    sizes = (np.dtype(dtype).itemsize * prod(_dims(shape)) for dtype, shape in parts)
-    return list(accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0))
+    starts = [0]
+    for dtype, shape in parts:
+        size = np.dtype(dtype).itemsize * (shape if isinstance(shape, int) else prod(shape))
+        starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
+    return starts
 
 
 def parts_of(memory: Tensor, parts: Parts) -> list[Tensor]:

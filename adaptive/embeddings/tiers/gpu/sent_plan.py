@@ -88,8 +88,9 @@ def count_bytes(plan: SentPlan) -> SentPlan:
     if plan.on_device is not None:
         searched, to_host = device_lookups(plan.on_device).crossed
         to_device += searched
-    plan.tally[:, Counter.BYTES_H2D] += divide_by_weight(to_device, plan.tally[:, Counter.LOOKUPS])
-    plan.tally[:, Counter.BYTES_D2H] += divide_by_weight(to_host, plan.tally[:, Counter.LOOKUPS])
+    for counter, size in ((Counter.BYTES_H2D, to_device), (Counter.BYTES_D2H, to_host)):
+        if size:
+            plan.tally[:, counter] += divide_by_weight(size, plan.tally[:, Counter.LOOKUPS])
     return plan
 
 
