@@ -85,13 +85,13 @@ def build_devices(
     pairs: Sequence[PinnedPair | None] = pinned or [None] * len(hosts)
     while True:
         try:
-            devices = []
+            devices: list[TorchDevice] = []
             for host, num_slots, pair in zip(hosts, sizes.slots, pairs, strict=True):
                 kernels = row_kernels(mover.device)
                 if mover.device.type == "cuda":
                     launch_once(kernels, mover.device, host.group, host.optimizer)
                 transfer = _make_transfer(pair, policy, host, mover, kernels)
-                searcher = None if least is None else DeviceSearcher(host.group, mover, *least)
+                searcher = least and DeviceSearcher(host.group, mover, *least, sends_inputs=not devices)
                 work = mover, kernels, transfer, searcher
                 devices.append(TorchDevice(host, num_slots, *work, poison=tier.poison))
             return devices, replace(sizes, text=f"{sizes.text}; {text}")

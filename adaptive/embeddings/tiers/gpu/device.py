@@ -139,12 +139,14 @@ class TorchDevice(DeviceTier):
     def upload_plan(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> GroupPlan:
         while len(self._transfer_buffers) <= buffer:
             self._transfer_buffers.append(TransferBuffer(self._mover))
+        sendable = [array for array in inputs if array.dtype in TORCH_DTYPES]
         if plan.on_device is not None:
             lookups = device_lookups(plan.on_device)
             lookups.user = plan.number
             if lookups.event is not None:
                 self._mover.await_found(lookups.event)
-        sendable = [array for array in inputs if array.dtype in TORCH_DTYPES]
+            crossed = {id(array) for array, _ in lookups.inputs}
+            sendable = [array for array in sendable if id(array) not in crossed]
         return count_bytes(send_plan(plan, self._transfer_buffers[buffer], sendable))
 
     def reupload_plan(self, plan: GroupPlan) -> None:
@@ -173,8 +175,10 @@ class TorchDevice(DeviceTier):
 
     def inputs(self, plan: GroupPlan) -> Send:
         assert isinstance(plan, SentPlan)
-        # Copies, within the device's memory: the plan's buffer is written again when the batch has been trained.
-        copies = {id(array): self._copy(sent) for array, sent in zip(plan.inputs, plan.sent_inputs, strict=True)}
+        # Copies, within the device's memory: buffers are written again when the batch has been trained.
+        pairs = [*zip(plan.inputs, plan.sent_inputs, strict=True)]
+        pairs += [] if plan.on_device is None else device_lookups(plan.on_device).inputs
+        copies = {id(array): self._copy(sent) for array, sent in pairs}
         return lambda array: copies[id(array)] if id(array) in copies else self.send(array)
 
     def _copy(self, sent: Tensor) -> Tensor:

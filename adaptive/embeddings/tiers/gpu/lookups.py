@@ -1,8 +1,8 @@
 """Lookups of a batch on the device, sent ahead of its plan: found by the host, or by the device itself.
 
 If no row stays on the host, the plan only adds where the rows are, and the look-ahead thread neither copies nor sends
-an array as long as the lookups. `HostSearch` sends what the host has found, as soon as it has, from the thread that
-found it. For batches with many lookups, `DeviceSearch` lets the device find them:
+an array as long as the lookups or the samples. `HostSearch` sends what the host has found, as soon as it has, from the
+thread that found it. For batches with many lookups, `DeviceSearch` lets the device find them:
 
     host                                   finding stream
     row of each lookup, bags     ------->  sort, number, group (`kernels.planning.torch_lookups`)
@@ -36,7 +36,7 @@ from adaptive.embeddings.planning.lookups import (
     lay_out_bags,
 )
 from adaptive.embeddings.planning.plan import Int64s, OnDevice
-from adaptive.embeddings.tiers.gpu.buffers import Bytes, DeviceBlock, TransferBuffer, add_bytes
+from adaptive.embeddings.tiers.gpu.buffers import TORCH_DTYPES, Bytes, DeviceBlock, TransferBuffer, add_bytes
 from adaptive.embeddings.tiers.gpu.sent import SentBags
 from adaptive.embeddings.tiers.mover import Event, Mover
 from adaptive.kernels.planning import lookups as kernels
@@ -57,6 +57,7 @@ class FoundLookups(OnDevice):
 
     Attributes:
         by_row: starts of each row's lookups and hot rows, if they have been sent: see `sent.Segments`.
+        inputs: arrays of the batch that have been sent along, with their tensors.
         event: when all of it has been sent, if the host has found it.
     """
 
@@ -67,6 +68,7 @@ class FoundLookups(OnDevice):
         self.bags: torch_lookups.Bags
         self.results: LookupTensors
         self.by_row: tuple[Tensor, Tensor] | None = None
+        self.inputs: list[tuple[NDArray[Any], Tensor]] = []
         self.event: Event | None = None
 
     def bags_at(self, row_locations: Tensor) -> SentBags:
@@ -92,10 +94,13 @@ class DeviceSearcher(Searcher):
         mover: of the device; for its finding stream.
         least, least_per_bag: smallest number of lookups in a batch, and in a bag on average, for which the device
             searches. A batch without lookups is left to the host.
+        sends_inputs: dense inputs, labels and extras of a batch cross along with its lookups.
     """
 
-    def __init__(self, group: Group, mover: Mover, least: float, least_per_bag: float) -> None:
-        self.group, self.mover = group, mover
+    def __init__(
+        self, group: Group, mover: Mover, least: float, least_per_bag: float, *, sends_inputs: bool = False
+    ) -> None:
+        self.group, self.mover, self._sends_inputs = group, mover, sends_inputs
         self.most_rows = 0  # of a batch so far
         self._least, self._least_per_bag = max(1, least), least_per_bag
         self._memories: list[FoundLookups] = []
@@ -108,6 +113,11 @@ class DeviceSearcher(Searcher):
         for memory in self._memories:
             memory.user = FREE
 
+    def inputs(self, batch: Batch) -> list[NDArray[Any]]:
+        """Arrays of a batch to send along."""
+        arrays = (batch.dense, batch.labels, *batch.extras.values()) if self._sends_inputs else ()
+        return [array for array in arrays if array.dtype in TORCH_DTYPES]
+
     def start(self, batch: Batch) -> Search:
         sizes = [batch.num_lookups(feature.position) for feature in self.group.features]
         trained = self.mover.start_finding()
@@ -117,7 +127,7 @@ class DeviceSearcher(Searcher):
             self._memories.append(memory)
         memory.user = NOT_PLANNED
         if sum(sizes) < max(self._least, self._least_per_bag * len(sizes) * batch.num_samples):
-            return HostSearch(batch, memory)
+            return HostSearch(self, batch, memory)
         return DeviceSearch(self, batch, sum(sizes), memory)
 
 
@@ -126,20 +136,22 @@ class HostSearch(Search):
 
     _lookups: Lookups
 
-    def __init__(self, batch: Batch, memory: FoundLookups) -> None:
-        self._batch, self._memory = batch, memory
+    def __init__(self, searcher: DeviceSearcher, batch: Batch, memory: FoundLookups) -> None:
+        self._searcher, self._batch, self._memory = searcher, batch, memory
 
     def launch(self, finder: DistinctFinder) -> None:
         lookups, memory = finder.find_lookups(self._batch), self._memory
         distinct, bags, sent = lookups.distinct, lookups.bags, memory.sent
         by_row = lookups.vectors, lookups.scales, lookups.segments, kernels.hot_rows(lookups.segments)
         of_bags = *implied_left_out(bags.num_samples, bags.vectors, bags.starts), bags.scales
-        memory.event = sent.send_arrays((distinct.inverse, *by_row, *of_bags))
-        inverse, vectors, scales, starts, hot, *bag_tensors = sent.tensors
+        inputs = self._searcher.inputs(self._batch)
+        memory.event = sent.send_arrays((distinct.inverse, *by_row, *of_bags, *inputs))
+        inverse, vectors, scales, starts, hot = sent.tensors[:5]
         none = inverse[:0]  # the host has rows and counts
         memory.results = LookupTensors(none, none, none, inverse, vectors, scales)
         memory.by_row = starts, hot
-        memory.bags = torch_lookups.Bags(bags.num_vectors, bags.num_samples, *bag_tensors)
+        memory.bags = torch_lookups.Bags(bags.num_vectors, bags.num_samples, *sent.tensors[5:8])
+        memory.inputs = list(zip(inputs, sent.tensors[8:], strict=True))
         self._lookups = _on_device(distinct, bags, lookups.segments, memory)
 
     def lookups(self) -> Lookups:
@@ -173,7 +185,9 @@ class DeviceSearch(Search):
         """Send the row of each lookup, the ends of each table's lookups, and the bags."""
         group, batch, sent = self._searcher.group, self._batch, self._memory.sent
         bags = self._bags = lay_out_bags(group, batch)
-        arrays = *implied_left_out(bags.num_samples, bags.vectors, bags.starts), bags.scales
+        inputs = self._searcher.inputs(batch)
+        arrays: list[NDArray[Any]] = [*implied_left_out(bags.num_samples, bags.vectors, bags.starts), bags.scales]
+        arrays += inputs
         dtype = np.int32 if group.num_rows < 1 << 31 else np.int64
         parts = [(dtype, self._num_lookups), (np.int64, len(group.tables))]
         sent.take([*parts, *((array.dtype, array.shape) for array in arrays)])
@@ -186,7 +200,8 @@ class DeviceSearch(Search):
         for to, array in zip(sent.arrays[2:], arrays, strict=True):
             to[...] = array
         sent.send()
-        self._memory.bags = torch_lookups.Bags(bags.num_vectors, bags.num_samples, *sent.tensors[2:])
+        self._memory.bags = torch_lookups.Bags(bags.num_vectors, bags.num_samples, *sent.tensors[2:5])
+        self._memory.inputs = list(zip(inputs, sent.tensors[5:], strict=True))
         return sent.tensors[:2]
 
     def _to_host(self, dtype: type, room: int) -> None:
