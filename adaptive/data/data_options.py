@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from adaptive.config import MOST_KEYS, Config, KeyRules, parse_expiry, seconds_of
 from adaptive.errors import ConfigError
+from adaptive.system import usable_cores
 
 
 def _parse_length(value: Any) -> Any:
@@ -271,12 +272,11 @@ class DataOptions(Config):
         default=0, ge=0, le=2**26, description="training rows to shuffle together; 0: the order of the files"
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the shuffle and of negative samples")
-    num_workers: int = Field(
-        default=1,
-        ge=1,
-        le=256,
-        description="threads that read files (or Parquet row groups) in parallel; results do not depend on it. "
-        "prepare uses one for Parquet, else one for each core",
+    num_workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
+        default="auto",
+        description="threads that read files (or Parquet row groups) or make the built-in stream, in parallel; results "
+        "do not depend on it; auto: a quarter of the cores, 1 to 4. prepare uses one for Parquet, else one for each "
+        "core",
     )
     max_bad_fraction: float = Field(default=1e-4, ge=0, le=1, description="share of the lines that may be bad")
     max_bad_label_fraction: float = Field(
@@ -284,6 +284,11 @@ class DataOptions(Config):
     )
     max_line_bytes: int = Field(default=1 << 20, ge=1, le=2**28, description="maximum length of a line; longer is bad")
     chunk_bytes: int = Field(default=1 << 18, ge=1, le=2**28, description="bytes to read from a file at once")
+
+    @property
+    def threads(self) -> int:
+        """Number of threads that read."""
+        return max(1, min(4, usable_cores() // 4)) if self.num_workers == "auto" else self.num_workers
 
     @model_validator(mode="after")
     def _one_mapping(self) -> Self:

@@ -223,7 +223,7 @@ class RowDataset(Dataset):
             self._part_read = read
 
         rows = block_rows(self._source.READ_ROWS, batch_size)
-        with closing(read_part(self._source, part, rows, threads=self._options.num_workers, report=note)) as blocks:
+        with closing(read_part(self._source, part, rows, threads=self._options.threads, report=note)) as blocks:
             for block in blocks:
                 yield from self._batcher.batches(block, batch_size)
 

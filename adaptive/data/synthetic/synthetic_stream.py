@@ -17,6 +17,7 @@ not exist are omitted.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,7 @@ from adaptive.data.data_options import DataOptions, KeysConfig, SyntheticConfig
 from adaptive.data.dataset import DAY, Dataset, Feature, window_bounds
 from adaptive.data.kernels import synthetic as kernels
 from adaptive.data.rows.batcher import Hashed, Keyed, RowMap
+from adaptive.data.rows.parallel_reader import side_by_side
 from adaptive.data.synthetic.fields import KeyedNumbers, key_of, large_fields, make_fields
 from adaptive.errors import ConfigError, InputError
 
@@ -183,6 +185,7 @@ GENERATOR = 1  # increase it when the same settings give other samples
 LATENT_CORRELATION = 0.8  # of the first dense input with the sample's latent number
 CALIBRATION_SAMPLES = 200_000  # their Bayes AUC varies by 0.0005, that of a twentieth by 0.0022
 CALIBRATION_VALUES = 10_000_000  # maximum lookups and dense inputs in them, but at least a twentieth of the samples
+TURN = 8  # batches that a thread makes in a row
 BLOCK = 8192  # samples made at a time while calibrating, so that they stay in the cache
 
 
@@ -190,9 +193,10 @@ def open_synthetic(paths: str, options: DataOptions, run_dir: Path | None) -> "S
     """Open the data set `synthetic`."""
     if not options.synthetic.new_ids:
         options.refuse("data synthetic:", ("keys",), "ids are rows without data.synthetic.new_ids")
-        return Synthetic(options.synthetic, window=options.window_length)
+        return Synthetic(options.synthetic, window=options.window_length, threads=options.threads)
     options.refuse("data synthetic:", ("vocabulary",), "new ids cannot be fitted before they appear")
-    return Synthetic(options.synthetic, options.keys or options.hash_rows, window=options.window_length)
+    new_ids = options.keys or options.hash_rows
+    return Synthetic(options.synthetic, new_ids, window=options.window_length, threads=options.threads)
 
 
 class Synthetic(Dataset):
@@ -204,6 +208,7 @@ class Synthetic(Dataset):
     Args:
         new_ids: with `config.new_ids`, the rules of the tables whose ids change, or the rows into which ids are hashed.
         window: length of windows in seconds; None: no windows.
+        threads: number of threads that make batches; they are the same for any number.
     """
 
     def __init__(
@@ -211,9 +216,10 @@ class Synthetic(Dataset):
         config: SyntheticConfig | None = None,
         new_ids: KeysConfig | int = DEFAULT_ROWS,
         window: float | None = None,
+        threads: int = 1,
     ) -> None:
         self.config = config or SyntheticConfig()
-        self._bounds, self._window = list[int](), window
+        self._bounds, self._window, self._threads = list[int](), window, threads
         if window is not None:
             if self.config.day is not None:
                 raise ConfigError("data.windows: expected no data.synthetic.day, got both. Remove one of them.")
@@ -319,7 +325,15 @@ class Synthetic(Dataset):
     def _batches(self, start: int, stop: int, batch_size: int) -> Iterator[Batch]:
         if batch_size < 1:
             raise ConfigError(f"batch_size: expected 1 or more, got {batch_size}. Raise it.")
-        return (self.samples(first, min(first + batch_size, stop))[0] for first in range(start, stop, batch_size))
+
+        def make(first: int, last: int) -> Iterator[Batch]:
+            return (self.samples(i, min(i + batch_size, last))[0] for i in range(first, last, batch_size))
+
+        if self._threads == 1:
+            return make(start, stop)
+        size = TURN * batch_size
+        turns = [partial(make, first, min(first + size, stop)) for first in range(start, stop, size)]
+        return side_by_side(turns, threads=self._threads, most=TURN)
 
     def _inputs(self, start: int, stop: int, first_drifted: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return ids (F, B, L), feature-major like batches, and dense inputs (B, D)."""

@@ -1,6 +1,7 @@
 """The synthetic stream: what it promises (rates, skew, drift, reproducibility) and its kernels as plain Python."""
 
 import math
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -169,6 +170,23 @@ def test_batches_cover_the_samples_of_their_part_in_order(make: Make) -> None:
     (evaluation,) = data.evaluation(512)
     assert_same(evaluation, data.samples(1000, 1300)[0])
     assert [*make(num_train=1000, num_eval=0).evaluation(512)] == []
+
+
+@pytest.mark.parametrize("samples", [5, 500, 777])
+def test_several_threads_make_the_same_batches(samples: int) -> None:
+    config = SyntheticConfig(rows=100_000, num_train=samples, num_eval=100)
+    one, three = Synthetic(config), Synthetic(config, threads=3)
+    for expected, batch in zip(one.train(10), three.train(10), strict=True):
+        assert_same_batches([batch], [expected])
+
+
+def test_threads_end_with_the_consumer() -> None:
+    before = threading.active_count()
+    batches = Synthetic(SyntheticConfig(rows=100_000), threads=3).train(10)
+    next(batches)
+    assert threading.active_count() == before + 3
+    batches.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
 
 
 def test_training_samples_do_not_depend_on_num_eval(make: Make) -> None:
