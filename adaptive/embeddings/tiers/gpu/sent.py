@@ -6,7 +6,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Int64s, Pooling, RowUpdates, Snapshots
+from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Int64s, Moves, Pooling, RowUpdates, Snapshots
 from adaptive.embeddings.tiers.gpu.buffers import TransferBuffer
 
 
@@ -80,9 +80,27 @@ class SentDeferred(Deferred):
     due_sent: Tensor  # entries whose sum is applied
 
 
+@dataclass(frozen=True)
+class Fetches:
+    """Rows to fetch, as slots (n,) and rows (n,)."""
+
+    stored: tuple[Int64s, Int64s]
+    initial: tuple[Int64s, Int64s]  # group rows, of which initial values follow
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentMoves(Moves):
+    """Moves with the lists of slots and rows that kernels need on the device, each (slots, rows)."""
+
+    fetches: Fetches
+    back_sent: tuple[Tensor, ...]  # empty: rows cross in buffers
+    stored_sent: tuple[Tensor, ...]  # empty: rows cross in buffers
+    initial_sent: tuple[Tensor, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SentPlan(GroupPlan):
-    """A plan whose `pooling`, `row_updates`, `snapshots` and `deferred` are the classes above."""
+    """A plan whose parts are the classes above."""
 
     original: GroupPlan  # over the same arrays
     inputs: tuple[NDArray[Any], ...]  # of the batch, sent with the plan

@@ -23,6 +23,7 @@ from adaptive.embeddings.planning.plan import (
     Deferred,
     GroupPlan,
     Int64s,
+    Moves,
     OnDevice,
     Pooling,
     RowUpdates,
@@ -36,12 +37,14 @@ from adaptive.embeddings.tiers.gpu.sent import (
     Segments,
     SentBags,
     SentDeferred,
+    SentMoves,
     SentPlan,
     SentPooling,
     SentRowUpdates,
     SentSnapshots,
     SnapshotArguments,
 )
+from adaptive.embeddings.tiers.gpu.transfer import Transfer
 from adaptive.kernels.planning.lookups import hot_rows
 
 T = TypeVar("T")
@@ -49,8 +52,10 @@ Sent = Callable[[list[Tensor]], T]  # picks, from all tensors that were sent
 Picked = Sent[tuple[Tensor, ...]]
 
 
-def send_plan(plan: GroupPlan, transfer_buffer: TransferBuffer, inputs: Sequence[NDArray[Any]] = ()) -> SentPlan:
-    """Send a plan and arrays of its batch, in one copy.
+def send_plan(
+    plan: GroupPlan, transfer: Transfer, transfer_buffer: TransferBuffer, inputs: Sequence[NDArray[Any]] = ()
+) -> SentPlan:
+    """Send a plan, its lists for `transfer` and arrays of its batch, in one copy.
 
     If only slots have changed, the plan can be sent again with the same arrays: its tensors remain.
     """
@@ -63,8 +68,10 @@ def send_plan(plan: GroupPlan, transfer_buffer: TransferBuffer, inputs: Sequence
         pooling, row_updates = _complete(plan, device_lookups(plan.on_device), packing)
     snapshots = None if plan.snapshots is None else _send_snapshots(plan.snapshots, packing)
     deferred = None if plan.deferred is None else _send_deferred(plan.deferred, packing)
+    moves = _send_moves(plan.moves, transfer, packing)
     sent = packing.send(transfer_buffer)
     parts = {
+        "moves": moves(sent),
         "pooling": pooling(sent),
         "row_updates": row_updates(sent),
         "snapshots": None if snapshots is None else snapshots(sent),
@@ -268,6 +275,15 @@ def _take_rows(row_updates: RowUpdates, which: NDArray[np.bool_]) -> RowUpdates:
     scales = row_updates.scales[lookups] if len(row_updates.scales) else row_updates.scales
     return RowUpdates(
         row_updates.rows[which], row_updates.locations[which], segments, row_updates.vectors[lookups], scales
+    )
+
+
+def _send_moves(moves: Moves, transfer: Transfer, packing: _Packing) -> Sent[SentMoves]:
+    fetches, in_place = transfer.fetches(moves), transfer.in_place
+    back = packing.add(*((moves.back_slots, moves.back_rows) if in_place else ()))
+    stored, initial = packing.add(*(fetches.stored if in_place else ())), packing.add(*fetches.initial)
+    return lambda sent: SentMoves(
+        **vars(moves), fetches=fetches, back_sent=back(sent), stored_sent=stored(sent), initial_sent=initial(sent)
     )
 
 

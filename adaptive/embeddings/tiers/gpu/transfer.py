@@ -6,12 +6,13 @@ There are two ways, with equal results:
     StagedTransfer   rows are gathered into pinned buffers, which are copied: for a host tier in a file, or memory that
                      cannot be pinned. Rows that are written back stay in a buffer until the host stores them.
 
-Rows that never changed do not cross at all: their initial values are computed on the device.
+Rows that never changed do not cross at all: their initial values are computed on the device. Slots and rows of a plan's
+moves cross with the plan; other moves send their own.
 """
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from torch import Tensor
 from adaptive.embeddings.planning.plan import Int64s, Moves
 from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.embeddings.tiers.gpu.buffers import Bytes, IndexSender, Ring, TransferBuffer, add_bytes
+from adaptive.embeddings.tiers.gpu.sent import Fetches, SentMoves
 from adaptive.embeddings.tiers.host import HostTier, Rows
 from adaptive.embeddings.tiers.mover import Event, Mover
 from adaptive.kernels.rows.choose import RowKernels
@@ -48,6 +50,8 @@ class Transfer(ABC):
     The caller holds the pipeline's lock; no slot or row is named twice in a call.
     """
 
+    in_place: bool  # kernels read and write the host's rows, and need all slots and rows on the device
+
     def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels) -> None:
         self._host, self._mover, self._kernels = host, mover, kernels
         self._lists = IndexSender(mover)
@@ -67,21 +71,33 @@ class Transfer(ABC):
     def write_back(self, slots: RowArrays, moves: Moves) -> None:
         """Copy the rows `moves.back_rows` from their slots to the host."""
 
+    def fetches(self, moves: Moves) -> Fetches:
+        """Divide the rows to fetch: those that the host stores, and those at their initial values."""
+        places, rows, initial = moves.fetch_slots, moves.fetch_rows, moves.fetch_initial
+        if not initial.any():  # the usual case after some thousand batches
+            return Fetches((places, rows), (places[:0], rows[:0]))
+        stored, never_stored = np.flatnonzero(~initial), np.flatnonzero(initial)  # faster than masks in random order
+        # Initial values follow from row numbers over all ranks.
+        group_rows = self._host.group.group_rows(rows[never_stored])
+        return Fetches((places[stored], rows[stored]), (places[never_stored], group_rows))
+
     def fetch(self, slots: RowArrays, moves: Moves) -> None:
         """Copy or compute `moves.fetch_rows` into slots; store `moves.fresh_rows` on the host."""
         self._host.store_initial(moves.fresh_rows)
-        initial = moves.fetch_initial
-        if not initial.any():  # the usual case after some thousand batches: nothing to select
-            self._fetch_stored(slots, moves.fetch_slots, moves.fetch_rows)
-            return
-        stored, never_stored = np.flatnonzero(~initial), np.flatnonzero(initial)  # faster than masks in random order
-        if len(stored):
-            self._fetch_stored(slots, moves.fetch_slots[stored], moves.fetch_rows[stored])
-        # Initial values follow from row numbers over all ranks.
-        group_rows = self._host.group.group_rows(moves.fetch_rows[never_stored])
-        for places, rows in self._lists.send(moves.fetch_slots[never_stored], group_rows):
+        if isinstance(moves, SentMoves):
+            fetches, stored, initial = moves.fetches, moves.stored_sent, moves.initial_sent
+        else:
+            fetches, stored, initial = self.fetches(moves), (), ()
+        self._fetch_stored(slots, fetches.stored, stored)
+        for places, rows in self._send(fetches.initial, initial):
             arguments = *slots, places, rows, *self._tables, self._first_state
             self._mover.copying.run(partial(self._kernels.initial_rows, *arguments))
+
+    def _send(self, numbers: Sequence[Int64s], sent: Sequence[Tensor]) -> Iterable[Sequence[Tensor]]:
+        """Yield lists of one length on the device, some of each at a time; `sent`: with the plan, or empty."""
+        if not len(numbers[0]):
+            return ()
+        return (sent,) if sent else self._lists.send(*numbers)
 
     def _copy(self, to: RowArrays, to_rows: Tensor, source: RowArrays, source_rows: Tensor) -> None:
         """Copy rows with their state, on the copying stream."""
@@ -92,7 +108,8 @@ class Transfer(ABC):
             self._mover.copying.run(partial(_fill_with_nan, table, sent))
 
     @abstractmethod
-    def _fetch_stored(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None: ...
+    def _fetch_stored(self, slots: RowArrays, stored: tuple[Int64s, Int64s], sent: Sequence[Tensor]) -> None:
+        """Copy rows to slots; `sent`: both on the device, or empty."""
 
     @abstractmethod
     def finish_host_writes(self) -> None:
@@ -120,6 +137,8 @@ class DirectTransfer(Transfer):
         release: called by `close`, when no kernel uses the memory any more.
     """
 
+    in_place = True
+
     def __init__(
         self,
         host: HostTier,
@@ -139,14 +158,15 @@ class DirectTransfer(Transfer):
     def write_back(self, slots: RowArrays, moves: Moves) -> None:
         if self._written is not None and self._used_in_place:
             self._mover.await_brought(self._written)
-        for places, rows in self._lists.send(moves.back_slots, moves.back_rows):
+        sent = moves.back_sent if isinstance(moves, SentMoves) else ()
+        for places, rows in self._send((moves.back_slots, moves.back_rows), sent):
             self._copy(self._open_rows(), rows, slots, places)
         if len(moves.back_slots):
             self._written = self._mover.copying.record()
 
-    def _fetch_stored(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
-        for sent_places, sent_rows in self._lists.send(places, rows):
-            self._copy(slots, sent_places, self._open_rows(), sent_rows)
+    def _fetch_stored(self, slots: RowArrays, stored: tuple[Int64s, Int64s], sent: Sequence[Tensor]) -> None:
+        for places, rows in self._send(stored, sent):
+            self._copy(slots, places, self._open_rows(), rows)
 
     def _open_rows(self) -> RowArrays:
         assert self._host_rows is not None, "the tiers are closed: the device no longer has their memory"
@@ -181,6 +201,8 @@ class StagedTransfer(Transfer):
 
     The host stores what a plan writes back when the next plan moves rows, or when buffers run out.
     """
+
+    in_place = False
 
     def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels) -> None:
         super().__init__(host, mover, kernels)
@@ -227,7 +249,8 @@ class StagedTransfer(Transfer):
             lambda at, numbers: self._host.copy_in(arrival.rows[at], arrival.weights, arrival.state, numbers),
         )
 
-    def _fetch_stored(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
+    def _fetch_stored(self, slots: RowArrays, stored: tuple[Int64s, Int64s], sent: Sequence[Tensor]) -> None:
+        places, rows = stored
         for first in range(0, len(rows), self._at_once):
             part = slice(first, first + self._at_once)
             self._start_to_device(slots, places[part], rows[part])

@@ -172,12 +172,13 @@ def test_a_plan_sends_no_array_as_long_as_lookups_or_samples() -> None:
             for planned in embeddings.look_ahead([batch]):
                 (work,) = planned.works
                 sent = work.plan.transfer_buffer.tensors  # type: ignore[union-attr]
-                assert [len(tensor) for tensor in sent] == ([7, 8, 5] if lookups == "device" else [7])
+                fetched = [7, 7]  # their slots and rows
+                assert [len(tensor) for tensor in sent] == [7, *([8, 5] if lookups == "device" else []), *fetched]
                 embeddings.discard()
             counts = embeddings.statistics.take().counts
             totals[lookups] = [int(counts[:, column].sum()) for column in (Counter.BYTES_H2D, Counter.BYTES_D2H)]
     by_lookup, starts, inputs = 4 * 600, 8 * 201 + 8, 2 * 4 * 200
-    rows = 7 * 16 + 2 * 64 + 32  # fetched; slots, starts of their lookups, hot rows
+    rows = 7 * 16 + 2 * 64 + 32 + 2 * 64  # fetched; slots, starts of their lookups, hot rows; slots and rows to fetch
     assert totals["host"] == [2 * by_lookup + starts + rows + inputs, 0]
     received = 16 + 2 * 304  # room for distinct rows, an eighth of the lookups
     assert totals["device"] == [by_lookup + 16 + starts + rows + inputs, received]
