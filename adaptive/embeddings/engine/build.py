@@ -146,7 +146,9 @@ def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
     """
     ranks, policy_caller = outline.ranks, outline.policy_caller
     mover = Mover(streams_of(outline.device))
-    least = least_searched(outline.tier, mover.device, _lookups_needed(outline.policy, outline.skip, ranks))
+    needed = _lookups_needed(outline.policy, outline.skip, ranks)
+    pools_on_host = not ranks.is_local or outline.policy.misses == "host"
+    least = least_searched(outline.tier, mover.device, needed, pools_on_host=pools_on_host)
     lanes, sizes = _build_lanes(outline, mover, least)
     devices = [lane.device for lane in lanes]
     exchange: Exchange = LocalExchange()
@@ -289,7 +291,9 @@ def _build_lanes(outline: Outline, mover: Mover, least: tuple[float, float] | No
         slots = zip(hosts, sizes.slots, strict=True)
         devices = [CpuDevice(host, num_slots, poison=tier.poison) for host, num_slots in slots]
     else:
-        devices, sizes = build_devices(hosts, sizes, tier, optimizer, policy_caller.policy, mover, least=least)
+        devices, sizes = build_devices(
+            hosts, sizes, tier, optimizer, policy_caller.policy, mover, least=least, updates_all=outline.skip is None
+        )
     keys = [GroupKeys(group) if group.has_keys else None for group in groups]
     for host, of_group in zip(hosts, keys, strict=True):
         host.row_keys = None if of_group is None else of_group.row_keys

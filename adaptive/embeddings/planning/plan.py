@@ -131,7 +131,7 @@ class GroupPlan:
     snapshots: Snapshots | None = None
     deferred: Deferred | None = None
     watched: WatchedCounts | None = None  # for reports: as of this batch, independent of the look-ahead
-    on_device: OnDevice | None = None  # if the device has the lookups; no row is used on the host then
+    on_device: OnDevice | None = None  # if the device has lookups; no row is used on the host then
 
     @property
     def is_late(self) -> bool:

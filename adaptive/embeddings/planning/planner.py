@@ -146,14 +146,14 @@ class Planner:
         if self.skipper is None:
             row_updates = RowUpdates(distinct.rows, locations, lookups.segments, lookups.vectors, lookups.scales)
             return GroupPlan(number, pooling, row_updates, moves, tally, on_device=lookups.on_device)
-        assert lookups.on_device is None, "skipping needs the lookups on the host"
+        assert len(lookups.vectors) == lookups.segments[-1], "skipping needs the lookups by row on the host"
         fates = self.skipper.decide(number, distinct, locations, tally)
         updates = group_updates(lookups, locations, fates.fates)
         deferred = updates.deferred(fates.summed, distinct.rows, locations)
         for updated in (updates.now, *(() if fates.summed is None else (fates.summed.due,))):
             self.slots.mark_dirty(updated, locations)
-        counts = self.skipper.watched_counts
-        return GroupPlan(number, pooling, updates.row_updates, moves, tally, fates.snapshots, deferred, counts)
+        watched = fates.snapshots, deferred, self.skipper.watched_counts
+        return GroupPlan(number, pooling, updates.row_updates, moves, tally, *watched, lookups.on_device)
 
     def commit_books(self, arrival: "Arrival", bags: Bags | None) -> tuple[Int64s, Int64s]:
         """Apply the decisions of `prepare` to the books without making a plan, for simulations.

@@ -44,6 +44,12 @@ REDUNDANT = {  # with the reason
         "TorchDevice.finish_host_writes",
     ): "settle() has waited for all copies",
     (
+        "await_brought",
+        "DirectTransfer.write_back",
+        "TorchDevice.write_back",
+        "Lane.write_back_changed",
+    ): "a flush waits for all copies before it ends",
+    (
         "await_sent",
         "PinnedBlock.take",
         "TransferBuffer.take",

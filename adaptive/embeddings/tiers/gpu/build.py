@@ -70,10 +70,11 @@ def build_devices(
     mover: Mover,
     *,
     least: tuple[float, float] | None = None,
+    updates_all: bool = True,
 ) -> tuple[list[TorchDevice], Sizes]:
     """Return a device tier for each host tier, and their sizes, smaller if memory runs out.
 
-    least: see `least_searched`.
+    least, updates_all: see `least_searched` and `DeviceSearcher`.
 
     Raises:
         ConfigError: if rows cannot cross as `tier.transfer` says.
@@ -91,7 +92,8 @@ def build_devices(
                 if mover.device.type == "cuda":
                     launch_once(kernels, mover.device, host.group, host.optimizer)
                 transfer = _make_transfer(pair, policy, host, mover, kernels)
-                searcher = least and DeviceSearcher(host.group, mover, *least, sends_inputs=not devices)
+                sent = {"updates_all": updates_all, "sends_inputs": not devices}
+                searcher = least and DeviceSearcher(host.group, mover, *least, **sent)
                 work = mover, kernels, transfer, searcher
                 devices.append(TorchDevice(host, num_slots, *work, poison=tier.poison))
             return devices, replace(sizes, text=f"{sizes.text}; {text}")
@@ -184,28 +186,35 @@ def _wanted(hosts: Sequence[HostTier], tier: TierConfig, device: torch.device, f
     return "direct", ""
 
 
-def least_searched(tier: TierConfig, device: torch.device, hindrance: str) -> tuple[float, float] | None:
+def least_searched(
+    tier: TierConfig, device: torch.device, hindrance: str, *, pools_on_host: bool = False
+) -> tuple[float, float] | None:
     """Return the fewest lookups, in a batch and in a bag on average, for which the device searches.
 
     None: lookups stay on the host.
 
-    hindrance: the reason why the host needs them; empty: it does not.
+    Args:
+        tier: settings.
+        device: of the tier.
+        hindrance: the reason why the host needs lookups; empty: it does not.
+        pools_on_host: it needs all of them.
 
     Raises:
         ConfigError: if the device is set to search and cannot.
     """
     if device.type == "cpu" and tier.device != "cpu-torch":
-        hindrance = f"tier.device={tier.device} is main memory here"
+        hindrance, pools_on_host = f"tier.device={tier.device} is main memory here", True
     if tier.lookups == "device" and hindrance:
         raise ConfigError(
             f"tier.lookups=device: expected a run in which the host needs only distinct rows, got one in which "
             f"{hindrance}. Set tier.lookups to auto or host"
         )
-    if hindrance:
+    if pools_on_host:
         return None
     if tier.lookups == "device":
         return 1, 0
-    return (MANY_LOOKUPS, LONG_BAGS) if tier.lookups == "auto" and device.type == "cuda" else (inf, 0)
+    searches = not hindrance and tier.lookups == "auto" and device.type == "cuda"
+    return (MANY_LOOKUPS, LONG_BAGS) if searches else (inf, 0)
 
 
 def _close(pair: PinnedPair) -> None:

@@ -56,6 +56,7 @@ class FoundLookups(OnDevice):
     """Memory for the lookups of one batch and their results; reused after its training.
 
     Attributes:
+        updates_all: lookups by row are on the device, too; else the host selects those that update rows now.
         by_row: starts of each row's lookups and hot rows, if they have been sent: see `sent.Segments`.
         inputs: arrays of the batch that have been sent along, with their tensors.
         event: when all of it has been sent, if the host has found it.
@@ -67,6 +68,7 @@ class FoundLookups(OnDevice):
         self.block = DeviceBlock(mover.finding)
         self.bags: torch_lookups.Bags
         self.results: LookupTensors
+        self.updates_all = True
         self.by_row: tuple[Tensor, Tensor] | None = None
         self.inputs: list[tuple[NDArray[Any], Tensor]] = []
         self.event: Event | None = None
@@ -79,7 +81,7 @@ class FoundLookups(OnDevice):
     @property
     def crossed(self) -> tuple[int, int]:
         """Bytes sent to the device, and back to the host."""
-        return self.sent.size, self.received.size if self.by_row is None else 0
+        return self.sent.size, self.received.size if self.event is None else 0
 
     @property
     def num_bytes(self) -> Bytes:
@@ -94,13 +96,22 @@ class DeviceSearcher(Searcher):
         mover: of the device; for its finding stream.
         least, least_per_bag: smallest number of lookups in a batch, and in a bag on average, for which the device
             searches. A batch without lookups is left to the host.
+        updates_all: the host selects no lookups by row, and does not need them. True if the device searches.
         sends_inputs: dense inputs, labels and extras of a batch cross along with its lookups.
     """
 
     def __init__(
-        self, group: Group, mover: Mover, least: float, least_per_bag: float, *, sends_inputs: bool = False
+        self,
+        group: Group,
+        mover: Mover,
+        least: float,
+        least_per_bag: float,
+        *,
+        updates_all: bool = True,
+        sends_inputs: bool = False,
     ) -> None:
-        self.group, self.mover, self._sends_inputs = group, mover, sends_inputs
+        self.group, self.mover = group, mover
+        self.updates_all, self._sends_inputs = updates_all, sends_inputs
         self.most_rows = 0  # of a batch so far
         self._least, self._least_per_bag = max(1, least), least_per_bag
         self._memories: list[FoundLookups] = []
@@ -141,18 +152,20 @@ class HostSearch(Search):
 
     def launch(self, finder: DistinctFinder) -> None:
         lookups, memory = finder.find_lookups(self._batch), self._memory
-        distinct, bags, sent = lookups.distinct, lookups.bags, memory.sent
-        by_row = lookups.vectors, lookups.scales, lookups.segments, kernels.hot_rows(lookups.segments)
+        bags, sent, inputs = lookups.bags, memory.sent, self._searcher.inputs(self._batch)
+        memory.updates_all = self._searcher.updates_all
+        by_row: list[NDArray[Any]] = []
+        if memory.updates_all:
+            by_row = [lookups.segments, kernels.hot_rows(lookups.segments), lookups.vectors, lookups.scales]
         of_bags = *implied_left_out(bags.num_samples, bags.vectors, bags.starts), bags.scales
-        inputs = self._searcher.inputs(self._batch)
-        memory.event = sent.send_arrays((distinct.inverse, *by_row, *of_bags, *inputs))
-        inverse, vectors, scales, starts, hot = sent.tensors[:5]
+        memory.event = sent.send_arrays((lookups.distinct.inverse, *of_bags, *inputs, *by_row))
+        inverse, *tensors = sent.tensors
+        memory.bags = torch_lookups.Bags(bags.num_vectors, bags.num_samples, *tensors[:3])
+        memory.inputs = list(zip(inputs, tensors[3:], strict=False))
         none = inverse[:0]  # the host has rows and counts
-        memory.results = LookupTensors(none, none, none, inverse, vectors, scales)
-        memory.by_row = starts, hot
-        memory.bags = torch_lookups.Bags(bags.num_vectors, bags.num_samples, *sent.tensors[5:8])
-        memory.inputs = list(zip(inputs, sent.tensors[8:], strict=True))
-        self._lookups = _on_device(distinct, bags, lookups.segments, memory)
+        memory.results = LookupTensors(none, none, none, inverse, *(tensors[-2:] if by_row else (none, none)))
+        memory.by_row = (tensors[-4], tensors[-3]) if by_row else None
+        self._lookups = _on_device(lookups, memory)
 
     def lookups(self) -> Lookups:
         return self._lookups
@@ -176,7 +189,7 @@ class DeviceSearch(Search):
         scales = (np.float32, len(self._bags.scales))
         parts = [places, (np.int32, num_lookups + 1), (np.int64, len(lookup_ends)), int32s, int32s, scales]
         results, bags = LookupTensors(*memory.block.take(parts)), memory.bags
-        memory.results, memory.by_row, memory.event = results, None, None
+        memory.results, memory.updates_all, memory.by_row, memory.event = results, True, None, None
         self._stream.run(lambda: torch_lookups.find_lookups(rows, lookup_ends, bags, results))
         most = self._searcher.most_rows
         self._to_host(dtype, max(num_lookups // FIRST_ROOM, most + most // FIRST_ROOM, 1))
@@ -222,7 +235,8 @@ class DeviceSearch(Search):
         distinct = self._distinct()
         segments = np.zeros(len(distinct.rows) + 1, np.int64)
         np.cumsum(distinct.counts, out=segments[1:])
-        return _on_device(distinct, self._bags, segments, self._memory)
+        nowhere: tuple[Any, Any] = np.zeros(0, np.int32), np.zeros(0, np.float32)
+        return _on_device(Lookups(distinct, self._bags, segments, *nowhere), self._memory)
 
     def _distinct(self) -> Distinct:
         while True:
@@ -234,9 +248,8 @@ class DeviceSearch(Search):
                 break
             self._to_host(rows.dtype.type, num_rows)
         self._searcher.most_rows = max(self._searcher.most_rows, num_rows)
-        return Distinct(
-            rows[:num_rows].astype(np.int64), counts[:num_rows].copy(), _nowhere(np.int32), table_ends.copy()
-        )
+        nowhere = np.zeros(0, np.int32)
+        return Distinct(rows[:num_rows].astype(np.int64), counts[:num_rows].copy(), nowhere, table_ends.copy())
 
 
 def implied_left_out(num_samples: int, vectors: NDArray[np.int32], starts: Int64s) -> tuple[NDArray[np.int32], Int64s]:
@@ -244,10 +257,10 @@ def implied_left_out(num_samples: int, vectors: NDArray[np.int32], starts: Int64
     return vectors[: 0 if num_samples else None], starts[: 0 if kernels.one_each(starts, 0, int(starts[-1])) else None]
 
 
-def _on_device(distinct: Distinct, bags: Bags, segments: Int64s, memory: FoundLookups) -> Lookups:
-    distinct = replace(distinct, inverse=_nowhere(np.int32))
-    return Lookups(distinct, bags, segments, _nowhere(np.int32), _nowhere(np.float32), memory)
-
-
-def _nowhere(dtype: type) -> NDArray[Any]:
-    return np.zeros(0, dtype)
+def _on_device(lookups: Lookups, memory: FoundLookups) -> Lookups:
+    """Return lookups without arrays that only the device needs."""
+    distinct = replace(lookups.distinct, inverse=lookups.distinct.inverse[:0])
+    vectors, scales = lookups.vectors, lookups.scales
+    if memory.updates_all:
+        vectors, scales = vectors[:0], scales[:0]
+    return Lookups(distinct, lookups.bags, lookups.segments, vectors, scales, memory)

@@ -61,11 +61,12 @@ def send_plan(
     """
     packing = _Packing()
     pick_inputs = packing.add(*inputs)
-    if plan.on_device is None:
-        pooling = _cut_pooling(plan.pooling, packing)
+    lookups = None if plan.on_device is None else device_lookups(plan.on_device)
+    pooling = _cut_pooling(plan.pooling, packing) if lookups is None else _pool(plan.pooling, lookups, packing)
+    if lookups is None or not lookups.updates_all:
         row_updates = _cut_row_updates(plan.row_updates, plan.pooling.num_vectors, packing)
     else:
-        pooling, row_updates = _complete(plan, device_lookups(plan.on_device), packing)
+        row_updates = _update(plan.row_updates, lookups, packing)
     snapshots = None if plan.snapshots is None else _send_snapshots(plan.snapshots, packing)
     deferred = None if plan.deferred is None else _send_deferred(plan.deferred, packing)
     moves = _send_moves(plan.moves, transfer, packing)
@@ -142,25 +143,25 @@ class _Packing:
         return transfer_buffer.tensors
 
 
-def _complete(
-    plan: GroupPlan, lookups: FoundLookups, packing: _Packing
-) -> tuple[Sent[SentPooling], Sent[SentRowUpdates]]:
-    """A plan whose lookups are on the device: only the locations of its rows are added."""
-    row_updates = plan.row_updates
-    locations, segments = row_updates.locations, row_updates.segments
+def _pool(pooling: Pooling, lookups: FoundLookups, packing: _Packing) -> Sent[SentPooling]:
+    """A forward pass whose lookups are on the device: only the locations of its rows are added."""
+    locations = pooling.row_locations
     assert not len(locations) or locations.min() >= 0, "no row is on the host"
-    at = packing.add(plan.pooling.row_locations)
-    sums = packing.add(locations, *(() if lookups.by_row else (segments, hot_rows(segments))))
+    at = packing.add(locations)
+    return lambda sent: _cut(pooling, lookups.bags_at(*at(sent)), no_rows(), None, None)
 
-    def pooling(sent: list[Tensor]) -> SentPooling:
-        return _cut(plan.pooling, lookups.bags_at(*at(sent)), no_rows(), None, None)
+
+def _update(row_updates: RowUpdates, lookups: FoundLookups, packing: _Packing) -> Sent[SentRowUpdates]:
+    """An update of all rows of a batch whose lookups are on the device."""
+    segments = row_updates.segments
+    sums = packing.add(row_updates.locations, *(() if lookups.by_row else (segments, hot_rows(segments))))
 
     def updates(sent: list[Tensor]) -> SentRowUpdates:
         to, *by_row = sums(sent)
         starts, hot = lookups.by_row or by_row
         return _on_device(row_updates, Segments(to, starts, lookups.results.vectors, lookups.results.scales, hot))
 
-    return pooling, updates
+    return updates
 
 
 def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[SentPooling]:

@@ -79,12 +79,16 @@ def check(lookups: Lookups, expected: Lookups) -> None:
         assert array.dtype == expected_array.dtype and array.tolist() == expected_array.tolist()
     assert lookups.segments.tolist() == expected.segments.tolist()
     assert memory.results.inverse.tolist() == expected.distinct.inverse.tolist()
-    assert memory.results.vectors.tolist() == expected.vectors.tolist()
-    assert memory.results.scales.tolist() == expected.scales.tolist()
+    by_row, elsewhere = (memory.results.vectors, memory.results.scales), (lookups.vectors, lookups.scales)
+    if not memory.updates_all:
+        by_row, elsewhere = elsewhere, by_row
+    assert [array.tolist() for array in by_row] == [expected.vectors.tolist(), expected.scales.tolist()]
+    assert [len(array) for array in elsewhere] == [0, 0]
     sent, host = memory.bags, expected.bags
     vectors, starts = implied_left_out(host.num_samples, host.vectors, host.starts)
     for tensor, array in ((sent.vectors, vectors), (sent.starts, starts), (sent.scales, host.scales)):
         assert tensor.tolist() == array.tolist()
+    assert len(lookups.distinct.inverse) == 0
     if memory.by_row is not None:
         assert [tensor.tolist() for tensor in memory.by_row] == [
             expected.segments.tolist(),
@@ -92,15 +96,15 @@ def check(lookups: Lookups, expected: Lookups) -> None:
         ]
 
 
-@pytest.mark.parametrize("least", [1, inf])
+@pytest.mark.parametrize(("least", "updates_all"), [(1, True), (inf, True), (inf, False)])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_memory_is_reused_for_batches_of_any_size(weighted: bool, least: float) -> None:
+def test_memory_is_reused_for_batches_of_any_size(weighted: bool, least: float, updates_all: bool) -> None:
     """Distinct rows that do not fit in the room left for them come in a second copy."""
     tables = [table.model_copy(update={"pooling": "sum"}) for table in TABLES]
     sizes = (2, 40, 5, 60, 1)
     batches = [random_batches(tables, 1, seed=n, samples=n, weighted=weighted, max_bag=4)[0] for n in sizes]
     for group in make_groups(tables, 0):
-        searcher, finder = searcher_of(group, least=least), DistinctFinder(group)
+        searcher, finder = searcher_of(group, least=least, updates_all=updates_all), DistinctFinder(group)
         for batch in batches:
             lookups = search(searcher, batch)
             check(lookups, finder.find_lookups(batch))
@@ -191,10 +195,10 @@ def test_a_plan_sends_no_array_as_long_as_lookups_or_samples() -> None:
     ("setting", "device", "hindrance", "expected"),
     [
         ("auto", "cuda", "", (MANY_LOOKUPS, LONG_BAGS)),
-        ("auto", "cuda", "rows stay", None),
+        ("auto", "cuda", "updates are selected", (inf, 0)),
         ("auto", "cpu", "", (inf, 0)),
         ("host", "cuda", "", (inf, 0)),
-        ("host", "cuda", "rows stay", None),
+        ("host", "cuda", "updates are selected", (inf, 0)),
         ("device", "cuda", "", (1, 0)),
         ("device", "cpu", "", (1, 0)),
     ],
@@ -204,8 +208,11 @@ def test_device_or_host_searches(setting: Any, device: str, hindrance: str, expe
     assert least_searched(tier, torch.device(device), hindrance) == expected
 
 
-def test_lookups_stay_on_the_host_in_ordinary_memory() -> None:
+def test_lookups_stay_on_the_host_where_it_pools() -> None:
     assert least_searched(TierConfig(device="cpu"), torch.device("cpu"), "") is None
+    for setting in ("auto", "host"):
+        tier = TierConfig(lookups=setting, device="cuda")  # type: ignore[arg-type]
+        assert least_searched(tier, torch.device("cuda"), "rows stay", pools_on_host=True) is None
 
 
 @pytest.mark.parametrize(
