@@ -346,7 +346,7 @@ def enter_batch(
 ) -> Int64s:
     """(tables, counters) what is counted when a batch's distinct rows are looked for on the device.
 
-    The books of rows (codes, accesses, last) and of slots (used, counted, flags) change for those that are there."""
+    The books of rows (codes, accesses) and of slots (used, counted, flags) change for those that are there."""
     tally = np.zeros((len(ends), len(Counter)), np.int64)
     for u, (row, count) in enumerate(zip(rows, counts, strict=True)):
         table = sum(end <= u for end in ends)
@@ -355,7 +355,6 @@ def enter_batch(
         if slot >= 0:
             tally[table, [Counter.LOOKUP_HITS, Counter.ROW_HITS]] += (count, 1)
             books["accesses"][row] += count
-            books["last"][row] = batch + 1
             books["used"][slot] = batch
             books["counted"][slot] = books["accesses"][row]
             books["flags"][slot] |= mark

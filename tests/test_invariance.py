@@ -228,7 +228,6 @@ def books(embeddings: TieredEmbeddingBag) -> list[NDArray[np.int64]]:
             planner.slots.free[: planner.slots.num_free],
             planner.tracker.codes,
             planner.tracker.accesses,
-            planner.tracker.last_access,
         )
     ]
 

@@ -65,9 +65,9 @@ class RowStore:
         rows = self._rows_by_key(lane, number)[:-1]
         with self._pipeline.lock:
             tracker = lane.planner.tracker
-            age = self._pipeline.next_number - lane.last_access[rows].astype(np.int64)
+            age = self._pipeline.next_number - lane.last_access(rows).astype(np.int64)
             (owned,) = select_owned(lane.group, rows)
-            lookups, stored = tracker.accesses[owned], (tracker.codes[owned] != 0).astype(np.int8)
+            lookups, stored = tracker.accesses[owned], tracker.has_values(owned).astype(np.int8)
         if (gatherer := make_gatherer(self._pipeline)) is not None:
             lookups, stored = (gatherer.spread(lane.group.group_rows(owned), of, rows) for of in (lookups, stored))
         return {

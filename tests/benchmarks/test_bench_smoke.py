@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptive.embeddings.planning.books import Tracker
+from adaptive.embeddings.planning.books import SlotTable, Tracker
 from benchmarks import (
     bench_bfloat16,
     bench_memory,
@@ -211,7 +211,7 @@ def test_switching_the_tracker_off_reaches_it(monkeypatch: pytest.MonkeyPatch) -
     def used(*args: object) -> None:
         raise AssertionError("the tracker was used")
 
-    monkeypatch.setattr(Tracker, "gather", used)
+    monkeypatch.setattr(SlotTable, "gather", used)
     monkeypatch.setattr(Tracker, "add_norms", used)
     for planned in ours.stream(make_batches(setup.tables, 2, 16)):
         ours.pool(planned).sum().backward()  # type: ignore[no-untyped-call]

@@ -74,9 +74,9 @@ def test_scratchpipe_evicts_unneeded_rows_then_the_farthest() -> None:
 def test_baselines_fix_their_tiers() -> None:
     assert (Hybrid.misses, Hybrid.device_rows) == ("host", "0")
     assert (Device.misses, Device.device_rows) == ("prefetch", "100%")
-    for cls in (Hybrid, Device):
-        assert TierConfig(device_rows=str(cls.device_rows))
-        assert cls().score(row_stats(2)).tolist() == [0, 0]
+    assert all(TierConfig(device_rows=str(cls.device_rows)) for cls in (Hybrid, Device))
+    assert Hybrid().score(row_stats(2)).tolist() == [0, 0]
+    assert leaving(Device(), row_stats(3, step=9, last_access=[7, 8, 6])) == [2, 0, 1]
 
 
 # --- `tables`: whole tables by their lookups per byte ----------------------------------------------------------------

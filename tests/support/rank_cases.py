@@ -78,8 +78,9 @@ def assert_same_rows(one: dict[str, Any], other: dict[str, Any]) -> None:
         _, rows, places = np.intersect1d(one[prefix + "changed"], other[prefix + "changed"], return_indices=True)
         for name in ("weights", "state"):
             assert np.array_equal(one[prefix + name][rows], other[prefix + name][places])
-        for name in ("seen", "accesses", "last_access", "update_norm", "table_starts", "table_keys"):
-            assert np.array_equal(one[prefix + name], other[prefix + name]), name
+        names = {"seen", "accesses", "last_access", "update_norm", "table_starts", "table_keys"}
+        for name in (prefix + name for name in names if prefix + name in one or prefix + name in other):
+            assert np.array_equal(one[name], other[name]), name
         if prefix + "watched.row" in one:
             orders = [np.argsort(arrays[prefix + "watched.row"]) for arrays in (one, other)]
             for name in (name for name in one if name.startswith(prefix + "watched.")):

@@ -185,7 +185,8 @@ class Run:
     def assert_host_at_rest(self) -> None:
         """No copy to the host is in flight."""
         pipeline = self.embeddings.runtime.pipeline
-        rows = [np.flatnonzero(lane.planner.tracker.codes == books.ON_HOST) for lane in pipeline.lanes]
+        codes = [lane.planner.tracker.codes for lane in pipeline.lanes]
+        rows = [np.flatnonzero((of_lane < 0) & (of_lane & 1 != 0)) for of_lane in codes]
         values = [lane.host.read(on_host) for lane, on_host in zip(pipeline.lanes, rows, strict=True)]
         pipeline.finish_copies()
         for lane, on_host, expected_values in zip(pipeline.lanes, rows, values, strict=True):

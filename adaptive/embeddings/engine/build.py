@@ -13,7 +13,7 @@ from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline, thread_needed
 from adaptive.embeddings.exchange.exchange import Exchange, LocalExchange
 from adaptive.embeddings.exchange.rank_exchange import RankExchange
-from adaptive.embeddings.planning.books import RECORD, SLOT_BYTES
+from adaptive.embeddings.planning.books import books_bytes
 from adaptive.embeddings.planning.hot_set import hot_set_bytes
 from adaptive.embeddings.planning.key_tables import GroupKeys, key_bytes
 from adaptive.embeddings.planning.layout import Group, make_groups, owned_groups
@@ -82,7 +82,8 @@ class Outline:
         for group, slots in zip(self.groups, self.sizes.slots, strict=True):
             sizes = group.vector_bytes, group.optimizer_or(self.optimizer).state_bytes(group.embedding_dim)
             parts = [rows * size for rows in (group.num_rows, slots) for size in sizes]
-            parts.append(group.num_rows * RECORD.itemsize + slots * SLOT_BYTES + key_bytes(group))
+            keeps_norms = caller.scores if self.skip is None else caller.reads_norms
+            parts.append(books_bytes(group.num_rows, slots, keeps_norms=keeps_norms) + key_bytes(group))
             if self.skip is not None:
                 watched = hot_rows(group, self.skip, self.optimizer)
                 parts[-1] += hot_set_bytes(watched) + caller.defers * watched * SUM_RECORD.itemsize

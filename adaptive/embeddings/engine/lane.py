@@ -9,7 +9,7 @@ before it has arrived.
 Letters: n rows or slots, D width, S state width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +26,9 @@ from adaptive.embeddings.planning.planner import Planner
 from adaptive.embeddings.planning.skipping import Skipper
 from adaptive.embeddings.tiers.device import DeviceTier, Rows, WatchedValues
 from adaptive.embeddings.tiers.host import HostTier
-from adaptive.kernels.planning.books import INITIAL, ON_HOST
 
 Floats = NDArray[np.float32]
-RECORDS = ("accesses", "last_access", "update_norm")  # of rows that were looked up, as they are saved
+NORMS = "update_norm"  # name of the records that are saved only if they are kept
 
 
 @dataclass(frozen=True)
@@ -56,13 +55,13 @@ class Lane:
 
     def values(self, rows: Int64s, *, with_waiting: bool = True) -> tuple[Rows, Rows]:
         """Return copies (n, D), (n, S) of rows; `with_waiting`: with deferred updates applied."""
-        codes = self.planner.tracker.codes[rows]
+        slots, has_values = self.planner.slots.slots_of(rows), self.planner.tracker.has_values(rows)
         weights = np.empty((len(rows), self.host.weights.shape[1]), self.host.dtype)
         state = np.empty((len(rows), self.host.state.shape[1]), self.host.state_dtype)
-        on_device, on_host = np.flatnonzero(codes > 0), np.flatnonzero(codes < 0)
-        weights[on_device], state[on_device] = self.device.read(codes[on_device].astype(np.int64) - 1)
+        on_device, on_host = np.flatnonzero(slots >= 0), np.flatnonzero((slots < 0) & has_values)
+        weights[on_device], state[on_device] = self.device.read(slots[on_device])
         self.host.copy_out(rows[on_host], weights, state, on_host)
-        untouched = np.flatnonzero(codes == 0)
+        untouched = np.flatnonzero(~has_values)
         self.host.initial(weights, state, untouched, rows[untouched])
         if with_waiting and self.skipper is not None and self.skipper.deferral is not None:
             self.device.apply_waiting(self.skipper.hot.entries_of(rows), weights, state)
@@ -70,11 +69,10 @@ class Lane:
 
     def put(self, rows: Int64s, weights: Rows, state: Rows) -> None:
         """Set weights (n, D) and state (n, S) of rows (n,), on both tiers."""
-        codes = self.planner.tracker.codes
         self.host.write(rows, weights, state)
-        codes[rows[codes[rows] == INITIAL]] = ON_HOST
-        on_device = rows[codes[rows] > 0]
-        slots = codes[on_device].astype(np.int64) - 1
+        self.planner.tracker.store_on_host(rows)
+        slots = self.planner.slots.slots_of(rows)
+        on_device, slots = rows[slots >= 0], slots[slots >= 0]
         initial = np.zeros(len(on_device), np.bool_)
         self.device.fetch(Moves(fetch_slots=slots, fetch_rows=on_device, fetch_initial=initial))
         self.planner.slots.mark_stored(slots)
@@ -82,7 +80,7 @@ class Lane:
     def put_on_host(self, rows: Int64s, weights: Rows, state: Rows) -> None:
         """Set weights (n, D) and state (n, S) of rows (n,), none of which is on the device."""
         self.host.write(rows, weights, state)
-        self.planner.tracker.codes[rows] = ON_HOST
+        self.planner.tracker.store_on_host(rows)
 
     def clear(self) -> None:
         """Reset all rows to their initial values, with empty slots, records and hot set."""
@@ -100,12 +98,19 @@ class Lane:
         """Return the rows (n,) ever looked up, ascending, and copies of their records (n,)."""
         tracker = self.planner.tracker
         seen = tracker.seen_rows()
-        return seen, {name: tracker.records[name][seen] for name in RECORDS}
+        records: dict[str, NDArray[Any]] = {
+            "accesses": tracker.accesses[seen],
+            "last_access": self.planner.slots.last_access(seen),
+        }
+        return seen, records if tracker.update_norm is None else {**records, NORMS: tracker.update_norm[seen]}
 
-    def restore_records(self, seen: Int64s, records: dict[str, NDArray[Any]]) -> None:
+    def restore_records(self, seen: Int64s, records: Mapping[str, NDArray[Any]]) -> None:
         """Restore the result of `records`, after `clear`."""
-        for name, values in records.items():
-            self.planner.tracker.records[name][seen] = values
+        tracker = self.planner.tracker
+        tracker.accesses[seen] = records["accesses"]
+        tracker.set_last_access(seen, records["last_access"])
+        if tracker.update_norm is not None and NORMS in records:
+            tracker.update_norm[seen] = records[NORMS]
 
     # --- keys ------------------------------------------------------------------------------------------------
 
@@ -118,12 +123,11 @@ class Lane:
         """Return the present rows of a batch that is to be planned later."""
         return lookups.distinct if self.keys is None else self.keys.glance(lookups.distinct)
 
-    @property
-    def last_access(self) -> NDArray[np.int32]:
-        """(rows of the undivided group,) latest batch + 1 that looked a row up."""
+    def last_access(self, rows: Int64s) -> NDArray[np.int32]:
+        """Return the latest batch + 1 that looked up rows (n,) of the undivided group; 0: none."""
         if self.keys is None or self.keys.last_access is None:
-            return self.planner.tracker.last_access
-        return self.keys.last_access
+            return self.planner.slots.last_access(rows)
+        return self.keys.last_access[rows]
 
     def live_keys(self) -> Int64s:
         """Return the number of keys whose row this rank owns (tables of the group,)."""
@@ -142,12 +146,12 @@ class Lane:
         No batch in flight may use the rows, and none may be watched.
         """
         tracker, freed = self.planner.tracker, changes.freed
-        codes = tracker.codes[freed]
-        slots = codes[codes > 0].astype(np.int64) - 1
-        changes.tally[:, Counter.DEMOTED] += self.group.count_by_table(freed[codes > 0])
-        self.planner.slots.discard(slots)
+        slots = self.planner.slots.slots_of(freed)
+        changes.tally[:, Counter.DEMOTED] += self.group.count_by_table(freed[slots >= 0])
+        self.planner.slots.discard(slots[slots >= 0])
         tracker.forget_rows(freed)
-        tracker.last_access[changes.admitted] = number + 1  # so that it can expire even if planning fails now
+        latest = np.full(len(changes.admitted), number + 1, np.int32)
+        tracker.set_last_access(changes.admitted, latest)  # so that it can expire even if planning fails now
 
     # --- slots -----------------------------------------------------------------------------------------------
 
@@ -172,8 +176,8 @@ class Lane:
     def taken_slots(self, trained: int | None = None) -> Int64s:
         """Return the slots (n,) with a row; with `trained`, those that no later batch uses."""
         slots = self.planner.slots
-        is_taken = slots.rows >= 0
-        return np.flatnonzero(is_taken if trained is None else is_taken & (slots.used <= trained))
+        taken = slots.taken()
+        return taken if trained is None else taken[slots.used[taken] <= trained]
 
     def oldest(self, slots: Int64s, count: int) -> Int64s:
         """Return the `count` least recently used of the slots (n,)."""
@@ -194,9 +198,9 @@ class Lane:
         assert not len(back_slots), "evicted rows have been written back"
         new_slots = slots.compact(num_slots)
         self.device.resize(num_slots)  # waits until the new slots exist
-        rows = slots.rows[slots.rows >= 0]
-        taken = np.arange(len(rows))
-        self.device.fetch(Moves(fetch_slots=taken, fetch_rows=rows, fetch_initial=slots.flags[taken] == 0))
+        taken = slots.taken()
+        moves = Moves(fetch_slots=taken, fetch_rows=slots.rows[taken], fetch_initial=slots.flags[taken] == 0)
+        self.device.fetch(moves)
         return new_slots, tally[:, Counter.DEMOTED]
 
     # --- the hot set -----------------------------------------------------------------------------------------

@@ -33,7 +33,8 @@ from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiers.device import Rows, Send
 from adaptive.embeddings.tiers.mover import Mover
-from adaptive.errors import ConfigError
+from adaptive.errors import ConfigError, InputError
+from adaptive.kernels.planning.books import MOST_BATCHES
 from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy, arranges, arranges_alike, forgets
 
@@ -303,6 +304,11 @@ class Pipeline:
         batch, all_lookups, windows, key_changes = queued
         with self.stopwatch.stage("plan"):
             number = self.next_number
+            if number > MOST_BATCHES:
+                raise InputError(
+                    f"batch {number}: expected at most {MOST_BATCHES + 1:,} batches, whose numbers fit the records of "
+                    "rows, got more. Save the tables, and start another run from them (--init-from)."
+                )
             arrivals = self.notifier.prepare([lookups.distinct for lookups in all_lookups], number, depth, windows)
             plans = [
                 lane.planner.commit(lookups, arrival)

@@ -8,13 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from adaptive.batch import Batch
 from adaptive.counters import Stopwatch
 from adaptive.embeddings.planning.hot_set import HotSet
-from adaptive.embeddings.planning.key_tables import GroupKeys, KeyChanges
+from adaptive.embeddings.planning.key_tables import GroupKeys, KeyChanges, LastAccess
 from adaptive.embeddings.planning.lookups import Lookups, LookupsAhead
 from adaptive.embeddings.planning.plan import GroupPlan
 from adaptive.embeddings.ranks import ALONE, Ranks
@@ -53,7 +50,7 @@ class Exchange(ABC):
         """
 
     def give_rows(
-        self, number: int, group: int, keys: GroupKeys, lookups: Lookups, batch: Batch, last_access: NDArray[np.int32]
+        self, number: int, group: int, keys: GroupKeys, lookups: Lookups, batch: Batch, last_access: LastAccess
     ) -> tuple[Lookups, KeyChanges]:
         """Give the keys of the next batch, `number`, rows; see `GroupKeys.prepare`.
 

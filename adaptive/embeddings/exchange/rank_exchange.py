@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch, OwnPart, cut
@@ -47,7 +46,7 @@ from adaptive.embeddings.exchange.requests import (
 )
 from adaptive.embeddings.exchange.row_cache import CacheDirectory, RowCache, SkipMasks, pack_masks, unpack_masks
 from adaptive.embeddings.planning.hot_set import HotSet
-from adaptive.embeddings.planning.key_tables import NO_TIME, GroupKeys, KeyChanges
+from adaptive.embeddings.planning.key_tables import NO_TIME, GroupKeys, KeyChanges, LastAccess
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import Lookups, LookupsAhead
 from adaptive.embeddings.planning.plan import GroupPlan
@@ -139,7 +138,7 @@ class RankExchange(Exchange):
             yield batch, lambda served=batch_exchanged.served: [group.lookups for group in served]  # type: ignore[misc]
 
     def give_rows(
-        self, number: int, group: int, keys: GroupKeys, lookups: Lookups, batch: Batch, last_access: NDArray[np.int32]
+        self, number: int, group: int, keys: GroupKeys, lookups: Lookups, batch: Batch, last_access: LastAccess
     ) -> tuple[Lookups, KeyChanges]:
         exchanged = self._batches[number]
         of_keys, latest = exchanged.keys[group].requests, exchanged.keys[group].latest

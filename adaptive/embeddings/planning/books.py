@@ -1,6 +1,7 @@
 """The books of one group: records of rows (`Tracker`) and of slots (`SlotTable`).
 
-A row takes 16 bytes, a slot 21. Only the planning thread writes them.
+A row takes 8 bytes, and 4 more if the policy or the skip rule can ask for update norms. A slot takes 21, or 9 if every
+row has a slot. Only the planning thread writes them.
 
 Accesses and the latest access are counted when a batch is planned; update sizes arrive a fixed number of batches after
 training. So a policy's input at batch k does not depend on threads or clocks. Records are zero until a row is first
@@ -10,7 +11,7 @@ used, and memory is only taken then: constructing a billion rows costs nothing. 
 import mmap
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -31,23 +32,22 @@ Bools = NDArray[np.bool_]
 
 RECORD = np.dtype(
     [
-        ("code", np.int32),  # where the row is stored, see kernels.planning.books
+        ("code", np.int32),  # where the row is and when it was used, see kernels.planning.books
         ("accesses", np.uint32),  # lookups so far
-        ("last_access", np.int32),  # latest batch that looked the row up, + 1
-        ("update_norm", np.float32),  # sum of the L2 norms of its updates
     ]
 )
-assert RECORD.itemsize == 16
+assert RECORD.itemsize == 8
 
 ORDERS: Final = (("accesses",), ("last_access",), ("accesses", "last_access"), ("last_access", "accesses"))
 """Columns by which `SlotTable.lowest` orders rows; the second one breaks ties."""
 
-SLOT_BYTES = 21  # of the arrays of a `SlotTable`
+SLOT_BYTES, FITTING_SLOT_BYTES = 21, 9  # of the arrays of a `SlotTable`; the second if every row has a slot
+NORM_BYTES = 4
 SHARED_ROWS = 1 << 14  # whose records or values threads divide: starting them takes as long as some thousand rows
 SAMPLE = 4096  # slots, from which a bound of the lowest keys is estimated
 ALL_KEYS: Final = np.uint64(2**64 - 1)
 NUM_BINS = 64
-MANY_ROWS = 1 << 26  # 1 GiB of records
+MANY_ROWS = 1 << 26  # 512 MiB of records
 _LINUX_FLAG: Final = {"x86_64": 0x4000, "aarch64": 0x4000}  # Python names it from 3.12 on
 NO_RESERVE: Final[int] = getattr(mmap, "MAP_NORESERVE", _LINUX_FLAG.get(platform.machine(), 0))
 """Flag of mappings that may exceed the memory, as long as the touched pages do not; 0 where it is not known."""
@@ -61,8 +61,7 @@ class Records(NamedTuple):
 
     accesses: NDArray[np.int64]
     last_access: NDArray[np.int64]  # latest batch, or -1
-    update_norm: NDArray[np.float32]
-    codes: NDArray[np.int32]
+    slots: NDArray[np.int64]  # slot, or -1
 
 
 class Tracker:
@@ -70,33 +69,59 @@ class Tracker:
 
     Attributes:
         threads: that work on a batch's records together; more than 1 if the training thread plans.
+        update_norm: (rows,) sum of the L2 norms of each row's updates; None if nobody can ask for it.
     """
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, *, keeps_norms: bool = False) -> None:
         self.threads = 1
-        self._pages, self._has_page_map = _zeros(num_rows)
+        self._pages, self._has_page_map = _zeros(num_rows, RECORD)
         self.records = self._pages.reshape(-1)[:num_rows]
         self.codes: NDArray[np.int32] = self.records["code"]
         self.accesses: NDArray[np.uint32] = self.records["accesses"]
-        self.last_access: NDArray[np.int32] = self.records["last_access"]
-        self.update_norm: NDArray[np.float32] = self.records["update_norm"]
+        self.update_norm: NDArray[np.float32] | None = None
         # Bins of half a power of two from 2**-24 to 2**8; values outside count in the first or last bin.
         self.bin_edges = np.exp2(np.linspace(-24, 8, NUM_BINS + 1)).astype(np.float32)
         self.bin_counts = np.zeros(NUM_BINS, np.int64)
         self._bin_guesses = bin_guesses(self.bin_edges)
         self.norm_sum = 0.0
+        if keeps_norms:
+            self.keep_norms()
 
-    def changed_rows(self) -> NDArray[np.int64]:
+    def keep_norms(self) -> None:
+        """Sum the update norms of each row from now on. Before any batch is trained."""
+        self.update_norm = _zeros(len(self.records), np.float32)[0].reshape(-1)[: len(self.records)]
+
+    def changed_rows(self) -> Int64s:
         """(n,) rows with stored values, on the device or on the host, ascending."""
-        return self._rows_with("code")
+        return self._rows_where(lambda records: _has_values(records["code"]))
 
-    def seen_rows(self) -> NDArray[np.int64]:
+    def seen_rows(self) -> Int64s:
         """(n,) rows that were looked up, ascending."""
-        return self._rows_with("accesses")
+        return self._rows_where(lambda records: records["accesses"] != 0)
 
-    def forget_rows(self, rows: NDArray[np.int64]) -> None:
+    def has_values(self, rows: Int64s) -> Bools:
+        """(n,) True for rows with stored values, on the device or on the host."""
+        return _has_values(self.codes[rows])
+
+    def store_on_host(self, rows: Int64s) -> None:
+        """Note that the host has other values than the initial ones for those of the rows (n,) that are not in slots.
+
+        `rows` are distinct.
+        """
+        codes = self.codes[rows]
+        self.codes[rows] = np.where(_has_values(codes), codes, codes - 1)
+
+    def set_last_access(self, rows: Int64s, latest: Int32s) -> None:
+        """Set the latest batch + 1 (n,) of rows (n,) on the host; 0: none."""
+        codes = self.codes[rows]
+        assert not (codes > 0).any()
+        self.codes[rows] = -(2 * latest + (codes & 1))
+
+    def forget_rows(self, rows: Int64s) -> None:
         """Zero the records of rows (n,), which are on the host and then count as never used."""
         self.records[rows] = np.zeros((), RECORD)
+        if self.update_norm is not None:
+            self.update_norm[rows] = 0
 
     def forget(self) -> None:
         """Zero all records. Pages that are zero already are not written, so they take no memory."""
@@ -104,11 +129,14 @@ class Tracker:
             used = pages[self._pages[pages].view(np.int64).any(axis=1)]
             if len(used):
                 self._pages[used] = np.zeros((), RECORD)
+        if self.update_norm is not None:
+            self.keep_norms()
 
-    def _rows_with(self, column: str) -> NDArray[np.int64]:
+    def _rows_where(self, is_chosen: Callable[[NDArray[Any]], Bools]) -> Int64s:
+        """(n,) rows that a function of records chooses, ascending; it chooses no zero record."""
         rows = [np.empty(0, np.int64)]
         for pages in self._used_pages():
-            page, place = np.nonzero(self._pages[column][pages])
+            page, place = np.nonzero(is_chosen(self._pages[pages]))
             rows.append(pages[page] * PAGE_RECORDS + place)
         return np.concatenate(rows)
 
@@ -121,10 +149,12 @@ class Tracker:
             for start in range(0, len(pages), PAGES_AT_ONCE):
                 yield pages[start : start + PAGES_AT_ONCE]
 
-    def add_norms(self, rows: NDArray[np.int64], norms: NDArray[np.float32]) -> None:
+    def add_norms(self, rows: Int64s, norms: NDArray[np.float32]) -> None:
         """Add the update norms (n,) of distinct rows (n,) after a trained batch."""
         bins = self.bin_edges, self._bin_guesses, self.bin_counts
-        if self.threads > 1 and len(rows) >= SHARED_ROWS:
+        if self.update_norm is None:
+            self.norm_sum += books.count_norms(norms, *bins)
+        elif self.threads > 1 and len(rows) >= SHARED_ROWS:
             total = np.zeros(1)
             books.add_and_count_norms(total, rows, norms, self.update_norm, *bins)
             self.norm_sum += float(total[0])
@@ -132,22 +162,26 @@ class Tracker:
             books.add_norms(rows, norms, self.update_norm)
             self.norm_sum += books.count_norms(norms, *bins)
 
-    def gather(self, rows: NDArray[np.int64]) -> Records:
-        """Copy the records of rows (n,)."""
-        dtypes = np.int64, np.int64, np.float32, np.int32
-        columns: list[NDArray[Any]] = [np.empty(len(rows), dtype) for dtype in dtypes]
-        records = Records(*columns)
-        books.gather_records(rows, *self.columns, self.update_norm, *records)
-        return records
-
     @property
-    def columns(self) -> tuple[NDArray[np.int32], NDArray[np.uint32], NDArray[np.int32]]:
-        """(rows,) each: codes, accesses and latest accesses, for kernels."""
-        return self.codes, self.accesses, self.last_access
+    def columns(self) -> tuple[Int32s, NDArray[np.uint32]]:
+        """(rows,) each: codes and accesses, for kernels."""
+        return self.codes, self.accesses
 
     @property
     def num_bytes(self) -> int:
-        return self.records.nbytes
+        return self.records.nbytes + (0 if self.update_norm is None else self.update_norm.nbytes)
+
+
+def _has_values(codes: NDArray[np.int32]) -> Bools:
+    """Return which rows with these codes have stored values, on the device or on the host."""
+    has_values: Bools = (codes > 0) | (codes & 1 != 0)
+    return has_values
+
+
+def books_bytes(num_rows: int, num_slots: int, *, keeps_norms: bool) -> int:
+    """Bytes of the records of a group's rows and of its slots."""
+    slot_bytes = SLOT_BYTES if num_slots < num_rows else FITTING_SLOT_BYTES
+    return num_rows * (RECORD.itemsize + keeps_norms * NORM_BYTES) + num_slots * slot_bytes
 
 
 def bin_guesses(edges: NDArray[np.float32]) -> NDArray[np.int32]:
@@ -157,19 +191,20 @@ def bin_guesses(edges: NDArray[np.float32]) -> NDArray[np.int32]:
     return np.clip(np.searchsorted(edges, smallest, side="right") - 1, 0, len(edges) - 2).astype(np.int32)
 
 
-def _zeros(num_rows: int) -> tuple[NDArray[Any], bool]:
-    """(pages, PAGE_RECORDS) zero records, and whether the system reports touched pages.
+def _zeros(num_rows: int, dtype: Any) -> tuple[NDArray[Any], bool]:
+    """(pages, items of a page) zeros for so many rows, and whether the system reports touched pages.
 
-    numpy requests pages of 2 MiB, which are faster. With them, a few thousand scattered rows would take all 16 GB of a
-    billion records, so large record arrays use small pages.
+    numpy requests pages of 2 MiB, which are faster. With them, a few thousand scattered rows would take all 8 GB of a
+    billion records, so arrays for many rows use small pages.
     """
-    shape = -(-num_rows // PAGE_RECORDS), PAGE_RECORDS
+    of_page = mmap.PAGESIZE // np.dtype(dtype).itemsize
+    shape = -(-num_rows // of_page), of_page
     if num_rows < MANY_ROWS:
-        return np.zeros(shape, RECORD), False
+        return np.zeros(shape, dtype), False
     pages = mmap.mmap(-1, shape[0] * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         pages.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(pages, RECORD).reshape(shape), os.path.exists(PAGE_MAP)
+    return np.frombuffer(pages, dtype).reshape(shape), os.path.exists(PAGE_MAP)
 
 
 def _are_touched(pages: NDArray[Any], number: int) -> NDArray[np.bool_]:
@@ -245,19 +280,21 @@ class IdleWindow:
 class SlotTable:
     """The row in each slot of one group. Row -> slot is the code in the tracker's record.
 
-    Slots repeat the records of their rows, so that choosing victims reads memory in order. If every row has a slot,
-    none is evicted: batches then change records only, and slots are synchronized when they are read.
+    Slots repeat the records of their rows, so that choosing victims reads memory in order. If every row has a slot
+    (`all_fit`), none is evicted: slots then have their latest use and flags only, and flags are set when they are read.
     """
 
     def __init__(self, num_slots: int, table_starts: Int64s, tracker: Tracker) -> None:
-        self.rows = np.full(num_slots, -1, np.int64)  # row in each slot, -1 = free
-        self.free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # a stack: free[:num_free]
+        self.all_fit = num_slots >= len(tracker.codes)
+        size = 0 if self.all_fit else num_slots
+        self._rows = np.full(size, -1, np.int64)  # row in each slot, -1 = free
+        self._free = np.zeros(num_slots, np.int32)  # a stack, see `kernels.planning.books.first_free`
         self.num_free = num_slots
         self._used = np.full(num_slots, books.FREE, np.int32)
-        self._accesses = np.zeros(num_slots, np.uint32)
+        self._accesses = np.zeros(size, np.uint32)
         self._flags = np.zeros(num_slots, np.uint8)
-        self._follow = num_slots < len(tracker.codes)
-        self._pending_mark: int | None = None  # mark of the batches that slots do not reflect yet
+        self._pending_mark: int | None = None  # mark of the batches that flags do not reflect yet
+        self._marked = 0  # flags reflect the batches before this one
         self._search_from = 0
         self._memory = ScratchPool()
         self._table_starts = table_starts
@@ -265,16 +302,44 @@ class SlotTable:
         self._tracker = tracker
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._used)
 
     @property
     def num_bytes(self) -> int:
-        return sum(array.nbytes for array in (self.free, *self._arrays))
+        return sum(array.nbytes for array in (self._free, *self._arrays))
+
+    @property
+    def rows(self) -> Int64s:
+        """(slots,) the row in each, -1 without one."""
+        if not self.all_fit:
+            return self._rows
+        rows, resident = np.full(len(self), -1, np.int64), np.flatnonzero(self._tracker.codes > 0)
+        rows[self._tracker.codes[resident] - 1] = resident
+        return rows
+
+    def resident_rows(self, at_once: int) -> Iterator[Int64s]:
+        """Yield the rows (n,) in slots, at most so many at once."""
+        for first in range(0, len(self), at_once):
+            last = first + at_once
+            if self.all_fit:
+                yield first + np.flatnonzero(self._tracker.codes[first:last] > 0)
+            else:
+                rows = self._rows[first:last]
+                yield rows[rows >= 0]
+
+    @property
+    def free(self) -> Int64s:
+        """(n,) free slots; the last one is taken first."""
+        free: Int64s = self._free[: self.num_free] + np.arange(len(self) - 1, len(self) - 1 - self.num_free, -1)
+        return free
+
+    def taken(self) -> Int64s:
+        """Slots (n,) with a row, ascending."""
+        return np.flatnonzero(self._used != books.FREE)
 
     @property
     def used(self) -> Int32s:
         """(slots,) the latest planned batch that needs each; `FREE` without a row."""
-        self._synchronize()
         return self._used
 
     @property
@@ -283,11 +348,28 @@ class SlotTable:
         return self._flags
 
     def _synchronize(self) -> None:
-        """Copy the records of resident rows to their slots."""
+        """Set the flags of rows of batches that have entered since the last time."""
         if self._pending_mark is not None:
-            columns = self._tracker.columns[1:]
-            books.follow_records(self.rows, *columns, *self._columns, np.uint8(self._pending_mark))
-            self._pending_mark = None
+            mark, self._pending_mark = np.uint8(self._pending_mark), None
+            self._marked = books.mark_used(self._used, self._marked, mark, self._flags)
+
+    def slots_of(self, rows: Int64s) -> Int64s:
+        """(n,) slot of each row, or -1."""
+        return np.maximum(self._tracker.codes[rows].astype(np.int64) - 1, -1)
+
+    def last_access(self, rows: Int64s) -> Int32s:
+        """(n,) latest batch + 1 that looked up each row, 0 if there was none."""
+        codes = self._tracker.codes[rows]
+        latest, on_device = -codes >> 1, np.flatnonzero(codes > 0)
+        latest[on_device] = self._used[codes[on_device] - 1] + 1
+        return latest
+
+    def gather(self, rows: Int64s) -> Records:
+        """Copy the records of rows (n,)."""
+        columns: list[NDArray[Any]] = [np.empty(len(rows), np.int64) for _ in range(3)]
+        records = Records(*columns)
+        books.gather_records(rows, *self._tracker.columns, self._used, *records)
+        return records
 
     def idle_window(self, oldest_held: int, limit: int) -> IdleWindow:
         """Find slots with a row that no batch from `oldest_held` on needs.
@@ -295,7 +377,8 @@ class SlotTable:
         At most `limit`, starting where the previous search ended.
         """
         first = self._search_from
-        count, self._search_from = books.idle_window(self.used, oldest_held, first, min(limit, len(self)))
+        assert not self.all_fit
+        count, self._search_from = books.idle_window(self._used, oldest_held, first, min(limit, len(self)))
         return IdleWindow(oldest_held, count, first, self._search_from)
 
     def idle(self, window: IdleWindow) -> Int64s:
@@ -349,8 +432,8 @@ class SlotTable:
         if not len(victims):
             return victims, victims
         slots, rows = np.empty((2, len(victims)), np.int64)
-        lines, tables = (self.free, self.num_free), (self._table_starts, *self._buckets)
-        columns = self.rows, self.used, self.flags, self._tracker.codes
+        lines, tables = (self._free, self.num_free), (self._table_starts, *self._buckets)
+        columns = self.rows, self._used, self.flags, self._tracker.codes
         books_of_group = victims, *columns, *lines, *tables, slots, rows
         bounds = shares(len(victims), self._tracker.threads)
         if len(bounds) == 2:
@@ -365,9 +448,11 @@ class SlotTable:
 
     def discard(self, slots: Int64s) -> None:
         """Free slots (n,) whose rows are not needed any more, changed or not."""
-        self._synchronize()
-        self.rows[slots], self._used[slots], self._flags[slots] = -1, books.FREE, 0
-        self.free[self.num_free : self.num_free + len(slots)] = slots
+        self.flags[slots], self._used[slots] = 0, books.FREE
+        if not self.all_fit:
+            self._rows[slots] = -1
+        places = np.arange(self.num_free, self.num_free + len(slots))
+        self._free[places] = slots - (len(self) - 1 - places)
         self.num_free += len(slots)
 
     def enter(
@@ -381,12 +466,12 @@ class SlotTable:
         tally: Int64s,
     ) -> int:
         """Touch rows in slots and hold these for batch `number`; see `books.enter_batch`."""
-        if not self._follow and self._pending_mark != mark:
+        if self.all_fit and self._pending_mark != mark:
             self._synchronize()
             self._pending_mark = mark
         ends, records = distinct.table_ends, self._tracker.columns
         books_of_batch = distinct.rows, distinct.counts, ends, number, *records, *self._columns
-        outputs = np.uint8(mark), self._follow, locations, missing, undo, tally
+        outputs = np.uint8(mark), self.all_fit, locations, missing, undo, tally
         bounds = shares(len(distinct.rows), self._tracker.threads)
         if len(bounds) == 2:
             return int(books.enter_batch(0, len(ends), *books_of_batch, *outputs))
@@ -397,8 +482,8 @@ class SlotTable:
 
     def leave(self, distinct: Distinct, locations: Int64s, undo: Int32s) -> None:
         """Undo `enter`."""
-        records = self._tracker.columns[1:]
-        books.leave_batch(distinct.rows, distinct.counts, locations, undo, *records, *self._columns, self._follow)
+        columns = self._tracker.accesses, *self._columns
+        books.leave_batch(distinct.rows, distinct.counts, locations, undo, *columns, self.all_fit)
 
     def take(
         self,
@@ -420,7 +505,7 @@ class SlotTable:
         slots = np.empty(len(takers), np.int64)
         initial, is_late = np.empty((2, len(takers)), np.bool_)
         rows, when = (takers, distinct.rows, distinct.counts), (number, oldest_held)
-        slot_columns = self.rows, *self._columns, self.free, self.num_free
+        slot_columns = self._rows, *self._columns, self._free, self.num_free, self.all_fit
         records, results = self._tracker.columns, (slots, initial, is_late)
         books_of_batch = *rows, *records, np.uint8(mark), locations, *when, *slot_columns, *results
         bounds = shares(len(takers), self._tracker.threads)
@@ -463,16 +548,18 @@ class SlotTable:
 
     def compact(self, num_slots: int) -> Int64s:
         """Resize, with all rows in the first slots, in order; returns (slots,) old -> new."""
-        taken = np.flatnonzero(self.rows >= 0)
-        new = np.full(len(self), -1, np.int64)
-        new[taken] = np.arange(len(taken))
-        fresh = SlotTable(num_slots, self._table_starts, self._tracker)
         self._synchronize()
-        for new_array, array in zip(fresh._arrays, self._arrays, strict=True):
-            new_array[: len(taken)] = array[taken]
+        taken, new = self.taken(), np.full(len(self), -1, np.int64)
+        rows, places = self.rows[taken], np.arange(len(taken))
+        new[taken] = places
+        fresh = SlotTable(num_slots, self._table_starts, self._tracker)
+        fresh._used[places], fresh._flags[places] = self._used[taken], self._flags[taken]
+        fresh._marked = int(self._used[taken].max(initial=-1)) + 1
+        if not fresh.all_fit:
+            fresh._rows[places], fresh._accesses[places] = rows, self._tracker.accesses[rows]
         self._become(fresh)
         self.num_free = num_slots - len(taken)
-        self._tracker.codes[self.rows[: len(taken)]] = new[taken] + 1
+        self._tracker.codes[rows] = places + 1
         return new
 
     def empty(self) -> None:
@@ -480,9 +567,9 @@ class SlotTable:
         self._become(SlotTable(len(self), self._table_starts, self._tracker))
 
     def _become(self, other: "SlotTable") -> None:
-        self.rows, self._used, self._accesses, self._flags = other._arrays
-        self.free, self.num_free, self._search_from = other.free, other.num_free, 0
-        self._follow, self._pending_mark = other._follow, None
+        self._rows, self._used, self._accesses, self._flags = other._arrays
+        self._free, self.num_free, self._search_from = other._free, other.num_free, 0
+        self.all_fit, self._pending_mark, self._marked = other.all_fit, None, other._marked
 
     @property
     def _columns(self) -> tuple[Int32s, NDArray[np.uint32], NDArray[np.uint8]]:
@@ -492,4 +579,4 @@ class SlotTable:
     @property
     def _arrays(self) -> tuple[NDArray[Any], ...]:
         """(slots,) each: all columns."""
-        return self.rows, *self._columns
+        return self._rows, *self._columns

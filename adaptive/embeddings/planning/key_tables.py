@@ -37,6 +37,7 @@ from adaptive.kernels.planning import keys as kernels
 from adaptive.kernels.scratch import ScratchPool, allocate
 
 Int64s = NDArray[np.int64]
+LastAccess = Callable[[Int64s], NDArray[np.int32]]  # rows (n,) -> latest batch + 1 that looked up each; 0: none
 
 LINES: Final = kernels.LINES  # of the sketch, with a cell for two rows of the table: 1.5 bytes a row
 LEAST_CELLS: Final = 1 << 17  # of a line
@@ -47,6 +48,7 @@ COPIED_AT_ONCE: Final = 1 << 10  # places of an index that grows
 LEAST_ROWS: Final = 1 << 10  # with room in an empty index
 MOST_ROWS: Final = 2**32 - 1  # of a group: the index has 32 bits for a row
 EVICTED_AT_ONCE: Final = 64  # a full table loses this fraction of its keys: looking for them reads every record
+SWEPT_AT_ONCE: Final = 1 << 16  # rows
 MOST_SWEEPS: Final = 16  # in the time after which a key expires
 END_OF_TIME: Final = 253_370_764_800  # seconds: the year 9999
 NO_TIME: Final = -1.0  # before any timestamp
@@ -142,24 +144,26 @@ class KeyTable:
 
     # --- keys that come and go -------------------------------------------------------------------------------
 
-    def sweep(self, number: int, last_access: NDArray[np.int32]) -> Int64s:
+    def sweep(self, number: int, last_access: LastAccess) -> Int64s:
         """Free the rows of expired keys, before batch `number`; returns the rows (n,), ascending.
 
-        last_access: of all rows, latest batch + 1.
+        last_access: rows -> latest batch + 1.
         """
         if number % self.sweep_every or not number:
             return no_rows()
-        expired = np.empty(self.num_used - self.start - 1, np.int64)
-        span = self.start + 1, self.num_used
-        count = kernels.list_expired(last_access, *span, self._threshold(number), expired)
-        return self._free(expired[:count].copy())
+        threshold, expired = self._threshold(number), [no_rows()]
+        for first in range(self.start + 1, self.num_used, SWEPT_AT_ONCE):
+            rows = np.arange(first, min(first + SWEPT_AT_ONCE, self.num_used))
+            latest = last_access(rows)
+            expired.append(rows[(latest > 0) & (latest <= threshold)])
+        return self._free(np.concatenate(expired))
 
-    def make_room(self, shortage: int, spared: Int64s, last_access: NDArray[np.int32]) -> Int64s:
+    def make_room(self, shortage: int, spared: Int64s, last_access: LastAccess) -> Int64s:
         """Free at least `shortage` rows of the keys not looked up for longest, equal ones by key.
 
         Returns the rows (n,), ascending: fewer if there are no others than `spared`, rows of the table that stay.
         """
-        used = last_access[self.start : self.num_used].astype(np.int64)
+        used = last_access(np.arange(self.start, self.num_used)).astype(np.int64)
         used[0] = used[spared - self.start] = 0
         candidates = np.flatnonzero(used > 0)
         count = min(max(shortage, self.capacity // EVICTED_AT_ONCE), len(candidates))
@@ -432,7 +436,7 @@ class GroupKeys:
         return rows, absent[:count], hashes
 
     def prepare(
-        self, lookups: Lookups, batch: Batch, number: int, last_access: NDArray[np.int32]
+        self, lookups: Lookups, batch: Batch, number: int, last_access: LastAccess
     ) -> tuple[Lookups, KeyChanges]:
         """Give the keys of the next batch rows. Commit the changes before it is planned (`engine.key_changes`).
 
@@ -440,7 +444,7 @@ class GroupKeys:
             lookups: of the batch, with distinct keys instead of rows.
             batch: for its timestamps.
             number: of the batch.
-            last_access: (rows of the group,) latest batch + 1.
+            last_access: rows of the group -> latest batch + 1.
 
         Raises:
             InputError: for missing or wrong timestamps. Then no key has changed.
@@ -470,7 +474,7 @@ class GroupKeys:
         distinct: Distinct,
         latest: float,
         number: int,
-        last_access: NDArray[np.int32],
+        last_access: LastAccess,
         where: Callable[[], str],
     ) -> tuple[Int64s, KeyChanges]:
         """Return the row (U,) of each distinct key of batch `number`, the first one of its table without one.
@@ -479,7 +483,7 @@ class GroupKeys:
             distinct: the keys.
             latest: timestamp of the batch.
             number: of the batch.
-            last_access: (rows,) latest batch + 1.
+            last_access: rows -> latest batch + 1.
             where: describes the sample with the latest timestamp, for messages.
 
         Raises:
@@ -498,7 +502,7 @@ class GroupKeys:
             admitted, refused = self._take(distinct, admitted, hashes, rows)
             failure = self._failure(refused, number)
         freed = np.concatenate([expired, evicted])
-        latest_use = int(last_access[freed].max()) - 1 if len(freed) else None
+        latest_use = int(last_access(freed).max()) - 1 if len(freed) else None
         if self.last_access is not None:
             self.last_access[freed] = 0
             self.last_access[rows] = number + 1
@@ -522,7 +526,7 @@ class GroupKeys:
         return admitted[:size]
 
     def _make_room(
-        self, distinct: Distinct, rows: Int64s, admitted: Int64s, leaving: Int64s, last_access: NDArray[np.int32]
+        self, distinct: Distinct, rows: Int64s, admitted: Int64s, leaving: Int64s, last_access: LastAccess
     ) -> Int64s:
         """Evict keys of full tables for admitted ones; `leaving`: freed rows with records. Returns the rows (n,)."""
         ends = distinct.table_ends

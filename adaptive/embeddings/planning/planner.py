@@ -52,7 +52,7 @@ class Planner:
         self, group: Group, num_slots: int, tier: TierConfig, policy_caller: PolicyCaller, row_bytes: int
     ) -> None:
         self.group = group
-        self.tracker = Tracker(group.num_rows)
+        self.tracker = Tracker(group.num_rows, keeps_norms=policy_caller.scores)
         self.slots = SlotTable(num_slots, group.table_starts, self.tracker)
         self.skipper: Skipper | None = None
         self._stats = StatsSource(group, self.tracker, self.slots)
@@ -67,6 +67,8 @@ class Planner:
 
     def watch(self, capacity: int, skip: SkipConfig) -> None:
         """Watch the hottest rows, and skip or defer their updates as the skip rule decides."""
+        if self.tracker.update_norm is None and self._policy_caller.reads_norms:
+            self.tracker.keep_norms()
         self.skipper = Skipper(self.group, capacity, skip, self._policy_caller, self.tracker, self._stats)
 
     @property
@@ -76,10 +78,9 @@ class Planner:
 
     def resident_per_table(self) -> Int64s:
         """(tables of the group,) number of rows in slots."""
-        pieces = np.array_split(self.slots.rows, len(self.slots) // COUNTED_AT_ONCE + 1)
         counts = np.zeros(len(self.group.tables), np.int64)
-        for rows in pieces:
-            counts += self.group.count_by_table(rows[rows >= 0])
+        for rows in self.slots.resident_rows(COUNTED_AT_ONCE):
+            counts += self.group.count_by_table(rows)
         return counts
 
     def watched_counts(self) -> WatchedCounts:
@@ -117,9 +118,9 @@ class Planner:
 
     def slots_needed(self, distinct: Distinct, number: int, depth: int) -> int:
         """Slots for the rows of the unplanned batch `number` and of the `depth` batches before it."""
-        held = (self.slots.rows >= 0) & (self.slots.used >= max(number - depth, 0))
-        codes = self.tracker.codes[distinct.rows].astype(np.int64)
-        shared = int(held[codes[codes > 0] - 1].sum())
+        held = (self.slots.used != books.FREE) & (self.slots.used >= max(number - depth, 0))
+        slots = self.slots.slots_of(distinct.rows)
+        shared = int(held[slots[slots >= 0]].sum())
         return int(held.sum()) + len(distinct.rows) - shared
 
     def roll_back(self) -> None:
@@ -255,7 +256,7 @@ class Planner:
         `slots.idle`, which would move the start of the next search.
         """
         if not self._has_scored and question.number > 0 and self._policy_caller.order is None:
-            resident = np.flatnonzero(self.slots.rows >= 0)[:1]
+            resident = self.slots.taken()[:1]
             if len(resident):
                 self._score(self.slots.rows[resident], question)
 

@@ -109,6 +109,17 @@ class PolicyCaller:
             raise PolicyError(f"{self._owner('order')}.order: expected () or one of {choices}, got {columns}.")
         return columns or None
 
+    @property
+    def scores(self) -> bool:
+        """True if rows may be evicted or admitted by `score`, which reads their statistics."""
+        has_rows = self.policy.device_rows != "0"
+        return has_rows and (self.policy.misses == "host" or self.order is None)
+
+    @property
+    def reads_norms(self) -> bool:
+        """True if the policy, or a skip rule that is switched on, may read update norms."""
+        return self.scores or (self.rule is not None and self.rule.asks)
+
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Inside, the policy's methods run in a separate thread, with the time limit.

@@ -49,7 +49,8 @@ class StatsSource:
             entries: (n,) of the rows in the hot set; None: to be looked up.
             visits: (entries of the hot set,) so far, if updates are deferred; requires `entries`.
         """
-        group, records = self._group, self._tracker.gather(rows)
+        group, records, norms = self._group, self._slots.gather(rows), self._tracker.update_norm
+        assert norms is not None, "see PolicyCaller.reads_norms"
         if hot is not None and entries is None:
             entries = hot.entries_of(rows)
         movement = self._movement(len(rows), hot, entries)
@@ -59,10 +60,10 @@ class StatsSource:
             table=group.tables_of(rows) + np.int32(group.first_table),
             accesses=records.accesses,
             last_access=records.last_access,
-            next_access=self._next_access(rows, records.codes, number, window),
-            update_norm=records.update_norm,
+            next_access=self._next_access(rows, records.slots, number, window),
+            update_norm=norms[rows],
             visits=np.broadcast_to(np.int64(0), len(rows)) if visits is None else visits[entries].astype(np.int64),
-            resident=records.codes > 0,
+            resident=records.slots >= 0,
             **movement,
         )
 
@@ -78,17 +79,21 @@ class StatsSource:
             column[watched] = value
         return columns
 
-    def _next_access(self, rows: Int64s, codes: NDArray[np.int32], number: int, window: Sequence[Distinct]) -> Int64s:
+    def last_access(self, rows: Int64s) -> Int64s:
+        """(n,) latest batch that looked up each row, or -1."""
+        return self._slots.last_access(rows).astype(np.int64) - 1
+
+    def _next_access(self, rows: Int64s, slots: Int64s, number: int, window: Sequence[Distinct]) -> Int64s:
         if not window:
             return np.broadcast_to(np.int64(NEVER), len(rows))
         following = np.full(len(rows), NEVER, np.int64)
         slot_next = np.full(len(self._slots), NEVER, np.int64)
-        on_device, away = codes > 0, np.flatnonzero(codes <= 0)
+        on_device, away = slots >= 0, np.flatnonzero(slots < 0)
         for ahead in range(len(window), 0, -1):
             books.mark_next_access(window[ahead - 1].rows, self._tracker.codes, number + ahead, slot_next)
             if len(away):  # rows on the host that may be admitted
                 following[away[np.isin(rows[away], window[ahead - 1].rows)]] = number + ahead
-        following[on_device] = slot_next[codes[on_device] - 1]
+        following[on_device] = slot_next[slots[on_device]]
         return following
 
 

@@ -236,7 +236,7 @@ class Skipper:
         if hot.num_entries < hot.capacity or number % (DROP_EVERY * self._skip.interval):
             return no_rows()
         rows = hot.rows[: hot.num_entries]
-        last = self._tracker.last_access[rows].astype(np.int64) - 1
+        last = self._stats.last_access(rows)
         usual = np.maximum((last + 1) / np.maximum(self._tracker.accesses[rows], 1), 1)
         away = np.maximum(number - last, 0)
         inactive = np.flatnonzero((away >= self._skip.interval) & (away > PATIENCE * usual))

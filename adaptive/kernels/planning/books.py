@@ -2,9 +2,14 @@
 
 Letters: N lookups of a group of tables, U distinct rows, T tables of the group, S slots, B samples.
 
-Rows are group rows, or with ranks owned rows. A row's *code* is 0 on the host at its initial value, -1 on the host
-otherwise, s + 1 in slot s. All kernels release the GIL. They are serial, but for those of the training thread that
-divide a batch's records. Only the thread that plans writes these arrays.
+Rows are group rows, or with ranks owned rows. A row's *code* says where it is, and when it was last used:
+
+- s + 1 in slot s; the slot has its latest use.
+- 0 or less on the host: -code is 2 * (its latest batch + 1), plus 1 if the host stores the row. Otherwise it has its
+  initial value. So 0 is a row that was never used.
+
+All kernels release the GIL. They are serial, but for those of the training thread that divide a batch's records. Only
+the thread that plans writes these arrays.
 """
 
 import numpy as np
@@ -13,7 +18,8 @@ from adaptive.counters import Counter
 from adaptive.kernels.jit import at, in_parallel, kernel
 from adaptive.kernels.vector.row_ops import prefetch_item
 
-INITIAL, ON_HOST = 0, -1
+INITIAL, ON_HOST = 0, -1  # codes of rows that no batch used: not stored, stored on the host
+MOST_BATCHES = 2**30 - 2  # twice a batch's number + 1 must fit a code
 MOST_ACCESSES = 2**32 - 1
 DIRTY, CHANGED = np.uint8(1), np.uint8(2)  # slot flags: changed since fetched; host copy is not the initial value
 NOW, DUE, WAITS, SKIPPED = range(4)
@@ -31,11 +37,22 @@ WRITTEN_BACK, DEMOTED = int(Counter.WRITTEN_BACK), int(Counter.DEMOTED)
 
 
 @kernel(inline=True)
-def touch(row, count, batch, accesses, last_access):
-    """Count the lookups of a row in a planned batch. last_access is batch + 1; 0 = never."""
+def touch(row, count, accesses):
+    """Count the lookups of a row."""
     # Clipped instead of wrapping around: the row of a default id can exceed 2**32 lookups.
     accesses[row] = min(np.int64(accesses[row]) + np.int64(count), MOST_ACCESSES)
-    last_access[row] = batch + 1
+
+
+@kernel(inline=True)
+def host_code(latest, is_stored):
+    """Code of a row on the host; latest: its latest batch + 1."""
+    return -(2 * np.int64(latest) + np.int64(is_stored))
+
+
+@kernel(inline=True)
+def is_stored(code):
+    """True if the host stores a row on the host; False: it has its initial value."""
+    return (code & 1) != 0
 
 
 @kernel()
@@ -48,12 +65,11 @@ def enter_batch(
     batch,
     codes,
     accesses,
-    last_access,
     slot_used,
     slot_accesses,
     slot_flags,
     mark,
-    follow,
+    all_fit,
     locations,
     missing,
     undo,
@@ -61,11 +77,13 @@ def enter_batch(
 ):
     """Look up a batch's distinct rows in some tables; touch those on the device and hold their slots.
 
-    mark (uint8) is added to the slots' flags: DIRTY if the batch will change all its rows. follow (bool): update slots
-    now, else leave it to `follow_records`. Outputs: locations (U,) int64 slot, or -1; missing (U,) int64 the u without
-    a slot, from the first u of these tables on; undo (U,) int32 for `leave_batch`; lookups, distinct rows and hits are
-    added to tally (T, counters). Returns the end of the missing rows, which are touched later, once their place is
-    decided. One pass, so that every record is loaded into the cache once.
+    mark (uint8) is added to the slots' flags: DIRTY if the batch will change all its rows. If every row has a slot
+    (`all_fit`), that is left to `mark_used`, and slots do not repeat accesses.
+
+    Outputs: locations (U,) int64 slot, or -1; missing (U,) int64 the u without a slot, from the first u of these tables
+    on; undo (U,) int32 for `leave_batch`; lookups, distinct rows and hits are added to tally (T, counters). Returns the
+    end of the missing rows, which are touched later, once their place is decided. One pass, so that every record is
+    loaded into the cache once.
     """
     num_missing = first = np.int64(0) if first_table == 0 else table_ends[first_table - 1]
     for table in range(first_table, last_table):
@@ -74,25 +92,25 @@ def enter_batch(
         for u in range(first, table_ends[table]):
             if u + AHEAD < rows.size:
                 prefetch_item(codes, rows[at(u + AHEAD)])
-                if follow:
-                    ahead = max(codes[at(rows[at(u + SLOTS_AHEAD)])] - 1, 0)
-                    prefetch_item(slot_used, ahead)
+                ahead = max(codes[at(rows[at(u + SLOTS_AHEAD)])] - 1, 0)
+                prefetch_item(slot_used, ahead)
+                if not all_fit:
                     prefetch_item(slot_accesses, ahead)
                     prefetch_item(slot_flags, ahead)
             row, count = at(rows[at(u)]), np.int64(counts[at(u)])
             lookups += count
-            slot = codes[row] - 1
+            slot = np.int64(codes[row]) - 1
             locations[at(u)] = max(slot, -1)
             missing[at(num_missing)] = u  # if the row has a slot, the next one is written over it
             if slot >= 0:
                 lookup_hits += count
                 row_hits += 1
-                latest = last_access[row]
-                touch(row, count, batch, accesses, last_access)
-                if follow:
+                touch(row, count, accesses)
+                latest = slot_used[at(slot)] + 1
+                slot_used[at(slot)] = batch
+                if not all_fit:
                     flags = slot_flags[at(slot)]
                     latest = latest if flags & DIRTY else ~latest
-                    slot_used[at(slot)] = batch
                     slot_accesses[at(slot)] = accesses[row]
                     slot_flags[at(slot)] = flags | mark
                 undo[at(u)] = latest
@@ -123,7 +141,7 @@ def enter_chunks(tables, ends, *books_of_batch):
 
 
 @kernel()
-def leave_batch(rows, counts, locations, undo, accesses, last_access, slot_used, slot_accesses, slot_flags, follow):
+def leave_batch(rows, counts, locations, undo, accesses, slot_used, slot_accesses, slot_flags, all_fit):
     """Undo `enter_batch` for the rows that were on the device."""
     for u in range(rows.size):
         slot = locations[u]
@@ -132,23 +150,23 @@ def leave_batch(rows, counts, locations, undo, accesses, last_access, slot_used,
         row, was_dirty = at(rows[u]), undo[u] >= 0
         if accesses[row] < MOST_ACCESSES:  # a clipped count stays: the batch will be entered again
             accesses[row] -= np.uint32(counts[u])
-        last_access[row] = undo[u] if was_dirty else ~undo[u]
-        if follow:
-            slot_used[slot] = last_access[row] - 1
+        slot_used[slot] = (undo[u] if was_dirty else ~undo[u]) - 1
+        if not all_fit:
             slot_accesses[slot] = accesses[row]
             if not was_dirty:
                 slot_flags[slot] &= ~DIRTY
 
 
 @kernel()
-def follow_records(slot_rows, accesses, last_access, slot_used, slot_accesses, slot_flags, mark):
-    """Update slots with the batches that were entered without `follow`."""
-    for slot in range(slot_rows.size):
-        row = slot_rows[slot]
-        if row >= 0 and slot_used[slot] != last_access[row] - 1:
-            slot_used[slot] = last_access[row] - 1
-            slot_accesses[slot] = accesses[row]
+def mark_used(slot_used, since, mark, slot_flags):
+    """Add `mark` to the flags of slots used by batch `since` or later; returns the batch after the latest one."""
+    end = since
+    for slot in range(slot_used.size):
+        used = np.int64(slot_used[slot])
+        if (used >= since) & (used != FREE):
             slot_flags[slot] |= mark
+            end = max(end, used + 1)
+    return end
 
 
 @kernel()
@@ -236,6 +254,15 @@ def table_of(row, table_starts, buckets, shift):
     return table
 
 
+@kernel(inline=True)
+def first_free(free, place):
+    """Slot at a place of the stack of free slots before any was taken: the last place has slot 0.
+
+    `free` has the differences to these, so that a new stack is zeros, which take no memory.
+    """
+    return free.size - 1 - np.int64(place)
+
+
 @kernel()
 def release_slots(
     first,
@@ -271,11 +298,11 @@ def release_slots(
         num_back += is_dirty
         tally[at(table), DEMOTED] += 1
         tally[at(table), WRITTEN_BACK] += is_dirty
-        codes[at(row)] = ON_HOST if flags else INITIAL
+        codes[at(row)] = host_code(slot_used[slot] + 1, flags != 0)
         slot_rows[slot] = -1
         slot_used[slot] = FREE
         slot_flags[slot] = 0
-        free[at(num_free + i)] = slot
+        free[at(num_free + i)] = slot - first_free(free, num_free + i)
     return num_back
 
 
@@ -302,7 +329,6 @@ def take_slots(
     counts,
     codes,
     accesses,
-    last_access,
     mark,
     locations,
     batch,
@@ -313,31 +339,37 @@ def take_slots(
     slot_flags,
     free,
     num_free,
+    all_fit,
     slots,
     initial,
     is_late,
 ):
     """Give each missing distinct row of takers[first:last] a free slot, and touch it.
 
-    Slots are from the end of `free` and held for the batch. mark: see `enter_batch`. Outputs, aligned with takers:
-    slots (int64); initial (bool), if the row still has its initial value; is_late (bool), if a batch from `oldest_held`
-    on updates it on the host, which excludes initial: rows used on the host are stored there.
+    Slots are from the end of `free` and held for the batch. mark, all_fit: see `enter_batch`; with `all_fit`, slots do
+    not store their rows either. Outputs, aligned with takers: slots (int64); initial (bool), if the row still has its
+    initial value; is_late (bool), if a batch from `oldest_held` on updates it on the host, which excludes initial: rows
+    used on the host are stored there.
     """
     for i in range(first, last):
         if i + AHEAD < last:
             prefetch_item(codes, rows[at(takers[at(i + AHEAD)])])
-            prefetch_item(slot_rows, free[at(num_free - 1 - i - AHEAD)])
-        u = at(takers[at(i)])
-        slot, row = free[at(num_free - 1 - i)], rows[u]
-        is_initial = codes[at(row)] == INITIAL
+            if not all_fit:
+                place = num_free - 1 - i - AHEAD
+                prefetch_item(slot_rows, free[at(place)] + first_free(free, place))
+        u, place = at(takers[at(i)]), num_free - 1 - i
+        row, slot = rows[u], free[at(place)] + first_free(free, place)
+        code = codes[at(row)]
+        is_initial = not is_stored(code)
         initial[at(i)] = is_initial
-        is_late[at(i)] = (last_access[at(row)] > oldest_held) & (not is_initial)
-        touch(at(row), counts[u], batch, accesses, last_access)
+        is_late[at(i)] = (-code >> 1 > oldest_held) & (not is_initial)
+        touch(at(row), counts[u], accesses)
         codes[at(row)] = slot + 1
         slot_flags[at(slot)] = mark if is_initial else CHANGED | mark
-        slot_rows[at(slot)] = row
         slot_used[at(slot)] = batch
-        slot_accesses[at(slot)] = accesses[at(row)]
+        if not all_fit:
+            slot_rows[at(slot)] = row
+            slot_accesses[at(slot)] = accesses[at(row)]
         locations[u] = slot
         slots[at(i)] = slot
 
@@ -354,7 +386,7 @@ def take_chunks(bounds, *books_of_batch):
 
 
 @kernel()
-def use_rows_on_host(missing, rows, counts, batch, codes, accesses, last_access, locations, fresh):
+def use_rows_on_host(missing, rows, counts, batch, codes, accesses, locations, fresh):
     """Set location ~row for those of the rows `missing` without a slot, and touch them.
 
     Rows still at their initial value are listed in `fresh`; returns their number.
@@ -365,11 +397,11 @@ def use_rows_on_host(missing, rows, counts, batch, codes, accesses, last_access,
         if locations[u] < 0:
             row = rows[u]
             locations[u] = ~row
-            touch(row, counts[u], batch, accesses, last_access)
-            if codes[row] == INITIAL:
-                codes[row] = ON_HOST
+            touch(row, counts[u], accesses)
+            if not is_stored(codes[row]):
                 fresh[num_fresh] = row
                 num_fresh += 1
+            codes[row] = host_code(batch + 1, True)
     return num_fresh
 
 
@@ -457,16 +489,16 @@ def add_and_count_norms(total, rows, norms, totals, *bins):
 
 
 @kernel()
-def gather_records(rows, codes, accesses, last_access, update_norms, out_accesses, out_last, out_norms, out_codes):
-    """Copy the records of `rows` for a policy; out_last gets batch numbers, -1 = none."""
+def gather_records(rows, codes, accesses, slot_used, out_accesses, out_last, out_slots):
+    """Copy the records of `rows` for a policy; out_last gets batch numbers, out_slots slots, both -1 for none."""
     for i in range(rows.size):
         if i + AHEAD < rows.size:
-            prefetch_item(accesses, rows[i + AHEAD])
+            prefetch_item(codes, rows[i + AHEAD])
         row = at(rows[i])
+        code = np.int64(codes[row])
         out_accesses[i] = accesses[row]
-        out_last[i] = np.int64(last_access[row]) - 1
-        out_norms[i] = update_norms[row]
-        out_codes[i] = codes[row]
+        out_last[i] = slot_used[at(code - 1)] if code > 0 else (-code >> 1) - 1
+        out_slots[i] = max(code - 1, -1)
 
 
 @kernel()

@@ -338,17 +338,6 @@ def push_free(first_free, row_keys, rows):
 
 
 @kernel()
-def list_expired(last_access, first, last, threshold, expired):
-    """List the rows from `first` to `last` - 1 with 0 < last_access (rows,) <= threshold; returns their number."""
-    count = 0
-    for row in range(first, last):
-        expired[count] = row
-        latest = last_access[row]
-        count += (latest > 0) & (latest <= threshold)
-    return count
-
-
-@kernel()
 def merge_unadmitted(rows, counts, table_ends, starts, merged, out_rows, out_counts, out_ends, lookups):
     """Make one distinct row of all keys of a table without a row.
 

@@ -255,9 +255,9 @@ def test_arrays_that_do_not_fit_touch_no_books() -> None:
     embeddings = build()
     train(embeddings, TABLES, BATCHES[:5], 0)
     arrays, before = embeddings.rows.state_arrays(), books(embeddings)
-    with pytest.raises(CheckpointError, match=r"rows1\.update_norm: expected one, got none"):
+    with pytest.raises(CheckpointError, match=r"rows1\.last_access: expected one, got none"):
         embeddings.rows.load_state_arrays(
-            {name: array for name, array in arrays.items() if name != "rows1.update_norm"}
+            {name: array for name, array in arrays.items() if name != "rows1.last_access"}
         )
     assert same(books(embeddings), before)
 

@@ -18,7 +18,7 @@ from adaptive.errors import ConfigError
 from adaptive.optim import SGD, Adam, RowOptimizer
 from adaptive.plugins import make_policy, with_rule
 
-HOST_ROW_BYTES, SLOT_BYTES = 16, 24
+HOST_ROW_BYTES, SLOT_BYTES = 8, 24
 
 
 def array_bytes(thing: Any) -> int:
@@ -34,10 +34,16 @@ def array_bytes(thing: Any) -> int:
 # --- bytes per row and slot ----------------------------------------------------------------------------------------
 
 
-def test_a_host_row_has_16_bytes_of_records() -> None:
+def test_a_host_row_has_8_bytes_of_records() -> None:
     small, large = Tracker(1024), Tracker(5120)  # whole pages
     assert array_bytes(large) - array_bytes(small) <= 4096 * HOST_ROW_BYTES
     assert large.num_bytes == 5120 * HOST_ROW_BYTES
+
+
+def test_slots_of_all_rows_have_9_bytes_each() -> None:
+    starts = np.array([0, 9000])
+    slots = SlotTable(9000, starts, Tracker(9000))
+    assert slots.num_bytes == array_bytes(slots) - starts.nbytes == 9 * 9000
 
 
 def test_a_slot_has_at_most_24_bytes_of_books() -> None:

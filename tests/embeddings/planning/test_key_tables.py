@@ -32,13 +32,14 @@ class Table:
         self.keys = GroupKeys(self.group)
         self.table, self.books = self.keys.tables[0], self.keys.books
         self.last_access = np.zeros(capacity + 1 if capacity < 10**8 else 1, np.int32)
+        self.latest = self.last_access.__getitem__
 
     def batch(self, number: int, keys: Sequence[int] | Int64s) -> dict[int, int]:
         """The row of each key, 0 without one, after batch `number` of one bag."""
         values = np.asarray(keys, np.int64), [0, len(keys)]
         batch = Batch.of(item=values, labels=[1.0], extras={"timestamp": [0.0]})
         lookups = DistinctFinder(self.group).find_lookups(batch)
-        lookups, changes = self.keys.prepare(lookups, batch, number, self.last_access)
+        lookups, changes = self.keys.prepare(lookups, batch, number, self.latest)
         self.last_access[changes.freed] = 0
         assert not self.last_access[changes.admitted].any() and len(set(changes.admitted)) == len(changes.admitted)
         rows = lookups.distinct.rows
@@ -139,8 +140,8 @@ def test_keys_expire_at_sweeps_once_they_are_older() -> None:
     table = Table(expire=32)
     assert table.table.sweep_every == 2
     table.batch(2, [5])
-    assert all(not len(table.table.sweep(number, table.last_access)) for number in range(3, 36))
-    assert table.table.sweep(36, table.last_access).tolist() == [1]
+    assert all(not len(table.table.sweep(number, table.latest)) for number in range(3, 36))
+    assert table.table.sweep(36, table.latest).tolist() == [1]
 
 
 def test_keys_expire_by_the_latest_timestamp() -> None:
@@ -149,7 +150,7 @@ def test_keys_expire_by_the_latest_timestamp() -> None:
     table.batch(1, [5])
     for number, clock, expired in [(every, 100.0, []), (2 * every, 110.0, []), (3 * every, 110.5, [1])]:
         table.table.clock = clock
-        assert table.table.sweep(number, table.last_access).tolist() == expired
+        assert table.table.sweep(number, table.latest).tolist() == expired
 
 
 def crafted(secret: int, count: int) -> Int64s:
@@ -182,7 +183,7 @@ def test_ten_million_new_keys_in_one_batch() -> None:
     table = Table(size)
     keys = np.random.default_rng(0).permutation(size) * np.int64(0x9E3779B97F4A7C1)
     batch = Batch.of(item=(keys, [0, size]), labels=[1.0])
-    lookups, _ = table.keys.prepare(DistinctFinder(table.group).find_lookups(batch), batch, 0, table.last_access)
+    lookups, _ = table.keys.prepare(DistinctFinder(table.group).find_lookups(batch), batch, 0, table.latest)
     assert np.array_equal(lookups.distinct.rows, np.arange(1, size + 1))
     assert np.array_equal(table.find(keys[::-1].copy()), lookups.distinct.rows[::-1])
     assert table.books.bytes_in_use <= 24 * size and key_bytes(table.group) <= 24 * size
@@ -192,7 +193,7 @@ def test_a_billion_rows_cost_what_is_touched() -> None:
     table = Table(10**9)
     keys = np.arange(5000, dtype=np.int64)
     batch = Batch.of(item=(keys, [0, 5000]), labels=[1.0])
-    lookups, _ = table.keys.prepare(DistinctFinder(table.group).find_lookups(batch), batch, 0, table.last_access)
+    lookups, _ = table.keys.prepare(DistinctFinder(table.group).find_lookups(batch), batch, 0, table.latest)
     assert lookups.distinct.rows.tolist() == list(range(1, 5001))
     assert table.books.bytes_in_use < 24 * 10_000
 
@@ -202,11 +203,11 @@ def test_tables_of_a_group_have_their_own_keys() -> None:
     settings = {"embedding_dim": 4, "keys": "int64", "num_embeddings": 5, "when_full": "refuse"}
     rules = [{"name": "a", "admit": 2}, {"name": "b"}, {"name": "c", "num_embeddings": 1}]
     (group,) = make_groups([TableConfig.model_validate(settings | each) for each in rules], 0)
-    keys, last_access = GroupKeys(group), np.zeros(group.num_rows, np.int32)
+    keys, latest = GroupKeys(group), np.zeros(group.num_rows, np.int32).__getitem__
     rows = []
     for number in range(2):
         batch = Batch.of(a=[3, 4], b=[3, 4], c=[3, 4], labels=[1.0, 0.0])
-        lookups, changes = keys.prepare(DistinctFinder(group).find_lookups(batch), batch, number, last_access)
+        lookups, changes = keys.prepare(DistinctFinder(group).find_lookups(batch), batch, number, latest)
         rows.append(lookups.distinct.rows[lookups.distinct.inverse].tolist())
         assert changes.tally[:, Counter.UNADMITTED_LOOKUPS].tolist() == [[2, 0, 1], [0, 0, 1]][number]
     assert rows == [[0, 0, 7, 8, 13, 12], [1, 2, 7, 8, 13, 12]]

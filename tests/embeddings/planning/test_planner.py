@@ -27,7 +27,7 @@ from adaptive.embeddings.planning.plan import GroupPlan
 from adaptive.embeddings.planning.planner import swaps
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError
-from adaptive.kernels.planning.books import CHANGED, DIRTY, INITIAL, ON_HOST
+from adaptive.kernels.planning.books import CHANGED, DIRTY, INITIAL
 from adaptive.policy import NEVER, Policy, RowStats
 
 
@@ -243,7 +243,7 @@ def test_codes_and_flags_show_the_place_and_changes_of_a_row() -> None:
     assert planner.tracker.codes[[0, 1, 2]].tolist() == [INITIAL, 1, 2]
     assert planner.slots.flags.tolist() == [DIRTY, DIRTY]
     step_all(embeddings, [bags([3])])
-    assert planner.tracker.codes[[1, 2, 3]].tolist() == [ON_HOST, 2, 1]
+    assert planner.tracker.codes[[1, 2, 3]].tolist() == [-3, 2, 1]  # row 1 is stored on the host, used by batch 0
     embeddings.rows.flush()
     assert planner.slots.flags.tolist() == [CHANGED, CHANGED]
     assert planner.slots.dirty().tolist() == []

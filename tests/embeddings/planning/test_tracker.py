@@ -7,36 +7,68 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adaptive.counters import Counter
 from adaptive.embeddings.planning import books as books_module
-from adaptive.embeddings.planning.books import MANY_ROWS, NUM_BINS, RECORD, Tracker
+from adaptive.embeddings.planning.books import MANY_ROWS, NUM_BINS, RECORD, SlotTable, Tracker
+from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.kernels.planning import books
 
 
-def test_a_record_is_16_bytes_and_its_columns_are_views() -> None:
+def test_a_record_is_8_bytes_and_its_columns_are_views() -> None:
     tracker = Tracker(5)
-    assert RECORD.itemsize == 16
-    assert tracker.num_bytes == 80
-    for name in ("code", "accesses", "last_access", "update_norm"):
-        column = tracker.codes if name == "code" else getattr(tracker, name)
+    assert RECORD.itemsize == 8
+    assert (tracker.num_bytes, Tracker(5, keeps_norms=True).num_bytes) == (40, 60)
+    for name, column in (("code", tracker.codes), ("accesses", tracker.accesses)):
         assert np.shares_memory(column, tracker.records)
         column[3] = 7
         assert tracker.records[name].tolist() == [0, 0, 0, 7, 0]
 
 
-def test_gather_after_touching() -> None:
-    tracker = Tracker(4)
-    for batch, rows in ((0, [2]), (5, [2, 1])):
-        for row in rows:
-            books.touch(row, 3, batch, tracker.accesses, tracker.last_access)
+@pytest.mark.parametrize("num_slots", [1, 4])
+def test_gather_after_touching(num_slots: int) -> None:
+    """Row 1 is on the host, row 2 in a slot."""
+    tracker = Tracker(4, keeps_norms=True)
+    slots = SlotTable(num_slots, np.array([0, 4]), tracker)
+    for batch, rows, taker in ((0, [2], 0), (3, [1], None), (5, [2], None)):
+        distinct = Distinct(np.array(rows), np.array([3], np.int32), np.zeros(1, np.int32), np.array([1]))
+        places, undo, tally = np.full((2, 1), -1), np.zeros(1, np.int32), np.zeros((1, len(Counter)), np.int64)
+        missing = slots.enter(distinct, batch, 1, *places, undo, tally)
+        if taker is not None:
+            slots.take(np.array([taker]), distinct, places[0], batch, batch, 1, tally)
+        elif missing:
+            slots.leave_on_host(np.arange(1), distinct, places[0], batch)
     tracker.add_norms(np.array([2]), np.array([0.5], np.float32))
     tracker.add_norms(np.array([2, 3]), np.array([0.25, 1], np.float32))
-    tracker.codes[1] = 7
-    accesses, last, norms, codes = tracker.gather(np.arange(4))
-    assert codes.tolist() == [0, 7, 0, 0]
+    accesses, last, places = slots.gather(np.arange(4))
+    assert places.tolist() == slots.slots_of(np.arange(4)).tolist() == [-1, -1, 0, -1]
     assert accesses.tolist() == [0, 3, 6, 0]
-    assert last.tolist() == [-1, 5, 5, -1]
-    assert norms.tolist() == [0, 0, 0.75, 1]
+    assert last.tolist() == (slots.last_access(np.arange(4)) - 1).tolist() == [-1, 3, 5, -1]
+    assert tracker.has_values(np.arange(4)).tolist() == [False, True, True, False]
+    assert tracker.update_norm is not None and tracker.update_norm.tolist() == [0, 0, 0.75, 1]
     assert tracker.norm_sum == 1.75
+
+
+def test_norms_that_nobody_asks_for_are_only_counted() -> None:
+    tracker = Tracker(4)
+    tracker.add_norms(np.array([2, 3]), np.array([0.25, 1], np.float32))
+    assert tracker.update_norm is None and tracker.norm_sum == 1.25 and tracker.bin_counts.sum() == 2
+    tracker.forget()
+    assert tracker.update_norm is None
+
+
+def test_codes_on_the_host_hold_both_facts() -> None:
+    """Rows 0 and 1 are stored on the host, rows 1 and 2 were used, by batches 6 and 0."""
+    tracker = Tracker(4)
+    slots, everything = SlotTable(1, np.array([0, 4]), tracker), np.arange(4)
+    tracker.store_on_host(np.array([0, 1]))
+    tracker.set_last_access(np.array([1, 2]), np.array([7, 1], np.int32))
+    for _ in range(2):
+        assert slots.last_access(everything).tolist() == [0, 7, 1, 0]
+        assert tracker.has_values(everything).tolist() == [True, True, False, False]
+        tracker.store_on_host(np.array([0, 1]))  # again
+    most = np.array([books.MOST_BATCHES + 1], np.int32)
+    tracker.set_last_access(everything[:1], most)
+    assert slots.last_access(everything[:1]) == most and tracker.has_values(everything[:1])
 
 
 @given(st.lists(st.floats(0, width=32), max_size=20))
@@ -51,15 +83,17 @@ def test_bins_are_those_of_a_search(norms: list[float]) -> None:
 
 def test_very_many_records_are_zeros_that_can_be_written() -> None:
     """They lie in a mapping of their own; see also the table of a billion rows in test_bytes_of_books.py."""
-    tracker = Tracker(MANY_ROWS)
+    tracker = Tracker(MANY_ROWS, keeps_norms=True)
     rows = np.array([0, MANY_ROWS - 1])
     tracker.add_norms(rows, np.array([1, 2], np.float32))
-    assert [array.tolist() for array in tracker.gather(rows)] == [[0, 0], [-1, -1], [1, 2], [0, 0]]
-    assert tracker.num_bytes == 16 * MANY_ROWS
+    tracker.codes[rows] = -1
+    assert tracker.update_norm is not None and tracker.update_norm[rows].tolist() == [1, 2]
+    assert tracker.changed_rows().tolist() == rows.tolist()
+    assert tracker.num_bytes == 12 * MANY_ROWS
 
 
 @pytest.mark.parametrize("is_mapped", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 255, 256, 257, 5 * books_module.PAGES_AT_ONCE * books_module.PAGE_RECORDS + 3])
+@pytest.mark.parametrize("num_rows", [1, 511, 512, 513, 5 * books_module.PAGES_AT_ONCE * books_module.PAGE_RECORDS + 3])
 def test_rows_with_records_are_found_and_forgotten(
     monkeypatch: pytest.MonkeyPatch, num_rows: int, *, is_mapped: bool
 ) -> None:
@@ -88,7 +122,7 @@ def test_a_system_that_does_not_tell_of_pages_is_scanned(monkeypatch: pytest.Mon
 
 
 def test_forgetting_writes_no_page_of_zeros() -> None:
-    """A table of 10^9 rows has 16 GB of records, which take memory only where something was written."""
+    """A table of 10^9 rows has 8 GB of records, which take memory only where something was written."""
     tracker = Tracker(1000)
     tracker._pages.flags.writeable = False
     tracker.forget()

@@ -33,8 +33,8 @@ def digest(out: Path) -> str:
             if lane.keys is not None:
                 rows, lanes = lane.keys.live_rows(), lanes + 1
                 rows = rows[np.lexsort((lane.keys.row_keys[rows], lane.group.tables_of(rows)))]
-                columns = lane.keys.row_keys, lane.last_access, lane.planner.tracker.accesses
-                for array in (*lane.values(rows), *(column[rows] for column in columns)):
+                columns = lane.keys.row_keys[rows], lane.last_access(rows), lane.planner.tracker.accesses[rows]
+                for array in (*lane.values(rows), *columns):
                     total.update(np.ascontiguousarray(array).tobytes())
     assert lanes
     return total.hexdigest()

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from support.variants import both
 
 from adaptive.config import TableConfig
-from adaptive.embeddings.planning.books import Tracker
+from adaptive.embeddings.planning.books import SlotTable, Tracker
 from adaptive.embeddings.planning.layout import make_groups
-from adaptive.kernels.planning import books, lookups
+from adaptive.embeddings.planning.lookups import Distinct
+from adaptive.kernels.planning import lookups
 from adaptive.kernels.rows.cpu import initial, move, pool, update
 from adaptive.kernels.rows.cpu.deferred import accumulate, apply_sums
 from adaptive.kernels.rows.cpu.drift import drift
@@ -142,10 +143,11 @@ def test_initial_values_of_rows_beyond_2_32() -> None:
 
 
 def test_records_of_rows_beyond_2_31_bytes() -> None:
-    tracker = Tracker(NUM)
-    rows = np.array([LAST, 0])
-    for row, count in zip(rows, (5, 1), strict=True):
-        books.touch(row, count, 8, tracker.accesses, tracker.last_access)
+    tracker = Tracker(NUM, keeps_norms=True)
+    slots, rows = SlotTable(1, np.array([0, NUM]), tracker), np.array([LAST, 0])
+    distinct = Distinct(rows, np.array([5, 1], np.int32), np.array([0, 1], np.int32), np.array([2]))
+    slots.leave_on_host(np.arange(2), distinct, np.full(2, -1), 8)
     tracker.add_norms(rows, np.array([2.5, 1], np.float32))
-    accesses, last, norms, _ = tracker.gather(np.array([LAST - 1, LAST]))
-    assert (accesses.tolist(), last.tolist(), norms.tolist()) == ([0, 5], [-1, 8], [0, 2.5])
+    some = np.array([LAST - 1, LAST])
+    assert [column.tolist() for column in slots.gather(some)] == [[0, 5], [-1, 8], [-1, -1]]
+    assert tracker.update_norm is not None and tracker.update_norm[some].tolist() == [0, 2.5]

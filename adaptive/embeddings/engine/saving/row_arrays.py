@@ -10,6 +10,7 @@ all ranks in memory. Both load in the same way. Values and state may be larger t
 block by block. Watched rows are saved by `adaptive.embeddings.engine.saving.watched`.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
@@ -17,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.embeddings.engine.lane import RECORDS, Lane
+from adaptive.embeddings.engine.lane import NORMS, Lane
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.saving.gathering import RowOrder, in_memory, make_gatherer, select_owned
 from adaptive.embeddings.engine.saving.saved_arrays import (
@@ -38,6 +39,8 @@ from adaptive.errors import ConfigError
 from adaptive.kernels.rows.cpu import initial
 from adaptive.storage.arrays import Blocks, Stored, whole
 from adaptive.storage.shards import Part
+
+logger = logging.getLogger("adaptive.embeddings.engine")
 
 Arrays = dict[str, NDArray[Any]]
 GroupArrays = dict[str, Any]  # of one group: arrays; values and state may be `Stored`
@@ -136,6 +139,13 @@ def load_rows(
         pipeline.restart(int(whole(arrays["next_batch"])[0]))
         if "rate" in arrays:  # accumulated updates are applied with it before the next step
             pipeline.use_rate(float(whole(arrays["rate"])[0]))
+    wanted = [lane.planner.tracker.update_norm is not None for lane in pipeline.lanes]
+    if any(is_wanted and NORMS not in part for is_wanted, part in zip(wanted, parts, strict=True)):
+        logger.warning(
+            "batch %d: the checkpoint has no update norms, because its policy evicts rows without them; "
+            "RowStats.update_norm is summed from here on",
+            pipeline.next_number,
+        )
 
 
 def _has_changed(lane: Lane, part: GroupArrays) -> NDArray[np.bool_]:
@@ -239,5 +249,6 @@ def _load_lane(lane: Lane, part: GroupArrays) -> None:
     for rows, weights, state in _read_saved_blocks(lane, part):
         rows, weights, state = select_owned(lane.group, rows, weights, state)
         lane.put_on_host(rows, weights, state)
-    seen, *records = select_owned(lane.group, part["seen"], *(part[name] for name in RECORDS))
-    lane.restore_records(seen, dict(zip(RECORDS, records, strict=True)))
+    names = [name for name in ("accesses", "last_access", NORMS) if name in part]
+    seen, *records = select_owned(lane.group, part["seen"], *(part[name] for name in names))
+    lane.restore_records(seen, dict(zip(names, records, strict=True)))

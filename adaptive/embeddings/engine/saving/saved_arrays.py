@@ -13,15 +13,15 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.embeddings.engine.lane import Lane
+from adaptive.embeddings.engine.lane import NORMS, Lane
 from adaptive.embeddings.planning.hot_set import ENTRY
 from adaptive.embeddings.planning.layout import Group
 from adaptive.errors import CheckpointError
+from adaptive.kernels.planning.books import MOST_BATCHES
 from adaptive.kernels.vector.bfloat16 import as_float32
 from adaptive.storage.arrays import Stored, whole
 
 Array = NDArray[Any]
-MOST_BATCHES: Final = 2**31 - 2  # records store the number of a batch + 1 as int32
 MOST_SUMMED: Final = 255  # gradients: the largest `at_most` of a skip rule
 BLOCK_BYTES: Final = 8 << 20  # of an array in a file that are in memory at once
 HINT: Final = "The checkpoint was changed or damaged, or another version saved it: load another checkpoint."
@@ -84,15 +84,15 @@ def expected_rows(lane: Lane, part: Mapping[str, Any]) -> dict[str, Expected]:
     floats, last = np.dtype(np.float32), int(part["table_starts"][-1]) - 1
     n, m = _length(part["changed"]), _length(part["seen"])
     rows = Expected(np.dtype(np.int64), (n,), 0, last, order="ascending")
-    return {
+    expected = {
         "changed": rows,
         "weights": _expected_values(lane, n),
         "state": _expected_state(lane, n),
         "seen": Expected(np.dtype(np.int64), (m,), 0, last, order="ascending"),
         "accesses": Expected(np.dtype(np.uint32), (m,), 1),
-        "last_access": Expected(np.dtype(np.int32), (m,), 0),
-        "update_norm": Expected(floats, (m,), 0),
+        "last_access": Expected(np.dtype(np.int32), (m,), 0, MOST_BATCHES),
     }
+    return expected | ({NORMS: Expected(floats, (m,), 0)} if NORMS in part else {})
 
 
 def expected_watched(lane: Lane, part: Mapping[str, Any], last_row: int) -> dict[str, Expected]:

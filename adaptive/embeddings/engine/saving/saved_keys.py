@@ -20,6 +20,7 @@ from adaptive.embeddings.engine.saving.saved_arrays import HINT, Expected, check
 from adaptive.embeddings.planning.key_tables import CELL_BLOCK
 from adaptive.embeddings.planning.layout import Group
 from adaptive.errors import CheckpointError
+from adaptive.kernels.planning.books import MOST_BATCHES
 from adaptive.storage.arrays import Stored, whole
 
 Arrays = dict[str, NDArray[Any]]
@@ -33,7 +34,7 @@ def save_keys(lane: Lane, prefix: str, next_batch: int) -> Arrays:
         return {}
     rows = lane.keys.live_rows()
     # Lookups of batches that were planned and then dropped count as those of the latest trained batch.
-    access = np.minimum(lane.last_access[rows], np.int32(max(next_batch, 1)))
+    access = np.minimum(lane.last_access(rows), np.int32(max(next_batch, 1)))
     saved: Arrays = dict(zip(OF_GROUP, (rows, lane.keys.row_keys[rows], access), strict=True))
     for t, table in enumerate(lane.keys.tables):
         saved |= {f"keys{t}.{name}": array for name, array in table.state().items()}
@@ -81,7 +82,7 @@ def _expected(lane: Lane, part: Arrays) -> dict[str, Expected]:
     expected = {
         "keyed": Expected(integers, (n,), 0, lane.group.undivided.num_rows - 1, order="ascending"),
         "keys": Expected(integers, (n,)),
-        "key_access": Expected(np.dtype(np.int32), (n,), 1),
+        "key_access": Expected(np.dtype(np.int32), (n,), 1, MOST_BATCHES),
     }
     for t, table in enumerate(lane.keys.tables):
         f, s, b = (len(np.atleast_1d(part[f"keys{t}.{name}"])) for name in ("freed", "clock", "cell_blocks"))
@@ -124,6 +125,6 @@ def load_keys(lane: Lane, part: Arrays) -> None:
     for t, table in enumerate(lane.keys.tables):
         state = {name: part[f"keys{t}.{name}"] for name in OF_TABLE}
         table.restore(*_of_table(lane.group.undivided, part, t), state)
-    lane.last_access[part["keyed"]] = part["key_access"]
-    owned_rows, access = select_owned(lane.group, part["keyed"], part["key_access"])
-    lane.planner.tracker.last_access[owned_rows] = access
+    if lane.keys.last_access is not None:
+        lane.keys.last_access[part["keyed"]] = part["key_access"]
+    lane.planner.tracker.set_last_access(*select_owned(lane.group, part["keyed"], part["key_access"]))
