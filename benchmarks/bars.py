@@ -65,6 +65,7 @@ BARS = (
     Bar("planning, million lookups/s on one core", "plan_million_lookups_per_s_device_100pct_b2048", 10),
     Bar("planning, million lookups/s on one core", "plan_million_lookups_per_s_lfu_10pct_b16384", 90),
     Bar("planning, million lookups/s on one core", "plan_million_lookups_per_s_lfu_10pct_b2048_multihot", 120),
+    Bar("look-ahead thread for a GPU, ms a batch", "look_ahead_for_gpu_ms_none_b16384", 2.0, at_least=False),
     Bar(_SERIAL, "plan_serial_share_b16384", 1 / 3, at_least=False),
     Bar(_SERIAL, "plan_serial_share_b2048_multihot", 1 / 3, at_least=False),
     Bar(_TURNS, "turns_vs_fbgemm_sgd_multihot_small", 1.6),

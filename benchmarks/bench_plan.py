@@ -5,14 +5,16 @@
 Planning is what the look-ahead thread computes before rows move: distinct rows, slots, the policy's scores, bags and
 updates described to the kernels. The time of moving rows is in another column. Plans are compared with numpy's before
 anything is timed. Then how much helpers take off the look-ahead thread (`tier.plan_threads`): a batch may train no
-longer than planning takes, or planning limits it.
+longer than planning takes, or planning limits it. Last what is left to that thread for a GPU, by the GPU's code on CPU
+tensors, whose kernels and copies are left out.
 """
 
 import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ import numpy as np
 from adaptive.batch import Batch
 from adaptive.config import TableConfig
 from adaptive.embeddings.planning.lookups import Lookups, LookupsAhead
+from adaptive.embeddings.planning.plan import Feedback
+from adaptive.kernels.rows.choose import RowKernels
 from benchmarks import harness
 from benchmarks.harness import Report, paired
 from benchmarks.streams import kaggle_tables, make_batches
@@ -46,6 +50,7 @@ SETTINGS = {
     ),
 }
 STAGES = ("plan", "policy", "write_back", "fetch")
+GPU_STAGES = ("learn", "plan", "write_back", "fetch")
 THREADS = (1, 2, 3)
 ENOUGH, KEYS = "enough", "keys"
 PER_ROUND = 8  # batches
@@ -71,6 +76,7 @@ def run(settings: Settings) -> Report:
             report.figures[f"plan_million_lookups_per_s_{policy}_{share[:-1]}pct_{_suffix(case)}"] = speed
             ours.close()
     report.merge(_helpers(settings))
+    report.merge(_for_gpu(settings))
     return report
 
 
@@ -180,11 +186,51 @@ class _Made(LookupsAhead):
     """Time the look-ahead thread if helpers have enough cores: outlines are made before."""
 
     def __init__(self, ours: Ours, batches: Sequence[Batch]) -> None:
-        super().__init__([lane.group for lane in ours.bag.runtime.pipeline.lanes], 0)
+        lanes = ours.bag.runtime.pipeline.lanes
+        super().__init__([lane.group for lane in lanes], 0, [lane.device.searcher for lane in lanes])
         self._made = itertools.cycle([super(_Made, self).start(batch) for batch in batches])  # every round the same
+
+    def begin(self) -> None:
+        """Leave searches as they are: they have begun."""
 
     def start(self, batch: Batch) -> Callable[[], list[Lookups]]:
         return next(self._made)
+
+
+def _for_gpu(settings: Settings) -> Report:
+    """Time the look-ahead thread, with a GPU that takes no time and helpers that have enough cores."""
+    report = Report()
+    table = report.table(
+        "look-ahead thread for a GPU, 10% `lru`, moves in place, ms a batch (median)",
+        "batch", "skip rule", *GPU_STAGES, "all",
+    )  # fmt: skip
+    for batch, rule in itertools.product(settings.batches, (None, "defer")):
+        setup, num_fill, batches = _make(settings, (batch, 1), settings.rounds * PER_ROUND)
+        ours = Ours(setup, device_rows="10%", policy="lru", skip=rule, device="cpu-torch", transfer="direct")
+        pipeline, spent = ours.bag.runtime.pipeline, []
+        pipeline.mover.copying.copy = _nothing  # type: ignore[method-assign]
+        for lane in pipeline.lanes:
+            lane.device._kernels = lane.device._transfer._kernels = RowKernels(*[_nothing] * len(fields(RowKernels)))  # type: ignore[attr-defined]
+        norms = np.random.default_rng(0).random(batch * len(setup.tables), np.float32)
+        for first in range(0, len(batches), PER_ROUND):
+            part = batches[first : first + PER_ROUND]
+            pipeline.mover.begin(pipeline.next_number - 1)
+            pipeline.lookups_ahead, before = _Made(ours, part), pipeline.stopwatch.total_ms()
+            for planned in ours.stream(part):
+                rows = planned.works[0].plan.row_updates.rows  # type: ignore[union-attr]
+                pipeline.feedback.report(planned.number, [partial(Feedback, rows, norms[: len(rows)])])
+            after = pipeline.stopwatch.total_ms()
+            if first >= num_fill:
+                spent.append([(after[stage] - before[stage]) / len(part) for stage in GPU_STAGES])
+        total = statistics.median(map(sum, spent))
+        table.add(batch, rule or "none", *map(statistics.median, zip(*spent, strict=True)), total)
+        report.figures[f"look_ahead_for_gpu_ms_{rule or 'none'}_b{batch}"] = total
+        ours.close()
+    return report
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return
 
 
 def _all(ours: Ours, batches: Sequence[Batch]) -> tuple[float, float]:

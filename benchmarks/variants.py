@@ -150,12 +150,15 @@ class Ours(Embeddings):
         policy: str | Policy = "device",
         depth: int = 0,
         host: str = "memory",
-        skip: SkipConfig | None = None,
+        skip: SkipConfig | str | None = None,
         plan_threads: int | str = 1,
+        device: str = "cpu",
+        transfer: str = "auto",
     ) -> None:
         tier = TierConfig(
-            device_rows=device_rows, device="cpu", host=host, when_full="reduce_lookahead", plan_threads=plan_threads
-        )
+            device_rows=device_rows, device=device, host=host, when_full="reduce_lookahead", plan_threads=plan_threads,
+            transfer=transfer,
+        )  # fmt: skip
         optimizer = row_optimizer(setup.optimizer)
         if isinstance(optimizer, HalvableOptimizer):
             optimizer = replace(optimizer, state_dtype=setup.state_dtype)

@@ -170,6 +170,7 @@ def test_plan() -> None:
     assert report.figures["plan_million_lookups_per_s_lru_10pct_b64"] > 0
     assert report.figures["plan_ms_2_threads_b64"] > 0
     assert report.figures["plan_ms_enough_threads_b64"] > 0
+    assert report.figures["look_ahead_for_gpu_ms_none_b64"] > 0 and "look_ahead_for_gpu_ms_defer_b64" in report.figures
     assert report.figures["plan_million_lookups_per_s_lru_10pct_b4_multihot"] > 0
     assert report.ratios["plan_serial_share_b4_multihot"] > 0
     assert report.ratios["plan_keys_vs_rows_b4_multihot"] > 0 < report.ratios["plan_known_keys_vs_rows_b4_multihot"]
