@@ -15,7 +15,7 @@ from torch import Tensor
 from adaptive.batch import Batch
 from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.planning.parts import GroupPart
-from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Pooling, joined
+from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Pooling
 from adaptive.embeddings.tiers.device import Rows, Send
 
 
@@ -65,18 +65,14 @@ class GroupBatch:
         plan, device = self.plan, self._lane.device
         if self.gradients is None:  # the loss does not depend on this group
             return lambda: Feedback(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        rows, pending_norms = [plan.row_updates.rows], [device.update(plan.row_updates, self.gradients, plan.number)]
-        if plan.deferred is not None:
-            rows.append(plan.deferred.due_rows)
-            pending_norms.append(device.defer(plan.deferred, self.gradients, plan.number))
+        rows, norms = plan.written_rows, device.update(plan.row_updates, plan.deferred, self.gradients, plan.number)
         self.gradients = None
         snapshots = plan.snapshots
         drifts = None if snapshots is None else device.drift(snapshots)
 
         # It waits for several batches and must not keep the plan: the next one gets its memory, still in the caches.
         def feedback() -> Feedback:
-            norms = [wait_for_norms() for wait_for_norms in pending_norms]
-            return Feedback(joined(rows), joined(norms), snapshots, None if drifts is None else drifts())
+            return Feedback(rows, norms(), snapshots, None if drifts is None else drifts())
 
         return feedback
 

@@ -319,7 +319,7 @@ def skipped_rows(embeddings: TieredEmbeddingBag, tables: Sequence[TableConfig], 
     skipped = {(name, row) for name, rows in table_rows(tables, planned.batch).items() for row in rows}
     for lane, work in zip(embeddings.runtime.pipeline.lanes, planned.works, strict=True):
         assert work.plan is not None
-        rows, starts = work.plan.row_updates.rows, lane.group.table_starts
+        rows, starts = work.plan.written_rows, lane.group.table_starts
         numbers = np.searchsorted(starts, rows, side="right") - 1
         skipped -= {(lane.group.tables[n].name, int(row - starts[n])) for n, row in zip(numbers, rows, strict=True)}
     return skipped

@@ -163,7 +163,7 @@ class Lane:
                 self.device.poison_slots(plan.moves.back_slots)
         with stopwatch.stage("fetch"):
             self.device.fetch(plan.moves)
-            self.host.expect(plan.row_updates)
+            self.host.expect(plan)
 
     def write_back_changed(self, trained: int) -> None:
         """Write changed rows back; they keep their slots. `trained`: the latest trained batch."""
@@ -276,5 +276,5 @@ class LateFetches:
 
 
 def _rows_updated_on_device(plan: GroupPlan) -> Int64s:
-    """Return the rows that a batch updates in slots, without deferring them."""
-    return plan.row_updates.rows[plan.row_updates.locations >= 0]
+    """Return the rows that a batch updates in slots."""
+    return plan.written_rows[plan.written_locations >= 0]

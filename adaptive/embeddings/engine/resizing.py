@@ -100,8 +100,6 @@ def _slot_arrays(ready: ReadyBatch, plan: GroupPlan, number: int) -> list[Int64s
     arrays = [plan.pooling.row_locations, plan.row_updates.locations, plan.moves.late_slots]
     if plan.snapshots is not None:
         arrays.append(plan.snapshots.locations)
-    if plan.deferred is not None:
-        arrays.append(plan.deferred.due_locations)
     parts = ready.parts[number] if ready.parts else ()
     arrays += [part.pooling.row_locations for part in parts]
     return list({id(array): array for array in arrays}.values())

@@ -36,14 +36,12 @@ from adaptive.embeddings.exchange.row_cache import SkipMasks
 from adaptive.embeddings.planning.key_tables import NO_TIME, GroupKeys
 from adaptive.embeddings.planning.layout import Group, OwnedGroup
 from adaptive.embeddings.planning.lookups import Bags, Distinct, DistinctFinder, Lookups, group_lookups
-from adaptive.embeddings.planning.plan import Pooling, no_rows
-from adaptive.embeddings.planning.skipping import group_updates
+from adaptive.embeddings.planning.plan import Pooling, RowUpdates, no_rows
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.owners import BITS
 from adaptive.embeddings.ranks.transport import Bytes, as_bytes
 from adaptive.errors import RanksError
 from adaptive.kernels.planning import keys as kernels
-from adaptive.kernels.planning.books import NOW, SKIPPED
 from adaptive.kernels.scratch import ScratchPool
 
 Bools = NDArray[np.bool_]
@@ -162,12 +160,14 @@ class RequestedBlock:
 
         `vectors` (U,): output vector of each distinct row; `skipped` (U,): rows whose gradient is not needed.
         """
-        fates = np.zeros(0, np.uint8) if skipped is None else np.where(skipped, SKIPPED, NOW).astype(np.uint8)
-        chosen = group_updates(self.lookups, self.places, fates)
-        updates = chosen.row_updates
+        lookups = self.lookups
+        updates = RowUpdates(lookups.distinct.rows, self.places, lookups.segments, lookups.vectors, lookups.scales)
+        if skipped is not None:
+            sent = np.flatnonzero(~skipped)
+            updates, vectors = updates.take(sent), vectors[sent]
         return Pooling(
             num_vectors=num_vectors,
-            bag_vectors=vectors[chosen.now],
+            bag_vectors=vectors,
             bag_starts=updates.segments,
             bag_tables=np.zeros(len(updates.rows), np.int32),
             inverse=updates.vectors,

@@ -135,14 +135,12 @@ class CacheDirectory:
 
 def read_fates(plan: GroupPlan, row_of: Int64s, num_rows: int) -> NDArray[np.uint8]:
     """Return the fate (U,) of each distinct row's gradient; `row_of` (n,): of each request."""
-    fates = np.full(num_rows, SKIPPED, np.uint8)
-    now = plan.row_updates
-    fates[row_of[now.vectors[now.segments[:-1]]]] = NOW
-    if plan.deferred is not None:
-        summed = plan.deferred.row_updates
-        rows = row_of[summed.vectors[summed.segments[:-1]]]
-        fates[rows] = WAITS
-        fates[rows[plan.deferred.due_at]] = DUE
+    fates, updates, deferred = np.full(num_rows, SKIPPED, np.uint8), plan.row_updates, plan.deferred
+    if deferred is None:
+        fates[row_of[updates.vectors[updates.segments[:-1]]]] = NOW
+    else:
+        fates[deferred.summed], fates[deferred.written] = WAITS, DUE
+        fates[deferred.now] = NOW
     return fates
 
 

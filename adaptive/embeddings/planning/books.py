@@ -534,7 +534,7 @@ class SlotTable:
         """Slots whose row changed since it was fetched."""
         return np.flatnonzero((self.flags & books.DIRTY) != 0)
 
-    def mark_dirty(self, updated: Int64s, locations: Int64s) -> None:
+    def mark_dirty(self, updated: Int32s, locations: Int64s) -> None:
         """Note that a batch will change its distinct rows `updated`, some of which are in slots."""
         books.mark_dirty(updated, locations, self._flags)
 

@@ -53,11 +53,6 @@ class WatchedRows:
     places: NDArray[np.int32]  # (n,) positions among the distinct rows, ascending
     entries: NDArray[np.int32]  # (n,)
 
-    def first(self, num_entries: int) -> "WatchedRows":
-        """Return those of the first entries."""
-        chosen = np.flatnonzero(self.entries < num_entries)
-        return WatchedRows(self.places[chosen], self.entries[chosen])
-
 
 class HotSet:
     """Watched rows of one group. Entries are numbered in order of admission.
@@ -109,6 +104,7 @@ class HotSet:
     def visit(
         self,
         watched_rows: WatchedRows,
+        most_entries: int,
         counts: NDArray[np.int32],
         locations: NDArray[np.int64],
         fates: NDArray[np.uint8],
@@ -117,19 +113,21 @@ class HotSet:
 
         Args:
             watched_rows: of the batch.
+            most_entries: only rows with lower entries count.
             counts, locations: (U,) of all distinct rows.
             fates: (U,) in which saturated rows are marked.
         """
-        size, pace = len(watched_rows.places), (self.config.min_accesses, self.config.min_visits)
+        places, entries = watched_rows.places, watched_rows.entries
+        size, pace = min(len(places), most_entries), (self.config.min_accesses, self.config.min_visits)
         dtypes = np.int64, np.int32, np.bool_, np.int64, np.int64
         columns: list[NDArray[Any]] = [np.empty(size, dtype) for dtype in dtypes]
-        due = Snapshots(*columns)
         since = self._epoch, self._accesses, self._num_snapshots
         verdicts = self.saturated, self._skipped, fates
+        scratch = np.empty(len(places), np.int32)
         count = watched.visit_entries(
-            watched_rows.places, watched_rows.entries, counts, locations, *pace, *since, *verdicts, *vars(due).values()
+            places, entries, most_entries, counts, locations, *pace, *since, *verdicts, tuple(columns), scratch
         )
-        return Snapshots(*(column[:count] for column in vars(due).values()))
+        return Snapshots(*(column[:count] for column in columns))
 
     def learn(self, feedback: Feedback) -> None:
         """Store the drifts measured after a batch was trained."""

@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.kernels.planning import lookups
+
 Int64s = NDArray[np.int64]
+Int32s = NDArray[np.int32]
 
 
 def no_rows() -> Int64s:
@@ -56,6 +59,17 @@ class RowUpdates:
     vectors: NDArray[np.int32]  # (G,); empty: on the device
     scales: NDArray[np.float32]  # (G,), or empty: all 1, or on the device
 
+    def take(self, chosen: Int64s | Int32s) -> "RowUpdates":
+        """Return the update of the rows `chosen` (n,) alone, ascending; itself if these are all rows."""
+        if len(chosen) == len(self.rows):
+            return self
+        segments, vectors = np.empty(len(chosen) + 1, np.int64), np.empty_like(self.vectors)
+        scales = np.empty_like(self.scales)
+        taken = segments, vectors, scales
+        lookups.take_segments(chosen, (self.segments, self.vectors, self.scales), taken)
+        end = int(segments[-1])
+        return RowUpdates(self.rows[chosen], self.locations[chosen], segments, vectors[:end], scales[:end])
+
 
 @dataclass(frozen=True)
 class Moves:
@@ -84,16 +98,17 @@ class Snapshots:
 
 @dataclass(frozen=True)
 class Deferred:
-    """Rows whose gradients are accumulated in sums, some of which are applied after the batch.
+    """The rows of an update by what happens to them, if the gradients of some are accumulated in sums.
 
-    `row_updates.locations` are entries: rows of the table of sums.
+    `now` and `summed` are positions in `RowUpdates.rows`, ascending; updates of other rows are skipped.
     """
 
-    row_updates: RowUpdates
-    due_at: Int64s  # (n,) positions among them of the sums that are due after this batch
-    due_rows: Int64s  # (n,) owned rows
-    due_locations: Int64s  # (n,)
-    due_entries: Int64s  # (n,)
+    now: Int32s  # (n,) rows that are updated now
+    summed: Int32s  # (m,) rows whose gradients are added to sums
+    entries: Int32s  # (m,) their rows of the table of sums
+    due: Int32s  # (k,) positions in `summed` of the sums that are applied after the batch, ascending
+    written: Int32s  # (n + k,) rows `now`, then those whose sum is applied
+    rows: Int64s  # (n + k,) owned rows of `written`, gathered while they are in the cache
 
 
 @dataclass(frozen=True)
@@ -125,13 +140,24 @@ class GroupPlan:
 
     number: int
     pooling: Pooling
-    row_updates: RowUpdates
+    row_updates: RowUpdates  # with `deferred`, of all distinct rows
     moves: Moves
     tally: Int64s  # (tables of the group, counters)
     snapshots: Snapshots | None = None
     deferred: Deferred | None = None
     watched: WatchedCounts | None = None  # for reports: as of this batch, independent of the look-ahead
     on_device: OnDevice | None = None  # if the device has lookups; no row is used on the host then
+
+    @property
+    def written_rows(self) -> Int64s:
+        """(n,) rows that the batch updates: those updated now, then those whose sum is applied."""
+        return self.row_updates.rows if self.deferred is None else self.deferred.rows
+
+    @property
+    def written_locations(self) -> Int64s:
+        """(n,) locations of `written_rows`."""
+        locations = self.row_updates.locations
+        return locations if self.deferred is None else locations[self.deferred.written]
 
     @property
     def is_late(self) -> bool:

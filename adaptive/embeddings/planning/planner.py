@@ -24,7 +24,7 @@ from adaptive.embeddings.planning.lookups import Bags, Distinct, Lookups
 from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Moves, Pooling, RowUpdates, WatchedCounts, no_rows
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.row_stats import StatsSource
-from adaptive.embeddings.planning.skipping import Skipper, group_updates
+from adaptive.embeddings.planning.skipping import Skipper
 from adaptive.errors import DeviceMemoryError
 from adaptive.kernels.planning import books
 from adaptive.kernels.scratch import ScratchPool, allocate
@@ -138,23 +138,21 @@ class Planner:
         """Apply the decisions of `prepare` to the books, and return the batch's plan."""
         distinct, locations, number, tally = arrival.distinct, arrival.locations, arrival.number, arrival.tally
         moves = self._apply_moves(arrival)
+        row_updates = RowUpdates(distinct.rows, locations, lookups.segments, lookups.vectors, lookups.scales)
         pooling = lookups.bags.pooling(distinct.inverse, locations)
         self._count_bytes(pooling, tally)
         if len(self._zero_rows) and (is_zero := np.isin(distinct.rows, self._zero_rows)).any():
             assert self.skipper is None, "not supported with skipping"
-            written = group_updates(lookups, locations, np.where(is_zero, books.SKIPPED, books.NOW).astype(np.uint8))
-            return GroupPlan(number, pooling, written.row_updates, moves, tally)
+            return GroupPlan(number, pooling, row_updates.take(np.flatnonzero(~is_zero)), moves, tally)
         if self.skipper is None:
-            row_updates = RowUpdates(distinct.rows, locations, lookups.segments, lookups.vectors, lookups.scales)
             return GroupPlan(number, pooling, row_updates, moves, tally, on_device=lookups.on_device)
         assert len(lookups.vectors) == lookups.segments[-1], "skipping needs the lookups by row on the host"
-        fates = self.skipper.decide(number, distinct, locations, tally)
-        updates = group_updates(lookups, locations, fates.fates)
-        deferred = updates.deferred(fates.summed, distinct.rows, locations)
-        for updated in (updates.now, *(() if fates.summed is None else (fates.summed.due,))):
-            self.slots.mark_dirty(updated, locations)
-        watched = fates.snapshots, deferred, self.skipper.watched_counts
-        return GroupPlan(number, pooling, updates.row_updates, moves, tally, *watched, lookups.on_device)
+        decision = self.skipper.decide(number, distinct, locations, tally)
+        if decision.deferred is None:
+            row_updates = row_updates.take(decision.written)
+        self.slots.mark_dirty(decision.written, locations)
+        followed = decision.snapshots, decision.deferred, self.skipper.watched_counts
+        return GroupPlan(number, pooling, row_updates, moves, tally, *followed, lookups.on_device)
 
     def commit_books(self, arrival: "Arrival", bags: Bags | None) -> tuple[Int64s, Int64s]:
         """Apply the decisions of `prepare` to the books without making a plan, for simulations.
@@ -169,8 +167,8 @@ class Planner:
         self._apply_moves(arrival)
         tally = arrival.tally
         if self.skipper is not None:
-            fates = self.skipper.decide(arrival.number, arrival.distinct, arrival.locations, tally).fates
-            self.slots.mark_dirty(np.flatnonzero(fates < books.WAITS), arrival.locations)
+            decision = self.skipper.decide(arrival.number, arrival.distinct, arrival.locations, tally)
+            self.slots.mark_dirty(decision.written, arrival.locations)
         pooling = None if bags is None else bags.pooling(arrival.distinct.inverse, arrival.locations)
         return tally, self._count_bytes(pooling, tally)
 

@@ -19,14 +19,14 @@ from adaptive.config import SkipConfig
 from adaptive.embeddings.planning.books import Tracker
 from adaptive.embeddings.planning.hot_set import AT_REST, JUDGED, SATURATED, WAITING, WATCHED, HotSet, WatchedRows
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.lookups import Distinct, Lookups
-from adaptive.embeddings.planning.plan import Deferred, Feedback, RowUpdates, Snapshots, WatchedCounts, no_rows
+from adaptive.embeddings.planning.lookups import Distinct
+from adaptive.embeddings.planning.plan import Deferred, Feedback, Int32s, Int64s, Snapshots, WatchedCounts, no_rows
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.row_stats import StatsSource
-from adaptive.kernels.planning import books, watched
+from adaptive.kernels.planning import watched
+from adaptive.kernels.planning.books import NOW
 from adaptive.policy import SkipRule, allowed
 
-Int64s = NDArray[np.int64]
 DROP_EVERY: Final = 16  # calls of the rule between two searches for inactive rows
 PATIENCE: Final = 8  # a row is inactive after so many times its usual distance between lookups
 FEW: Final = 16  # fewer inactive rows than this fraction of the set are not worth a pause of training
@@ -34,15 +34,6 @@ _NO_WAITS: NDArray[np.uint8] = np.zeros(2, [("waits", np.uint8), ("unused", np.u
     "waits"
 ]  # strided as in hot sets
 SUM_RECORD = np.dtype([("visits", np.uint32), ("waiting", np.uint32)])
-
-
-@dataclass(frozen=True)
-class SummedRows:
-    """The distinct rows of a batch whose gradients are added to sums, in order."""
-
-    entries: NDArray[np.int64]  # (n,)
-    due: NDArray[np.int64]  # (m,) distinct rows whose sum is applied after the batch
-    due_at: NDArray[np.int64]  # (m,) their positions among the n
 
 
 class DeferralBook:
@@ -64,9 +55,9 @@ class DeferralBook:
         watched_rows: WatchedRows,
         distinct: Distinct,
         accesses: NDArray[np.uint32],
-        fates: NDArray[np.uint8],
+        outputs: tuple[NDArray[np.uint8], Int32s, Int32s, Int32s],
         waits: NDArray[np.uint8],
-    ) -> SummedRows:
+    ) -> tuple[int, int]:
         """Decide which watched rows accumulate their gradients, and which sums are due.
 
         Visits are counted from the first batch, but nothing is deferred during the rule's warm-up.
@@ -76,18 +67,18 @@ class DeferralBook:
             watched_rows: of the batch.
             distinct: rows of the batch (U,).
             accesses: (all rows,) lookups so far.
-            fates: (U,) read and updated.
+            outputs: fates (U,), read and updated; `summed`, `entries` and `due` of `Deferred`, with room for all
+                watched rows.
             waits: (entries,) the rule's answers - 1, if the rule is called.
+
+        Returns:
+            The numbers of `summed` and `due`.
         """
-        rule, size = self._rule, len(watched_rows.places)
-        summed = SummedRows(*np.empty((3, size), np.int64))
-        at_most = self._at_most(number)
-        books_of_sums, answers = (self.visits, self.waiting), (waits if rule.asks else _NO_WAITS, rule.asks)
+        rule, answers = self._rule, (waits if self._rule.asks else _NO_WAITS, self._rule.asks)
         rows = distinct.rows, watched_rows.places, watched_rows.entries, distinct.counts, accesses
-        count, num_due = watched.defer_visits(
-            *rows, rule.every, at_most, *answers, *books_of_sums, fates, summed.entries, summed.due, summed.due_at
-        )
-        return SummedRows(summed.entries[:count], summed.due[:num_due], summed.due_at[:num_due])
+        k = rule.every, self._at_most(number)
+        num_summed, num_due = watched.defer_visits(*rows, *k, *answers, self.visits, self.waiting, *outputs)
+        return int(num_summed), int(num_due)
 
     def _at_most(self, number: int) -> int:
         """Upper limit for k in batch `number`: `at_most` of the rule, within a guard's allowance."""
@@ -119,12 +110,12 @@ class DeferralBook:
 
 
 @dataclass(frozen=True)
-class Fates:
-    """The fates of a batch's distinct rows (U,), with due snapshots and sums."""
+class Decision:
+    """The fates of the gradients of a batch's distinct rows, and the snapshots that are due."""
 
-    fates: NDArray[np.uint8]  # (U,)
+    written: Int32s  # (n,) distinct rows that the batch updates
+    deferred: Deferred | None  # None: no gradient is accumulated
     snapshots: Snapshots | None
-    summed: SummedRows | None
 
 
 class Skipper:
@@ -192,22 +183,27 @@ class Skipper:
         """Number of entries, from the first, whose movement is measured."""
         return min(self._capacity, self._policy_caller.most_snapshots)
 
-    def decide(self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s) -> Fates:
-        """Decide the fates of a batch's distinct rows, at `locations` (U,); count them in `tally`."""
+    def decide(self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s) -> Decision:
+        """Decide what happens to the gradients of a batch's distinct rows, at `locations` (U,); count in `tally`."""
         self._turn_to(number)
         self._apply_allowance()
         rows, counts, accesses = distinct.rows, distinct.counts, self._tracker.accesses
         watched_rows = self.hot.admit(rows, accesses)
-        fates, snapshots, summed = np.zeros(len(rows), np.uint8), None, None
-        if self._rule.watches or self._rule.leaves_out:
-            due = self.hot.visit(watched_rows, counts, locations, fates)
-            snapshots = due if self._rule.watches else None
-        elif self.num_snapshots:
-            snapshots = self.hot.visit(watched_rows.first(self.num_snapshots), counts, locations, fates)
+        fates, (written, summed, entries, due) = np.full(len(rows), NOW, np.uint8), np.empty((4, len(rows)), np.int32)
+        snapshots = None
+        if self._rule.leaves_out or self.num_snapshots:
+            most = self._capacity if self._rule.leaves_out else self.num_snapshots
+            due_snapshots = self.hot.visit(watched_rows, most, counts, locations, fates)
+            snapshots = due_snapshots if self.num_snapshots else None
+        num_summed = num_due = 0
         if self.deferral is not None:
-            summed = self.deferral.decide(number, watched_rows, distinct, accesses, fates, self.hot.waits)
-        watched.count_skipped(distinct.table_ends, counts, fates, tally)
-        return Fates(fates, snapshots, summed)
+            outputs, waits = (fates, summed, entries, due), self.hot.waits
+            num_summed, num_due = self.deferral.decide(number, watched_rows, distinct, accesses, outputs, waits)
+        summed, entries, due = summed[:num_summed], entries[:num_summed], due[:num_due]
+        num_now = watched.divide_rows(distinct.table_ends, counts, fates, (summed, due), written, tally)
+        now, written = written[:num_now], written[: num_now + num_due]
+        deferred = Deferred(now, summed, entries, due, written, rows[written]) if num_summed else None
+        return Decision(written, deferred, snapshots)
 
     def ask(self, number: int) -> None:
         """Call the rule about all watched rows, before batch `number` is planned."""
@@ -297,56 +293,3 @@ class Skipper:
         tables, size = self._group.tables_of(hot.rows[entries]), len(self._group.tables)
         counted = [hot.counted[entries] & bit > 0 for bit in (WATCHED, JUDGED, SATURATED, WAITING, AT_REST)]
         self.watched_counts = WatchedCounts(*(np.bincount(tables[chosen], minlength=size) for chosen in counted))
-
-
-@dataclass(frozen=True)
-class UpdatesByFate:
-    """The rows of a batch to update now and later, as positions among its distinct rows."""
-
-    row_updates: RowUpdates  # of the rows `now`
-    now: Int64s
-    later: Int64s
-    segments: Int64s  # of the rows `later`, as in `RowUpdates`
-    vectors: NDArray[np.int32]
-    scales: NDArray[np.float32]
-
-    def deferred(self, summed: SummedRows | None, rows: Int64s, locations: Int64s) -> Deferred | None:
-        """The rows `later` for the plan, or None, from all distinct rows and locations."""
-        if summed is None or not len(summed.entries):
-            return None
-        row_updates = RowUpdates(rows[self.later], summed.entries, self.segments, self.vectors, self.scales)
-        entries = summed.entries[summed.due_at]
-        return Deferred(row_updates, summed.due_at, rows[summed.due], locations[summed.due], entries)
-
-
-def group_updates(lookups: Lookups, locations: Int64s, fates: NDArray[np.uint8]) -> UpdatesByFate:
-    """Group a batch's lookups by fate.
-
-    Args:
-        lookups: of the batch.
-        locations: (U,) of its distinct rows.
-        fates: (U,), or empty: every row is updated now. See `kernels.planning.books`.
-    """
-    rows, segments, vectors, scales = lookups.distinct.rows, lookups.segments, lookups.vectors, lookups.scales
-    num_rows = len(rows)
-    if not fates.any():
-        row_updates = RowUpdates(rows, locations, segments, vectors, scales)
-        return UpdatesByFate(row_updates, np.arange(num_rows), rows[:0], segments[-1:] * 0, vectors[:0], scales[:0])
-    updated, chosen_segments = np.empty(num_rows, np.int64), np.empty(num_rows + 1, np.int64)
-    chosen_vectors, chosen_scales = np.empty_like(vectors), np.empty_like(scales)
-    count, first = books.choose_segments(
-        segments, vectors, scales, fates, updated, chosen_segments, chosen_vectors, chosen_scales
-    )
-    now, middle, end = updated[:first], int(chosen_segments[first]), int(chosen_segments[count])
-    chosen_scales = chosen_scales[:end] if len(scales) else scales
-    row_updates = RowUpdates(
-        rows[now], locations[now], chosen_segments[: first + 1], chosen_vectors[:middle], chosen_scales[:middle]
-    )
-    return UpdatesByFate(
-        row_updates,
-        now,
-        updated[first:count],
-        chosen_segments[first : count + 1] - middle,
-        chosen_vectors[middle:end],
-        chosen_scales[middle:],
-    )

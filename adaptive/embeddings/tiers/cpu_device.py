@@ -35,7 +35,9 @@ class CpuRows:
     def __init__(self, host: HostTier, num_slots: int = 0, fill: float = 0.0) -> None:
         self._host = host
         self.use(host.optimizer)
-        self.scratch = update_scratch(max(numba.get_num_threads(), 1), host.weights.shape[1])
+        threads, width = max(numba.get_num_threads(), 1), host.weights.shape[1]
+        self.scratch = update_scratch(threads, width)
+        self._sum_scratch = update_scratch(threads * deferred_kernels.BLOCK, width + 1)
         self.resize(num_slots, fill)
 
     def use(self, optimizer: RowOptimizer) -> None:
@@ -70,6 +72,7 @@ class CpuRows:
 
     def defer(
         self,
+        row_updates: RowUpdates,
         deferred: Deferred,
         gradients: Floats,
         number: int,
@@ -77,16 +80,17 @@ class CpuRows:
         squares: Floats,
         pending: NDArray[np.bool_],
     ) -> Floats:
-        """Add gradients (V, D) to sums (H, D) and squares (H, S), and apply those that are due.
+        """`update`, or add gradients (V, D) to sums (H, D) and squares (H, S), and apply those that are due.
 
         pending (H,) marks the entries with a sum. Returns the L2 norms (n,) of the updates.
         """
-        added = deferred.row_updates
-        norms, keys = np.empty(len(deferred.due_rows), np.float32), self._host.rounding_keys(deferred.due_rows, number)
-        self._decay(deferred.due_locations, keys)
-        gradient_sums = added.locations, added.segments, added.vectors, added.scales, gradients, sums, squares, pending
-        due = deferred.due_at, deferred.due_locations, deferred.due_entries
-        deferred_kernels.defer(*gradient_sums, *due, *self._tables, *self._rule, keys, norms, self.scratch)
+        norms, keys = np.empty(len(deferred.rows), np.float32), self._host.rounding_keys(deferred.rows, number)
+        if self._decay_factor != 1:
+            self._decay(row_updates.locations[deferred.written], keys)
+        divided = deferred.now, deferred.summed, deferred.entries, deferred.due
+        lookups = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales
+        tables, results = (sums, squares, pending, *self._tables), (keys, norms, self._sum_scratch)
+        deferred_kernels.defer(*divided, *lookups, gradients, *tables, *self._rule, *results)
         return norms
 
     def apply_sums(
@@ -204,12 +208,12 @@ class CpuDevice(DeviceTier):
     def use(self, optimizer: RowOptimizer) -> None:
         self._rows.use(optimizer)
 
-    def update(self, row_updates: RowUpdates, gradients: Tensor, number: int) -> Later:
-        norms = self._rows.update(row_updates, gradients.numpy(), number)
-        return lambda: norms
-
-    def defer(self, deferred: Deferred, gradients: Tensor, number: int) -> Later:
-        norms = self._rows.defer(deferred, gradients.numpy(), number, self._sums, self._squares, self._pending)
+    def update(self, row_updates: RowUpdates, deferred: Deferred | None, gradients: Tensor, number: int) -> Later:
+        if deferred is None:
+            norms = self._rows.update(row_updates, gradients.numpy(), number)
+        else:
+            sums = self._sums, self._squares, self._pending
+            norms = self._rows.defer(row_updates, deferred, gradients.numpy(), number, *sums)
         return lambda: norms
 
     def apply_waiting(self, entries: Int64s, weights: Rows, state: Rows) -> None:

@@ -116,15 +116,14 @@ class DeviceTier(ABC):
         """
 
     @abstractmethod
-    def update(self, row_updates: RowUpdates, gradients: Tensor, number: int) -> Later:
-        """Update rows from the vectors' gradients (V, D); return the L2 norms (U,) of the updates.
+    def update(self, row_updates: RowUpdates, deferred: Deferred | None, gradients: Tensor, number: int) -> Later:
+        """Update rows from the vectors' gradients (V, D), or add these to sums and apply those that are due.
 
         number: of the batch, for stochastic rounding.
-        """
 
-    @abstractmethod
-    def defer(self, deferred: Deferred, gradients: Tensor, number: int) -> Later:
-        """Add gradients to sums, apply the sums that are due; return the updates' L2 norms (n,)."""
+        Returns:
+            (n,) L2 norms of the updates, in the order of `GroupPlan.written`.
+        """
 
     @abstractmethod
     def apply_waiting(self, entries: Int64s, weights: Rows, state: Rows) -> None:

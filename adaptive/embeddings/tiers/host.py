@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from adaptive.embeddings.planning.books import NO_RESERVE, shares
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.plan import RowUpdates
+from adaptive.embeddings.planning.plan import GroupPlan
 from adaptive.kernels.rows.cpu import initial, move, rounding, steps
 from adaptive.kernels.scratch import empty_rows
 from adaptive.kernels.vector.bfloat16 import BFLOAT16, NO_KEYS, number_as_stored
@@ -97,8 +97,8 @@ class HostTier(ABC):
         self.write(rows, weights, state)
 
     @abstractmethod
-    def expect(self, row_updates: RowUpdates) -> None:
-        """Announce that a batch will soon use rows in place, for tiers that can prefetch them."""
+    def expect(self, plan: GroupPlan) -> None:
+        """Announce that a batch will soon update rows in place, for tiers that can prefetch them."""
 
     def rounding_keys(self, rows: Int64s, number: int) -> NDArray[np.uint64]:
         """Return the keys (n,) that round owned rows (n,) in batch `number`; empty: to nearest, or nothing to round."""
@@ -202,7 +202,7 @@ class MemoryHost(HostTier):
         else:
             move.copy_shares(bounds, to_weights, to_state, to_rows, weights, state, rows)
 
-    def expect(self, row_updates: RowUpdates) -> None:
+    def expect(self, plan: GroupPlan) -> None:
         pass
 
     def store_initial(self, rows: Int64s) -> None:

@@ -18,7 +18,7 @@ from typing import NoReturn
 import numpy as np
 
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.plan import RowUpdates
+from adaptive.embeddings.planning.plan import GroupPlan
 from adaptive.embeddings.tiers.host import Floats, HostTier, Int64s, Rows
 from adaptive.errors import ConfigError, StorageError
 from adaptive.kernels import file_records as records
@@ -103,9 +103,9 @@ class FileHost(HostTier):
                 self._write_runs()
                 done += staged
 
-    def expect(self, row_updates: RowUpdates) -> None:
+    def expect(self, plan: GroupPlan) -> None:
         if len(self.weights):
-            rows = np.sort(row_updates.rows[row_updates.locations < 0])
+            rows = np.sort(plan.written_rows[plan.written_locations < 0])
             with self._lock:
                 self._must_work()
                 records.expect(self._fd, rows, self._row_bytes)

@@ -406,42 +406,6 @@ def use_rows_on_host(missing, rows, counts, batch, codes, accesses, locations, f
 
 
 @kernel()
-def choose_segments(segments, vectors, scales, fates, updated, chosen_segments, chosen_vectors, chosen_scales):
-    """Copy the segments of rows updated now, then of rows with a sum; drop skipped rows.
-
-    fates (U,) uint8. Outputs, in the sizes of the inputs: updated int64 the remaining distinct rows; chosen_segments
-    int64, chosen_vectors int32, chosen_scales float32 (N,), or empty as `scales`. Returns the numbers of remaining rows
-    and of rows updated now.
-    """
-    now = now_lookups = 0
-    for u in range(fates.size):
-        is_now = fates[u] == NOW
-        now += is_now
-        now_lookups += is_now * (segments[u + 1] - segments[u])
-    row_now, row_summed, first_now, first_summed = 0, now, 0, now_lookups
-    for u in range(fates.size):
-        if fates[u] == SKIPPED:
-            continue
-        is_now = fates[u] == NOW
-        row, first = (row_now, first_now) if is_now else (row_summed, first_summed)
-        start, size = segments[u], segments[u + 1] - segments[u]
-        updated[at(row)], chosen_segments[at(row)] = u, first
-        for i in range(size):
-            chosen_vectors[at(first + i)] = vectors[at(start + i)]
-        if scales.size > 0:
-            for i in range(size):
-                chosen_scales[at(first + i)] = scales[at(start + i)]
-        if is_now:
-            row_now += 1
-            first_now += size
-        else:
-            row_summed += 1
-            first_summed += size
-    chosen_segments[row_summed] = first_summed
-    return row_summed, now
-
-
-@kernel()
 def mark_dirty(updated, locations, slot_flags):
     """Set DIRTY for the slots of the distinct rows `updated`."""
     for i in range(updated.size):

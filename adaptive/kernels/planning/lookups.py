@@ -324,6 +324,24 @@ def fill_segments(inverse, counts, first, bag_starts, bag_vectors, segments, vec
 
 
 @kernel()
+def take_segments(chosen, lookups, taken):
+    """Copy the lookups of the rows `chosen` (n,): segments (U + 1,), vectors (N,) and scales (N,), or empty.
+
+    taken: receives the same of these rows, with room for N lookups.
+    """
+    (segments, vectors, scales), (taken_segments, taken_vectors, taken_scales), place = lookups, taken, 0
+    for i in range(chosen.size):
+        u = at(chosen[i])
+        taken_segments[i] = place
+        for p in range(segments[u], segments[u + ONE]):
+            taken_vectors[at(place)] = vectors[at(p)]
+            if scales.size > 0:
+                taken_scales[at(place)] = scales[at(p)]
+            place += 1
+    taken_segments[chosen.size] = place
+
+
+@kernel()
 def one_each(bag_starts, first, num_lookups):
     """True if every bag has one lookup, from the lookup `first` on."""
     if bag_starts.size != num_lookups + 1:

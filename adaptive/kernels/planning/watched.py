@@ -10,10 +10,10 @@ is in another.
 import numpy as np
 
 from adaptive.counters import Counter
-from adaptive.kernels.jit import kernel
-from adaptive.kernels.planning.books import DUE, MOST_ACCESSES, SKIPPED, WAITS
+from adaptive.kernels.jit import at, kernel
+from adaptive.kernels.planning.books import DUE, MOST_ACCESSES, NOW, SKIPPED, WAITS
 from adaptive.kernels.planning.lookups import HASH, S32
-from adaptive.kernels.vector.row_ops import AHEAD, prefetch_item
+from adaptive.kernels.vector.row_ops import prefetch_item
 
 
 @kernel()
@@ -40,6 +40,8 @@ SKIPPED_UPDATES, SKIPPED_LOOKUPS = int(Counter.SKIPPED_UPDATES), int(Counter.SKI
 DEFERRED_UPDATES = int(Counter.DEFERRED_UPDATES)
 ONE = np.uint64(1)
 MOST_VISITS = 2**16 - 1  # between two snapshots, as the books have room for
+BLOCK = 256  # rows whose places in a hash table are prefetched together; 64 to 512 measure the same
+AHEAD = 64  # records to prefetch, each in its own cache line; 16 takes 1.6 times as long
 SHORTER = 4  # the first interval is shorter by 2**SHORTER, the second by half of that, and so on
 
 
@@ -55,29 +57,30 @@ def find_entries(rows, accesses, min_accesses, keys, values, entry_rows, num_ent
 
     rows (U,) int64; keys int64 (-1 = empty) and values int32 are the hot set's hash table, a power of two; entry_rows
     (H,) int64. Outputs, of length U: places and entries of the watched rows. Returns the numbers of entries and of
-    watched rows.
+    watched rows. Rows are looked up in blocks, so that their places in the table are in the cache by then.
     """
-    candidates = 0
-    for u in range(rows.size):
-        places[candidates] = u
-        candidates += accesses[np.uint64(rows[u])] >= min_accesses
     mask = np.uint64(keys.size - 1)
     count = 0
-    for i in range(candidates):
-        if i + AHEAD < candidates:
-            prefetch_item(keys, home(rows[places[i + AHEAD]], mask))
-        u = places[i]
-        row = rows[u]
-        h = home(row, mask)
-        while keys[h] != row and keys[h] != -1:
-            h = (h + ONE) & mask
-        if (keys[h] == -1) & (num_entries < entry_rows.size):
-            keys[h] = row
-            values[h] = num_entries
-            entry_rows[num_entries] = row
-            num_entries += 1
-        places[count], entries[count] = u, values[h]
-        count += keys[h] == row
+    for begin in range(0, rows.size, BLOCK):
+        last = count
+        for u in range(begin, min(begin + BLOCK, rows.size)):
+            places[at(last)] = u  # if the row has too few lookups, the next one is written over it
+            last += accesses[at(rows[at(u)])] >= min_accesses
+        for i in range(count, last):
+            prefetch_item(keys, home(rows[at(places[at(i)])], mask))
+        for i in range(count, last):
+            u = places[at(i)]
+            row = rows[at(u)]
+            h = home(row, mask)
+            while keys[h] != row and keys[h] != -1:
+                h = (h + ONE) & mask
+            if (keys[h] == -1) & (num_entries < entry_rows.size):
+                keys[h] = row
+                values[h] = num_entries
+                entry_rows[num_entries] = row
+                num_entries += 1
+            places[at(count)], entries[at(count)] = u, values[h]
+            count += keys[h] == row
     return num_entries, count
 
 
@@ -97,6 +100,7 @@ def lookup_entries(rows, keys, values, entries):
 def visit_entries(
     places,
     entries,
+    most_entries,
     counts,
     locations,
     min_accesses,
@@ -107,26 +111,27 @@ def visit_entries(
     entry_saturated,
     entry_skipped,
     fates,
-    due_locations,
-    due_entries,
-    has_earlier,
-    due_accesses,
-    due_visits,
+    due,
+    chosen,
 ):
-    """Count the lookups of watched rows, mark saturated ones, and list due snapshots.
+    """Count the lookups of watched rows, mark saturated ones, and list due snapshots, of entries below `most_entries`.
 
     A snapshot is due when a row is first seen (entry_visits int32 is -1), and after `min_accesses` lookups in
     `min_visits` batches since the latest one; the first intervals are shorter (entry_snapshots uint8 counts them). It
     is taken after the batch's update. So an update skipped in this batch, or since the latest snapshot (entry_skipped),
     makes the movement unknown.
 
-    Outputs: fates (U,) uint8, SKIPPED where saturated; of the due snapshots, in order: location int64, entry int32,
-    has_earlier (bool: an earlier snapshot exists and every update since then was written), accesses and visits int64
-    since then. Returns the number of due snapshots.
+    Outputs: fates (U,) uint8, SKIPPED where saturated; due: of the due snapshots, in order, location int64, entry
+    int32, has_earlier (bool: an earlier snapshot exists and every update since then was written), accesses and visits
+    int64 since then. chosen (n,) int32 is scratch. Returns the number of due snapshots.
     """
-    num_due = 0
-    for i in range(places.size):
-        u, entry = places[i], entries[i]
+    due_locations, due_entries, has_earlier, due_accesses, due_visits = due
+    num_due = num_chosen = 0
+    for i in range(places.size):  # without branches, which would be unpredictable
+        chosen[at(num_chosen)] = i
+        num_chosen += entries[i] < most_entries
+    for j in range(num_chosen):
+        u, entry = places[at(chosen[at(j)])], entries[at(chosen[at(j)])]
         seen = min(np.int64(entry_accesses[entry]) + np.int64(counts[u]), MOST_ACCESSES)
         first = entry_visits[entry] < 0
         visits = min(max(entry_visits[entry], 0) + 1, MOST_VISITS)
@@ -163,55 +168,64 @@ def defer_visits(
     visits,
     waiting,
     fates,
+    summed,
     summed_entries,
     due,
-    due_at,
 ):
     """Decide which watched rows accumulate their gradients; see `policy.SkipRule`.
 
     accesses (all rows,) lookups so far; visits and waiting (H,) uint32 are the books; rule_waits (H,) uint8: the rule's
-    answers - 1, used if `by_rule`. Outputs: fates (U,) uint8 of rows with a sum; summed_entries int64 their entries; of
-    sums applied after this batch, due int64 (distinct rows) and due_at int64 (positions in summed_entries). Returns the
-    numbers of summed and due rows.
+    answers - 1, used if `by_rule`. Outputs: fates (U,) uint8 of rows with a sum; summed int32 (distinct rows) and
+    summed_entries int32; due int32: positions in `summed` of the sums applied after this batch. Returns the numbers of
+    summed and due rows.
     """
     num_summed = num_due = 0
     for i in range(places.size):
         if i + AHEAD < places.size:
-            prefetch_item(visits, entries[i + AHEAD])
-        u, entry = places[i], entries[i]
+            prefetch_item(visits, entries[at(i + AHEAD)])
+        u, entry = at(places[at(i)]), at(entries[at(i)])
         if fates[u] == SKIPPED:
             continue
-        if visits[entry] == 0:  # just admitted: estimate its visits from its lookups at this batch's rate
-            visits[entry] = max(np.int64(accesses[rows[u]]) // np.int64(counts[u]), 1)
-        else:
-            visits[entry] += np.uint32(1)
-        waited = np.int64(waiting[entry])
-        waits = (waited + 1 < at_most) & ((waited + 2) * every <= np.int64(visits[entry]))  # waited + 1 < k
+        visited, waited = np.int64(visits[entry]) + 1, np.int64(waiting[entry])
+        if visited == 1:  # just admitted: estimate its visits from its lookups at this batch's rate
+            visited = max(np.int64(accesses[at(rows[u])]) // np.int64(counts[u]), np.int64(1))
+        waits = (waited + 1 < at_most) & ((waited + 2) * every <= visited)  # waited + 1 < k
         if by_rule:
             waits = waits & (waited < np.int64(rule_waits[entry]))
         is_due = ~waits & (waited > 0)
-        waiting[entry] = waits * (waited + 1)
+        visits[entry], waiting[entry] = visited, waits * (waited + 1)
         fates[u] = WAITS * waits + DUE * is_due
         # Written for every row and counted for some: unpredictable branches would take most of the time.
-        due[num_due], due_at[num_due] = u, num_summed
+        due[at(num_due)] = num_summed
         num_due += is_due
-        summed_entries[num_summed] = entry
+        summed[at(num_summed)], summed_entries[at(num_summed)] = u, entry
         num_summed += waits | is_due
     return num_summed, num_due
 
 
 @kernel()
-def count_skipped(table_ends, counts, fates, tally):
-    """Add to tally (T, counters) the rows not written, their lookups, and deferred rows."""
-    first = 0
+def divide_rows(table_ends, counts, fates, deferred, written, tally):
+    """List the distinct rows that are updated now, ascending, and then those of the sums due; return the number now.
+
+    written (U,) int32 receives them; deferred: summed and due, see `defer_visits`. Adds to tally (T, counters) the
+    rows not written, their lookups, and deferred rows.
+    """
+    summed, due = deferred
+    first = num_now = 0
     for table in range(table_ends.size):
         updates = lookups = waiting = 0
         for u in range(first, table_ends[table]):
-            is_skipped = fates[u] >= WAITS
+            fate = fates[at(u)]
+            is_skipped = fate >= WAITS
             updates += is_skipped
-            lookups += is_skipped * counts[u]
-            waiting += fates[u] == WAITS
+            lookups += is_skipped * counts[at(u)]
+            waiting += fate == WAITS
+            written[at(num_now)] = u  # if it is not, the next one is written over it
+            num_now += fate == NOW
         tally[table, SKIPPED_UPDATES] += updates
         tally[table, SKIPPED_LOOKUPS] += lookups
         tally[table, DEFERRED_UPDATES] += waiting
         first = table_ends[table]
+    for i in range(due.size):
+        written[at(num_now + i)] = summed[at(due[i])]
+    return num_now

@@ -41,7 +41,7 @@ class WatchedRows:
         self.number = number + 1
         fates = np.zeros(len(rows), np.uint8)
         mine = self.hot.admit(looked_up, self.accesses)
-        snapshots = self.hot.visit(mine, times, 10 * looked_up, fates)
+        snapshots = self.hot.visit(mine, self.hot.capacity, times, 10 * looked_up, fates)
         return fates == SKIPPED, snapshots
 
     def measure(self, snapshots: Snapshots, *drifts: float) -> None:

@@ -415,18 +415,18 @@ def visits(book: DeferralBook, count: int, *, first: int = 0, accesses: int = 1,
     """
     story = ""
     for number in range(first, first + count):
-        fates = np.zeros(1, np.uint8)
-        summed = book.decide(
+        fates, (summed, entries, due) = np.zeros(1, np.uint8), np.full((3, 1), 9, np.int32)
+        counts = book.decide(
             number,
             WatchedRows(np.zeros(1, np.int32), np.zeros(1, np.int32)),
             distinct(1),
             np.array([0, 0, 0, accesses], np.uint32),
-            fates,
+            (fates, summed, entries, due),
             np.full(1, max(answer, 1) - 1, np.uint8),
         )
         story += {NOW: ".", WAITS: "w", DUE: "A"}[int(fates[0])]
-        assert summed.entries.tolist() == [0] * (story[-1] != ".")
-        assert summed.due.tolist() == summed.due_at.tolist() == [0] * (story[-1] == "A")
+        assert counts == (story[-1] != ".", story[-1] == "A")
+        assert summed[0] == entries[0] == due[0] == 0
     return story
 
 
@@ -449,24 +449,26 @@ def test_a_row_admitted_late_gets_visits_by_its_current_rate() -> None:
 def test_saturated_and_unwatched_rows_count_no_visit() -> None:
     """Of three distinct rows the first is not watched and the last is saturated: only entry 1, the second's, visits."""
     mine = DeferralBook(3, waits(every=4, at_most=3))
-    fates = np.array([NOW, NOW, SKIPPED], np.uint8)
+    fates, lists = np.array([NOW, NOW, SKIPPED], np.uint8), tuple(np.full((3, 3), 9, np.int32))
     watched = WatchedRows(np.array([1, 2], np.int32), np.array([1, 0], np.int32))
-    summed = mine.decide(5, watched, distinct(3), np.full(3, 99, np.uint32), fates, np.zeros(3, np.uint8))
+    accesses, rows = np.full(3, 99, np.uint32), distinct(3)
+    assert mine.decide(5, watched, rows, accesses, (fates, *lists), np.zeros(3, np.uint8)) == (1, 0)
     assert fates.tolist() == [NOW, WAITS, SKIPPED]
-    assert (summed.entries.tolist(), summed.due.tolist()) == ([1], [])
+    assert [array[0] for array in lists[:2]] == [1, 1]
     assert mine.visits.tolist() == [0, 99, 0]
 
 
-def test_due_rows_are_given_by_row_and_by_sum() -> None:
+def test_rows_with_a_sum_and_those_due_are_listed() -> None:
     mine = DeferralBook(4, waits(every=1, at_most=2))
     mine.visits[:] = 50
     mine.waiting[:] = [0, 1, 0, 1]
-    fates = np.zeros(6, np.uint8)
+    fates, (summed, entries, due) = np.zeros(6, np.uint8), np.full((3, 6), 9, np.int32)
     watched = WatchedRows(np.array([0, 2, 3, 5], np.int32), np.array([2, 1, 0, 3], np.int32))
-    summed = mine.decide(0, watched, distinct(6), np.zeros(6, np.uint32), fates, np.zeros(6, np.uint8))
+    lists, accesses = (fates, summed, entries, due), np.zeros(6, np.uint32)
+    assert mine.decide(0, watched, distinct(6), accesses, lists, np.zeros(6, np.uint8)) == (4, 2)
     assert fates.tolist() == [WAITS, NOW, DUE, WAITS, NOW, DUE]
-    assert summed.entries.tolist() == [2, 1, 0, 3]
-    assert (summed.due.tolist(), summed.due_at.tolist()) == ([2, 5], [1, 3])
+    assert (summed[:4].tolist(), entries[:4].tolist()) == ([0, 2, 3, 5], [2, 1, 0, 3])
+    assert due[:2].tolist() == [1, 3]
     assert mine.waiting.tolist() == [1, 0, 1, 0]
 
 

@@ -409,52 +409,6 @@ def test_mark_next_access_from_the_farthest_batch_to_the_nearest(choose: Choose)
     assert following.tolist() == [8, 7]
 
 
-# --- what a batch's look-ups become ---------------------------------------------------------------------------------
-
-
-def choose_of(choose: Choose, segments: Any, fates: Any, *, scaled: bool) -> tuple[Any, ...]:
-    """(updated, how many of them now, their look-ups) of look-ups that fill vector 10 * look-up, scaled by it."""
-    num_lookups, num_rows = segments[-1], len(fates)
-    vectors = np.arange(num_lookups, dtype=np.int32) * 10
-    scales = vectors.astype(np.float32) if scaled else np.zeros(0, np.float32)
-    updated, chosen = np.full(num_rows, -9), np.full(num_rows + 1, -9)
-    chosen_vectors, chosen_scales = np.full_like(vectors, -9), np.full_like(scales, -9)
-    kept, now = choose(books.choose_segments)(
-        ints(*segments), vectors, scales, np.array(fates, np.uint8), updated, chosen, chosen_vectors, chosen_scales
-    )
-    if scaled:
-        assert chosen_scales.tolist() == chosen_vectors.tolist()
-    spans = itertools.pairwise(chosen[: kept + 1])
-    return updated[:kept].tolist(), now, [(chosen_vectors[a:b] // 10).tolist() for a, b in spans]
-
-
-@both
-@pytest.mark.parametrize("scaled", [False, True])
-def test_rows_that_are_skipped_go_and_those_with_a_sum_come_last(choose: Choose, scaled: bool) -> None:
-    """Four rows with 2, 1, 3 and 1 look-ups."""
-    now, due, waits, skipped = books.NOW, books.DUE, books.WAITS, books.SKIPPED
-    segments = (0, 2, 3, 6, 7)
-    look_ups = [[0, 1], [2], [3, 4, 5], [6]]
-    assert choose_of(choose, segments, [now] * 4, scaled=scaled) == ([0, 1, 2, 3], 4, look_ups)
-    mixed = choose_of(choose, segments, [waits, now, skipped, due], scaled=scaled)
-    assert mixed == ([1, 0, 3], 1, [[2], [0, 1], [6]])
-    assert choose_of(choose, segments, [skipped] * 4, scaled=scaled) == ([], 0, [])
-    assert choose_of(choose, (0,), [], scaled=scaled) == ([], 0, [])
-
-
-@both
-@settings(max_examples=60, deadline=None)
-@given(rows=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=12), scaled=st.booleans())
-def test_chosen_segments_equal_the_twin(choose: Choose, rows: list[tuple[int, int]], scaled: bool) -> None:
-    """rows: (look-ups, fate) of each."""
-    segments = [0, *itertools.accumulate(size for size, _ in rows)]
-    now = [u for u, (_, fate) in enumerate(rows) if fate == books.NOW]
-    later = [u for u, (_, fate) in enumerate(rows) if fate in (books.DUE, books.WAITS)]
-    updated, first, look_ups = choose_of(choose, segments, [fate for _, fate in rows], scaled=scaled)
-    assert (updated, first) == (now + later, len(now))
-    assert look_ups == [list(range(segments[u], segments[u + 1])) for u in updated]
-
-
 @pytest.mark.parametrize("threads", [2, 3, 5])
 @pytest.mark.parametrize("num_slots", [60, 100])
 def test_threads_that_share_a_batch_plan_the_same(

@@ -219,6 +219,39 @@ def test_groups_equal_the_twin(choose: Choose, data: st.DataObject, sizes: list[
     assert origins == (in_order if scaled else [])
 
 
+def take(choose: Choose, chosen: list[int], segments: list[int], *, scaled: bool) -> list[list[int]]:
+    """The look-ups of each chosen row; look-up p fills vector 10 * p, scaled by it."""
+    vectors = np.arange(segments[-1], dtype=np.int32) * 10
+    scales = vectors.astype(np.float32) if scaled else np.zeros(0, np.float32)
+    taken, taken_vectors, taken_scales = np.full(len(chosen) + 1, -9), np.full_like(vectors, -9), scales - 9
+    outputs = taken, taken_vectors, taken_scales
+    choose(lookups.take_segments)(ints(*chosen), (ints(*segments), vectors, scales), outputs)
+    if scaled:
+        assert taken_scales[: taken[-1]].tolist() == taken_vectors[: taken[-1]].tolist()
+    return [(taken_vectors[a:b] // 10).tolist() for a, b in itertools.pairwise(taken)]
+
+
+@both
+@pytest.mark.parametrize("scaled", [False, True])
+def test_look_ups_of_chosen_rows(choose: Choose, scaled: bool) -> None:
+    """Four rows with 2, 1, 3 and 1 look-ups."""
+    assert take(choose, [1, 2], [0, 2, 3, 6, 7], scaled=scaled) == [[2], [3, 4, 5]]
+    assert take(choose, [0, 3], [0, 2, 3, 6, 7], scaled=scaled) == [[0, 1], [6]]
+    assert take(choose, [], [0, 2, 3, 6, 7], scaled=scaled) == []
+    assert take(choose, [], [0], scaled=scaled) == []
+
+
+@both
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=12), scaled=st.booleans())
+def test_look_ups_of_any_chosen_rows(choose: Choose, rows: list[tuple[int, bool]], scaled: bool) -> None:
+    """rows: (look-ups, True if chosen) of each."""
+    segments = [0, *itertools.accumulate(size for size, _ in rows)]
+    chosen = [u for u, (_, is_chosen) in enumerate(rows) if is_chosen]
+    expected = [list(range(segments[u], segments[u + 1])) for u in chosen]
+    assert take(choose, chosen, segments, scaled=scaled) == expected
+
+
 @pytest.mark.parametrize(
     ("starts", "expected"), [([0], True), ([0, 1, 2], True), ([0, 2, 2], False), ([0, 0, 2], False)]
 )

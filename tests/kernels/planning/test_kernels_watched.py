@@ -71,7 +71,8 @@ def test_a_snapshot_is_due_after_lookups_and_visits(choose: Choose) -> None:
     due = np.full(3, -9), np.full(3, -9, np.int32), np.zeros(3, np.bool_), np.full(3, -9), np.full(3, -9)
     settled = np.full(3, watched.SHORTER + 1, np.uint8)
     books = visits, accesses, settled, saturated, left_out
-    arguments = i32(0, 2, 3), i32(1, 2, 0), i32(1, 2, 3, 4), ints(50, 51, ~2, 53), 12, 3, *books, fates, *due
+    rows = i32(0, 2, 3), i32(1, 2, 0), 3, i32(1, 2, 3, 4), ints(50, 51, ~2, 53)
+    arguments = *rows, 12, 3, *books, fates, due, i32(9, 9, 9)
     assert choose(watched.visit_entries)(*arguments) == 2
     expected = [[50, 53], [1, 0], [False, False], [12, 4], [3, 1]]  # entry 1 is left out now, entry 0 has come now
     assert [column[:2].tolist() for column in due] == expected
@@ -84,20 +85,35 @@ def test_a_snapshot_is_due_after_lookups_and_visits(choose: Choose) -> None:
 
 
 @both
+def test_only_the_first_entries_have_snapshots(choose: Choose) -> None:
+    """Entries 0 and 1 of 0, 2 and 1, all seen for the first time."""
+    visits, accesses, snapshots = i32(-1, -1, -1), np.zeros(3, np.uint32), np.zeros(3, np.uint8)
+    books = visits, accesses, snapshots, np.zeros(3, np.bool_), np.zeros(3, np.bool_)
+    due = np.full(2, -9), np.full(2, -9, np.int32), np.zeros(2, np.bool_), np.full(2, -9), np.full(2, -9)
+    rows = i32(1, 2, 3), i32(0, 2, 1), 2, i32(4, 5, 6, 7), ints(50, 51, 52, 53)
+    assert choose(watched.visit_entries)(*rows, 12, 3, *books, np.zeros(4, np.uint8), due, i32(9, 9, 9)) == 2
+    assert [column.tolist() for column in due] == [[51, 53], [0, 1], [False, False], [5, 7], [1, 1]]
+    assert visits.tolist() == [0, 0, -1]
+
+
+@both
 def test_look_ups_and_visits_since_a_snapshot_do_not_wrap(choose: Choose) -> None:
     accesses, visits = np.array([2**32 - 2], np.uint32), i32(2**16 - 1)
     books = visits, accesses, np.zeros(1, np.uint8), np.zeros(1, np.bool_), np.zeros(1, np.bool_)
     due = np.zeros(1, np.int64), i32(0), np.zeros(1, np.bool_), np.zeros(1, np.int64), np.zeros(1, np.int64)
     never = 2**40, 2**40
-    choose(watched.visit_entries)(i32(0), i32(0), i32(7), ints(0), *never, *books, np.zeros(1, np.uint8), *due)
+    rows = i32(0), i32(0), 1, i32(7), ints(0)
+    choose(watched.visit_entries)(*rows, *never, *books, np.zeros(1, np.uint8), due, i32(0))
     assert accesses.tolist() == [2**32 - 1] and visits.tolist() == [2**16 - 1]
 
 
 @both
-def test_count_skipped(choose: Choose) -> None:
+def test_divide_rows(choose: Choose) -> None:
     """Table 0: a saturated row, a plain one, one whose gradient waits. Table 1: a sum that is due, one that waits."""
-    tally = np.zeros((2, len(Counter)), np.int64)
+    tally, written = np.zeros((2, len(Counter)), np.int64), i32(9, 9, 9, 9, 9)
     fates = np.array([SKIPPED, NOW, WAITS, DUE, WAITS], np.uint8)
-    choose(watched.count_skipped)(ints(3, 5), i32(3, 1, 4, 8, 16), fates, tally)
+    rows = ints(3, 5), i32(3, 1, 4, 8, 16), fates, (i32(2, 3, 4), i32(1))
+    assert choose(watched.divide_rows)(*rows, written, tally) == 1
+    assert written[:2].tolist() == [1, 3]
     counted = {counter.name: tally[:, counter].tolist() for counter in Counter if tally[:, counter].any()}
     assert counted == {"SKIPPED_UPDATES": [2, 1], "SKIPPED_LOOKUPS": [7, 16], "DEFERRED_UPDATES": [1, 1]}

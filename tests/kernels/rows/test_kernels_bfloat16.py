@@ -72,21 +72,23 @@ def test_updates_round_once_and_keep_state_in_float32(
 def test_deferred_sums_are_rounded_when_applied(
     choose: Choose, optimizer: RowOptimizer, dim: int, nearest: bool
 ) -> None:
-    """Three visits of five rows, applied after the second and third."""
+    """Three visits of five rows, of which the fifth is updated each time; sums are applied after the others."""
     rng, rows, keys = np.random.default_rng(0), Half(optimizer, dim), keys_of(5, 1, nearest=nearest)
-    entries, segments, vectors = np.arange(5), np.arange(6), np.arange(5, dtype=np.int32)
+    segments, vectors, now = np.arange(6), np.arange(5, dtype=np.int32), np.array([4], np.int32)
+    summed, entries = np.arange(4, dtype=np.int32), np.array([3, 1, 0, 2], np.int32)
     widths = dim, optimizer.squares_width(dim)
     states = [([np.zeros((5, width), np.float32) for width in widths], np.zeros(5, np.bool_)) for _ in range(2)]
-    for due in ([], [0, 1, 2, 3, 4], [1, 3]):
-        gradients, at = random_rows(rng, 5, dim), np.array(due, np.int64)
+    for due in ([], [0, 1, 2, 3], [1, 3]):
+        gradients, at, written = random_rows(rng, 5, dim), np.array(due, np.int32), np.array([4, *due])
         for tables, kept, (sums, pending) in zip(
-            (rows.tables, tuple(rows.wide)), (keys[at] if len(keys) else keys, NO_KEYS), states, strict=True
+            (rows.tables, tuple(rows.wide)), (keys[written] if len(keys) else keys, NO_KEYS), states, strict=True
         ):
             choose(deferred.defer)(
-                entries, segments, vectors, NOTHING, gradients, *sums, pending, at, LOCATIONS[at], entries[at],
-                *tables, *rows.rule[:3], kept, np.empty(len(at), np.float32), np.empty((2, dim), np.float32),
+                now, summed, entries, at, LOCATIONS, segments, vectors, NOTHING, gradients, *sums, pending,
+                *tables, *rows.rule[:3], kept, np.empty(len(written), np.float32),
+                np.empty((2 * deferred.BLOCK, dim + 1), np.float32),
             )  # fmt: skip
-        rows.assert_rounded(LOCATIONS[at], keys[at] if len(keys) else keys)
+        rows.assert_rounded(LOCATIONS[written], keys[written] if len(keys) else keys)
 
 
 @both

@@ -41,8 +41,6 @@ def test_operations_on_one_row(choose: Choose, dim: int) -> None:
     rows, start, scale = random_rows(rng, 3, dim), random_rows(rng, 2, dim), np.float32(1.7)
     operations: dict[Any, tuple[Any, ...]] = {
         move.copy_row: (rows[2],),
-        deferred.add_row: (start[1] + rows[2],),
-        deferred.add_square_row: (start[1] + rows[2] * rows[2],),
         pool.scale_row: (scale * rows[2], scale),
         pool.add_scaled_row: (start[1] + scale * rows[2], scale),
     }
@@ -50,6 +48,20 @@ def test_operations_on_one_row(choose: Choose, dim: int) -> None:
         out = start.copy()
         choose(operation)(out, 1, rows, 2, *more)
         np.testing.assert_array_equal(out, [start[0], expected])
+
+
+@both
+@pytest.mark.parametrize("dim", [1, 3, 16, 17, 40, 149])
+def test_sums_that_are_pending_grow_and_others_start(choose: Choose, dim: int) -> None:
+    """Whatever an unused sum holds is lost."""
+    rows, start = random_rows(np.random.default_rng(dim), 3, dim), random_rows(np.random.default_rng(0), 2, dim)
+    for operation, added in ((deferred.add_or_start, rows[2]), (deferred.add_or_start_square, rows[2] * rows[2])):
+        out = start.copy()
+        choose(operation)(out, 1, rows, 2, np.float32(1), np.float32(0))
+        np.testing.assert_array_equal(out, [start[0], start[1] + added])
+        out[1] = np.nan
+        choose(operation)(out, 1, rows, 2, np.float32(0), np.float32(0))
+        np.testing.assert_array_equal(out, [start[0], added])
 
 
 @both

@@ -122,7 +122,8 @@ def test_deferral_waits_for_fewer_visits(allowance: float, longest: int) -> None
     watched, due = WatchedRows(np.zeros(1, np.int32), np.zeros(1, np.int32)), []
     for number in range(40):
         fates = np.zeros(1, np.uint8)
-        book.decide(number, watched, one, np.full(1, 1000, np.uint32), fates, np.zeros(1, np.uint8))
+        outputs = fates, *np.zeros((3, 1), np.int32)
+        book.decide(number, watched, one, np.full(1, 1000, np.uint32), outputs, np.zeros(1, np.uint8))
         due.append(fates[0] != WAITS)
     assert np.diff(np.flatnonzero(due[20:])).max() == longest
 

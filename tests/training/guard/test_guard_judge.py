@@ -182,7 +182,8 @@ def deferred(rule: SkipRule, allowance: float) -> bool:
     one = Distinct(np.zeros(1, np.int64), np.ones(1, np.int32), np.zeros(1, np.int32), np.ones(1, np.int64))
     for number in range(40):
         fates[0] = 0
-        book.decide(number, watched, one, np.full(1, 10**6, np.uint32), fates, np.zeros(1, np.uint8))
+        outputs = fates, *np.zeros((3, 1), np.int32)
+        book.decide(number, watched, one, np.full(1, 10**6, np.uint32), outputs, np.zeros(1, np.uint8))
         if fates[0] == WAITS:
             return True
     return False

@@ -217,17 +217,18 @@ class TorchDevice(DeviceTier):
             self._corrections = self._link.send(optimizer.corrections())
         self._host_rows.use(optimizer)
 
-    def update(self, row_updates: RowUpdates, gradients: Tensor, number: int) -> Later:
+    def update(self, row_updates: RowUpdates, deferred: Deferred | None, gradients: Tensor, number: int) -> Later:
         """Rows on the host are updated when this returns, rows in slots later."""
         assert isinstance(row_updates, SentRowUpdates)
-        return self._update(row_updates, number, partial(self._host_rows.update, number=number), gradients)
-
-    def defer(self, deferred: Deferred, gradients: Tensor, number: int) -> Later:
+        norms = self._update(row_updates, number, partial(self._host_rows.update, number=number), gradients)
+        if deferred is None:
+            return norms
         assert isinstance(deferred, SentDeferred)
-        sums = self._sums
-        self._mover.compute.run(lambda: sums.add(deferred, gradients, self._kernels))
+        sent, sums = deferred, self._sums
+        self._mover.compute.run(lambda: sums.add(sent, gradients, self._kernels))
         update_host = partial(self._update_host_from_sums, number=number)
-        return self._update(deferred.due, number, update_host, sums.sums, sums.squares)
+        due_norms = self._update(deferred.applied, number, update_host, sums.sums, sums.squares)
+        return lambda: np.concatenate([norms(), due_norms()])
 
     def _update(
         self,

@@ -75,9 +75,9 @@ class SentSnapshots(Snapshots):
 class SentDeferred(Deferred):
     """Sums with their arguments on the device."""
 
-    segments_sent: Segments  # of `row_updates`; locations are entries
-    due: SentRowUpdates  # its vectors are entries: rows of the table of sums
-    due_sent: Tensor  # entries whose sum is applied
+    segments_sent: Segments  # of the rows `summed`; locations are entries
+    applied: SentRowUpdates  # from sums that are due: its vectors are entries, rows of the table of sums
+    due_sent: Tensor  # their entries
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,20 @@ class SentMoves(Moves):
 
 @dataclass(frozen=True, kw_only=True)
 class SentPlan(GroupPlan):
-    """A plan whose parts are the classes above."""
+    """A plan whose parts are the classes above.
+
+    With `deferred`, `row_updates` has the rows that are updated now.
+    """
 
     original: GroupPlan  # over the same arrays
     inputs: tuple[NDArray[Any], ...]  # of the batch, sent with the plan
     sent_inputs: tuple[Tensor, ...]
     transfer_buffer: TransferBuffer
+
+    @property
+    def written_rows(self) -> Int64s:
+        return self.original.written_rows
+
+    @property
+    def written_locations(self) -> Int64s:
+        return self.original.written_locations

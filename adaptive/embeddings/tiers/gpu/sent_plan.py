@@ -64,11 +64,12 @@ def send_plan(
     lookups = None if plan.on_device is None else device_lookups(plan.on_device)
     pooling = _cut_pooling(plan.pooling, packing) if lookups is None else _pool(plan.pooling, lookups, packing)
     if lookups is None or not lookups.updates_all:
-        row_updates = _cut_row_updates(plan.row_updates, plan.pooling.num_vectors, packing)
+        now = plan.row_updates if plan.deferred is None else plan.row_updates.take(plan.deferred.now)
+        row_updates = _cut_row_updates(now, plan.pooling.num_vectors, packing)
     else:
         row_updates = _update(plan.row_updates, lookups, packing)
     snapshots = None if plan.snapshots is None else _send_snapshots(plan.snapshots, packing)
-    deferred = None if plan.deferred is None else _send_deferred(plan.deferred, packing)
+    deferred = None if plan.deferred is None else _send_deferred(plan.row_updates, plan.deferred, packing)
     moves = _send_moves(plan.moves, transfer, packing)
     sent = packing.send(transfer_buffer)
     parts = {
@@ -214,7 +215,7 @@ def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packin
     if not on_host.any():
         segments = _add_segments(row_updates, packing)
         return lambda sent: _on_device(row_updates, Segments(*segments(sent)))
-    device, host = _take_rows(row_updates, ~on_host), _take_rows(row_updates, on_host)
+    device, host = (row_updates.take(np.flatnonzero(which)) for which in (~on_host, on_host))
     segments = _add_segments(device, packing)
     needed: Picked | None = None
     if not on_host.all():
@@ -245,12 +246,13 @@ def _on_device(row_updates: RowUpdates, segments: Segments) -> SentRowUpdates:
     )
 
 
-def _cut_sums(deferred: Deferred, packing: _Packing) -> Sent[SentRowUpdates]:
+def _cut_sums(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) -> Sent[SentRowUpdates]:
     """Cut the update from sums that are due, one each; the host gets those of its rows."""
-    starts, entries = np.arange(len(deferred.due_rows) + 1), deferred.due_entries.astype(np.int32)
-    due = RowUpdates(deferred.due_rows, deferred.due_locations, starts, entries, np.zeros(0, np.float32))
+    places, entries = deferred.summed[deferred.due], deferred.entries[deferred.due]
+    rows, locations = row_updates.rows[places], row_updates.locations[places]
+    due = RowUpdates(rows, locations, np.arange(len(rows) + 1), entries, np.zeros(0, np.float32))
     on_host = due.locations < 0
-    device, host = _take_rows(due, ~on_host), _take_rows(due, on_host)
+    device, host = (due.take(np.flatnonzero(which)) for which in (~on_host, on_host))
     segments = _add_segments(device, packing)
     needed = packing.add(host.vectors)
     return lambda sent: SentRowUpdates(
@@ -269,16 +271,6 @@ def _add_segments(row_updates: RowUpdates, packing: _Packing) -> Picked:
     return packing.add(*arrays, hot_rows(row_updates.segments))
 
 
-def _take_rows(row_updates: RowUpdates, which: NDArray[np.bool_]) -> RowUpdates:
-    if which.all():
-        return row_updates
-    lookups, segments = _spans(row_updates.segments, np.flatnonzero(which))
-    scales = row_updates.scales[lookups] if len(row_updates.scales) else row_updates.scales
-    return RowUpdates(
-        row_updates.rows[which], row_updates.locations[which], segments, row_updates.vectors[lookups], scales
-    )
-
-
 def _send_moves(moves: Moves, transfer: Transfer, packing: _Packing) -> Sent[SentMoves]:
     fetches, in_place = transfer.fetches(moves), transfer.in_place
     back = packing.add(*((moves.back_slots, moves.back_rows) if in_place else ()))
@@ -294,12 +286,13 @@ def _send_snapshots(snapshots: Snapshots, packing: _Packing) -> Sent[SentSnapsho
     return lambda sent: SentSnapshots(**vars(snapshots), arguments=SnapshotArguments(*parts(sent)), crossing=crossing)
 
 
-def _send_deferred(deferred: Deferred, packing: _Packing) -> Sent[SentDeferred]:
-    row_updates, due = deferred.row_updates, _cut_sums(deferred, packing)
-    segments = _add_segments(row_updates, packing)
-    entries = packing.add(deferred.due_entries)
+def _send_deferred(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) -> Sent[SentDeferred]:
+    due = _cut_sums(row_updates, deferred, packing)
+    entries = deferred.entries.astype(np.int64)
+    segments = _add_segments(replace(row_updates.take(deferred.summed), locations=entries), packing)
+    due_entries = packing.add(entries[deferred.due])
     return lambda sent: SentDeferred(
-        **vars(deferred), segments_sent=Segments(*segments(sent)), due=due(sent), due_sent=entries(sent)[0]
+        **vars(deferred), segments_sent=Segments(*segments(sent)), applied=due(sent), due_sent=due_entries(sent)[0]
     )
 
 
