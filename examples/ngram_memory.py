@@ -102,7 +102,7 @@ class Gpt(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the cross-entropy of the next tokens in nats, (sequences, positions)."""
-        tokens = torch.as_tensor(batch.extras["tokens"])
+        tokens = torch.as_tensor(batch.extras["tokens"], device=self.position.weight.device)
         x = self.token(tokens[:, :-1]) + self.position.weight[: tokens.shape[1] - 1]
         for number, block in enumerate(self.blocks):
             if number == 1 and self.embeddings is not None:
@@ -114,9 +114,11 @@ class Gpt(nn.Module):
 class Trainer:
     """A GPT and its optimizer; with memory, rows are updated by row-wise Adagrad."""
 
-    def __init__(self, embeddings: TieredEmbeddingBag | None, depth: int = 4, **shape: int) -> None:
+    def __init__(
+        self, device: torch.device, embeddings: TieredEmbeddingBag | None = None, depth: int = 4, **shape: int
+    ) -> None:
         torch.manual_seed(0)
-        self.gpt, self.embeddings, self.depth = Gpt(**shape, embeddings=embeddings), embeddings, depth
+        self.gpt, self.embeddings, self.depth = Gpt(**shape, embeddings=embeddings).to(device), embeddings, depth
         self.optimizer = torch.optim.AdamW(self.gpt.parameters(), lr=RATE, weight_decay=0.01)
 
     def train(self, batches: Iterable[Batch]) -> list[float]:
@@ -194,7 +196,7 @@ def main() -> None:
     files, sizes = tokenize(read_sources())
     held_out = len(files) // 20
     memory = make_memory(flags.rows, TierConfig(device_rows=flags.device_rows, host=flags.host), flags.dtype)
-    trainers = {"without memory": Trainer(None), "with memory": Trainer(memory, flags.depth)}
+    trainers = {"without memory": Trainer(memory.device), "with memory": Trainer(memory.device, memory, flags.depth)}
     print(f"{len(files)} files, {sum(map(len, files)):,} tokens, {sum(sizes):,} bytes; {held_out} files held out")
     print(memory.statistics.device_rows_text())
     batches = windows(files[held_out:], flags.steps)

@@ -47,7 +47,7 @@ class NextShop(nn.Module):
     def __init__(self, embeddings: TieredEmbeddingBag) -> None:
         super().__init__()
         self.embeddings = embeddings
-        self.head = nn.Sequential(nn.Linear(16 + 8 + 16, 32), nn.ReLU(), nn.Linear(32, 1))
+        self.head = nn.Sequential(nn.Linear(16 + 8 + 16, 32), nn.ReLU(), nn.Linear(32, 1)).to(embeddings.device)
 
     def forward(self, planned: Planned) -> torch.Tensor:
         vectors = self.embeddings(planned)  # feature -> (samples, width), or (positions, width) for "visits"

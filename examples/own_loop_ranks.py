@@ -38,7 +38,7 @@ def main() -> None:
         tables, TierConfig(device_rows="50%"), policy="lfu", optimizer=Adagrad(lr=0.1), ranks=ranks
     )
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(2 * 16, 1))
+    model = DistributedDataParallel(torch.nn.Linear(2 * 16, 1).to(embeddings.device))
     model.register_comm_hook(None, sum_in_order)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 

@@ -1,6 +1,6 @@
 """Train a click model in plain torch: `nn.EmbeddingBag` and a sparse optimizer.
 
-`tiered_loop.py` is the same model with tables in two tiers: eight lines differ. Run: python examples/plain_loop.py
+`tiered_loop.py` is the same model with tables in two tiers: nine lines differ. Run: python examples/plain_loop.py
 """
 
 import io

@@ -33,6 +33,7 @@ def train(policy: str, device_rows: str) -> tuple[TieredEmbeddingBag, torch.nn.M
         tables, TierConfig(device_rows=device_rows), policy=policy, optimizer=RowwiseAdagrad(lr=0.05)
     )
     model = DLRM(DLRMConfig(embedding_dim=16), num_dense=data.num_dense, num_features=len(data.features))
+    model.to(embeddings.device)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.02)
 
     # --- the loop: plain torch, plus look_ahead() and embeddings.step() ---

@@ -1,6 +1,6 @@
 """Train a click model with tables in two tiers, a tenth of the rows on the device.
 
-`plain_loop.py` is the same model in plain torch: eight lines differ. Run: python examples/tiered_loop.py
+`plain_loop.py` is the same model in plain torch: nine lines differ. Run: python examples/tiered_loop.py
 """
 
 import io
@@ -40,7 +40,7 @@ class Net(nn.Module):
         super().__init__()
         tables = {name: nn.EmbeddingBag(rows, width, sparse=True) for name, (rows, width) in TABLES.items()}
         self.tables = TieredEmbeddingBag.from_bags(tables, TierConfig(device_rows="10%"), optimizer=Adagrad(lr=0.05))
-        self.head = nn.Sequential(nn.Linear(104, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.head = nn.Sequential(nn.Linear(104, 64), nn.ReLU(), nn.Linear(64, 1)).to(self.tables.device)
 
     def forward(self, batch):
         vectors = list(self.tables(batch).values())

@@ -36,10 +36,10 @@ def test_own_loop_learns_its_rule(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.nightly
-def test_eight_lines_make_a_plain_loop_a_tiered_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nine_lines_make_a_plain_loop_a_tiered_one(capsys: pytest.CaptureFixture[str]) -> None:
     plain, tiered = ((EXAMPLES / f"{name}_loop.py").read_text().split('"""\n\n', 1)[1] for name in ("plain", "tiered"))
     changed = [line for line in difflib.ndiff(plain.split("\n"), tiered.split("\n")) if line.startswith("+ ")]
-    assert 0 < len([line for line in changed if line.strip("+ ")]) <= 8, changed
+    assert 0 < len([line for line in changed if line.strip("+ ")]) <= 9, changed
     assert 'device_rows="10%"' in tiered
 
     def aucs(name: str) -> list[float]:

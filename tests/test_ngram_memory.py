@@ -45,7 +45,7 @@ def test_losses_and_rows_are_equal_at_any_placement_and_depth(example: Any, data
     results, moved = [], []
     for device_rows, depth in (("1%", 0), ("1%", 8), ("100%", 0), ("100%", 8)):
         memory = example.make_memory(ROWS, TierConfig(device_rows=device_rows), dtype)
-        trainer = example.Trainer(memory, depth)
+        trainer = example.Trainer(memory.device, memory, depth)
         losses = trainer.train(data)
         moved.append(int(memory.statistics.take().counts[:, Counter.WRITTEN_BACK].sum()))
         results.append((losses, trainer.evaluate(data[:4]), memory.rows.table_weights("ngrams").tobytes()))
@@ -56,7 +56,7 @@ def test_losses_and_rows_are_equal_at_any_placement_and_depth(example: Any, data
 
 def test_memory_trains_and_the_rest_of_the_gpt_starts_equal(example: Any, data: list[Any]) -> None:
     memory = example.make_memory(ROWS, TierConfig(device_rows="10%"))
-    plain, trainer = example.Trainer(None), example.Trainer(memory)
+    plain, trainer = example.Trainer(memory.device), example.Trainer(memory.device, memory)
     initial = trainer.gpt.state_dict()
     assert all(torch.equal(weight, initial[name]) for name, weight in plain.gpt.state_dict().items())
     before = memory.rows.table_weights("ngrams").copy()
@@ -87,7 +87,8 @@ def test_rows_depend_on_the_last_tokens_only(example: Any) -> None:
 
 
 def test_losses_do_not_depend_on_later_tokens(example: Any, data: list[Any]) -> None:
-    trainer = example.Trainer(example.make_memory(ROWS, TierConfig(device_rows="10%")))
+    memory = example.make_memory(ROWS, TierConfig(device_rows="10%"))
+    trainer = example.Trainer(memory.device, memory)
     trainer.train(data)
     tokens = np.random.default_rng(0).integers(0, 512, (2, 33))
     other = tokens.copy()

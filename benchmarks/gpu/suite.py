@@ -16,7 +16,7 @@ from benchmarks.harness import Report
 EXAMPLES = {"full": 200, "quick": 40, "smoke": 10}  # drawn trainings of the invariance suite
 NO_TESTS = 5  # what pytest ends with where it finds none
 # In parallel: on a new machine most of their time goes into compiling kernels, on one core for each process.
-PROCESSES = (("contract",), ("invariance",), ("bf16", "determinism", "lookups", "ranks", "saving", "waits"))
+PROCESSES = (("contract",), ("invariance",), ("bf16", "determinism", "examples", "lookups", "ranks", "saving", "waits"))
 # Tests that point to a wrong kernel, on a GPU.
 KERNELS = (
     "tests/kernels/rows", "tests/kernels/gpu",
