@@ -288,6 +288,11 @@ def release_slots(
     """
     num_back = first
     for i in range(first, last):
+        if i + 2 * AHEAD < last:  # victims ascend, but too far apart for the processor to prefetch their slots
+            ahead = victims[at(i + 2 * AHEAD)]
+            prefetch_item(slot_rows, ahead)
+            prefetch_item(slot_used, ahead)
+            prefetch_item(slot_flags, ahead)
         if i + AHEAD < last:
             prefetch_item(codes, slot_rows[at(victims[at(i + AHEAD)])])
         slot = at(victims[at(i)])
