@@ -8,9 +8,10 @@ the vectors j < i (j <= i with `include_self`), i rising, and within i j rising.
 sample, and every sum is taken in a fixed order with one rounding per product, so results depend neither on the number
 of threads nor on the processor. For the training thread only.
 
-Both kernels keep the sums of four vectors with 16 lanes each in registers. In the forward pass each lane is another
-vector (hence the transposed copy), in the backward pass another value of the vector. Measured on one core at B = 2048,
-F = 26, D = 16, forward / backward: 0.8 / 1.4 ms, against 3.8 / 5.5 ms for cat, bmm and indexing.
+Kernels get flat arrays, and `dims` (B, F, D, width of `bottom`, P). Both passes keep the sums of four vectors with 16
+lanes each in registers. In the forward pass each lane is another vector (hence the transposed copy), in the backward
+pass another value of the vector. Measured on one core at B = 2048, F = 26, D = 16, forward / backward: 0.8 / 1.4 ms,
+against 3.8 / 5.5 ms for cat, bmm and indexing.
 """
 
 import numpy as np
@@ -25,7 +26,7 @@ _ROWS = 4  # vectors whose sums are taken together: each load serves four of the
 Items = NDArray[np.float32]
 
 
-@kernel(inline=True)
+@kernel(inline_code=True)
 def _copy(source: Items, at: int, target: Items, to: int, count: int) -> None:
     whole = count - count % SIMD_WIDTH
     for k in range(0, whole, SIMD_WIDTH):
@@ -40,7 +41,7 @@ def _row_start(i: int, num_own: int) -> int:
     return i * (i - 1) // 2 + num_own * i
 
 
-@kernel(inline=True)
+@kernel(inline_code=True)
 def _copy_rows(
     source: Items, at: int, stride: int, target: Items, to: int, to_stride: int, shape: tuple[int, int]
 ) -> None:
@@ -53,19 +54,25 @@ def _copy_rows(
             _copy(source, at + row * stride, target, to + row * to_stride, items)
 
 
+@kernel(inline_code=True)
+def _to_line(items: Items) -> int:
+    """Number of items before the first one that begins a cache line: vectors from there on cross none."""
+    return -(items.ctypes.data // 4) % SIMD_WIDTH
+
+
 @kernel(makes_arrays=True)
-def _forward_chunk(chunk, bottom, pooled, num_own, out):
+def _forward_chunk(chunk, dims, flat_bottom, flat_pooled, num_own, flat_out):
     """The `_CHUNK` samples of one chunk."""
-    begin, end = chunk * _CHUNK, min(pooled.shape[0], (chunk + 1) * _CHUNK)
-    num_features, dim = pooled.shape[1], pooled.shape[2]
-    num_copied, width = bottom.shape[1], out.shape[1]
+    num_samples, num_features, dim, num_copied, width = dims
+    begin, end = chunk * _CHUNK, min(num_samples, (chunk + 1) * _CHUNK)
     first = 1 if num_copied > 0 else 0  # position of the first feature among the vectors
     num_vectors = num_features + first
     rows, stride = -(-num_vectors // SIMD_WIDTH) * SIMD_WIDTH, -(-dim // SIMD_WIDTH) * SIMD_WIDTH
-    vectors, columns = np.zeros(rows * stride, np.float32), np.zeros(stride * rows, np.float32)
+    size = rows * stride + SIMD_WIDTH
+    vectors, columns = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    vectors, columns = vectors[_to_line(vectors) :], columns[_to_line(columns) :]
     # A store of 16 lanes may write past its row, into the next one; there is room past the last row.
     line = np.zeros(num_copied + _row_start(rows, num_own) + 2 * rows, np.float32)
-    flat_bottom, flat_pooled, flat_out = bottom.reshape(-1), pooled.reshape(-1), out.reshape(-1)
     for b in range(begin, end):
         _copy(flat_bottom, b * num_copied, vectors, 0, num_copied)
         _copy_rows(flat_pooled, b * num_features * dim, dim, vectors, first * stride, stride, (num_features, dim))
@@ -94,18 +101,19 @@ def _forward_chunk(chunk, bottom, pooled, num_own, out):
 
 
 @kernel()
-def _forward(bottom, pooled, num_own, out):
-    in_parallel(_forward_chunk, -(-pooled.shape[0] // _CHUNK), bottom, pooled, num_own, out)
+def _forward(dims, bottom, pooled, num_own, out):
+    in_parallel(_forward_chunk, -(-dims[0] // _CHUNK), dims, bottom, pooled, num_own, out)
 
 
 def dot_forward(
     bottom: NDArray[np.float32], pooled: NDArray[np.float32], include_self: bool, out: NDArray[np.float32]
 ) -> None:
     """Fill `out` (B, P) from `bottom` (B, D or 0) and `pooled` (B, F, D)."""
-    _forward(bottom, pooled, int(include_self), out)
+    dims = *pooled.shape, bottom.shape[1], out.shape[1]
+    _forward(dims, _flat(bottom), _flat(pooled), int(include_self), _flat(out))
 
 
-@kernel(inline=True)
+@kernel(inline_code=True)
 def _fill_weights(weights: Items, rows: int, num_vectors: int, num_own: int, grad: Items, at: int) -> None:
     """Fill the symmetric W (vectors, rows): grad of vector i = sum over j of W[j, i] * j."""
     step, dot, row = np.uint64(1), np.uint64(at), np.uint64(rows)  # unsigned: numba then checks no negative indices
@@ -120,18 +128,17 @@ def _fill_weights(weights: Items, rows: int, num_vectors: int, num_own: int, gra
 
 
 @kernel(makes_arrays=True)
-def _backward_chunk(chunk, bottom, pooled, num_own, grad, grad_bottom, grad_pooled):
+def _backward_chunk(chunk, dims, flat_bottom, flat_pooled, num_own, flat_grad, flat_grad_bottom, flat_grad_pooled):
     """The `_CHUNK` samples of one chunk."""
-    begin, end = chunk * _CHUNK, min(pooled.shape[0], (chunk + 1) * _CHUNK)
-    num_features, dim = pooled.shape[1], pooled.shape[2]
-    num_copied, width = bottom.shape[1], grad.shape[1]
+    num_samples, num_features, dim, num_copied, width = dims
+    begin, end = chunk * _CHUNK, min(num_samples, (chunk + 1) * _CHUNK)
     first = 1 if num_copied > 0 else 0  # position of the first feature among the vectors
     num_vectors = num_features + first
     rows, stride = -(-num_vectors // _ROWS) * _ROWS, -(-dim // SIMD_WIDTH) * SIMD_WIDTH
-    vectors, sums = np.zeros(rows * stride, np.float32), np.zeros(rows * stride, np.float32)
-    weights = np.zeros(rows * rows, np.float32)
-    flat_bottom, flat_pooled, flat_grad = bottom.reshape(-1), pooled.reshape(-1), grad.reshape(-1)
-    flat_grad_bottom, flat_grad_pooled = grad_bottom.reshape(-1), grad_pooled.reshape(-1)
+    size = rows * stride
+    scratch = np.zeros(2 * size + rows * rows + SIMD_WIDTH, np.float32)
+    scratch = scratch[_to_line(scratch) :]
+    vectors, sums, weights = scratch[:size], scratch[size : 2 * size], scratch[2 * size :]
     for b in range(begin, end):
         _copy(flat_bottom, b * num_copied, vectors, 0, num_copied)
         _copy_rows(flat_pooled, b * num_features * dim, dim, vectors, first * stride, stride, (num_features, dim))
@@ -157,9 +164,8 @@ def _backward_chunk(chunk, bottom, pooled, num_own, grad, grad_bottom, grad_pool
 
 
 @kernel()
-def _backward(bottom, pooled, num_own, grad, grad_bottom, grad_pooled):
-    num_chunks = -(-pooled.shape[0] // _CHUNK)
-    in_parallel(_backward_chunk, num_chunks, bottom, pooled, num_own, grad, grad_bottom, grad_pooled)
+def _backward(dims, bottom, pooled, num_own, grad, grad_bottom, grad_pooled):
+    in_parallel(_backward_chunk, -(-dims[0] // _CHUNK), dims, bottom, pooled, num_own, grad, grad_bottom, grad_pooled)
 
 
 def dot_backward(
@@ -171,4 +177,12 @@ def dot_backward(
     grad_pooled: NDArray[np.float32],
 ) -> None:
     """Fill the gradients of both inputs from `grad` (B, P), whose padding is not read."""
-    _backward(bottom, pooled, int(include_self), grad, grad_bottom, grad_pooled)
+    dims = *pooled.shape, bottom.shape[1], grad.shape[1]
+    grads = _flat(grad_bottom), _flat(grad_pooled)
+    _backward(dims, _flat(bottom), _flat(pooled), int(include_self), _flat(grad), *grads)
+
+
+def _flat(items: Items) -> Items:
+    """Return a one-dimensional view: numba takes 0.2 s to compile a reshape in a kernel."""
+    assert items.flags.c_contiguous, items.strides
+    return items.reshape(-1)

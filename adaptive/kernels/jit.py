@@ -183,7 +183,9 @@ def _contain_in_callers(compiled: Any, noalias: bool) -> None:
     compiled.get_call_template, compiled.get_overload = callee.get_call_template, callee.get_overload
 
 
-def kernel(*, noalias: bool = False, inline: bool = False, makes_arrays: bool = False) -> Callable[[F], F]:
+def kernel(
+    *, noalias: bool = False, inline: bool = False, inline_code: bool = False, makes_arrays: bool = False
+) -> Callable[[F], F]:
     """Compile a function over arrays, as a decorator.
 
     The plain Python function is available as `.py_func`. Division follows IEEE rules (no exceptions), and sums are
@@ -194,7 +196,8 @@ def kernel(*, noalias: bool = False, inline: bool = False, makes_arrays: bool = 
 
     Args:
         noalias: promise that no two array arguments overlap, which enables vector instructions.
-        inline: copy the function into its callers.
+        inline: copy the function into its callers, and compile it again for each call.
+        inline_code: copy its code, which is compiled once, into its callers; loops may come out differently.
         makes_arrays: the kernel creates arrays, such as scratch for a whole loop.
     """
 
@@ -205,6 +208,7 @@ def kernel(*, noalias: bool = False, inline: bool = False, makes_arrays: bool = 
             nogil=True,
             error_model="numpy",
             inline="always" if inline else "never",
+            forceinline=inline_code,
             **options,
         )(function)
         if _CACHE_DIR:

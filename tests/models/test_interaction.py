@@ -145,12 +145,16 @@ def test_kernels_as_plain_python(with_bottom: bool, include_self: bool) -> None:
     bottom, pooled = (part.numpy() for part in make_inputs((3, 5, 6), with_bottom=with_bottom))
     expected = plain_dot_interaction(torch.from_numpy(bottom), torch.from_numpy(pooled), include_self=include_self)
     out = np.full(expected.shape, np.nan, np.float32)
-    kernels._forward.py_func(bottom, pooled, int(include_self), out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_forward", kernels._forward.py_func)
+        kernels.dot_forward(bottom, pooled, include_self, out)
     np.testing.assert_allclose(out, expected.numpy(), rtol=1e-5, atol=1e-5)
     grad = np.random.default_rng(0).standard_normal(out.shape, np.float32)
     plain = [np.full_like(bottom, np.nan), np.full_like(pooled, np.nan)]
     compiled = [np.full_like(bottom, np.nan), np.full_like(pooled, np.nan)]
-    kernels._backward.py_func(bottom, pooled, int(include_self), grad, *plain)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_backward", kernels._backward.py_func)
+        kernels.dot_backward(bottom, pooled, include_self, grad, *plain)
     kernels.dot_backward(bottom, pooled, include_self, grad, *compiled)
     for actual, needed in zip(plain, compiled, strict=True):
         np.testing.assert_allclose(actual, needed, rtol=1e-5, atol=1e-5)

@@ -16,6 +16,7 @@ not exist are omitted.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -35,6 +36,7 @@ from adaptive.data.rows.batcher import Hashed, Keyed, RowMap
 from adaptive.data.rows.parallel_reader import side_by_side
 from adaptive.data.synthetic.fields import KeyedNumbers, key_of, large_fields, make_fields
 from adaptive.errors import ConfigError, InputError
+from adaptive.system import usable_cores
 
 BAYES_AUC = 0.8
 NUM_PRODUCTS = 3
@@ -352,8 +354,12 @@ class Synthetic(Dataset):
         samples = min(CALIBRATION_SAMPLES, max(CALIBRATION_VALUES // values, CALIBRATION_SAMPLES // 20))
         samples -= samples % POOLED
         parts = np.empty((3, samples))
-        for start in range(0, samples, BLOCK):
+
+        def fill(start: int) -> None:
             stop = min(start + BLOCK, samples)
             ids, dense = self._inputs(start, stop, BLOCK)
             parts[:, start:stop] = self._teacher.signal(ids, dense, BLOCK)
+
+        with ThreadPoolExecutor(usable_cores()) as threads:
+            list(threads.map(fill, range(0, samples, BLOCK)))
         return parts

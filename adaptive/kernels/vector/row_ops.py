@@ -29,7 +29,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, lower_builtin, overload
+from numba.extending import lower_builtin
 
 from adaptive.kernels.jit import callable_in_kernels
 from adaptive.kernels.scratch import LINE, LINE_BYTES
@@ -56,44 +56,6 @@ def prefetch_item(items: Any, item: Any) -> None:
     """Prefetch `items[item]` of a 1-D array, strided or not."""
 
 
-def _generate_prefetch(typingctx: Any, rows: Any, row: Any, offset: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        strides = cgutils.unpack_tuple(builder, array.strides, signature.args[0].ndim)
-        row_at = builder.mul(builder.sext(args[1], ir.IntType(64)) if args[1].type.width < 64 else args[1], strides[0])
-        base = builder.bitcast(array.data, ir.IntType(8).as_pointer())
-        address = builder.gep(base, [builder.add(row_at, args[2])])
-        prefetch(builder, address)
-        return context.get_dummy_value()
-
-    return types.void(rows, row, types.int64), generate
-
-
-_prefetch: Any = intrinsic(_generate_prefetch)
-
-
-@overload(prefetch_row)
-def _prefetch_row(rows: Any, row: Any) -> Any:
-    item = rows.dtype.bitwidth // 8
-
-    def compiled(rows: Any, row: Any) -> None:
-        size = rows.shape[1] * item
-        for offset in range(0, size, LINE_BYTES):
-            _prefetch(rows, row, offset)
-        if size > 0 and size % LINE_BYTES != 0 and LINE_BYTES % size != 0:  # it may end in one more line
-            _prefetch(rows, row, size - item)
-
-    return compiled
-
-
-@overload(prefetch_item)
-def _prefetch_item(items: Any, item: Any) -> Any:
-    def compiled(items: Any, item: Any) -> None:
-        _prefetch(items, item, 0)
-
-    return compiled
-
-
 CHANGE: Final = 1  # place of the change among the results of a step
 BLOCKS = (4 * LINE, LINE, 4, 1)  # columns that are processed together, as long as so many are left
 FLOAT, INT64 = ir.FloatType(), ir.IntType(64)
@@ -101,11 +63,16 @@ FLOAT, INT64 = ir.FloatType(), ir.IntType(64)
 
 def row_place(context: Any, builder: Any, kind: Any, array: Any, index_kind: Any, index: Any) -> Any:
     """Return a pointer to the first column of a row."""
-    made = context.make_array(kind)(context, builder, array)
-    stride = cgutils.unpack_tuple(builder, made.strides, kind.ndim)[0]
-    index = context.cast(builder, index, index_kind, types.int64)
-    at = builder.gep(builder.bitcast(made.data, ir.IntType(8).as_pointer()), [builder.mul(index, stride)])
+    at = _address(context, builder, (kind, index_kind), (array, index))
     return builder.bitcast(at, (I16 if kind.dtype == types.uint16 else FLOAT).as_pointer())
+
+
+def _address(context: Any, builder: Any, kinds: Any, arguments: Any) -> Any:
+    """Return a pointer to the bytes of `array[index]`, an item or a row."""
+    made = context.make_array(kinds[0])(context, builder, arguments[0])
+    stride = cgutils.unpack_tuple(builder, made.strides, kinds[0].ndim)[0]
+    index = context.cast(builder, arguments[1], kinds[1], types.int64)
+    return builder.gep(builder.bitcast(made.data, ir.IntType(8).as_pointer()), [builder.mul(index, stride)])
 
 
 def row_width(context: Any, builder: Any, kind: Any, array: Any) -> Any:
@@ -167,6 +134,29 @@ def prefetch(builder: Any, address: Any) -> None:
     kind = ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     builder.call(function, [builder.bitcast(address, byte), i32(0), i32(3), i32(1)])
+
+
+for function in (prefetch_row, prefetch_item):
+    callable_in_kernels(function)
+
+
+@lower_builtin(prefetch_item, types.VarArg(types.Any))
+def _lower_prefetch_item(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
+    prefetch(builder, _address(context, builder, typed.args, arguments))
+    return context.get_dummy_value()
+
+
+@lower_builtin(prefetch_row, types.VarArg(types.Any))
+def _lower_prefetch_row(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
+    row, item_bytes = _address(context, builder, typed.args, arguments), typed.args[0].dtype.bitwidth // 8
+    size = builder.mul(row_width(context, builder, typed.args[0], arguments[0]), INT64(item_bytes))
+    with cgutils.for_range_slice(builder, INT64(0), size, INT64(LINE_BYTES), intp=INT64) as (offset, _):
+        prefetch(builder, builder.gep(row, [offset]))
+    bits = (builder.sub(size, INT64(1)), INT64(LINE_BYTES - 1))
+    no_power, no_multiple = (builder.icmp_signed("!=", builder.and_(size, bit), INT64(0)) for bit in bits)
+    with builder.if_then(builder.and_(no_power, no_multiple)):  # it may end in one more line
+        prefetch(builder, builder.gep(row, [builder.sub(size, INT64(item_bytes))]))
+    return context.get_dummy_value()
 
 
 def _block(builder: Any, place: Any, column: Any, lanes: int) -> Any:

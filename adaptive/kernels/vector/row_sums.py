@@ -13,7 +13,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import lower_builtin, overload
+from numba.extending import lower_builtin
 
 from adaptive.kernels.jit import callable_in_kernels
 from adaptive.kernels.scratch import LINE, LINE_BYTES
@@ -80,15 +80,19 @@ def may_pass_caches(out: Any) -> Any:
     return out.shape[1] % LINE == 0 and out.ctypes.data % LINE_BYTES == 0
 
 
-@overload(may_pass_caches)
-def _may_pass_caches(out: Any) -> Any:
-    return may_pass_caches
-
-
 callable_in_kernels(sum_rows, types.float32)
 callable_in_kernels(sum_scaled_rows, types.float32)
 for function in (sum_found_rows, sum_found_rows_past_caches, finish_stores):
     callable_in_kernels(function)
+callable_in_kernels(may_pass_caches, types.boolean)
+
+
+@lower_builtin(may_pass_caches, types.VarArg(types.Any))
+def _lower_may_pass_caches(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
+    made = context.make_array(typed.args[0])(context, builder, arguments[0])
+    columns = builder.urem(row_width(context, builder, typed.args[0], arguments[0]), INT64(LINE))
+    start = builder.urem(builder.ptrtoint(made.data, INT64), INT64(LINE_BYTES))
+    return builder.icmp_signed("==", builder.or_(columns, start), INT64(0))
 
 
 @lower_builtin(finish_stores)
