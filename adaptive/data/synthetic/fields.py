@@ -7,6 +7,7 @@ default id in some features (the missing value), and many ids that occur once.
 
 import math
 from dataclasses import dataclass
+from inspect import unwrap
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ class KeyedNumbers:
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
         self._next += 1
-        return low + (high - low) * uniform(np.uint64(hashed(self._key, self._next)))
+        return low + (high - low) * float(unwrap(uniform)(_hashed(self._key, self._next)))
 
     def integer(self, bound: int) -> int:
         """Return an integer in [0, bound)."""
@@ -55,7 +56,7 @@ class KeyedNumbers:
 
     def key(self) -> np.uint64:
         self._next += 1
-        return np.uint64(hashed(self._key, self._next))
+        return _hashed(self._key, self._next)
 
     def weight(self) -> float:
         """Return 0.3 + Gamma(1, 1): most weights are small, some are large."""
@@ -64,10 +65,16 @@ class KeyedNumbers:
 
 def key_of(seed: int, name: str) -> np.uint64:
     """Return the key of a named stream of hashes."""
-    key = np.uint64(hashed(np.uint64(0), seed))
+    key = _hashed(np.uint64(0), seed)
     for letter in name.encode():
-        key = np.uint64(hashed(key, letter))
+        key = _hashed(key, letter)
     return key
+
+
+def _hashed(key: np.uint64, value: int) -> np.uint64:
+    """Return `hashed` as plain Python: a kernel takes longer to load than the few numbers here."""
+    with np.errstate(over="ignore"):
+        return np.uint64(unwrap(hashed)(key, value))
 
 
 def cardinalities(tables: int) -> list[int]:
