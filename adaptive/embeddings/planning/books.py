@@ -416,16 +416,19 @@ class SlotTable:
 
     def _idle_up_to(self, bound: np.uint64, window: IdleWindow, order: tuple[str, ...]) -> Int64s:
         """The idle slots (n,) of a window whose keys do not exceed a bound, in its order."""
-        chunks = window.chunks(len(self), self._tracker.threads)
-        (idle,) = allocate(self._memory, (np.int64, len(self)))
+        chunks, threads = window.chunks(len(self), self._tracker.threads), self._tracker.threads
+        # One thread writes no gaps, and one slot behind the last one.
+        (idle,) = allocate(self._memory, (np.int64, window.count + 1 if threads == 1 else len(self)))
         ends, marks = np.empty(len(chunks), np.int64), np.empty((len(chunks), books.BLOCK), np.bool_)
         columns, oldest, keys = self._columns[:2], window.oldest_held, (*key_weights(order), bound)
-        if self._tracker.threads == 1:
-            for c, chunk in enumerate(chunks):
-                ends[c] = books.list_idle(chunk, marks[c], columns, oldest, keys, idle)
-        else:
+        if threads > 1:
             books.list_chunks(chunks, ends, marks, *columns, oldest, *keys, idle)
-        return idle[: join_lists(chunks[:, 2], ends, idle)]
+            return idle[: join_lists(chunks[:, 2], ends, idle)]
+        end = 0
+        for chunk in chunks:
+            chunk[2] = end
+            end = books.list_idle(chunk, marks[0], columns, oldest, keys, idle)
+        return idle[:end]
 
     def release(self, victims: Int64s, tally: Int64s) -> tuple[Int64s, Int64s]:
         """Free the slots `victims`; returns (slots, rows) to write back."""
