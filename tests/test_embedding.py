@@ -319,7 +319,9 @@ def test_memory_in_bytes() -> None:
     assert memory["host_state"] == 4 * (30 * 9 + 50 * 33)
     assert memory["device_weights"] == 4 * (3 * 4 + 5 * 16)
     assert memory["device_state"] == 4 * (3 * 9 + 5 * 33)
-    assert memory["bookkeeping"] == 8 * (30 + 50) + 21 * (3 + 5)
+    assert memory["bookkeeping"] == 8 * (30 + 50) + 17 * (3 + 5)
+    scored = TieredEmbeddingBag([USERS, WORDS], TierConfig(device_rows="10%"), policy=LFU, optimizer=Adam())
+    assert scored.statistics.memory()["bookkeeping"] == (8 + 4) * (30 + 50) + 17 * (3 + 5)
     assert memory["snapshots"] == 0
 
 

@@ -1,7 +1,7 @@
 """The books of one group: records of rows (`Tracker`) and of slots (`SlotTable`).
 
-A row takes 8 bytes, and 4 more if the policy or the skip rule can ask for update norms. A slot takes 21, or 9 if every
-row has a slot. Only the planning thread writes them.
+A row takes 8 bytes, and 4 more if the policy or the skip rule can ask for update norms. A slot takes 17, and 4 more if
+the policy evicts by accesses; 9 if every row has a slot. Only the planning thread writes them.
 
 Accesses and the latest access are counted when a batch is planned; update sizes arrive a fixed number of batches after
 training. So a policy's input at batch k does not depend on threads or clocks. Records are zero until a row is first
@@ -41,8 +41,8 @@ assert RECORD.itemsize == 8
 ORDERS: Final = (("accesses",), ("last_access",), ("accesses", "last_access"), ("last_access", "accesses"))
 """Columns by which `SlotTable.lowest` orders rows; the second one breaks ties."""
 
-SLOT_BYTES, FITTING_SLOT_BYTES = 21, 9  # of the arrays of a `SlotTable`; the second if every row has a slot
-NORM_BYTES = 4
+SLOT_BYTES, FITTING_SLOT_BYTES = 17, 9  # of the arrays of a `SlotTable`; the second if every row has a slot
+NORM_BYTES = ACCESSES_BYTES = 4
 SHARED_ROWS = 1 << 14  # whose records or values threads divide: starting them takes as long as some thousand rows
 SAMPLE = 4096  # slots, from which a bound of the lowest keys is estimated
 ALL_KEYS: Final = np.uint64(2**64 - 1)
@@ -178,9 +178,9 @@ def _has_values(codes: NDArray[np.int32]) -> Bools:
     return has_values
 
 
-def books_bytes(num_rows: int, num_slots: int, *, keeps_norms: bool) -> int:
+def books_bytes(num_rows: int, num_slots: int, *, keeps_norms: bool, by_accesses: bool) -> int:
     """Bytes of the records of a group's rows and of its slots."""
-    slot_bytes = SLOT_BYTES if num_slots < num_rows else FITTING_SLOT_BYTES
+    slot_bytes = SLOT_BYTES + by_accesses * ACCESSES_BYTES if num_slots < num_rows else FITTING_SLOT_BYTES
     return num_rows * (RECORD.itemsize + keeps_norms * NORM_BYTES) + num_slots * slot_bytes
 
 
@@ -280,18 +280,20 @@ class IdleWindow:
 class SlotTable:
     """The row in each slot of one group. Row -> slot is the code in the tracker's record.
 
-    Slots repeat the records of their rows, so that choosing victims reads memory in order. If every row has a slot
-    (`all_fit`), none is evicted: slots then have their latest use and flags only, and flags are set when they are read.
+    Slots have the latest use of their rows, and repeat their accesses if these order them (`by_accesses`), so that
+    choosing victims reads memory in order. If every row has a slot (`all_fit`), none is evicted: slots then have their
+    latest use and flags only, and flags are set when they are read.
     """
 
-    def __init__(self, num_slots: int, table_starts: Int64s, tracker: Tracker) -> None:
+    def __init__(self, num_slots: int, table_starts: Int64s, tracker: Tracker, *, by_accesses: bool = True) -> None:
         self.all_fit = num_slots >= len(tracker.codes)
         size = 0 if self.all_fit else num_slots
         self._rows = np.full(size, -1, np.int64)  # row in each slot, -1 = free
         self._free = np.zeros(num_slots, np.int32)  # a stack, see `kernels.planning.books.first_free`
         self.num_free = num_slots
         self._used = np.full(num_slots, books.FREE, np.int32)
-        self._accesses = np.zeros(size, np.uint32)
+        self._by_accesses = by_accesses
+        self._accesses = np.zeros(size if by_accesses else 0, np.uint32)
         self._flags = np.zeros(num_slots, np.uint8)
         self._pending_mark: int | None = None  # mark of the batches that flags do not reflect yet
         self._marked = 0  # flags reflect the batches before this one
@@ -387,6 +389,7 @@ class SlotTable:
 
     def lowest(self, window: IdleWindow, order: tuple[str, ...], count: int) -> Int64s:
         """The `count` idle slots of a window whose rows come first in an order of `ORDERS`, in the window's order."""
+        assert self._by_accesses or "accesses" not in order
         count = min(count, window.count)
         slots = self._idle_up_to(self._bound(window, order, count), window, order)
         if len(slots) < count:  # the sample was not representative
@@ -411,7 +414,7 @@ class SlotTable:
     def _keys(self, slots: Int64s, order: tuple[str, ...]) -> NDArray[np.uint64]:
         """Keys (n,) that compare as the rows in slots (n,) do."""
         keys = np.empty(len(slots), np.uint64)
-        books.slot_keys(slots, self._columns[:2], key_weights(order), keys)
+        books.slot_keys(slots, self._key_columns, key_weights(order), keys)
         return keys
 
     def _idle_up_to(self, bound: np.uint64, window: IdleWindow, order: tuple[str, ...]) -> Int64s:
@@ -420,7 +423,7 @@ class SlotTable:
         # One thread writes no gaps, and one slot behind the last one.
         (idle,) = allocate(self._memory, (np.int64, window.count + 1 if threads == 1 else len(self)))
         ends, marks = np.empty(len(chunks), np.int64), np.empty((len(chunks), books.BLOCK), np.bool_)
-        columns, oldest, keys = self._columns[:2], window.oldest_held, (*key_weights(order), bound)
+        columns, oldest, keys = self._key_columns, window.oldest_held, (*key_weights(order), bound)
         if threads > 1:
             books.list_chunks(chunks, ends, marks, *columns, oldest, *keys, idle)
             return idle[: join_lists(chunks[:, 2], ends, idle)]
@@ -555,11 +558,13 @@ class SlotTable:
         taken, new = self.taken(), np.full(len(self), -1, np.int64)
         rows, places = self.rows[taken], np.arange(len(taken))
         new[taken] = places
-        fresh = SlotTable(num_slots, self._table_starts, self._tracker)
+        fresh = self._empty(num_slots)
         fresh._used[places], fresh._flags[places] = self._used[taken], self._flags[taken]
         fresh._marked = int(self._used[taken].max(initial=-1)) + 1
         if not fresh.all_fit:
-            fresh._rows[places], fresh._accesses[places] = rows, self._tracker.accesses[rows]
+            fresh._rows[places] = rows
+        if len(fresh._accesses):
+            fresh._accesses[places] = self._tracker.accesses[rows]
         self._become(fresh)
         self.num_free = num_slots - len(taken)
         self._tracker.codes[rows] = places + 1
@@ -567,12 +572,20 @@ class SlotTable:
 
     def empty(self) -> None:
         """Free all slots, before other values are loaded."""
-        self._become(SlotTable(len(self), self._table_starts, self._tracker))
+        self._become(self._empty(len(self)))
+
+    def _empty(self, num_slots: int) -> "SlotTable":
+        return SlotTable(num_slots, self._table_starts, self._tracker, by_accesses=self._by_accesses)
 
     def _become(self, other: "SlotTable") -> None:
         self._rows, self._used, self._accesses, self._flags = other._arrays
         self._free, self.num_free, self._search_from = other._free, other.num_free, 0
         self.all_fit, self._pending_mark, self._marked = other.all_fit, None, other._marked
+
+    @property
+    def _key_columns(self) -> tuple[Int32s, NDArray[np.uint32]]:
+        """(slots,) each: latest use and accesses, for keys. If these do not count, the second can be any numbers."""
+        return self._used, self._accesses if self._by_accesses else self._used.view(np.uint32)
 
     @property
     def _columns(self) -> tuple[Int32s, NDArray[np.uint32], NDArray[np.uint8]]:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -96,9 +97,11 @@ class PolicyCaller:
         """True if updates may be lost: the rule may answer 0."""
         return self.rule is not None and self.rule.leaves_out
 
-    @property
+    @cached_property
     def order(self) -> tuple[str, ...] | None:
         """Columns by which rows are evicted, one of `ORDERS`; None: by `score`.
+
+        Read once: the books have what the order needs.
 
         Raises:
             PolicyError: if the policy names other columns.

@@ -78,7 +78,7 @@ def enter_batch(
     """Look up a batch's distinct rows in some tables; touch those on the device and hold their slots.
 
     mark (uint8) is added to the slots' flags: DIRTY if the batch will change all its rows. If every row has a slot
-    (`all_fit`), that is left to `mark_used`, and slots do not repeat accesses.
+    (`all_fit`), that is left to `mark_used`. slot_accesses may be empty: slots then do not repeat accesses.
 
     Outputs: locations (U,) int64 slot, or -1; missing (U,) int64 the u without a slot, from the first u of these tables
     on; undo (U,) int32 for `leave_batch`; lookups, distinct rows and hits are added to tally (T, counters). Returns the
@@ -86,6 +86,7 @@ def enter_batch(
     loaded into the cache once.
     """
     num_missing = first = np.int64(0) if first_table == 0 else table_ends[first_table - 1]
+    repeats = slot_accesses.size > 0
     for table in range(first_table, last_table):
         lookups = lookup_hits = np.int64(0)
         row_hits = 0
@@ -94,8 +95,9 @@ def enter_batch(
                 prefetch_item(codes, rows[at(u + AHEAD)])
                 ahead = max(codes[at(rows[at(u + SLOTS_AHEAD)])] - 1, 0)
                 prefetch_item(slot_used, ahead)
-                if not all_fit:
+                if repeats:
                     prefetch_item(slot_accesses, ahead)
+                if not all_fit:
                     prefetch_item(slot_flags, ahead)
             row, count = at(rows[at(u)]), np.int64(counts[at(u)])
             lookups += count
@@ -108,10 +110,11 @@ def enter_batch(
                 touch(row, count, accesses)
                 latest = slot_used[at(slot)] + 1
                 slot_used[at(slot)] = batch
+                if repeats:
+                    slot_accesses[at(slot)] = accesses[row]
                 if not all_fit:
                     flags = slot_flags[at(slot)]
                     latest = latest if flags & DIRTY else ~latest
-                    slot_accesses[at(slot)] = accesses[row]
                     slot_flags[at(slot)] = flags | mark
                 undo[at(u)] = latest
             else:
@@ -151,10 +154,10 @@ def leave_batch(rows, counts, locations, undo, accesses, slot_used, slot_accesse
         if accesses[row] < MOST_ACCESSES:  # a clipped count stays: the batch will be entered again
             accesses[row] -= np.uint32(counts[u])
         slot_used[slot] = (undo[u] if was_dirty else ~undo[u]) - 1
-        if not all_fit:
+        if slot_accesses.size > 0:
             slot_accesses[slot] = accesses[row]
-            if not was_dirty:
-                slot_flags[slot] &= ~DIRTY
+        if not (all_fit or was_dirty):
+            slot_flags[slot] &= ~DIRTY
 
 
 @kernel()
@@ -351,10 +354,10 @@ def take_slots(
 ):
     """Give each missing distinct row of takers[first:last] a free slot, and touch it.
 
-    Slots are from the end of `free` and held for the batch. mark, all_fit: see `enter_batch`; with `all_fit`, slots do
-    not store their rows either. Outputs, aligned with takers: slots (int64); initial (bool), if the row still has its
-    initial value; is_late (bool), if a batch from `oldest_held` on updates it on the host, which excludes initial: rows
-    used on the host are stored there.
+    Slots are from the end of `free` and held for the batch. mark, all_fit, slot_accesses: see `enter_batch`; with
+    `all_fit`, slots do not store their rows. Outputs, aligned with takers: slots (int64); initial (bool), if the row
+    still has its initial value; is_late (bool), if a batch from `oldest_held` on updates it on the host, which excludes
+    initial: rows used on the host are stored there.
     """
     for i in range(first, last):
         if i + AHEAD < last:
@@ -374,6 +377,7 @@ def take_slots(
         slot_used[at(slot)] = batch
         if not all_fit:
             slot_rows[at(slot)] = row
+        if slot_accesses.size > 0:
             slot_accesses[at(slot)] = accesses[at(row)]
         locations[u] = slot
         slots[at(i)] = slot
