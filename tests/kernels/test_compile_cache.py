@@ -23,7 +23,8 @@ accesses = np.zeros(2, np.uint32)
 slots = np.zeros(1, np.int32), np.zeros(1, np.uint32), np.zeros(1, np.uint8)
 places, before = (np.zeros(2, np.int64), np.zeros(2, np.int64)), np.zeros(2, np.int32)
 books.enter_batch(
-    0, 1, rows, counts, np.array([2]), 0, codes, accesses, *slots, np.uint8(0), False, *places, before, tally
+    0, 1, rows, counts, np.array([2]), 0, codes, accesses, *slots, np.uint8(0), False, *places, before, accesses[:0],
+    tally,
 )
 print(np.flatnonzero(tally[0]).tolist())
 """

@@ -44,6 +44,7 @@ ORDERS: Final = (("accesses",), ("last_access",), ("accesses", "last_access"), (
 SLOT_BYTES, FITTING_SLOT_BYTES = 17, 9  # of the arrays of a `SlotTable`; the second if every row has a slot
 NORM_BYTES = ACCESSES_BYTES = 4
 SHARED_ROWS = 1 << 14  # whose records or values threads divide: starting them takes as long as some thousand rows
+NO_ACCESSES: Final = np.zeros(0, np.uint32)
 SAMPLE = 4096  # slots, from which a bound of the lowest keys is estimated
 ALL_KEYS: Final = np.uint64(2**64 - 1)
 NUM_BINS = 64
@@ -470,6 +471,7 @@ class SlotTable:
         missing: Int64s,
         undo: Int32s,
         tally: Int64s,
+        seen: NDArray[np.uint32] = NO_ACCESSES,
     ) -> int:
         """Touch rows in slots and hold these for batch `number`; see `books.enter_batch`."""
         if self.all_fit and self._pending_mark != mark:
@@ -477,7 +479,7 @@ class SlotTable:
             self._pending_mark = mark
         ends, records = distinct.table_ends, self._tracker.columns
         books_of_batch = distinct.rows, distinct.counts, ends, number, *records, *self._columns
-        outputs = np.uint8(mark), self.all_fit, locations, missing, undo, tally
+        outputs = np.uint8(mark), self.all_fit, locations, missing, undo, seen, tally
         bounds = shares(len(distinct.rows), self._tracker.threads)
         if len(bounds) == 2:
             return int(books.enter_batch(0, len(ends), *books_of_batch, *outputs))

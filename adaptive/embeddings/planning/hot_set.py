@@ -87,16 +87,16 @@ class HotSet:
         """Bytes once all entries are taken."""
         return hot_set_bytes(self.capacity)
 
-    def admit(self, rows: NDArray[np.int64], accesses: NDArray[np.uint32]) -> WatchedRows:
+    def admit(self, rows: NDArray[np.int64], seen: NDArray[np.uint32]) -> WatchedRows:
         """Admit rows with enough lookups; return the watched ones of a batch's rows (U,).
 
-        accesses (all rows,): lookups so far.
+        seen (U,): lookups of each row so far.
         """
-        self._make_room(min(self.num_entries + len(rows), self.capacity), accesses)
+        self._make_room(min(self.num_entries + len(rows), self.capacity))
         places, entries = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
         old = self.num_entries
         table, least = (self._keys, self._values), self.config.min_accesses
-        self.num_entries, count = watched.find_entries(rows, accesses, least, *table, self.rows, old, places, entries)
+        self.num_entries, count = watched.find_entries(rows, seen, least, *table, self.rows, old, places, entries)
         self.drift[old : self.num_entries] = np.nan
         self._epoch[old : self.num_entries] = -1
         return WatchedRows(places[:count], entries[:count])
@@ -158,41 +158,39 @@ class HotSet:
         """(n,) each: copies of the columns of all entries, for `restore`."""
         return {name: self._records[name][: self.num_entries].copy() for name in COLUMNS}
 
-    def restore(self, columns: Mapping[str, NDArray[Any]], accesses: NDArray[np.uint32]) -> None:
-        """Restore the entries of an empty set from `columns` of at most `capacity` rows.
-
-        accesses (all rows,): lookups so far.
-        """
+    def restore(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Restore the entries of an empty set from `columns` of at most `capacity` rows."""
         rows = np.ascontiguousarray(columns["row"])
         self.rows[: len(rows)] = rows
         self.num_entries = len(rows)
-        self._enter_all(accesses)
+        self._enter_all()
         for name in COLUMNS:
             self._records[name][: len(rows)] = columns[name]
 
-    def retain(self, entries: NDArray[np.int64], accesses: NDArray[np.uint32]) -> None:
-        """Drop all entries but these (n,), ascending, which are renumbered from 0.
-
-        accesses (all rows,): lookups so far.
-        """
+    def retain(self, entries: NDArray[np.int64]) -> None:
+        """Drop all entries but these (n,), ascending, which are renumbered from 0."""
         records = self._records[entries]
         self._records[len(records) : self.num_entries] = 0
         self._records[: len(records)] = records
         self.num_entries = len(records)
-        self._enter_all(accesses)
+        self._enter_all()
 
     # --- the hash table --------------------------------------------------------------------------------------
 
-    def _make_room(self, num_entries: int, accesses: NDArray[np.uint32]) -> None:
+    def _make_room(self, num_entries: int) -> None:
         if _table_size(num_entries) > len(self._table):
-            self._enter_all(accesses, num_entries)
+            self._enter_all(num_entries)
 
-    def _enter_all(self, accesses: NDArray[np.uint32], num_entries: int = 0) -> None:
+    def _enter_all(self, num_entries: int = 0) -> None:
         """Enter all rows into a new table with room for `num_entries`, or for all entries."""
         rows = self.rows[: self.num_entries].copy()
         self._new_table(max(num_entries, len(rows)))
-        places, entries = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
-        watched.find_entries(rows, accesses, 0, self._keys, self._values, self.rows, 0, places, entries)
+        places, entries, seen = (
+            np.empty(len(rows), np.int32),
+            np.empty(len(rows), np.int32),
+            np.zeros(len(rows), np.uint32),
+        )
+        watched.find_entries(rows, seen, 0, self._keys, self._values, self.rows, 0, places, entries)
         assert np.array_equal(entries, np.arange(len(rows)))
 
     def _new_table(self, num_entries: int) -> None:

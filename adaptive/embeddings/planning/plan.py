@@ -108,7 +108,7 @@ class Deferred:
     entries: Int32s  # (m,) their rows of the table of sums
     due: Int32s  # (k,) positions in `summed` of the sums that are applied after the batch, ascending
     written: Int32s  # (n + k,) rows `now`, then those whose sum is applied
-    rows: Int64s  # (n + k,) owned rows of `written`, gathered while they are in the cache
+    rows: Int64s  # (n + k,) owned rows of `written`
 
 
 @dataclass(frozen=True)

@@ -107,16 +107,19 @@ class Planner:
             PolicyError: if the policy fails.
         """
         rows, num_rows = distinct.rows, len(distinct.rows)
-        locations, missing, undo = allocate(
-            self._memory, (np.int64, num_rows), (np.int64, num_rows), (np.int32, num_rows)
+        of_watched = (np.uint32, 0 if self.skipper is None else num_rows)
+        locations, missing, undo, seen = allocate(
+            self._memory, (np.int64, num_rows), (np.int64, num_rows), (np.int32, num_rows), of_watched
         )
         tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
-        count = self.slots.enter(distinct, number, self._mark, locations, missing, undo, tally)
+        count = self.slots.enter(distinct, number, self._mark, locations, missing, undo, tally, seen)
         self._entered = distinct, locations, undo
         question = _Question(number, depth, window, rows, missing[:count])
         prefetches = self._policy_caller.policy.misses == "prefetch"
         takers, victims = self._prefetch(question) if prefetches else self._promote(question)
-        return Arrival(number, question.oldest_held, distinct, locations, question.missing, takers, victims, tally)
+        return Arrival(
+            number, question.oldest_held, distinct, locations, question.missing, takers, victims, seen, tally
+        )
 
     def slots_needed(self, distinct: Distinct, number: int, depth: int) -> int:
         """Slots for the rows of the unplanned batch `number` and of the `depth` batches before it."""
@@ -149,7 +152,7 @@ class Planner:
         if self.skipper is None:
             return GroupPlan(number, pooling, row_updates, moves, tally, on_device=lookups.on_device)
         assert len(lookups.vectors) == lookups.segments[-1], "skipping needs the lookups by row on the host"
-        decision = self.skipper.decide(number, distinct, locations, tally)
+        decision = self.skipper.decide(number, distinct, arrival.seen, locations, tally)
         if decision.deferred is None:
             row_updates = row_updates.take(decision.written)
         self.slots.mark_dirty(decision.written, locations)
@@ -169,7 +172,7 @@ class Planner:
         self._apply_moves(arrival)
         tally = arrival.tally
         if self.skipper is not None:
-            decision = self.skipper.decide(arrival.number, arrival.distinct, arrival.locations, tally)
+            decision = self.skipper.decide(arrival.number, arrival.distinct, arrival.seen, arrival.locations, tally)
             self.slots.mark_dirty(decision.written, arrival.locations)
         pooling = None if bags is None else bags.pooling(arrival.distinct.inverse, arrival.locations)
         return tally, self._count_bytes(pooling, tally)
@@ -198,6 +201,8 @@ class Planner:
         if len(takers) < len(arrival.missing):
             fresh = self.slots.leave_on_host(arrival.missing, distinct, locations, number)
         self._entered = None
+        if len(arrival.seen):
+            arrival.seen[arrival.missing] = self.tracker.accesses[distinct.rows[arrival.missing]]
         rows, now = distinct.rows[takers], ~is_late
         if now.all():
             return Moves(*back, slots, rows, initial, fresh)
@@ -299,6 +304,7 @@ class Arrival:
     missing: Int64s  # distinct rows without a slot
     takers: Int64s  # distinct rows that get a slot
     victims: Int64s  # slots whose rows are evicted
+    seen: NDArray[np.uint32]  # (U,) lookups so far of rows that were in slots, with this batch; empty: nobody asks
     tally: Int64s  # (tables of the group, counters)
 
 

@@ -54,7 +54,7 @@ class DeferralBook:
         number: int,
         watched_rows: WatchedRows,
         distinct: Distinct,
-        accesses: NDArray[np.uint32],
+        seen: NDArray[np.uint32],
         outputs: tuple[NDArray[np.uint8], Int32s, Int32s, Int32s],
         waits: NDArray[np.uint8],
     ) -> tuple[int, int]:
@@ -66,7 +66,7 @@ class DeferralBook:
             number: of the batch.
             watched_rows: of the batch.
             distinct: rows of the batch (U,).
-            accesses: (all rows,) lookups so far.
+            seen: (U,) lookups of each row so far.
             outputs: fates (U,), read and updated; `summed`, `entries` and `due` of `Deferred`, with room for all
                 watched rows.
             waits: (entries,) the rule's answers - 1, if the rule is called.
@@ -75,7 +75,7 @@ class DeferralBook:
             The numbers of `summed` and `due`.
         """
         rule, answers = self._rule, (waits if self._rule.asks else _NO_WAITS, self._rule.asks)
-        rows = distinct.rows, watched_rows.places, watched_rows.entries, distinct.counts, accesses
+        rows = watched_rows.places, watched_rows.entries, distinct.counts, seen
         k = rule.every, self._at_most(number)
         num_summed, num_due = watched.defer_visits(*rows, *k, *answers, self.visits, self.waiting, *outputs)
         return int(num_summed), int(num_due)
@@ -183,13 +183,19 @@ class Skipper:
         """Number of entries, from the first, whose movement is measured."""
         return min(self._capacity, self._policy_caller.most_snapshots)
 
-    def decide(self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s) -> Decision:
-        """Decide what happens to the gradients of a batch's distinct rows, at `locations` (U,); count in `tally`."""
+    def decide(
+        self, number: int, distinct: Distinct, seen: NDArray[np.uint32], locations: Int64s, tally: Int64s
+    ) -> Decision:
+        """Decide what happens to the gradients of a batch's distinct rows; count it in `tally`.
+
+        seen, locations (U,): lookups so far of each row, with this batch, and its location.
+        """
         self._turn_to(number)
         self._apply_allowance()
-        rows, counts, accesses = distinct.rows, distinct.counts, self._tracker.accesses
-        watched_rows = self.hot.admit(rows, accesses)
-        fates, (written, summed, entries, due) = np.full(len(rows), NOW, np.uint8), np.empty((4, len(rows)), np.int32)
+        rows, counts = distinct.rows, distinct.counts
+        watched_rows = self.hot.admit(rows, seen)
+        fates, (places, summed, entries, due) = np.full(len(rows), NOW, np.uint8), np.empty((4, len(rows)), np.int32)
+        written_rows = np.empty(len(rows), np.int64)
         snapshots = None
         if self._rule.leaves_out or self.num_snapshots:
             most = self._capacity if self._rule.leaves_out else self.num_snapshots
@@ -197,12 +203,13 @@ class Skipper:
             snapshots = due_snapshots if self.num_snapshots else None
         num_summed = num_due = 0
         if self.deferral is not None:
-            outputs, waits = (fates, summed, entries, due), self.hot.waits
-            num_summed, num_due = self.deferral.decide(number, watched_rows, distinct, accesses, outputs, waits)
+            lists, waits = (fates, summed, entries, due), self.hot.waits
+            num_summed, num_due = self.deferral.decide(number, watched_rows, distinct, seen, lists, waits)
         summed, entries, due = summed[:num_summed], entries[:num_summed], due[:num_due]
-        num_now = watched.divide_rows(distinct.table_ends, counts, fates, (summed, due), written, tally)
-        now, written = written[:num_now], written[: num_now + num_due]
-        deferred = Deferred(now, summed, entries, due, written, rows[written]) if num_summed else None
+        batch_rows, outputs = (rows, counts, distinct.table_ends), (places, written_rows)
+        num_now = watched.divide_rows(batch_rows, fates, (summed, due), outputs, tally)
+        now, written = places[:num_now], places[: num_now + num_due]
+        deferred = Deferred(now, summed, entries, due, written, written_rows[: len(written)]) if num_summed else None
         return Decision(written, deferred, snapshots)
 
     def ask(self, number: int) -> None:
@@ -243,7 +250,7 @@ class Skipper:
 
         No batch is in flight, all feedback has arrived, and the others have no sums.
         """
-        self.hot.retain(entries, self._tracker.accesses)
+        self.hot.retain(entries)
         if self.deferral is not None:
             self.deferral.retain(entries)
         self.count_watched()
@@ -254,7 +261,7 @@ class Skipper:
 
     def restore(self, columns: Mapping[str, NDArray[Any]]) -> None:
         """Restore the watched rows of a checkpoint: `columns` of the hot set, in order of entry."""
-        self.hot.restore(columns, self._tracker.accesses)
+        self.hot.restore(columns)
         self._sum_counted()
 
     def _turn_to(self, number: int) -> None:

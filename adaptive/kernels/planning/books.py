@@ -73,6 +73,7 @@ def enter_batch(
     locations,
     missing,
     undo,
+    seen,
     tally,
 ):
     """Look up a batch's distinct rows in some tables; touch those on the device and hold their slots.
@@ -81,15 +82,14 @@ def enter_batch(
     (`all_fit`), that is left to `mark_used`. slot_accesses may be empty: slots then do not repeat accesses.
 
     Outputs: locations (U,) int64 slot, or -1; missing (U,) int64 the u without a slot, from the first u of these tables
-    on; undo (U,) int32 for `leave_batch`; lookups, distinct rows and hits are added to tally (T, counters). Returns the
-    end of the missing rows, which are touched later, once their place is decided. One pass, so that every record is
-    loaded into the cache once.
+    on; undo (U,) int32 for `leave_batch`; seen (U,) uint32, or empty: accesses of the rows in slots, with this batch;
+    lookups, distinct rows and hits are added to tally (T, counters). Returns the end of the missing rows, which are
+    touched later, once their place is decided. One pass, so that every record is loaded into the cache once.
     """
     num_missing = first = np.int64(0) if first_table == 0 else table_ends[first_table - 1]
     repeats = slot_accesses.size > 0
     for table in range(first_table, last_table):
-        lookups = lookup_hits = np.int64(0)
-        row_hits = 0
+        lookups = lookup_hits = row_hits = np.int64(0)
         for u in range(first, table_ends[table]):
             if u + AHEAD < rows.size:
                 prefetch_item(codes, rows[at(u + AHEAD)])
@@ -108,8 +108,7 @@ def enter_batch(
                 lookup_hits += count
                 row_hits += 1
                 touch(row, count, accesses)
-                latest = slot_used[at(slot)] + 1
-                slot_used[at(slot)] = batch
+                latest, slot_used[at(slot)] = slot_used[at(slot)] + 1, batch
                 if repeats:
                     slot_accesses[at(slot)] = accesses[row]
                 if not all_fit:
@@ -117,6 +116,8 @@ def enter_batch(
                     latest = latest if flags & DIRTY else ~latest
                     slot_flags[at(slot)] = flags | mark
                 undo[at(u)] = latest
+                if seen.size > 0:
+                    seen[at(u)] = accesses[row]
             else:
                 num_missing += 1
         tally[table, LOOKUPS] += lookups
@@ -418,7 +419,9 @@ def use_rows_on_host(missing, rows, counts, batch, codes, accesses, locations, f
 def mark_dirty(updated, locations, slot_flags):
     """Set DIRTY for the slots of the distinct rows `updated`."""
     for i in range(updated.size):
-        location = locations[at(updated[i])]
+        if i + AHEAD < updated.size:
+            prefetch_item(slot_flags, max(locations[at(updated[at(i + AHEAD)])], 0))
+        location = locations[at(updated[at(i)])]
         if location >= 0:
             slot_flags[at(location)] |= DIRTY
 

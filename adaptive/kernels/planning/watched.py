@@ -52,12 +52,13 @@ def home(row, mask):
 
 
 @kernel()
-def find_entries(rows, accesses, min_accesses, keys, values, entry_rows, num_entries, places, entries):
+def find_entries(rows, seen, min_accesses, keys, values, entry_rows, num_entries, places, entries):
     """Look up a batch's distinct rows in the hot set; enter rows with enough lookups.
 
-    rows (U,) int64; keys int64 (-1 = empty) and values int32 are the hot set's hash table, a power of two; entry_rows
-    (H,) int64. Outputs, of length U: places and entries of the watched rows. Returns the numbers of entries and of
-    watched rows. Rows are looked up in blocks, so that their places in the table are in the cache by then.
+    rows (U,) int64; seen (U,) uint32: lookups of each so far; keys int64 (-1 = empty) and values int32 are the hot
+    set's hash table, a power of two; entry_rows (H,) int64. Outputs, of length U: places and entries of the watched
+    rows. Returns the numbers of entries and of watched rows. Rows are looked up in blocks, so that their places in the
+    table are in the cache by then.
     """
     mask = np.uint64(keys.size - 1)
     count = 0
@@ -65,7 +66,7 @@ def find_entries(rows, accesses, min_accesses, keys, values, entry_rows, num_ent
         last = count
         for u in range(begin, min(begin + BLOCK, rows.size)):
             places[at(last)] = u  # if the row has too few lookups, the next one is written over it
-            last += accesses[at(rows[at(u)])] >= min_accesses
+            last += seen[at(u)] >= min_accesses
         for i in range(count, last):
             prefetch_item(keys, home(rows[at(places[at(i)])], mask))
         for i in range(count, last):
@@ -131,6 +132,8 @@ def visit_entries(
         chosen[at(num_chosen)] = i
         num_chosen += entries[i] < most_entries
     for j in range(num_chosen):
+        if j + AHEAD < num_chosen:
+            prefetch_item(entry_visits, entries[at(chosen[at(j + AHEAD)])])
         u, entry = places[at(chosen[at(j)])], entries[at(chosen[at(j)])]
         seen = min(np.int64(entry_accesses[entry]) + np.int64(counts[u]), MOST_ACCESSES)
         first = entry_visits[entry] < 0
@@ -156,11 +159,10 @@ def visit_entries(
 
 @kernel()
 def defer_visits(
-    rows,
     places,
     entries,
     counts,
-    accesses,
+    seen,
     every,
     at_most,
     rule_waits,
@@ -174,10 +176,10 @@ def defer_visits(
 ):
     """Decide which watched rows accumulate their gradients; see `policy.SkipRule`.
 
-    accesses (all rows,) lookups so far; visits and waiting (H,) uint32 are the books; rule_waits (H,) uint8: the rule's
-    answers - 1, used if `by_rule`. Outputs: fates (U,) uint8 of rows with a sum; summed int32 (distinct rows) and
-    summed_entries int32; due int32: positions in `summed` of the sums applied after this batch. Returns the numbers of
-    summed and due rows.
+    seen (U,) uint32: lookups of each row so far; visits and waiting (H,) uint32 are the books; rule_waits (H,) uint8:
+    the rule's answers - 1, used if `by_rule`. Outputs: fates (U,) uint8 of rows with a sum; summed int32 (distinct
+    rows) and summed_entries int32; due int32: positions in `summed` of the sums applied after this batch. Returns the
+    numbers of summed and due rows.
     """
     num_summed = num_due = 0
     for i in range(places.size):
@@ -188,7 +190,7 @@ def defer_visits(
             continue
         visited, waited = np.int64(visits[entry]) + 1, np.int64(waiting[entry])
         if visited == 1:  # just admitted: estimate its visits from its lookups at this batch's rate
-            visited = max(np.int64(accesses[at(rows[u])]) // np.int64(counts[u]), np.int64(1))
+            visited = max(np.int64(seen[u]) // np.int64(counts[u]), np.int64(1))
         waits = (waited + 1 < at_most) & ((waited + 2) * every <= visited)  # waited + 1 < k
         if by_rule:
             waits = waits & (waited < np.int64(rule_waits[entry]))
@@ -204,13 +206,14 @@ def defer_visits(
 
 
 @kernel()
-def divide_rows(table_ends, counts, fates, deferred, written, tally):
+def divide_rows(distinct, fates, deferred, written, tally):
     """List the distinct rows that are updated now, ascending, and then those of the sums due; return the number now.
 
-    written (U,) int32 receives them; deferred: summed and due, see `defer_visits`. Adds to tally (T, counters) the
-    rows not written, their lookups, and deferred rows.
+    distinct: rows (U,), counts (U,) and table_ends (T,). written (U,) int32 and (U,) int64 receive their places and
+    rows; deferred: summed and due, see `defer_visits`. Adds to tally (T, counters) the rows not written, their lookups,
+    and deferred rows.
     """
-    summed, due = deferred
+    (rows, counts, table_ends), (summed, due), (places, written_rows) = distinct, deferred, written
     first = num_now = 0
     for table in range(table_ends.size):
         updates = lookups = waiting = 0
@@ -220,12 +223,13 @@ def divide_rows(table_ends, counts, fates, deferred, written, tally):
             updates += is_skipped
             lookups += is_skipped * counts[at(u)]
             waiting += fate == WAITS
-            written[at(num_now)] = u  # if it is not, the next one is written over it
+            places[at(num_now)], written_rows[at(num_now)] = u, rows[at(u)]  # if it is not, the next one replaces it
             num_now += fate == NOW
         tally[table, SKIPPED_UPDATES] += updates
         tally[table, SKIPPED_LOOKUPS] += lookups
         tally[table, DEFERRED_UPDATES] += waiting
         first = table_ends[table]
     for i in range(due.size):
-        written[at(num_now + i)] = summed[at(due[i])]
+        u = summed[at(due[i])]
+        places[at(num_now + i)], written_rows[at(num_now + i)] = u, rows[at(u)]
     return num_now

@@ -88,15 +88,15 @@ def test_a_set_that_keeps_some_entries_finds_exactly_their_rows(seed: int, capac
     random = np.random.default_rng(seed)
     hot, accesses = HotSet(capacity, SkipConfig(min_accesses=1)), np.ones(100, np.uint32)
     rows = random.permutation(100)[:capacity]
-    hot.admit(rows, accesses)
+    hot.admit(rows, accesses[rows])
     hot.saturated[:capacity] = rows % 2 == 0
     stay = np.sort(random.choice(capacity, random.integers(0, capacity + 1), replace=False))
-    hot.retain(stay, accesses)
+    hot.retain(stay)
     expected: NDArray[np.int64] = np.full(100, -1)
     expected[rows[stay]] = np.arange(len(stay))
     np.testing.assert_array_equal(hot.entries_of(np.arange(100)), expected)
     assert hot.saturated[: len(stay)].tolist() == (rows[stay] % 2 == 0).tolist()
-    hot.admit(np.arange(100), accesses)
+    hot.admit(np.arange(100), accesses[:100])
     assert hot.num_entries == min(capacity, 100) and np.isnan(hot.drift[len(stay) : hot.num_entries]).all()
 
 

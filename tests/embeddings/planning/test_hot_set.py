@@ -40,7 +40,7 @@ class WatchedRows:
         self.accesses[looked_up] += times.astype(np.uint32)
         self.number = number + 1
         fates = np.zeros(len(rows), np.uint8)
-        mine = self.hot.admit(looked_up, self.accesses)
+        mine = self.hot.admit(looked_up, self.accesses[looked_up])
         snapshots = self.hot.visit(mine, self.hot.capacity, times, 10 * looked_up, fates)
         return fates == SKIPPED, snapshots
 
@@ -131,7 +131,7 @@ def test_a_restored_set_goes_on_as_the_saved_one() -> None:
         saved.measure(due, *(0.25 * number for _ in due.entries))
     restored = WatchedRows(capacity=6, min_accesses=1)
     restored.accesses[:], restored.number = saved.accesses, saved.number
-    restored.hot.restore(saved.hot.columns(), restored.accesses)
+    restored.hot.restore(saved.hot.columns())
     rows = np.arange(50)
     for _ in range(3):
         assert restored.hot.num_entries == saved.hot.num_entries

@@ -420,7 +420,7 @@ def visits(book: DeferralBook, count: int, *, first: int = 0, accesses: int = 1,
             number,
             WatchedRows(np.zeros(1, np.int32), np.zeros(1, np.int32)),
             distinct(1),
-            np.array([0, 0, 0, accesses], np.uint32),
+            np.full(1, accesses, np.uint32),
             (fates, summed, entries, due),
             np.full(1, max(answer, 1) - 1, np.uint8),
         )

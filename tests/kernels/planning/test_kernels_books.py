@@ -63,12 +63,14 @@ def enter(
 ) -> Any:
     """(locations, missing, before, tally) of a batch that enters; `books_of` change."""
     locations, missing, before = np.full(len(rows), 9), np.full(len(rows), 9), np.full(len(rows), 9, np.int32)
-    tally = new_tally(len(ends))
+    seen, tally = np.full(len(rows), 9, np.uint32), new_tally(len(ends))
     count = choose(books.enter_batch)(
         0, len(ends), ints(*rows), i32(*counts), ints(*ends), batch, books_of["codes"], books_of["accesses"],
         books_of["used"], books_of["counted"], books_of["flags"], np.uint8(mark), all_fit, locations, missing, before,
-        tally,
+        seen, tally,
     )  # fmt: skip
+    in_slots = locations >= 0
+    assert seen[in_slots].tolist() == books_of["accesses"][ints(*rows)][in_slots].tolist()
     return locations, missing[:count], before, tally
 
 

@@ -36,7 +36,7 @@ class Table:
     def find(self, rows: NDArray[np.int64], accesses: Any, least: int) -> list[tuple[int, int]]:
         """(place, entry) of each watched row."""
         places, entries = np.full(len(rows), -9, np.int32), np.full(len(rows), -9, np.int32)
-        found = self._find(rows, accesses, least, self.keys, self.values, self.rows, self.num, places, entries)
+        found = self._find(rows, accesses[rows], least, self.keys, self.values, self.rows, self.num, places, entries)
         self.num, count = found
         return list(zip(places[:count].tolist(), entries[:count].tolist(), strict=True))
 
@@ -110,10 +110,10 @@ def test_look_ups_and_visits_since_a_snapshot_do_not_wrap(choose: Choose) -> Non
 @both
 def test_divide_rows(choose: Choose) -> None:
     """Table 0: a saturated row, a plain one, one whose gradient waits. Table 1: a sum that is due, one that waits."""
-    tally, written = np.zeros((2, len(Counter)), np.int64), i32(9, 9, 9, 9, 9)
+    tally, places, rows = np.zeros((2, len(Counter)), np.int64), i32(9, 9, 9, 9, 9), ints(9, 9, 9, 9, 9)
     fates = np.array([SKIPPED, NOW, WAITS, DUE, WAITS], np.uint8)
-    rows = ints(3, 5), i32(3, 1, 4, 8, 16), fates, (i32(2, 3, 4), i32(1))
-    assert choose(watched.divide_rows)(*rows, written, tally) == 1
-    assert written[:2].tolist() == [1, 3]
+    distinct, deferred = (ints(20, 21, 22, 23, 24), i32(3, 1, 4, 8, 16), ints(3, 5)), (i32(2, 3, 4), i32(1))
+    assert choose(watched.divide_rows)(distinct, fates, deferred, (places, rows), tally) == 1
+    assert (places[:2].tolist(), rows[:2].tolist()) == ([1, 3], [21, 23])
     counted = {counter.name: tally[:, counter].tolist() for counter in Counter if tally[:, counter].any()}
     assert counted == {"SKIPPED_UPDATES": [2, 1], "SKIPPED_LOOKUPS": [7, 16], "DEFERRED_UPDATES": [1, 1]}
