@@ -35,7 +35,7 @@ class RowStats:
     accesses: NDArray[np.int64]  # (n,) lookups so far
     last_access: NDArray[np.int64]  # (n,) latest batch that looked up the row, or -1
     next_access: NDArray[np.int64]  # (n,) next batch in the window that looks up the row, or NEVER
-    update_norm: NDArray[np.float32]  # (n,) sum of the L2 norms of all updates
+    update_norm: NDArray[np.float32]  # (n,) sum of the L2 norms of all updates while `score` or a rule could ask
     drift: NDArray[np.float32]  # (n,) ||row - snapshot|| / ||row||; NaN if unknown or if an update was skipped
     drift_accesses: NDArray[np.int64]  # (n,) lookups between the two snapshots behind `drift`
     drift_visits: NDArray[np.int64]  # (n,) batches with such a lookup between the two snapshots
@@ -264,7 +264,7 @@ class Policy(ABC):
 
     If set, the runtime evicts rows with the lowest values without calling `score`, several times as fast. It applies
     to the class that defines `score` and to subclasses that do not override `score`. Set it to `()` in `__init__` for
-    settings under which it does not hold.
+    settings under which it does not hold. It is read once, when tables are created.
     """
 
     window: int = 0
