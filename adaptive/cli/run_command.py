@@ -107,9 +107,10 @@ def _resume(run: Path, texts: Mapping[str, str], ranks: int | None, *, force_unl
     settings = settings_for_ranks(run, ranks)
     if ranks is not None and settings is not None:
         _launch(ranks, settings)
-    from adaptive.embeddings.ranks import ALONE
-    from adaptive.training.runs import resume_run
-    from adaptive.training.runs.distributed import launched_ranks
+    with loading_libraries():
+        from adaptive.embeddings.ranks import ALONE
+        from adaptive.training.runs import resume_run
+        from adaptive.training.runs.distributed import launched_ranks
 
     changed: dict[str, Any] = {key: int(text) for key, text in texts.items() if key in LENGTHS}
     if code := {key: text for key, text in texts.items() if key in CODE}:

@@ -10,6 +10,7 @@ from adaptive.cli.flags import given_sets
 from adaptive.cli.launching import launch_ranks, refuse_within_ranks, settings_for_ranks
 from adaptive.cli.output import check_folders, own_stdout, print_result
 from adaptive.errors import ConfigError
+from adaptive.system import loading_libraries
 
 if TYPE_CHECKING:
     from adaptive.serving.exporting import ExportResult
@@ -33,9 +34,10 @@ def evaluate(
     if ranks is not None:
         refuse_within_ranks()
         launch_ranks(ranks, None)
-    from adaptive.embeddings.ranks import ALONE
-    from adaptive.training.runs import evaluate_run
-    from adaptive.training.runs.distributed import launched_readers
+    with loading_libraries():
+        from adaptive.embeddings.ranks import ALONE
+        from adaptive.training.runs import evaluate_run
+        from adaptive.training.runs.distributed import launched_readers
 
     with own_stdout(), nullcontext(ALONE) if config is None else launched_readers(config) as group:
         stream = sys.stderr if group.is_first else None
@@ -57,7 +59,8 @@ def predict(
     allows bad lines, which then get no score.
     """
     settings = given_sets(sets)
-    from adaptive.serving import predict_run
+    with loading_libraries():
+        from adaptive.serving import predict_run
 
     with own_stdout():
         result = predict_run(run, out, data=data, settings=settings)
