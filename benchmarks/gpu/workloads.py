@@ -31,7 +31,7 @@ LAYERS: dict[ModelName, tuple[tuple[int, ...], tuple[int, ...]]] = {  # of the b
 }
 EXPONENT = 1.05  # of Zipf's law, by which ids are drawn
 NUM_TABLES = len(CRITEO_KAGGLE)  # and features
-RECORD_BYTES = 16  # of a row in the tracker
+RECORD_BYTES = 12  # of a row in the tracker, with its norm
 TORCH_COPIES: dict[Optimizer, int] = {"sgd": 1, "adagrad": 2, "adam": 3}  # tables and state, in tables
 
 
