@@ -323,21 +323,28 @@ def fill_segments(inverse, counts, first, bag_starts, bag_vectors, segments, vec
                 origins[at(place)] = first + p
 
 
-@kernel()
+@kernel(noalias=True)
 def take_segments(chosen, lookups, taken):
     """Copy the lookups of the rows `chosen` (n,): segments (U + 1,), vectors (N,) and scales (N,), or empty.
 
-    taken: receives the same of these rows, with room for N lookups.
+    taken: receives the same of these rows, with room for N lookups. Most rows have few lookups, and how many is
+    unpredictable: so four are copied at once, and the next row overwrites what was too many.
     """
     (segments, vectors, scales), (taken_segments, taken_vectors, taken_scales), place = lookups, taken, 0
     for i in range(chosen.size):
         u = at(chosen[i])
+        first, size = segments[u], segments[u + ONE] - segments[u]
         taken_segments[i] = place
-        for p in range(segments[u], segments[u + ONE]):
-            taken_vectors[at(place)] = vectors[at(p)]
-            if scales.size > 0:
-                taken_scales[at(place)] = scales[at(p)]
-            place += 1
+        if size <= 4 and place + 4 <= taken_vectors.size and first + 4 <= vectors.size:
+            for k in range(4):
+                taken_vectors[at(place + k)] = vectors[at(first + k)]
+        else:
+            for k in range(size):
+                taken_vectors[at(place + k)] = vectors[at(first + k)]
+        if scales.size > 0:
+            for k in range(size):
+                taken_scales[at(place + k)] = scales[at(first + k)]
+        place += size
     taken_segments[chosen.size] = place
 
 

@@ -243,7 +243,7 @@ def test_look_ups_of_chosen_rows(choose: Choose, scaled: bool) -> None:
 
 @both
 @settings(max_examples=60, deadline=None)
-@given(rows=st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=12), scaled=st.booleans())
+@given(rows=st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12), scaled=st.booleans())
 def test_look_ups_of_any_chosen_rows(choose: Choose, rows: list[tuple[int, bool]], scaled: bool) -> None:
     """rows: (look-ups, True if chosen) of each."""
     segments = [0, *itertools.accumulate(size for size, _ in rows)]
