@@ -63,9 +63,9 @@ def prepare(
 
     def fill(folder: Path) -> None:
         changed = {"shuffle_buffer": 0}
-        is_parquet = spec.startswith("parquet:")  # which several threads read more slowly
-        if "num_workers" not in options.model_fields_set and not is_parquet:
-            changed["num_workers"] = usable_cores()
+        if options.num_workers == "auto":
+            is_parquet = spec.startswith("parquet:")  # which several threads read more slowly
+            changed["num_workers"] = 1 if is_parquet else usable_cores()
         dataset = open_dataset(spec, options.model_copy(update=changed), run_dir=folder)
         if dataset.epochs_differ:
             raise ConfigError(

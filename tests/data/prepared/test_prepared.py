@@ -176,6 +176,26 @@ def test_progress_of_each_part_is_reported(tmp_path: Path, monkeypatch: pytest.M
     assert built_in == {"train": [PartRead(16, 20), PartRead(20, 20)], "evaluation": [PartRead(4, None)]}
 
 
+@pytest.mark.parametrize(
+    ("kind", "num_workers", "threads"), [("csv", "auto", 12), ("parquet", "auto", 1), ("csv", 3, 3)]
+)
+def test_threads_that_prepare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, num_workers: object, threads: int
+) -> None:
+    opened = list[int]()
+
+    def refuses(spec: str, given: DataOptions, run_dir: Path) -> Dataset:
+        opened.append(given.threads)
+        raise InputError(spec)
+
+    for module in ("prepared.prepared_writer", "data_options"):
+        monkeypatch.setattr(f"adaptive.data.{module}.usable_cores", lambda: 12)
+    monkeypatch.setattr(prepared_writer, "open_dataset", refuses)
+    with pytest.raises(InputError):
+        prepare(f"{kind}:data", DataOptions(num_workers=num_workers), tmp_path / "out")
+    assert opened == [threads]
+
+
 def test_when_the_disk_fails_there_is_nothing(tmp_path: Path) -> None:
     """Each operation in turn; then one that all succeed in."""
     spec = make_text(tmp_path)
