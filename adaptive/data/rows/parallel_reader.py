@@ -6,11 +6,11 @@ not depend on the number of threads.
 """
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from queue import Full, Queue
+from queue import Full, Queue, SimpleQueue
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -20,54 +20,58 @@ from adaptive.data.rows.row_source import Block, Position, RowSource
 from adaptive.system import start_thread
 
 T = TypeVar("T")
+_Item = tuple[T] | BaseException | None  # a result; an error; None at the end
 
 BLOCK_ROWS = 1 << 14
 _MOST_ROWS = 1 << 18  # read ahead of a piece, at most
 _AHEAD = 2  # pieces for each thread that may be started before the consumer needs them
 
 
-def side_by_side(works: Sequence[Callable[[], Iterator[T]]], *, threads: int, most: int) -> Generator[T, None, None]:
+def side_by_side(works: Iterable[Callable[[], Iterator[T]]], *, threads: int, most: int) -> Generator[T, None, None]:
     """Yield the results of all works, in order.
 
     An exception of a work is raised in place of its next result. Threads are joined when the generator ends or is
     closed, each after its current result.
 
     Args:
-        works: functions that make iterators; each is called and iterated in one worker thread.
+        works: functions that make iterators, taken as they start; each is called and iterated in one worker thread.
         threads: at least 1.
         most: results of a work that may wait for the consumer.
     """
-    queues = [Queue[tuple[T] | BaseException | None](most) for _ in works]  # a result; an error; None at the end
-    numbers, lock = iter(range(len(works))), threading.Lock()
+    remaining, lock = iter(works), threading.Lock()
+    started = SimpleQueue[Queue[_Item[T]] | None]()  # the results of each work, in order; None after the last one
     may_start, is_stopped = threading.Semaphore(_AHEAD * threads), threading.Event()
 
-    def put(number: int, item: tuple[T] | BaseException | None) -> None:
+    def put(results: Queue[_Item[T]], item: _Item[T]) -> None:
         while not is_stopped.is_set():
             with suppress(Full):  # look again now and then if the consumer has stopped
-                queues[number].put(item, timeout=0.1)
+                results.put(item, timeout=0.1)
                 return
 
     def run() -> None:
         while may_start.acquire() and not is_stopped.is_set():
             with lock:
-                number = next(numbers, None)
-            if number is None:
-                return
+                work = next(remaining, None)
+                if work is None:
+                    started.put(None)
+                    return
+                results = Queue[_Item[T]](most)
+                started.put(results)
             error = None
             try:
-                for result in works[number]():
-                    put(number, (result,))
+                for result in work():
+                    put(results, (result,))
                     if is_stopped.is_set():
                         return
             except BaseException as raised:  # the consumer raises it
                 error = raised
-            put(number, error)
+            put(results, error)
 
     workers = [threading.Thread(target=run, name=f"reader-{n}", daemon=True) for n in range(threads)]
     try:
         for worker in workers:
             start_thread(worker)
-        for results in queues:
+        while (results := started.get()) is not None:
             while isinstance(item := results.get(), tuple):
                 yield item[0]
             if item is not None:

@@ -334,7 +334,7 @@ class Synthetic(Dataset):
         if self._threads == 1:
             return make(start, stop)
         size = TURN * batch_size
-        turns = [partial(make, first, min(first + size, stop)) for first in range(start, stop, size)]
+        turns = (partial(make, first, min(first + size, stop)) for first in range(start, stop, size))
         return side_by_side(turns, threads=self._threads, most=TURN)
 
     def _inputs(self, start: int, stop: int, first_drifted: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -1,8 +1,10 @@
 """Work done by threads comes in order; files read side by side give the batches, the bad rows and the errors of one
 reader; threads are gone however it ends."""
 
+import itertools
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +89,13 @@ def test_no_more_waits_than_may() -> None:
     assert next(results) == 1
     results.close()
     assert len(made) <= 5
+
+
+def test_works_are_taken_as_they_start() -> None:
+    """A stream may have any number of them."""
+    results = side_by_side((partial(iter, [number]) for number in itertools.count()), threads=2, most=1)
+    assert list(itertools.islice(results, 20)) == list(range(20))
+    results.close()
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
