@@ -99,41 +99,43 @@ def some_books() -> dict[str, Any]:
 @pytest.mark.parametrize("repeats", [False, True])
 def test_a_batch_enters_and_leaves(choose: Choose, mark: int, *, repeats: bool) -> None:
     """Table 0: rows 2 and 1, the second on the device. Table 1: nothing. Table 2: row 0, and row 3 on the device."""
-    found, batch = some_books(), ((2, 1, 0, 3), (3, 1, 4, 5))
-    found["counted"] = found["counted"][: 3 * repeats]
-    locations, missing, before, tally = enter(choose, found, 8, mark, *batch, (2, 2, 4))
+    arrays, batch = some_books(), ((2, 1, 0, 3), (3, 1, 4, 5))
+    arrays["counted"] = arrays["counted"][: 3 * repeats]
+    locations, missing, before, tally = enter(choose, arrays, 8, mark, *batch, (2, 2, 4))
     assert locations.tolist() == [-1, 2, -1, 0]
     assert missing.tolist() == [0, 2]
-    assert found["codes"].tolist() == some_books()["codes"].tolist()
-    assert found["accesses"].tolist() == [0, 8, 5, 2**32 - 1]  # as many as can be counted
-    assert found["used"].tolist() == [8, books.FREE, 8]
-    assert found["counted"].tolist() == [2**32 - 1, 0, 8][: 3 * repeats]
-    assert found["flags"].tolist() == [DIRTY, 0, CHANGED | mark]
+    assert arrays["codes"].tolist() == some_books()["codes"].tolist()
+    assert arrays["accesses"].tolist() == [0, 8, 5, 2**32 - 1]  # as many as can be counted
+    assert arrays["used"].tolist() == [8, books.FREE, 8]
+    assert arrays["counted"].tolist() == [2**32 - 1, 0, 8][: 3 * repeats]
+    assert arrays["flags"].tolist() == [DIRTY, 0, CHANGED | mark]
     assert counted(tally) == {
         "LOOKUPS": [4, 0, 9], "UNIQUE_ROWS": [2, 0, 2], "LOOKUP_HITS": [1, 0, 5], "ROW_HITS": [1, 0, 1]
     }  # fmt: skip
-    leave(choose, found, *batch, locations, before)
+    leave(choose, arrays, *batch, locations, before)
     expected = some_books()
-    assert found.pop("accesses").tolist() == [0, 7, 5, 2**32 - 1]  # and not to be told apart
-    assert found.pop("counted").tolist() == [2**32 - 1, 0, 7][: 3 * repeats]
-    assert {name: array.tolist() for name, array in found.items()} == {name: expected[name].tolist() for name in found}
+    assert arrays.pop("accesses").tolist() == [0, 7, 5, 2**32 - 1]  # and not to be told apart
+    assert arrays.pop("counted").tolist() == [2**32 - 1, 0, 7][: 3 * repeats]
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        name: expected[name].tolist() for name in arrays
+    }
 
 
 @both
 def test_a_batch_enters_and_leaves_slots_of_all_rows(choose: Choose) -> None:
     """Their flags are set later, and they do not repeat accesses."""
     start = some_books() | {"counted": np.zeros(0, np.uint32)}
-    found, batch = {name: array.copy() for name, array in start.items()}, ((2, 1, 0), (3, 1, 4))
-    locations, missing, before, _ = enter(choose, found, 8, DIRTY, *batch, (3,), all_fit=True)
+    arrays, batch = {name: array.copy() for name, array in start.items()}, ((2, 1, 0), (3, 1, 4))
+    locations, missing, before, _ = enter(choose, arrays, 8, DIRTY, *batch, (3,), all_fit=True)
     assert (locations.tolist(), missing.tolist()) == ([-1, 2, -1], [0, 2])
-    assert found["accesses"].tolist() == [0, 8, 5, 2**32 - 3]
-    assert found["used"].tolist() == [4, books.FREE, 8]
-    assert found["flags"].tolist() == start["flags"].tolist()
-    assert choose(books.mark_used)(found["used"], 7, np.uint8(DIRTY), found["flags"]) == 9
-    assert found["flags"].tolist() == [DIRTY, 0, DIRTY | CHANGED]
-    found["flags"] = start["flags"]
-    leave(choose, found, *batch, locations, before, all_fit=True)
-    assert all(np.array_equal(found[name], array) for name, array in start.items())
+    assert arrays["accesses"].tolist() == [0, 8, 5, 2**32 - 3]
+    assert arrays["used"].tolist() == [4, books.FREE, 8]
+    assert arrays["flags"].tolist() == start["flags"].tolist()
+    assert choose(books.mark_used)(arrays["used"], 7, np.uint8(DIRTY), arrays["flags"]) == 9
+    assert arrays["flags"].tolist() == [DIRTY, 0, DIRTY | CHANGED]
+    arrays["flags"] = start["flags"]
+    leave(choose, arrays, *batch, locations, before, all_fit=True)
+    assert all(np.array_equal(arrays[name], array) for name, array in start.items())
 
 
 @both
@@ -144,25 +146,25 @@ def test_entering_equals_the_twin_and_leaving_undoes_it(
 ) -> None:
     rng, num_rows, batch = np.random.default_rng(seed), 200, 50
     slots = rng.permutation(num_rows)[: num_rows // 2]  # the row in each
-    found = {
+    arrays = {
         "codes": -rng.integers(0, 2 * batch, num_rows).astype(np.int32),
         "accesses": rng.integers(0, 9, num_rows).astype(np.uint32),
         "used": rng.integers(-1, batch, len(slots)).astype(np.int32),
         "flags": rng.integers(0, 4, len(slots)).astype(np.uint8),
     }
-    found["codes"][slots] = np.arange(len(slots)) + 1
-    found["counted"] = found["accesses"][slots]
+    arrays["codes"][slots] = np.arange(len(slots)) + 1
+    arrays["counted"] = arrays["accesses"][slots]
     rows, ends = rng.permutation(num_rows)[: sum(sizes)].tolist(), list(itertools.accumulate(sizes))
     counts = rng.integers(1, 9, len(rows)).tolist()
-    start = {name: array.copy() for name, array in found.items()}
-    locations, missing, before, tally = enter(choose, found, batch, DIRTY * marks, rows, counts, ends)
+    start = {name: array.copy() for name, array in arrays.items()}
+    locations, missing, before, tally = enter(choose, arrays, batch, DIRTY * marks, rows, counts, ends)
     expected = {name: array.tolist() for name, array in start.items()}
     assert tally.tolist() == reference.enter_batch(expected, rows, counts, ends, batch, DIRTY * marks).tolist()
-    assert {name: array.tolist() for name, array in found.items()} == expected
+    assert {name: array.tolist() for name, array in arrays.items()} == expected
     assert locations.tolist() == [max(int(start["codes"][row]) - 1, -1) for row in rows]
     assert missing.tolist() == [u for u, row in enumerate(rows) if start["codes"][row] <= 0]
-    leave(choose, found, rows, counts, locations, before)
-    assert all(np.array_equal(found[name], array) for name, array in start.items())
+    leave(choose, arrays, rows, counts, locations, before)
+    assert all(np.array_equal(arrays[name], array) for name, array in start.items())
 
 
 @settings(max_examples=60, deadline=None)

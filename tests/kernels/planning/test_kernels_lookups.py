@@ -1,4 +1,4 @@
-"""What is computed about a batch's look-ups alone: answers written out, then against the slow twins."""
+"""What is computed about a batch's lookups alone: answers written out, then against the slow twins."""
 
 import itertools
 from collections.abc import Callable
@@ -90,7 +90,7 @@ def test_distinct_rows_tells_the_position_of_a_bad_id(choose: Choose, bad: int, 
 def test_distinct_rows_equal_the_twin(
     choose: Choose, sizes: list[int], features: list[tuple[int, int]], seed: int, spread: int
 ) -> None:
-    """Features lie in the batch in any order; `features`: (table, look-ups) of each."""
+    """Features lie in the batch in any order; `features`: (table, lookups) of each."""
     rng = np.random.default_rng(seed)
     tables = [min(table, len(sizes) - 1) for table, _ in features]
     parts = [rng.integers(0, min(sizes[t], spread), num) for t, (_, num) in zip(tables, features, strict=True)]
@@ -145,12 +145,12 @@ def lay_out(choose: Choose, offsets: Any, samples: int, features: Any, *, scaled
     return starts.tolist(), vectors.tolist(), bag_tables.tolist(), scales.tolist()
 
 
-OFFSETS = (0, 1, 2, 4, 6, 6, 9, 9, 10, 12)  # three features, three samples: bags of 1 1 2, 2 0 3 and 0 1 2 look-ups
+OFFSETS = (0, 1, 2, 4, 6, 6, 9, 9, 10, 12)  # three features, three samples: bags of 1 1 2, 2 0 3 and 0 1 2 lookups
 
 
 @both
 def test_bags_of_pooled_features_fill_their_columns(choose: Choose) -> None:
-    """Features 1 and 0, in the order of their tables; look-ups are counted in that order."""
+    """Features 1 and 0, in the order of their tables; lookups are counted in that order."""
     features = [(1, 1, 0, True), (0, 0, 1, False)]
     starts, vectors, tables, scales = lay_out(choose, OFFSETS, 3, features, scaled=True)
     assert starts == [0, 2, 2, 5, 6, 7, 9]
@@ -170,7 +170,7 @@ def test_look_ups_of_an_unpooled_feature_are_bags_of_their_own(choose: Choose) -
     assert tables == [0] * 5 + [1] * 3 + [2] * 3
 
 
-# --- look-ups by row -------------------------------------------------------------------------------------------------
+# --- lookups by row -------------------------------------------------------------------------------------------------
 
 
 def group_look_ups(choose: Choose, inverse: Any, bag_starts: Any, bag_vectors: Any, num_rows: int,
@@ -220,7 +220,7 @@ def test_groups_equal_the_twin(choose: Choose, data: st.DataObject, sizes: list[
 
 
 def take(choose: Choose, chosen: list[int], segments: list[int], *, scaled: bool) -> list[list[int]]:
-    """The look-ups of each chosen row; look-up p fills vector 10 * p, scaled by it."""
+    """The lookups of each chosen row; lookup p fills vector 10 * p, scaled by it."""
     vectors = np.arange(segments[-1], dtype=np.int32) * 10
     scales = vectors.astype(np.float32) if scaled else np.zeros(0, np.float32)
     taken, taken_vectors, taken_scales = np.full(len(chosen) + 1, -9), np.full_like(vectors, -9), scales - 9
@@ -234,7 +234,7 @@ def take(choose: Choose, chosen: list[int], segments: list[int], *, scaled: bool
 @both
 @pytest.mark.parametrize("scaled", [False, True])
 def test_look_ups_of_chosen_rows(choose: Choose, scaled: bool) -> None:
-    """Four rows with 2, 1, 3 and 1 look-ups."""
+    """Four rows with 2, 1, 3 and 1 lookups."""
     assert take(choose, [1, 2], [0, 2, 3, 6, 7], scaled=scaled) == [[2], [3, 4, 5]]
     assert take(choose, [0, 3], [0, 2, 3, 6, 7], scaled=scaled) == [[0, 1], [6]]
     assert take(choose, [], [0, 2, 3, 6, 7], scaled=scaled) == []
@@ -245,7 +245,7 @@ def test_look_ups_of_chosen_rows(choose: Choose, scaled: bool) -> None:
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12), scaled=st.booleans())
 def test_look_ups_of_any_chosen_rows(choose: Choose, rows: list[tuple[int, bool]], scaled: bool) -> None:
-    """rows: (look-ups, True if chosen) of each."""
+    """rows: (lookups, True if chosen) of each."""
     segments = [0, *itertools.accumulate(size for size, _ in rows)]
     chosen = [u for u, (_, is_chosen) in enumerate(rows) if is_chosen]
     expected = [list(range(segments[u], segments[u + 1])) for u in chosen]

@@ -36,15 +36,15 @@ class Table:
     def find(self, rows: NDArray[np.int64], accesses: Any, least: int) -> list[tuple[int, int]]:
         """(place, entry) of each watched row."""
         places, entries = np.full(len(rows), -9, np.int32), np.full(len(rows), -9, np.int32)
-        found = self._find(rows, accesses[rows], least, self.keys, self.values, self.rows, self.num, places, entries)
-        self.num, count = found
+        table = self.keys, self.values, self.rows, self.num
+        self.num, count = self._find(rows, accesses[rows], least, *table, places, entries)
         return list(zip(places[:count].tolist(), entries[:count].tolist(), strict=True))
 
     def look_up(self, rows: NDArray[np.int64]) -> list[int]:
         entries = np.empty(len(rows), np.int64)
         self._look_up(rows, self.keys, self.values, entries)
-        found: list[int] = entries.tolist()
-        return found
+        listed: list[int] = entries.tolist()
+        return listed
 
 
 @both
