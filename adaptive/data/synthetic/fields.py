@@ -47,8 +47,7 @@ class KeyedNumbers:
         self._next = 0
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        self._next += 1
-        return low + (high - low) * float(unwrap(uniform)(_hashed(self._key, self._next)))
+        return low + (high - low) * float(unwrap(uniform)(self.key()))
 
     def integer(self, bound: int) -> int:
         """Return an integer in [0, bound)."""

@@ -193,12 +193,11 @@ BLOCK = 8192  # samples made at a time while calibrating, so that they stay in t
 
 def open_synthetic(paths: str, options: DataOptions, run_dir: Path | None) -> "Synthetic":
     """Open the data set `synthetic`."""
-    if not options.synthetic.new_ids:
+    if options.synthetic.new_ids:
+        options.refuse("data synthetic:", ("vocabulary",), "new ids cannot be fitted before they appear")
+    else:
         options.refuse("data synthetic:", ("keys",), "ids are rows without data.synthetic.new_ids")
-        return Synthetic(options.synthetic, window=options.window_length, threads=options.threads)
-    options.refuse("data synthetic:", ("vocabulary",), "new ids cannot be fitted before they appear")
-    new_ids = options.keys or options.hash_rows
-    return Synthetic(options.synthetic, new_ids, window=options.window_length, threads=options.threads)
+    return Synthetic(options.synthetic, options.keys or options.hash_rows, options.window_length, options.threads)
 
 
 class Synthetic(Dataset):
