@@ -335,11 +335,9 @@ def _tables(
 
 def dense_optimizer(config: DenseOptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Return torch's optimizer for the parameters of the dense part."""
-    kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
-    kind: type[Any] = kinds[config.name]
-    optimizer: torch.optim.Optimizer = without_compiler(type(kind.__name__, (kind,), {}))(
-        model.parameters(), lr=config.lr
-    )
+    kind: Any = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}[config.name]
+    kind = without_compiler(type(kind.__name__, (kind,), {}))
+    optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=config.lr)
     return optimizer
 
 
