@@ -93,22 +93,20 @@ class TransferBuffer:
         self._starts = starts = starts_of(parts)
         self._block.take(starts[-1])
         if self._twin_bytes < starts[-1]:
+            self._views.clear()  # first: the host's block is another one, even if the device has no memory for its twin
             self._twin = self._stream.empty(self._block.num_bytes, torch.uint8)
             self._twin_bytes = self._block.num_bytes
-            self._views.clear()
         self.arrays, self.tensors = [], []
         for start, (kind, shape) in zip(starts, parts, strict=False):
             dtype = np.dtype(kind)
             array, tensor = self._views.get(dtype) or self._add_views(dtype)
             first = start // dtype.itemsize
-            if isinstance(shape, int) or len(shape) == 1:
-                part = slice(first, first + (shape if isinstance(shape, int) else shape[0]))
-                self.arrays.append(array[part])
-                self.tensors.append(tensor[part])
-            else:
-                part = slice(first, first + prod(shape))
-                self.arrays.append(array[part].reshape(shape))
-                self.tensors.append(tensor[part].view(shape))
+            part = slice(first, first + _num_items(shape))
+            array, tensor = array[part], tensor[part]
+            if not isinstance(shape, int) and len(shape) != 1:
+                array, tensor = array.reshape(shape), tensor.view(shape)
+            self.arrays.append(array)
+            self.tensors.append(tensor)
 
     def _add_views(self, dtype: np.dtype[Any]) -> tuple[NDArray[Any], Tensor]:
         """Views of the whole blocks, made once: views of each array from bytes take 6 us of Python's lock."""
@@ -222,7 +220,7 @@ def starts_of(parts: Parts) -> list[int]:
     """Return the first bytes of arrays (dtype, shape) in one block, and the end of the last."""
     starts = [0]
     for dtype, shape in parts:
-        size = np.dtype(dtype).itemsize * (shape if isinstance(shape, int) else prod(shape))
+        size = np.dtype(dtype).itemsize * _num_items(shape)
         starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
     return starts
 
@@ -236,6 +234,10 @@ def parts_of(memory: Tensor, parts: Parts) -> list[Tensor]:
 def part_of(memory: Tensor, start: int, dtype: np.dtype[Any], shape: Shape) -> Tensor:
     dims = _dims(shape)
     return memory[start : start + dtype.itemsize * prod(dims)].view(TORCH_DTYPES[dtype]).view(dims)
+
+
+def _num_items(shape: Shape) -> int:
+    return shape if isinstance(shape, int) else prod(shape)
 
 
 def _dims(shape: Shape) -> tuple[int, ...]:

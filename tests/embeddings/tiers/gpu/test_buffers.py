@@ -50,6 +50,23 @@ def test_a_buffer_takes_equal_pinned_and_device_memory() -> None:
     assert (transfer_buffer.num_bytes, transfer_buffer.size) == ((SMALLEST, SMALLEST), 16)
 
 
+def test_a_buffer_works_after_running_out_of_device_memory() -> None:
+    """Its pinned memory has grown; the device's has not, but is large enough for the next arrays."""
+    transfer_buffer, number = TransferBuffer(Mover(inline(torch.device("cpu")))), np.array([7])
+    transfer_buffer.send_arrays([number])
+
+    def fail(*_: Any) -> Tensor:
+        raise torch.OutOfMemoryError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer_buffer._stream, "empty", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            transfer_buffer.take([(np.uint8, 2 * SMALLEST)])
+    for array in (number + 1, np.zeros(2 * SMALLEST, np.uint8)):
+        transfer_buffer.send_arrays([array])
+        assert np.array_equal(transfer_buffer.tensors[0].numpy(), array)
+
+
 def test_a_link_counts_its_reused_blocks_in_both_directions() -> None:
     link = ComputeLink(Mover(inline(torch.device("cpu"))))
     assert link.num_bytes == 0
