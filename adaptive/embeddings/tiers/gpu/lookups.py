@@ -63,13 +63,12 @@ class FoundLookups(OnDevice):
         event: when all of it has been sent, if the host has found it.
     """
 
-    def __init__(self, mover: Mover) -> None:
-        self.user = FREE
+    def __init__(self, mover: Mover, *, updates_all: bool) -> None:
+        self.user, self.updates_all = FREE, updates_all
         self.sent, self.received = TransferBuffer(mover, mover.finding), TransferBuffer(mover, mover.finding)
         self.block = DeviceBlock(mover.finding)
         self.bags: torch_lookups.Bags
         self.results: LookupTensors
-        self.updates_all = True
         self.by_row: tuple[Tensor, Tensor] | None = None
         self.inputs: list[tuple[NDArray[Any], Tensor]] = []
         self.event: Event | None = None
@@ -112,7 +111,7 @@ class DeviceSearcher(Searcher):
         sends_inputs: bool = False,
     ) -> None:
         self.group, self.mover = group, mover
-        self.updates_all, self._sends_inputs = updates_all, sends_inputs
+        self._updates_all, self._sends_inputs = updates_all, sends_inputs
         self.most_rows = 0  # of a batch so far
         self._least, self._least_per_bag = max(1, least), least_per_bag
         self._memories: list[FoundLookups] = []
@@ -135,7 +134,7 @@ class DeviceSearcher(Searcher):
         trained = self.mover.start_finding()
         memory = next((memory for memory in self._memories if memory.user <= trained), None)
         if memory is None:
-            memory = FoundLookups(self.mover)
+            memory = FoundLookups(self.mover, updates_all=self._updates_all)
             self._memories.append(memory)
         memory.user = NOT_PLANNED
         if sum(sizes) < max(self._least, self._least_per_bag * len(sizes) * batch.num_samples):
@@ -154,7 +153,6 @@ class HostSearch(Search):
     def launch(self, finder: DistinctFinder) -> None:
         lookups, memory = finder.find_lookups(self._batch), self._memory
         bags, sent, inputs = lookups.bags, memory.sent, self._searcher.inputs(self._batch)
-        memory.updates_all = self._searcher.updates_all
         by_row: list[NDArray[Any]] = []
         if memory.updates_all:
             by_row = [lookups.segments, kernels.hot_rows(lookups.segments), lookups.vectors, lookups.scales]
@@ -164,9 +162,18 @@ class HostSearch(Search):
         memory.bags = torch_lookups.Bags(bags.num_vectors, bags.num_samples, *tensors[:3])
         memory.inputs = list(zip(inputs, tensors[3:], strict=False))
         none = inverse[:0]  # the host has rows and counts
-        memory.results = LookupTensors(none, none, none, inverse, *(tensors[-2:] if by_row else (none, none)))
-        memory.by_row = (tensors[-4], tensors[-3]) if by_row else None
-        self._lookups = _on_device(lookups, memory)
+        segments, hot, vectors, scales = tensors[-4:] if by_row else [none] * 4
+        memory.results = LookupTensors(none, none, none, inverse, vectors, scales)
+        memory.by_row = (segments, hot) if by_row else None
+        self._lookups = self._without_sent(lookups)
+
+    def _without_sent(self, lookups: Lookups) -> Lookups:
+        """Return lookups without arrays that only the device needs."""
+        distinct = replace(lookups.distinct, inverse=lookups.distinct.inverse[:0])
+        vectors, scales = lookups.vectors, lookups.scales
+        if self._memory.updates_all:
+            vectors, scales = vectors[:0], scales[:0]
+        return Lookups(distinct, lookups.bags, lookups.segments, vectors, scales, self._memory)
 
     def lookups(self) -> Lookups:
         return self._lookups
@@ -190,7 +197,7 @@ class DeviceSearch(Search):
         scales = (np.float32, len(self._bags.scales))
         parts = [places, (np.int32, num_lookups + 1), (np.int64, len(lookup_ends)), int32s, int32s, scales]
         results, bags = LookupTensors(*memory.block.take(parts)), memory.bags
-        memory.results, memory.updates_all, memory.by_row, memory.event = results, True, None, None
+        memory.results, memory.by_row, memory.event = results, None, None
         self._stream.run(lambda: torch_lookups.find_lookups(rows, lookup_ends, bags, results))
         most = self._searcher.most_rows
         self._to_host(dtype, max(num_lookups // FIRST_ROOM, most + most // FIRST_ROOM, 1))
@@ -237,7 +244,7 @@ class DeviceSearch(Search):
         segments = np.zeros(len(distinct.rows) + 1, np.int64)
         np.cumsum(distinct.counts, out=segments[1:])
         nowhere: tuple[Any, Any] = np.zeros(0, np.int32), np.zeros(0, np.float32)
-        return _on_device(Lookups(distinct, self._bags, segments, *nowhere), self._memory)
+        return Lookups(distinct, self._bags, segments, *nowhere, self._memory)
 
     def _distinct(self) -> Distinct:
         while True:
@@ -256,12 +263,3 @@ class DeviceSearch(Search):
 def implied_left_out(num_samples: int, vectors: NDArray[np.int32], starts: Int64s) -> tuple[NDArray[np.int32], Int64s]:
     """Return vectors and starts of bags to send, each empty if a bag's number implies them."""
     return vectors[: 0 if num_samples else None], starts[: 0 if kernels.one_each(starts, 0, int(starts[-1])) else None]
-
-
-def _on_device(lookups: Lookups, memory: FoundLookups) -> Lookups:
-    """Return lookups without arrays that only the device needs."""
-    distinct = replace(lookups.distinct, inverse=lookups.distinct.inverse[:0])
-    vectors, scales = lookups.vectors, lookups.scales
-    if memory.updates_all:
-        vectors, scales = vectors[:0], scales[:0]
-    return Lookups(distinct, lookups.bags, lookups.segments, vectors, scales, memory)
