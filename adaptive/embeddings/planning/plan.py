@@ -49,6 +49,19 @@ class Pooling:
         return self.row_locations[self.inverse]
 
 
+def take_segments(
+    chosen: Int64s | Int32s, starts: Int64s, places: Int32s, scales: NDArray[np.float32]
+) -> tuple[Int64s, Int32s, NDArray[np.float32]]:
+    """Return the lookups of the rows or bags `chosen` (n,) alone, ascending: starts (n + 1,), places and scales.
+
+    starts (U + 1,): of the lookups of each in `places` (N,), and in `scales` (N,) or empty.
+    """
+    taken = np.empty(len(chosen) + 1, np.int64), np.empty_like(places), np.empty_like(scales)
+    lookups.take_segments(chosen, (starts, places, scales), taken)
+    end = int(taken[0][-1])
+    return taken[0], taken[1][:end], taken[2][:end]
+
+
 @dataclass(frozen=True)
 class RowUpdates:
     """The row update: the vectors whose gradients belong to each row, in lookup order."""
@@ -63,12 +76,8 @@ class RowUpdates:
         """Return the update of the rows `chosen` (n,) alone, ascending; itself if these are all rows."""
         if len(chosen) == len(self.rows):
             return self
-        segments, vectors = np.empty(len(chosen) + 1, np.int64), np.empty_like(self.vectors)
-        scales = np.empty_like(self.scales)
-        taken = segments, vectors, scales
-        lookups.take_segments(chosen, (self.segments, self.vectors, self.scales), taken)
-        end = int(segments[-1])
-        return RowUpdates(self.rows[chosen], self.locations[chosen], segments, vectors[:end], scales[:end])
+        segments = take_segments(chosen, self.segments, self.vectors, self.scales)
+        return RowUpdates(self.rows[chosen], self.locations[chosen], *segments)
 
 
 @dataclass(frozen=True)

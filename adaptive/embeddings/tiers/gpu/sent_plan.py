@@ -29,6 +29,7 @@ from adaptive.embeddings.planning.plan import (
     RowUpdates,
     Snapshots,
     no_rows,
+    take_segments,
 )
 from adaptive.embeddings.tiers.gpu.buffers import TransferBuffer
 from adaptive.embeddings.tiers.gpu.link import ComputeLink
@@ -202,12 +203,10 @@ def bag_arrays(pooling: Pooling, row_locations: Int64s) -> tuple[NDArray[Any], .
 def _take_bags(pooling: Pooling, which: NDArray[np.bool_]) -> Pooling:
     if which.all():
         return pooling
-    lookups, starts = _spans(pooling.bag_starts, np.flatnonzero(which))
-    scales = pooling.scales[lookups] if len(pooling.scales) else pooling.scales
-    vectors, tables = pooling.bag_vectors[which], pooling.bag_tables[which]
-    return Pooling(
-        pooling.num_vectors, vectors, starts, tables, pooling.inverse[lookups], pooling.row_locations, scales
-    )
+    chosen = np.flatnonzero(which)
+    starts, inverse, scales = take_segments(chosen, pooling.bag_starts, pooling.inverse, pooling.scales)
+    vectors, tables = pooling.bag_vectors[chosen], pooling.bag_tables[chosen]
+    return Pooling(pooling.num_vectors, vectors, starts, tables, inverse, pooling.row_locations, scales)
 
 
 def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packing) -> Sent[SentRowUpdates]:
@@ -307,16 +306,6 @@ def _crossing(locations: Int64s, used: NDArray[np.bool_] | None = None) -> tuple
     numbered = locations.copy()
     numbered[on_host] = ~np.arange(len(on_host))
     return numbered, ~locations[on_host]
-
-
-def _spans(starts: Int64s, which: Int64s) -> tuple[Int64s, Int64s]:
-    """Return positions in the spans `which` of [starts[i], starts[i + 1]), and their starts.
-
-    The starts (n + 1,) are positions among the positions returned.
-    """
-    lengths = starts[which + 1] - starts[which]
-    begins = np.concatenate([[0], np.cumsum(lengths)])
-    return np.repeat(starts[which] - begins[:-1], lengths) + np.arange(begins[-1]), begins
 
 
 def _count(vectors: NDArray[np.int32]) -> NDArray[np.int32]:
