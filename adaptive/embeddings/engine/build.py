@@ -83,8 +83,7 @@ class Outline:
             sizes = group.vector_bytes, group.optimizer_or(self.optimizer).state_bytes(group.embedding_dim)
             parts = [rows * size for rows in (group.num_rows, slots) for size in sizes]
             keeps_norms = caller.scores if self.skip is None else caller.reads_norms
-            by_accesses = "accesses" in (caller.order or ())
-            of_books = books_bytes(group.num_rows, slots, keeps_norms=keeps_norms, by_accesses=by_accesses)
+            of_books = books_bytes(group.num_rows, slots, keeps_norms=keeps_norms, by_accesses=caller.by_accesses)
             parts.append(of_books + key_bytes(group))
             if self.skip is not None:
                 watched = hot_rows(group, self.skip, self.optimizer)

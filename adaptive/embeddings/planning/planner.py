@@ -53,9 +53,7 @@ class Planner:
     ) -> None:
         self.group = group
         self.tracker = Tracker(group.num_rows, keeps_norms=policy_caller.scores)
-        self.slots = SlotTable(
-            num_slots, group.table_starts, self.tracker, by_accesses="accesses" in (policy_caller.order or ())
-        )
+        self.slots = SlotTable(num_slots, group.table_starts, self.tracker, by_accesses=policy_caller.by_accesses)
         self.skipper: Skipper | None = None
         self._stats = StatsSource(group, self.tracker, self.slots)
         self._tier = tier

@@ -113,6 +113,11 @@ class PolicyCaller:
         return columns or None
 
     @property
+    def by_accesses(self) -> bool:
+        """True if `order` has accesses, which slots then repeat."""
+        return "accesses" in (self.order or ())
+
+    @property
     def scores(self) -> bool:
         """True if rows may be evicted or admitted by `score`, which reads their statistics."""
         has_rows = self.policy.device_rows != "0"
