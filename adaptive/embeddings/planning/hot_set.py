@@ -185,11 +185,7 @@ class HotSet:
         """Enter all rows into a new table with room for `num_entries`, or for all entries."""
         rows = self.rows[: self.num_entries].copy()
         self._new_table(max(num_entries, len(rows)))
-        places, entries, seen = (
-            np.empty(len(rows), np.int32),
-            np.empty(len(rows), np.int32),
-            np.zeros(len(rows), np.uint32),
-        )
+        (places, entries), seen = np.empty((2, len(rows)), np.int32), np.zeros(len(rows), np.uint32)
         watched.find_entries(rows, seen, 0, self._keys, self._values, self.rows, 0, places, entries)
         assert np.array_equal(entries, np.arange(len(rows)))
 
