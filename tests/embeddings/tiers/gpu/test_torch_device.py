@@ -134,13 +134,13 @@ def test_calls_of_the_device_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
             sum_of(embeddings(planned)).backward()
             embeddings.step()
             counts = [Counter(stream.calls) for stream in counted]
-            copies, computed, found = (total - earlier for total, earlier in zip(counts, last, strict=True))
+            copies, computed, lookups = (total - earlier for total, earlier in zip(counts, last, strict=True))
             last = counts
     # Dense inputs, labels, pooling, update; norms come back; events of rows, norms and the trained batch.
     assert computed == {"empty": 4, "run": 4, "copy": 1, "after": 1, "record": 2}
     # A plan is sent after the lookups, and its rows are written back and fetched.
     assert copies == {"copy": 1, "run": 2, "record": 3, "after": 2}
-    assert found == {"copy": 1, "record": 1, "after": 1}
+    assert lookups == {"copy": 1, "record": 1, "after": 1}
 
 
 def test_sends_wait_only_when_too_many_are_in_flight() -> None:
