@@ -171,6 +171,15 @@ def test_every_mistake_is_reported_with_its_origin(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "text"),
+    [("0", "greater than or equal to 1 or 'auto', got 0"), ("x", "a valid integer or 'auto', got 'x'")],
+)
+def test_a_value_that_no_type_of_a_setting_takes_is_one_mistake(value: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"^data.num_workers .*{text}"):
+        load_settings(sets=[f"data.num_workers={value}"])
+
+
+@pytest.mark.parametrize(
     ("sets", "flags", "parts"),
     [
         ("device_row=5", {}, ["device_row (--set): unknown key; did you mean tier.device_rows?"]),

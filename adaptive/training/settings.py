@@ -376,9 +376,22 @@ def _check(kind: Any, value: Any, above: Path_, book: tuple[Mapping[Path_, Entry
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as errors:
-        lines = [_problem(error, (*above, *map(str, error["loc"])), chosen, keys) for error in errors.errors()]
+        lines = [_problem(error, loc, chosen, keys) for loc, error in _one_each(errors, above, chosen).items()]
         problems.extend(dict.fromkeys(lines))
         return None
+
+
+def _one_each(errors: ValidationError, above: Path_, chosen: Mapping[Path_, Entry]) -> dict[Path_, ErrorDetails]:
+    """Return one mistake for a value that no member of a union takes; pydantic has one for each member."""
+    mistakes: dict[Path_, ErrorDetails] = {}
+    for error in errors.errors():
+        loc = (*above, *map(str, error["loc"]))
+        entry = chosen.get(loc[:-1])
+        if entry is None or entry.value is not error["input"]:
+            mistakes[loc] = error
+        elif (other := mistakes.setdefault(loc[:-1], error)) is not error:
+            other["msg"] = f"{_short(other['msg'])} or {error['msg'].removeprefix(_SHOULD)}"
+    return mistakes
 
 
 def _tree(chosen: Mapping[Path_, Entry]) -> dict[str, Any]:
@@ -394,11 +407,19 @@ def _tree(chosen: Mapping[Path_, Entry]) -> dict[str, Any]:
 # -- messages ------------------------------------------------------------------------------------------------------
 
 
+_SHOULD = "Input should be "
+
+
+def _short(message: str) -> str:
+    """Return pydantic's message without the value."""
+    return re.split(", (?:unable|got) ", message)[0]
+
+
 def _problem(error: ErrorDetails, loc: Path_, chosen: Mapping[Path_, Entry], keys: Keys) -> str:
     """Return a line for a mistake: key, origin, expected and actual value, hint."""
-    reason, is_general = error["msg"].removeprefix("Value error, "), error["msg"].startswith("Input should be ")
+    reason, is_general = error["msg"].removeprefix("Value error, "), error["msg"].startswith(_SHOULD)
     if is_general:
-        reason = re.split(", (?:unable|got) ", reason.removeprefix("Input should be "))[0]
+        reason = _short(reason.removeprefix(_SHOULD))
         reason = f"expected {'a value ' * reason.startswith(('greater', 'less'))}{reason}"
     if error["type"] == "extra_forbidden":  # below a table
         reason = "unknown key"
