@@ -275,8 +275,8 @@ class DataOptions(Config):
     num_workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
         default="auto",
         description="threads that read files (or Parquet row groups) or make the built-in stream, in parallel; results "
-        "do not depend on it; auto: a quarter of the cores, 1 to 4. prepare uses one for Parquet, else one for each "
-        "core",
+        "do not depend on it; auto: a quarter of the cores, 1 to 4, for Parquet 1. prepare: one for each core, for "
+        "Parquet 1",
     )
     max_bad_fraction: float = Field(default=1e-4, ge=0, le=1, description="share of the lines that may be bad")
     max_bad_label_fraction: float = Field(
@@ -285,10 +285,9 @@ class DataOptions(Config):
     max_line_bytes: int = Field(default=1 << 20, ge=1, le=2**28, description="maximum length of a line; longer is bad")
     chunk_bytes: int = Field(default=1 << 18, ge=1, le=2**28, description="bytes to read from a file at once")
 
-    @property
-    def threads(self) -> int:
-        """Number of threads that read."""
-        return max(1, min(4, usable_cores() // 4)) if self.num_workers == "auto" else self.num_workers
+    def threads(self, most: int = 4) -> int:
+        """Number of threads that read; at most `most` unless it is set."""
+        return max(1, min(most, usable_cores() // 4)) if self.num_workers == "auto" else self.num_workers
 
     @model_validator(mode="after")
     def _one_mapping(self) -> Self:

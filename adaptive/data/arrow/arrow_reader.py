@@ -195,6 +195,7 @@ class ArrowSource(RowSource):
     """Pieces with columns in Arrow's format."""
 
     READ_ROWS: ClassVar[int] = BATCH_ROWS
+    MOST_THREADS: ClassVar[int] = 1  # several are slower
     pieces: tuple[ArrowPiece, ...]
 
     def open_reader(self, reading: Reading) -> "ArrowReader":

@@ -223,7 +223,8 @@ class RowDataset(Dataset):
             self._part_read = read
 
         rows = block_rows(self._source.READ_ROWS, batch_size)
-        with closing(read_part(self._source, part, rows, threads=self._options.threads, report=note)) as blocks:
+        threads = self._options.threads(self._source.MOST_THREADS)
+        with closing(read_part(self._source, part, rows, threads=threads, report=note)) as blocks:
             for block in blocks:
                 yield from self._batcher.batches(block, batch_size)
 

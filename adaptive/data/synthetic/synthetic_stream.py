@@ -187,7 +187,6 @@ GENERATOR = 1  # increase it when the same settings give other samples
 LATENT_CORRELATION = 0.8  # of the first dense input with the sample's latent number
 CALIBRATION_SAMPLES = 200_000  # their Bayes AUC varies by 0.0005, that of a twentieth by 0.0022
 CALIBRATION_VALUES = 10_000_000  # maximum lookups and dense inputs in them, but at least a twentieth of the samples
-TURN = 8  # batches that a thread makes in a row
 BLOCK = 8192  # samples made at a time while calibrating, so that they stay in the cache
 
 
@@ -197,7 +196,7 @@ def open_synthetic(paths: str, options: DataOptions, run_dir: Path | None) -> "S
         options.refuse("data synthetic:", ("vocabulary",), "new ids cannot be fitted before they appear")
     else:
         options.refuse("data synthetic:", ("keys",), "ids are rows without data.synthetic.new_ids")
-    return Synthetic(options.synthetic, options.keys or options.hash_rows, options.window_length, options.threads)
+    return Synthetic(options.synthetic, options.keys or options.hash_rows, options.window_length, options.threads())
 
 
 class Synthetic(Dataset):
@@ -327,14 +326,13 @@ class Synthetic(Dataset):
         if batch_size < 1:
             raise ConfigError(f"batch_size: expected 1 or more, got {batch_size}. Raise it.")
 
-        def make(first: int, last: int) -> Iterator[Batch]:
-            return (self.samples(i, min(i + batch_size, last))[0] for i in range(first, last, batch_size))
-
+        ends = ((first, min(first + batch_size, stop)) for first in range(start, stop, batch_size))
         if self._threads == 1:
-            return make(start, stop)
-        size = TURN * batch_size
-        turns = (partial(make, first, min(first + size, stop)) for first in range(start, stop, size))
-        return side_by_side(turns, threads=self._threads, most=TURN)
+            return (self.samples(*both)[0] for both in ends)
+        return side_by_side((partial(self._one_batch, *both) for both in ends), threads=self._threads, most=1)
+
+    def _one_batch(self, start: int, stop: int) -> Iterator[Batch]:
+        yield self.samples(start, stop)[0]
 
     def _inputs(self, start: int, stop: int, first_drifted: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return ids (F, B, L), feature-major like batches, and dense inputs (B, D)."""

@@ -185,7 +185,7 @@ def test_threads_that_prepare(
     opened = list[int]()
 
     def refuses(spec: str, given: DataOptions, run_dir: Path) -> Dataset:
-        opened.append(given.threads)
+        opened.append(given.threads())
         raise InputError(spec)
 
     for module in ("prepared.prepared_writer", "data_options"):
