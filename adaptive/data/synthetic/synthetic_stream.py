@@ -325,7 +325,6 @@ class Synthetic(Dataset):
     def _batches(self, start: int, stop: int, batch_size: int) -> Iterator[Batch]:
         if batch_size < 1:
             raise ConfigError(f"batch_size: expected 1 or more, got {batch_size}. Raise it.")
-
         ends = ((first, min(first + batch_size, stop)) for first in range(start, stop, batch_size))
         if self._threads == 1:
             return (self.samples(*both)[0] for both in ends)

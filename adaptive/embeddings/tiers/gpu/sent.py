@@ -111,9 +111,5 @@ class SentPlan(GroupPlan):
     transfer_buffer: TransferBuffer
 
     @property
-    def written_rows(self) -> Int64s:
-        return self.original.written_rows
-
-    @property
     def written_locations(self) -> Int64s:
         return self.original.written_locations

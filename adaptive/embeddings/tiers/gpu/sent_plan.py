@@ -247,8 +247,8 @@ def _on_device(row_updates: RowUpdates, segments: Segments) -> SentRowUpdates:
 
 def _cut_sums(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) -> Sent[SentRowUpdates]:
     """Cut the update from sums that are due, one each; the host gets those of its rows."""
-    places, entries = deferred.summed[deferred.due], deferred.entries[deferred.due]
-    rows, locations = row_updates.rows[places], row_updates.locations[places]
+    num_now, entries = len(deferred.now), deferred.entries[deferred.due]
+    rows, locations = deferred.rows[num_now:], row_updates.locations[deferred.written[num_now:]]
     due = RowUpdates(rows, locations, np.arange(len(rows) + 1), entries, np.zeros(0, np.float32))
     on_host = due.locations < 0
     device, host = (due.take(np.flatnonzero(which)) for which in (~on_host, on_host))
