@@ -1,4 +1,4 @@
-"""The study's tables, between markers in `docs/explanation/skipping.md`.
+"""The study's tables, between markers in `docs/benchmarks/skipping.md`.
 
 People write the words around them.
 
@@ -19,7 +19,7 @@ from benchmarks.study_cells import Block, Setting, blocks
 from benchmarks.study_runs import Run, Runs
 from benchmarks.study_verdicts import Pairs, calibration_of, changes_of, outcomes, pairs_of, speed_of
 
-DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs/explanation/skipping.md"
+DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs/benchmarks/skipping.md"
 BUDGET: Final = 0.0005
 BARS: Final = {"bar": (0.5, 0.0003), "bar-drift": (0.5, 0.0005), "optimizers": (0.35, 0.0005)}
 """Of a block: the share of the row updates that the default is to leave out, and the AUC that it may cost."""
