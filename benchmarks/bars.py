@@ -10,9 +10,8 @@ REQUIRED = (
     "embedding_vs_fbgemm_rowwise_adagrad",
     "embedding_vs_fbgemm_adagrad",
     "turns_vs_dlrm_*",
-    "tracker_overhead",
-    "deferral_overhead",
-    "tracker_and_deferral_overhead",
+    "tracker_overhead_sgd",
+    "rule_speed_defer_vs_lru_sgd",
     "reader_vs_polars_per_core",
     "peak_memory_ratio",
 )
@@ -49,9 +48,14 @@ BARS = (
     Bar(_FBGEMM, "embedding_vs_fbgemm_rowwise_adagrad_d64", 2.2),
     Bar(_FBGEMM, "embedding_vs_fbgemm_adagrad_d64", 4),
     *(Bar(_BEST, f"embedding_vs_best_{one}_{hard}", 1.5) for hard, one in product(_HARD, _OPTIMIZERS)),
-    Bar("slowdown by the tracker, share of a step", "tracker_overhead", 0.03, at_least=False),
-    Bar("slowdown by deferred updates, share of a step", "deferral_overhead", 0.02, at_least=False),
-    Bar("slowdown by tracker and deferred updates", "tracker_and_deferral_overhead", 0.02, at_least=False),
+    *(
+        Bar("deferred updates in long turns, against lru without", f"rule_speed_{key}_vs_lru_{optimizer}", 0.99)
+        for key, optimizer in product(("defer", "slipstream"), (*_OPTIMIZERS, "adam"))
+    ),
+    *(
+        Bar("slowdown by norms of updates, share of a step", f"tracker_overhead_{optimizer}", 0.01, at_least=False)
+        for optimizer in (*_OPTIMIZERS, "adam")
+    ),
     Bar("a file against memory, rows in use fit", "mmap_vs_memory_fitting", 0.9),
     Bar("reader, MB/s on one core", "reader_mb_per_s", 200),
     Bar("reader against polars, one core", "reader_vs_polars_per_core", 1),

@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptive.embeddings.planning.books import SlotTable, Tracker
 from benchmarks import (
     bench_bfloat16,
     bench_memory,
     bench_mmap,
-    bench_overhead,
     bench_plan,
     bench_reader,
     bench_rules,
@@ -203,24 +201,6 @@ def test_rules(read: str) -> None:
     assert control[-1] == "0.0%" and 10 <= float(dropped[-1].rstrip("%")) < 10 + 100 / settings.batches
 
 
-def test_switching_the_tracker_off_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = Setup(kaggle_tables(20_000, 4), "sgd")
-    answers = bench_overhead.deque([np.zeros(1)])  # to the single call while slots are free
-    ours = Ours(setup, device_rows="10%", policy=bench_overhead.Replay(answers), depth=0)
-    bench_overhead.switch_tracking_off(ours)
-
-    def used(*args: object) -> None:
-        raise AssertionError("the tracker was used")
-
-    monkeypatch.setattr(SlotTable, "gather", used)
-    monkeypatch.setattr(Tracker, "add_norms", used)
-    for planned in ours.stream(make_batches(setup.tables, 2, 16)):
-        ours.pool(planned).sum().backward()  # type: ignore[no-untyped-call]
-        ours.update()
-    ours.close()
-    assert not answers, "the policy was never called"
-
-
 def test_mmap(tmp_path: Path) -> None:
     report = bench_mmap.run(replace(bench_mmap.SETTINGS["smoke"], folder=str(tmp_path)))
     assert report.ratios["mmap_vs_memory_fitting"] > 0
@@ -277,7 +257,9 @@ def test_nothing_changed_is_not_equal() -> None:
 
 
 def _report() -> Report:
-    report = Report(ratios={"embedding_vs_torch_sgd": 7.0, "tracker_overhead": 0.5}, figures={"reader_mb_per_s": 300.0})
+    report = Report(
+        ratios={"embedding_vs_torch_sgd": 7.0, "tracker_overhead_sgd": 0.5}, figures={"reader_mb_per_s": 300.0}
+    )
     report.absent["embedding_vs_fbgemm_sgd"] = "fbgemm_gpu cannot be imported"
     report.table("steps", "variant", "ms").add("ours", 1.25)
     return report
@@ -287,7 +269,7 @@ def test_json_holds_a_ratio_or_a_reason_for_every_required_name(tmp_path: Path) 
     _report().save(tmp_path / "report.json")
     content = json.loads(json.dumps(run_all.as_json(Report.load(tmp_path / "report.json"))))
     assert set(content) == {"ratios", "figures", "absent"}
-    assert content["ratios"] == {"embedding_vs_torch_sgd": 7.0, "tracker_overhead": 0.5}
+    assert content["ratios"] == {"embedding_vs_torch_sgd": 7.0, "tracker_overhead_sgd": 0.5}
     assert set(REQUIRED) <= set(content["ratios"]) | set(content["absent"])
     assert content["absent"]["embedding_vs_fbgemm_sgd"] == "fbgemm_gpu cannot be imported"
 
