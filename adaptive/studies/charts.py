@@ -87,7 +87,6 @@ class Line:
     number: int
     x: Sequence[float]
     y: Sequence[float | None]
-    dashed: bool = False
     marked: bool = False  # markers joined by a thin line
 
 
@@ -96,7 +95,7 @@ def curves(title: str, lines: Sequence[Line], *, x: str = "step", y: str = "", z
 
     def draw(axes: Any) -> None:
         for place, line in enumerate(lines):
-            style = "--" if line.dashed or line.number >= COLORS else "-"
+            style = "--" if line.number >= COLORS else "-"
             marked = line.marked and len(line.x) <= MAX_MARKS
             marks: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1.0} if marked else {}
             if not marks and len(lines) <= MAX_WIDTHS:

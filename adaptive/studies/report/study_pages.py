@@ -3,12 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Any, Final
 
 from adaptive.storage.run_directory import RECORD
 from adaptive.storage.untrusted import from_json
-from adaptive.studies.charts import Line, bars, curves, drawn_figure, intervals
+from adaptive.studies.charts import bars, drawn_figure, intervals
 from adaptive.studies.compare import Comparison
 from adaptive.studies.compare.comparison_report import comparison_document
 from adaptive.studies.placements.placement_report import (
@@ -24,17 +23,15 @@ from adaptive.studies.profile import Profile
 from adaptive.studies.profile.profile_report import PICTURES, TITLES, has_section, profile_document
 from adaptive.studies.report.page_records import MAX_RECORDS, JsonObject, PageRecord, load_run
 from adaptive.studies.report.run_page import shared_blocks, stages_of
-from adaptive.studies.simulate.simulation import PolicyForecast, Simulation
-from adaptive.studies.simulate.simulation_report import simulation_document
+from adaptive.studies.simulate.simulation import Simulation
+from adaptive.studies.simulate.simulation_report import draw_curves, simulation_document
 from adaptive.training.telemetry.document import (
-    COLORS,
     Blocks,
     Document,
     Figure,
     Folded,
     Gallery,
     Heading,
-    Legend,
     Note,
     Table,
     prefixed,
@@ -155,11 +152,13 @@ def all_visible(value: Any) -> Any:
 
 
 def simulation_blocks(page: PageRecord, *, is_alone: bool) -> Blocks:
-    """Table, curves and machine of a simulation."""
-    simulation = from_json(Simulation, page.record)
+    """Table, picture and machine of a simulation."""
+    simulation, drawn = (from_json(Simulation, record) for record in (page.record, all_visible(page.record)))
     blocks: Blocks = [Heading("Prediction"), *simulation_document(simulation).blocks]
     if simulation.runs:
-        blocks += [Heading("By size of the device tier"), *_simulation_curves(simulation)]
+        title = "Row hits, and modeled steps"
+        figure = drawn_figure(title, lambda figure: draw_curves(drawn, figure), size=(9.0, 3.8))
+        blocks += [Heading("By size of the device tier"), Gallery([figure], wide=True)]
     machine = simulation.machine
     rates = {
         "between the tiers, per direction": machine.link_bytes_per_s,
@@ -169,45 +168,6 @@ def simulation_blocks(page: PageRecord, *, is_alone: bool) -> Blocks:
     rows = [[text, "nothing crosses" if rate is None else f"{bytes_text(rate)}/s"] for text, rate in rates.items()]
     rows.append(["dense part of a step", f"{machine.dense_ms:g} ms"])
     return [*blocks, Heading("Machine, as described"), Table([["", "value"], *rows])]
-
-
-def _simulation_curves(simulation: Simulation) -> Blocks:
-    runs: dict[str, list[PolicyForecast]] = {}  # by policy
-    for run in sorted(simulation.runs, key=lambda run: run.device_share):
-        runs.setdefault(run.policy, []).append(run)
-    bound = COLORS - 1  # this color is for the bound only
-    colors = {policy: number % bound + number // bound * COLORS for number, policy in enumerate(runs)}
-
-    def lines(name: str, factor: float = 1.0, *, is_bound: bool = False) -> list[Line]:
-        """A field of the runs, such as `step_ms.serial`, over the device's share of the rows."""
-        value = attrgetter(name)
-        return [
-            Line(
-                bound if is_bound else colors[policy],
-                [100 * run.device_share for run in of_policy],
-                [None if (number := value(run)) is None else factor * number for run in of_policy],
-                dashed=is_bound,
-                marked=not is_bound,
-            )
-            for policy, of_policy in runs.items()
-        ]
-
-    labels = [""] * (max(*colors.values(), bound) + 1)
-    for policy, number in colors.items():
-        labels[number] = policy
-    labels[bound] = "Belady: upper bound of row hits for any policy"
-    x = "rows on the device (%)"
-    kib = 1 / 1024 / (simulation.batches or 1)
-    best = lines("belady_row_hit_rate", 100, is_bound=True)
-    figures = [
-        curves("Row hits (%)", [*lines("row_hit_rate", 100), *best], x=x),
-        curves("Lookup hits (%)", lines("hit_rate", 100), x=x),
-        curves("Modelled step with look-ahead (ms)", lines("step_ms.look_ahead"), x=x, zero=True),
-        curves("Modelled step without overlap (ms)", lines("step_ms.serial"), x=x, zero=True),
-        curves("KiB to the device, per batch", lines("bytes_h2d", kib), x=x, zero=True),
-        curves("Planning a batch, measured here (ms)", lines("plan_ms"), x=x, zero=True),
-    ]
-    return [Legend(labels), Gallery(figures)]
 
 
 @dataclass(frozen=True)

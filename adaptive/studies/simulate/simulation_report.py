@@ -139,10 +139,11 @@ def draw(result: Simulation, path: Path) -> None:
     Raises:
         OutputError: if it cannot be written.
     """
-    write_png(path, partial(_draw_curves, result), size=(11, 4.5))
+    write_png(path, partial(draw_curves, result), size=(11, 4.5))
 
 
-def _draw_curves(result: Simulation, figure: Any) -> None:
+def draw_curves(result: Simulation, figure: Any) -> None:
+    """Draw row hit rates with Belady's bound (left), and modeled step times (right), by share of device rows."""
     hits, times = figure.subplots(1, 2)
     bounds: dict[tuple[tuple[float, float], ...], None] = {}  # policies that treat misses the same share a bound
     for policy in dict.fromkeys(run.policy for run in result.runs):
