@@ -38,6 +38,7 @@ from adaptive.cli.trained_commands import evaluate, export, keys, predict, repor
 from adaptive.data.reading_progress import ReportBytes, listen_to_reading
 from adaptive.errors import AdaptiveError
 from adaptive.system import STOPPED, is_hangup_heard
+from adaptive.training.telemetry.formatting import bytes_text
 
 DEBUG = "--debug"
 SYNONYMS = {
@@ -151,7 +152,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _reading_begins() -> ReportBytes:
     """Report the time left for reading all files first; only on the first rank."""
     from adaptive.embeddings.ranks.launch import is_rank
-    from adaptive.training.telemetry.formatting import bytes_text
     from adaptive.training.telemetry.progress import Countdown
 
     if is_rank() and os.environ["RANK"] != "0":

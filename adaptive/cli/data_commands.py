@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from adaptive.cli import command_options as options
-from adaptive.cli.output import note, own_stdout, print_result, size_text, write_text
+from adaptive.cli.output import note, own_stdout, print_result, write_text
 from adaptive.errors import ConfigError
+from adaptive.training.telemetry.formatting import bytes_text
 
 if TYPE_CHECKING:
     from adaptive.data.reading_progress import PartRead
@@ -59,7 +60,7 @@ def prepare(
     }
     lines = [
         f"{path}: {prepared.train.samples:,} training samples{in_windows}, {result['eval_samples']:,} evaluation "
-        f"samples, {size_text(num_bytes)}, in {seconds:.1f} s",
+        f"samples, {bytes_text(num_bytes)}, in {seconds:.1f} s",
         *(
             [f"rejected lines: {', '.join(f'{n:,} {cause}' for cause, n in prepared.rejects.items())}"]
             * bool(prepared.rejects)
@@ -71,7 +72,6 @@ def prepare(
 
 def _part_begins(part: str) -> "Callable[[PartRead], None]":
     """Return a callback that reports the time left for a part."""
-    from adaptive.training.telemetry.formatting import bytes_text
     from adaptive.training.telemetry.progress import Countdown
 
     samples = Countdown(note, f"samples written ({part})")

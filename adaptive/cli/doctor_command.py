@@ -18,8 +18,9 @@ import typer
 
 from adaptive.cli import command_options as options
 from adaptive.cli.launching import check_number, refuse_within_ranks
-from adaptive.cli.output import key_lines, print_result, size_text
+from adaptive.cli.output import key_lines, print_result
 from adaptive.system import usable_cores
+from adaptive.training.telemetry.formatting import bytes_text
 
 if TYPE_CHECKING:
     from adaptive.embeddings.ranks.measure import RankLinks
@@ -111,19 +112,19 @@ def _threading_layers() -> list[str]:
 
 
 def _memory() -> dict[str, str]:
-    facts = {"total": size_text(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))}
+    facts = {"total": bytes_text(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))}
     # CUDA pins memory regardless of `ulimit -l`, so all available memory can be pinned.
     meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
     if meminfo.is_file():
         kib = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        facts["available_or_pinnable"] = size_text(int(kib["MemAvailable"].split()[0]) * 1024)
+        facts["available_or_pinnable"] = bytes_text(int(kib["MemAvailable"].split()[0]) * 1024)
     if limit.is_file() and limit.read_text().strip().isdigit():
-        facts["limit_of_this_container"] = size_text(int(limit.read_text()))
+        facts["limit_of_this_container"] = bytes_text(int(limit.read_text()))
     return facts
 
 
 def _disk() -> dict[str, str]:
-    return {"folder": str(Path.cwd()), "free": size_text(shutil.disk_usage(Path.cwd()).free)}
+    return {"folder": str(Path.cwd()), "free": bytes_text(shutil.disk_usage(Path.cwd()).free)}
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def gpu_facts() -> dict[str, str]:
     for number in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(number)
         name = torch.cuda.get_device_properties(number).name
-        facts[f"cuda:{number}"] = f"{name}, {size_text(free)} of {size_text(total)} free"
+        facts[f"cuda:{number}"] = f"{name}, {bytes_text(free)} of {bytes_text(total)} free"
         facts[f"kernel_on_cuda:{number}"] = check_copy(torch.device("cuda", number))
     return facts
 

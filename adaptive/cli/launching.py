@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import typer
 
-from adaptive.cli.output import note, size_text
+from adaptive.cli.output import note
+from adaptive.training.telemetry.formatting import bytes_text
 
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig
@@ -54,11 +55,11 @@ def check_number(ranks: int, blocks: int | None) -> None:
     if blocks is not None and ranks > blocks:
         raise ConfigError(f"--ranks: expected at most ranks.blocks={blocks} ranks, got {ranks}")
     number, room = usable_cores(), max(available_bytes() // LEAST_BYTES, 1)
-    cores, least = f"{number} core{'s' * (number > 1)}", size_text(ranks * LEAST_BYTES)
+    cores, least = f"{number} core{'s' * (number > 1)}", bytes_text(ranks * LEAST_BYTES)
     if ranks > room:
         raise ConfigError(
             f"--ranks: expected at most {room} ranks, got {ranks}, which take {least} of memory before they hold any "
-            f"row ({size_text(LEAST_BYTES)} each). This machine has {cores}. Start no more ranks than cores"
+            f"row ({bytes_text(LEAST_BYTES)} each). This machine has {cores}. Start no more ranks than cores"
         )
     if ranks > number:
         note(

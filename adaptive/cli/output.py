@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptive.errors import printable
+from adaptive.training.telemetry.formatting import bytes_text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -30,7 +30,9 @@ def print_result(
     content: dict[str, object] = dict(result) if isinstance(result, Mapping) else asdict(result)
     shown = content.pop("table", table)
     if as_json:
-        text: object = json.dumps(_plain(content), allow_nan=False)
+        from adaptive.training.telemetry.jsonl import plain
+
+        text: object = json.dumps(plain(content), allow_nan=False)
     else:
         text = shown if shown is not None else "\n".join(key_lines(content))
     try:
@@ -107,16 +109,8 @@ def _text(value: Any, *, in_bytes: bool) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
-        return size_text(value) if in_bytes else f"{value:,}"
+        return bytes_text(value) if in_bytes else f"{value:,}"
     return str(value)
-
-
-def size_text(num_bytes: int) -> str:
-    """`1.5 GiB`, in the largest unit that gives at least 1."""
-    size, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{num_bytes} B"
 
 
 def check_folders(*paths: Path | None) -> None:
@@ -169,16 +163,3 @@ def show_anything() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def _plain(value: Any) -> Any:
-    """Replace infinite numbers and NaN by None for JSON, and numpy numbers by Python's."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    return value

@@ -1,9 +1,11 @@
 """Numbers as text for progress lines and reports. None is shown as a dash."""
 
 import math
+from typing import TYPE_CHECKING
 
-from adaptive.policy import Policy, SkipRule
-from adaptive.training.telemetry.record import GuardRecord
+if TYPE_CHECKING:  # numpy, which `--help` need not wait for
+    from adaptive.policy import Policy, SkipRule
+    from adaptive.training.telemetry.record import GuardRecord
 
 
 def count_text(number: float | None) -> str:
@@ -67,7 +69,7 @@ def duration_text(seconds: float | None) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def guard_text(record: GuardRecord) -> str:
+def guard_text(record: "GuardRecord") -> str:
     """`reduce skipping to 25.0% from batch 850 on: ...`"""
     what = {
         "keep": f"keep skipping at {percent_text(record.allowance)} of what the policy requests",
@@ -77,7 +79,7 @@ def guard_text(record: GuardRecord) -> str:
     return f"{what.get(record.verdict, record.verdict)}: {record.reason}"
 
 
-def policy_text(spec: str, policy: Policy) -> str:
+def policy_text(spec: str, policy: "Policy") -> str:
     """The first line of a run: `policy lru: prefetches missed rows; skips no updates`.
 
     Args:
@@ -88,7 +90,7 @@ def policy_text(spec: str, policy: Policy) -> str:
     return f"policy {spec}: {misses}; {skip_text(policy.rule)}"
 
 
-def skip_text(rule: SkipRule | None) -> str:
+def skip_text(rule: "SkipRule | None") -> str:
     """`skip rule defer by least accumulates updates for up to 16 visits of a row`"""
     if rule is None or not (rule.leaves_out or rule.drops_inputs or rule.at_most > 1):
         return "skips no updates"

@@ -144,7 +144,7 @@ def to_json(record: Record) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Return the value in JSON's types; numbers that are not finite become None."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
