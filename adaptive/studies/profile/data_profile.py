@@ -36,7 +36,7 @@ from adaptive.studies.profile import (
     SuggestedSize,
     TableSkew,
 )
-from adaptive.studies.profile.id_trace import IdTrace, OnProgress, reuse
+from adaptive.studies.profile.id_trace import IdTrace, OnProgress, mean_of, reuse
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -385,25 +385,21 @@ class _Shares:
     def of(self, k: int) -> HotShares:
         """Shares under rule k; mini-batches are of consecutive inputs."""
         covered = int(self._seen_counts[_has(self._seen_marks, k)].sum())
-        batches = {str(size): _mean(_has(inputs, k)) for size, inputs in self._batches.items()}
+        batches = {str(size): mean_of(_has(inputs, k)) for size, inputs in self._batches.items()}
         return HotShares(
             hot_rows=self.rules[k][0].num_rows,
             lookup_share=covered / int(self._seen_counts.sum()) if len(self._seen) else None,
-            hot_input_share=_mean(_has(self._inputs, k)),
+            hot_input_share=mean_of(_has(self._inputs, k)),
             hot_batch_share=batches,
         )
 
     def same_rows(self, k: int, other: int) -> float | None:
         """Share of the rows hot under rule k that are also hot under the other rule."""
-        return _mean(_has(self._marks[_has(self._marks, k)], other))
+        return mean_of(_has(self._marks[_has(self._marks, k)], other))
 
 
 def _has(marks: NDArray[np.uint64], k: int) -> NDArray[np.bool_]:
     return (marks & np.uint64(1 << k)).astype(np.bool_)
-
-
-def _mean(mask: NDArray[np.bool_]) -> float | None:
-    return float(mask.mean()) if len(mask) else None
 
 
 def _by_memory(budget: tuple[str, int], rule: int, shares: _Shares, estimate: Estimate, row_bytes: int) -> HotByMemory:

@@ -25,6 +25,11 @@ KEPT_BYTES: Final = 1 << 30  # of row numbers in memory; with more, the data are
 OnProgress = Callable[[int], None]  # called with the number of samples or steps that are done
 
 
+def mean_of(mask: NDArray[np.bool_]) -> float | None:
+    """Return the share of True; None for an empty mask."""
+    return float(mask.mean()) if len(mask) else None
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Samples in the order of the data."""
@@ -32,6 +37,25 @@ class Chunk:
     rows: NDArray[Any]  # (N,) int32 or int64, feature by feature
     offsets: NDArray[np.int64]  # (F * B + 1,)
     num_samples: int
+
+
+class RowNumbers:
+    """Lookups of batches as row numbers of a group."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        tables = np.array([f.table for f in sorted(group.features, key=lambda feature: feature.position)])
+        self._starts, self._sizes = group.table_starts[tables], group.table_sizes[tables]
+        self._dtype = np.int32 if group.num_rows <= np.iinfo(np.int32).max else np.int64
+
+    def of(self, batch: Batch) -> NDArray[Any]:
+        """Row numbers (N,) int32 or int64, feature by feature; InputError for an id outside its table."""
+        rows = np.empty(len(batch.ids), self._dtype)
+        bad = access.number_rows(batch.ids, batch.offsets, batch.num_samples, self._starts, self._sizes, rows)
+        if bad >= 0:
+            DistinctFinder(self.group).find(batch)  # raises, with feature, sample and line
+            raise AssertionError("an id outside its table was not refused")
+        return rows
 
 
 class IdTrace:
@@ -65,10 +89,7 @@ class IdTrace:
         self._kept_bytes = kept_bytes
         self._chunks: list[Chunk] | None = []  # None if they are too large
         self._is_read = False
-        features = sorted(group.features, key=lambda feature: feature.position)
-        tables = np.array([feature.table for feature in features])
-        self._starts, self._sizes = group.table_starts[tables], group.table_sizes[tables]
-        self._dtype = np.int32 if group.num_rows <= np.iinfo(np.int32).max else np.int64
+        self._numbers = RowNumbers(group)
         self.num_samples = self.num_lookups = 0
         self.read_seconds = 0.0
 
@@ -90,7 +111,7 @@ class IdTrace:
             self.num_lookups += len(chunk.rows)
             if self._chunks is not None:
                 self._chunks.append(chunk)
-                if self.num_lookups * np.dtype(self._dtype).itemsize > self._kept_bytes:
+                if self.num_lookups * chunk.rows.itemsize > self._kept_bytes:
                     self._chunks = None
             self._on_progress(self.num_samples)
             yield chunk
@@ -113,16 +134,8 @@ class IdTrace:
                 batch = batch.take(np.arange(left))
             if left is not None:
                 left -= batch.num_samples
-            yield self._chunk(batch)
-
-    def _chunk(self, batch: Batch) -> Chunk:
-        check_batch(batch, [self.group])
-        rows = np.empty(len(batch.ids), self._dtype)
-        bad = access.number_rows(batch.ids, batch.offsets, batch.num_samples, self._starts, self._sizes, rows)
-        if bad >= 0:
-            DistinctFinder(self.group).find(batch)  # raises, with feature, sample and line
-            raise AssertionError("an id outside its table was not refused")
-        return Chunk(rows, batch.offsets, batch.num_samples)
+            check_batch(batch, [self.group])
+            yield Chunk(self._numbers.of(batch), batch.offsets, batch.num_samples)
 
 
 MOST_BATCHES: Final = 64

@@ -25,7 +25,7 @@ from adaptive.embeddings.planning.layout import Group, make_groups_without_keys
 from adaptive.errors import ConfigError
 from adaptive.optim import study_optimizer
 from adaptive.studies.profile import LeftOut, MovementPoint, MovementProfile
-from adaptive.studies.profile.id_trace import OnProgress
+from adaptive.studies.profile.id_trace import OnProgress, RowNumbers, mean_of
 from adaptive.studies.profile.step_profile import endless
 from adaptive.training.components import Components, build, first_batches, open_data, prepare, set_rates, torch_settings
 from adaptive.training.trainer import Trainer
@@ -84,7 +84,7 @@ def profile_movement(
         (group, *others) = make_groups_without_keys(components.tables, config.seed)
         if others:
             raise ConfigError("profile --sections movement: expected rows of one width. Leave model.widths out")
-        numbers = _Numbers(group)
+        numbers = RowNumbers(group)
         watched = _most_frequent(islice(endless(config, dataset), FIRST_BATCHES), numbers)
         if not len(watched):
             raise ConfigError(
@@ -123,23 +123,7 @@ def profile_movement(
     )
 
 
-class _Numbers:
-    """Lookups of batches as row numbers."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        tables = np.array([f.table for f in sorted(group.features, key=lambda feature: feature.position)])
-        self._starts, self._sizes = group.table_starts[tables], group.table_sizes[tables]
-
-    def of(self, batch: Batch) -> Int64s:
-        """Row numbers (N,); look-ahead has checked the ids."""
-        rows = np.empty(len(batch.ids), np.int64)
-        bad = access.number_rows(batch.ids, batch.offsets, batch.num_samples, self._starts, self._sizes, rows)
-        assert bad < 0, bad
-        return rows
-
-
-def _most_frequent(batches: Iterator[Batch], numbers: _Numbers) -> Int64s:
+def _most_frequent(batches: Iterator[Batch], numbers: RowNumbers) -> Int64s:
     """Return the rows (W,) to watch, most frequent first."""
     counts = np.zeros(numbers.group.num_rows, np.int64)
     for batch in batches:
@@ -148,7 +132,7 @@ def _most_frequent(batches: Iterator[Batch], numbers: _Numbers) -> Int64s:
     return often[np.argsort(-counts[often], kind="stable")][:MAX_WATCHED]
 
 
-def _counted(batches: Iterator[Batch], numbers: _Numbers, counts: Int64s, latest: deque[Batch]) -> Iterator[Batch]:
+def _counted(batches: Iterator[Batch], numbers: RowNumbers, counts: Int64s, latest: deque[Batch]) -> Iterator[Batch]:
     for batch in batches:
         access.count_rows(numbers.of(batch), counts)
         latest.append(batch)
@@ -163,7 +147,7 @@ class _Watch:
         self._batch, self._places = _batch_of(group, watched)
         self._values = self._read()
 
-    def look(self, steps: int, visits: Int64s, batches: Sequence[Batch], numbers: _Numbers) -> MovementPoint:
+    def look(self, steps: int, visits: Int64s, batches: Sequence[Batch], numbers: RowNumbers) -> MovementPoint:
         """Measure movement since the last reading, and what thresholds would leave out.
 
         Args:
@@ -185,7 +169,7 @@ class _Watch:
         return MovementPoint(
             steps=steps,
             judged_rows=int(judged.sum()),
-            below=[_mean(moved[judged] < threshold) for threshold in THRESHOLDS],
+            below=[mean_of(moved[judged] < threshold) for threshold in THRESHOLDS],
             bands={name: _quantiles(moved, judged, low, high) for name, low, high in BANDS},
             dropped=[left_out(lookups, mask, is_watched) for mask in stale],
         )
@@ -241,11 +225,11 @@ def left_out(batches: Sequence[tuple[Int64s, Batch]], stale: NDArray[np.bool_], 
         updates.append(stale[np.unique(rows)])
     share, is_hot, left = map(np.concatenate, (stale_shares, hot, updates))
     return LeftOut(
-        all=_mean(share == 1),
-        most=_mean(share >= 0.75),
-        any=_mean(share > 0),
-        hot=_mean((share >= 0.75) & is_hot),
-        updates=_mean(left),
+        all=mean_of(share == 1),
+        most=mean_of(share >= 0.75),
+        any=mean_of(share > 0),
+        hot=mean_of((share >= 0.75) & is_hot),
+        updates=mean_of(left),
     )
 
 
@@ -253,7 +237,3 @@ def _quantiles(moved: NDArray[np.float64], judged: NDArray[np.bool_], low: float
     part = slice(int(low * len(moved)), max(int(high * len(moved)), 1))
     ways = moved[part][judged[part]]
     return [float(value) for value in np.quantile(ways, QUANTILES)] if len(ways) else None
-
-
-def _mean(mask: NDArray[np.bool_]) -> float | None:
-    return float(mask.mean()) if len(mask) else None
