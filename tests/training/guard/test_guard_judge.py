@@ -9,7 +9,6 @@ import pytest
 from contract import Carrying
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from support.guarded import Floats, Outcome, assert_same_numbers, run, toy_data  # noqa: F401 (fixtures)
 from support.guarded_policies import Defer, DeferOne, Freeze, Plain
 from support.skip_rules import waits
@@ -35,7 +34,6 @@ from adaptive.training.guard.judge import (
     least_allowance,
     lower,
 )
-from adaptive.training.quality import exact_auc
 
 
 def evidence(auc: float, error: float = 0.0) -> Evidence:
@@ -89,23 +87,6 @@ def test_the_reason_says_what_is_known() -> None:
     assert explain(Outlook(-0.0002, (-0.003, 0.002)), 0.0005).endswith("not shown to be within the budget of 0.0005")
 
 
-def order(positive: float, negative: float) -> float:
-    return 1.0 if positive > negative else 0.5 if positive == negative else 0.0
-
-
-def twin(run: Floats, fork: Floats, labels: Floats) -> tuple[float, float]:
-    """DeLong's difference of two AUCs and its error, from all pairs."""
-    gained = np.array(
-        [
-            [order(run[p], run[n]) - order(fork[p], fork[n]) for n in np.flatnonzero(labels == 0)]
-            for p in np.flatnonzero(labels == 1)
-        ]
-    )
-    by_positive, by_negative = gained.mean(axis=1), gained.mean(axis=0)
-    variance = by_positive.var(ddof=1) / len(by_positive) + by_negative.var(ddof=1) / len(by_negative)
-    return gained.mean(), math.sqrt(variance)
-
-
 def test_by_hand() -> None:
     """Positives score 2 and 1, negatives 0 and 1.5; the fork swaps the two in the middle, and wins one pair of four."""
     labels = np.array([1, 1, 0, 0], np.float32)
@@ -119,24 +100,6 @@ def test_by_hand() -> None:
     assert found.log_loss == pytest.approx((expected[0] - expected[1] + expected[2] - expected[3]) / 4)
     reach = 1.959964 * found.auc_error
     assert found.auc_interval == pytest.approx((-0.25 - reach, -0.25 + reach))
-
-
-scores = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 3.0])
-
-
-@given(st.integers(4, 25).flatmap(lambda n: st.tuples(*[arrays.arrays(np.float32, n, elements=scores)] * 2)), st.data())
-def test_against_all_pairs(models: tuple[Floats, Floats], data: st.DataObject) -> None:
-    run, fork = models
-    labels = data.draw(arrays.arrays(np.float32, len(run), elements=st.sampled_from([0.0, 1.0])))
-    found = compare(run, fork, labels)
-    if min(labels.sum(), len(labels) - labels.sum()) < 2:
-        assert found is None
-        return
-    assert found is not None
-    assert (found.auc, found.auc_error) == pytest.approx(twin(run, fork, labels), abs=1e-9)
-    auc = exact_auc(run, labels), exact_auc(fork, labels)
-    assert auc[0] is not None and auc[1] is not None
-    assert found.auc == pytest.approx(auc[0] - auc[1])
 
 
 def test_the_interval_covers_what_other_samples_would_have_shown() -> None:
