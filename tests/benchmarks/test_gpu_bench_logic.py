@@ -114,9 +114,9 @@ def test_one_dimension_is_varied_at_a_time() -> None:
 def test_memory_is_counted_before_it_is_taken() -> None:
     workload = Workload(gigabytes=1.0, dim=64, optimizer="adam")
     rows, row = 3_906_250, 4 * (3 * 64 + 1)
-    assert Spec("lru", 10).memory_bytes(workload) == (rows * (row + 16), rows * row // 10)
-    assert Spec("hybrid").memory_bytes(workload) == (rows * (row + 16), 0)
-    assert DEVICE.memory_bytes(workload) == (rows * (row + 16), rows * row)
+    assert Spec("lru", 10).memory_bytes(workload) == (rows * (row + 12), rows * row // 10)
+    assert Spec("hybrid").memory_bytes(workload) == (rows * (row + 12), 0)
+    assert DEVICE.memory_bytes(workload) == (rows * (row + 12), rows * row)
     assert Spec("torch").memory_bytes(workload) == (0, rows * 4 * 64 * 3)
     assert Spec("torch_host").memory_bytes(workload) == (rows * 4 * 64 * 3, 0)
 
