@@ -3,8 +3,9 @@
 RecShard describes each table, from a small sample, by the distribution of its lookups over its rows (cumulative, in 100
 steps), by the lookups per sample (pooling) and by the share of samples with any lookup (coverage). A solver chooses how
 many of each table's most frequent rows go to fast memory. A lookup costs the row's bytes divided by the bandwidth of
-its memory. Here the score is the same cost, per row and byte; taking the best rows first solves the same problem for
-one device. The solver for several devices is not part of this.
+its memory. On the device a byte costs less than on the host, so per byte a row saves in proportion to its lookups:
+taking the most looked-up rows first solves the same problem for one device. The solver for several devices is not part
+of this.
 
 Placement is decided once; rows in slow memory are used there.
 """
@@ -19,34 +20,23 @@ from numpy.typing import NDArray
 from adaptive import Batch, Policy, RowStats, TierView
 from adaptive.policies.samples import check_range, check_state, count_rows, lookup
 
-_GIGA = 1e9
-
 
 class RecShard(Policy):
-    """A row is worth the seconds per sample that it saves on the device, per byte.
+    """A row is worth its expected lookups per sample: a wide row saves more and takes more room, in proportion.
 
-    That is its expected lookups per sample times the difference in cost of a byte: a wide row saves more and takes more
-    room, in proportion. Rows within one step of the distribution count the same, which reduces sampling noise. A
+    Rows within one step of the distribution count the same, which reduces sampling noise. A
     table's rows that are not in the sample share the lookups expected to go to such rows, which are as many as went to
     rows seen once (Good-Turing estimate). So a rare row of a small table is worth more than one of a large table.
 
     Args:
         steps: number of steps of each table's distribution, with equal numbers of lookups.
-        device_bandwidth, host_bandwidth: in GB/s. They set the unit of the score; the order of rows depends only on
-            which one is larger.
     """
 
     misses = "host"
 
-    def __init__(self, *, steps: int = 100, device_bandwidth: float = 2000, host_bandwidth: float = 50) -> None:
+    def __init__(self, *, steps: int = 100) -> None:
         check_range(1, steps=steps)
-        if not 0 < host_bandwidth < device_bandwidth:
-            raise ValueError(
-                f"device_bandwidth={device_bandwidth}, host_bandwidth={host_bandwidth}: expected more than 0, and more "
-                f"on the device"
-            )
         self.steps = steps
-        self._saved_per_byte = (1 / host_bandwidth - 1 / device_bandwidth) / _GIGA
         self._rows: NDArray[np.int64] = np.zeros(0, np.int64)  # of the sample, ascending
         self._rates: NDArray[np.float64] = np.zeros(0)  # aligned: expected lookups per sample
         self._unseen: NDArray[np.float64] = np.zeros(0)  # (tables,) the same of a row that is not in the sample
@@ -72,7 +62,7 @@ class RecShard(Policy):
     def score(self, rows: RowStats) -> NDArray[np.float64]:
         if not len(self._unseen):
             return np.zeros(len(rows))
-        return lookup(rows.rows, self._rows, self._rates, self._unseen[rows.table]) * self._saved_per_byte
+        return lookup(rows.rows, self._rows, self._rates, self._unseen[rows.table])
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {"rows": self._rows, "rates": self._rates, "unseen": self._unseen}

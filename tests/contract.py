@@ -152,9 +152,9 @@ POLICIES: list[tuple[type[Policy], dict[str, Any]]] = [
     (Carrying, {"spec": "inputs+warmup=0+threshold=0.5"}),
     (Carrying, {"spec": "inputs+warmup=0+target_drop=0.3"}),
     (Carrying, {"spec": "predicted+warmup=2+factor=2"}),
-    (FAE, {"select": "top", "sample_rate": 0.5, "rate": 10, "block": 5}),
-    (FAE, {"hot_inputs": 0.5, "rate": 25, "block": 4, "held_back": 4, "measure_every": 1, "spool_bytes": 1}),
-    (Hotline, {"learn": 4, "every": 2, "relearn_every": 9}),
+    (FAE, {"select": "top", "rate": 10, "block": 5}),
+    (FAE, {"rate": 25, "block": 4, "held_back": 4, "measure_every": 1, "spool_bytes": 1}),
+    (Hotline, {"learn": 4, "relearn_every": 9}),
     (Hotline, {"learn": 4, "micro_batches": False}),
 ]
 

@@ -23,7 +23,6 @@ Differences from the paper:
 - Cold rows may use free slots of the device.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -41,36 +40,10 @@ from adaptive.policies.samples import (
     Refill,
     Spool,
     check_range,
-    check_shares,
     check_state,
     count_lookups,
     count_rows,
-    greatest,
-    lookup,
 )
-
-
-def _highest_ranks(
-    batch: Batch, rows: NDArray[np.int64], rank: NDArray[np.int64], behind: NDArray[np.int64], view: TierView
-) -> NDArray[np.int64]:
-    """Highest rank among the rows of every other input of a batch.
-
-    `rank` (n,) is that of `rows` (n,), and `behind` (tables,) that of all other rows of a table.
-    """
-    others = batch.take(np.arange(1, batch.num_samples, 2))
-    looked_up = view.rows(others)
-    tables = np.searchsorted(view.table_starts, looked_up, "right") - 1
-    return greatest(others, lookup(looked_up, rows, rank, behind[tables]))
-
-
-def _filled(hot: NDArray[np.int64], tables: NDArray[np.int64], room: int, view: TierView) -> NDArray[np.int64]:
-    """Add all rows of these tables to the hot rows, while there is room."""
-    for table in tables:
-        more = np.union1d(hot, np.arange(*view.table_starts[table : table + 2]))
-        if len(more) > room:
-            break
-        hot = more
-    return hot
 
 
 class FAE(Policy):
@@ -80,11 +53,6 @@ class FAE(Policy):
         select: `threshold`: rows with at least a share t of their table's lookups are hot, with the smallest t whose
             hot rows are estimated to fit the device, as in the paper; the rest of the room goes to the most frequent
             other rows. `top`: the most frequent rows of all tables together, as many as fit, as in the released code.
-        sample_rate: random share of the calibration inputs to count. The paper takes 5% of the data; a run's
-            calibration inputs (`calibrate`) are such a sample already.
-        hot_inputs: share of the inputs that should be hot, instead of all that fit (the paper's other knob). The rows
-            for it are estimated and reported (`rows_needed`: set `device_rows` to it), and no more rows are hot. If
-            rows outside the sample are needed, whole tables are hot.
         small_table_bytes: smaller tables are hot as a whole, smallest first, as far as they fit; for
             `select="threshold"` only.
         rate: percent of the epoch's cold mini-batches to train before the next hot ones.
@@ -93,11 +61,10 @@ class FAE(Policy):
         held_back: hold back one of this many inputs for the test loss; 0: none, and the rate is constant.
         measure_every: fewest mini-batches between two test losses; each costs a forward pass over the held-back inputs.
         spool_bytes: memory for waiting hot mini-batches; more of them wait in a temporary file.
-        seed: of the sample and the chunks.
+        seed: of the chunks of rows from which the threshold is estimated.
 
     Attributes:
         hot_rows: number of hot rows.
-        rows_needed: hot rows required for `hot_inputs`; 0 if it is not set.
         threshold: the share t that was chosen.
         scheduler: the rate, and the rule that changes it.
         seen_inputs, hot_inputs: samples classified so far, and the hot ones among them.
@@ -105,14 +72,12 @@ class FAE(Policy):
     """
 
     misses = "host"
-    reported = ("hot_rows", "rows_needed", "seen_inputs", "hot_inputs", "rate", "swaps", "two_home_bytes")
+    reported = ("hot_rows", "seen_inputs", "hot_inputs", "rate", "swaps", "two_home_bytes")
 
     def __init__(
         self,
         *,
         select: Literal["threshold", "top"] = "threshold",
-        sample_rate: float = 1.0,
-        hot_inputs: float | None = None,
         small_table_bytes: int = 1_000_000,
         rate: int = START,
         block: int = 64,
@@ -121,18 +86,16 @@ class FAE(Policy):
         spool_bytes: int = 1 << 26,
         seed: int = 0,
     ) -> None:
-        check_shares(sample_rate=sample_rate, hot_inputs=hot_inputs)
         check_range(0, small_table_bytes=small_table_bytes, seed=seed)
         check_range(1, block=block, measure_every=measure_every, spool_bytes=spool_bytes)
         if held_back < 0 or held_back == 1:
             raise ValueError(f"held_back={held_back}: expected one input in 2 or more, or 0: none")
-        self.select, self.sample_rate, self.small_table_bytes = select, sample_rate, small_table_bytes
-        self._wanted = hot_inputs
+        self.select, self.small_table_bytes = select, small_table_bytes
         self.block, self.held_back, self.seed = block, held_back, seed
         self.measure_every, self.spool_bytes = measure_every, spool_bytes
         self.scheduler = ShuffleScheduler(rate)
         self.threshold = 1.0
-        self.hot_rows = self.rows_needed = self.seen_inputs = self.hot_inputs = self.swaps = 0
+        self.hot_rows = self.seen_inputs = self.hot_inputs = self.swaps = 0
         self._hot = ByRow(np.bool_)
         self._hot_bytes = 0
         self._last_was_hot = False  # training starts with cold mini-batches
@@ -156,32 +119,20 @@ class FAE(Policy):
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
         if not sample:
             return
-        random = np.random.default_rng(self.seed)
-        sample = [self._sampled(batch, random) for batch in sample]
         rows, counts = count_rows(sample, view)
-        small = np.zeros(0, np.int64)
-        budget, whole = view.device_rows, np.zeros(0, np.int64)
-        if self._wanted is not None:
-            self.rows_needed, whole = self._rows_for(self._wanted, sample, view)
-            budget = min(budget, self.rows_needed)
-        room = budget
+        small, budget = np.zeros(0, np.int64), view.device_rows
         if self.select == "threshold":
             starts = view.table_starts
             tables = self._small_tables(view, budget)
             small = np.concatenate([small, *(np.arange(starts[table], starts[table + 1]) for table in tables)])
             others = ~np.isin(np.searchsorted(starts, rows, "right") - 1, tables)
             rows, counts, budget = rows[others], counts[others], budget - len(small)
-            self.threshold, chosen = find_threshold(rows, counts, budget, starts, random)
+            self.threshold, chosen = find_threshold(rows, counts, budget, starts, np.random.default_rng(self.seed))
             counts = counts + chosen * counts.max(initial=0)  # they come first
         # An estimate may be short of the truth: what does not fit has to be left out, least frequent first. It may also
         # leave room: in a small sample many rows are equally frequent, and a threshold takes all of them or none.
         most = np.argsort(-counts, kind="stable")[:budget]
-        self._adopt(_filled(np.union1d(small, rows[most]), whole, room, view), view)
-
-    def _sampled(self, batch: Batch, random: np.random.Generator) -> Batch:
-        if self.sample_rate == 1:
-            return batch
-        return batch.take(np.flatnonzero(random.random(batch.num_samples) < self.sample_rate))
+        self._adopt(np.union1d(small, rows[most]), view)
 
     def _small_tables(self, view: TierView, left: int) -> list[int]:
         """Tables that are hot as a whole, with at most `left` rows in total."""
@@ -192,43 +143,6 @@ class FAE(Policy):
                 chosen.append(int(table))
                 left -= int(sizes[table])
         return chosen
-
-    def _rows_for(self, share: float, sample: Sequence[Batch], view: TierView) -> tuple[int, NDArray[np.int64]]:
-        """Number of rows that make this share of the inputs hot, and tables hot as a whole.
-
-        Rows are ranked by one half of the sample, and inputs are taken from the other half, which may have new rows.
-        New rows rank after all counted ones, together with all new rows of their table, tables with few of them first.
-        So the estimate is rather too high.
-        """
-        starts, sizes = view.table_starts, np.diff(view.table_starts)
-        rows, counts = count_rows([batch.take(np.arange(0, batch.num_samples, 2)) for batch in sample], view)
-        tables = np.searchsorted(starts, rows, "right") - 1
-        unseen = sizes - np.bincount(tables, minlength=len(sizes))
-        heat, small = counts.astype(np.float64), list[int]()
-        if self.select == "threshold":
-            small = self._small_tables(view, view.num_rows)
-            heat /= np.bincount(tables, counts, minlength=len(sizes))[tables]
-        in_small = np.isin(tables, small)
-        rank = np.zeros(len(rows), np.int64)
-        others = np.flatnonzero(~in_small)
-        rank[others[np.argsort(-heat[others], kind="stable")]] = sizes[small].sum() + np.arange(1, len(others) + 1)
-        last_seen = int(sizes[small].sum()) + len(others)
-        unseen[small] = 0
-        order = np.argsort(unseen, kind="stable")
-        ends = last_seen + np.cumsum(unseen[order])  # with all rows of these tables
-        behind = np.empty(len(sizes), np.int64)
-        behind[order] = ends
-        behind[small] = rank[in_small] = sizes[small].sum()
-        needed = np.sort(np.concatenate([_highest_ranks(batch, rows, rank, behind, view) for batch in sample]))
-        if not len(needed):
-            return 0, order[:0]
-        last = int(needed[math.ceil(share * len(needed)) - 1])
-        if last <= last_seen:
-            return last, order[:0]
-        whole = order[: np.searchsorted(ends, last) + 1]
-        seen = np.bincount(np.searchsorted(starts, count_rows(sample, view)[0], "right") - 1, minlength=len(sizes))
-        full = np.isin(np.arange(len(sizes)), [*whole, *small])
-        return int(np.where(full, sizes, seen).sum()), whole
 
     def _adopt(self, hot: NDArray[np.int64], view: TierView) -> None:
         self._hot = ByRow(np.bool_)

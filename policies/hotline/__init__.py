@@ -34,7 +34,6 @@ class Hotline(Policy):
     Args:
         learn: mini-batches in a learning phase, or a share of those of an epoch (`5%`; the paper takes 5% to 20%). If
             the length of an epoch is unknown, a share means 100 mini-batches.
-        every: count one of every `every` mini-batches in a learning phase.
         logger: `exact` counts the lookups of every row; the most looked up are popular. `srrip` is the paper's logger
             in bounded memory: 4-way sets of 16-bit entries, tags of 14 bits and 2-bit SRRIP. It has no counts: popular
             rows are those it holds at the end of the phase.
@@ -59,7 +58,6 @@ class Hotline(Policy):
         self,
         *,
         learn: int | str = "5%",
-        every: int = 1,
         logger: Literal["exact", "srrip"] = "exact",
         logger_bytes: int = LOGGER_BYTES,
         capacity: float = 0.5,
@@ -67,12 +65,11 @@ class Hotline(Policy):
         relearn_every: int = 0,
     ) -> None:
         number, self._share = _learning(learn)
-        if number < 1 or every < 1:
-            raise ValueError(f"learn={learn}, every={every}: expected at least 1 each")
+        if number < 1:
+            raise ValueError(f"learn={learn}: expected at least 1")
         check_shares(capacity=capacity)
         self._check_relearning(relearn_every, number if self._share is None else 1)
-        self.learn, self.every = number, every
-        self.micro_batches, self.relearn_every = micro_batches, relearn_every
+        self.learn, self.micro_batches, self.relearn_every = number, micro_batches, relearn_every
         self.seen_inputs = self.popular_inputs = 0
         self._learner = make_learner(logger, logger_bytes, capacity)
         self._batches = 0
@@ -112,7 +109,7 @@ class Hotline(Policy):
         """Count a mini-batch of a learning phase; decide after the last one."""
         place = self._batches % self.relearn_every if self.relearn_every else self._batches
         self._batches += 1
-        if place < self.learn and place % self.every == 0:
+        if place < self.learn:
             self._learner.count(rows, view)
         if place == self.learn - 1:
             self._learner.decide(view)

@@ -124,60 +124,6 @@ def test_bytes_of_rows_are_those_of_their_tables() -> None:
     assert policy.two_home_bytes == policy.swaps * (64 + 100 * 8) > 0
 
 
-def test_the_sample_rate_thins_the_sample() -> None:
-    batch = samples(*[[row % 100] for row in range(1000)])
-    some = FAE(select="top", sample_rate=0.02)
-    some.calibrate([batch], tables((100,), 100))
-    assert 5 <= some.hot_rows <= 40
-
-
-def test_the_memory_for_a_share_of_hot_inputs() -> None:
-    """Of 100 inputs 60 look up row 1 only, 30 row 2, 10 row 3: ranks 1, 2 and 3, by halves alike."""
-    view, sample = tables((50,), 50), [samples(*[[row] for row in [1] * 60 + [2] * 30 + [3] * 10])]
-    for share, needed in ((0.5, 1), (0.6, 1), (0.61, 2), (0.9, 2), (0.95, 3), (1.0, 3)):
-        for select in ("threshold", "top"):
-            policy = FAE(select=select, hot_inputs=share, small_table_bytes=0)  # type: ignore[arg-type]
-            policy.calibrate(sample, view)
-            assert policy.rows_needed == needed and hot(policy, 50) == [1, 2, 3][:needed]
-    small = FAE(hot_inputs=0.9, small_table_bytes=0)
-    small.calibrate(sample, tables((50,), 1))
-    assert (small.rows_needed, small.hot_rows) == (2, 1), "what is needed is told, and what fits is taken"
-    whole = FAE(hot_inputs=0.5)
-    whole.calibrate(sample, view)
-    assert (whole.rows_needed, whole.hot_rows) == (50, 50), "a small table is hot as a whole"
-
-
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.75, 1.0])
-@pytest.mark.parametrize("select", ["threshold", "top"])
-def test_that_memory_makes_about_that_share_of_other_inputs_hot(share: float, select: Any) -> None:
-    random = np.random.default_rng(0)
-    sizes = (300, 5000, 20_000)
-
-    def inputs(number: int) -> Batch:
-        return batch_of(np.stack([random.zipf(1.3, number) % size for size in sizes], axis=1))
-
-    policy, view = FAE(select=select, hot_inputs=share, small_table_bytes=13_000), tables(sizes, sum(sizes))
-    policy.calibrate([inputs(4000)], view)
-    assert policy.hot_rows <= policy.rows_needed <= sum(sizes)
-    policy.epoch_batches = 1
-    list(policy.arrange(iter([inputs(4000)]), view))
-    found = policy.hot_inputs / policy.seen_inputs
-    assert share - 0.03 <= found, "what is needed is estimated from above"
-    assert found <= share + 0.2
-
-
-def test_a_sample_rate_that_takes_no_input_of_some_batches() -> None:
-    """5 % of 16 inputs: of every second batch none, which leaves a batch without features."""
-    tables = [TableConfig(name=name, num_embeddings=50, embedding_dim=2) for name in ("a", "b")]
-    policy = FAE(sample_rate=0.05, small_table_bytes=0)
-    random = np.random.default_rng(0)
-    batches = [batch_of(random.integers(0, 50, (16, 2))) for _ in range(40)]
-    with TieredEmbeddingBag(tables, TierConfig(device_rows="50%", device="cpu"), policy=policy) as embeddings:
-        assert embeddings.runtime.view.rows(batches[0].take(np.zeros(0, np.int64))).tolist() == []
-        embeddings.calibrate(batches)
-    assert 0 < policy.hot_rows <= 50
-
-
 # --- inputs ------------------------------------------------------------------------------------------------------
 
 

@@ -80,12 +80,6 @@ def test_all_counted_rows_are_popular_while_they_fit() -> None:
     assert popular(policy) == [5, 6, 7]
 
 
-def test_one_in_some_batches_is_counted() -> None:
-    policy = Hotline(learn=4, every=3, capacity=1)
-    arranged(policy, [[1]], [[2]], [[3]], [[4]])
-    assert popular(policy) == [1, 4]
-
-
 def test_popular_rows_stay_and_of_the_others_the_most_recent() -> None:
     policy = Hotline(learn=1, capacity=0.25)
     arranged(policy, LEARNT)
