@@ -6,8 +6,7 @@ the tests walk through all of `benchmarks.gpu` on a machine without a GPU.
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -95,19 +94,6 @@ class Accelerator:
             return available_bytes()
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info()[0])
-
-    def allocated_bytes(self) -> int:
-        """Device memory in tensors of this process; 0 on the CPU, which does not count."""
-        return torch.cuda.memory_allocated() if self.is_gpu else 0
-
-    @contextmanager
-    def side_stream(self) -> Iterator[None]:
-        """Queue work inside on a separate stream."""
-        if not self.is_gpu:
-            yield
-            return
-        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-            yield
 
     def profile(self, work: Callable[[], object]) -> Work:
         """Do the work once under torch's profiler, which slows the host."""

@@ -34,8 +34,7 @@ MOST_SECONDS = 600  # of a stage, including its end: such machines are lent for 
 START_SECONDS = 30  # imports, and kernels to compile, of a stage that ends by itself
 MARGIN = 1.25  # measurements that began in time are finished
 TINY = {  # sizes of a rehearsal
-    "probe": ("rows=2000", "ids=2000", "dims=8", "batches=32", "heavy=16", "pinned_rows=500", "moved_rows=64",
-              "programs=64", "product=16", "copy_megabytes=1", "rounds=1"),
+    "probe": ("rows=2000", "ids=2000", "dims=8", "batches=32", "heavy=16", "copy_megabytes=1", "rounds=1"),
     "step": ("gigabytes=0.0008", "dim=8", "batch=32", "check_samples=16", "rounds=1", "steps=1", "copy_megabytes=1"),
 }  # fmt: skip
 PACKAGES = ("torch", "numba", "numpy", "scipy", "pydantic", "pytest", "hypothesis")
