@@ -35,12 +35,6 @@ def read_pairs(path: Path) -> Sequences:
     return [[int(item) for _, item in group] for _, group in groupby(pairs, key=lambda pair: pair[0])]
 
 
-def read_user_log(path: Path) -> Sequences:
-    """Read lines `user,item,category,behaviour,time` by user (Taobao's UserBehavior.csv)."""
-    lines = sorted((line.split(",") for line in _lines(path)), key=lambda line: (int(line[0]), int(line[4])))
-    return [_changes(int(line[1]) for line in group) for _, group in groupby(lines, key=lambda line: line[0])]
-
-
 def read_behaviours(path: Path) -> Sequences:
     """Read a session per line, of steps `sku+behaviour+...`; repeats of a product count once."""
     return [_changes(int(step.partition("+")[0]) for step in line.split()) for line in _lines(path)]

@@ -5,7 +5,7 @@ Letters: B samples, F features, D width.
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +20,7 @@ from adaptive.counters import Counter
 from adaptive.embeddings.engine.statistics import Statistics
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.optim import SGD, Adagrad, Adam, HalvableOptimizer, RowOptimizer, RowwiseAdagrad, StateDtype
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
 
 Optimizer = Literal["sgd", "rowwise_adagrad", "adagrad", "adam"]
@@ -65,7 +65,6 @@ class Setup:
     tables: tuple[TableConfig, ...]
     optimizer: Optimizer
     one_hot: bool = True
-    state_dtype: StateDtype = "float32"
 
     @property
     def dim(self) -> int:
@@ -160,8 +159,6 @@ class Ours(Embeddings):
             transfer=transfer,
         )  # fmt: skip
         optimizer = row_optimizer(setup.optimizer)
-        if isinstance(optimizer, HalvableOptimizer):
-            optimizer = replace(optimizer, state_dtype=setup.state_dtype)
         self.bag = TieredEmbeddingBag(setup.tables, tier, policy=policy, optimizer=optimizer, skip=skip)
         self._depth = depth
         self._running: Generator[Planned, None, None] | None = None

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from benchmarks import (
-    bench_bfloat16,
     bench_memory,
     bench_mmap,
     bench_plan,
@@ -147,20 +146,6 @@ def test_a_checkout_without_package_or_optimizer_is_absent(checkout: Path) -> No
 def test_a_folder_without_dlrm_is_absent(tmp_path: Path) -> None:
     report = run_with_checkout(tmp_path, "sgd")
     assert "is no checkout" in report.absent["turns_vs_dlrm_sgd_b64_small"]
-
-
-def test_bfloat16() -> None:
-    report = bench_bfloat16.run(bench_bfloat16.SETTINGS["smoke"])
-    of_rows = {"bfloat16_embedding_sgd_b64_multihot", "bfloat16_turns_sgd_b64_multihot"}
-    of_state = {"bfloat16_embedding_adam_d8_b64", "bfloat16_state_embedding_adam_d8_b64"}
-    assert set(report.ratios) == of_rows | of_state
-    assert min(report.ratios.values()) > 0
-
-
-def test_rows_that_differ_by_more_than_rounding_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_bfloat16, "UNIT", 0.0)
-    with pytest.raises(NotEqual, match="differ from float32 by more than rounding"):
-        bench_bfloat16.run(harness.changed(bench_bfloat16.SETTINGS["smoke"], ["only=sgd"]))
 
 
 def test_plan() -> None:

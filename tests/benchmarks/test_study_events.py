@@ -23,8 +23,6 @@ def zipped(path: Path, text: str) -> Path:
 def test_readers(tmp_path: Path) -> None:
     assert events.read_lines(zipped(tmp_path / "a", "1 2\n\n3 4 5\n")) == [[1, 2], [3, 4, 5]]
     assert events.read_pairs(zipped(tmp_path / "b", "1 7\n1 8\n2 7\n")) == [[7, 8], [7]]
-    log = "2,9,1,pv,5\n1,4,1,pv,30\n1,3,1,pv,20\n1,3,1,buy,25\n"
-    assert events.read_user_log(zipped(tmp_path / "c", log)) == [[3, 4], [9]]
     assert events.read_behaviours(zipped(tmp_path / "d", "5+1+2+3+4 5+2+2+3+4 6+1+2+3+4\n")) == [[5, 6]]
 
 
