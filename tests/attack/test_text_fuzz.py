@@ -1,7 +1,6 @@
 """Mutated lines, read by the tokeniser and by an oracle in plain Python: the same values, the same lines called bad."""
 
 import gzip
-import math
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from support.attacks import Campaign, attack
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
 from adaptive.data.rows.data_files import find_files
-from adaptive.data.rows.rejects import BadLine, RejectLog
+from adaptive.data.rows.rejects import RejectLog
 from adaptive.data.rows.row_source import Block, Column, RowFormat
 from adaptive.data.text.delimited import open_criteo
 from adaptive.data.text.text_reader import TextSource
@@ -22,10 +21,7 @@ pytestmark = attack
 
 LINES = 4000  # of a file
 FORMATS = {
-    "criteo": RowFormat(
-        (Column("label", kernels.LABEL_BINARY), Column("n", kernels.DENSE_INTEGER), Column("c", kernels.KEY_HEX)),
-        max_line_bytes=60,
-    ),
+    "criteo": text_twin.PLAIN,
     "csv": RowFormat(
         (
             Column("label", kernels.LABEL_SET),
@@ -75,49 +71,6 @@ def mutated(line: bytes, rng: np.random.Generator) -> bytes:
     return line.replace(b"\n", b"")
 
 
-def read(path: Path, form: RowFormat, chunk_bytes: int) -> tuple[list[text_twin.Row], list[tuple[int, str]]]:
-    caught: list[tuple[int, str]] = []
-
-    class Log(RejectLog):
-        def count(self, file: int, last_line: int, bad: list[BadLine]) -> None:
-            caught.extend((one.line, one.cause) for one in bad)
-            super().count(file, last_line, bad)
-
-    log, found = Log((str(path),), DataOptions(max_bad_fraction=1, max_bad_label_fraction=1), None), []
-    block = Block.empty(form, 500)
-    files = find_files(str(path))
-    with TextSource(files, files, (form,), log, chunk_bytes).reader([0]) as reader:
-        while reader.read(block):
-            found += [_row(block, form, row) for row in range(block.num_rows)]
-            block = block.renewed()
-    return found, caught
-
-
-def _row(block: Block, form: RowFormat, row: int) -> text_twin.Row:
-    columns, values, bags = block.columns, dict[str, object](), form.count("bags")
-    for column, slot in zip(form.columns, form.slots(), strict=True):
-        match column.kind:
-            case kernels.KEY_BAG:
-                first, stop = columns.bag_ends[row * bags + slot : row * bags + slot + 2]
-                values[column.name] = columns.bag_keys[first:stop].tolist()
-            case kernels.DENSE_FLOAT | kernels.DENSE_INTEGER:
-                number = float(columns.dense[row, slot])
-                values[column.name] = None if math.isnan(number) else number
-            case kernels.KEY_HEX | kernels.KEY_INTEGER | kernels.KEY_TEXT:
-                values[column.name] = int(columns.keys[slot, row]) if columns.present[slot, row] else None
-            case kernels.TIME_ISO | kernels.TIME_NUMBER:
-                values[column.name] = float(columns.times[row])
-            case _:
-                values[column.name] = float(columns.labels[row])
-    return text_twin.Row(int(columns.lines[row]), values)
-
-
-def same(one: object, other: object) -> bool:
-    if one is None or other is None or isinstance(one, list):
-        return one == other
-    return math.isclose(float(one), float(np.float64(other)), rel_tol=1e-6, abs_tol=1e-44)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_mutated_lines_are_read_as_the_oracle_reads_them(name: str, tmp_path: Path) -> None:
     form, campaign = FORMATS[name], Campaign(f"mutated lines, {name}", 2)
@@ -127,13 +80,10 @@ def test_mutated_lines_are_read_as_the_oracle_reads_them(name: str, tmp_path: Pa
         content = b"0" + content if content.startswith(b"\x1f\x8b") else content
         path = tmp_path / "data"
         path.write_bytes(gzip.compress(content, 1) if seed % 4 == 3 else content)
-        found, caught = read(path, form, int(rng.integers(1, 5000)))
+        found, caught = text_twin.read_all(path, form, chunk_bytes=int(rng.integers(1, 5000)), rows=500)
         rows, bad, _ = text_twin.read(content, form)
         assert caught == bad
-        assert [row.line for row in found] == [row.line for row in rows]
-        for one, other in zip(found, rows, strict=True):
-            for key, value in other.values.items():
-                assert same(one.values[key], value), f"line {other.line}, {key}: {one.values[key]} and {value}"
+        text_twin.assert_same(found, rows)
         campaign.outcomes["lines"] = campaign.outcomes.get("lines", 0) + LINES
         campaign.outcomes["values"] = campaign.outcomes.get("values", 0) + len(rows) * len(form.columns)
 
@@ -142,7 +92,7 @@ def test_mutated_lines_are_read_as_the_oracle_reads_them(name: str, tmp_path: Pa
 def test_a_time_with_an_exponent_in_its_fraction_is_a_bad_value(text: str, tmp_path: Path) -> None:
     line = f"buy,1,a,b,7,2020-01-01 {text}\n".encode()
     (tmp_path / "data").write_bytes(line + b"buy,1,a,b,7,2020-01-01 00:00:00.125\n")
-    found, caught = read(tmp_path / "data", FORMATS["csv"], 1 << 16)
+    found, caught = text_twin.read_all(tmp_path / "data", FORMATS["csv"])
     assert caught == [(1, "time")] and found[0].values["when"] == 1577836800.125
 
 
@@ -169,7 +119,7 @@ def test_a_line_of_64_mib_and_a_file_of_empty_lines(tmp_path: Path, monkeypatch:
     (tmp_path / "data").write_bytes(b"0" * (1 << 26) + b"1\n1\t\t\n")
     with monkeypatch.context() as counted:
         counted.setattr("adaptive.data.text.text_reader.bytearray", Counting, raising=False)
-        found, caught = read(tmp_path / "data", form, 1 << 16)
+        found, caught = text_twin.read_all(tmp_path / "data", form)
     assert ([row.line for row in found], caught) == ([2], [(1, "overlong")])
     assert 1 << 26 < looked_at < (1 << 26) + (1 << 20)  # each byte once, not with every chunk
     monkeypatch.setattr("adaptive.data.rows.rejects.MOST_WRITTEN", 1000)

@@ -1,4 +1,5 @@
-"""The slow, obvious twin of the text reader: the same rows, bad lines and causes, one Python line at a time."""
+"""The slow, obvious twin of the text reader: the same rows, bad lines and causes, one Python line at a time; and what
+the reader itself makes of a file, in the same shape."""
 
 import math
 import re
@@ -6,9 +7,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import numpy as np
+import pytest
 
+from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
-from adaptive.data.rows.row_source import Column, RowFormat
+from adaptive.data.rows.data_files import find_files
+from adaptive.data.rows.rejects import RejectLog
+from adaptive.data.rows.row_source import Block, Column, RowFormat
+from adaptive.data.text.text_reader import TextSource
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -176,3 +182,67 @@ def time(text: str, column: Column) -> float:
         raise RejectedError("time") from None
     whole = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     return whole + float(f"0{fraction}" if fraction else 0)
+
+
+# --- the reader, and what it is compared with ---
+
+
+def allow(others=1e-4, labels=0.0):
+    """Options that allow these shares of bad lines and of bad labels."""
+    return DataOptions(max_bad_fraction=others, max_bad_label_fraction=labels)
+
+
+ALL_BAD = allow(1.0, 1.0)
+
+PLAIN = RowFormat(  # Criteo's kinds
+    (Column("label", kernels.LABEL_BINARY), Column("count", kernels.DENSE_INTEGER), Column("ad", kernels.KEY_HEX)),
+    separator="\t",
+    max_line_bytes=40,
+)
+
+
+def read_all(path, form, *, chunk_bytes=1 << 16, rows=7, window=(-math.inf, math.inf), log=None):
+    """-> (rows, [(line, cause)]) of the reader, for a file."""
+    files = find_files(str(path))
+    log = log or RejectLog((str(path),), ALL_BAD, None, header_lines=int(form.header))
+    caught = []
+    count = log.count
+    log.count = lambda file, last, bad: (caught.extend((b.line, b.cause) for b in bad), count(file, last, bad))
+    block, actual = Block.empty(form, rows), []
+    with TextSource(files, files, (form,), log, chunk_bytes).reader([0], window=window) as reader:
+        while reader.read(block):
+            actual += [row_of(block, form, row) for row in range(block.num_rows)]
+            block = block.renewed()
+    return actual, caught
+
+
+def row_of(block, form, row):
+    values, columns = {}, block.columns
+    num_bags = form.count("bags")
+    for column in form.columns:
+        slot = form.slot(column.name)
+        if column.kind == kernels.SKIP:
+            values[column.name] = None
+        elif column.kind == kernels.KEY_BAG:
+            first, stop = columns.bag_ends[row * num_bags + slot : row * num_bags + slot + 2]
+            values[column.name] = columns.bag_keys[first:stop].tolist()
+        elif column.kind in (kernels.DENSE_FLOAT, kernels.DENSE_INTEGER):
+            number = columns.dense[row, slot]
+            values[column.name] = None if np.isnan(number) else float(number)
+        elif column.kind in (kernels.KEY_HEX, kernels.KEY_INTEGER, kernels.KEY_TEXT):
+            values[column.name] = int(columns.keys[slot, row]) if columns.present[slot, row] else None
+        elif column.kind in (kernels.TIME_ISO, kernels.TIME_NUMBER):
+            values[column.name] = float(columns.times[row])
+        else:
+            values[column.name] = float(columns.labels[row])
+    return Row(int(columns.lines[row]), values)
+
+
+def assert_same(actual, expected):
+    assert [row.line for row in actual] == [row.line for row in expected]
+    for one, other in zip(actual, expected, strict=True):
+        for name, value in other.values.items():
+            if isinstance(value, float):
+                assert one.values[name] == pytest.approx(value, rel=1e-6, abs=1e-44), (one.line, name)
+            else:
+                assert one.values[name] == (float(np.float32(value)) if name == "count" and value else value)
