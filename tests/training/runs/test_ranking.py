@@ -33,7 +33,7 @@ from adaptive.training.trainer import Trainer
 from benchmarks.two_tower_twin import Twin
 from benchmarks.two_tower_twin import train as train_twin
 
-USERS, ITEMS = 60, 90
+USERS, ITEMS, KINDS = 60, 90, 7
 SHAPE = DataShape((Feature("user", USERS), Feature("item", ITEMS)), 0, ("user", "item"))
 OPTIONS = {"embedding_dim": 4, "tower_mlp": "6-5", "user_tables": ["user"], "loss": "in_batch_softmax"}
 
@@ -121,27 +121,33 @@ def test_a_batch_without_positives_has_no_loss() -> None:
         assert loss.item() == 0
 
 
-def test_a_plain_twin_trains_the_same_within_rounding() -> None:
+@pytest.mark.parametrize("kinds", [0, KINDS])
+def test_a_plain_twin_trains_the_same_within_rounding(kinds: int) -> None:
+    """With kinds, gradients reach their table through every item of the batch."""
     rates = {"optimizer": {"name": "adagrad", "lr": 0.05}, "dense_optimizer": {"name": "adagrad", "lr": 0.01}}
-    parts, twin, pairs = build(config_of(**rates), SHAPE), Twin(USERS, ITEMS, 4, (6, 5)), pairs_of()
+    names = ("user", "item", "kind")[: 3 if kinds else 2]
+    shape = DataShape(tuple(Feature(*of) for of in zip(names, (USERS, ITEMS, KINDS), strict=False)), 0, names)
+    samples = [np.stack([pairs[:, 0], pairs[:, 1], pairs[:, 1] % KINDS], axis=1)[:, : len(names)]
+               for pairs in pairs_of(14)]  # fmt: skip
+    batches = [Batch.of(dict(zip(names, of.T, strict=True)), labels=np.ones(len(of))) for of in samples]
+    parts, twin = build(config_of({"item_id": "item"}, **rates), shape), Twin(USERS, ITEMS, 4, (6, 5), kinds)
     with parts.embeddings:
         assert isinstance(parts.model, TwoTower)
         twin.user.load_state_dict(parts.model.user.state_dict())
         twin.item.load_state_dict(parts.model.item.state_dict())
-        rng = np.random.default_rng(1)
-        for name, table in (("user", twin.users), ("item", twin.items)):
+        rng, tables = np.random.default_rng(1), {name: getattr(twin, f"{name}s") for name in names}
+        for name, table in tables.items():
             values = rng.standard_normal((table.num_embeddings, 4), np.float32)
             parts.embeddings.rows.load_table(name, values)
             table.weight.data = torch.from_numpy(values.copy())
-        Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches_of(pairs))
-        train_twin(twin, pairs)
+        Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches[:12])
+        train_twin(twin, samples[:12])
         assert torch.equal(parts.model.item_counts, twin.counts) and int(twin.counts.sum()) == 12 * 32
-        for name, table in (("user", twin.users), ("item", twin.items)):
+        for name, table in tables.items():
             values = parts.embeddings.rows.table_weights(name)
             np.testing.assert_allclose(values, table.weight.detach().numpy(), rtol=1e-4, atol=1e-5)
-        held_out = pairs_of(14)[-2:]
-        quality = evaluate(parts.embeddings, parts.model, batches_of(held_out), ranks_items=True).ranking
-        expected = twin.recall(torch.from_numpy(np.concatenate(held_out)), 20)
+        quality = evaluate(parts.embeddings, parts.model, batches[12:], ranks_items=True).ranking
+        expected = twin.recall(torch.from_numpy(np.concatenate(samples[12:])), 20)
         assert quality["recall@20"] == pytest.approx(expected, abs=1.5 / 64)
 
 
@@ -188,52 +194,12 @@ def test_metrics_are_those_of_an_oracle() -> None:
     assert evaluate(parts.embeddings, parts.model, []).ranking == {}
 
 
-def test_bits_depend_on_neither_placement_nor_depth() -> None:
-    def trained(policy: str, depth: int, rows: str) -> dict[str, NDArray[Any]]:
-        parts = build(config_of(policy=policy, tier={"device_rows": rows}), SHAPE)
-        with parts.embeddings:
-            Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches_of(pairs_of()), depth=depth)
-            return all_weights(parts)
-
-    expected = trained("lru", 0, "100%")
-    assert expected["dense item_counts"].sum() == 12 * 32
-    for policy, depth, rows in (("lru", 0, "70"), ("lfu", 1, "100"), ("hotline", 2, "120"), ("hybrid", 4, "auto")):
-        assert_equal(trained(policy, depth, rows), expected)
-
-
 def samples_of(seed: int, size: int) -> Batch:
     """Positives, samples of label 0 that are negatives only, and weights; items repeat in and among blocks."""
     rng = np.random.default_rng(seed)
     user, item = rng.integers(USERS, size=size), (rng.random(size) ** 3 * ITEMS).astype(np.int64)
     extras = {"weight": rng.random(size, np.float32)}
     return Batch.of(user=user, item=item, labels=rng.random(size) < 0.8, extras=extras)
-
-
-@pytest.mark.parametrize("options", [{}, {"unit_vectors": True, "temperature": 0.2, "dropout": 0.3}])
-def test_negatives_are_those_of_all_ranks_and_bits_those_of_one(options: dict[str, Any]) -> None:
-    """On 1, 2 and 4 ranks the same bits, also of metrics; within rounding those of a process without blocks. The last
-    batches are smaller than the number of blocks."""
-    batches = [samples_of(seed, size) for seed, size in enumerate((32, 32, 31, 5, 3, 1))]
-
-    def work(ranks: Ranks = ALONE) -> tuple[dict[str, NDArray[Any]], Any]:
-        rates = {"optimizer": {"name": "sgd", "lr": 0.5}, "dense_optimizer": {"name": "sgd", "lr": 0.1}}
-        parts = build(config_of(options, tier={"device_rows": "100%"}, **rates), SHAPE, ranks=ranks)
-        with parts.embeddings:
-            for name, rows in (("user", USERS), ("item", ITEMS)):
-                values = np.random.default_rng(rows).standard_normal((rows, 4), np.float32)
-                parts.embeddings.rows.load_table(name, values)
-            Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches, depth=2)
-            quality = evaluate(parts.embeddings, parts.model, [samples_of(9, 40)], ranks_items=True)
-            return all_weights(parts), (quality.ranking, quality.log_loss)
-
-    (expected, quality), alone = on_ranks(1, work, blocks=4, gradients="sum")[0], work()[0]
-    for size in (2, 4):
-        for result, of_rank in on_ranks(size, work, blocks=4, gradients="sum"):
-            assert_equal(result, expected)
-            assert of_rank == quality and quality[0]["recall@20"] > 0
-    for name, values in alone.items():  # masks of dropout are those of samples
-        np.testing.assert_allclose(expected[name], values, rtol=1e-3, atol=1e-5, err_msg=name)
-    assert expected["dense item_counts"].sum() == 104
 
 
 def test_not_a_number_on_one_rank_changes_nothing_on_any() -> None:
@@ -255,7 +221,6 @@ def test_not_a_number_on_one_rank_changes_nothing_on_any() -> None:
 
 # -- features of items beside their ids ------------------------------------------------------------------------------
 
-KINDS = 7
 SIDE = DataShape(
     (Feature("user", USERS), Feature("kind", KINDS), Feature("item", ITEMS)), 2, ("user", "kind", "item"), 1,
     ("age", "price"),
@@ -273,11 +238,14 @@ def side_batch(seed: int, size: int, *, changing: bool = False) -> Batch:
     return Batch.of(user=rng.integers(USERS, size=size), kind=kind, item=item, dense=dense, labels=labels)
 
 
-def side_parts(options: dict[str, Any] | None = None, ranks: Ranks = ALONE, **changed: Any) -> Components:
+def side_parts(
+    options: dict[str, Any] | None = None, ranks: Ranks = ALONE, *, features: bool = True, **changed: Any
+) -> Components:
     """Components with rows that are no longer initial, so differences show."""
     rates = {"optimizer": {"name": "sgd", "lr": 0.5}, "dense_optimizer": {"name": "sgd", "lr": 0.1}}
-    parts = build(config_of({**SIDE_OPTIONS, **(options or {})}, **{**rates, **changed}), SIDE, ranks=ranks)
-    for name, rows in (("user", USERS), ("kind", KINDS), ("item", ITEMS)):
+    shape, given = (SIDE, SIDE_OPTIONS) if features else (SHAPE, {})
+    parts = build(config_of({**given, **(options or {})}, **{**rates, **changed}), shape, ranks=ranks)
+    for name, rows in zip(shape.tables, (USERS, KINDS, ITEMS) if features else (USERS, ITEMS), strict=True):
         values = np.random.default_rng(rows).standard_normal((rows, 4), np.float32)
         parts.embeddings.rows.load_table(name, values)
     return parts
@@ -313,34 +281,7 @@ def test_items_are_ranked_with_the_features_of_their_latest_samples() -> None:
         assert quality["recall@20"] == pytest.approx(float((wanted < 20).double().mean()))
 
 
-def test_negatives_carry_their_features_as_in_the_plain_twin() -> None:
-    """Gradients reach the table of kinds through every item of the batch."""
-    rates = {"optimizer": {"name": "adagrad", "lr": 0.05}, "dense_optimizer": {"name": "adagrad", "lr": 0.01}}
-    shape = DataShape((Feature("user", USERS), Feature("item", ITEMS), Feature("kind", KINDS)), 0,
-                      ("user", "item", "kind"))  # fmt: skip
-    triples = [np.stack([pairs[:, 0], pairs[:, 1], pairs[:, 1] % KINDS], axis=1) for pairs in pairs_of()]
-    batches = [Batch.of(user=of[:, 0], item=of[:, 1], kind=of[:, 2], labels=np.ones(len(of))) for of in triples]
-    parts, twin = build(config_of({"item_id": "item"}, **rates), shape), Twin(USERS, ITEMS, 4, (6, 5), KINDS)
-    with parts.embeddings:
-        assert isinstance(parts.model, TwoTower)
-        twin.user.load_state_dict(parts.model.user.state_dict())
-        twin.item.load_state_dict(parts.model.item.state_dict())
-        tables = {"user": twin.users, "item": twin.items, "kind": twin.kinds}
-        for name, table in tables.items():
-            values = np.random.default_rng(1).standard_normal((table.num_embeddings, 4), np.float32)
-            parts.embeddings.rows.load_table(name, values)
-            table.weight.data = torch.from_numpy(values.copy())
-        Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches)
-        train_twin(twin, triples)
-        for name, table in tables.items():
-            values = parts.embeddings.rows.table_weights(name)
-            np.testing.assert_allclose(values, table.weight.detach().numpy(), rtol=1e-4, atol=1e-5)
-        quality = evaluate(parts.embeddings, parts.model, batches[-2:], ranks_items=True).ranking
-        expected = twin.recall(torch.from_numpy(np.concatenate(triples[-2:])), 20)
-        assert quality["recall@20"] == pytest.approx(expected, abs=1.5 / 64)
-
-
-def test_bits_with_features_depend_on_neither_placement_nor_depth() -> None:
+def test_bits_depend_on_neither_placement_nor_depth() -> None:
     batches = [side_batch(seed, 32, changing=True) for seed in range(8)]
 
     def trained(policy: str, depth: int, rows: str) -> dict[str, NDArray[Any]]:
@@ -349,26 +290,40 @@ def test_bits_with_features_depend_on_neither_placement_nor_depth() -> None:
             return all_weights(parts)
 
     expected = trained("lru", 0, "100%")
+    assert expected["dense item_counts"].sum() == 8 * 32
     assert (expected["dense side_rows"] >= 0).any() and (expected["dense side_numbers"] != 0).any()
-    for policy, depth, rows in (("lru", 0, "80"), ("lfu", 1, "110"), ("hybrid", 4, "auto")):
+    for policy, depth, rows in (("lru", 0, "80"), ("lfu", 1, "110"), ("hotline", 2, "130"), ("hybrid", 4, "auto")):
         assert_equal(trained(policy, depth, rows), expected)
 
 
-def test_bits_with_features_are_those_of_one_rank() -> None:
-    batches = [side_batch(seed, size, changing=True) for seed, size in enumerate((32, 32, 31, 5, 3, 1))]
+@pytest.mark.parametrize("case", ["plain", "unit vectors and dropout", "features"])
+def test_negatives_are_those_of_all_ranks_and_bits_those_of_one(case: str) -> None:
+    """On 1, 2 and 4 ranks the same bits, also of metrics; within rounding those of a process without blocks. The last
+    batches are smaller than the number of blocks."""
+    features = case == "features"
+    options = {} if case != "unit vectors and dropout" else {"unit_vectors": True, "temperature": 0.2, "dropout": 0.3}
 
-    def work(ranks: Ranks) -> tuple[dict[str, NDArray[Any]], Any]:
-        with (parts := side_parts(ranks=ranks, tier={"device_rows": "100%"})).embeddings:
+    def batch_of(seed: int, size: int) -> Batch:
+        return side_batch(seed, size, changing=True) if features else samples_of(seed, size)
+
+    batches = [batch_of(seed, size) for seed, size in enumerate((32, 32, 31, 5, 3, 1))]
+
+    def work(ranks: Ranks = ALONE) -> tuple[dict[str, NDArray[Any]], Any]:
+        with (parts := side_parts(options, ranks, features=features, tier={"device_rows": "100%"})).embeddings:
             Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches, depth=2)
-            quality = evaluate(parts.embeddings, parts.model, [side_batch(9, 40)], ranks_items=True)
+            quality = evaluate(parts.embeddings, parts.model, [batch_of(9, 40)], ranks_items=True)
             return all_weights(parts), (quality.ranking, quality.log_loss)
 
-    ((expected, quality),) = on_ranks(1, work, blocks=4, gradients="sum")
+    (expected, quality), alone = on_ranks(1, work, blocks=4, gradients="sum")[0], work()[0]
     for size in (2, 4):
         for result, of_rank in on_ranks(size, work, blocks=4, gradients="sum"):
             assert_equal(result, expected)
             assert of_rank == quality and quality[0]["recall@20"] > 0
-    assert (expected["dense side_rows"] >= 0).sum() > 20
+    for name, values in alone.items():  # masks of dropout are those of samples
+        np.testing.assert_allclose(expected[name], values, rtol=1e-3, atol=1e-5, err_msg=name)
+    assert expected["dense item_counts"].sum() == 104
+    if features:
+        assert (expected["dense side_rows"] >= 0).sum() > 20
 
 
 def test_a_feature_of_an_item_has_one_value() -> None:
@@ -379,7 +334,7 @@ def test_a_feature_of_an_item_has_one_value() -> None:
 
 
 @pytest.mark.nightly
-def test_a_run_with_features_is_resumed_and_exported(tmp_path: Path) -> None:
+def test_a_run_is_resumed_evaluated_and_exported(tmp_path: Path) -> None:
     """The exported vectors are those that the served model computes from the features in the data."""
     rng = np.random.default_rng(0)
     items = (rng.random(900) ** 2 * ITEMS).astype(int)
@@ -399,45 +354,19 @@ def test_a_run_with_features_is_resumed_and_exported(tmp_path: Path) -> None:
     train_run(config_of(SIDE_OPTIONS, **given, out=str(tmp_path / "cut"), steps=4))
     assert resume_run(tmp_path / "cut", steps=whole["steps"])["ranking"] == whole["ranking"]
     assert evaluate_run(tmp_path / "whole")["ranking"] == whole["ranking"]
-    export_run(tmp_path / "whole", tmp_path / "served")
-    served, stored = scoring.load(tmp_path / "served"), np.load(tmp_path / "served" / "item_vectors.npy")
+    assert whole["auc"] is None and 0 < whole["ranking"]["recall@20"] < 1
     seen = sorted(set(items[:720].tolist()))
     samples = [{"user": 7, "item": item, "kind": item % KINDS, "price": round(item / 8, 3)} for item in seen]
-    logits = np.log(np.array(served.score(samples)) / (1 - np.array(served.score(samples))))
-    np.testing.assert_allclose(served.user_vectors(samples[:1]).numpy() @ stored[seen].T, logits[None], atol=1e-4)
-    assert stored.shape == (ITEMS, 5) and len(seen) > 50 and logits.std() > 1e-3
-
-
-def write_lists(tmp_path: Path) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    lines = [" ".join(map(str, [user, *np.unique((rng.random(9) ** 2 * ITEMS).astype(int))])) for user in range(USERS)]
-    (tmp_path / "pairs.txt").write_text("\n".join(lines) + "\n")
-    sizes = f"num_users = {USERS}\nnum_items = {ITEMS}\nnum_negatives = 0\n"
-    (tmp_path / "pairs.toml").write_text('format = "user_items"\nseparator = " "\n' + sizes)
-    options = {"schema_path": str(tmp_path / "pairs.toml"), "holdout": 0.2, "shuffle_buffer": 1000}
-    return {"data": f"csv:{tmp_path / 'pairs.txt'}", "data_options": options, "tensorboard": False, "save_every": 3}
-
-
-@pytest.mark.nightly
-def test_a_run_is_resumed_evaluated_and_exported(tmp_path: Path) -> None:
-    given = write_lists(tmp_path)
-    whole = train_run(config_of(**given, out=str(tmp_path / "whole")))
-    train_run(config_of(**given, out=str(tmp_path / "cut"), steps=4))
-    assert resume_run(tmp_path / "cut", steps=whole["steps"])["ranking"] == whole["ranking"]
-    assert evaluate_run(tmp_path / "whole")["ranking"] == whole["ranking"]
-    assert whole["auc"] is None and 0 < whole["ranking"]["recall@20"] < 1
     vectors = []
-    for form in ("torch", "safetensors"):
+    for form, name in (("torch", "item_vectors.npy"), ("safetensors", "item_vectors.safetensors")):
         export_run(tmp_path / "whole", tmp_path / form, to=form)
-        served = scoring.load(tmp_path / form)
-        file = tmp_path / form / ("item_vectors.npy" if form == "torch" else "item_vectors.safetensors")
+        served, file = scoring.load(tmp_path / form), tmp_path / form / name
         stored = np.load(file) if form == "torch" else scoring.read_safetensors(file)["item_vectors"].numpy()
-        assert stored.shape == (ITEMS, 5) and file.name in (tmp_path / form / "README.md").read_text()
-        samples = [{"user": 7, "item": item} for item in range(ITEMS)]
+        assert stored.shape == (ITEMS, 5) and name in (tmp_path / form / "README.md").read_text()
         logits = np.log(np.array(served.score(samples)) / (1 - np.array(served.score(samples))))
-        np.testing.assert_allclose(served.user_vectors(samples[:1]).numpy() @ stored.T, logits[None], atol=1e-4)
+        np.testing.assert_allclose(served.user_vectors(samples[:1]).numpy() @ stored[seen].T, logits[None], atol=1e-4)
         vectors.append(stored)
-    assert np.array_equal(*vectors)
+    assert np.array_equal(*vectors) and len(seen) > 50 and logits.std() > 1e-3
 
 
 def test_settings_and_data_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
