@@ -47,12 +47,14 @@ def tensors_of(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.from_numpy(rows), torch.from_numpy(starts)) for rows, starts in bags_of(batch)]
 
 
-def logits_of(run: LoadedRun, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def logits_of(run: LoadedRun, folder: Path, to: str = "torch") -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Logits of the evaluation part, by the run and by its export."""
-    model, found, expected = scoring.load(folder), [], []
+    model, found, expected = CODE[to].load(folder), [], []
+    bags = bags_of if to == "onnx" else tensors_of
     for batch in data_of(run, None).evaluation(64):
         with torch.no_grad():
-            found.append(model(torch.from_numpy(batch.dense), tensors_of(batch)).numpy())
+            dense = batch.dense if to == "onnx" else torch.from_numpy(batch.dense)
+            found.append(np.asarray(model(dense, list(bags(batch)))))
         expected += list(predict(run.embeddings, run.model, [batch]))
     return np.concatenate(expected), np.concatenate(found)
 
@@ -168,35 +170,33 @@ def test_safetensors_own_reader_agrees(tmp_path: Path) -> None:
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
 
 
+SIZES = {"num_train": 600, "num_eval": 200, "tables": 4, "rows": 100_000, "lookups": 3}
+SHAPE = {"embedding_dim": 4, "bottom_mlp": [8, 4], "top_mlp": [8, 1]}
 MODELS: dict[str, dict[str, Any]] = {
     "dots": {},
     "self": {"model_options": {"interaction_self": True}},
     "cat": {"model_options": {"interaction": "cat"}},
     "layer norm": {"model_options": {"feature_norm": "layer"}},
     "batch norm": {"model_options": {"feature_norm": "batch"}},
-    "no dense": {"data_options": {"synthetic": {"num_dense": 0}}},
-    "tbsm": {"model": "tbsm", "data": "sequences", "data_options": {"history": 3}},
-    "din": {"model": "din", "data": "sequences", "data_options": {"history": 3}},
-    "hstu": {"model": "hstu", "data": "sequences", "data_options": {"history": 3}},
+    "no dense": {"data_options": {"synthetic": {**SIZES, "num_dense": 0}}},
+    "tbsm": {"model": "tbsm", "data": "sequences", "model_options": {"bottom_mlp": [4], "top_mlp": [6]}},
+    "din": {"model": "din", "data": "sequences"},
+    "hstu": {"model": "hstu", "data": "sequences"},
 }
-SIZES = {"synthetic": {"num_train": 600, "num_eval": 200, "tables": 4, "rows": 100_000, "lookups": 3}}
-SHAPE = {"embedding_dim": 4, "bottom_mlp": [8, 4], "top_mlp": [8, 1]}
 
 
+@pytest.mark.parametrize("to", ["torch", pytest.param("onnx", marks=[pytest.mark.nightly, *ONNX.marks])])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_gives_its_logits_again(tmp_path: Path, name: str) -> None:
-    changed = MODELS[name]
-    of_sequences = {"tbsm": {"embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [6]}}
-    of_sequences |= {model: {"embedding_dim": 4, "deep_mlp": [6]} for model in ("din", "hstu")}
-    options = {**SIZES, **changed.get("data_options", {})}
-    options["synthetic"] = {**SIZES["synthetic"], **options["synthetic"]}
-    options["sequences"] = {"num_train": 300, "num_eval": 100}
-    shape = of_sequences.get(changed.get("model", ""), SHAPE)
-    given = {**changed, "data_options": options, "model_options": {**shape, **changed.get("model_options", {})}}
-    train_run(toy_config(out="run", **{"data": "synthetic", **given}, tier={"device_rows": "100%"}))
-    export_run("run", "served")
+def test_every_model_gives_its_logits_again(tmp_path: Path, name: str, to: str) -> None:
+    given: dict[str, Any] = {"data": "synthetic", **MODELS[name]}
+    small = {"synthetic": SIZES, "sequences": {"num_train": 300, "num_eval": 100}, "history": 3}
+    given["data_options"] = {**small, **given.get("data_options", {})}
+    shape = {"embedding_dim": 4, "deep_mlp": [6]} if name in ("din", "hstu") else SHAPE
+    given["model_options"] = {**shape, **given.get("model_options", {})}
+    train_run(toy_config(out="run", **given, tier={"device_rows": "100%"}))
+    export_run("run", "served", to=to)
     with load_run("run") as run:
-        expected, found = logits_of(run, Path("served"))
+        expected, found = logits_of(run, Path("served"), to)
     np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
     assert np.abs(expected).max() > 1e-3
 

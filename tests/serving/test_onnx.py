@@ -1,7 +1,7 @@
 """`export --to onnx`: onnxruntime, without torch, gives the run's scores for batches of any size."""
 
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,9 @@ from support.served import bags_of, samples, trained
 from support.toy import SIZES, ToyData, toy_config
 from support.toy_runs import data_fixture  # noqa: F401
 
-from adaptive import load_run
 from adaptive.errors import ConfigError
 from adaptive.serving import export_run, onnx_files, onnx_scoring, predict_run, scoring
-from adaptive.training.evaluation import predict
 from adaptive.training.runs import train_run
-from adaptive.training.runs.loading import data_of
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
@@ -46,13 +43,8 @@ TOY: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def some_slow(names: Iterable[str], fast: Collection[str]) -> list[Any]:
-    """Tracing a model takes a second."""
-    return [pytest.param(name, marks=[] if name in fast else [pytest.mark.nightly]) for name in names]
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", some_slow(TOY, ("multi-task", "own, widths")))
+@pytest.mark.parametrize("name", TOY)
 def test_every_model_gives_its_scores_again(data: Callable[..., ToyData], name: str) -> None:
     model, options = TOY[name]
     toy = data(labels=("click", "high") if model == "multi-task" else ())
@@ -71,34 +63,6 @@ def test_every_model_gives_its_scores_again(data: Callable[..., ToyData], name: 
     ids = [dict(zip(SIZES, row, strict=True)) for row in batch.ids.reshape(len(SIZES), -1).T.tolist()]
     scores = served.score([row | ids_of_row for row, ids_of_row in zip(dense, ids, strict=True)])
     np.testing.assert_allclose(scores, expected[:3], atol=1e-6)
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "dots": {},
-    "self": {"model_options": {"interaction_self": True}},
-    "cat, layer norm": {"model_options": {"interaction": "cat", "feature_norm": "layer"}},
-    "no dense": {"data_options": {"synthetic": {**SYNTHETIC, "num_dense": 0}}},
-    "tbsm": {"model": "tbsm", "data": "sequences", "model_options": {"bottom_mlp": [4], "top_mlp": [6]}},
-    "din": {"model": "din", "data": "sequences"},
-    "hstu": {"model": "hstu", "data": "sequences"},
-}
-
-
-@pytest.mark.parametrize("name", some_slow(SHAPES, ("tbsm", "din", "hstu")))
-def test_bags_and_histories_of_dlrm_and_tbsm(name: str) -> None:
-    given: dict[str, Any] = {"data": "synthetic", **SHAPES[name]}
-    small = {"synthetic": SYNTHETIC, "sequences": {"num_train": 300, "num_eval": 100}, "history": 3}
-    given["data_options"] = {**small, **given.get("data_options", {})}
-    mlps = DLRM if given.get("model") not in ("din", "hstu") else {}
-    given["model_options"] = {"embedding_dim": 4, **mlps, **given.get("model_options", {})}
-    train_run(toy_config(out="run", **given, tier={"device_rows": "100%"}))
-    export_run("run", "served", to="onnx")
-    served = onnx_scoring.load("served")
-    with load_run("run") as run:
-        for batch in data_of(run, None).evaluation(64):
-            (expected,) = predict(run.embeddings, run.model, [batch])
-            found = served(batch.dense, list(bags_of(batch)))
-            np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
 
 
 def test_empty_bags_everywhere(tmp_path: Path) -> None:
