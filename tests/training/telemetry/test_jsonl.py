@@ -5,10 +5,10 @@ import logging
 import math
 import resource
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.records import interval_record
 
 from adaptive.errors import InputError
 from adaptive.training.telemetry import jsonl
@@ -16,32 +16,12 @@ from adaptive.training.telemetry.jsonl import MetricsFile, read_metrics, to_line
 from adaptive.training.telemetry.record import (
     EvalRecord,
     Histogram,
-    IntervalRecord,
     ResumeRecord,
     RunRecord,
-    TableCounts,
 )
 
 RUN = RunRecord(policy="lru", table_rows={"site": 1000, "user": 50}, config="[tier]\ndevice_rows = '10%'\n")
 EVAL = EvalRecord(step=20, samples=1000, auc=0.75, log_loss=0.4, accuracy=0.8)
-
-
-def interval(step: int = 10, **changes) -> IntervalRecord:
-    record = IntervalRecord(
-        step=step,
-        samples=step * 8,
-        loss=0.5,
-        auc=0.7,
-        log_loss=0.45,
-        accuracy=0.75,
-        samples_per_s=1000.0,
-        time_ms={"plan": 0.25, "wait": 0.0},
-        hit_rate=0.9,
-        row_hit_rate=0.8,
-        tables={"site": TableCounts(lookups=80, lookup_hits=72), "user": TableCounts(resident_rows=2**40)},
-        policy={"score_ms": 1.5},
-    )
-    return replace(record, **changes)
 
 
 def fail(*_args, **_kwargs):
@@ -52,7 +32,7 @@ def test_what_is_written_is_read(tmp_path):
     file = MetricsFile(tmp_path / "metrics.jsonl")
     histogram = Histogram(np.array([0.0, 1e-3, 1.0]), np.array([5, 7]), sum=3.5, sum_squares=2.25)
     resumed = ResumeRecord(step=10, dropped=2)
-    records = [RUN, interval(10, update_norms=histogram), EVAL, resumed, interval(20, auc=None)]
+    records = [RUN, interval_record(10, update_norms=histogram), EVAL, resumed, interval_record(20, auc=None)]
     for record in records:
         file.write(record)
     file.close()
@@ -75,7 +55,7 @@ def test_a_line_by_hand():
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):
-    bad = interval(loss=math.nan, samples_per_s=math.inf, policy={"x": -math.inf}, hit_rate=math.nan)
+    bad = interval_record(loss=math.nan, samples_per_s=math.inf, policy={"x": -math.inf}, hit_rate=math.nan)
     data = json.loads(to_line(bad), parse_constant=fail)
     assert (data["loss"], data["samples_per_s"], data["policy"]["x"], data["hit_rate"]) == (None,) * 4
     path = tmp_path / "metrics.jsonl"
@@ -84,7 +64,7 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
     assert math.isnan(found.loss)
     assert math.isnan(found.policy["x"])
     assert found.hit_rate is None
-    numpy = json.loads(to_line(interval(loss=np.float32(0.5), samples=np.int64(2**40), auc=np.float32(np.nan))))
+    numpy = json.loads(to_line(interval_record(loss=np.float32(0.5), samples=np.int64(2**40), auc=np.float32(np.nan))))
     assert (numpy["loss"], numpy["samples"], numpy["auc"]) == (0.5, 2**40, None)
 
 
@@ -96,10 +76,10 @@ def test_removed_directory_warns_once_and_recovers(tmp_path, caplog):
     file.write(RUN)
     shutil.rmtree(directory)
     for step in (10, 20, 30):
-        file.write(interval(step))
+        file.write(interval_record(step))
     assert file.failures == 3
     directory.mkdir()
-    file.write(interval(40))
+    file.write(interval_record(40))
     file.close()
     assert [record.step for record in read_metrics(file.path)] == [10, 20, 30, 40]
     (warning,) = caplog.records
@@ -111,7 +91,7 @@ def test_removed_directory_warns_once_and_recovers(tmp_path, caplog):
 
 def test_a_file_is_continued_after_its_last_complete_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(to_line(RUN) + to_line(interval(10))[:-30])
+    path.write_bytes(to_line(RUN) + to_line(interval_record(10))[:-30])
     MetricsFile(path).write(EVAL)
     assert read_metrics(path) == [RUN, EVAL]
 
@@ -120,7 +100,7 @@ def test_only_so_many_lines_wait(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(jsonl, "MAX_WAITING", 3)
     file = MetricsFile(tmp_path / "gone" / "metrics.jsonl")
     for step in range(5):
-        file.write(interval(step))
+        file.write(interval_record(step))
     assert (file.failures, file.lost) == (5, 2)
     (tmp_path / "gone").mkdir()
     file.close()
@@ -135,13 +115,13 @@ def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path, caplog):
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
     try:
         for step in range(10):
-            file.write(interval(step))
+            file.write(interval_record(step))
         on_disk = file.path.read_bytes()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(on_disk) == 2000
     assert not on_disk.endswith(b"\n")
-    file.write(interval(10))
+    file.write(interval_record(10))
     assert [record.step for record in read_metrics(file.path)] == list(range(11))
     assert file.failures > 1
     assert len(caplog.records) == 1

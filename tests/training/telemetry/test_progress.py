@@ -4,9 +4,9 @@ import io
 import re
 import sys
 import threading
-from dataclasses import replace
 
 import pytest
+from support.records import interval_record
 
 from adaptive.training.telemetry.formatting import bytes_text
 from adaptive.training.telemetry.progress import Countdown, Progress
@@ -21,19 +21,8 @@ EVAL = EvalRecord(step=30, samples=4096, auc=0.71236, log_loss=0.4, accuracy=0.7
 
 def interval(step: int, **changes) -> IntervalRecord:
     """2,048 samples a step at 20,480 samples/s: ten steps a second."""
-    record = IntervalRecord(
-        step=step,
-        samples=step * 2048,
-        loss=0.45211,
-        auc=0.73125,
-        log_loss=0.5,
-        samples_per_s=20480.0,
-        time_ms={"plan": 0.25},
-        hit_rate=0.912,
-        row_hit_rate=0.8,
-        tables=TABLES,
-    )
-    return replace(record, **changes)
+    fields = {"samples": step * 2048, "samples_per_s": 20480.0, "loss": 0.45211, "auc": 0.73125, "hit_rate": 0.912}
+    return interval_record(step, **fields | {"tables": TABLES} | changes)
 
 
 class Terminal(io.StringIO):

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from support.records import interval_record
 
 from adaptive.training.telemetry.record import IntervalRecord, RunTotals, TableCounts
 from adaptive.training.telemetry.report import run_summary, summary_text
@@ -25,19 +26,8 @@ USER = TableCounts(lookups=1000, lookup_hits=500, unique_rows=600, row_hits=200,
 
 
 def interval(step: int, **changes) -> IntervalRecord:
-    record = IntervalRecord(
-        step=step,
-        samples=step * 100,
-        loss=0.5,
-        auc=0.7,
-        log_loss=0.5,
-        samples_per_s=1000.0,
-        time_ms={"plan": 1.0, "wait": 0.5},
-        hit_rate=0.9,
-        row_hit_rate=0.8,
-        tables={"site": SITE, "user": USER},
-    )
-    return replace(record, **changes)
+    fields = {"samples": step * 100, "tables": {"site": SITE, "user": USER}, "policy": {}}
+    return interval_record(step, **fields | {"time_ms": {"plan": 1.0, "wait": 0.5}} | changes)
 
 
 def totals_of(*records: IntervalRecord, **start: int) -> RunTotals:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.records import interval_record
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
@@ -80,22 +81,7 @@ TABLE_TAGS = {
 
 
 def interval(step: int = 10, **changes) -> IntervalRecord:
-    record = IntervalRecord(
-        step=step,
-        samples=step * 8,
-        loss=0.5,
-        auc=0.75,
-        log_loss=0.25,
-        accuracy=0.625,
-        samples_per_s=1000.0,
-        time_ms={"plan": 0.25, "wait": 2.0},
-        hit_rate=0.75,
-        row_hit_rate=0.25,
-        tables={"site": COUNTS, "user": EMPTY},
-        policy={"score_ms": 1.5},
-        device_rows=600,
-    )
-    return replace(record, **changes)
+    return interval_record(step, **{"tables": {"site": COUNTS, "user": EMPTY}, "device_rows": 600} | changes)
 
 
 def read(directory: Path) -> EventAccumulator:
