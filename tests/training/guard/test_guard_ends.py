@@ -94,7 +94,7 @@ def test_a_passed_level_keeps_what_a_last_check_cannot_judge(tmp_path: Path) -> 
     assert_same_numbers(guarded, run(tmp_path / "b", Freeze, steps=125))
 
 
-def test_a_fork_that_fails_ends_skipping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_that_fails_ends_skipping_and_undoes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(fork: Fork, batch: Batch) -> None:
         raise NonFiniteError("step 3: the loss is nan")
 
@@ -103,3 +103,5 @@ def test_a_fork_that_fails_ends_skipping(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.verdicts == ["stop"]
     assert found.decisions[0].reason == "the fork, which skips nothing, failed: step 3: the loss is nan"
     assert found.skipped_between(found.decisions[0].from_step, 180) == 0
+    assert found.summary["guard_kept"]["skipped_update_share"] == found.summary["skipped_update_share"] > 0
+    assert not found.summary["guard_exact"] and "The tables differ from those of a run" in found.summary["table"]

@@ -30,18 +30,6 @@ def test_a_guard_that_changes_nothing_changes_nothing(tmp_path: Path, policy: ty
         assert set(guarded.verdicts) == {"keep"} and len(guarded.verdicts) == 2
 
 
-@pytest.mark.parametrize(("policy", "depth"), [(Freeze, 0), (Defer, 4)])
-def test_what_is_stopped_at_its_first_check_was_never_skipped(
-    tmp_path: Path, policy: type[Policy], depth: int, plain: Outcome
-) -> None:
-    """The run ends with the very numbers of one that skips nothing."""
-    guarded = run(tmp_path, policy, {"budget": STRICT}, depth=depth, log_every=1)
-    assert guarded.verdicts == ["stop"]
-    assert guarded.skipped_between(20, 50) > 0 == guarded.skipped_between(0, 20)
-    assert guarded.skipped_between(guarded.decisions[0].from_step, 180) == 0
-    assert_same_numbers(guarded, plain)
-
-
 @pytest.mark.parametrize("policy", [Freeze, DropHalf])
 def test_what_is_reduced_is_judged_again(tmp_path: Path, policy: type[Policy]) -> None:
     found = run(tmp_path, policy, {"budget": 0.05})

@@ -65,7 +65,11 @@ def configs(draw: st.DrawFn, policies: tuple[str, ...]) -> TrainConfig:
     )
 
 
-def check_killed(config: TrainConfig, at: int, again: int) -> None:
+@pytest.mark.nightly
+@settings(max_examples=400)
+@given(config=configs(tuple(POLICIES)), at=st.integers(2, 21), again=st.integers(2, 21))
+def test_a_killed_run_goes_on_from_its_newest_checkpoint(config: TrainConfig, at: int, again: int) -> None:
+    """Killed twice, it equals a run that was not killed, for policies that skip, drop or rearrange inputs."""
     with tempfile.TemporaryDirectory() as folder, small_world(640 // config.epochs) as patch:
         whole, cut = Path(folder, "whole"), Path(folder, "cut")
         run(whole, config)
@@ -79,21 +83,6 @@ def check_killed(config: TrainConfig, at: int, again: int) -> None:
         if not (cut / "weights").exists() and not go_on(cut, saved=False):
             return
         assert_equal(numbers(cut), numbers(whole))
-
-
-@pytest.mark.nightly
-@settings(max_examples=10)
-@given(config=configs(tuple(POLICIES)), at=st.integers(2, 21), again=st.integers(2, 21))
-def test_a_killed_run_goes_on_from_its_newest_checkpoint(config: TrainConfig, at: int, again: int) -> None:
-    """Killed twice, it equals a run that was not killed, for policies that skip, drop or rearrange inputs."""
-    check_killed(config, at, again)
-
-
-@pytest.mark.nightly
-@settings(max_examples=400)
-@given(config=configs(tuple(POLICIES)), at=st.integers(2, 21), again=st.integers(2, 21))
-def test_killed_runs_at_length(config: TrainConfig, at: int, again: int) -> None:
-    check_killed(config, at, again)
 
 
 def check_interrupted(config: TrainConfig, stops: list[tuple[How, int]]) -> None:
