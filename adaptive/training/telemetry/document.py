@@ -174,11 +174,7 @@ def _text(block: DocumentBlock) -> str:
         case Table():
             parts = ["\n".join(aligned(part, numbers=block.numbers)) for part in _column_blocks(block)]
             return "\n".join(filter(None, [block.caption, "\n\n".join(parts)]))
-        case Columns():
-            return Document([*block.left, *block.right]).to_text()
-        case Folded():
-            return Document([Note(block.title), *block.blocks]).to_text()
-        case Gallery() | Legend():
+        case Columns() | Folded() | Gallery() | Legend():  # of pages only
             return ""
 
 
@@ -192,11 +188,7 @@ def _markdown(block: DocumentBlock) -> str:
             return "\n".join(f"- {line}" for line in block.lines)
         case Table():
             return "\n\n".join(filter(None, [block.caption, markdown_table(block.rows)]))
-        case Columns():
-            return Document([*block.left, *block.right]).to_markdown()
-        case Folded():
-            return Document([Note(block.title), *block.blocks]).to_markdown()
-        case Gallery() | Legend():
+        case Columns() | Folded() | Gallery() | Legend():  # of pages only
             return ""
 
 
