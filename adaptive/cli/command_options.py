@@ -137,8 +137,6 @@ SampleShare = Annotated[str, _option("--sample", "SHARE", STUDY,
 MovementSteps = Annotated[int, _option("--steps", "STEPS", STUDY, min=1, help="movement: number of training steps.")]
 MovementEvery = Annotated[int, _option("--every", "STEPS", STUDY, min=1,
     help="movement: steps between two readings of the rows.")]
-PictureLink = Annotated[str, _option("--link", "RATE", OUTPUT,
-    help="step.png: link rate for modeling transfers without a GPU.")]
 SaveMachine = Annotated[Path | None, _option("--save", "FILE", OUTPUT,
     help="Write the measured rates of this machine, for --machine FILE of simulate and placements.")]
 

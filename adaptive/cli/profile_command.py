@@ -24,7 +24,6 @@ def profile(
     time_steps: options.TimeSteps = 50,
     steps: options.MovementSteps = 400,
     every: options.MovementEvery = 50,
-    link: options.PictureLink = "50GB/s",
     save: options.SaveMachine = None,
     out: options.StudyFolder = None,
     config: options.Config = None,
@@ -51,11 +50,9 @@ def profile(
     from adaptive.studies.profile.profiling import Question
     from adaptive.studies.profile.profiling import profile as run_profile
     from adaptive.studies.profile.step_profile import StepLength, check_measurable
-    from adaptive.studies.step_model import parse_rate
     from adaptive.system import stop_request
     from adaptive.training.components import open_data
 
-    rate = parse_rate(link, name="--link")
     question = Question(
         parts=listed(sections),
         data=DataQuestion(samples=samples or None, sample_share=_share(sample)),
@@ -81,7 +78,7 @@ def profile(
         document = profile_document(result)
         if out is not None:
             write_study(out, "profile", result, document)
-            _draw(result, out, rate)
+            _draw(result, out)
         print_document(result, document, as_json=as_json)
         stop.raise_exit()
 
@@ -99,7 +96,7 @@ def _share(sample: str) -> float:
     return share
 
 
-def _draw(result: "Profile", out: Path, link: float) -> None:
+def _draw(result: "Profile", out: Path) -> None:
     """Write pictures if matplotlib is installed."""
     from adaptive.errors import ConfigError
     from adaptive.studies.charts import need_matplotlib
@@ -110,4 +107,4 @@ def _draw(result: "Profile", out: Path, link: float) -> None:
     except ConfigError as error:
         note(f"no pictures were written: {error}")
         return
-    draw_profile(result, out, link=link)
+    draw_profile(result, out)

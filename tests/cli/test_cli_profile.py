@@ -65,7 +65,6 @@ def test_profile_json_is_only_the_record(cli: Cli) -> None:
         (("--sample", "lots"), "--sample"),
         (("--memory", "1%,lots"), "--memory"),
         (("--save", "no/where.toml"), "folder no does not exist"),
-        (("--link", "fast"), "--link"),
         (("--policies", "slipstreem"), "did you mean slipstream"),
         (("--memory", ","), "--memory: expected sizes"),
         (

@@ -16,7 +16,11 @@ def test_a_simulation_becomes_a_page(cli: Callable[..., object], tmp_path: Path)
     done = cli("report", "sim.json", "--out", "page.html", "--json")
     assert json.loads(done.out)["kind"] == "simulation"  # type: ignore[attr-defined]
     text = Seen(Path("page.html").read_text()).text
-    assert "Row hits, and modeled steps" in text and "lru with 10, lfu with 10 device rows" in text and "46.6 GiB/s" in text
+    assert (
+        "Row hits, and modeled steps" in text
+        and "lru with 10, lfu with 10 device rows" in text
+        and "46.6 GiB/s" in text
+    )
 
 
 def test_mistakes_have_exit_codes_and_leave_nothing(cli: Callable[..., object], tmp_path: Path) -> None:

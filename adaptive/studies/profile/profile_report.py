@@ -262,13 +262,12 @@ def _movement_note(moved: MovementProfile) -> str:
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def draw_profile(result: Profile, folder: Path, *, link: float | None = None) -> list[Path]:
+def draw_profile(result: Profile, folder: Path) -> list[Path]:
     """Write the pictures of the profiled sections; return their paths.
 
     Args:
         result: as in `profile.json`.
         folder: an existing folder.
-        link: bytes per second for modeling transfers in the picture of a step without a GPU; None: not drawn.
 
     Raises:
         OutputError: if a picture cannot be written.
@@ -276,8 +275,7 @@ def draw_profile(result: Profile, folder: Path, *, link: float | None = None) ->
     written = []
     for name, (section, draw) in PICTURES.items():
         if has_section(result, section):
-            more = {"link": link} if name == "step" else {}
-            picture = partial(draw, getattr(result, section), **more)
+            picture = partial(draw, getattr(result, section))
             written.append(write_png(folder / f"{name}.png", picture, size=(9, 5)))
     return written
 
@@ -365,7 +363,7 @@ def _draw_reuse(data: DataProfile, figure: Any) -> None:
         axes.grid(alpha=0.3)
 
 
-def _draw_step(steps: Sequence[StepProfile], figure: Any, *, link: float | None = None) -> None:
+def _draw_step(steps: Sequence[StepProfile], figure: Any) -> None:
     """Stacked stages, modeled transfers hatched, a mark for the step with look-ahead."""
     axes = figure.subplots()
     names = [step.policy for step in steps]
@@ -381,9 +379,6 @@ def _draw_step(steps: Sequence[StepProfile], figure: Any, *, link: float | None 
         times = [step.stages_ms.get(stage, 0.0) for step in steps]
         stack(times, f"{STAGES[stage]} (look-ahead)", alpha=0.55, hatch="//", edgecolor="0.6")
     stack([step.other_ms for step in steps], "other", alpha=0.95, color="0.6")
-    if link and all(step.device == "cpu" for step in steps):
-        times = [1e3 * max(step.bytes_h2d, step.bytes_d2h) / link for step in steps]
-        stack(times, f"link at {link / 1e9:g} GB/s (modeled)", color="none", edgecolor="0.3", hatch="//")
     axes.plot(names, [step.step_ms for step in steps], "kD", label="step with look-ahead")
     axes.set(ylabel="ms per step (measured)", title="Stages one after another")
     axes.grid(axis="y", alpha=0.3)
