@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from support.gpu_helpers import EXAMPLES, train_on
+from support.gpu_helpers import EXAMPLES, HostTrainee, train_on
 from support.helpers import LFU, Trained, random_batches, train_slowly
+from support.key_cases import Rows, drawn_batches, key_table, rows_by_key, train_more_on
 from test_invariance import FOR_GPUS, Case, cases
 
 from adaptive.config import TableConfig, TierConfig
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import RowOptimizer
 from adaptive.policies.device import Device
 from adaptive.policies.hybrid import Hybrid
@@ -68,3 +70,24 @@ def test_rows_looked_up_ten_thousand_times(device: str, optimizer: RowOptimizer)
     single = train_on(device, tables, batches, optimizer, LRU, tier, 0)
     train_on(device, tables, batches, optimizer, LRU, tier, 2).assert_equals(single)
     train_on(device, tables, batches, optimizer, Hybrid, TierConfig(device_rows="0"), 2).assert_equals(single)
+
+
+@pytest.mark.parametrize("optimizer", FOR_GPUS, ids=lambda optimizer: type(optimizer).__name__)
+def test_keys_that_come_and_go(device: str, optimizer: RowOptimizer) -> None:
+    """Initial values follow from keys on the GPU, too, and slots of expired keys are used again."""
+    tables = [key_table("user", num_embeddings=12, expire=4), key_table("item", num_embeddings=40, embedding_dim=17)]
+    batches = drawn_batches(tables, 3, count=40)
+
+    def run(where: str, policy: type[Policy], share: str, depth: int) -> tuple[Rows, list[float]]:
+        tier = TierConfig.model_validate({"device_rows": share, "device": where, "when_full": "reduce_lookahead"})
+        with TieredEmbeddingBag(tables, tier, policy=policy, optimizer=optimizer) as embeddings:
+            trainee = HostTrainee(tables)
+            train_more_on(embeddings, trainee, batches, depth)
+            return rows_by_key(embeddings), trainee.losses
+
+    rows, losses = run(device, LRU, "100%", 0)
+    assert run(device, LFU, "80%", 3) == (rows, losses)
+    assert run(device, Hybrid, "0", 2) == (rows, losses)
+    on_cpu, losses_on_cpu = run("cpu", LRU, "100%", 0)
+    assert [list(of_table) for of_table in rows.values()] == [list(of_table) for of_table in on_cpu.values()]
+    np.testing.assert_allclose(losses, losses_on_cpu, rtol=TOLERANCE["float32"])

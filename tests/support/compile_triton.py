@@ -50,6 +50,7 @@ def signature(kernel: Any, constants: dict[str, Any]) -> dict[str, str]:
     types = {name: kind for kind, names in TYPES.items() for name in names.split()}
     types |= dict.fromkeys(ROWS.split(), "*i16") if constants.get("half") else {}
     types |= dict.fromkeys(constants, "constexpr")
+    types["row_keys"] = "*i64"
     types["entries"] = "*i32" if kernel is drift_kernel else "*i64"
     return {name: types.get(name, "i32" if name.startswith("num_") else "*fp32") for name in kernel.arg_names}
 
@@ -127,7 +128,8 @@ def row_forms(width: int) -> Iterator[Form]:
     for state in states(width).values():
         yield copy_kernel, {"WIDTH": width, "STATE": state, **copy_tile(width, state)}
     yield decay_kernel, shape | {"STOCHASTIC": False}
-    yield initial_kernel, shape
+    for keys in flags:
+        yield initial_kernel, shape | {"HAS_KEYS": keys}
     yield from half_forms(width)
 
 
@@ -143,7 +145,7 @@ def half_forms(width: int) -> Iterator[Form]:
         form = {"KIND": kind, "STATE": state, "SCALED": False, "SUMMED": False, "STOCHASTIC": True}
         yield update_kernel, shape | half | form
     yield copy_kernel, {"WIDTH": width, "STATE": 1, **copy_tile(width, 1)} | half
-    yield initial_kernel, shape | half
+    yield initial_kernel, shape | half | {"HAS_KEYS": False}
 
 
 def options_of(kernel: Any, width: int, constants: dict[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,13 @@ import numpy as np
 from adaptive.batch import Batch
 from adaptive.config import TableConfig
 from adaptive.counters import Counter
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from support.helpers import Trainee
 
 EXTREMES = [-(2**63), 2**63 - 1, 0, -1, 1]
 KEY_COUNTERS = [Counter.ADMITTED_KEYS, Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS, Counter.UNADMITTED_LOOKUPS]
+Rows = dict[str, dict[int | None, tuple[bytes, bytes]]]
+"""Table -> key -> bytes of weights and state; None is the row of keys without a row."""
 
 
 def key_table(name: str = "item", **settings: Any) -> TableConfig:
@@ -46,3 +50,23 @@ def hot_batches(count: int) -> Iterator[Batch]:
         users, items = (random.permutation(6 if number < 140 else 3)[:2].tolist() for _ in range(2))
         dense, labels = random.normal(size=3), random.integers(0, 2, 3).astype(np.float32)
         yield Batch.of(user=[*users, 100 + number], item=[*items, 100 + number // 3], dense=dense, labels=labels)
+
+
+def rows_by_key(embeddings: TieredEmbeddingBag) -> Rows:
+    """All rows with keys, and those of keys without one."""
+    rows: Rows = {}
+    for lane in embeddings.runtime.pipeline.lanes:
+        assert lane.keys is not None
+        for table in lane.keys.tables:
+            numbers = np.concatenate([[table.start], table.live_rows()])
+            weights, state = embeddings.runtime.pipeline.values(lane, numbers)
+            keys: list[int | None] = [None, *lane.keys.row_keys[numbers[1:]].tolist()]
+            values = [(w.tobytes(), s.tobytes()) for w, s in zip(weights, state, strict=True)]
+            rows[table.config.name] = dict(zip(keys, values, strict=True))
+    return rows
+
+
+def train_more_on(embeddings: TieredEmbeddingBag, trainee: Trainee, batches: Sequence[Batch], depth: int) -> None:
+    for planned in embeddings.look_ahead(batches, depth=depth):
+        trainee.learn(embeddings(planned), planned.batch)
+        embeddings.step()

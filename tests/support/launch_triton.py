@@ -94,7 +94,8 @@ def launch_all(width: int, kind: int, state_width: int) -> None:
         copy_rows(weights, state, rows, weights, state, rows)
         for tables in (1, 16, 17):
             starts, keys, bounds = numbers(tables + 1), numbers(tables), torch.ones(tables)
-            initial_rows(weights, state, rows, rows, starts, keys, bounds, 0.0)
+            for row_keys in (None, rows):
+                initial_rows(weights, state, rows, rows, starts, keys, bounds, 0.0, row_keys=row_keys)
 
 
 def main(capability: int) -> None:

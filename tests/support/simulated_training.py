@@ -6,7 +6,7 @@ runs on the device: a gradient is a multiple of the vector plus a constant. So t
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.engine import build as build_module
-from adaptive.embeddings.engine.lookahead import _plan_and_move
+from adaptive.embeddings.engine.lookahead import _plan_and_move, _Stopped
 from adaptive.embeddings.engine.pipeline import ReadyBatch
 from adaptive.embeddings.planned_batch import GroupBatch
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
@@ -37,6 +37,7 @@ TABLES = (
     TableConfig(name="b", num_embeddings=20, embedding_dim=6, pooling="none"),
     TableConfig(name="c", num_embeddings=16, embedding_dim=4, pooling="mean"),
 )
+KEYED = [table.model_copy(update={"keys": "int64", "num_embeddings": 12, "expire": 3}) for table in TABLES]
 BATCHES = random_batches(TABLES, 20, seed=5, samples=2)
 SKIP = SkipConfig(interval=3, min_visits=1, hot_rows="100%", min_accesses=2, feedback_delay=5)
 
@@ -63,6 +64,7 @@ class Case:
     ample: bool = False  # enough buffers, so that no thread waits for one
     shrinks: bool = False  # the device tier shrinks in the middle
     lookups: str = "host"  # or "device", which searches them; every other batch is then only pooled
+    keyed: bool = False  # ids are keys that come and go; nothing is read while batches are in flight
 
     @property
     def forgets(self) -> bool:
@@ -78,7 +80,8 @@ class Case:
             poison=True,
         )
         optimizer = Adam(lr=0.05) if self.depth % 2 else Adagrad(lr=0.1)
-        return TieredEmbeddingBag(TABLES, tier, policy=self.policy, optimizer=optimizer, skip=SKIP)
+        tables = KEYED if self.keyed else TABLES
+        return TieredEmbeddingBag(tables, tier, policy=self.policy, optimizer=optimizer, skip=SKIP)
 
 
 CASES = [
@@ -97,6 +100,10 @@ CASES = [
     Case(way="direct", device_rows="60%", ample=True, lookups="device"),
     Case(depth=1, device_rows="50%", shrinks=True, lookups="device"),
     Case(way="direct", device_rows="50%", ample=True),  # slots are rebalanced
+    Case(way="direct", device_rows="80%", ample=True, keyed=True),
+    Case(Skips, 1, "staged", "90%", shrinks=True, keyed=True),
+    Case(ScatteredOnHost, 3, "direct", "50%", ample=True, keyed=True),
+    Case(SkipsOnHost, 2, "staged", "30%", keyed=True),
 ]
 
 
@@ -162,6 +169,8 @@ class Run:
         def train_until(number: int) -> None:
             """Train what the look-ahead waits for before it rebalances slots; otherwise that is done."""
             while pipeline.trained < number:
+                if not ready:
+                    raise _Stopped  # planning goes on after the last training
                 self.train_one(ready.popleft())
                 self.read_sometimes()
 
@@ -173,8 +182,9 @@ class Run:
                 else:
                     self.train_one(ready.popleft())
                     self.disturb()
-            while self.may_plan():
-                next(source)
+            with suppress(_Stopped):
+                while self.may_plan():
+                    next(source)
         finally:
             pipeline.end()
 
@@ -237,7 +247,8 @@ class Run:
             self.embeddings.runtime.make_room()
 
     def read_sometimes(self) -> None:
-        if self.random.random() < 0.2:
+        keyed = any(lane.keys is not None for lane in self.embeddings.runtime.pipeline.lanes)
+        if self.random.random() < 0.2 and not keyed:
             planned = self.embeddings.read(BATCHES[3])
             rows = [work._weights for work in planned.works]
             vectors = [work.pool() for work in planned.works]

@@ -126,7 +126,7 @@ def outline_engine(
     policy_caller.begin(type(optimizers[0]).__name__.lower())
     skip = skip if policy_caller.skips else None
     refuse_optimizers(optimizers, tier, device, defers=skip is not None and policy_caller.defers)
-    refuse_with_keys(tables, policy, skip, tier, device.type)
+    refuse_with_keys(tables, policy, skip)
     room = free_bytes(device)
     if room is not None and skip is not None:
         snapshots, sums = policy_caller.most_snapshots, policy_caller.defers
@@ -148,7 +148,7 @@ def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
     """
     ranks, policy_caller = outline.ranks, outline.policy_caller
     mover = Mover(streams_of(outline.device))
-    needed = _lookups_needed(outline.policy, outline.skip, ranks)
+    needed = _lookups_needed(outline.groups, outline.policy, outline.skip, ranks)
     pools_on_host = not ranks.is_local or outline.policy.misses == "host"
     least = least_searched(outline.tier, mover.device, needed, pools_on_host=pools_on_host)
     lanes, sizes = _build_lanes(outline, mover, least)
@@ -161,9 +161,7 @@ def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
     return pipeline, sizes
 
 
-def refuse_with_keys(
-    tables: Sequence[TableConfig], policy: Policy, skip: SkipConfig | None, tier: TierConfig, device: str
-) -> None:
+def refuse_with_keys(tables: Sequence[TableConfig], policy: Policy, skip: SkipConfig | None) -> None:
     """Refuse combinations that tables with keys do not support yet.
 
     Raises:
@@ -173,9 +171,7 @@ def refuse_with_keys(
     if not keyed:
         return
     name, got = type(policy).__name__, ""
-    if device != "cpu" or tier.device == "cpu-torch":
-        got = f"tier.device={tier.device}, which is {device}. Set tier.device=cpu"
-    elif calibrates(policy):
+    if calibrates(policy):
         got = f"policy {name}, which chooses rows by a sample before any key has one. Choose another policy"
     elif skip is not None and any(table.unadmitted == "zero" for table in keyed):
         got = 'unadmitted="zero" with a skip rule. Set unadmitted="shared", or skip nothing'
@@ -229,7 +225,7 @@ def _leaving_batches() -> list[str]:
     return names
 
 
-def _lookups_needed(policy: Policy, skip: SkipConfig | None, ranks: Ranks) -> str:
+def _lookups_needed(groups: Sequence[Group], policy: Policy, skip: SkipConfig | None, ranks: Ranks) -> str:
     """Return why the host needs a batch's lookups; empty if distinct rows suffice."""
     if not ranks.is_local:
         return "ranks request the rows that they look up of each other"
@@ -237,6 +233,8 @@ def _lookups_needed(policy: Policy, skip: SkipConfig | None, ranks: Ranks) -> st
         return f"policy {type(policy).__name__} leaves rows on the host, where they are pooled and updated"
     if skip is not None:
         return "the host selects deferred and skipped updates by their lookups (skip=null or rule=off: there are none)"
+    if any(group.has_keys for group in groups):
+        return "keys get rows when their batch is planned"
     return ""
 
 

@@ -21,7 +21,6 @@ from adaptive.kernels.scratch import empty_rows
 from adaptive.kernels.vector.bfloat16 import BFLOAT16, NO_KEYS, number_as_stored
 from adaptive.optim import RowOptimizer
 
-LEAST_KEY = np.array([np.iinfo(np.int64).min])  # first row of a table whose rows are all int64 numbers
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Rows = NDArray[Any]  # float32, or uint16 that holds bfloat16 (`kernels.vector.bfloat16`)
@@ -122,7 +121,8 @@ class HostTier(ABC):
             else:
                 initial.initial_shares(bounds, *inputs)
         else:
-            write_initial_by_key(*values, group_rows, *tables, self.row_keys, self.stored_first_state)
+            keys = self.row_keys[group_rows]
+            initial.initial_rows_by_key(*values, group_rows, keys, *tables, self.stored_first_state)
 
     def _empty(self, num_rows: int) -> tuple[Rows, Rows]:
         state = empty_rows(num_rows, self._state_width, self.state_dtype)
@@ -148,30 +148,6 @@ class HostTier(ABC):
         """Bytes of (weights, state) if every row were stored."""
         num_rows = self.group.num_rows
         return num_rows * self.group.vector_bytes, num_rows * self.optimizer.state_bytes(self._width)
-
-
-def write_initial_by_key(
-    weights: Rows,
-    state: Rows,
-    to_rows: Int64s,
-    rows: Int64s,
-    table_starts: Int64s,
-    table_keys: NDArray[np.uint64],
-    table_bounds: NDArray[np.float32],
-    row_keys: Int64s,
-    first_state: np.number[Any],
-) -> None:
-    """Write the initial values of rows (n,) with keys to rows `to_rows` (n,) of weights and state.
-
-    They are those of a table whose rows are all int64 numbers, in order. The first row of a table, for keys without a
-    row, is zero.
-    """
-    tables = np.searchsorted(table_starts, rows, side="right") - 1
-    for table in np.unique(tables).tolist():
-        places, span = np.flatnonzero(tables == table), slice(table, table + 1)
-        keys, of_table = row_keys[rows[places]], (table_keys[span], table_bounds[span])
-        initial.initial_rows(weights, state, to_rows[places], keys, LEAST_KEY, *of_table, first_state)
-    weights[to_rows[rows == table_starts[tables]]] = 0
 
 
 class MemoryHost(HostTier):

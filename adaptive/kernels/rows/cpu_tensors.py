@@ -145,12 +145,18 @@ def initial_rows(
     table_keys: Tensor,
     table_bounds: Tensor,
     first_state: float,
+    *,
+    row_keys: Tensor | None = None,
 ) -> None:
     """As `gpu.initial.initial_rows`."""
     places, starts = _below(len(weights), slots), _array(table_starts)
     tables = starts, _array(table_keys).view(np.uint64), _array(table_bounds)
     numbers = _below(int(starts[-1]), rows)
-    initial_kernels.initial_rows(_array(weights), _array(state), places, numbers, *tables, np.float32(first_state))
+    of_rows, first = (_array(weights), _array(state), places, numbers), np.float32(first_state)
+    if row_keys is None:
+        initial_kernels.initial_rows(*of_rows, *tables, first)
+    else:
+        initial_kernels.initial_rows_by_key(*of_rows, _array(row_keys), *tables, first)
 
 
 def _array(tensor: Tensor) -> Array:

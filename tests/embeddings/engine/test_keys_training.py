@@ -18,7 +18,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.helpers import LFU, Scattered, ScatteredOnHost, Trainee, Windowed
-from support.key_cases import EXTREMES, KEY_COUNTERS, drawn_batches, hot_batches, key_table
+from support.key_cases import (
+    EXTREMES,
+    KEY_COUNTERS,
+    Rows,
+    drawn_batches,
+    hot_batches,
+    key_table,
+    rows_by_key,
+    train_more_on,
+)
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
@@ -35,9 +44,6 @@ from adaptive.policies.rules.defer import Defer
 from adaptive.policies.slipstream import RowsAndInputs, Slipstream
 from adaptive.policy import Policy, RowStats
 
-Rows = dict[str, dict[int | None, tuple[bytes, bytes]]]
-"""Table -> key -> bytes of weights and state; None is the row of keys without a row."""
-
 
 def looking_up(*keys: int) -> Batch:
     """A batch of samples of one key each."""
@@ -53,20 +59,6 @@ class Trained:
     counts: NDArray[np.int64]  # (tables, 4): admitted, expired, evicted keys and unadmitted lookups
 
 
-def rows_by_key(embeddings: TieredEmbeddingBag) -> Rows:
-    """All rows with keys, and those of keys without one."""
-    rows: Rows = {}
-    for lane in embeddings.runtime.pipeline.lanes:
-        assert lane.keys is not None
-        for table in lane.keys.tables:
-            numbers = np.concatenate([[table.start], table.live_rows()])
-            weights, state = embeddings.runtime.pipeline.values(lane, numbers)
-            keys: list[int | None] = [None, *lane.keys.row_keys[numbers[1:]].tolist()]
-            values = [(w.tobytes(), s.tobytes()) for w, s in zip(weights, state, strict=True)]
-            rows[table.config.name] = dict(zip(keys, values, strict=True))
-    return rows
-
-
 def train(
     tables: Sequence[TableConfig], batches: Sequence[Batch], tier: TierConfig, depth: int, **options: Any
 ) -> tuple[TieredEmbeddingBag, Trained]:
@@ -75,12 +67,6 @@ def train(
     order = [embeddings.table_names.index(table.name) for table in tables]
     counts = embeddings.statistics.take().counts[order][:, KEY_COUNTERS]
     return embeddings, Trained(rows_by_key(embeddings), trainee.losses, counts)
-
-
-def train_more_on(embeddings: TieredEmbeddingBag, trainee: Trainee, batches: Sequence[Batch], depth: int) -> None:
-    for planned in embeddings.look_ahead(batches, depth=depth):
-        trainee.learn(embeddings(planned), planned.batch)
-        embeddings.step()
 
 
 def train_slowly(tables: Sequence[TableConfig], batches: Sequence[Batch], optimizer: RowOptimizer) -> Trained:
@@ -147,7 +133,8 @@ OPTIMIZERS: list[RowOptimizer] = [SGD(lr=0.5), Adagrad(lr=0.1), RowwiseAdagrad(l
     st.sampled_from(OPTIMIZERS),
     st.sampled_from([0, 1, 4, 8]),
     st.sampled_from(["100%", "1%", "10%"]),
-    st.sampled_from([0, 1, 2]),
+    st.sampled_from([("cpu", 0), ("cpu", 1), ("cpu", 2), ("cpu-torch", 1), ("cpu-torch", 2)]),
+    st.sampled_from(["direct", "staged"]),
 )
 def test_numbers_are_those_of_the_slow_twin(
     drawn: list[dict[str, Any]],
@@ -156,7 +143,8 @@ def test_numbers_are_those_of_the_slow_twin(
     optimizer: RowOptimizer,
     depth: int,
     size: str,
-    threads: int,
+    device: tuple[str, int],
+    transfer: str,
 ) -> None:
     """Losses, weights and optimizer state agree bit for bit; invalid copies of rows are NaN."""
     tables = [
@@ -164,7 +152,8 @@ def test_numbers_are_those_of_the_slow_twin(
     ]
     batches = drawn_batches(tables, seed)
     slow = train_slowly(tables, batches, optimizer)
-    tier = TierConfig(device_rows=size, poison=True, when_full="reduce_lookahead", device="cpu", plan_threads=threads)
+    where = {"device": device[0], "plan_threads": device[1], "transfer": transfer}
+    tier = TierConfig.model_validate({"device_rows": size, "poison": True, "when_full": "reduce_lookahead"} | where)
     if policy.misses == "prefetch" and size != "100%":
         tier = tier.model_copy(update={"device_rows": str(least_rows(tables, batches, depth))})
     _, fast = train(tables, batches, tier, depth, policy=policy, optimizer=optimizer)
@@ -186,31 +175,35 @@ TABLES = [
     key_table("city", num_embeddings=200, embedding_dim=5),
 ]
 FAST = TierConfig(device_rows="100%", device="cpu", plan_threads=1)
+AS_ON_A_GPU = TierConfig(device_rows="100%", device="cpu-torch", poison=True)
 
 
-@pytest.mark.parametrize("depth", [0, 4])
-def test_a_resumed_training_goes_on_with_the_same_bits(depth: int) -> None:
+@pytest.mark.parametrize(("depth", "tier"), [(0, FAST), (4, FAST), (2, AS_ON_A_GPU)])
+def test_a_resumed_training_goes_on_with_the_same_bits(depth: int, tier: TierConfig) -> None:
     """At any batch: rows, keys, counts, clock and the order of freed rows are restored."""
     batches = drawn_batches(TABLES, 3, count=36)
     _, whole = train(TABLES, batches, FAST, depth)
     for stop in (1, 13, 20, 35):
-        first, trainee = TieredEmbeddingBag(TABLES, FAST), Trainee(TABLES)
+        first, trainee = TieredEmbeddingBag(TABLES, tier), Trainee(TABLES)
         train_more_on(first, trainee, batches[:stop], depth)
-        again = TieredEmbeddingBag(TABLES, FAST)
+        again = TieredEmbeddingBag(TABLES, tier)
         again.rows.load_state_arrays(first.rows.state_arrays())
         assert rows_by_key(again) == rows_by_key(first)
         train_more_on(again, trainee, batches[stop:], depth)
         assert rows_by_key(again) == whole.rows and trainee.losses == whole.losses
 
 
+@pytest.mark.parametrize("device", ["cpu", "cpu-torch"])
 @pytest.mark.parametrize(("policy", "depth"), [(LFU, 4), (ScatteredOnHost, 8)])
-def test_rows_in_bfloat16_round_alike_in_any_tiers(policy: type[Policy], depth: int) -> None:
+def test_rows_in_bfloat16_round_alike_in_any_tiers(policy: type[Policy], depth: int, device: str) -> None:
     """By the number of a row, which no look-ahead changes, even if its key has expired while batches are in flight."""
     tables = [table.model_copy(update={"dtype": "bfloat16"}) for table in TABLES]
     batches = drawn_batches(tables, 5, count=36)
     _, single = train(tables, batches, FAST, 0)
     rows = "10%" if policy.misses == "host" else str(least_rows(tables, batches, depth))
-    tier = TierConfig(device_rows=rows, poison=True, when_full="reduce_lookahead", device="cpu")
+    tier = TierConfig.model_validate(
+        {"device_rows": rows, "poison": True, "when_full": "reduce_lookahead", "device": device}
+    )
     _, other = train(tables, batches, tier, depth, policy=policy)
     assert other.rows == single.rows and other.losses == single.losses
     assert single.counts[:, 1].sum() > 5
@@ -245,8 +238,9 @@ def test_zeros_are_read_and_not_trained(depth: int) -> None:
     tables = [table.model_copy(update={"unadmitted": "zero", "admit": 2}) for table in TABLES]
     batches = drawn_batches(tables, 5)
     _, trained = train(tables, batches, FAST, depth, optimizer=Adam(lr=0.01))
-    _, again = train(tables, batches, FAST, 0, optimizer=Adam(lr=0.01), policy=LRUOnHost)
-    assert trained.rows == again.rows and trained.losses == again.losses
+    for tier, policy in [(FAST, LRUOnHost), (AS_ON_A_GPU, LRU), (AS_ON_A_GPU, LRUOnHost)]:
+        _, again = train(tables, batches, tier, 0, optimizer=Adam(lr=0.01), policy=policy)
+        assert trained.rows == again.rows and trained.losses == again.losses
     assert all(not any(rows[None][0]) for rows in trained.rows.values())
     assert any(len(rows) > 1 for rows in trained.rows.values())
 
@@ -269,7 +263,12 @@ def test_deferred_updates_of_keys_that_leave(rule: str, depth: int) -> None:
     batches = list(hot_batches(170))
     runs = [
         train(tables, batches, tier, each, policy=policy, skip=skip)
-        for tier, each, policy in [(FAST, 0, LRU), (FAST, depth, LRU), (FAST, depth, LRUOnHost)]
+        for tier, each, policy in [
+            (FAST, 0, LRU),
+            (FAST, depth, LRU),
+            (FAST, depth, LRUOnHost),
+            (AS_ON_A_GPU, depth, LRU),
+        ]
     ]
     counts = runs[0][0].statistics.counts()
     assert counts[Counter.DEFERRED_UPDATES] > 20 and counts[Counter.EXPIRED_KEYS] > 20 < counts[Counter.EVICTED_KEYS]
@@ -310,7 +309,8 @@ def test_batches_are_arranged_alike_by_any_look_ahead(name: str) -> None:
     few = (
         {} if "Hotline" in type(embeddings.policy).__name__ else {"device_rows": "14", "when_full": "reduce_lookahead"}
     )
-    for depth, tier in [(1, {"plan_threads": 2}), (4, few), (8, {"plan_threads": 1} | few)]:
+    as_on_a_gpu = {"device": "cpu-torch"}
+    for depth, tier in [(1, {"plan_threads": 2}), (4, few), (8, {"plan_threads": 1} | few), (4, as_on_a_gpu | few)]:
         _, other = train_arranged(name, batches, depth, **tier)
         assert other.losses == expected.losses and other.rows == expected.rows, (depth, tier)
         assert (other.counts == expected.counts).all()
@@ -557,7 +557,6 @@ def test_nothing_is_read_or_saved_while_batches_are_in_flight() -> None:
 def test_combinations_that_do_not_support_keys() -> None:
     table = key_table()
     cases: list[tuple[dict[str, Any], TableConfig]] = [
-        ({"tier": TierConfig(device="cpu-torch")}, table),
         ({"policy": "fae"}, table),
         ({"policy": "static"}, table),
         ({"skip": "defer"}, table.model_copy(update={"unadmitted": "zero"})),

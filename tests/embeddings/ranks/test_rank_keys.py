@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.helpers import LFU, LFUOnHost, Readout, Scattered, Windowed
 from support.key_cases import KEY_COUNTERS, drawn_batches, hot_batches, key_table
-from support.thread_ranks import on_ranks, outcomes
+from support.thread_ranks import Town, on_ranks, outcomes
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
@@ -199,6 +199,22 @@ def test_deferred_updates_of_keys_that_leave(rule: str, policy: Any, depth: int)
     case = Case(tuple(hot_batches(150)), tables, skip=skip, policy=policy, depth=depth)
     expected = assert_equal_on([3], 3, case)
     assert (expected.counts[:, 1:3].sum(axis=1) > 20).all()
+
+
+@pytest.mark.parametrize("values_on", [None, "cpu"], ids=["over the host", "between devices"])
+@pytest.mark.parametrize(
+    ("policy", "rule", "rows"), [(LFU, None, "100%"), (LFUOnHost, None, "30%"), (LFU, "defer", "100%")]
+)
+def test_device_tiers_of_a_gpu_give_the_bits_of_ordinary_memory(
+    policy: Any, rule: str | None, rows: str, values_on: str | None
+) -> None:
+    skip = SkipConfig(rule=rule, interval=4, min_visits=1, hot_rows="100%", min_accesses=2, feedback_delay=4)
+    tables = (key_table("user", num_embeddings=30, expire=6), key_table("item", num_embeddings=12))
+    case = Case(tuple(hot_batches(60)), tables, policy=policy, skip=skip)
+    (expected,) = on_ranks(1, case.train, blocks=3, gradients="sum")
+    tier = TierConfig(device="cpu-torch", device_rows=rows, transfer="direct", poison=True)
+    on_devices = replace(case, tier=tier).train
+    assert_equal(on_ranks(2, on_devices, town=Town(2, values_on=values_on), blocks=3, gradients="sum"), expected)
 
 
 @pytest.mark.parametrize(("saving", "loading"), [(1, 3), (3, 2), (2, 1)])

@@ -55,6 +55,18 @@ REDUNDANT = {  # with the reason
         "TransferBuffer.take",
         "DeviceSearch._send",
     ): "its results have come back; if its batch was dropped, nothing reads them",
+    (
+        "await_trained",
+        "Mover.rest",
+        "stop_watching",
+        "_release",
+    ): "feedback has been taken in, which ends each training",
+    (
+        "await_copies",
+        "Mover.finish_copies",
+        "Pipeline.finish_copies",
+        "stop_watching",
+    ): "the same, and training waits for the copies of its batch",
 }
 
 

@@ -154,21 +154,25 @@ def test_a_copy_is_one_launch_of_few_programs(
 # --- initial values -----------------------------------------------------------------------------------------------
 
 
-def initial_on_device(group: Any, slots: Any, rows: Any, num_slots: int) -> tuple[Any, Any]:
+def initial_on_device(group: Any, slots: Any, rows: Any, num_slots: int, keys: Any = None) -> tuple[Any, Any]:
     weights = torch.full((num_slots, group.embedding_dim), torch.nan, device=DEVICE)
     state = torch.full((num_slots, 2), torch.nan, device=DEVICE)
     arrays = slots, rows, group.table_starts, group.table_keys.view(np.int64), group.table_bounds
+    row_keys = None if keys is None else torch.from_numpy(keys).to(DEVICE)
     with ready():
-        triton_setup.initial_rows(weights, state, *(torch.from_numpy(array).to(DEVICE) for array in arrays), 0.5)
+        on_device = (torch.from_numpy(array).to(DEVICE) for array in arrays)
+        triton_setup.initial_rows(weights, state, *on_device, 0.5, row_keys=row_keys)
     return weights.cpu(), state.cpu().numpy()
 
 
-def initial_by_twin(group: Any, slots: Any, rows: Any, num_slots: int) -> tuple[Floats, Floats]:
+def initial_by_twin(group: Any, slots: Any, rows: Any, num_slots: int, keys: Any = None) -> tuple[Floats, Floats]:
     weights = np.full((num_slots, group.embedding_dim), np.nan, np.float32)
     state = np.full((num_slots, 2), np.nan, np.float32)
-    initial.initial_rows(
-        weights, state, slots, rows, group.table_starts, group.table_keys, group.table_bounds, np.float32(0.5)
-    )
+    tables = group.table_starts, group.table_keys, group.table_bounds, np.float32(0.5)
+    if keys is None:
+        initial.initial_rows(weights, state, slots, rows, *tables)
+    else:
+        initial.initial_rows_by_key(weights, state, slots, rows, keys, *tables)
     return weights, state
 
 
@@ -187,9 +191,11 @@ def tables(sizes: list[int], dim: int, seed: int) -> Any:
 )
 def test_initial_values_equal_the_twin(dim: int, sizes: list[int], seed: int, data: st.DataObject) -> None:
     group = tables(sizes, dim, seed)
-    rows = data.draw(st.lists(st.integers(0, group.num_rows - 1), unique=True, max_size=9))
+    numbers = st.sampled_from(group.table_starts[:-1].tolist()) | st.integers(0, group.num_rows - 1)
+    rows = data.draw(st.lists(numbers, unique=True, max_size=9))
     slots = np.random.default_rng(seed).permutation(10)[: len(rows)]
-    case = group, slots, np.array(rows, np.int64), 10
+    keys = data.draw(st.none() | st.lists(st.integers(-(2**63), 2**63 - 1), min_size=len(rows), max_size=len(rows)))
+    case = group, slots, np.array(rows, np.int64), 10, None if keys is None else np.array(keys, np.int64)
     (weights, state), (expected, expected_state) = initial_on_device(*case), initial_by_twin(*case)
     assert_same_bits(weights.numpy(), expected)
     assert_same_bits(state, expected_state)

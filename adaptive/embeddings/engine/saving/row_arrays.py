@@ -34,7 +34,6 @@ from adaptive.embeddings.engine.saving.watched import check_watched, load_watche
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.embeddings.tiers.device import Rows
-from adaptive.embeddings.tiers.host import write_initial_by_key
 from adaptive.errors import ConfigError
 from adaptive.kernels.rows.cpu import initial
 from adaptive.storage.arrays import Blocks, Stored, whole
@@ -163,7 +162,8 @@ def _has_changed(lane: Lane, part: GroupArrays) -> NDArray[np.bool_]:
         if lane.keys is None:
             initial.initial_rows(first, first_state, places, rows, *tables, lane.host.stored_first_state)
         else:
-            write_initial_by_key(first, first_state, places, rows, *tables, row_keys, lane.host.stored_first_state)
+            by_key = rows, row_keys[rows], *tables, lane.host.stored_first_state
+            initial.initial_rows_by_key(first, first_state, places, *by_key)
         differs.append((first != weights).any(axis=1) | (first_state != state).any(axis=1))
     return np.concatenate(differs)
 

@@ -93,7 +93,9 @@ def build_devices(
                     launch_once(kernels, mover.device, host.group, host.optimizer)
                 transfer = _make_transfer(pair, policy, host, mover, kernels)
                 sent = {"updates_all": updates_all, "sends_inputs": not devices}
-                searcher = least and DeviceSearcher(host.group, mover, *least, **sent)
+                searcher = None  # keys get rows in batch order, so lookups of rows cross with the plan
+                if least is not None and not host.group.has_keys:
+                    searcher = DeviceSearcher(host.group, mover, *least, **sent)
                 work = mover, kernels, transfer, searcher
                 devices.append(TorchDevice(host, num_slots, *work, poison=tier.poison))
             return devices, replace(sizes, text=f"{sizes.text}; {text}")
@@ -118,7 +120,8 @@ def launch_once(kernels: RowKernels, device: torch.device, group: Group, optimiz
     state, none = torch.zeros((1, optimizer.state_width(width)), device=device), torch.empty(0, device=device)
     settings = [float(value) for value in optimizer.settings()]
     corrections, norms = torch.from_numpy(optimizer.corrections()).to(device), torch.empty(1, device=device)
-    kernels.initial_rows(weights, state, slot, slot, segments, slot, norms, 0.0)
+    row_keys = slot if group.has_keys else None
+    kernels.initial_rows(weights, state, slot, slot, segments, slot, norms, 0.0, row_keys=row_keys)
     kernels.copy_rows(weights, state, slot, weights.clone(), state.clone(), slot)
     kernels.pool(weights, None, slot, vectors, vectors[:0], segments[:0], none, gradients, 1)
     kernels.pool(weights, None, slot, vectors, vectors, segments, none, gradients)

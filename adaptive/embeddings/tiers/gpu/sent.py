@@ -85,7 +85,7 @@ class Fetches:
     """Rows to fetch, as slots (n,) and rows (n,)."""
 
     stored: tuple[Int64s, Int64s]
-    initial: tuple[Int64s, Int64s]  # group rows, of which initial values follow
+    initial: tuple[Int64s, ...]  # group rows, and their keys if they have some: initial values follow from these
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,11 +75,12 @@ class Transfer(ABC):
         """Divide the rows to fetch: those that the host stores, and those at their initial values."""
         places, rows, initial = moves.fetch_slots, moves.fetch_rows, moves.fetch_initial
         if not initial.any():  # the usual case after some thousand batches
-            return Fetches((places, rows), (places[:0], rows[:0]))
+            return Fetches((places, rows), (rows[:0],))
         stored, never_stored = np.flatnonzero(~initial), np.flatnonzero(initial)  # faster than masks in random order
-        # Initial values follow from row numbers over all ranks.
-        group_rows = self._host.group.group_rows(rows[never_stored])
-        return Fetches((places[stored], rows[stored]), (places[never_stored], group_rows))
+        # Initial values follow from row numbers over all ranks, or keys.
+        group_rows, row_keys = self._host.group.group_rows(rows[never_stored]), self._host.row_keys
+        keys = () if row_keys is None else (row_keys[group_rows],)
+        return Fetches((places[stored], rows[stored]), (places[never_stored], group_rows, *keys))
 
     def fetch(self, slots: RowArrays, moves: Moves) -> None:
         """Copy or compute `moves.fetch_rows` into slots; store `moves.fresh_rows` on the host."""
@@ -89,9 +90,10 @@ class Transfer(ABC):
         else:
             fetches, stored, initial = self.fetches(moves), (), ()
         self._fetch_stored(slots, fetches.stored, stored)
-        for places, rows in self._send(fetches.initial, initial):
+        for places, rows, *keys in self._send(fetches.initial, initial):
             arguments = *slots, places, rows, *self._tables, self._first_state
-            self._mover.copying.run(partial(self._kernels.initial_rows, *arguments))
+            row_keys = keys[0] if keys else None
+            self._mover.copying.run(partial(self._kernels.initial_rows, *arguments, row_keys=row_keys))
 
     def _send(self, numbers: Sequence[Int64s], sent: Sequence[Tensor]) -> Iterable[Sequence[Tensor]]:
         """Yield lists of one length on the device, some of each at a time; `sent`: with the plan, or empty."""

@@ -1,6 +1,9 @@
 """Initial values of rows: a hash, so that no row is written before its first use."""
 
+from typing import Any, Final
+
 import numpy as np
+from numpy.typing import NDArray
 
 from adaptive.kernels.jit import in_parallel, kernel
 from adaptive.kernels.vector.row_ops import store_number
@@ -8,6 +11,7 @@ from adaptive.kernels.vector.row_ops import store_number
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX2 = np.uint64(0x94D049BB133111EB)
+LEAST_KEY: Final = np.array([np.iinfo(np.int64).min])  # first row of a table whose rows are all int64 numbers
 S27, S30, S31, S40 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(40)
 
 
@@ -62,3 +66,27 @@ def initial_share(c, bounds, weights, state, of_rows, tables):
 def initial_shares(bounds, to_weights, to_state, to_rows, rows, *tables):
     """`initial_rows` by several threads; bounds (C + 1,) int64 are those of their shares of the rows."""
     in_parallel(initial_share, bounds.size - 1, bounds, to_weights, to_state, (to_rows, rows), tables)
+
+
+def initial_rows_by_key(
+    weights: NDArray[Any],
+    state: NDArray[Any],
+    to_rows: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    keys: NDArray[np.int64],
+    table_starts: NDArray[np.int64],
+    table_keys: NDArray[np.uint64],
+    table_bounds: NDArray[np.float32],
+    first_state: np.number[Any],
+) -> None:
+    """Write the initial values of rows (n,) that have keys (n,) to rows `to_rows` (n,) of weights and state.
+
+    They are those of a table whose rows are all int64 numbers, in order. The first row of a table, for keys without a
+    row, is zero.
+    """
+    tables = np.searchsorted(table_starts, rows, side="right") - 1
+    for table in np.unique(tables).tolist():
+        places, span = np.flatnonzero(tables == table), slice(table, table + 1)
+        of_table = LEAST_KEY, table_keys[span], table_bounds[span]
+        initial_rows(weights, state, to_rows[places], keys[places], *of_table, first_state)
+    weights[to_rows[rows == table_starts[tables]]] = 0

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.helpers import LFU, bags, one_table, random_batches, step_all
+from support.key_cases import key_table
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
@@ -257,6 +258,10 @@ def test_the_host_searches_groups_without_lookups() -> None:
             lambda tier: TieredEmbeddingBag(TABLES, tier(), policy=LFU, skip="defer"),
             "deferred and skipped updates",
         ),
+        (
+            lambda tier: TieredEmbeddingBag([*TABLES, key_table("k")], tier(), policy=LFU),
+            "keys get rows when their batch is planned",
+        ),
     ],
 )
 def test_runs_that_need_lookups_on_the_host_are_refused(
@@ -270,8 +275,8 @@ def test_runs_that_need_lookups_on_the_host_are_refused(
 
 
 def test_ranks_need_lookups_on_the_host() -> None:
-    assert "ranks request the rows" in _lookups_needed(LRU(), None, Ranks.__new__(Ranks))
-    assert _lookups_needed(LRU(), None, LocalRanks()) == ""
+    assert "ranks request the rows" in _lookups_needed([], LRU(), None, Ranks.__new__(Ranks))
+    assert _lookups_needed([], LRU(), None, LocalRanks()) == ""
 
 
 def test_a_policy_that_looks_ahead_sees_rows_of_the_device() -> None:
