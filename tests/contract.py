@@ -154,7 +154,7 @@ POLICIES: list[tuple[type[Policy], dict[str, Any]]] = [
     (Carrying, {"spec": "predicted+warmup=2+factor=2"}),
     (FAE, {"select": "top", "rate": 10, "block": 5}),
     (FAE, {"rate": 25, "block": 4, "held_back": 4, "measure_every": 1, "spool_bytes": 1}),
-    (Hotline, {"learn": 4, "relearn_every": 9}),
+    (Hotline, {"learn": 4}),
     (Hotline, {"learn": 4, "micro_batches": False}),
 ]
 

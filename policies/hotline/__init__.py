@@ -32,24 +32,22 @@ class Hotline(Policy):
     A wrong guess of popular rows costs speed, never correctness.
 
     Args:
-        learn: mini-batches in a learning phase, or a share of those of an epoch (`5%`; the paper takes 5% to 20%). If
+        learn: mini-batches in the learning phase, or a share of those of an epoch (`5%`; the paper takes 5% to 20%). If
             the length of an epoch is unknown, a share means 100 mini-batches.
         logger: `exact` counts the lookups of every row; the most looked up are popular. `srrip` is the paper's logger
             in bounded memory: 4-way sets of 16-bit entries, tags of 14 bits and 2-bit SRRIP. It has no counts: popular
             rows are those it holds at the end of the phase.
         logger_bytes: size of a `srrip` logger; 4 MB in the paper, two million rows. It gets no more entries than the
-            popular rows may take of the device (`capacity`). Two loggers exist while it learns again.
+            popular rows may take of the device (`capacity`).
         capacity: share of the device rows for popular rows. The rest is for the rows of mini-batches in flight.
         micro_batches: run popular and other inputs through the model separately; if False, popular inputs are only
             moved to the front. Two smaller passes take longer than one, but overlap with fetching. On a GPU both always
             run in one pass, because no part can start before all rows are fetched.
-        relearn_every: mini-batches after which learning starts again, for popularity that drifts; 0: never. The old
-            popular rows are used until the phase ends.
 
     Attributes:
-        learn: mini-batches in a learning phase; for a share, known once training starts.
+        learn: mini-batches in the learning phase; for a share, known once training starts.
         popular_rows: number of popular rows.
-        seen_inputs, popular_inputs: samples after the first learning phase, and the popular ones among them.
+        seen_inputs, popular_inputs: samples after the learning phase, and the popular ones among them.
     """
 
     reported = ("popular_rows", "seen_inputs", "popular_inputs")
@@ -62,14 +60,12 @@ class Hotline(Policy):
         logger_bytes: int = LOGGER_BYTES,
         capacity: float = 0.5,
         micro_batches: bool = True,
-        relearn_every: int = 0,
     ) -> None:
         number, self._share = _learning(learn)
         if number < 1:
             raise ValueError(f"learn={learn}: expected at least 1")
         check_shares(capacity=capacity)
-        self._check_relearning(relearn_every, number if self._share is None else 1)
-        self.learn, self.micro_batches, self.relearn_every = number, micro_batches, relearn_every
+        self.learn, self.micro_batches = number, micro_batches
         self.seen_inputs = self.popular_inputs = 0
         self._learner = make_learner(logger, logger_bytes, capacity)
         self._batches = 0
@@ -78,11 +74,6 @@ class Hotline(Policy):
     def popular_rows(self) -> int:
         return self._learner.popular_rows
 
-    @staticmethod
-    def _check_relearning(relearn_every: int, learn: int) -> None:
-        if relearn_every and relearn_every <= learn:
-            raise ValueError(f"relearn_every={relearn_every}: expected more than learn={learn} batches, or 0: never")
-
     def score(self, rows: RowStats) -> NDArray[np.int64]:
         return np.where(self._learner.popular(rows.rows), rows.last_access + (1 << 40), rows.last_access)
 
@@ -90,7 +81,6 @@ class Hotline(Policy):
         if self._share is not None:  # decided once, even if the run is resumed with more epochs
             self.learn = max(1, math.ceil(self._share * self.epoch_batches)) if self.epoch_batches else UNKNOWN
             self._share = None
-            self._check_relearning(self.relearn_every, self.learn)
         for batch in batches:
             rows = view.rows(batch)
             self._learn(rows, view)
@@ -106,12 +96,11 @@ class Hotline(Policy):
             yield replace(ordered, part_sizes=(count, batch.num_samples - count)) if apart else ordered
 
     def _learn(self, rows: NDArray[np.int64], view: TierView) -> None:
-        """Count a mini-batch of a learning phase; decide after the last one."""
-        place = self._batches % self.relearn_every if self.relearn_every else self._batches
+        """Count a mini-batch of the learning phase; decide after the last one."""
         self._batches += 1
-        if place < self.learn:
+        if self._batches <= self.learn:
             self._learner.count(rows, view)
-        if place == self.learn - 1:
+        if self._batches == self.learn:
             self._learner.decide(view)
 
     def expired(self, number: int, rows: NDArray[np.int64]) -> None:

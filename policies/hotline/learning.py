@@ -36,9 +36,9 @@ class Counters:
         self._counts[distinct] = self._counts[distinct] + counts.astype(np.uint32)
 
     def decide(self, view: TierView) -> None:
-        """Select the popular rows at the end of a learning phase: the most looked up, as many as there is room for.
+        """Select the popular rows at the end of the learning phase: the most looked up, as many as there is room for.
 
-        The paper motivates popularity by 1 in 100,000 lookups of all data. Of the few lookups of a phase, this share is
+        The paper motivates popularity by 1 in 100,000 lookups of all data. Of the few lookups of the phase, this share is
         five: it selected 10 times fewer inputs than what fits. The paper's logger has no such bound, either.
         """
         rows = self._counts.rows()
@@ -73,10 +73,7 @@ class Counters:
 
 
 class Logger:
-    """The paper's access logger, with an entry per row that may stay on the device.
-
-    It has two logs: one that is learning, and the one learned by the end of the latest phase.
-    """
+    """The paper's access logger, with an entry per row that may stay on the device."""
 
     def __init__(self, num_bytes: int, capacity: float) -> None:
         self._num_bytes, self._capacity = num_bytes, capacity
@@ -117,7 +114,7 @@ def _log(entries: NDArray[np.uint16]) -> "AccessLog | None":
 
 
 Learner = Counters | Logger
-"""Counts lookups, and selects the popular rows at the end of a phase."""
+"""Counts lookups, and selects the popular rows at the end of the phase."""
 
 
 def make_learner(logger: str, num_bytes: int, capacity: float) -> Learner:

@@ -33,7 +33,6 @@ from adaptive.policy import Policy, SkipRule
         ("fae", {"select": "best"}, "select='best'"),
         ("hotline", {"learn": 0}, "learn=0"),
         ("hotline", {"capacity": 0}, "capacity=0.0: expected more than 0, at most 1"),
-        ("hotline", {"learn": 100, "relearn_every": 100}, "relearn_every=100: expected more than learn=100"),
         ("hotline", {"learn": "0%"}, "learn=0%"),
         ("hotline", {"learn": "101%"}, "learn=101%"),
         ("hotline", {"learn": "much"}, "learn=much"),

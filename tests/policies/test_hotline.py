@@ -103,17 +103,6 @@ def test_popular_inputs_are_a_separate_part() -> None:
     assert [batch.part_sizes for batch in arranged_batches(together, *batches)] == [(), (), (), ()]
 
 
-def test_learning_again_follows_drift() -> None:
-    policy = Hotline(learn=2, relearn_every=4, capacity=0.25)
-    old, new = [[1], [2]], [[3], [4]]
-    arranged(policy, old, old, new, new)
-    assert popular(policy) == [1, 2]
-    arranged(policy, new)
-    assert popular(policy) == [1, 2], "what was learnt holds until the phase is over"
-    arranged(policy, new)
-    assert popular(policy) == [3, 4]
-
-
 @pytest.mark.parametrize("batches", [1, 3])
 def test_it_resumes_within_a_learning_phase_and_after_it(batches: int) -> None:
     policy, restored = Hotline(learn=2, capacity=0.25), Hotline(learn=2, capacity=0.25)
@@ -148,17 +137,9 @@ def test_the_logger_is_limited_by_capacity_and_by_bytes() -> None:
     assert none.popular_rows == 0
 
 
-def test_the_logger_learns_again_while_what_it_learnt_holds() -> None:
-    policy = logging(relearn_every=4)
-    arranged(policy, [[1], [1]], [[2], [2]], [[3]], [[3]], [[4]])
-    assert popular(policy) == [1, 2]
-    arranged(policy, [[4], [5]])
-    assert popular(policy) == [4, 5]
-
-
 @pytest.mark.parametrize("batches", [0, 1, 2, 5])
 def test_the_logger_goes_on_from_its_state(batches: int) -> None:
-    policy, restored = logging(relearn_every=4), logging(relearn_every=4)
+    policy, restored = logging(), logging()
     random = np.random.default_rng(5)
     data = [random.zipf(1.5, (12, 1)) % 60 for _ in range(9)]
     arranged(policy, *data[:batches])

@@ -274,7 +274,7 @@ def _lossy(rng: Rng) -> tuple[SkipConfig, tuple[str, dict[str, Any]]]:
     ]
     arranging: list[tuple[str, dict[str, Any]]] = [
         ("fae", {"block": 4, "held_back": 4, "measure_every": 2, "small_table_bytes": int(rng.choice([0, 300]))}),
-        ("hotline", {"learn": 2, "relearn_every": int(rng.choice([0, 5]))}),
+        ("hotline", {"learn": 2}),
         ("random_drop", {"share": 0.3}),
     ]
     policy, rule = pick(rng, arranging), None

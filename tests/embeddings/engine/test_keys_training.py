@@ -282,8 +282,8 @@ ARRANGING: dict[str, tuple[str, Callable[[], Policy]]] = {
     "inputs": ("inputs+warmup=4+target_drop=0.5+probe_every=0", LRU),
     "slipstream": ("", EagerSlipstream),
     "random_drop": ("", lambda: RandomDrop(share=0.3)),
-    "hotline": ("", lambda: Hotline(learn=4, relearn_every=40)),
-    "both": ("predicted+warmup=4+factor=1", lambda: Hotline(learn=4, relearn_every=40)),
+    "hotline": ("", lambda: Hotline(learn=4)),
+    "both": ("predicted+warmup=4+factor=1", lambda: Hotline(learn=4)),
 }
 KEYED = [key_table("user", num_embeddings=30, expire=6), key_table("item", num_embeddings=12)]
 
