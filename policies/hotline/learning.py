@@ -38,8 +38,8 @@ class Counters:
     def decide(self, view: TierView) -> None:
         """Select the popular rows at the end of the learning phase: the most looked up, as many as there is room for.
 
-        The paper motivates popularity by 1 in 100,000 lookups of all data. Of the few lookups of the phase, this share is
-        five: it selected 10 times fewer inputs than what fits. The paper's logger has no such bound, either.
+        The paper motivates popularity by 1 in 100,000 lookups of all data. Of the few of the phase, this share is five:
+        it selected 10 times fewer inputs than what fits. The paper's logger has no such bound, either.
         """
         rows = self._counts.rows()
         room = int(self._capacity * view.device_rows)

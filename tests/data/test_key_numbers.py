@@ -4,12 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.builders import assert_same_batches
+from support.builders import assert_same_batches, csv_data
 
-from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, by_table
 from adaptive.data.key_numbers import number_keys
-from adaptive.data.open import open_dataset
 
 SCHEMA = """
 label = { column = "y" }
@@ -25,10 +23,9 @@ def opened(folder: Path, mapping: str) -> Dataset:
     random = np.random.default_rng(0)
     names = random.zipf(1.3, (60, 3)) % 1000 * 7_919_000_000_000
     lines = [f"{i % 2},{a},{i % 9},{c},{d}|{a}" for i, (a, c, d) in enumerate(names)]
-    if not (folder / "data.csv").exists():
-        (folder / "data.csv").write_text("\n".join(["y,a,b,c,d", *lines]) + "\n")
-    (folder / "schema.toml").write_text(SCHEMA.replace("MAPPING", mapping))
-    return by_table(open_dataset(f"csv:{folder / 'data.csv'}", DataOptions(schema_path=folder / "schema.toml")))
+    folder = folder / mapping[:4]  # data that are open must not change
+    folder.mkdir()
+    return by_table(csv_data(folder, SCHEMA.replace("MAPPING", mapping), "\n".join(["y,a,b,c,d", *lines]) + "\n"))
 
 
 def test_rows_are_those_of_a_vocabulary(tmp_path: Path) -> None:

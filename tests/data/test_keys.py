@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.builders import assert_same_batches
+from support.builders import assert_same_batches, csv_data
 from support.text_twin import key, signed
 
 from adaptive.batch import concatenate
@@ -68,9 +68,7 @@ def columns(users: Any = USERS) -> dict[str, list[Any]]:
 def text(folder: Path, schema: str = SCHEMA, values: dict[str, list[Any]] | None = None, **options: Any) -> Dataset:
     values = values or columns()
     lines = [",".join("" if one is None else str(one) for one in row) for row in zip(*values.values(), strict=True)]
-    (folder / "schema.toml").write_text(schema)
-    (folder / "data.csv").write_text("\n".join([",".join(values), *lines]) + "\n")
-    return open_dataset(f"csv:{folder / 'data.csv'}", DataOptions(schema_path=folder / "schema.toml", **options))
+    return csv_data(folder, schema, "\n".join([",".join(values), *lines]) + "\n", **options)
 
 
 def parquet(folder: Path, table: pa.Table, **options: Any) -> Dataset:

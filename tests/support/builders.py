@@ -1,13 +1,25 @@
-"""What tests of policies hand to them: one-hot batches, and tiers that hold nothing."""
+"""What tests hand to readers and policies: files of text, one-hot batches, tiers that hold nothing."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import SkipConfig
+from adaptive.data.data_options import DataOptions
+from adaptive.data.dataset import Dataset
+from adaptive.data.open import open_dataset
+
+
+def csv_data(folder: Path, schema: str, text: str, **options: Any) -> Dataset:
+    """The data set of `folder`/data.csv, which gets this text and this schema."""
+    (folder / "schema.toml").write_text(schema)
+    (folder / "data.csv").write_text(text)
+    return open_dataset(f"csv:{folder / 'data.csv'}", DataOptions(schema_path=folder / "schema.toml", **options))
 
 
 def batch_of(ids: ArrayLike, labels: ArrayLike | None = None) -> Batch:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.builders import assert_same_batches
+from support.builders import assert_same_batches, csv_data
 from support.parquet_rows import opened, rows_of, table
 
 from adaptive.batch import Batch, concatenate
@@ -99,9 +99,7 @@ def of_parquet(folder: Path, table: object, schema: str = SCHEMA, *, written: di
 
 
 def of_text(folder: Path, text: str, schema: str = SCHEMA, **options: object):
-    (folder / "schema.toml").write_text(schema)
-    (folder / "data.csv").write_text(text)
-    return open_dataset(f"csv:{folder / 'data.csv'}", DataOptions(schema_path=folder / "schema.toml", **options))
+    return csv_data(folder, schema, text, **options)
 
 
 @pytest.mark.parametrize(

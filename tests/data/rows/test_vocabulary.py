@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders import csv_data
 from support.manifests import write_record
 
 from adaptive.cli import app
 from adaptive.data.data_options import DataOptions
-from adaptive.data.kernels import text_rows as kernels
 from adaptive.data.open import open_dataset
 from adaptive.data.prepared.prepared_writer import prepare
 from adaptive.data.rows.batcher import Direct, Fitted, Hashed
@@ -86,32 +86,6 @@ def test_direct_rows():
     assert Direct(5).fill(asked, present, out) == (2, 2)
     assert Direct(5, has_unknown=True).fill(asked, present, out) == (2, 2)
     assert out.tolist() == [0, 4, 5, 5, 6]
-
-
-def test_kernels_as_plain_python(monkeypatch):
-    asked, present, out = np.array([5, -7, 2**62, 5]), np.array([True, True, True, False]), np.empty(4, np.int64)
-    table_keys, table_counts = np.zeros(8, np.int64), np.zeros(8, np.int64)
-    with np.errstate(over="ignore"):
-        monkeypatch.setattr(kernels, "mix", kernels.mix.py_func)
-        monkeypatch.setattr(kernels, "scale_to", kernels.scale_to.py_func)
-        kernels.hashed_rows.py_func(asked, present, 1000, 1000, out)
-        compiled = np.empty_like(out)
-        kernels.hashed_rows(asked, present, 1000, 1000, compiled)
-        assert out.tolist() == compiled.tolist()
-        assert kernels.direct_rows.py_func(asked, present, 6, 9, 8, out) == (1, 2)
-        assert out.tolist() == [5, 8, 8, 9]
-        assert kernels.count_keys.py_func(asked, np.ones(4, np.int64), table_keys, table_counts, 2) == (2, 2)
-        table_rows = np.full(8, -1)
-        kernels.insert_keys.py_func(asked[:2], np.arange(2), table_keys, table_rows)
-        kernels.fitted_rows.py_func(asked, present, table_keys, table_rows, 3, 2, out)
-        assert out.tolist() == [0, 1, 2, 3]
-        dense = np.array([[np.nan, -1.0], [3.0, 5000.5]], np.float32)
-        kernels.finish_dense.py_func(dense, np.array([False, True]))
-        np.testing.assert_allclose(dense, [[0, 0], [3, np.log(5001.5)]], rtol=1e-6)
-        ends, actual = np.zeros(2, np.int64), np.zeros(4, np.int64)
-        bag_keys, bag_ends = np.array([1, 2, 3, 4, 5]), np.array([0, 1, 3, 3, 5])  # two rows of two bags
-        assert kernels.gather_bags.py_func(bag_keys, bag_ends, 2, 1, actual, ends) == 4
-        assert (actual.tolist(), ends.tolist()) == ([2, 3, 4, 5], [2, 4])
 
 
 def test_what_is_stored_is_loaded(tmp_path):
@@ -322,11 +296,6 @@ def test_features_of_other_kinds_in_one_table_have_no_ids(tmp_path: Path) -> Non
         f'[[categorical]]\ncolumns = ["{name}"]\nkind = "{kind}"\ntable = "t"\nvocabulary = true\n'
         for name, kind in (("a", "int"), ("b", "string"))
     )
-    (tmp_path / "schema.toml").write_text(schema)
-    (tmp_path / "data.csv").write_text("a,b\n1,x\n")
-    open_dataset(
-        f"csv:{tmp_path / 'data.csv'}",
-        DataOptions(schema_path=tmp_path / "schema.toml", vocabulary_path=tmp_path / "v"),
-    )
+    csv_data(tmp_path, schema, "a,b\n1,x\n", vocabulary_path=tmp_path / "v")
     with pytest.raises(ConfigError, match="different kinds of ids share the table"):
         list(load_vocabulary(tmp_path / "v", "t").ids())

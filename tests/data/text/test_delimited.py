@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.builders import csv_data as opened
 
 from adaptive.batch import concatenate
 from adaptive.data.data_options import DataOptions
@@ -15,12 +16,6 @@ from adaptive.data.text.schema import load_schema
 from adaptive.errors import ConfigError, InputError, shown_id
 
 SCHEMAS = Path(__file__).parents[3] / "adaptive" / "data" / "schemas"
-
-
-def opened(tmp_path, schema, text, **options):
-    (tmp_path / "schema.toml").write_text(schema)
-    (tmp_path / "data.csv").write_text(text)
-    return open_dataset(f"csv:{tmp_path / 'data.csv'}", DataOptions(schema_path=tmp_path / "schema.toml", **options))
 
 
 def rows(batches):
@@ -359,12 +354,11 @@ def test_a_nul_byte_is_reported(tmp_path):
 
 def test_a_candidate_with_a_row_for_missing_ids_shares_the_table_of_a_bag(tmp_path):
     """Whichever column comes first; a bag has no missing ids."""
-    (tmp_path / "x.csv").write_text("y,item,items\n1,2,0|1\n0,,3|2\n")
     column = '[[categorical]]\ncolumns = ["{}"]\nkind = "int"\nnum_embeddings = 4\ntable = "t"\n'
     parts = [column.format("item"), column.format("items") + 'inner_separator = "|"\n']
     for order in (parts, parts[::-1]):
-        (tmp_path / "x.toml").write_text('label = { column = "y" }\n' + "".join(order))
-        data = open_dataset(f"csv:{tmp_path / 'x.csv'}", DataOptions(schema_path=tmp_path / "x.toml"))
+        schema = 'label = { column = "y" }\n' + "".join(order)
+        data = opened(tmp_path, schema, "y,item,items\n1,2,0|1\n0,,3|2\n")
         assert {feature.name: feature.num_embeddings for feature in data.features} == {"item": 5, "items": 5}
         (batch,) = data.train(10)
         ids = {f.name: batch.ids[batch.feature_span(n)].tolist() for n, f in enumerate(data.features)}

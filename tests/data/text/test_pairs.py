@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.builders import csv_data
 
 from adaptive.batch import concatenate
 from adaptive.data.data_options import DataOptions
-from adaptive.data.kernels import text_rows as kernels
 from adaptive.data.open import open_dataset
 from adaptive.errors import ConfigError, InputError
 
@@ -15,11 +15,8 @@ SCHEMAS = Path(__file__).parents[3] / "adaptive" / "data" / "schemas"
 
 
 def opened(tmp_path, text, *, num_users=10, num_items=50, num_negatives=2, **options):
-    (tmp_path / "schema.toml").write_text(
-        f'format = "user_items"\nnum_users = {num_users}\nnum_items = {num_items}\nnum_negatives = {num_negatives}\n'
-    )
-    (tmp_path / "train.txt").write_text(text)
-    return open_dataset(f"csv:{tmp_path / 'train.txt'}", DataOptions(schema_path=tmp_path / "schema.toml", **options))
+    sizes = f"num_users = {num_users}\nnum_items = {num_items}\nnum_negatives = {num_negatives}\n"
+    return csv_data(tmp_path, f'format = "user_items"\n{sizes}', text, **options)
 
 
 def samples(batches):
@@ -113,7 +110,7 @@ def test_shuffled_pairs(tmp_path):
 )
 def test_ids_out_of_range(tmp_path, line, feature, bad):
     data = opened(tmp_path, f"1 1\n{line}\n")
-    with pytest.raises(InputError, match=rf"train\.txt:2: expected an id from .* for {feature}, got {bad}"):
+    with pytest.raises(InputError, match=rf"data\.csv:2: expected an id from .* for {feature}, got {bad}"):
         list(data.train(10))
     data = opened(tmp_path, f"1 1\n{line}\n", out_of_range="oov")
     assert [f.num_embeddings for f in data.features] == [11, 51]
@@ -130,18 +127,6 @@ def test_bad_lines_and_no_pairs(tmp_path):
         list(opened(tmp_path, "").train(1))
     with pytest.raises(ConfigError, match=r"expected no data\.time_split"):
         opened(tmp_path, LISTS, time_split=1)
-
-
-def test_kernels_as_plain_python(monkeypatch):
-    users, items, ends = np.array([3, 4]), np.array([1, 2, 5]), np.array([2, 3])
-    draw = kernels.Draw(np.uint64(2**63 + 5), np.uint64(7), 2**62, kernels.KEPT, 9, 3)
-    compiled, plain = np.zeros((12, 4), np.int64), np.zeros((12, 4), np.int64)
-    count = kernels.expand(users, items, ends, draw, compiled)
-    with np.errstate(over="ignore"):
-        for name in ("expand", "draw_negative", "chain", "contains", "write_sample", "mix", "scale_to"):
-            monkeypatch.setattr(kernels, name, getattr(kernels, name).py_func)
-        assert kernels.expand(users, items, ends, draw, plain) == count
-    np.testing.assert_array_equal(compiled[:count], plain[:count])
 
 
 def test_gowalla(real_data):
