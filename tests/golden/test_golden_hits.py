@@ -112,37 +112,6 @@ def test_frozen_hits_equal_those_of_the_twin(name: str, rows: int, depth: int) -
     assert counted == json.loads(HITS.read_text())[name][f"{rows} rows, depth {depth}"]
 
 
-def sieve_hits(num_slots: int, depth: int, eviction_share: float = 0.02) -> int:
-    """Hits of SIEVE: a list, a set of marks and a hand, one row at a time."""
-    queue: list[int] = []  # oldest first
-    marked: set[int] = set()
-    hand = hits = 0
-    for number, batch in enumerate(trace()):
-        held = set().union(*trace()[max(number - depth, 0) : number + 1])
-        coming = sorted(set(batch) - set(queue))
-        hits += len(set(batch)) - len(coming)
-        marked |= set(batch) - set(coming)
-        shortage = len(queue) + len(coming) - num_slots
-        leaving = min(max(shortage, int(eviction_share * num_slots)), len(set(queue) - held)) if shortage > 0 else 0
-        while leaving:
-            hand = hand if hand < len(queue) else 0
-            if queue[hand] in held:
-                hand += 1
-            elif queue[hand] in marked:
-                marked.remove(queue[hand])
-                hand += 1
-            else:
-                del queue[hand]
-                leaving -= 1
-        queue += coming
-    return hits
-
-
-@pytest.mark.parametrize(("rows", "depth"), [(500, 0), (1000, 2)])
-def test_frozen_hits_of_sieve_equal_those_of_its_twin(rows: int, depth: int) -> None:
-    assert sieve_hits(rows, depth) == json.loads(HITS.read_text())["sieve"][f"{rows} rows, depth {depth}"]
-
-
 def test_no_policy_is_better_than_belady() -> None:
     bounds = {f"{rows} rows, depth {depth}": belady_hits(trace(), rows) for rows, depth in SIZES}
     frozen = json.loads(HITS.read_text())
