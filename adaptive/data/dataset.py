@@ -163,11 +163,8 @@ class Changed(Dataset):
     """A data set with a function applied to each batch. Set attributes that the function changes."""
 
     def __init__(self, dataset: Dataset, change: Callable[[Batch], Batch]) -> None:
-        self.features, self.tables, self.steps = dataset.features, dataset.tables, dataset.steps
-        self.num_dense, self.dense_names, self.labels = dataset.num_dense, dataset.dense_names, dataset.labels
-        self.widths, self.row_dtypes, self.key_rules = dataset.widths, dataset.row_dtypes, dataset.key_rules
-        self.sequences = dataset.sequences
-        self.hash_rows, self.epochs_differ, self.windows = dataset.hash_rows, dataset.epochs_differ, dataset.windows
+        for name in Dataset.__annotations__:
+            setattr(self, name, getattr(dataset, name))
         self._dataset, self._change = dataset, change
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
