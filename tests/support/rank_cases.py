@@ -1,6 +1,6 @@
 """One training on any number of ranks, threads or not, and what it leaves: tables, state, records, losses."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
@@ -41,16 +41,23 @@ class Case:
         embeddings = TieredEmbeddingBag(
             self.tables, self.tier, policy=policy, skip=self.skip, ranks=ranks, **optimizers
         )
-        model, losses = Readout(self.tables), []
-        parts = [ranks.own_part(batch) for batch in self.batches]
-        for planned in embeddings.look_ahead(parts, depth=self.depth):
-            for part in planned.parts():
-                loss = model(embeddings(part), part.batch) * (part.num_samples / planned.num_samples_of_all)
-                loss.backward()
-                losses.append(loss.item())
-            embeddings.step()
+        losses = train_parts(embeddings, self.tables, self.batches, depth=self.depth)
         tables = {table.name: embeddings.rows.table_weights(table.name) for table in self.tables}
         return tables, embeddings.rows.state_arrays(), losses, ranks.traffic()
+
+
+def train_parts(
+    embeddings: TieredEmbeddingBag, tables: Sequence[TableConfig], batches: Sequence[Batch], *, depth: int
+) -> list[float]:
+    """Train this rank's part of each batch; return the losses of its parts."""
+    ranks, model, losses = embeddings.ranks or ALONE, Readout(tables), []
+    for planned in embeddings.look_ahead([ranks.own_part(batch) for batch in batches], depth=depth):
+        for part in planned.parts():
+            loss = model(embeddings(part), part.batch) * (part.num_samples / planned.num_samples_of_all)
+            loss.backward()
+            losses.append(loss.item())
+        embeddings.step()
+    return losses
 
 
 def assert_equal_on(

@@ -126,10 +126,7 @@ def test_a_rank_that_stands_still_is_given_up_after_the_timeout(pool: RankPool, 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("rank", "stage"),
-    [(1, "update"), *(pytest.param(n % 2, stage, marks=pytest.mark.nightly) for n, stage in enumerate(STAGES))],
-)
+@pytest.mark.parametrize(("rank", "stage"), [(n % 2, stage) for n, stage in enumerate(STAGES)])
 def test_a_killed_rank_ends_the_others_which_name_it(pool: RankPool, tmp_path: Path, rank: int, stage: str) -> None:
     out = tmp_path / "run"
     after = 1 if stage == "saving" else 4

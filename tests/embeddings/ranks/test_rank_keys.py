@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.helpers import LFU, LFUOnHost, Readout, Scattered, Windowed
+from support.helpers import LFU, LFUOnHost, Scattered, Windowed
 from support.key_cases import KEY_COUNTERS, drawn_batches, hot_batches, key_table
+from support.rank_cases import train_parts
 from support.thread_ranks import Town, on_ranks, outcomes
 
 from adaptive.batch import Batch
@@ -54,14 +55,7 @@ class Case:
         return self.go_on(self.build(ranks), self.batches)
 
     def go_on(self, embeddings: TieredEmbeddingBag, batches: Sequence[Batch]) -> "Trained":
-        ranks, model, losses = embeddings.ranks or ALONE, Readout(self.tables), []
-        for planned in embeddings.look_ahead([ranks.own_part(batch) for batch in batches], depth=self.depth):
-            for part in planned.parts():
-                loss = model(embeddings(part), part.batch) * (part.num_samples / planned.num_samples_of_all)
-                loss.backward()
-                losses.append(loss.item())
-            embeddings.step()
-        return snapshot(embeddings, self.tables, losses)
+        return snapshot(embeddings, self.tables, train_parts(embeddings, self.tables, batches, depth=self.depth))
 
 
 @dataclass(frozen=True)

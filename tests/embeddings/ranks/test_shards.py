@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.attacks import Campaign, attack
 from support.failing_disk import FailingDisk
-from support.helpers import LFU, Readout, random_batches
+from support.helpers import LFU, random_batches
 from support.manifests import edit_manifest, write_again
-from support.rank_cases import OPTIMIZERS, TABLES, Case, assert_same_rows
+from support.rank_cases import OPTIMIZERS, TABLES, Case, assert_same_rows, train_parts
 from support.skip_rules import LeaveOut
 from support.thread_ranks import on_ranks, outcomes
 
@@ -72,12 +70,7 @@ def built(ranks: Ranks, optimizer: RowOptimizer = OPTIMIZERS[1], *, skips: bool 
 
 
 def train(embeddings: TieredEmbeddingBag, batches: Sequence[Batch]) -> None:
-    ranks, model = embeddings.ranks, Readout(TABLES)
-    assert ranks is not None
-    for planned in embeddings.look_ahead([ranks.own_part(batch) for batch in batches], depth=1):
-        for part in planned.parts():
-            (model(embeddings(part), part.batch) * part.num_samples / planned.num_samples_of_all).backward()
-        embeddings.step()
+    train_parts(embeddings, TABLES, batches, depth=1)
 
 
 def content(embeddings: TieredEmbeddingBag, **meta: int) -> Checkpoint:
@@ -125,22 +118,13 @@ def copied(saved: Path, directory: Path, name: str = "checkpoint-1") -> Path:
 
 
 @pytest.mark.nightly
-@settings(
-    max_examples=2, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
-)
-@given(st.tuples(st.integers(1, 5), st.integers(1, 5)), st.sampled_from(OPTIMIZERS), st.booleans())
-def test_rows_that_some_ranks_saved_others_load(
-    tmp_path_factory: pytest.TempPathFactory, sizes: tuple[int, int], optimizer: RowOptimizer, skips: bool
-) -> None:
-    """With what is watched, and what waits."""
-    check_loaded(tmp_path_factory.mktemp("run"), *sizes, optimizer=optimizer, skips=skips)
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("skips", [False, True])
 @pytest.mark.parametrize("first", [1, 2, 3, 4, 5])
-def test_rows_that_all_numbers_of_ranks_saved(tmp_path: Path, first: int, optimizer: RowOptimizer, skips: bool) -> None:
+def test_rows_that_some_ranks_saved_others_load(
+    tmp_path: Path, first: int, optimizer: RowOptimizer, skips: bool
+) -> None:
+    """With what is watched, and what waits."""
     for then in (1, 2, 3, 4, 5):
         (tmp_path / str(then)).mkdir()
         check_loaded(tmp_path / str(then), first, then, optimizer=optimizer, skips=skips)
