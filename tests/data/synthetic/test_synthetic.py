@@ -310,6 +310,3 @@ def test_samples_outside_the_stream_are_refused(make: Make, start: int, stop: in
 def test_batch_size_below_one_is_refused_at_once(make: Make) -> None:
     with pytest.raises(ConfigError, match="batch_size: expected 1 or more, got 0"):
         make().train(0)
-
-
-# What can be learnt.

@@ -16,8 +16,8 @@ from adaptive.data.synthetic.fields import CRITEO_KAGGLE, cardinalities, large_f
 from adaptive.data.synthetic.synthetic_stream import Synthetic, SyntheticConfig, Teacher, bayes_auc
 from adaptive.training.runs.training import train_run
 
-# SHA-256 of dense inputs, ids, offsets and labels, from before there were other shapes. Like the golden ids in
-# test_synthetic.py they may change only with `GENERATOR`.
+# SHA-256 of dense inputs, ids, offsets and labels, from before there were other shapes. They may change only with
+# `GENERATOR`.
 DIGESTS: list[tuple[dict[str, Any], int, str]] = [
     ({}, 0, "ff53fad89004cbf04583b749e8ece0a8786a26e472770ca350f8d45c7a4af4ee"),
     ({}, 1500, "f8eb63b791bc28dba235a9e3b9aaf07381b705dc609c652b326b520a5bd78789"),
