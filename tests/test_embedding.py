@@ -271,7 +271,7 @@ def test_statistics_equal_a_slow_count(depth: int) -> None:
         updates = sum(rows for _, rows in slow_counts(tables, batches[first:last]).values())
         assert statistics.update_norm_counts.sum() == updates
         assert len(statistics.update_norm_edges) == len(statistics.update_norm_counts) + 1
-    assert statistics.resident_rows.sum() == sum((embeddings.runtime.view.resident(np.arange(100))).tolist())
+        assert statistics.resident_rows.sum() == embeddings.runtime.view.resident(np.arange(100)).sum()
 
 
 def test_update_norms_are_those_of_the_updates() -> None:

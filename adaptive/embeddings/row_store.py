@@ -217,7 +217,7 @@ class RowStore:
             CheckpointError: if the arrays belong to other tables or another optimizer. Then nothing has changed.
         """
         load_rows(self._pipeline, arrays, grow=grow, last=last)
-        self._statistics.count_rows()
+        self._statistics.refresh(recount=True)
 
     def overwrite(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Overwrite rows on both tiers with `state_arrays` of other tables of the same sizes.

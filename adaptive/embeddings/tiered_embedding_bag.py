@@ -216,6 +216,7 @@ class TieredEmbeddingBag(nn.Module):
     ) -> Generator[Planned, None, None]:
         policy_caller = self._pipeline.policy_caller
         failed: BaseException | None = None
+        all_trained = False
         self._batch_steps.failure = None
         try:
             with policy_caller.listening(), running_out("while rows moved"):
@@ -233,12 +234,13 @@ class TieredEmbeddingBag(nn.Module):
                             raise
                         finally:  # a loop that stops early has trained this batch, too
                             self._finish(planned, ready)
+            all_trained = True
         except Exception as error:
             failed = error
             raise
         finally:
             self._batch_steps.leave(failed)
-            self.statistics.count_rows()  # includes rows of batches that were planned and then dropped
+            self.statistics.refresh(recount=not all_trained)
 
     def _check_stepped(self, planned: Planned) -> None:
         if self._optimizer.is_unapplied(planned):

@@ -186,10 +186,16 @@ class StatisticsCollector:
         """Subtract rows (tables,) that were evicted outside of a batch from the resident ones."""
         self._resident -= evicted
 
-    def count_rows(self) -> None:
-        """Count resident rows, keys, watched rows and updates from scratch, when no batch is in flight."""
+    def refresh(self, *, recount: bool) -> None:
+        """Take over watched rows and updates as they are now, when no batch is in flight.
+
+        `recount`: count resident rows and keys, too, by reading all codes or slots. Not needed if all batches that were
+        planned have been counted.
+        """
         self._updates = self._pipeline.feedback.current_update_sizes()
         self._watched = [lane.planner.watched_counts() for lane in self._pipeline.lanes]
+        if not recount:
+            return
         resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
         self._resident = resident - self._counts @ _IS_RESIDENT
         self._live = np.concatenate([lane.live_keys() for lane in self._pipeline.lanes]) - self._counts @ _IS_LIVE
