@@ -4,6 +4,8 @@ The system hands out memory page by page and clears each page first. For arrays 
 every batch, that takes as long as the loop that fills them.
 """
 
+from itertools import accumulate
+from sys import getrefcount
 from typing import Any, Final
 
 import numpy as np
@@ -36,7 +38,6 @@ def update_scratch(threads: int, width: int) -> Floats:
     return full_rows(threads, -(-width // APART) * APART, 0.0)
 
 
-MOST_PIECES: Final = 4  # unused pieces of memory that a pool keeps
 STEPS: Final = 8  # sizes between two powers of two: batches of similar size get the same memory
 
 
@@ -44,55 +45,38 @@ class ScratchPool:
     """Lends memory for arrays. For one thread; arrays may be dropped in any thread."""
 
     def __init__(self) -> None:
-        self._free: list[NDArray[np.uint8]] = []
+        self._pieces: list[NDArray[np.uint8]] = []
 
     def take(self, num_bytes: int) -> NDArray[np.uint8]:
         """(num_bytes,) uint8, not written, cache-aligned.
 
         Its memory is reused only after the array and everything that shares its memory (views, tensors, tensors saved
-        by autograd) is gone.
+        by autograd) is gone: all of these refer to the owner of the memory.
         """
-        memory = self._find(num_bytes)
-        if memory is None:
-            memory = empty_rows(1, _rounded(num_bytes) // 4).reshape(-1).view(np.uint8)
-        return np.asarray(_Loan(memory, self._free))[:num_bytes]
+        place = 0
+        while place < len(self._pieces):
+            memory = self._pieces[place]
+            if getrefcount(memory.base) != _UNUSED:
+                place += 1
+            elif num_bytes <= len(memory) <= 2 * max(num_bytes, LINE_BYTES):
+                return memory[:num_bytes]
+            else:
+                del self._pieces[place]
+        self._pieces.append(empty_rows(1, _rounded(num_bytes) // 4).reshape(-1).view(np.uint8))
+        return self._pieces[-1][:num_bytes]
 
-    def _find(self, num_bytes: int) -> NDArray[np.uint8] | None:
-        while self._free:
-            memory = self._free.pop()
-            if num_bytes <= len(memory) <= 2 * max(num_bytes, LINE_BYTES):
-                return memory
-        return None
+
+_LINE: Final = empty_rows(1, LINE)
+_UNUSED: Final = getrefcount(_LINE.base)  # references to the memory of an array without views
 
 
 def allocate(memory: ScratchPool, *wanted: tuple[type[Any], int]) -> list[NDArray[Any]]:
     """One-dimensional arrays (dtype, size), each cache-aligned, in one piece of memory."""
-    sizes = [-(-np.dtype(kind).itemsize * size // LINE_BYTES) * LINE_BYTES for kind, size in wanted]
-    piece, arrays, first = memory.take(sum(sizes)), [], 0
-    for (kind, size), taken in zip(wanted, sizes, strict=True):
-        arrays.append(piece[first : first + taken].view(kind)[:size])
-        first += taken
-    return arrays
+    bounds = [0, *accumulate(-(-np.dtype(kind).itemsize * size // LINE_BYTES) * LINE_BYTES for kind, size in wanted)]
+    piece = memory.take(bounds[-1])
+    return [np.ndarray(size, kind, piece, first) for (kind, size), first in zip(wanted, bounds, strict=False)]
 
 
 def _rounded(num_bytes: int) -> int:
     step = max(LINE_BYTES, 1 << max(num_bytes - 1, 0).bit_length() >> (STEPS.bit_length()))
     return max(LINE_BYTES, -(-num_bytes // step) * step)
-
-
-class _Loan:
-    """Owner of lent memory, which numpy keeps alive as long as any array of it.
-
-    A list adds and removes an item in one step, so no lock is needed, for which `__del__` could not wait.
-    """
-
-    def __init__(self, memory: NDArray[np.uint8], free: list[NDArray[np.uint8]]) -> None:
-        self._memory, self._free = memory, free
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        return self._memory.__array_interface__
-
-    def __del__(self) -> None:
-        if len(self._free) < MOST_PIECES:
-            self._free.append(self._memory)
