@@ -117,6 +117,11 @@ class Group:
         return positions, columns, tables.astype(np.int32), means
 
     @cached_property
+    def feature_bounds(self) -> NDArray[np.int64]:
+        """(features, 2): position of each feature, and of the next one."""
+        return np.add.outer(self.feature_columns[0], (0, 1))
+
+    @cached_property
     def pools_in_order(self) -> bool:
         """True if the features are a batch's first ones, in its order, all pooled by sum."""
         return all(
@@ -159,7 +164,7 @@ class Group:
         """(tables,) number of owned rows (n,) of each table."""
         return np.bincount(self.tables_of(rows), minlength=len(self.tables))
 
-    @property
+    @cached_property
     def table_sizes(self) -> NDArray[np.int64]:
         return np.diff(self.table_starts)
 

@@ -108,7 +108,7 @@ class DistinctFinder:
 
         Returns them, and the position of an id outside its table, or None. Any id is a key.
         """
-        group, distinct = self._group, self._allocate(np.bincount(span_tables, weights=spans[:, 1] - spans[:, 0]))
+        group, distinct = self._group, self._allocate(int((spans[:, 1] - spans[:, 0]).sum()))
         results, places = _arrays(distinct), (self._places[0], self._used[0])
         if group.has_keys:
             size = int(keys.distinct_keys(ids, spans, span_tables, group.table_keys, *places, *results))
@@ -121,7 +121,7 @@ class DistinctFinder:
         """`find_lookups` with all threads, each for a *chunk*: a run of tables."""
         group, (spans, span_tables) = self._group, feature_spans(self._group, batch)
         sizes = np.bincount(span_tables, weights=spans[:, 1] - spans[:, 0], minlength=len(group.tables))
-        of_chunks = self._allocate(sizes)
+        of_chunks = self._allocate(int(sizes.sum()))
         bounds = np.zeros((self._threads + 1, 5), np.int64)  # table, feature, lookup, bag and row that begin each
         tables, features, first_lookups, first_bags, first_rows = bounds.T
         ends = np.cumsum(sizes)
@@ -141,18 +141,20 @@ class DistinctFinder:
         lookups.group_chunks(bounds, *_arrays(of_chunks), bags.starts, bags.vectors, rows, counts, *grouped)
         return _lookups(Distinct(rows, counts, of_chunks.inverse, of_chunks.table_ends), bags, *grouped)
 
-    def _allocate(self, table_sizes: NDArray[Any]) -> Distinct:
-        """Memory for the distinct rows of tables with so many lookups (T,); clears hash tables that are full."""
-        num_lookups = int(table_sizes.sum())
-        num_places = max(16, 1 << (2 * int(table_sizes.max()) - 1).bit_length())
-        if num_places > self._places.shape[1] or int(self._used.max()) + num_lookups > MOST_USES:
+    def _allocate(self, num_lookups: int) -> Distinct:
+        """Memory for the distinct rows of so many lookups; clears hash tables that are full."""
+        # Tables use the first places only, as many as their own lookups need; the others take no memory.
+        num_places = max(16, 1 << (2 * num_lookups - 1).bit_length())
+        if num_places > self._places.shape[1] or self._most_used + num_lookups > MOST_USES:
             self._clear(max(num_places, self._places.shape[1]))
+        self._most_used += num_lookups
         of_lookups = (np.int64, num_lookups), (np.int32, num_lookups), (np.int32, num_lookups)
         return Distinct(*allocate(self._memory, *of_lookups, (np.int64, len(self._group.tables))))
 
     def _clear(self, places: int) -> None:
         self._places = np.zeros((self._threads, places), np.int32)
         self._used = np.ones((self._threads, LINE), np.int64)  # the first of each line; threads share no line
+        self._most_used = 1  # at most so many in any line
 
 
 def _arrays(distinct: Distinct) -> tuple[Int64s, NDArray[np.int32], NDArray[np.int32], Int64s]:
@@ -161,9 +163,7 @@ def _arrays(distinct: Distinct) -> tuple[Int64s, NDArray[np.int32], NDArray[np.i
 
 def feature_spans(group: Group, batch: Batch) -> tuple[Int64s, NDArray[np.int32]]:
     """(F, 2) range of lookups in the batch of each feature of a group, and (F,) its table."""
-    positions, _, tables, _ = group.feature_columns
-    firsts, lasts = positions * batch.num_samples, (positions + 1) * batch.num_samples
-    return np.stack([batch.offsets[firsts], batch.offsets[lasts]], axis=1), tables
+    return batch.offsets[group.feature_bounds * batch.num_samples], group.feature_columns[2]
 
 
 def describe_sample(batch: Batch, sample: int) -> str:
@@ -383,6 +383,6 @@ def _scales(group: Group, batch: Batch, num_lookups: int) -> NDArray[np.float32]
     if batch.weights is not None:
         parts = [batch.weights[batch.feature_span(feature.position)] for feature in group.features]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
-    if any(feature.mean for feature in group.features):
+    if not group.pools_in_order and any(feature.mean for feature in group.features):
         return np.ones(num_lookups, np.float32)
     return np.zeros(0, np.float32)
