@@ -249,7 +249,8 @@ class _Worker(Generic[T]):
                 if not self._queue:
                     break
                 item = self._queue.popleft()
-                self._changed.notify_all()
+                if len(self._queue) == self._depth // 2:  # each time the thread wakes, it takes a core from training
+                    self._changed.notify_all()
             yield item
         if self._error is not None:
             raise self._error
@@ -339,7 +340,8 @@ class _Reading(_Worker[Batch]):
 
     def _make(self) -> Iterator[Batch]:
         for batch in self._batches:
-            self._wait_until(lambda: len(self._queue) < self._depth)
+            if len(self._queue) >= self._depth:
+                self._wait_until(lambda: len(self._queue) <= self._depth // 2)
             yield batch
 
 
