@@ -201,9 +201,10 @@ class Planner:
         self._entered = None
         if len(arrival.seen):
             arrival.seen[arrival.missing] = self.tracker.accesses[distinct.rows[arrival.missing]]
-        rows, now = distinct.rows[takers], ~is_late
-        if now.all():
+        rows = distinct.rows[takers]
+        if not np.count_nonzero(is_late):
             return Moves(*back, slots, rows, initial, fresh)
+        now = ~is_late
         return Moves(*back, slots[now], rows[now], initial[now], fresh, slots[is_late], rows[is_late])
 
     # --- rows that are not on the device ---------------------------------------------------------------------

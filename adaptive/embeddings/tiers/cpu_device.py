@@ -177,15 +177,19 @@ class CpuDevice(DeviceTier):
         self.num_slots = num_slots
 
     def write_back(self, moves: Moves) -> None:
-        self._host.copy_in(moves.back_rows, self.weights, self.state, moves.back_slots)
+        if len(moves.back_rows):
+            self._host.copy_in(moves.back_rows, self.weights, self.state, moves.back_slots)
 
     def fetch(self, moves: Moves) -> None:
-        host = self._host
-        # Indices of unpredictable flags take two thirds of the time of indexing by the flags.
-        stored, initial = np.flatnonzero(~moves.fetch_initial), np.flatnonzero(moves.fetch_initial)
-        host.copy_out(moves.fetch_rows[stored], self.weights, self.state, moves.fetch_slots[stored])
-        host.initial(self.weights, self.state, moves.fetch_slots[initial], moves.fetch_rows[initial])
-        host.store_initial(moves.fresh_rows)
+        host, slots, rows = self._host, moves.fetch_slots, moves.fetch_rows
+        if np.count_nonzero(moves.fetch_initial) < len(rows):
+            # Indices of unpredictable flags take two thirds of the time of indexing by the flags.
+            stored, initial = np.flatnonzero(~moves.fetch_initial), np.flatnonzero(moves.fetch_initial)
+            host.copy_out(rows[stored], self.weights, self.state, slots[stored])
+            slots, rows = slots[initial], rows[initial]
+        host.initial(self.weights, self.state, slots, rows)
+        if len(moves.fresh_rows):
+            host.store_initial(moves.fresh_rows)
 
     def poison_slots(self, slots: Int64s) -> None:
         for rows in (self.weights, self.state):

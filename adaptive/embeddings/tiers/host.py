@@ -59,6 +59,8 @@ class HostTier(ABC):
         self._width, self.dtype = group.embedding_dim, group.dtype
         self._state_width, self.state_dtype = optimizer.stored_width(self._width), optimizer.stored_dtype
         self.first_state = optimizer.settings()[steps.FIRST]
+        rounds = group.tables[0].rounding != "nearest"
+        self._rounds_by_key = rounds and BFLOAT16 in (self.dtype, self.state_dtype)
         self.stored_first_state = self.state_dtype.type(number_as_stored(self.first_state, self.state_dtype))
 
     # --- moving rows -----------------------------------------------------------------------------------------
@@ -101,10 +103,9 @@ class HostTier(ABC):
 
     def rounding_keys(self, rows: Int64s, number: int) -> NDArray[np.uint64]:
         """Return the keys (n,) that round owned rows (n,) in batch `number`; empty: to nearest, or nothing to round."""
-        group = self.group
-        if group.tables[0].rounding == "nearest" or BFLOAT16 not in (self.dtype, self.state_dtype):
+        if not self._rounds_by_key:
             return NO_KEYS
-        keys = np.empty(len(rows), np.uint64)
+        group, keys = self.group, np.empty(len(rows), np.uint64)
         tables = group.undivided.table_starts, group.table_keys
         rounding.rounding_keys(group.group_rows(rows), *tables, number, keys)
         return keys
