@@ -4,7 +4,6 @@ The system hands out memory page by page and clears each page first. For arrays 
 every batch, that takes as long as the loop that fills them.
 """
 
-from itertools import accumulate
 from sys import getrefcount
 from typing import Any, Final
 
@@ -72,9 +71,12 @@ _UNUSED: Final = getrefcount(_LINE.base)  # references to the memory of an array
 
 def allocate(memory: ScratchPool, *wanted: tuple[type[Any], int]) -> list[NDArray[Any]]:
     """One-dimensional arrays (dtype, size), each cache-aligned, in one piece of memory."""
-    bounds = [0, *accumulate(-(-np.dtype(kind).itemsize * size // LINE_BYTES) * LINE_BYTES for kind, size in wanted)]
-    piece = memory.take(bounds[-1])
-    return [np.ndarray(size, kind, piece, first) for (kind, size), first in zip(wanted, bounds, strict=False)]
+    end, firsts = 0, []
+    for kind, size in wanted:
+        firsts.append(end)
+        end += -(-np.dtype(kind).itemsize * size // LINE_BYTES) * LINE_BYTES
+    piece = memory.take(end)
+    return [np.ndarray(size, kind, piece, first) for (kind, size), first in zip(wanted, firsts, strict=True)]
 
 
 def _rounded(num_bytes: int) -> int:

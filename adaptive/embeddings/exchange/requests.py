@@ -335,7 +335,7 @@ class RequestMerger:
         table_counts = np.bincount(tables, minlength=len(self._tables))
         ends = np.cumsum(table_counts)
         spans = np.stack([ends - table_counts, ends], axis=1)
-        distinct, bad = self._finder.find_in_spans(ids, spans, self._tables)  # counts are of requests
+        distinct, bad = self._finder.find_in_spans(ids, spans, self._tables, len(ids))  # counts are of requests
         assert bad is None
         bags = Bags(
             num_vectors=len(rows),

@@ -98,17 +98,22 @@ class DistinctFinder:
         Raises:
             InputError: if an id is negative or too large; names feature, position, value and data line.
         """
-        distinct, bad = self.find_in_spans(batch.ids, *feature_spans(self._group, batch))
+        spans, span_tables = feature_spans(self._group, batch)
+        has_all = len(spans) == batch.num_features
+        num_lookups = len(batch.ids) if has_all else int((spans[:, 1] - spans[:, 0]).sum())
+        distinct, bad = self.find_in_spans(batch.ids, spans, span_tables, num_lookups)
         if bad is not None:
             raise bad_id(self._group, batch, bad)
         return distinct
 
-    def find_in_spans(self, ids: Int64s, spans: Int64s, span_tables: NDArray[np.int32]) -> tuple[Distinct, int | None]:
-        """Find the distinct rows of ids (n,) in spans (s, 2) of tables (s,), table by table.
+    def find_in_spans(
+        self, ids: Int64s, spans: Int64s, span_tables: NDArray[np.int32], num_lookups: int
+    ) -> tuple[Distinct, int | None]:
+        """Find the distinct rows of ids (n,) in spans (s, 2) of tables (s,), `num_lookups` in all, table by table.
 
         Returns them, and the position of an id outside its table, or None. Any id is a key.
         """
-        group, distinct = self._group, self._allocate(int((spans[:, 1] - spans[:, 0]).sum()))
+        group, distinct = self._group, self._allocate(num_lookups)
         results, places = _arrays(distinct), (self._places[0], self._used[0])
         if group.has_keys:
             size = int(keys.distinct_keys(ids, spans, span_tables, group.table_keys, *places, *results))
