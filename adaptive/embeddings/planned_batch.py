@@ -151,7 +151,7 @@ class Planned:
         self.works = tuple(works)
         self.num_samples = self.num_samples_of_all = batch.num_samples
         if whole:  # sent now: on the stream that is current here, and a compiled model need not trace it
-            _ = self.dense, self.labels
+            self.dense, self.labels = send(batch.dense), send(batch.labels)
 
     @property
     def batch(self) -> Batch:

@@ -138,6 +138,8 @@ class TieredEmbeddingBag(nn.Module):
         view, self._hashed_view = RowView(planners, keys), HashedView(planners)
         self.runtime = Runtime(self._pipeline, outline, self._optimizer, self.statistics, self._batch_steps, view)
         self.drops_updates, self.defers = outline.drops_updates, outline.defers
+        of_groups = (feature for group in self._pipeline.groups for feature in group.features)
+        self._unpooled = [feature.name for feature in of_groups if feature.column < 0]
         self.features, self.table_names = self._pipeline.features, tuple(self.statistics.table_rows())
         self.device = self._pipeline.mover.device
         self._anchor = torch.zeros(1, requires_grad=True, device=self.device)  # no weight: makes autograd call `_Pool`
@@ -251,7 +253,7 @@ class TieredEmbeddingBag(nn.Module):
 
     def _warn_if_unapplied(self, planned: Planned, ready: ReadyBatch, closed: GeneratorExit) -> None:
         """Warn if the loop was left between backward() and step(), unless an error ended it."""
-        has_rows = not ready.arrived.done() or ready.arrived.exception() is None
+        has_rows = ready.arrived is None or not ready.arrived.done() or ready.arrived.exception() is None
         was_left = closed.__context__ is None and self._batch_steps.failure is None
         if was_left and has_rows and self._optimizer.is_unapplied(planned):
             warnings.warn(
@@ -307,10 +309,9 @@ class TieredEmbeddingBag(nn.Module):
         return torch.cat(list(self(planned).values()), dim=1)
 
     def _check_pooled(self, method: str) -> None:
-        unpooled = [feature.name for group in self._pipeline.groups for feature in group.features if feature.column < 0]
-        if unpooled:
+        if self._unpooled:
             raise ConfigError(
-                f'{method}(): expected pooled features, got {", ".join(unpooled)} with pooling="none". Use '
+                f'{method}(): expected pooled features, got {", ".join(self._unpooled)} with pooling="none". Use '
                 "embeddings(planned) for one tensor per feature."
             )
 

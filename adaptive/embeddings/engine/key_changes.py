@@ -26,6 +26,8 @@ def give_rows(
     Raises:
         InputError: for missing or wrong timestamps, or a full table with `when_full="error"`.
     """
+    if not pipeline.has_keys:
+        return queued
     number, all_lookups, of_lanes = pipeline.next_number, list(queued.lookups), dict[int, KeyChanges]()
     for place, lane in enumerate(pipeline.lanes):
         if lane.keys is None:

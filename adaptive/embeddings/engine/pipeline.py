@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -58,8 +58,8 @@ class ReadyBatch:
     reported: Mapping[str, float]  # numbers that the policy reports, as of this batch
     update_sizes: UpdateSizes  # of the batches whose feedback was taken in before this one was planned
     index_places: Mapping[int, int]  # lane with keys -> places of its index, as of this batch
-    arrived: Future[None] = field(default_factory=Future)
-    """Done once all rows are in place; has the error of moving them, if any."""
+    arrived: Future[None] | None
+    """Done once all rows are in place, or moving them failed; None: training gets the batch only after that."""
 
     @property
     def number(self) -> int:
@@ -327,7 +327,7 @@ class Pipeline:
             ]
             index_places = {lane_number: changes.num_places for lane_number, changes in key_changes.items()}
             reported = self.feedback.reported, self.feedback.update_sizes
-            ready = ReadyBatch(batch, plans, parts, *reported, index_places)
+            ready = ReadyBatch(batch, plans, parts, *reported, index_places, Future() if parts else None)
             self.next_number = number + 1
             self._planned = [*self.in_flight(), ready]
             self._late_fetches.expect(plans)
@@ -353,12 +353,16 @@ class Pipeline:
             if not ready.may_start:
                 self.mover.end_moves(ready.number)
         except BaseException as error:
-            ready.arrived.set_exception(error)
+            if ready.arrived is not None:
+                ready.arrived.set_exception(error)
             raise
-        ready.arrived.set_result(None)
+        if ready.arrived is not None:
+            ready.arrived.set_result(None)
 
     def wait_for(self, ready: ReadyBatch) -> bool:
         """Wait until all rows are in place; return True if they were not."""
+        if ready.arrived is None:
+            return False
         if ready.arrived.done():
             ready.arrived.result()
             return False

@@ -174,7 +174,7 @@ class StatisticsCollector:
         ):
             tables = slice(first, first + len(evicted))
             self._counts[tables] += plan.tally
-            if evicted.any():
+            if np.count_nonzero(evicted):  # `any` takes ten times as long
                 self._resident[tables] -= evicted
                 evicted[:] = 0
         self._watched = [plan.watched or old for plan, old in zip(ready.plans, self._watched, strict=True)]

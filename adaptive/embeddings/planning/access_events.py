@@ -153,14 +153,11 @@ class AccessNotifier:
     ) -> None:
         self._planners = tuple(planners)
         self._policy_caller = policy_caller
+        self._follows = follows(policy_caller.policy)
         self._view = RowView(planners, keys)
         self._latest = -1  # latest batch whose lookups the policy has seen
         self._evicted: list[Int64s] = []  # rows evicted between two batches, not passed on yet
         self._expired: list[Int64s] = []  # rows that lost their keys, not passed on yet
-
-    @property
-    def follows(self) -> bool:
-        return follows(self._policy_caller.policy)
 
     def prepare(
         self, distinct: Sequence[Distinct], number: int, depth: int, windows: Sequence[Sequence[Distinct]]
@@ -178,13 +175,13 @@ class AccessNotifier:
         """
         try:
             self._notify_between_batches(number)
-            if self.follows:
+            if self._follows:
                 self._notify_lookups(distinct, number)
             arrivals = [
                 planner.prepare(rows, number, depth, window)
                 for planner, rows, window in zip(self._planners, distinct, windows, strict=True)
             ]
-            if self.follows:
+            if self._follows:
                 self._notify("left", number, lambda n: self._planners[n].slots.rows[arrivals[n].victims])
                 self._notify("came", number, lambda n: distinct[n].rows[arrivals[n].takers])
         except BaseException:
@@ -195,7 +192,7 @@ class AccessNotifier:
 
     def leave(self, group: int, rows: Int64s) -> None:
         """Note owned rows (n,) of a group that were evicted between two batches."""
-        if self.follows and len(rows):
+        if self._follows and len(rows):
             self._evicted.append(self._planners[group].group.to_global(rows.copy()))
 
     def expire(self, group: int, rows: Int64s) -> None:

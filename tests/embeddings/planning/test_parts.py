@@ -182,7 +182,7 @@ class Schedule:
         hand_over, wait = lookahead._Planning._hand_over, Pipeline.wait_for
 
         def hand_over_and_stop(worker: lookahead._Planning, ready: ReadyBatch) -> None:
-            early = not ready.arrived.done()
+            early = ready.arrived is not None and not ready.arrived.done()
             if early:
                 self.early.append(ready.number)
             hand_over(worker, ready)
@@ -190,7 +190,7 @@ class Schedule:
                 pass
 
         def go_on_and_wait(pipeline: Pipeline, ready: ReadyBatch) -> bool:
-            early = not ready.arrived.done()
+            early = ready.arrived is not None and not ready.arrived.done()
             if early:
                 self.waited_for.release()
             return wait(pipeline, ready) or early
