@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from support.outcomes import outcome
 
 import adaptive.storage.durable
 import adaptive.studies.compare.comparison_runs
@@ -38,10 +39,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
         if config.policy == "lfu":
             raise DeviceMemoryError("no room")
         auc = 0.7 + 0.01 * (config.seed == 9 and config.policy == "lru")
-        names = "hit_rate row_hit_rate bytes_h2d bytes_d2h fetched_rows written_back_rows skipped_update_share"
-        zeros = dict.fromkeys([*names.split(), "skipped_lookup_share"], 0)
-        return {**zeros, "auc": auc, "auc_of": "evaluation", "log_loss": 0.5, "steps": 1, "samples": 8,
-                "samples_per_s": 9.0, "time_ms": {"plan": 1.0}}  # fmt: skip
+        return outcome("", config.seed, auc).summary
 
     monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", train)
     return seen
@@ -146,6 +144,7 @@ def test_mistakes_are_reported_before_training(
     for words, code, text in [
         (["--policies", "lru,lfo"], 9, "no policy 'lfo'"),
         (["--policies", ","], 2, "expected a list"),
+        (["--policies", "lfu+half_life=x"], 2, "policy.half_life (flag --policies lfu+half_life=x): expected a valid"),
         (["--seeds", "0"], 2, "--seeds"),
         (["--policy", "lru"], 2, "--policies"),
         (["--set", "policy.nothing=1"], 2, "expected a parameter of hybrid, lru, slipstream"),
@@ -255,18 +254,15 @@ def test_simulate_reports_mistakes(cli: Cli) -> None:
         (["--link", "50"], 2, "--link: expected a rate above 0 such as 50GB/s, got '50'"),
         (["--host-bandwidth", "fast"], 2, "--host-bandwidth: expected a rate"),
         (["--device-rows", "lots"], 2, "expected a size in rows"),
-        (["--device-rows", ","], 2, "expected policies and device sizes, got 2 and 0"),
         (["--policies", "lru,nothing"], 9, "no policy 'nothing'"),
+        (["--policies", "lfu+half_life=x"], 2, "policy.half_life (flag --policies lfu+half_life=x): expected a valid"),
         (["--data", "criteo:none.tsv"], 3, "none.tsv"),
         (["--optimizer", "sdg"], 2, "did you mean sgd?"),
         (["--plot", "no/such.png"], 6, "folder no does not exist"),
         (["--device-rows", "1", *SMALL[:-2]], 7, "none of the 2 runs"),
         (["--ranks", "2,x"], 2, "--ranks: expected whole numbers"),
         (["--ranks", "2", "--link", "1GB/s", "--policies", "lru"], 2, "--ranks: expected no --policies, --link"),
-        (["--ranks", "1"], 2, "expected 2 to 65,536 ranks, got 1"),
-        (["--ranks", "0"], 2, "expected 2 to 65,536 ranks, got 0"),
         (["--ranks", "9" * 20], 2, "expected 2 to 65,536 ranks, got 9"),
-        (["--ranks", "3", "--set", "ranks.blocks=2"], 2, "expected 2 to 2 ranks (ranks.blocks=2), got 3"),
         (["--dense-ms", "inf"], 2, "--dense-ms: expected finite milliseconds, got inf"),
         (["--saturated", "0.2"], 2, "--saturated: expected --ranks with it"),
     ]:

@@ -1,8 +1,6 @@
 """`policies list|show|new|check`."""
 
 import json
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -68,27 +66,29 @@ def test_show_includes_the_docstring_of_the_module(cli: Cli) -> None:
     assert "`defer`" in cli("policies", "show", "slipstream").out.partition("Args:")[0]
 
 
-def test_new_writes_a_package(cli: Cli) -> None:
-    result = cli("policies", "new", "aged-counts")
+@pytest.mark.parametrize(
+    ("words", "spec", "group", "option"),
+    [
+        (("old-counts", "here"), "here/old_counts.py:OldCounts", "adaptive.policies", "half_life=10"),
+        (("still-rows", "here", "--rule"), "here/still_rows.py:StillRows", "adaptive.skip_rules", "wait=3"),
+    ],
+)
+def test_new_writes_a_package_that_keeps_the_contract(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], spec: str, group: str, option: str
+) -> None:
+    Path("here").mkdir()
+    result = cli("policies", "new", *words)
     assert result.code == 0, result.err
-    pyproject = tomllib.loads(Path("aged-counts/pyproject.toml").read_text())
-    assert pyproject["project"]["entry-points"]["adaptive.policies"] == {"aged-counts": "aged_counts:AgedCounts"}
-    shown = json.loads(cli("policies", "show", "aged-counts/aged_counts.py:AgedCounts", "--json").out)
-    assert shown["parameters"]["half_life"]["default"] == "1000.0"
-    assert "--policy aged-counts/aged_counts.py:AgedCounts" in result.out
-
-
-def test_new_writes_a_skip_rule_that_keeps_the_contract(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = cli("policies", "new", "still-rows", "--rule")
-    assert result.code == 0, result.err
-    pyproject = tomllib.loads(Path("still-rows/pyproject.toml").read_text())
-    assert pyproject["project"]["entry-points"] == {"adaptive.skip_rules": {"still-rows": "still_rows:StillRows"}}
-    assert "--skip still-rows/still_rows.py:StillRows" in result.out and "--policy" not in result.out
+    pyproject, module = tomllib.loads(Path("here/pyproject.toml").read_text()), Path(spec.partition(":")[0])
+    points = {words[0]: spec.removeprefix("here/").replace(".py", "")}
+    assert pyproject["project"]["entry-points"] == {group: points}
+    flag, other = ("--skip", "--policy") if "--rule" in words else ("--policy", "--skip")
+    assert f"{flag} {spec}" in result.out and other not in result.out
     names: dict[str, Any] = {}
-    monkeypatch.syspath_prepend(Path("still-rows").resolve())
-    exec(Path("still-rows/tests/test_still_rows.py").read_text(), names)  # noqa: S102 (the test that users get)
+    monkeypatch.syspath_prepend(Path("here").resolve())
+    exec(Path(f"here/tests/test_{module.stem}.py").read_text(), names)  # noqa: S102 (the test that users get)
     names["test_contract"]()
-    checked = cli("policies", "check", "still-rows/still_rows.py:StillRows", "--set", "wait=3")
+    checked = cli("policies", "check", spec, "--set", option)
     assert checked.code == 0, checked.out
     assert all(line.startswith("ok ") for line in checked.out.splitlines())
 
@@ -112,27 +112,6 @@ def test_new_refuses_names_that_are_taken(cli: Cli, name: str) -> None:
     result = cli("policies", "new", name)
     assert result.code == 2 and "is taken" in result.err
     assert not Path(name).exists()
-
-
-@pytest.mark.nightly
-def test_the_test_of_a_new_package_passes(cli: Cli) -> None:
-    assert cli("policies", "new", "aged-counts").code == 0
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd="aged-counts",
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout
-
-
-def test_a_new_policy_passes_the_contract(cli: Cli) -> None:
-    Path("here").mkdir()
-    assert cli("policies", "new", "aged-counts", "here").code == 0
-    result = cli("policies", "check", "here/aged_counts.py:AgedCounts", "--set", "half_life=10")
-    assert result.code == 0, result.out
-    assert all(line.startswith("ok ") for line in result.out.splitlines())
 
 
 def test_check_reports_a_policy_that_breaks_the_contract(cli: Cli) -> None:

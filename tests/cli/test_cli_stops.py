@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.outcomes import outcome
 
 import adaptive.studies.compare.comparison_runs
 from adaptive.config import TrainConfig
@@ -40,9 +41,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> dict[str, BaseException]:
     def train(config: TrainConfig, **more: Any) -> dict[str, Any]:
         if config.seed == 1 and config.policy in errors:
             raise errors[config.policy]
-        names = "hit_rate row_hit_rate bytes_h2d bytes_d2h fetched_rows written_back_rows skipped_update_share"
-        return {**dict.fromkeys(names.split(), 0), "auc": 0.7, "auc_of": "evaluation", "log_loss": 0.5, "steps": 1,
-                "samples": 8, "samples_per_s": 9.0, "time_ms": {"plan": 1.0}}  # fmt: skip
+        return outcome("", config.seed, 0.7).summary
 
     monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", train)
     return errors
@@ -71,23 +70,6 @@ def test_a_stop_in_the_first_run_reports_nothing(cli: Cli, stopped: dict[str, Ba
     result = cli("compare", "--policies", "lru,lfu", "--seed", "1", "--out", "out")
     assert (result.code, result.out) == (130, "")
     assert not Path("out/comparison.json").exists()
-
-
-def test_mistakes_of_one_policy_are_reported_before_training(cli: Cli, stopped: dict[str, BaseException]) -> None:
-    for command, flag in (("compare", "--policies"), ("simulate", "--policies")):
-        for policies, code, text in [
-            ("lru,lfu+half_life=-1", 9, "policy LFU: half_life=-1.0: expected more than 0"),
-            (
-                "lru,lfu+half_life=x",
-                2,
-                f"policy.half_life (flag {flag} lfu+half_life=x): expected a valid number, got 'x'",
-            ),
-            ("lru+x=1,lfu", 2, "lru expected one of its parameters (it has none), got x"),
-            ("lru,lfy", 9, "did you mean lfu?"),
-        ]:
-            result = cli(command, flag, policies, *(("--out", "out") if command == "compare" else ()))
-            assert (result.code, result.out) == (code, "") and text in result.err, result.err
-    assert not Path("out").exists()
 
 
 @pytest.fixture

@@ -306,15 +306,6 @@ def test_verdicts_of_one_seed(other: Outcome, verdict: str, reason: str) -> None
     assert ("skipped inputs" in text) == ("skipped_input_share" in other.summary)
 
 
-def test_the_control_is_the_first_that_skips_nothing() -> None:
-    outcomes = [outcome("s", 0, 0.69, 0.5), outcome("lru", 0, 0.7), outcome("lfu", 0, 0.7)]
-    assert [policy.reason == "the control" for policy in judge(outcomes, auc_budget=BUDGET).policies] == [
-        False,
-        True,
-        False,
-    ]
-
-
 def test_without_a_control_there_is_no_verdict() -> None:
     result = judge([outcome("s", seed, 0.7, 0.5 * seed) for seed in range(1, 4)], auc_budget=BUDGET)
     (policy,) = result.policies
