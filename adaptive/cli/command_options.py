@@ -14,10 +14,6 @@ def _option(name: str, metavar: str | None, panel: str | None = None, *, help: s
     return typer.Option(name, metavar=metavar, help=help, rich_help_panel=panel, **more)
 
 
-def _rate(name: str, help: str, default: str) -> Any:
-    return _option(name, "RATE", MACHINE, help=help, show_default=default)
-
-
 # fmt: off
 # A table: two or three lines an option.
 
@@ -151,8 +147,6 @@ BatchSizes = Annotated[str | None, _option("--batch-size", "LIST", STUDY,
     help="Samples per step. Default: that of the shape.")]
 ShapeSweep = Annotated[list[str] | None, _option("--sweep", "KEY=LIST", STUDY,
     help="Vary num_dense, num_sparse, hash_size, lookups, mlp (64^2,1024^4) or batch_size; at most two sweeps.")]
-Watts = Annotated[list[str] | None, _option("--watts", "NAME=WATTS", MACHINE,
-    help="Power of a machine; repeatable.")]
 Measure = Annotated[bool, _option("--measure", None, STUDY,
     help="Also train the placements that exist here; with --sweep, at each point.")]
 
@@ -162,14 +156,9 @@ SimulatedPolicies = Annotated[str | None, _option("--policies", "LIST", POLICY, 
          "have the parameter.")]
 DeviceSizes = Annotated[str | None, _option("--device-rows", "SIZES", TIERS, show_default="1%,5%,10%,20%,50%",
     help="Sizes of the device tier: rows (100000), percentages of all rows (10%), bytes (512MiB) or auto.")]
-Width = Annotated[int | None, _option("--embedding-dim", "WIDTH", TIERS, min=1, max=4096,
-    help="Values per row. Default: model.embedding_dim, or 16.")]
 MachineFile = Annotated[str | None, _option("--machine", "FILE", MACHINE,
     help="Machine file from `profile --save FILE`, or a preset (see `placements`). With measured rates, the report "
          "includes the expected step time. The options below override it.")]
-Link = Annotated[str | None, _rate("--link", "Link between the tiers, per direction.", "50GB/s")]
-DeviceBandwidth = Annotated[str | None, _rate("--device-bandwidth", "Bandwidth of device memory.", "4000GB/s")]
-HostBandwidth = Annotated[str | None, _rate("--host-bandwidth", "Bandwidth of host memory, random rows.", "100GB/s")]
 DenseTime = Annotated[float | None, _option("--dense-ms", "MS", MACHINE, min=0.0, show_default="1.0",
     help="Milliseconds of the dense part per step.")]
 RankNumbers = Annotated[str | None, _option("--ranks", "LIST", RANKS,

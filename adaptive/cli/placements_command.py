@@ -1,6 +1,5 @@
 """`adaptive-train placements`: compare placements of the tables on machines."""
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -28,7 +27,6 @@ def placements(
     placements: options.Placements = "device,host,remote,tables,lfu,scratchpipe,fae,hotline",
     batch_size: options.BatchSizes = None,
     sweep: options.ShapeSweep = None,
-    watts: options.Watts = None,
     measure: options.Measure = False,
     time_steps: options.TimeSteps = 50,
     out: options.StudyFolder = None,
@@ -63,13 +61,12 @@ def placements(
         need_matplotlib("--out")
     names, requested = _named("--machine", machine), _named("--placements", placements)
     sizes = () if batch_size is None else _named("--batch-size", batch_size)
-    power, sweeps = _watts(watts or []), [parse_sweep(text) for text in sweep or ()]
+    sweeps = [parse_sweep(text) for text in sweep or ()]
     if sizes and "batch_size" in dict(sweeps):
         raise typer.BadParameter("expected --batch-size or --sweep batch_size=..., got both")
     presets = [load_shape(name) for name in _named("--preset", preset)] if preset is not None else []
     specs = {name: load_machine(name) for name in names if name != HERE}
-    machine_names = [specs[name].name if name in specs else HERE for name in names]
-    study.check_request(requested, sweeps, machine_names, power, is_measured=measure)
+    study.check_request(requested, sweeps, is_measured=measure)
     bases = _with_sizes(presets, sizes)
     for base in bases:
         study.points_of(base, sweeps)
@@ -80,7 +77,7 @@ def placements(
         here = study.measure_machine(model, on_progress=note) if HERE in names or measure else None
         machines = [spec for spec in (specs.get(name, here) for name in names) if spec is not None]
         shapes, locality = bases or _with_sizes([model.shape], sizes), study.locality_of(model)
-        result = study.compare_placements(shapes, machines, requested, locality, sweeps=sweeps, watts=power)
+        result = study.compare_placements(shapes, machines, requested, locality, sweeps=sweeps)
     with stop_request() if measure else nullcontext(StopRequest()) as stop:
         if here is not None and measure:
             with own_stdout():
@@ -118,19 +115,3 @@ def _with_sizes(shapes: "Sequence[Shape]", sizes: Sequence[str]) -> "list[Shape]
     from adaptive.studies.placements.shape import with_values
 
     return [with_values(shape, ["batch_size"], [size]) for shape in shapes for size in sizes] if sizes else [*shapes]
-
-
-def _watts(texts: list[str]) -> dict[str, float]:
-    power: dict[str, float] = {}
-    for text in texts:
-        name, _, number = text.partition("=")
-        try:
-            watts = float(number)
-        except ValueError:
-            watts = 0.0
-        if name in power:
-            raise typer.BadParameter(f"--watts: expected one value for {name}, got {power[name]:g} and {watts:g}")
-        power[name] = watts
-        if not (name and 0 < watts < math.inf):
-            raise typer.BadParameter(f"--watts: expected NAME=WATTS such as big-basin=2900, got {text!r}")
-    return power

@@ -1,7 +1,6 @@
 """`adaptive-train simulate`: predict device sizes from ids alone."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +25,7 @@ def simulate(
     *,
     policies: options.SimulatedPolicies = None,
     device_rows: options.DeviceSizes = None,
-    embedding_dim: options.Width = None,
     machine: options.MachineFile = None,
-    link: options.Link = None,
-    device_bandwidth: options.DeviceBandwidth = None,
-    host_bandwidth: options.HostBandwidth = None,
     dense_ms: options.DenseTime = None,
     ranks: options.RankNumbers = None,
     saturated: options.SaturatedShare = None,
@@ -48,60 +43,42 @@ def simulate(
 
     With --ranks, it reports the bytes between ranks instead. After Ctrl-C, it reports the batches read so far.
     """
-    described = _Described(machine, link, device_bandwidth, host_bandwidth, dense_ms)
     outputs = _Outputs(plot, markdown, as_json)
     if ranks is not None:
-        others = {"--policies": policies, "--device-rows": device_rows, "--plot": plot, **described.flags()}
-        if wrong := [name for name, value in others.items() if value is not None]:
+        names = ("--policies", "--device-rows", "--plot", "--machine", "--dense-ms")
+        others = zip(names, (policies, device_rows, plot, machine, dense_ms), strict=True)
+        if wrong := [name for name, value in others if value is not None]:
             raise typer.BadParameter(f"--ranks: expected no {', '.join(wrong)}, which the bytes between ranks ignore")
         with own_stdout():
             (contender,) = load_contenders("lru", sets or [], flags, config)
         share = 0.5 if saturated is None else saturated
-        _simulate_ranks(contender.config, ranks, share, embedding_dim, outputs)
+        _simulate_ranks(contender.config, ranks, share, outputs)
         return
     if saturated is not None:
         raise typer.BadParameter("--saturated: expected --ranks with it")
     with own_stdout():
         rivals = load_contenders(policies or "lru,lfu", sets or [], flags, config)
     cases = [(rival.label, rival.config) for rival in rivals]
-    _simulate(cases, listed(device_rows or "1%,5%,10%,20%,50%"), described, embedding_dim, outputs)
+    sizes = listed(device_rows or "1%,5%,10%,20%,50%")
+    _simulate(cases, sizes, _machine(machine, dense_ms), outputs)
 
 
-@dataclass(frozen=True)
-class _Described:
-    """The machine as the options describe it."""
+def _machine(file: str | None, dense_ms: float | None) -> "Machine | MachineOf":
+    """Return the machine of a file, or one like a large GPU, with the milliseconds of the dense part if given."""
+    from adaptive.studies.machines import load_machine
+    from adaptive.studies.step_model import Machine, described
 
-    machine: str | None
-    link: str | None
-    device: str | None
-    host: str | None
-    dense_ms: float | None
+    if dense_ms is not None and not math.isfinite(dense_ms):
+        raise typer.BadParameter(f"--dense-ms: expected finite milliseconds, got {dense_ms}")
+    if file is None:
+        return Machine(link=50e9, device=4000e9, host=100e9, dense_ms=1.0 if dense_ms is None else dense_ms)
+    spec = load_machine(file)
 
-    def flags(self) -> Mapping[str, object]:
-        """Return flag -> value or None."""
-        return dict(zip(_MACHINE_FLAGS, vars(self).values(), strict=True))
+    def machine_of(flops: float, batch_size: int) -> Machine:
+        machine = described(spec, flops_per_sample=flops, batch_size=batch_size)
+        return machine if dense_ms is None else replace(machine, dense_ms=dense_ms)
 
-    def load(self) -> "Machine | MachineOf":
-        """Return the machine of the file, if any, changed by the options."""
-        from adaptive.studies.machines import load_machine
-        from adaptive.studies.step_model import Machine, described, parse_rate
-
-        if self.dense_ms is not None and not math.isfinite(self.dense_ms):
-            raise typer.BadParameter(f"--dense-ms: expected finite milliseconds, got {self.dense_ms}")
-        changed: dict[str, Any] = {
-            name: parse_rate(value, name=flag) if isinstance(value, str) else value
-            for flag, (name, value) in zip(_MACHINE_FLAGS, vars(self).items(), strict=True)
-            if value is not None and name != "machine"
-        }
-        if self.machine is None:
-            return replace(Machine(link=50e9, device=4000e9, host=100e9, dense_ms=1.0), **changed)
-        spec = load_machine(self.machine)
-        return lambda flops, batch_size: replace(
-            described(spec, flops_per_sample=flops, batch_size=batch_size), **changed
-        )
-
-
-_MACHINE_FLAGS = ("--machine", "--link", "--device-bandwidth", "--host-bandwidth", "--dense-ms")
+    return machine_of
 
 
 @dataclass(frozen=True)
@@ -116,8 +93,7 @@ class _Outputs:
 def _simulate(
     cases: "list[tuple[str, TrainConfig]]",
     sizes: tuple[str, ...],
-    described: _Described,
-    embedding_dim: int | None,
+    machine: "Machine | MachineOf",
     outputs: _Outputs,
 ) -> None:
     check_folders(outputs.plot, outputs.markdown)
@@ -129,8 +105,7 @@ def _simulate(
 
     if outputs.plot is not None:
         need_matplotlib("--plot")
-    machine = described.load()
-    width = embedding_dim or int(cases[0][1].model_options.get("embedding_dim", 16))
+    width = int(cases[0][1].model_options.get("embedding_dim", 16))
     stop = StopRequest()
     with own_stdout():
         progress = Countdown(note, "batches planned")
@@ -142,9 +117,7 @@ def _simulate(
     stop.raise_exit()
 
 
-def _simulate_ranks(
-    config: "TrainConfig", ranks: str, saturated: float, embedding_dim: int | None, outputs: _Outputs
-) -> None:
+def _simulate_ranks(config: "TrainConfig", ranks: str, saturated: float, outputs: _Outputs) -> None:
     check_folders(outputs.markdown)
     words = listed(ranks)
     if not words or not all(word.isascii() and word.isdecimal() for word in words):
@@ -157,9 +130,7 @@ def _simulate_ranks(
     stop, sizes = StopRequest(), [int(word) for word in words]
     with own_stdout():
         progress = Countdown(note, "batches counted")
-        result = simulate_rank_traffic(
-            config, sizes, saturated=saturated, embedding_dim=embedding_dim, on_progress=progress, stop=stop
-        )
+        result = simulate_rank_traffic(config, sizes, saturated=saturated, on_progress=progress, stop=stop)
     document, remarks = rank_traffic_document(result), rank_stop_lines(result)
     print_document(result, document, as_json=outputs.as_json, markdown=outputs.markdown, remarks=remarks)
     stop.raise_exit()

@@ -49,7 +49,6 @@ placements, not on the milliseconds.
 """
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -57,7 +56,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.config import TableConfig, parse_size
+from adaptive.config import TableConfig
 from adaptive.errors import ConfigError
 from adaptive.studies.machines import MachineSpec, Measured
 from adaptive.studies.placements.shape import Shape
@@ -65,7 +64,6 @@ from adaptive.studies.placements.shape import Shape
 EPOCH: Final = 45_000_000  # samples, in which FAE copies its hot rows SWAPS times
 SWAPS: Final = 4
 ROOM: Final = 0.8  # share of memory for tables
-_RATE: Final = re.compile(r"(\S+B)/s")
 
 
 @dataclass(frozen=True)
@@ -134,22 +132,6 @@ def described(spec: MachineSpec, *, flops_per_sample: float, batch_size: int) ->
     """
     machine = rates_of(spec)
     return replace(machine, dense_ms=1e3 * flops_per_sample * batch_size / machine.flops)
-
-
-def parse_rate(text: str, *, name: str) -> float:
-    """Parse `50GB/s` into bytes per second.
-
-    Raises:
-        ConfigError: if it is no rate above 0; the message begins with `name`.
-    """
-    match = _RATE.fullmatch(text.replace(" ", ""))
-    try:
-        rate = parse_size(match[1], row_bytes=1, num_rows=2**62) if match else 0
-    except ValueError:
-        rate = 0
-    if rate <= 0:
-        raise ConfigError(f"{name}: expected a rate above 0 such as 50GB/s, got {text!r}")
-    return float(rate)
 
 
 def vectors_of_tables(tables: Sequence[TableConfig], samples: int, lookups: Sequence[int] | NDArray[np.int64]) -> int:

@@ -208,7 +208,7 @@ def test_compare_refuses_ranks_with_a_reason(cli: Cli, monkeypatch: pytest.Monke
 @pytest.mark.nightly
 def test_simulate_prints_a_table(cli: Cli) -> None:
     words = ("simulate", *SMALL[:-2], "--policies", "lru,lfu+half_life=50,hybrid", "--device-rows", "1%,20%,40%")
-    result = cli(*words, "--steps", "6", "--embedding-dim", "32", "--dense-ms", "0.25", "--json")
+    result = cli(*words, "--steps", "6", "--set", "model.embedding_dim=32", "--dense-ms", "0.25", "--json")
     assert result.code == 0, result.err
     report = json.loads(result.out)
     assert (report["schema"], report["batches"], report["lookups"]) == (1, 6, 6 * 500 * 26)
@@ -251,8 +251,6 @@ def test_simulate_keeps_policy_output_off_stdout(cli: Cli) -> None:
 
 def test_simulate_reports_mistakes(cli: Cli) -> None:
     for words, code, text in [
-        (["--link", "50"], 2, "--link: expected a rate above 0 such as 50GB/s, got '50'"),
-        (["--host-bandwidth", "fast"], 2, "--host-bandwidth: expected a rate"),
         (["--device-rows", "lots"], 2, "expected a size in rows"),
         (["--policies", "lru,nothing"], 9, "no policy 'nothing'"),
         (["--policies", "lfu+half_life=x"], 2, "policy.half_life (flag --policies lfu+half_life=x): expected a valid"),
@@ -261,7 +259,7 @@ def test_simulate_reports_mistakes(cli: Cli) -> None:
         (["--plot", "no/such.png"], 6, "folder no does not exist"),
         (["--device-rows", "1", *SMALL[:-2]], 7, "none of the 2 runs"),
         (["--ranks", "2,x"], 2, "--ranks: expected whole numbers"),
-        (["--ranks", "2", "--link", "1GB/s", "--policies", "lru"], 2, "--ranks: expected no --policies, --link"),
+        (["--ranks", "2", "--machine", "h200", "--policies", "lru"], 2, "--ranks: expected no --policies, --machine"),
         (["--ranks", "9" * 20], 2, "expected 2 to 65,536 ranks, got 9"),
         (["--dense-ms", "inf"], 2, "--dense-ms: expected finite milliseconds, got inf"),
         (["--saturated", "0.2"], 2, "--saturated: expected --ranks with it"),
@@ -281,9 +279,10 @@ def test_simulate_counts_bytes_between_ranks(cli: Cli, tmp_path: Path) -> None:
 
 def test_simulate_takes_shape_and_width_of_a_preset(cli: Cli) -> None:
     words = ("--preset", "rmc3", "--policies", "lru", "--device-rows", "20000", "--json", *SMALL)
-    result, wide = (cli("simulate", *words, *more) for more in ((), ("--embedding-dim", "16")))
-    assert (result.code, wide.code) == (0, 0), result.err
-    sizes = [json.loads(output.out)["runs"][0]["device_bytes"] for output in (result, wide)]
+    narrower = ("--set", "model.embedding_dim=16", "--set", "model.bottom_mlp=64-16")
+    result, narrow = (cli("simulate", *words, *more) for more in ((), narrower))
+    assert (result.code, narrow.code) == (0, 0), narrow.err
+    sizes = [json.loads(output.out)["runs"][0]["device_bytes"] for output in (result, narrow)]
     assert sizes[0] > 3 * sizes[1]
 
 

@@ -8,7 +8,7 @@ import pytest
 from adaptive.errors import ConfigError
 from adaptive.storage.presets import names_in
 from adaptive.studies.machines import PRESETS, MachineSpec, load_machine, machine_toml
-from adaptive.studies.step_model import Machine, Traffic, described, expected_ms, parse_rate, step_ms
+from adaptive.studies.step_model import Machine, Traffic, described, expected_ms, step_ms
 
 MACHINE = Machine(link=50e9, device=4e12, host=1e11, dense_ms=1.0)
 MEASURED = {
@@ -130,14 +130,3 @@ def test_all_misses_on_the_host_equal_the_hybrid_step() -> None:
     everything = traffic(lookup_hits=1000, row_hits=400, fetched=0, written_back=0)
     times = step_ms(everything, MACHINE, staged=False, plan_ms=1e-3)
     assert times.look_ahead == pytest.approx(times.device_only)
-
-
-@pytest.mark.parametrize(("text", "rate"), [("50GB/s", 50e9), ("1.5 TB/s", 1.5e12), ("900MiB/s", 900 * 2**20)])
-def test_rates(text: str, rate: float) -> None:
-    assert parse_rate(text, name="--link") == rate
-
-
-@pytest.mark.parametrize("text", ["50", "50GB", "fast", "0GB/s", "-1GB/s", "10%/s", "50Gb/s", ""])
-def test_invalid_rates_are_reported(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--link: expected a rate above 0 such as 50GB/s, got"):
-        parse_rate(text, name="--link")

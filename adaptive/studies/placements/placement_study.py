@@ -1,6 +1,6 @@
 """Model placements of shapes on machines, and measure those that exist here."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -120,21 +120,19 @@ def compare_placements(
     locality: Locality,
     *,
     sweeps: Sequence[Sweep] = (),
-    watts: Mapping[str, float] | None = None,
 ) -> PlacementStudy:
     """Model every placement of every shape, at each point of the sweeps, on every machine.
 
     Raises:
-        ConfigError: for an unknown placement, watts of an unknown machine, or too many points.
+        ConfigError: for an unknown placement, or too many points.
     """
-    check_request(placements, sweeps, [machine.name for machine in machines], watts or ())
-    power = {machine.name: (watts or {}).get(machine.name, machine.watts) for machine in machines}
+    check_request(placements, sweeps)
     lines = []
     for base in shapes:
         for point, shape in points_of(base, sweeps):
             for machine in machines:
                 model = StepModel(shape, rates_of(machine), locality)
-                lines += _lines(shape, point, machine, placements, model, power[machine.name])
+                lines += _lines(shape, point, machine, placements, model)
     return PlacementStudy(
         locality=locality.source,
         sweep=[key for key, _ in sweeps],
@@ -142,27 +140,16 @@ def compare_placements(
             PlacedShape(**shape.model_dump(exclude={"width", "batch_size"}), table_bytes=shape.table_bytes)
             for shape in shapes
         ],
-        machines=[
-            PlacedMachine(machine.name, machine.source, machine.note, power[machine.name]) for machine in machines
-        ],
+        machines=[PlacedMachine(machine.name, machine.source, machine.note, machine.watts) for machine in machines],
         lines=lines,
     )
 
 
-def check_request(
-    placements: Sequence[str],
-    sweeps: Sequence[Sweep],
-    machines: Sequence[str],
-    watts: Iterable[str],
-    *,
-    is_measured: bool = False,
-) -> None:
+def check_request(placements: Sequence[str], sweeps: Sequence[Sweep], *, is_measured: bool = False) -> None:
     """Check a request before data are read.
 
     Args:
         placements, sweeps: as requested.
-        machines: names of machines.
-        watts: names of machines whose power is given.
         is_measured: placements are also to be trained here.
 
     Raises:
@@ -171,8 +158,6 @@ def check_request(
     unknown = [name for name in placements if name not in PLACEMENTS]
     if unknown or not placements:
         raise ConfigError(f"--placements: expected some of {', '.join(PLACEMENTS)}, got {','.join(unknown)!r}")
-    if unknown := sorted(set(watts) - set(machines)):
-        raise ConfigError(f"--watts: expected one of the machines {', '.join(machines)}, got {', '.join(unknown)}")
     keys = [key for key, _ in sweeps]
     if len(keys) > 2:
         raise ConfigError(f"--sweep: expected one or two keys, got {len(keys)}")
@@ -202,7 +187,6 @@ def _lines(
     machine: MachineSpec,
     placements: Sequence[str],
     model: StepModel,
-    watts: float | None,
 ) -> list[ModelledPlacement]:
     """Model the placements of one shape on one machine."""
     host_ms = model.placed("host").step_ms if "host" in placements else None
@@ -223,7 +207,7 @@ def _lines(
                 of_host=host_ms / placed.step_ms if host_ms and placed.step_ms else None,
                 limited_by=placed.limit,
                 parts_ms=placed.parts_ms,
-                samples_per_s_per_watt=speed / watts if speed and watts else None,
+                samples_per_s_per_watt=speed / machine.watts if speed and machine.watts else None,
                 note=placed.note,
             )
         )

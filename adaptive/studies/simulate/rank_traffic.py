@@ -102,7 +102,6 @@ def simulate_rank_traffic(
     sizes: Sequence[int],
     *,
     saturated: float = 0.5,
-    embedding_dim: int | None = None,
     on_progress: OnProgress = lambda batches, total: None,
     stop: StopRequest | None = None,
 ) -> TrafficForecast:
@@ -112,7 +111,6 @@ def simulate_rank_traffic(
         config: of the training; `batch_size` is that of all ranks together.
         sizes: numbers of ranks.
         saturated: assumed share of the requests that are for saturated rows, whose gradients are not sent.
-        embedding_dim: width of a row; None for the model's.
         on_progress: called with counted batches and, if known, their total.
         stop: set by signals; after that no more batches are read.
 
@@ -125,8 +123,7 @@ def simulate_rank_traffic(
     dataset = open_data(config)
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
-    width = shape.embedding_dim if embedding_dim is None else embedding_dim
-    tables = build_tables(dataset, width, {} if embedding_dim else shape.widths)
+    tables = build_tables(dataset, shape.embedding_dim, shape.widths)
     groups = make_groups_without_keys(shape.format_rows(tables), config.seed)
     weights, labels = dense_weights(config, dataset), len(inputs.labels) or 1
     row_value = VALUE // 2 if config.ranks.wire == "bf16" else VALUE
