@@ -1,6 +1,7 @@
 """DCN-v2, DeepFM, two towers and models of several labels against the formulas, written out sample by sample."""
 
 import math
+import re
 from itertools import combinations
 from typing import Any
 
@@ -27,6 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "multi-task": {"shared_mlp": (6, 3), "task_mlp": (4,), "experts": 2},
     "dlrm": {"bottom_mlp": (5, WIDTH), "top_mlp": (6, 1)},
 }
+OF_SEQUENCES = ("tbsm", "din", "hstu")
 
 
 def check(model: CheckedModel, by_hand: Any) -> None:
@@ -103,61 +105,41 @@ def test_labels_share_a_bottom_or_mix_experts(sharing: str) -> None:
 
 # --- what all have in common -----------------------------------------------------------------------------------------
 
+SEQUENCES = Inputs(tuple(table for table in ("user", "item") for _ in range(3)), 6, steps=3)
+EVERY = {**{name: (SETTINGS[name], INPUTS) for name in SETTINGS}, **{name: ({}, SEQUENCES) for name in OF_SEQUENCES}}
 
-@pytest.mark.parametrize("name", SETTINGS)
+
+def made(name: str, seed: int = 0, **more: Any) -> CheckedModel:
+    settings, inputs = EVERY[name]
+    return make_model(name, model_config(name, {"embedding_dim": WIDTH, **settings, **more}, inputs), inputs, seed=seed)
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_weights_follow_from_the_seed_alone(name: str) -> None:
-    config = model_config(name, {"embedding_dim": WIDTH, **SETTINGS[name], "widths": {"item": 2}}, INPUTS)
+    widths = {} if name in OF_SEQUENCES else {"widths": {"item": 2}}
     before = torch.get_rng_state()
-    one, same, other = (make_model(name, config, INPUTS, seed=seed) for seed in (7, 7, 8))
+    one, same, other = (made(name, seed, **widths) for seed in (7, 7, 8))
     assert torch.equal(torch.get_rng_state(), before)
     for (key, value), (_, equal) in zip(one.state_dict().items(), same.state_dict().items(), strict=True):
         assert torch.equal(value, equal), key
     assert any(not torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", EVERY)
 def test_wrong_shapes_are_refused(name: str) -> None:
-    model = make_model(name, model_config(name, {"embedding_dim": WIDTH, **SETTINGS[name]}, INPUTS), INPUTS, seed=0)
-    dense, pooled = (tensor.float() for tensor in arguments(INPUTS))
+    model, (dense, pooled) = made(name), (tensor.float() for tensor in arguments(EVERY[name][1]))
     assert model(dense, pooled).shape == ((5, 3) if name == "multi-task" else (5,))
-    with pytest.raises(
-        ValueError, match=r"expected dense \(5, 2\) and pooled \(5, 4, 4\), got \(5, 2\) and \(5, 4, 3\)"
-    ):
-        model(dense, pooled[:, :, 1:])
+    expected = f"expected dense {tuple(dense.shape)} and pooled {tuple(pooled.shape)}, got"
+    for wrong in ((dense, pooled[:, :, 1:]), (dense, pooled[:, 1:]), (dense[:, 1:], pooled)):
+        shapes = " and ".join(str(tuple(tensor.shape)) for tensor in wrong)
+        with pytest.raises(ValueError, match=re.escape(f"{expected} {shapes}")):
+            model(*wrong)
 
 
-@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "dlrm"])
-@pytest.mark.parametrize("kind", ["layer", "batch"])
-def test_vectors_are_normalised(name: str, kind: str) -> None:
-    """So large vectors come out as small ones do."""
-    config = model_config(name, {"embedding_dim": WIDTH, **SETTINGS[name], "feature_norm": kind}, INPUTS)
-    model = make_model(name, config, INPUTS, seed=0)
-    dense, pooled = (tensor.float() for tensor in arguments(INPUTS))
-    torch.testing.assert_close(model(dense, pooled), model(dense, pooled * 1000), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_tables_of_other_widths_pass_their_matrix(name: str) -> None:
-    settings = {"embedding_dim": WIDTH, **SETTINGS[name]}
-    model = make_model(name, model_config(name, {**settings, "widths": {"item": 3, "site": 4}}, INPUTS), INPUTS, seed=0)
-    plain = make_model(name, model_config(name, settings, INPUTS), INPUTS, seed=0)
-    dense, pooled = (tensor.float() for tensor in arguments(INPUTS))
-    (matrix,) = model.matrices.values()
-    assert matrix.shape == (WIDTH, 3)
-    narrow = pooled[:, 1:3, :3]
-    wide = torch.stack([pooled[:, 0], narrow[:, 0] @ matrix.T, narrow[:, 1] @ matrix.T, pooled[:, 3]], dim=1)
-    side_by_side = torch.cat([pooled[:, 0], narrow[:, 0], narrow[:, 1], pooled[:, 3]], dim=1)
-    torch.testing.assert_close(model(dense, side_by_side), plain(dense, wide))
-
-
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", EVERY)
 def test_bf16_rounds_matrix_products_and_gives_float32(name: str) -> None:
-    settings = {"embedding_dim": WIDTH, **SETTINGS[name]}
-    exact, rounded = (
-        make_model(name, model_config(name, {**settings, "bf16": bf16}, INPUTS), INPUTS, seed=0)
-        for bf16 in (False, True)
-    )
-    dense, pooled = (tensor.float() for tensor in arguments(INPUTS))
+    exact, rounded = (made(name, bf16=bf16) for bf16 in (False, True))
+    dense, pooled = (tensor.float() for tensor in arguments(EVERY[name][1]))
     pooled.requires_grad_()
     logits = rounded(dense, pooled)
     logits.sum().backward()
@@ -165,6 +147,27 @@ def test_bf16_rounds_matrix_products_and_gives_float32(name: str) -> None:
     assert all(weight.dtype == torch.float32 for weight in rounded.parameters())
     torch.testing.assert_close(logits, exact(dense, pooled), rtol=0.05, atol=0.05)
     assert not torch.equal(logits, exact(dense, pooled))
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "dlrm"])
+@pytest.mark.parametrize("kind", ["layer", "batch"])
+def test_vectors_are_normalised(name: str, kind: str) -> None:
+    """So large vectors come out as small ones do."""
+    model = made(name, feature_norm=kind)
+    dense, pooled = (tensor.float() for tensor in arguments(INPUTS))
+    torch.testing.assert_close(model(dense, pooled), model(dense, pooled * 1000), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_tables_of_other_widths_pass_their_matrix(name: str) -> None:
+    model, plain = made(name, widths={"item": 3, "site": 4}), made(name)
+    dense, pooled = (tensor.float() for tensor in arguments(INPUTS))
+    (matrix,) = model.matrices.values()
+    assert matrix.shape == (WIDTH, 3)
+    narrow = pooled[:, 1:3, :3]
+    wide = torch.stack([pooled[:, 0], narrow[:, 0] @ matrix.T, narrow[:, 1] @ matrix.T, pooled[:, 3]], dim=1)
+    side_by_side = torch.cat([pooled[:, 0], narrow[:, 0], narrow[:, 1], pooled[:, 3]], dim=1)
+    torch.testing.assert_close(model(dense, side_by_side), plain(dense, wide))
 
 
 REFUSED: list[tuple[str, dict[str, Any], Inputs, str]] = [
@@ -193,4 +196,4 @@ def test_wrong_values_are_refused() -> None:
         DeepFMConfig(embedding_dim=1)
     with pytest.raises(ConfigError, match="loss_weights of 0 or more, got less for buy"):
         MultiTaskConfig(loss_weights={"buy": -1})
-    assert set(SETTINGS) | {"tbsm", "din", "hstu"} == set(OPTIONS)
+    assert set(EVERY) == set(OPTIONS)
