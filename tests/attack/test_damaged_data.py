@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from support.attacks import SECONDS, Campaign, attack, copied, stored_files, told
 from support.hostile import at_once
 from support.interrupted import assert_equal, interrupted, numbers, run
@@ -26,7 +27,7 @@ from adaptive.data.arrow.frames import from_frame
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels.checksum import checksum
 from adaptive.data.open import open_dataset
-from adaptive.data.prepared.prepared_reader import CHECKSUM, MANIFEST, OFFSET, SIZE, load_manifest
+from adaptive.data.prepared.prepared_reader import CHECKSUM, MANIFEST, OFFSET, SIZE, Manifest, load_manifest
 from adaptive.data.prepared.prepared_writer import prepare
 from adaptive.errors import InputError
 from adaptive.storage.arrays import write_array
@@ -116,6 +117,15 @@ def test_damaged_prepared_data_are_told_or_read_as_before(tmp_path: Path) -> Non
         assert message or found == whole, path
 
 
+def sign_again(folder: Path, manifest: Manifest, index: NDArray[np.int64]) -> None:
+    """Another index of the training part, with the size and the digest that the manifest says."""
+    (folder / "train.index.npy").unlink()
+    facts = write_array(folder / "train.index.npy", index, DISK)
+    stored = {"index_bytes": facts["size"], "index_sha256": facts["sha256"], "blocks": len(index)}
+    signed = manifest.model_copy(update={"train": manifest.train.model_copy(update=stored)})
+    (folder / MANIFEST).write_bytes(signed_json(signed.model_dump(mode="json")))
+
+
 def test_an_index_of_strangers_prepared_data_signed_again(tmp_path: Path) -> None:
     """Another number, dtype or shape in the index, with checksums that fit: told, or the same samples."""
     whole, campaign = read_prepared(prepared_in(tmp_path)), Campaign("index of prepared data", 40)
@@ -131,11 +141,7 @@ def test_an_index_of_strangers_prepared_data_signed_again(tmp_path: Path) -> Non
             place = tuple(int(rng.integers(length)) for length in index.shape)
             near = int(index[place])
             index[place] = rng.choice(np.array([-(2**63), -2, -1, 0, 1, 64, near + 1, near - 1, near + 64, 2**62]))
-        (folder / "train.index.npy").unlink()
-        facts = write_array(folder / "train.index.npy", index, DISK)
-        stored = {"index_bytes": facts["size"], "index_sha256": facts["sha256"], "blocks": len(index)}
-        signed = manifest.model_copy(update={"train": manifest.train.model_copy(update=stored)})
-        (folder / MANIFEST).write_bytes(signed_json(signed.model_dump(mode="json")))
+        sign_again(folder, manifest, index)
         found = list[bytes]()
         with at_once():
             message = told(lambda: found.extend(read_prepared(folder)), codes=(3,), names=str(folder))  # noqa: B023
@@ -153,11 +159,7 @@ def test_blocks_of_strangers_prepared_data_signed_again(tmp_path: Path) -> None:
         data.tofile(folder / "train.bin")
         for entry in index:
             entry[CHECKSUM] = checksum(data[entry[OFFSET] : entry[OFFSET] + entry[SIZE]].view(np.uint64))
-        (folder / "train.index.npy").unlink()
-        facts = write_array(folder / "train.index.npy", index, DISK)
-        stored = {"index_bytes": facts["size"], "index_sha256": facts["sha256"]}
-        signed = manifest.model_copy(update={"train": manifest.train.model_copy(update=stored)})
-        (folder / MANIFEST).write_bytes(signed_json(signed.model_dump(mode="json")))
+        sign_again(folder, manifest, index)
         with at_once():
             message = told(lambda: read_prepared(folder), codes=(3,))  # noqa: B023
         campaign.came("told" if message else "read")
@@ -210,13 +212,19 @@ def files_of_data(folder: Path, kind: str, number: int) -> Path:
         pq.write_table(pa.table(columns), path, compression="none", use_dictionary=False, write_statistics=False)
         return path
     shutil.rmtree(folder / "as", ignore_errors=True)
-    prepare(f"csv:{files_of_data(folder, 'csv', number)}", schema_of(folder), folder / "as")
+    files_of_data(folder, "csv", number)
+    spec, options = spec_of(folder, "csv")
+    prepare(spec, DataOptions(**options), folder / "as")
     return folder / "as/train.bin"
 
 
-def schema_of(folder: Path) -> DataOptions:
+def spec_of(folder: Path, kind: str) -> tuple[str, dict[str, Any]]:
+    """The settings that name the data of `files_of_data`."""
+    if kind == "prepared":
+        return f"prepared:{folder / 'as'}", {}
     schema = 'label = {column = "y"}\ndense = [{columns = ["d"]}]\n[[categorical]]\ncolumns = ["c"]\nhash_rows = 9\n'
-    return DataOptions(schema_path=written(folder / "s.toml", schema.encode()), holdout=0.25)
+    options = {"schema_path": written(folder / "s.toml", schema.encode()), "holdout": 0.25}
+    return f"{'parquet' if kind == 'parquet' else 'csv'}:{folder / f'data.{kind}'}", options
 
 
 @pytest.mark.parametrize("kind", ["csv", "gz", "parquet", "prepared"])
@@ -225,10 +233,8 @@ def test_data_that_change_between_epochs(tmp_path: Path, kind: str, change: str)
     other = files_of_data(tmp_path, kind, 1).read_bytes()
     path = files_of_data(tmp_path, kind, 0)
     assert len(other) == path.stat().st_size and other != path.read_bytes()
-    spec = (
-        f"prepared:{tmp_path / 'as'}" if kind == "prepared" else f"{'parquet' if kind == 'parquet' else 'csv'}:{path}"
-    )
-    data = open_dataset(spec, DataOptions() if kind == "prepared" else schema_of(tmp_path))
+    spec, options = spec_of(tmp_path, kind)
+    data = open_dataset(spec, DataOptions(**options))
 
     def epoch() -> list[bytes]:
         return [one.tobytes() for batch in data.train(64) for one in (batch.dense, batch.ids, batch.labels)]
@@ -239,17 +245,8 @@ def test_data_that_change_between_epochs(tmp_path: Path, kind: str, change: str)
     assert message or found == first
 
 
-def spec_of(folder: Path, kind: str) -> tuple[str, dict[str, Any]]:
-    """The settings that name the data of `files_of_data`."""
-    if kind == "prepared":
-        return f"prepared:{folder / 'as'}", {}
-    options = {"schema_path": folder / "s.toml", "holdout": 0.25}
-    return f"{'parquet' if kind == 'parquet' else 'csv'}:{folder / f'data.{kind}'}", options
-
-
 def stopped(folder: Path, kind: str) -> Path:
     """A run on these data that was stopped behind six batches."""
-    schema_of(folder)
     spec, options = spec_of(folder, kind)
     config = toy_config(data=spec, data_options=options, epochs=2)
     with pytest.MonkeyPatch.context() as patch, interrupted(patch, "stop", 6):

@@ -1,6 +1,7 @@
 """Files of a stranger: wrong values, links, pipes, devices, depth and size. Each is refused at once, by name, with a
 code for users; nothing is written outside the run directory, and no memory is taken that a file only claims to need."""
 
+import hashlib
 import io
 import json
 import math
@@ -17,7 +18,7 @@ from support.manifests import signed_whatever
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.rows.data_files import find_files
-from adaptive.data.rows.vocabularies import KeyCounter, load_vocabularies, load_vocabulary, save_vocabularies
+from adaptive.data.rows.vocabularies import Vocabulary, load_vocabularies, load_vocabulary, save_vocabularies
 from adaptive.data.text.delimited import open_csv
 from adaptive.data.text.schema import load_schema
 from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
@@ -107,12 +108,10 @@ def arrays() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kind", arrays())
 def test_vocabulary_arrays_that_are_none(tmp_path: Path, kind: str) -> None:
-    counter = KeyCounter()
-    counter.add(np.arange(5), np.ones(5, np.int64))
-    save_vocabularies(tmp_path, {"user": counter.vocabulary(1)})
+    save_vocabularies(tmp_path, {"user": Vocabulary(np.arange(5), 1)})
     (tmp_path / "0000.npy").write_bytes(arrays()[kind])
     index = json.loads((tmp_path / "vocabulary.json").read_text())
-    index["tables"]["user"]["sha256"] = __import__("hashlib").sha256(arrays()[kind]).hexdigest()
+    index["tables"]["user"]["sha256"] = hashlib.sha256(arrays()[kind]).hexdigest()
     del index[DIGEST]
     (tmp_path / "vocabulary.json").write_bytes(signed_json(index))
     with at_once(), pytest.raises(ConfigError, match=r"0000\.npy: expected"):
@@ -120,9 +119,7 @@ def test_vocabulary_arrays_that_are_none(tmp_path: Path, kind: str) -> None:
 
 
 def test_every_value_of_a_vocabularys_index(tmp_path: Path) -> None:
-    counter = KeyCounter()
-    counter.add(np.arange(5), np.ones(5, np.int64))
-    save_vocabularies(tmp_path, {"user": counter.vocabulary(1)})
+    save_vocabularies(tmp_path, {"user": Vocabulary(np.arange(5), 1)})
     content = json.loads((tmp_path / "vocabulary.json").read_text())
     del content[DIGEST]
     for place in paths_in(content):

@@ -94,16 +94,14 @@ def test_out_of_threads(open_folder: Path, nursery: Nursery, how: Callable[..., 
     campaign = Campaign(f"out of threads, {how.__name__}", 1)
     warm(nursery, open_folder)
     for seed, rng in campaign.tries():
-        folder = open_folder / f"{seed}"
-        folder.mkdir()
-        out, log, most, behind = folder / "run", folder / "log", int(rng.integers(0, 4)), int(rng.integers(0, 3))
+        out, log = open_folder / f"run{seed}", open_folder / f"{seed}.log"
+        most, behind = int(rng.integers(0, 4)), int(rng.integers(0, 3))
         code = nursery.start(how, most, behind, str(out), str(log)).ended()
         text = log.read_text() if log.exists() else "it did not begin"
         campaign.came(f"exit {code}")
         assert code in (0, 1), (most, behind, text)
         assert code == 0 or "can't start new thread. Raise the limit of threads" in text, (most, behind, text)
         assert "bug" not in text and "Traceback" not in text, (most, behind, text)
-        (folder / "warm").symlink_to(open_folder / "warm")
         goes_on(nursery, out, is_whole=code == 0)
 
 
@@ -150,18 +148,15 @@ def test_a_disk_of_64_kib_to_enough(tmp_path: Path, nursery: Nursery) -> None:
     warm(nursery, tmp_path)
     for seed, rng in campaign.tries():
         kib = int((64, 300, 450)[seed % 3] if seed < 3 else 64 * 2 ** rng.uniform(0, 4))
-        folder = tmp_path / f"{seed}"
-        folder.mkdir()
-        log = folder / "log"
-        code = nursery.start(on_a_small_disk, kib, SETTINGS, str(folder / "run"), str(log)).ended()
+        out, log = tmp_path / f"run{seed}", tmp_path / f"{seed}.log"
+        code = nursery.start(on_a_small_disk, kib, SETTINGS, str(out), str(log)).ended()
         if code == 77:
             pytest.skip("no disk can be mounted here")
         campaign.came(f"exit {code}")
         assert code in (0, 6), (kib, log.read_text())
-        assert code == 0 or str(folder / "disk/run") in log.read_text()
+        assert code == 0 or str(tmp_path / "disk/run") in log.read_text()
         assert "bug" not in log.read_text()
-        (folder / "warm").symlink_to(tmp_path / "warm")
-        goes_on(nursery, folder / "run", is_whole=code == 0)
+        goes_on(nursery, out, is_whole=code == 0)
 
 
 @is_root
@@ -206,14 +201,11 @@ def test_a_directory_that_becomes_read_only(open_folder: Path, nursery: Nursery)
     campaign = Campaign("read-only", 1)
     warm(nursery, open_folder)
     for seed, _ in campaign.tries():
-        folder = open_folder / f"{seed}"
-        folder.mkdir()
-        out, log, behind = folder / "run", folder / "log", 1 + seed % 2
+        out, log, behind = open_folder / f"run{seed}", open_folder / f"{seed}.log", 1 + seed % 2
         code = nursery.start(read_only, behind, str(out), str(log)).ended()
         campaign.came(f"exit {code}")
         assert code == 6 and str(out) in log.read_text(), (behind, log.read_text())
         os.chmod(out, 0o755)
-        (folder / "warm").symlink_to(open_folder / "warm")
         goes_on(nursery, out, is_whole=False)
 
 
