@@ -32,7 +32,11 @@ def zipf(rng: np.random.Generator, count: int, size: int, exponent: float) -> ND
     """
     power = 1.0 - exponent
     ranks = (1.0 + rng.random(count) * ((size + 1.0) ** power - 1.0)) ** (1.0 / power)
-    ranks = np.minimum(ranks.astype(np.int64) - 1, size - 1)
+    return rank_ids(np.minimum(ranks.astype(np.int64) - 1, size - 1), size)
+
+
+def rank_ids(ranks: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """The ids of ranks counted from 0."""
     step = SCATTER % size
     while gcd(step, size) != 1:
         step += 1

@@ -110,8 +110,9 @@ class Embeddings(ABC):
 
     @torch.no_grad()
     def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """(n, F, D) the rows `ids` (n, F)."""
-        values: NDArray[np.float32] = joined(self.pool(self.prepare(_lookups(ids)))).numpy().copy()
+        """(n, F, D) the rows `ids` (n, F), as the embeddings look them up themselves."""
+        batch = one_hot_batch(np.zeros((len(ids), 0), np.float32), ids, np.zeros(len(ids), np.float32))
+        values: NDArray[np.float32] = joined(self.pool(self.prepare(batch))).cpu().numpy().copy()
         return values
 
     def close(self) -> None:  # noqa: B027 (most have nothing to let go of)
@@ -121,10 +122,6 @@ class Embeddings(ABC):
 def joined(block: Block) -> Tensor:
     """(B, F, D) one tensor."""
     return torch.stack(block, dim=1) if isinstance(block, list) else block
-
-
-def _lookups(ids: NDArray[np.int64]) -> Batch:
-    return one_hot_batch(np.zeros((len(ids), 0), np.float32), ids, np.zeros(len(ids), np.float32))
 
 
 def row_optimizer(optimizer: Optimizer) -> RowOptimizer:

@@ -5,14 +5,13 @@ Letters: B samples, F features, D width.
 
 import gc
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adaptive.batch import Batch, one_hot_batch
+from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.kernels.planning.books import ON_HOST
@@ -144,9 +143,6 @@ class Tiers(Ours):
         """Set the depth from the next `stream` on."""
         self._depth = depth
 
-    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        return _rows(self, ids)
-
 
 class BagsOnDevice(EmbeddingBags):
     """`nn.EmbeddingBag(sparse=True)` for each table."""
@@ -164,9 +160,6 @@ class BagsOnDevice(EmbeddingBags):
     def prepare(self, batch: Batch) -> Spans:
         return [(ids.to(self._device), starts.to(self._device)) for ids, starts in super().prepare(batch)]
 
-    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        return _rows(self, ids)
-
 
 class BagsOnHost(BagsOnDevice):
     """The same on the CPU; pooled vectors cross the link, and so do their gradients."""
@@ -183,11 +176,3 @@ class BagsOnHost(BagsOnDevice):
 
 def _stored(rows: int, dim: int, device: torch.device) -> Tensor:
     return torch.full((rows, dim), STORED, device=device)
-
-
-@torch.no_grad()
-def _rows(embeddings: Any, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """(n, F, D) the rows `ids` (n, F), as the embeddings look them up themselves."""
-    batch = one_hot_batch(np.zeros((len(ids), 0), np.float32), ids, np.zeros(len(ids), np.float32))
-    values: NDArray[np.float32] = joined(embeddings.pool(embeddings.prepare(batch))).cpu().numpy().copy()
-    return values

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import gcd
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -20,7 +19,7 @@ from adaptive.config import TableConfig
 from adaptive.data.synthetic.fields import CRITEO_KAGGLE
 from adaptive.models.dense.dlrm import DLRM
 from adaptive.models.model_settings import DLRMConfig
-from benchmarks.streams import NUM_DENSE, SCATTER, kaggle_tables, make_batches
+from benchmarks.streams import NUM_DENSE, kaggle_tables, make_batches, rank_ids
 from benchmarks.variants import Optimizer, Setup, row_optimizer
 
 T = TypeVar("T")
@@ -115,15 +114,6 @@ def popular_counts(sizes: Sequence[int], wanted: int) -> list[int]:
         middle = (low + high) / 2
         low, high = (middle, high) if sum(counts(np.exp(middle))) > wanted else (low, middle)
     return counts(np.exp(high))
-
-
-def rank_ids(ranks: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """The ids that `benchmarks.streams.zipf` gives to ranks counted from 0."""
-    step = SCATTER % size
-    while gcd(step, size) != 1:
-        step += 1
-    ids: NDArray[np.int64] = (ranks * step + size // 3) % size
-    return ids
 
 
 def covering_batches(tables: Sequence[TableConfig], wanted: int, lookups: int) -> Iterator[Batch]:

@@ -24,9 +24,9 @@ from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.floors import Rates, traffic
 from benchmarks.gpu.turns import Point, batches_needed
 from benchmarks.gpu.variants import DEVICE, POLICIES, Spec
-from benchmarks.gpu.workloads import Workload, covering_batches, popular_counts, rank_ids
+from benchmarks.gpu.workloads import Workload, covering_batches, popular_counts
 from benchmarks.harness import Report
-from benchmarks.streams import kaggle_tables, zipf
+from benchmarks.streams import kaggle_tables, rank_ids, zipf
 
 ROOT = Path(__file__).resolve().parents[2]
 
