@@ -87,7 +87,7 @@ class Outline:
             parts.append(of_books + key_bytes(group))
             if self.skip is not None:
                 watched = hot_rows(group, self.skip, self.optimizer)
-                parts[-1] += hot_set_bytes(watched) + caller.defers * watched * SUM_RECORD.itemsize
+                parts[-1] += hot_set_bytes(watched, group.num_rows) + caller.defers * watched * SUM_RECORD.itemsize
             for name, size in zip(MEMORY, parts, strict=False):
                 totals[name] += size
         if self.skip is not None:

@@ -44,7 +44,7 @@ ORDERS: Final = (("accesses",), ("last_access",), ("accesses", "last_access"), (
 SLOT_BYTES, FITTING_SLOT_BYTES = 17, 9  # of the arrays of a `SlotTable`; the second if every row has a slot
 NORM_BYTES = ACCESSES_BYTES = 4
 SHARED_ROWS = 1 << 14  # whose records or values threads divide: starting them takes as long as some thousand rows
-NO_ACCESSES: Final = np.zeros(0, np.uint32)
+NO_ACCESSES, NO_ENTRIES = np.zeros(0, np.uint32), np.zeros(0, np.int32)
 SAMPLE = 4096  # slots, from which a bound of the lowest keys is estimated
 ALL_KEYS: Final = np.uint64(2**64 - 1)
 NUM_BINS = 64
@@ -75,7 +75,7 @@ class Tracker:
 
     def __init__(self, num_rows: int, *, keeps_norms: bool = False) -> None:
         self.threads = 1
-        self._pages, self._has_page_map = _zeros(num_rows, RECORD)
+        self._pages, self._has_page_map = zero_pages(num_rows, RECORD)
         self.records = self._pages.reshape(-1)[:num_rows]
         self.codes: NDArray[np.int32] = self.records["code"]
         self.accesses: NDArray[np.uint32] = self.records["accesses"]
@@ -90,7 +90,7 @@ class Tracker:
 
     def keep_norms(self) -> None:
         """Sum the update norms of each row from now on. Before any batch is trained."""
-        self.update_norm = _zeros(len(self.records), np.float32)[0].reshape(-1)[: len(self.records)]
+        self.update_norm = zero_pages(len(self.records), np.float32)[0].reshape(-1)[: len(self.records)]
 
     def changed_rows(self) -> Int64s:
         """(n,) rows with stored values, on the device or on the host, ascending."""
@@ -192,7 +192,7 @@ def bin_guesses(edges: NDArray[np.float32]) -> NDArray[np.int32]:
     return np.clip(np.searchsorted(edges, smallest, side="right") - 1, 0, len(edges) - 2).astype(np.int32)
 
 
-def _zeros(num_rows: int, dtype: Any) -> tuple[NDArray[Any], bool]:
+def zero_pages(num_rows: int, dtype: Any) -> tuple[NDArray[Any], bool]:
     """(pages, items of a page) zeros for so many rows, and whether the system reports touched pages.
 
     numpy requests pages of 2 MiB, which are faster. With them, a few thousand scattered rows would take all 8 GB of a
@@ -471,15 +471,19 @@ class SlotTable:
         missing: Int64s,
         undo: Int32s,
         tally: Int64s,
-        seen: NDArray[np.uint32] = NO_ACCESSES,
+        watch: tuple[Int32s, NDArray[np.uint32], Int32s] = (NO_ENTRIES, NO_ACCESSES, NO_ENTRIES),
     ) -> int:
-        """Touch rows in slots and hold these for batch `number`; see `books.enter_batch`."""
+        """Touch rows in slots and hold these for batch `number`; see `books.enter_batch`.
+
+        watch: `row_entries`, `seen` and `entries` of that kernel.
+        """
         if self.all_fit and self._pending_mark != mark:
             self._synchronize()
             self._pending_mark = mark
         ends, records = distinct.table_ends, self._tracker.columns
-        books_of_batch = distinct.rows, distinct.counts, ends, number, *records, *self._columns
-        outputs = np.uint8(mark), self.all_fit, locations, missing, undo, seen, tally
+        row_entries, seen, entries = watch
+        books_of_batch = distinct.rows, distinct.counts, ends, number, *records, row_entries, *self._columns
+        outputs = np.uint8(mark), self.all_fit, locations, missing, undo, seen, entries, tally
         bounds = shares(len(distinct.rows), self._tracker.threads)
         if len(bounds) == 2:
             return int(books.enter_batch(0, len(ends), *books_of_batch, *outputs))

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
+from adaptive.embeddings.planning.books import zero_pages
 from adaptive.embeddings.planning.plan import Feedback, Snapshots
 from adaptive.kernels.planning import watched
 
-PLACE = np.dtype([("row", np.int64), ("entry", np.int32), ("unused", np.int32)])  # a cell of the hash table
 ENTRY = np.dtype(
     [
         ("row", np.int64),
@@ -36,14 +36,25 @@ ENTRY = np.dtype(
     ],
     align=True,
 )
-assert PLACE.itemsize == 16 and ENTRY.itemsize == 32  # so that none crosses a cache line
+assert ENTRY.itemsize == 32  # so that none crosses a cache line
 COLUMNS = ENTRY.names or ()
 WATCHED, JUDGED, SATURATED, WAITING, AT_REST = 1, 2, 4, 8, 16
 """Bits of `HotSet.counted`, in the order of `WatchedCounts`."""
 SAMPLED_ROWS: Final = 1024
 """Rows of a group whose movement is measured for reports if the rule does not need it: those that were watched first,
 and so are looked up most."""
+SAMPLED_BATCHES: Final = 7
+"""One batch of so many stands for all of them in that sample: counting in each takes 1% of a step of 5 ms. It is odd,
+so that streams which alternate between sources are sampled from all of them."""
 REST: Final = 0.05  # a row at rest has moved by less than this share of its length
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Distinct rows (U,) of a batch, which are watched if they have an entry, or get one."""
+
+    seen: NDArray[np.uint32]  # (U,) lookups of each so far, with this batch
+    entries: NDArray[np.int32]  # (U,) entry + 1 of each in the hot set, 0 without one
 
 
 @dataclass(frozen=True)
@@ -57,11 +68,15 @@ class WatchedRows:
 class HotSet:
     """Watched rows of one group. Entries are numbered in order of admission.
 
-    Rows that are no longer looked up are dropped (`retain`). Memory is taken as rows are admitted: zeroed records that
-    the system allocates when they are touched, and a hash table that doubles.
+    Rows that are no longer looked up are dropped (`retain`). Memory is taken as rows are admitted: arrays are zeros,
+    which the system allocates when they are touched.
+
+    Attributes:
+        row_entries: (rows of the group,) entry + 1 of each row, 0 without one.
     """
 
-    def __init__(self, capacity: int, config: SkipConfig) -> None:
+    def __init__(self, capacity: int, config: SkipConfig, num_rows: int) -> None:
+        """Watch at most `capacity` of the `num_rows` rows of the group."""
         self.config = config
         self.num_entries = 0
         self._records = np.zeros(capacity, ENTRY)
@@ -76,7 +91,7 @@ class HotSet:
         self._num_snapshots: NDArray[np.uint8] = self._records["num_snapshots"]
         self._epoch: NDArray[np.int32] = self._records["epoch"]
         self._skipped: NDArray[np.bool_] = self._records["skipped"]
-        self._new_table(0)
+        self.row_entries: NDArray[np.int32] = zero_pages(num_rows, np.int32)[0].reshape(-1)[:num_rows]
 
     @property
     def capacity(self) -> int:
@@ -85,18 +100,16 @@ class HotSet:
     @property
     def num_bytes(self) -> int:
         """Bytes once all entries are taken."""
-        return hot_set_bytes(self.capacity)
+        return hot_set_bytes(self.capacity, len(self.row_entries))
 
-    def admit(self, rows: NDArray[np.int64], seen: NDArray[np.uint32]) -> WatchedRows:
+    def admit(self, rows: NDArray[np.int64], candidates: Candidates, places: NDArray[np.int32]) -> WatchedRows:
         """Admit rows with enough lookups; return the watched ones of a batch's rows (U,).
 
-        seen (U,): lookups of each row so far.
+        The result takes the memory of `places` (U,) and of the candidates' entries.
         """
-        self._make_room(min(self.num_entries + len(rows), self.capacity))
-        places, entries = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
-        old = self.num_entries
-        table, least = (self._keys, self._values), self.config.min_accesses
-        self.num_entries, count = watched.find_entries(rows, seen, least, *table, self.rows, old, places, entries)
+        old, entries = self.num_entries, candidates.entries
+        books = self.config.min_accesses, self.row_entries, self.rows, old
+        self.num_entries, count = watched.find_entries(rows, candidates.seen, *books, places, entries)
         self.drift[old : self.num_entries] = np.nan
         self._epoch[old : self.num_entries] = -1
         return WatchedRows(places[:count], entries[:count])
@@ -105,6 +118,7 @@ class HotSet:
         self,
         watched_rows: WatchedRows,
         most_entries: int,
+        weight: int,
         counts: NDArray[np.int32],
         locations: NDArray[np.int64],
         fates: NDArray[np.uint8],
@@ -114,6 +128,7 @@ class HotSet:
         Args:
             watched_rows: of the batch.
             most_entries: only rows with lower entries count.
+            weight: number of batches for which this one stands.
             counts, locations: (U,) of all distinct rows.
             fates: (U,) in which saturated rows are marked.
         """
@@ -125,7 +140,7 @@ class HotSet:
         verdicts = self.saturated, self._skipped, fates
         scratch = np.empty(len(places), np.int32)
         count = watched.visit_entries(
-            places, entries, most_entries, counts, locations, *pace, *since, *verdicts, tuple(columns), scratch
+            places, entries, most_entries, weight, counts, locations, *pace, *since, *verdicts, tuple(columns), scratch
         )
         return Snapshots(*(column[:count] for column in columns))
 
@@ -150,9 +165,7 @@ class HotSet:
 
     def entries_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n,) entry of each row, or -1."""
-        entries = np.empty(len(rows), np.int64)
-        watched.lookup_entries(rows, self._keys, self._values, entries)
-        return entries
+        return self.row_entries[rows].astype(np.int64) - 1
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """(n,) each: copies of the columns of all entries, for `restore`."""
@@ -163,47 +176,20 @@ class HotSet:
         rows = np.ascontiguousarray(columns["row"])
         self.rows[: len(rows)] = rows
         self.num_entries = len(rows)
-        self._enter_all()
+        self.row_entries[rows] = np.arange(1, len(rows) + 1)
         for name in COLUMNS:
             self._records[name][: len(rows)] = columns[name]
 
     def retain(self, entries: NDArray[np.int64]) -> None:
         """Drop all entries but these (n,), ascending, which are renumbered from 0."""
         records = self._records[entries]
+        self.row_entries[self.rows[: self.num_entries]] = 0
+        self.row_entries[records["row"]] = np.arange(1, len(records) + 1)
         self._records[len(records) : self.num_entries] = 0
         self._records[: len(records)] = records
         self.num_entries = len(records)
-        self._enter_all()
-
-    # --- the hash table --------------------------------------------------------------------------------------
-
-    def _make_room(self, num_entries: int) -> None:
-        if _table_size(num_entries) > len(self._table):
-            self._enter_all(num_entries)
-
-    def _enter_all(self, num_entries: int = 0) -> None:
-        """Enter all rows into a new table with room for `num_entries`, or for all entries."""
-        rows = self.rows[: self.num_entries].copy()
-        self._new_table(max(num_entries, len(rows)))
-        (places, entries), seen = np.empty((2, len(rows)), np.int32), np.zeros(len(rows), np.uint32)
-        watched.find_entries(rows, seen, 0, self._keys, self._values, self.rows, 0, places, entries)
-        assert np.array_equal(entries, np.arange(len(rows)))
-
-    def _new_table(self, num_entries: int) -> None:
-        self._table = np.zeros(_table_size(num_entries), PLACE)
-        self._keys: NDArray[np.int64] = self._table["row"]
-        self._values: NDArray[np.int32] = self._table["entry"]
-        self._keys.fill(-1)
 
 
-def hot_set_bytes(capacity: int) -> int:
+def hot_set_bytes(capacity: int, num_rows: int) -> int:
     """Bytes of a set once all `capacity` entries are taken."""
-    return capacity * ENTRY.itemsize + _table_size(capacity) * PLACE.itemsize
-
-
-def _table_size(num_entries: int) -> int:
-    """A power of two, at most half of which is used."""
-    size = 16
-    while size < 2 * num_entries:
-        size *= 2
-    return size
+    return capacity * ENTRY.itemsize + num_rows * np.dtype(np.int32).itemsize

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Counter
-from adaptive.embeddings.planning.books import SlotTable, Tracker, lowest
+from adaptive.embeddings.planning.books import NO_ENTRIES, SlotTable, Tracker, lowest
+from adaptive.embeddings.planning.hot_set import Candidates
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import Bags, Distinct, Lookups
 from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Moves, Pooling, RowUpdates, WatchedCounts, no_rows
@@ -105,18 +106,23 @@ class Planner:
             PolicyError: if the policy fails.
         """
         rows, num_rows = distinct.rows, len(distinct.rows)
-        of_watched = (np.uint32, 0 if self.skipper is None else num_rows)
-        locations, missing, undo, seen = allocate(
-            self._memory, (np.int64, num_rows), (np.int64, num_rows), (np.int32, num_rows), of_watched
+        num_watched, row_entries = (0, NO_ENTRIES) if self.skipper is None else (num_rows, self.skipper.hot.row_entries)
+        locations, missing, undo, seen, entries = allocate(
+            self._memory,
+            *((np.int64, num_rows), (np.int64, num_rows), (np.int32, num_rows)),
+            *((np.uint32, num_watched), (np.int32, num_watched)),
         )
         tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
-        count = self.slots.enter(distinct, number, self._mark, locations, missing, undo, tally, seen)
+        count = self.slots.enter(
+            distinct, number, self._mark, locations, missing, undo, tally, (row_entries, seen, entries)
+        )
         self._entered = distinct, locations, undo
         question = _Question(number, depth, window, rows, missing[:count])
         prefetches = self._policy_caller.policy.misses == "prefetch"
         takers, victims = self._prefetch(question) if prefetches else self._promote(question)
+        candidates = Candidates(seen, entries)
         return Arrival(
-            number, question.oldest_held, distinct, locations, question.missing, takers, victims, seen, tally
+            number, question.oldest_held, distinct, locations, question.missing, takers, victims, candidates, tally
         )
 
     def slots_needed(self, distinct: Distinct, number: int, depth: int) -> int:
@@ -150,7 +156,7 @@ class Planner:
         if self.skipper is None:
             return GroupPlan(number, pooling, row_updates, moves, tally, on_device=lookups.on_device)
         assert len(lookups.vectors) == lookups.segments[-1], "skipping needs the lookups by row on the host"
-        decision = self.skipper.decide(number, distinct, arrival.seen, locations, tally)
+        decision = self.skipper.decide(number, distinct, arrival.candidates, locations, tally)
         if decision.deferred is None:
             row_updates = row_updates.take(decision.written)
         self.slots.mark_dirty(decision.written, locations)
@@ -170,7 +176,8 @@ class Planner:
         self._apply_moves(arrival)
         tally = arrival.tally
         if self.skipper is not None:
-            decision = self.skipper.decide(arrival.number, arrival.distinct, arrival.seen, arrival.locations, tally)
+            rows = arrival.distinct, arrival.candidates, arrival.locations
+            decision = self.skipper.decide(arrival.number, *rows, tally)
             self.slots.mark_dirty(decision.written, arrival.locations)
         pooling = None if bags is None else bags.pooling(arrival.distinct.inverse, arrival.locations)
         return tally, self._count_bytes(pooling, tally)
@@ -199,8 +206,6 @@ class Planner:
         if len(takers) < len(arrival.missing):
             fresh = self.slots.leave_on_host(arrival.missing, distinct, locations, number)
         self._entered = None
-        if len(arrival.seen):
-            arrival.seen[arrival.missing] = self.tracker.accesses[distinct.rows[arrival.missing]]
         rows = distinct.rows[takers]
         if not np.count_nonzero(is_late):
             return Moves(*back, slots, rows, initial, fresh)
@@ -303,7 +308,7 @@ class Arrival:
     missing: Int64s  # distinct rows without a slot
     takers: Int64s  # distinct rows that get a slot
     victims: Int64s  # slots whose rows are evicted
-    seen: NDArray[np.uint32]  # (U,) lookups so far of rows that were in slots, with this batch; empty: nobody asks
+    candidates: Candidates  # to be watched; empty: nothing is
     tally: Int64s  # (tables of the group, counters)
 
 

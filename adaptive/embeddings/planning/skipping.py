@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
 from adaptive.embeddings.planning.books import Tracker
-from adaptive.embeddings.planning.hot_set import AT_REST, JUDGED, SATURATED, WAITING, WATCHED, HotSet, WatchedRows
+from adaptive.embeddings.planning.hot_set import (
+    AT_REST,
+    JUDGED,
+    SAMPLED_BATCHES,
+    SATURATED,
+    WAITING,
+    WATCHED,
+    Candidates,
+    HotSet,
+    WatchedRows,
+)
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.embeddings.planning.plan import Deferred, Feedback, Int32s, Int64s, Snapshots, WatchedCounts, no_rows
@@ -25,6 +35,7 @@ from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.row_stats import StatsSource
 from adaptive.kernels.planning import watched
 from adaptive.kernels.planning.books import NOW
+from adaptive.kernels.scratch import ScratchPool, allocate
 from adaptive.policy import SkipRule, allowed
 
 DROP_EVERY: Final = 16  # calls of the rule between two searches for inactive rows
@@ -151,11 +162,12 @@ class Skipper:
         self._rule = policy_caller.rule
         self._allowance = policy_caller.allowance  # already applied to the answers
         self._number = 0  # of the batch being planned
+        self._memory = ScratchPool()
         self.forget()
 
     def forget(self) -> None:
         """Start over, because other rows have been loaded."""
-        self.hot = HotSet(self._capacity, self._skip)
+        self.hot = HotSet(self._capacity, self._skip, self._group.num_rows)
         self.deferral = DeferralBook(self._capacity, self._rule) if self._policy_caller.defers else None
         self.watched_counts = WatchedCounts.none(len(self._group.tables))
 
@@ -184,30 +196,33 @@ class Skipper:
         return min(self._capacity, self._policy_caller.most_snapshots)
 
     def decide(
-        self, number: int, distinct: Distinct, seen: NDArray[np.uint32], locations: Int64s, tally: Int64s
+        self, number: int, distinct: Distinct, candidates: Candidates, locations: Int64s, tally: Int64s
     ) -> Decision:
         """Decide what happens to the gradients of a batch's distinct rows; count it in `tally`.
 
-        seen, locations (U,): lookups so far of each row, with this batch, and its location.
+        locations (U,) of the rows. Uses up the candidates.
         """
         self._turn_to(number)
         self._apply_allowance()
-        rows, counts = distinct.rows, distinct.counts
-        watched_rows = self.hot.admit(rows, seen)
-        fates, (places, summed, entries, due) = np.full(len(rows), NOW, np.uint8), np.empty((4, len(rows)), np.int32)
-        written_rows = np.empty(len(rows), np.int64)
+        rows, counts, seen, size = distinct.rows, distinct.counts, candidates.seen, len(distinct.rows)
+        fates, *lists = allocate(self._memory, (np.uint8, size), *[(np.int32, size)] * 5)
+        fates.fill(NOW)
+        written_rows = np.empty(size, np.int64)  # kept longer than the plan
+        places, summed, entries, due, watched_places = lists
+        watched_rows = self.hot.admit(rows, candidates, watched_places)
         snapshots = None
-        if self._rule.leaves_out or self.num_snapshots:
+        weight = 1 if self._rule.leaves_out or self.watches_movement else SAMPLED_BATCHES
+        if (self._rule.leaves_out or self.num_snapshots) and number % weight == 0:
             most = self._capacity if self._rule.leaves_out else self.num_snapshots
-            due_snapshots = self.hot.visit(watched_rows, most, counts, locations, fates)
+            due_snapshots = self.hot.visit(watched_rows, most, weight, counts, locations, fates)
             snapshots = due_snapshots if self.num_snapshots else None
         num_summed = num_due = 0
         if self.deferral is not None:
-            lists, waits = (fates, summed, entries, due), self.hot.waits
-            num_summed, num_due = self.deferral.decide(number, watched_rows, distinct, seen, lists, waits)
+            outputs = fates, summed, entries, due
+            num_summed, num_due = self.deferral.decide(number, watched_rows, distinct, seen, outputs, self.hot.waits)
         summed, entries, due = summed[:num_summed], entries[:num_summed], due[:num_due]
-        batch_rows, outputs = (rows, counts, distinct.table_ends), (places, written_rows)
-        num_now = watched.divide_rows(batch_rows, fates, (summed, due), outputs, tally)
+        batch_rows = rows, counts, distinct.table_ends
+        num_now = watched.divide_rows(batch_rows, fates, (summed, due), (places, written_rows), tally)
         now, written = places[:num_now], places[: num_now + num_due]
         deferred = Deferred(now, summed, entries, due, written, written_rows[: len(written)]) if num_summed else None
         return Decision(written, deferred, snapshots)

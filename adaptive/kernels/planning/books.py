@@ -57,34 +57,19 @@ def is_stored(code):
 
 @kernel()
 def enter_batch(
-    first_table,
-    last_table,
-    rows,
-    counts,
-    table_ends,
-    batch,
-    codes,
-    accesses,
-    slot_used,
-    slot_accesses,
-    slot_flags,
-    mark,
-    all_fit,
-    locations,
-    missing,
-    undo,
-    seen,
-    tally,
-):
+    first_table, last_table, rows, counts, table_ends, batch, codes, accesses, row_entries, slot_used, slot_accesses,
+    slot_flags, mark, all_fit, locations, missing, undo, seen, entries, tally,
+):  # fmt: skip
     """Look up a batch's distinct rows in some tables; touch those on the device and hold their slots.
 
     mark (uint8) is added to the slots' flags: DIRTY if the batch will change all its rows. If every row has a slot
     (`all_fit`), that is left to `mark_used`. slot_accesses may be empty: slots then do not repeat accesses.
 
     Outputs: locations (U,) int64 slot, or -1; missing (U,) int64 the u without a slot, from the first u of these tables
-    on; undo (U,) int32 for `leave_batch`; seen (U,) uint32, or empty: accesses of the rows in slots, with this batch;
-    lookups, distinct rows and hits are added to tally (T, counters). Returns the end of the missing rows, which are
-    touched later, once their place is decided. One pass, so that every record is loaded into the cache once.
+    on; undo (U,) int32 for `leave_batch`; seen (U,) uint32 and entries (U,) int32, or both empty: accesses of the rows,
+    with this batch, and copies of row_entries (rows,) int32; lookups, distinct rows and hits are added to tally
+    (T, counters). Returns the end of the missing rows, which are touched later, once their place is decided. One pass,
+    so that every record is loaded into the cache once.
     """
     num_missing = first = np.int64(0) if first_table == 0 else table_ends[first_table - 1]
     repeats = slot_accesses.size > 0
@@ -99,9 +84,14 @@ def enter_batch(
                     prefetch_item(slot_accesses, ahead)
                 if not all_fit:
                     prefetch_item(slot_flags, ahead)
+                if seen.size > 0:
+                    prefetch_item(row_entries, rows[at(u + AHEAD)])
             row, count = at(rows[at(u)]), np.int64(counts[at(u)])
             lookups += count
             slot = np.int64(codes[row]) - 1
+            if seen.size > 0:
+                seen[at(u)] = min(np.int64(accesses[row]) + count, MOST_ACCESSES)
+                entries[at(u)] = row_entries[row]
             locations[at(u)] = max(slot, -1)
             missing[at(num_missing)] = u  # if the row has a slot, the next one is written over it
             if slot >= 0:
@@ -116,8 +106,6 @@ def enter_batch(
                     latest = latest if flags & DIRTY else ~latest
                     slot_flags[at(slot)] = flags | mark
                 undo[at(u)] = latest
-                if seen.size > 0:
-                    seen[at(u)] = accesses[row]
             else:
                 num_missing += 1
         tally[table, LOOKUPS] += lookups

@@ -40,7 +40,6 @@ SKIPPED_UPDATES, SKIPPED_LOOKUPS = int(Counter.SKIPPED_UPDATES), int(Counter.SKI
 DEFERRED_UPDATES = int(Counter.DEFERRED_UPDATES)
 ONE = np.uint64(1)
 MOST_VISITS = 2**16 - 1  # between two snapshots, as the books have room for
-BLOCK = 256  # rows whose places in a hash table are prefetched together; 64 to 512 measure the same
 AHEAD = 64  # records to prefetch, each in its own cache line; 16 takes 1.6 times as long
 SHORTER = 4  # the first interval is shorter by 2**SHORTER, the second by half of that, and so on
 
@@ -52,42 +51,32 @@ def home(row, mask):
 
 
 @kernel()
-def find_entries(rows, seen, min_accesses, keys, values, entry_rows, num_entries, places, entries):
-    """Look up a batch's distinct rows in the hot set; enter rows with enough lookups.
+def find_entries(rows, seen, min_accesses, row_entries, entry_rows, num_entries, places, entries):
+    """List the watched rows among a batch's distinct rows; enter rows with enough lookups.
 
-    rows (U,) int64; seen (U,) uint32: lookups of each so far; keys int64 (-1 = empty) and values int32 are the hot
-    set's hash table, a power of two; entry_rows (H,) int64. Outputs, of length U: places and entries of the watched
-    rows. Returns the numbers of entries and of watched rows. Rows are looked up in blocks, so that their places in the
-    table are in the cache by then.
+    rows (U,) int64; seen (U,) uint32: lookups of each so far; entries (U,) int32: entry + 1 of each, 0 without one, as
+    in row_entries (rows of the group,) int32; entry_rows (H,) int64. Outputs: places (U,) int32 of the watched rows,
+    and, from the start of `entries`, their entries. Returns the numbers of entries and of watched rows.
     """
-    mask = np.uint64(keys.size - 1)
-    count = 0
-    for begin in range(0, rows.size, BLOCK):
-        last = count
-        for u in range(begin, min(begin + BLOCK, rows.size)):
-            places[at(last)] = u  # if the row has too few lookups, the next one is written over it
-            last += seen[at(u)] >= min_accesses
-        for i in range(count, last):
-            prefetch_item(keys, home(rows[at(places[at(i)])], mask))
-        for i in range(count, last):
-            u = places[at(i)]
-            row = rows[at(u)]
-            h = home(row, mask)
-            while keys[h] != row and keys[h] != -1:
-                h = (h + ONE) & mask
-            if (keys[h] == -1) & (num_entries < entry_rows.size):
-                keys[h] = row
-                values[h] = num_entries
-                entry_rows[num_entries] = row
-                num_entries += 1
-            places[at(count)], entries[at(count)] = u, values[h]
-            count += keys[h] == row
+    num_often = count = 0
+    for u in range(rows.size):  # apart from the next loop, because this is unpredictable
+        places[at(num_often)] = u
+        num_often += seen[at(u)] >= min_accesses
+    for i in range(num_often):
+        u = places[at(i)]
+        entry = entries[at(u)]
+        if entry == 0 and num_entries < entry_rows.size:
+            entry_rows[num_entries] = rows[at(u)]
+            num_entries += 1
+            entry = row_entries[rows[at(u)]] = num_entries
+        places[at(count)], entries[at(count)] = u, entry - 1  # if it is not watched, the next one replaces it
+        count += entry > 0
     return num_entries, count
 
 
 @kernel()
 def lookup_entries(rows, keys, values, entries):
-    """entries[i] = the hot set's entry of rows[i], or -1; see `find_entries`."""
+    """entries[i] = the number of rows[i] in the hash table of `enter_rows`, or -1."""
     mask = np.uint64(keys.size - 1)
     for i in range(rows.size):
         row = rows[i]
@@ -102,6 +91,7 @@ def visit_entries(
     places,
     entries,
     most_entries,
+    weight,
     counts,
     locations,
     min_accesses,
@@ -117,6 +107,7 @@ def visit_entries(
 ):
     """Count the lookups of watched rows, mark saturated ones, and list due snapshots, of entries below `most_entries`.
 
+    Lookups and visits of this batch count `weight` times: it stands for so many batches.
     A snapshot is due when a row is first seen (entry_visits int32 is -1), and after `min_accesses` lookups in
     `min_visits` batches since the latest one; the first intervals are shorter (entry_snapshots uint8 counts them). It
     is taken after the batch's update. So an update skipped in this batch, or since the latest snapshot (entry_skipped),
@@ -135,9 +126,9 @@ def visit_entries(
         if j + AHEAD < num_chosen:
             prefetch_item(entry_visits, entries[at(chosen[at(j + AHEAD)])])
         u, entry = places[at(chosen[at(j)])], entries[at(chosen[at(j)])]
-        seen = min(np.int64(entry_accesses[entry]) + np.int64(counts[u]), MOST_ACCESSES)
+        seen = min(np.int64(entry_accesses[entry]) + np.int64(counts[u]) * weight, MOST_ACCESSES)
         first = entry_visits[entry] < 0
-        visits = min(max(entry_visits[entry], 0) + 1, MOST_VISITS)
+        visits = min(max(entry_visits[entry], 0) + weight, MOST_VISITS)
         shorter = max(SHORTER + 1 - np.int64(entry_snapshots[entry]), 0)
         if entry_saturated[entry]:
             fates[u] = SKIPPED
@@ -155,6 +146,12 @@ def visit_entries(
         entry_visits[entry] = visits
         entry_accesses[entry] = seen
     return num_due
+
+
+@kernel(inline=True)
+def waits_longer(waited, visited, every, at_most, rule_waits):
+    """True if waited + 1 < k, for the visit number `visited` of a row whose gradient has waited for `waited` visits."""
+    return (waited + 1 < at_most) & ((waited + 2) * every <= visited) & (waited < np.int64(rule_waits))
 
 
 @kernel()
@@ -181,27 +178,31 @@ def defer_visits(
     rows) and summed_entries int32; due int32: positions in `summed` of the sums applied after this batch. Returns the
     numbers of summed and due rows.
     """
-    num_summed = num_due = 0
+    num_new = num_summed = num_due = 0
     for i in range(places.size):
         if i + AHEAD < places.size:
             prefetch_item(visits, entries[at(i + AHEAD)])
         u, entry = at(places[at(i)]), at(entries[at(i)])
         if fates[u] == SKIPPED:
             continue
+        due[at(num_new)] = i
+        num_new += visits[entry] == 0
         visited, waited = np.int64(visits[entry]) + 1, np.int64(waiting[entry])
-        if visited == 1:  # just admitted: estimate its visits from its lookups at this batch's rate
-            visited = max(np.int64(seen[u]) // np.int64(counts[u]), np.int64(1))
-        waits = (waited + 1 < at_most) & ((waited + 2) * every <= visited)  # waited + 1 < k
-        if by_rule:
-            waits = waits & (waited < np.int64(rule_waits[entry]))
-        is_due = ~waits & (waited > 0)
+        waits = waits_longer(waited, visited, every, at_most, rule_waits[entry] if by_rule else waited + 1)
         visits[entry], waiting[entry] = visited, waits * (waited + 1)
-        fates[u] = WAITS * waits + DUE * is_due
+        fates[u] = WAITS * waits + DUE * (~waits & (waited > 0))
+    for j in range(num_new):  # just admitted: estimate its visits from its lookups at this batch's rate
+        u, entry = at(places[at(due[at(j)])]), at(entries[at(due[at(j)])])
+        visited = max(np.int64(seen[u]) // np.int64(counts[u]), np.int64(1))
+        waits = waits_longer(np.int64(0), visited, every, at_most, rule_waits[entry] if by_rule else np.int64(1))
+        visits[entry], waiting[entry], fates[u] = visited, waits, WAITS * waits
+    for i in range(places.size):
         # Written for every row and counted for some: unpredictable branches would take most of the time.
+        u = at(places[at(i)])
         due[at(num_due)] = num_summed
-        num_due += is_due
-        summed[at(num_summed)], summed_entries[at(num_summed)] = u, entry
-        num_summed += waits | is_due
+        num_due += fates[u] == DUE
+        summed[at(num_summed)], summed_entries[at(num_summed)] = u, entries[at(i)]
+        num_summed += (fates[u] == DUE) | (fates[u] == WAITS)
     return num_summed, num_due
 
 
@@ -217,14 +218,15 @@ def divide_rows(distinct, fates, deferred, written, tally):
     first = num_now = 0
     for table in range(table_ends.size):
         updates = lookups = waiting = 0
-        for u in range(first, table_ends[table]):
-            fate = fates[at(u)]
-            is_skipped = fate >= WAITS
+        of_table, table_counts = fates[first : table_ends[table]], counts[first : table_ends[table]]
+        for i in range(of_table.size):  # apart from the next loop, so that vector instructions count
+            is_skipped = of_table[i] >= WAITS
             updates += is_skipped
-            lookups += is_skipped * counts[at(u)]
-            waiting += fate == WAITS
+            lookups += is_skipped * np.int64(table_counts[i])
+            waiting += of_table[i] == WAITS
+        for u in range(first, table_ends[table]):
             places[at(num_now)], written_rows[at(num_now)] = u, rows[at(u)]  # if it is not, the next one replaces it
-            num_now += fate == NOW
+            num_now += fates[at(u)] == NOW
         tally[table, SKIPPED_UPDATES] += updates
         tally[table, SKIPPED_LOOKUPS] += lookups
         tally[table, DEFERRED_UPDATES] += waiting

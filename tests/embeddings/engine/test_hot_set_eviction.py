@@ -20,7 +20,7 @@ from adaptive import (
     TieredEmbeddingBag,
     one_hot_batch,
 )
-from adaptive.embeddings.planning.hot_set import HotSet
+from adaptive.embeddings.planning.hot_set import Candidates, HotSet
 from adaptive.policies.lru import LRU
 from adaptive.policies.rules.defer import Defer as DeferRule
 
@@ -82,13 +82,17 @@ def test_snapshots_and_verdicts_move_with_their_rows(device: str) -> None:
             np.testing.assert_array_equal(mine.columns()[name], column, err_msg=name)
 
 
+def admit(hot: HotSet, rows: NDArray[np.int64]) -> None:
+    hot.admit(rows, Candidates(np.ones(len(rows), np.uint32), hot.row_entries[rows]), np.empty(len(rows), np.int32))
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10**6), st.integers(1, 40))
 def test_a_set_that_keeps_some_entries_finds_exactly_their_rows(seed: int, capacity: int) -> None:
     random = np.random.default_rng(seed)
-    hot, accesses = HotSet(capacity, SkipConfig(min_accesses=1)), np.ones(100, np.uint32)
+    hot = HotSet(capacity, SkipConfig(min_accesses=1), 100)
     rows = random.permutation(100)[:capacity]
-    hot.admit(rows, accesses[rows])
+    admit(hot, rows)
     hot.saturated[:capacity] = rows % 2 == 0
     stay = np.sort(random.choice(capacity, random.integers(0, capacity + 1), replace=False))
     hot.retain(stay)
@@ -96,7 +100,7 @@ def test_a_set_that_keeps_some_entries_finds_exactly_their_rows(seed: int, capac
     expected[rows[stay]] = np.arange(len(stay))
     np.testing.assert_array_equal(hot.entries_of(np.arange(100)), expected)
     assert hot.saturated[: len(stay)].tolist() == (rows[stay] % 2 == 0).tolist()
-    hot.admit(np.arange(100), accesses[:100])
+    admit(hot, np.arange(100))
     assert hot.num_entries == min(capacity, 100) and np.isnan(hot.drift[len(stay) : hot.num_entries]).all()
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
+from adaptive.embeddings.planning import hot_set
 from adaptive.embeddings.planning.hot_set import HotSet
 from adaptive.embeddings.planning.plan import Feedback, Snapshots
 from adaptive.kernels.planning.books import SKIPPED
@@ -26,13 +27,15 @@ class WatchedRows:
         num_rows: int = 50,
         short_intervals: bool = False,
     ) -> None:
-        self.hot = HotSet(capacity, SkipConfig(min_accesses=min_accesses, min_visits=min_visits))
+        self.hot = HotSet(capacity, SkipConfig(min_accesses=min_accesses, min_visits=min_visits), num_rows)
         if not short_intervals:
             self.hot._records["num_snapshots"] = SHORTER + 1  # as of rows that were watched for long
         self.accesses = np.zeros(num_rows, np.uint32)
         self.number = 0
 
-    def visit(self, *rows: int, counts: Any = None, number: int | None = None) -> tuple[NDArray[np.bool_], Snapshots]:
+    def visit(
+        self, *rows: int, counts: Any = None, number: int | None = None, weight: int = 1
+    ) -> tuple[NDArray[np.bool_], Snapshots]:
         """One batch that looks distinct rows up, once each by default; row r lies in slot 10 * r."""
         number = self.number if number is None else number
         looked_up = np.array(rows, np.int64)
@@ -40,13 +43,17 @@ class WatchedRows:
         self.accesses[looked_up] += times.astype(np.uint32)
         self.number = number + 1
         fates = np.zeros(len(rows), np.uint8)
-        mine = self.hot.admit(looked_up, self.accesses[looked_up])
-        snapshots = self.hot.visit(mine, self.hot.capacity, times, 10 * looked_up, fates)
+        mine = admit(self.hot, looked_up, self.accesses[looked_up])
+        snapshots = self.hot.visit(mine, self.hot.capacity, weight, times, 10 * looked_up, fates)
         return fates == SKIPPED, snapshots
 
     def measure(self, snapshots: Snapshots, *drifts: float) -> None:
         feedback = Feedback(np.zeros(0, np.int64), np.zeros(0, np.float32), snapshots, np.array(drifts, np.float32))
         self.hot.learn(feedback)
+
+
+def admit(hot: HotSet, rows: NDArray[np.int64], seen: NDArray[np.uint32]) -> hot_set.WatchedRows:
+    return hot.admit(rows, hot_set.Candidates(seen, hot.row_entries[rows]), np.empty(len(rows), np.int32))
 
 
 def told(snapshots: Snapshots) -> list[tuple[int, int, bool, int]]:
@@ -81,6 +88,15 @@ def test_the_first_intervals_are_shorter() -> None:
     watched.visit(5, counts=[64])
     due = [number for number in range(1, 300) if len(watched.visit(5)[1].entries)]
     assert np.diff([0, *due]).tolist() == [4, 8, 16, 32, 64, 64, 64]
+
+
+def test_a_batch_may_stand_for_eight() -> None:
+    """Of 64 lookups in 32 visits: 2 lookups in every 8th batch count as 16 in 8."""
+    watched = WatchedRows(min_accesses=64, min_visits=32)
+    watched.visit(5, counts=[64])
+    due = [watched.visit(5, counts=[2], weight=8)[1] for _ in range(8)]
+    assert [told(snapshots) for snapshots in due] == [[], [], [], [(50, 0, True, 64)]] * 2
+    assert due[3].visits.tolist() == [32]
 
 
 def test_short_intervals_are_of_as_many_visits_in_proportion() -> None:
@@ -143,17 +159,13 @@ def test_a_restored_set_goes_on_as_the_saved_one() -> None:
 
 
 @given(st.integers(1, 300), st.lists(st.lists(st.integers(0, 999), max_size=60, unique=True), max_size=30))
-def test_the_table_grows_and_forgets_nothing(capacity: int, batches: list[list[int]]) -> None:
-    hot, entries = HotSet(capacity, SkipConfig(min_accesses=1)), dict[int, int]()
+def test_admitted_rows_stay(capacity: int, batches: list[list[int]]) -> None:
+    hot, entries = HotSet(capacity, SkipConfig(min_accesses=1), 1000), dict[int, int]()
     for rows in batches:
         for row in rows:
             if len(entries) < capacity:
                 entries.setdefault(row, len(entries))
-        mine = hot.admit(np.array(rows, np.int64), np.ones(1000, np.uint32))
+        mine = admit(hot, np.array(rows, np.int64), np.ones(len(rows), np.uint32))
         assert mine.entries.tolist() == [entries[row] for row in rows if row in entries]
         assert np.isnan(hot.drift[: hot.num_entries]).all()
     assert hot.entries_of(np.arange(1000)).tolist() == [entries.get(row, -1) for row in range(1000)]
-
-
-def test_a_large_set_takes_nothing_until_rows_are_admitted() -> None:
-    assert len(HotSet(5 * 10**7, SkipConfig())._table) == 16

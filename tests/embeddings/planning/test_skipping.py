@@ -29,7 +29,7 @@ import adaptive.embeddings.planning.policy_calls
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
-from adaptive.embeddings.planning.hot_set import WatchedRows
+from adaptive.embeddings.planning.hot_set import Candidates, WatchedRows
 from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.embeddings.planning.plan import Feedback, Snapshots
 from adaptive.embeddings.planning.skipping import DeferralBook
@@ -347,7 +347,9 @@ def test_waiting_and_at_rest_are_two_things() -> None:
     skip = SkipConfig(min_accesses=64, min_visits=32, hot_rows="100%")
     skipper = planner_of(one_table(8, policy=policy, skip=skip)).skipper
     assert skipper is not None and skipper.deferral is not None
-    skipper.hot.admit(np.arange(6), np.full(8, 400, np.uint32))
+    skipper.hot.admit(
+        np.arange(6), Candidates(np.full(6, 400, np.uint32), np.zeros(6, np.int32)), np.zeros(6, np.int32)
+    )
     skipper.deferral.visits[:6] = 400
     measured = np.array([0, 1, 2, 3, 5], np.int32)
     lookups, visits = np.array([64, 64, 32, 64, 64]), np.array([64, 32, 32, 64, 64])
@@ -365,10 +367,13 @@ def test_waiting_and_at_rest_are_two_things() -> None:
 
 
 def test_without_need_for_movement_a_sample_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first two rows that are watched, for reports: training is what it is without. A checkpoint keeps them."""
+    """The first two rows that are watched, for reports: training is what it is without. A checkpoint keeps them.
+
+    One batch in four looks up each row, one in seven is sampled: sooner or later these are batches of all rows.
+    """
     rule = "defer+by=visits+every=2+warmup=0"
     skip = SkipConfig(rule=rule, interval=4, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=0)
-    batches = [bags([1]), bags([2]), bags([3]), bags([4])] * 6
+    batches = [bags([1]), bags([2]), bags([3]), bags([4])] * 20
     tables = {}
     for sampled in (0, 2, 9):
         monkeypatch.setattr(adaptive.embeddings.planning.policy_calls, "SAMPLED_ROWS", sampled)

@@ -63,14 +63,15 @@ def enter(
 ) -> Any:
     """(locations, missing, before, tally) of a batch that enters; `books_of` change."""
     locations, missing, before = np.full(len(rows), 9), np.full(len(rows), 9), np.full(len(rows), 9, np.int32)
-    seen, tally = np.full(len(rows), 9, np.uint32), new_tally(len(ends))
+    seen, entries, tally = np.full(len(rows), 9, np.uint32), np.full(len(rows), 9, np.int32), new_tally(len(ends))
+    row_entries = np.arange(len(books_of["codes"]), dtype=np.int32) % 5
+    expected = np.minimum(books_of["accesses"][ints(*rows)] + ints(*counts), 2**32 - 1)
     count = choose(books.enter_batch)(
         0, len(ends), ints(*rows), i32(*counts), ints(*ends), batch, books_of["codes"], books_of["accesses"],
-        books_of["used"], books_of["counted"], books_of["flags"], np.uint8(mark), all_fit, locations, missing, before,
-        seen, tally,
+        row_entries, books_of["used"], books_of["counted"], books_of["flags"], np.uint8(mark), all_fit, locations,
+        missing, before, seen, entries, tally,
     )  # fmt: skip
-    in_slots = locations >= 0
-    assert seen[in_slots].tolist() == books_of["accesses"][ints(*rows)][in_slots].tolist()
+    assert seen.tolist() == expected.tolist() and entries.tolist() == row_entries[ints(*rows)].tolist()
     return locations, missing[:count], before, tally
 
 

@@ -25,34 +25,25 @@ def i32(*values: int) -> NDArray[np.int32]:
 
 
 class Table:
-    """A hash table and the rows of its entries."""
+    """The entries of 20 rows, and the rows of these entries."""
 
-    def __init__(self, choose: Choose, size: int, capacity: int) -> None:
-        self.keys, self.values = np.full(size, -1), np.zeros(size, np.int32)
-        self.rows, self.num = np.zeros(capacity, np.int64), 0
+    def __init__(self, choose: Choose, capacity: int) -> None:
+        self.row_entries, self.rows, self.num = np.zeros(20, np.int32), np.zeros(capacity, np.int64), 0
         self._find = choose(watched.find_entries)
-        self._look_up = choose(watched.lookup_entries)
 
     def find(self, rows: NDArray[np.int64], accesses: Any, least: int) -> list[tuple[int, int]]:
         """(place, entry) of each watched row."""
-        places, entries = np.full(len(rows), -9, np.int32), np.full(len(rows), -9, np.int32)
-        table = self.keys, self.values, self.rows, self.num
-        self.num, count = self._find(rows, accesses[rows], least, *table, places, entries)
+        places, entries = np.full(len(rows), -9, np.int32), self.row_entries[rows]
+        books = self.row_entries, self.rows, self.num
+        self.num, count = self._find(rows, accesses[rows], least, *books, places, entries)
         return list(zip(places[:count].tolist(), entries[:count].tolist(), strict=True))
-
-    def look_up(self, rows: NDArray[np.int64]) -> list[int]:
-        entries = np.empty(len(rows), np.int64)
-        self._look_up(rows, self.keys, self.values, entries)
-        listed: list[int] = entries.tolist()
-        return listed
 
 
 @both
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), capacity=st.integers(1, 12), least=st.integers(0, 3))
 def test_the_hot_set_is_a_dictionary(choose: Choose, data: st.DataObject, capacity: int, least: int) -> None:
-    """32 places, more than twice the entries: collisions and all."""
-    table, entries = Table(choose, 32, capacity), dict[int, int]()
+    table, entries = Table(choose, capacity), dict[int, int]()
     accesses = np.array(data.draw(st.lists(st.integers(0, 5), min_size=20, max_size=20)), np.uint32)
     for batch in data.draw(st.lists(st.lists(st.integers(0, 19), unique=True), max_size=5)):
         expected = []
@@ -60,7 +51,23 @@ def test_the_hot_set_is_a_dictionary(choose: Choose, data: st.DataObject, capaci
             if accesses[row] >= least and (row in entries or len(entries) < capacity):
                 expected.append((place, entries.setdefault(row, len(entries))))
         assert table.find(ints(*batch), accesses, least) == expected
-    assert table.look_up(np.arange(20)) == [entries.get(row, -1) for row in range(20)]
+    assert (table.row_entries - 1).tolist() == [entries.get(row, -1) for row in range(20)]
+    assert table.rows[: table.num].tolist() == list(entries)
+
+
+@both
+@given(batches=st.lists(st.lists(st.integers(0, 99), unique=True, max_size=8), max_size=3))
+def test_a_hash_table_numbers_rows_as_they_come(choose: Choose, batches: list[list[int]]) -> None:
+    """64 places for at most 24 rows: collisions and all."""
+    keys, values, numbers, count = np.full(64, -1), np.zeros(64, np.int32), dict[int, int](), 0
+    for batch in batches:
+        places = np.full(len(batch), -9)
+        count = choose(watched.enter_rows)(ints(*batch), keys, values, count, places)
+        assert places.tolist() == [numbers.setdefault(row, len(numbers)) for row in batch]
+    assert count == len(numbers)
+    places = np.empty(100, np.int64)
+    choose(watched.lookup_entries)(np.arange(100), keys, values, places)
+    assert places.tolist() == [numbers.get(row, -1) for row in range(100)]
 
 
 @both
@@ -71,7 +78,7 @@ def test_a_snapshot_is_due_after_lookups_and_visits(choose: Choose) -> None:
     due = np.full(3, -9), np.full(3, -9, np.int32), np.zeros(3, np.bool_), np.full(3, -9), np.full(3, -9)
     settled = np.full(3, watched.SHORTER + 1, np.uint8)
     books = visits, accesses, settled, saturated, left_out
-    rows = i32(0, 2, 3), i32(1, 2, 0), 3, i32(1, 2, 3, 4), ints(50, 51, ~2, 53)
+    rows = i32(0, 2, 3), i32(1, 2, 0), 3, 1, i32(1, 2, 3, 4), ints(50, 51, ~2, 53)
     arguments = *rows, 12, 3, *books, fates, due, i32(9, 9, 9)
     assert choose(watched.visit_entries)(*arguments) == 2
     expected = [[50, 53], [1, 0], [False, False], [12, 4], [3, 1]]  # entry 1 is left out now, entry 0 has come now
@@ -90,7 +97,7 @@ def test_only_the_first_entries_have_snapshots(choose: Choose) -> None:
     visits, accesses, snapshots = i32(-1, -1, -1), np.zeros(3, np.uint32), np.zeros(3, np.uint8)
     books = visits, accesses, snapshots, np.zeros(3, np.bool_), np.zeros(3, np.bool_)
     due = np.full(2, -9), np.full(2, -9, np.int32), np.zeros(2, np.bool_), np.full(2, -9), np.full(2, -9)
-    rows = i32(1, 2, 3), i32(0, 2, 1), 2, i32(4, 5, 6, 7), ints(50, 51, 52, 53)
+    rows = i32(1, 2, 3), i32(0, 2, 1), 2, 1, i32(4, 5, 6, 7), ints(50, 51, 52, 53)
     assert choose(watched.visit_entries)(*rows, 12, 3, *books, np.zeros(4, np.uint8), due, i32(9, 9, 9)) == 2
     assert [column.tolist() for column in due] == [[51, 53], [0, 1], [False, False], [5, 7], [1, 1]]
     assert visits.tolist() == [0, 0, -1]
@@ -102,7 +109,7 @@ def test_look_ups_and_visits_since_a_snapshot_do_not_wrap(choose: Choose) -> Non
     books = visits, accesses, np.zeros(1, np.uint8), np.zeros(1, np.bool_), np.zeros(1, np.bool_)
     due = np.zeros(1, np.int64), i32(0), np.zeros(1, np.bool_), np.zeros(1, np.int64), np.zeros(1, np.int64)
     never = 2**40, 2**40
-    rows = i32(0), i32(0), 1, i32(7), ints(0)
+    rows = i32(0), i32(0), 1, 1, i32(7), ints(0)
     choose(watched.visit_entries)(*rows, *never, *books, np.zeros(1, np.uint8), due, i32(0))
     assert accesses.tolist() == [2**32 - 1] and visits.tolist() == [2**16 - 1]
 
