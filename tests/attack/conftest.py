@@ -1,6 +1,7 @@
 """Fixtures of the attacks on running processes."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,20 +12,14 @@ from support.rank_pool import rank_pool
 pool = pytest.fixture(scope="session")(rank_pool)
 
 
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    """Makes processes in which libraries and most kernels are loaded."""
-    made = Nursery()
-    yield made
-    made.close()
+def make_nursery() -> Iterator[Nursery]:
+    """Makes processes in which libraries are loaded, and the kernels that were loaded `here`."""
+    with closing(Nursery()) as made:
+        yield made
 
 
-@pytest.fixture(scope="session")
-def cold_nursery() -> Iterator[Nursery]:
-    """Makes processes that load their kernels themselves."""
-    made = Nursery()
-    yield made
-    made.close()
+nursery = pytest.fixture(scope="session")(make_nursery)
+cold_nursery = pytest.fixture(scope="session")(make_nursery)
 
 
 @pytest.fixture(scope="session")

@@ -132,15 +132,6 @@ def test_a_row_moves_again_at_three_times_its_usual_movement() -> None:
     assert rule.state_dict()["moving"].tolist() == [False]
 
 
-def test_what_is_usual_is_restored() -> None:
-    rule, restored = Defer(by="movement", bound=1.0), Defer(by="movement", bound=1.0)
-    rule.visits(row_stats(3, drift=[0.4, 0.8, np.nan], drift_visits=[16] * 3))
-    restored.load_state_dict(rule.state_dict())
-    again = row_stats(3, drift=[1.3, 0.9, 0.3], drift_visits=[16] * 3)
-    assert rule.visits(again).tolist() == restored.visits(again).tolist() == [1, 16, 16]
-    assert Defer(by="visits").state_dict() == {}
-
-
 # --- `drop`: exactly as many inputs as the run that it stands beside -------------------------------------------------
 
 

@@ -1,7 +1,6 @@
 """Checkpoints in shards: what some ranks have saved is what any others load, and nobody reads more than it needs."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.attacks import Campaign, attack
+from support.attacks import Campaign, attack, copied
 from support.failing_disk import FailingDisk
 from support.helpers import LFU, random_batches
 from support.manifests import edit_manifest, write_again
@@ -106,14 +105,6 @@ def saved_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def copied(saved: Path, directory: Path, name: str = "checkpoint-1") -> Path:
-    folder = directory / name
-    folder.mkdir()
-    for file in (saved / "checkpoint-1").iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    return folder
-
-
 # --- any number of ranks -----------------------------------------------------------------------------------------
 
 
@@ -181,7 +172,7 @@ def test_a_run_on_changing_ranks_equals_one_that_never_stopped(tmp_path: Path, s
 
 def test_what_one_rank_finds_damaged_is_told_by_all(saved: Path, tmp_path: Path) -> None:
     """A byte flipped in a shard that only one of them reads; a shard that is gone."""
-    folder = copied(saved, tmp_path)
+    folder = copied(saved / "checkpoint-1", tmp_path / "checkpoint-1")
 
     def read(ranks: Ranks) -> None:
         load_best(tmp_path, readers_of(ranks))
@@ -201,7 +192,7 @@ def test_what_one_rank_finds_damaged_is_told_by_all(saved: Path, tmp_path: Path)
 
 def test_a_damaged_shard_takes_all_to_the_checkpoint_before(saved: Path, tmp_path: Path) -> None:
     """Also those that did not read it."""
-    older, newer = copied(saved, tmp_path, "checkpoint-1"), copied(saved, tmp_path, "checkpoint-2")
+    older, newer = (copied(saved / "checkpoint-1", tmp_path / f"checkpoint-{number}") for number in (1, 2))
     file = newer / "shard-2-1.npy"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     for rank, (path, results, damaged) in enumerate(on_ranks(3, lambda ranks: load_whole(tmp_path, readers_of(ranks)))):
@@ -333,9 +324,7 @@ def test_arrays_of_a_strangers_shards_signed_again(tmp_path: Path) -> None:
     ]
     for _, rng in Campaign("arrays of shards", 10).tries():
         name, what = cases[int(rng.integers(len(cases)))]
-        folder = tmp_path / "attacked/checkpoint-1"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(saved, folder)
+        folder = copied(saved, tmp_path / "attacked/checkpoint-1")
         may_fit = write_parts_again(folder, name, what)
         with TieredEmbeddingBag(TABLES, Case(()).tier, policy=Both, optimizer=OPTIMIZERS[1], skip=SKIP) as embeddings:
             before = embeddings.rows.state_arrays()
