@@ -194,10 +194,10 @@ def _version(package: str) -> str | None:
         return None
 
 
-def quietness(seconds: float = 1.0) -> str:
+def quietness() -> str:
     """Load average and the share of the cores that others use right now, in words."""
     others = OtherWork()
-    time.sleep(seconds)
+    time.sleep(1.0)
     load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
     return f"load average {load}; others use {_others(others.share(), 'now')}"
 

@@ -123,13 +123,13 @@ def at_rate(
     return stream(kind, samples, evaluated=100_000, name=f", {100 * rate:g}%{name}", rate=rate, **usual | config)
 
 
-def controls(samples: int = 1_500_000, batch: int = 512, rows: str = "rowwise_adagrad") -> tuple[Way, ...]:
+def controls(batch: int = 512, rows: str = "rowwise_adagrad") -> tuple[Way, ...]:
     """All inputs: as they are, with a rate 1e-5 higher (the null), in larger batches, and with a decaying rate.
 
     `predicted` takes as many steps as `off`, so `off` is also the run of all inputs with as many steps.
     """
     optimizer = dict(ROW_OPTIMIZERS[rows])
-    schedule = {"decay": "linear", "decay_steps": samples // batch, "final": 0.1}
+    schedule = {"decay": "linear", "decay_steps": 1_500_000 // batch, "final": 0.1}
     decay = {"optimizer": {**optimizer, "schedule": schedule}, "dense_optimizer": {"schedule": schedule}}
     null = {"optimizer": {**optimizer, "lr": optimizer["lr"] * 1.00001}}
     return OFF, off("null", **null), off("batches twice as large", batch_size=2 * batch), off("decay", **decay)

@@ -60,7 +60,7 @@ def traffic(
     return Traffic(int(forward), int(update), int(moved[0]), int(moved[1]))
 
 
-def measure_rates(accelerator: Accelerator, megabytes: int, rounds: int = 9) -> Rates:
+def measure_rates(accelerator: Accelerator, megabytes: int) -> Rates:
     """Large copies: device to device, from pinned memory, and to it."""
     size = megabytes * 250_000  # float32 values
     rows, copies = torch.ones(size, device=accelerator.device), torch.empty(size, device=accelerator.device)
@@ -68,7 +68,7 @@ def measure_rates(accelerator: Accelerator, megabytes: int, rounds: int = 9) -> 
     count = 4 * size
 
     def rate(num_bytes: int, source: torch.Tensor, target: torch.Tensor) -> float:
-        times = accelerator.times_ms(lambda: target.copy_(source, non_blocking=True), rounds=rounds)
+        times = accelerator.times_ms(lambda: target.copy_(source, non_blocking=True), rounds=9)
         return num_bytes / median(times) * 1e3
 
     return Rates(rate(2 * count, rows, copies), rate(count, host, copies), rate(count, rows, host))

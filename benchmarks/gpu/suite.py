@@ -25,7 +25,7 @@ KERNELS = (
 OF_A_GPU = "triton or gpu or pinned"
 
 
-def run_suite(tier: str, size: str, seconds: float, *, only: str = "") -> Report:
+def run_suite(tier: str, size: str, seconds: float) -> Report:
     """Return passed, failed and skipped tests; tier `cpu-torch` is a rehearsal on the CPU."""
     environment = os.environ | {"GPU_SUITE_DEVICE": tier, "GPU_SUITE_EXAMPLES": str(EXAMPLES[size])}
     shares = [[f"tests/gpu/test_gpu_{name}.py" for name in names] for names in PROCESSES]
@@ -36,7 +36,7 @@ def run_suite(tier: str, size: str, seconds: float, *, only: str = "") -> Report
         outputs = [path.with_suffix(".txt") for path in results]
         processes = []
         for files, path, output in zip(shares, results, outputs, strict=True):
-            chosen = ["-k", OF_A_GPU] if files == list(KERNELS) else ["-m", "gpu", "-k", only]
+            chosen = ["-k", OF_A_GPU] if files == list(KERNELS) else ["-m", "gpu"]
             command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", *chosen]
             # Other versions of torch, Triton and pytest have other warnings.
             command += ["-o", "filterwarnings=default", f"--junitxml={path}", "--durations=5"]

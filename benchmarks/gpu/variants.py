@@ -113,9 +113,9 @@ def open_variant(spec: Spec, workload: Workload, accelerator: Accelerator) -> Em
 class Tiers(Ours):
     """`TieredEmbeddingBag` on the accelerator, with every row stored on the host."""
 
-    def __init__(self, setup: Setup, spec: Spec, accelerator: Accelerator, *, device_rows: str | None = None) -> None:
+    def __init__(self, setup: Setup, spec: Spec, accelerator: Accelerator) -> None:
         policy = load_policy_class(POLICIES[spec.kind])
-        wanted = policy.device_rows or device_rows or f"{spec.share}%"
+        wanted = policy.device_rows or f"{spec.share}%"
         ways = {"transfer": spec.transfer, "lookups": spec.lookups, "device": accelerator.tier}
         tier = TierConfig.model_validate({"device_rows": wanted, "when_full": "reduce_lookahead", **ways})
         skip = SkipConfig(rule="adaptive.policies.rules.defer:Defer") if spec.kind == "slipstream" else None

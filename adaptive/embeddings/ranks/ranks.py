@@ -118,10 +118,10 @@ class Ranks:
 
     # --- exchanges between batches ---------------------------------------------------------------------------
 
-    def gather_arrays(self, array: NDArray[Any], kind: Kind = Kind.FACTS, batch: int = -1) -> list[NDArray[Any]]:
+    def gather_arrays(self, array: NDArray[Any]) -> list[NDArray[Any]]:
         """Return every rank's array, flat, each of any length and all of one dtype."""
         flat = np.ascontiguousarray(array).reshape(-1)
-        parts = self.rows.exchange(kind, batch, [flat] * self.size).parts
+        parts = self.rows.exchange(Kind.FACTS, parts=[flat] * self.size).parts
         return [np.frombuffer(part.tobytes(), array.dtype) for part in parts]
 
     def gather_facts(self, facts: Any) -> list[Any]:
@@ -192,7 +192,7 @@ class LocalRanks(Ranks):
     def own_part(self, batch: Batch) -> Batch:
         return batch
 
-    def gather_arrays(self, array: NDArray[Any], kind: Kind = Kind.FACTS, batch: int = -1) -> list[NDArray[Any]]:
+    def gather_arrays(self, array: NDArray[Any]) -> list[NDArray[Any]]:
         return [array]
 
     def gather_facts(self, facts: Any) -> list[Any]:
