@@ -94,7 +94,7 @@ class DenseAlone(Whole):
     name = "our dense part alone"
 
     def __init__(self, model: DLRM, case: Case) -> None:
-        self._model, self._case = model, case
+        self._model = model
         self._optimizer = torch.optim.SGD(model.parameters(), lr=DENSE_RATE)
         self._pooled = torch.randn(case.batch, model.num_features, case.dim).mul_(0.1).requires_grad_()
 
