@@ -48,7 +48,6 @@ from adaptive.policy import Policy, RowStats
 OPTIMIZERS = [SGD(lr=0.5), Adagrad(lr=0.1, initial_accumulator=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01),
               FTRL(lr=0.1, l1=0.01), Adagrad(lr=0.1, initial_accumulator=0.1, state_dtype="bfloat16"),
               Adam(lr=0.01, state_dtype="bfloat16")]  # fmt: skip
-FOR_GPUS = [optimizer for optimizer in OPTIMIZERS if optimizer.stored_dtype == np.float32]
 STAGED: list[type[Policy]] = [LRU, LFU, Fixed, Scattered, RandomScores, Windowed, MostRecentOut, Infinite]
 ON_HOST: list[type[Policy]] = [LFUOnHost, LRUOnHost, ScatteredOnHost, RandomOnHost, WindowedOnHost]
 

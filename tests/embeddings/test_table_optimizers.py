@@ -140,5 +140,3 @@ def test_mistakes_are_named() -> None:
         build(own={"b": "adam"})
     with pytest.raises(ConfigError, match=r"optimizer.lr: expected a rate above 0 with table_optimizers, got 0"):
         build(main=SGD(lr=0.0))
-    with pytest.raises(ConfigError, match=r"state_dtype=bfloat16: expected rows in main memory"):
-        build(device="cpu-torch")

@@ -3,7 +3,7 @@
 import pytest
 from support.gpu_helpers import Training, assert_same, train_on
 from support.helpers import Trained, random_batches
-from test_invariance import FOR_GPUS
+from test_invariance import OPTIMIZERS
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.optim import Adam, RowOptimizer
@@ -19,7 +19,7 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize("optimizer", FOR_GPUS, ids=lambda optimizer: type(optimizer).__name__)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
 def test_placement_never_changes_numbers_of_long_bags(device: str, optimizer: RowOptimizer) -> None:
     """Bags of up to 40 lookups, weighted; some rows come hundreds of times; batch sizes differ."""
     sizes = (40, 3, 64, 1, 64, 20)

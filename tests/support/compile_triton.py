@@ -39,7 +39,8 @@ TYPES = {
     "fp32": "learning_rate epsilon decay1 decay2 decay_factor",
 }
 ROWS = "weights host_weights to source"  # float32, or the bits of bfloat16
-Form = tuple[Any, dict[str, Any]]  # kernel, constants; "half": rows are bfloat16
+STATE = "state to_state source_state"
+Form = tuple[Any, dict[str, Any]]  # kernel, constants; "half": rows are bfloat16; "half_state": their state is
 
 # Fused, flushing small numbers to zero, or not correctly rounded.
 INEXACT = re.compile(r"^.*\b(?:(?:fma|mad)\.\S*f(?:32|64)|\S+\.ftz\S*|\S+\.approx\S*|div\.full\S*).*$", re.M)
@@ -49,6 +50,7 @@ def signature(kernel: Any, constants: dict[str, Any]) -> dict[str, str]:
     """Triton's type of every argument."""
     types = {name: kind for kind, names in TYPES.items() for name in names.split()}
     types |= dict.fromkeys(ROWS.split(), "*i16") if constants.get("half") else {}
+    types |= dict.fromkeys(STATE.split(), "*i16") if constants.get("half_state") else {}
     types |= dict.fromkeys(constants, "constexpr")
     types["row_keys"] = "*i64"
     types["entries"] = "*i32" if kernel is drift_kernel else "*i64"
@@ -57,7 +59,7 @@ def signature(kernel: Any, constants: dict[str, Any]) -> dict[str, str]:
 
 def examine(kernel: Any, capability: int, options: dict[str, Any], constants: dict[str, Any]) -> Any:
     types = signature(kernel, constants)
-    known = {name: value for name, value in constants.items() if name != "half"}
+    known = {name: value for name, value in constants.items() if name not in ("half", "half_state")}
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types.values()) if kind.startswith("*")}
     source = ASTSource(fn=kernel, signature=types, constexprs=known, attrs=aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
@@ -141,10 +143,15 @@ def half_forms(width: int) -> Iterator[Form]:
         yield pool_kernel, pooling | half | {"HOST": flag}
         yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": flag} | half
         yield decay_kernel, shape | half | {"STOCHASTIC": flag}
+    form = {"SCALED": False, "STOCHASTIC": True}
     for kind, state in states(width).items():
-        form = {"KIND": kind, "STATE": state, "SCALED": False, "SUMMED": False, "STOCHASTIC": True}
-        yield update_kernel, shape | half | form
+        yield update_kernel, shape | half | form | {"KIND": kind, "STATE": state, "SUMMED": False}
+    for (kind, state), summed in product(((steps.ADAGRAD, width), (steps.ADAM, 2 * width + 2)), (False, True)):
+        moments = {"KIND": kind, "STATE": state, "SUMMED": summed, "half_state": True}
+        yield update_kernel, shape | half | form | moments
     yield copy_kernel, {"WIDTH": width, "STATE": 1, **copy_tile(width, 1)} | half
+    counted = 2 * width + 2  # Adam's
+    yield copy_kernel, {"WIDTH": width, "STATE": counted, **copy_tile(width, counted)} | half | {"half_state": True}
     yield initial_kernel, shape | half | {"HAS_KEYS": False}
 
 

@@ -31,7 +31,6 @@ from adaptive.embeddings.tiers.host_file import FileHost
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.embeddings.tiers.streams import streams_of
 from adaptive.errors import ConfigError, PolicyError
-from adaptive.kernels.vector.bfloat16 import BFLOAT16
 from adaptive.optim import RowOptimizer
 from adaptive.plugins import installed_policies, make_policy
 from adaptive.policy import Policy, arranges, arranges_alike, calibrates
@@ -125,7 +124,7 @@ def outline_engine(
     optimizers = [group.optimizer_or(optimizer) for group in groups]
     policy_caller.begin(type(optimizers[0]).__name__.lower())
     skip = skip if policy_caller.skips else None
-    refuse_optimizers(optimizers, tier, device, defers=skip is not None and policy_caller.defers)
+    refuse_optimizers(optimizers, defers=skip is not None and policy_caller.defers)
     refuse_with_keys(tables, policy, skip)
     room = free_bytes(device)
     if room is not None and skip is not None:
@@ -179,20 +178,12 @@ def refuse_with_keys(tables: Sequence[TableConfig], policy: Policy, skip: SkipCo
         raise ConfigError(f"table {keyed[0].name!r}: expected settings that support keys, got {got}.")
 
 
-def refuse_optimizers(
-    optimizers: Sequence[RowOptimizer], tier: TierConfig, device: torch.device, *, defers: bool
-) -> None:
-    """Refuse optimizers, one for each group, that this device or a rule that defers does not support.
+def refuse_optimizers(optimizers: Sequence[RowOptimizer], *, defers: bool) -> None:
+    """Refuse optimizers, one for each group, that a rule that defers does not support.
 
     Raises:
         ConfigError: for the first one.
     """
-    in_halves = any(optimizer.stored_dtype == BFLOAT16 for optimizer in optimizers)
-    if in_halves and (device.type != "cpu" or tier.device == "cpu-torch"):
-        raise ConfigError(
-            f"state_dtype=bfloat16: expected rows in main memory, got tier.device={tier.device} ({device.type}). Set "
-            "tier.device=cpu, or state_dtype=float32."
-        )
     names = sorted({type(optimizer).__name__ for optimizer in optimizers})
     if defers and len(names) > 1:
         raise ConfigError(

@@ -65,9 +65,9 @@ class Group:
         """The type of stored values; uint16 holds bfloat16."""
         return BFLOAT16 if self.tables[0].dtype == "bfloat16" else np.dtype(np.float32)
 
-    @property
-    def rounds_stochastically(self) -> bool:
-        return self.tables[0].dtype == "bfloat16" and self.tables[0].rounding == "stochastic"
+    def rounds_stochastically(self, optimizer: RowOptimizer) -> bool:
+        """Return True if updates round rows or their state at random."""
+        return self.tables[0].rounding == "stochastic" and BFLOAT16 in (self.dtype, optimizer.stored_dtype)
 
     def optimizer_or(self, optimizer: RowOptimizer) -> RowOptimizer:
         """Return the optimizer of these tables: their own, or `optimizer`."""

@@ -18,7 +18,7 @@ from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import GroupPlan
 from adaptive.kernels.rows.cpu import initial, move, rounding, steps
 from adaptive.kernels.scratch import empty_rows
-from adaptive.kernels.vector.bfloat16 import BFLOAT16, NO_KEYS, number_as_stored
+from adaptive.kernels.vector.bfloat16 import NO_KEYS, number_as_stored
 from adaptive.optim import RowOptimizer
 
 Int64s = NDArray[np.int64]
@@ -59,8 +59,7 @@ class HostTier(ABC):
         self._width, self.dtype = group.embedding_dim, group.dtype
         self._state_width, self.state_dtype = optimizer.stored_width(self._width), optimizer.stored_dtype
         self.first_state = optimizer.settings()[steps.FIRST]
-        rounds = group.tables[0].rounding != "nearest"
-        self._rounds_by_key = rounds and BFLOAT16 in (self.dtype, self.state_dtype)
+        self.rounds_by_key = group.rounds_stochastically(optimizer)
         self.stored_first_state = self.state_dtype.type(number_as_stored(self.first_state, self.state_dtype))
 
     # --- moving rows -----------------------------------------------------------------------------------------
@@ -103,7 +102,7 @@ class HostTier(ABC):
 
     def rounding_keys(self, rows: Int64s, number: int) -> NDArray[np.uint64]:
         """Return the keys (n,) that round owned rows (n,) in batch `number`; empty: to nearest, or nothing to round."""
-        if not self._rounds_by_key:
+        if not self.rounds_by_key:
             return NO_KEYS
         group, keys = self.group, np.empty(len(rows), np.uint64)
         tables = group.undivided.table_starts, group.table_keys

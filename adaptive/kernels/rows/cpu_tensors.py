@@ -19,7 +19,7 @@ from adaptive.kernels.rows.cpu import move as move_kernels
 from adaptive.kernels.rows.cpu import pool as pool_kernels
 from adaptive.kernels.rows.cpu import update as update_kernels
 from adaptive.kernels.scratch import empty_rows
-from adaptive.kernels.vector.bfloat16 import NO_KEYS
+from adaptive.kernels.vector.bfloat16 import NO_KEYS, number_as_stored
 
 Array = NDArray[Any]
 
@@ -152,7 +152,8 @@ def initial_rows(
     places, starts = _below(len(weights), slots), _array(table_starts)
     tables = starts, _array(table_keys).view(np.uint64), _array(table_bounds)
     numbers = _below(int(starts[-1]), rows)
-    of_rows, first = (_array(weights), _array(state), places, numbers), np.float32(first_state)
+    of_rows = _array(weights), _array(state), places, numbers
+    first = of_rows[1].dtype.type(number_as_stored(first_state, of_rows[1].dtype))
     if row_keys is None:
         initial_kernels.initial_rows(*of_rows, *tables, first)
     else:

@@ -8,7 +8,7 @@ import pytest
 import reference
 import torch
 from support import triton_setup
-from support.row_kernels import OPTIMIZERS, every_optimizer, random_rows
+from support.row_kernels import OPTIMIZERS, random_rows
 from support.triton_setup import DEVICE, hot_of, needs_gpu, ready, settings_of
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.tiers.gpu.build import launch_once
 from adaptive.kernels.rows import cpu_tensors
 from adaptive.kernels.rows.choose import RowKernels
+from adaptive.kernels.vector.bfloat16 import narrow
 from adaptive.optim import Adagrad, Adam, RowOptimizer
 
 DIMS = [1, 3, 16, 17, 64, 100]
@@ -50,31 +51,56 @@ def assert_same_results(by_triton: Callable[..., None], by_numba: Callable[..., 
     return results
 
 
-@every_optimizer
+IN_HALVES = [Adagrad(0.1, state_dtype="bfloat16"), Adam(0.1, state_dtype="bfloat16")]
+
+
+def named(optimizer: RowOptimizer) -> str:
+    return f"{type(optimizer).__name__}-{optimizer.stored_dtype}"
+
+
+def states(rng: np.random.Generator, optimizer: RowOptimizer, dim: int) -> Tensor:
+    """(9, S) state of rows that had up to 300 updates."""
+    state = np.tile(reference.initial_state(optimizer, dim), (9, 1)) + np.abs(random_rows(rng, 9, 1))
+    if optimizer.counts:
+        state[:, -1] = rng.integers(0, 300, 9)
+    if optimizer.stored_dtype == np.float32:
+        return torch.from_numpy(state.astype(np.float32))
+    counts = state[:, -1:].astype(np.float32).view(np.uint16) if optimizer.counts else np.zeros((9, 0), np.uint16)
+    moments = narrow(state[:, : state.shape[1] - optimizer.counts])
+    return torch.from_numpy(np.concatenate([moments, counts], axis=1)).view(torch.bfloat16)
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *IN_HALVES], ids=named)
+@pytest.mark.parametrize("float_rows", [False, True])
 @pytest.mark.parametrize("nearest", [False, True])
 @pytest.mark.parametrize("dim", DIMS)
-def test_updates_of_every_width(optimizer: RowOptimizer, dim: int, nearest: bool) -> None:
+def test_updates_of_every_width(optimizer: RowOptimizer, dim: int, nearest: bool, float_rows: bool) -> None:
     rng = np.random.default_rng(dim)
     weights = halves(rng, 9, dim)
-    state = torch.from_numpy(np.tile(reference.initial_state(optimizer, dim), (9, 1)))
+    weights = weights.float() if float_rows else weights
+    state = states(rng, optimizer, dim)
     slots, segments = torch.tensor([4, 0, 7, 2]), np.array([0, 1, 3, 3 + 70, 75])
     vectors = torch.from_numpy(rng.integers(0, 6, segments[-1]).astype(np.int32))
     rule = optimizer.kind, settings_of(optimizer), torch.from_numpy(optimizer.corrections()), torch.zeros(4)
     sums = torch.from_numpy(segments), vectors, torch.zeros(0), torch.from_numpy(random_rows(rng, 6, dim))
     options = {"hot": hot_of(segments), "keys": keys_of(4, nearest=nearest)}
-    updated, *_ = assert_same_results(
+    updated, grown, *_ = assert_same_results(
         triton_setup.update, cpu_tensors.update, weights, state, slots, *sums, *rule, **options
     )
     assert not torch.equal(updated, weights)
     untouched = [1, 3, 5, 6, 8]
     assert torch.equal(updated[untouched], weights[untouched])
+    if optimizer.counts:
+        counts, before = (each[:, 2 * dim :].contiguous().view(torch.float32)[:, 0] for each in (grown, state))
+        before[slots] += 1
+        assert torch.equal(counts, before)
 
 
-@pytest.mark.parametrize("optimizer", [Adagrad(0.1), Adam(0.1)], ids=["Adagrad", "Adam"])
+@pytest.mark.parametrize("optimizer", [Adagrad(0.1), Adam(0.1), *IN_HALVES], ids=named)
 def test_sums_that_are_applied(optimizer: RowOptimizer) -> None:
     rng, dim = np.random.default_rng(0), 17
     weights, slots, entries = halves(rng, 9, dim), torch.tensor([4, 0, 7]), torch.tensor([2, 0, 1], dtype=torch.int32)
-    state = torch.from_numpy(np.tile(reference.initial_state(optimizer, dim), (9, 1)))
+    state = states(rng, optimizer, dim)
     sums = random_rows(rng, 3, dim)
     squares = np.concatenate([sums * sums, np.full((3, optimizer.squares_width(dim) - dim), 1.0)], 1).astype(np.float32)
     rule = optimizer.kind, settings_of(optimizer), torch.from_numpy(optimizer.corrections()), torch.zeros(3)
@@ -104,13 +130,14 @@ def test_pooling_of_every_width(dim: int, host: bool) -> None:
     assert_same_results(triton_setup.pool, cpu_tensors.pool, halves(rng, 6, dim), far, locations, inverse, *bags)
 
 
+@pytest.mark.parametrize("half_state", [False, True])
 @pytest.mark.parametrize("dim", DIMS)
-def test_moves_drift_and_initial_values(dim: int) -> None:
+def test_moves_drift_and_initial_values(dim: int, half_state: bool) -> None:
     """Copies keep every bit of what is no NaN; drift is of the stored values, initial ones are to nearest."""
     rng = np.random.default_rng(dim)
     source, state, order = (
         halves(rng, 8, dim),
-        torch.from_numpy(random_rows(rng, 8, 3)),
+        halves(rng, 8, 3) if half_state else torch.from_numpy(random_rows(rng, 8, 3)),
         torch.from_numpy(rng.permutation(8)),
     )
     source.view(torch.uint16).ravel()[: len(SPECIAL)] = torch.from_numpy(SPECIAL)[: source.numel()]
@@ -127,7 +154,7 @@ def test_moves_drift_and_initial_values(dim: int) -> None:
 
 
 @needs_gpu
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *IN_HALVES], ids=named)
 def test_each_kernel_is_launched_once(optimizer: RowOptimizer) -> None:
     names = RowKernels.__dataclass_fields__
     kernels = RowKernels(**{name: getattr(triton_setup, name) for name in names})

@@ -36,7 +36,7 @@ from adaptive.embeddings.tiers.gpu.transfer import RowArrays, Transfer
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.kernels.rows.choose import RowKernels
-from adaptive.kernels.vector.bfloat16 import as_stored
+from adaptive.kernels.vector.bfloat16 import BFLOAT16, as_stored
 from adaptive.optim import RowOptimizer
 
 
@@ -114,17 +114,18 @@ class TorchDevice(DeviceTier):
         self._decay_factor = optimizer.decay_factor
 
     def resize(self, num_slots: int) -> None:
-        def rows(number: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        def rows(number: int, width: int, dtype: torch.dtype) -> Tensor:
             table = self._mover.compute.empty((number, width), dtype)
             self._mover.compute.run(lambda: table.fill_(torch.nan if self.poison else 0.0))
             return table
 
         (weights, state), dtype = self._widths, ROW_DTYPES[self._host.dtype]
         self.num_slots = 0
-        self.slots = RowArrays(rows(0, weights, dtype), rows(0, state))  # free the old ones first
+        state_dtype = ROW_DTYPES[self._host.state_dtype]
+        self.slots = RowArrays(rows(0, weights, dtype), rows(0, state, state_dtype))  # free the old ones first
         if self._mover.device.type == "cuda":
             torch.cuda.empty_cache()  # otherwise the new ones would take the old ones' larger blocks and waste the rest
-        self.slots = RowArrays(rows(num_slots, weights, dtype), rows(num_slots, state))
+        self.slots = RowArrays(rows(num_slots, weights, dtype), rows(num_slots, state, state_dtype))
         self._mover.settle()
         self.num_slots = num_slots
 
@@ -273,7 +274,7 @@ class TorchDevice(DeviceTier):
         norms, keys = self._mover.compute.empty(len(segments.locations)), None
         if not len(segments.locations):
             return self._link.to_host(norms)
-        if self._host.group.rounds_stochastically:
+        if self._host.rounds_by_key:
             rows = row_updates.rows[row_updates.device_positions]
             keys = self._link.send(self._host.rounding_keys(rows, number).view(np.int64))
         if self._decay_factor != 1:
@@ -327,7 +328,10 @@ class TorchDevice(DeviceTier):
 
     def read(self, slots: Int64s) -> tuple[Rows, Rows]:
         weights = as_stored(self._link.read(self.slots.weights, slots), self._host.dtype)  # exact: read as float32
-        return weights, self._link.read(self.slots.state, slots)
+        if self._host.state_dtype != BFLOAT16:
+            return weights, self._link.read(self.slots.state, slots)
+        items = self._link.read(self.slots.state.view(torch.int16), slots)  # some are halves of float32 counts
+        return weights, items.astype(np.int16).view(BFLOAT16)
 
     # --- the tier as a whole -------------------------------------------------------------------------------------
 

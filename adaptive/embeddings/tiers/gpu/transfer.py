@@ -38,7 +38,7 @@ THREADS = 4  # of a staged transfer, including the look-ahead thread, if there a
 
 
 class RowArrays(NamedTuple):
-    """Rows with their state on the device: weights (slots, D) float32 or bfloat16, state (slots, S)."""
+    """Rows with their state on the device: weights (slots, D) and state (slots, S), each float32 or bfloat16."""
 
     weights: Tensor
     state: Tensor
@@ -295,9 +295,9 @@ class StagedTransfer(Transfer):
             self._pool.shutdown()
 
     def _take(self, transfer_buffer: TransferBuffer, places: Int64s) -> None:
-        size = len(places)
+        size, host = len(places), self._host
         weights, state = self._widths
-        transfer_buffer.take([(np.int64, size), (self._host.dtype, (size, weights)), (np.float32, (size, state))])
+        transfer_buffer.take([(np.int64, size), (host.dtype, (size, weights)), (host.state_dtype, (size, state))])
         transfer_buffer.arrays[0][...] = places
 
     def poison_host(self, rows: Int64s) -> None:

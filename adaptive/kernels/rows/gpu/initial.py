@@ -62,9 +62,8 @@ def initial_rows(
 ) -> None:
     """Write the initial values of `rows` to `slots`, with the bits of `cpu.initial`.
 
-    slots, rows (n,) int64; row_keys (n,) int64 of rows that have keys; weights (slots, D) float32 or bfloat16, state
-    (slots, S) float32; table_starts (T + 1,) int64; table_keys (T,) int64 with the bits of uint64; table_bounds (T,)
-    float32.
+    slots, rows (n,) int64; row_keys (n,) int64 of rows that have keys; weights (slots, D) and state (slots, S) float32
+    or bfloat16; table_starts (T + 1,) int64; table_keys (T,) int64 with the bits of uint64; table_bounds (T,) float32.
     """
     weights = bits_of(weights)
     assert_contiguous(weights, state, slots, rows, table_starts, table_keys, table_bounds)

@@ -48,10 +48,10 @@ def copy_rows(
 ) -> None:
     """to[to_rows] = source[source_rows], bit for bit, with their state; in one launch.
 
-    Rows (..., D) float32 or bfloat16 and (..., S) float32, on the device or pinned; to_rows, source_rows (n,) int64,
-    targets distinct.
+    Rows (..., D) and state (..., S), each float32 or bfloat16, on the device or pinned; to_rows, source_rows (n,)
+    int64, targets distinct.
     """
-    to, source = bits_of(to), bits_of(source)
+    to, source, to_state, source_state = map(bits_of, (to, source, to_state, source_state))
     assert to.dtype == source.dtype and to.shape[1] == source.shape[1]
     assert to_state.dtype == source_state.dtype and to_state.shape[1] == source_state.shape[1]
     assert_contiguous(to, to_state, to_rows, source, source_state, source_rows)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adaptive.kernels.rows.cpu import steps
 from adaptive.kernels.rows.gpu.arithmetic import load_slots, store_slots, stored_square_sum
-from adaptive.kernels.rows.gpu.bfloat16 import as_float32, as_stored, bits_of, load_keys
+from adaptive.kernels.rows.gpu.bfloat16 import as_float32, as_stored, bits_of, load_count, load_keys, store_count
 from adaptive.kernels.rows.gpu.launch import MAX_PROGRAMS, assert_contiguous, tile_of
 from adaptive.kernels.rows.gpu.steps import (
     adagrad_delta,
@@ -49,6 +49,7 @@ def update_kernel(
         live = rows < num_rows
         places = tl.load(slots + rows, mask=live, other=0)
         old = as_float32(load_slots(weights, places, live, columns, WIDTH, WIDTH))
+        row_keys = load_keys(keys, rows, live, STOCHASTIC)
         starts = tl.load(segments + rows, mask=live, other=0)
         counts = tl.load(segments + rows + 1, mask=live, other=0) - starts
         gradient = sum_gradients(
@@ -65,13 +66,13 @@ def update_kernel(
             number = tl.full([ROWS, 1], 1.0, tl.float32)
             if SUMMED:
                 number = pending_squares(squares + WIDTH, vectors, starts, live, only, WIDTH + 1, 1)
-            count = number + load_slots(state + 2 * WIDTH, places, live, only, STATE, 1)
+            count = number + load_count(state + 2 * WIDTH, places, live, STATE)
             delta = adam_delta(
                 gradient, squares, vectors, starts, state, places, live, columns, number, count,
-                corrections, num_corrections, eps, beta1, beta2, WIDTH, STATE, SUMMED,
+                corrections, num_corrections, eps, beta1, beta2, row_keys, WIDTH, STATE, SUMMED, STOCHASTIC,
             )  # fmt: skip
             norm = norm_of(scratch, delta, WIDTH, BLOCK, ROWS)
-            store_slots(state + 2 * WIDTH, places, live, only, count, STATE, 1)
+            store_count(state + 2 * WIDTH, places, live, count, STATE)
         elif KIND == FTRL:
             changed = ftrl_weights(
                 old, gradient, squares, vectors, starts, state, places, live, columns, lr, eps, beta1, beta2,
@@ -82,13 +83,14 @@ def update_kernel(
         else:
             if KIND == ADAGRAD:
                 delta = adagrad_delta(
-                    gradient, squares, vectors, starts, state, places, live, columns, lr, eps, WIDTH, SUMMED
-                )
+                    gradient, squares, vectors, starts, state, places, live, columns, lr, eps, row_keys,
+                    WIDTH, SUMMED, STOCHASTIC,
+                )  # fmt: skip
             else:
                 delta = lr * gradient
             norm = norm_of(scratch, delta, WIDTH, BLOCK, ROWS)
         values = changed if KIND == FTRL else old - delta
-        new = as_stored(weights, values, load_keys(keys, rows, live, STOCHASTIC), columns, STOCHASTIC)
+        new = as_stored(weights, values, row_keys, columns, STOCHASTIC)
         store_slots(weights, places, live, columns, new, WIDTH, WIDTH)
         tl.store(norms + rows[:, None] + only, norm, mask=live[:, None])
         tl.debug_barrier()  # before the next tile overwrites the scratch
@@ -113,7 +115,7 @@ def update(
 ) -> None:
     """Take one optimizer step of the rows in `slots` with their summed gradients, in place.
 
-    weights (slots, D) float32 or bfloat16, state (slots, S) float32; slots (U,) int64, each once; row u's lookups are
+    weights (slots, D) and state (slots, S) float32 or bfloat16; slots (U,) int64, each once; row u's lookups are
     [segments[u], segments[u + 1]) (int64, none empty) of vectors (G,) int32 or int64, rows of gradients (V, D)
     float32, and scales (G,) float32, or empty: all 1. kind, settings and corrections: of `adaptive.optim`. norms
     (U,) float32 receives the L2 norms of the changes. Sums run in lookup order; bits as `cpu.update.update`.
@@ -125,7 +127,7 @@ def update(
 
     keys: (U,) int64 with the bits of uint64, which round bfloat16 (`cpu.rounding`); None: to nearest.
     """
-    weights = bits_of(weights)
+    weights, state = bits_of(weights), bits_of(state)
     assert slots.is_cuda or not bool((slots < 0).any())
     assert_contiguous(weights, state, slots, segments, vectors, scales, gradients, squares, corrections, norms, keys)
     num_rows, width = len(slots), weights.shape[1]

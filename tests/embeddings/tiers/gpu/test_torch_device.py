@@ -29,7 +29,7 @@ from support.helpers import (
     step_all,
     sum_of,
 )
-from test_invariance import FOR_GPUS, Case, cases
+from test_invariance import OPTIMIZERS, Case, cases
 from torch import Tensor
 
 from adaptive.config import TableConfig, TierConfig
@@ -52,7 +52,7 @@ from adaptive.policy import Policy
 
 @settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
-    cases(optimizers=FOR_GPUS),
+    cases(optimizers=OPTIMIZERS),
     st.sampled_from(["direct", "staged"]),
     st.sampled_from(["host", "device"]),
     st.sampled_from([1, 3]),
