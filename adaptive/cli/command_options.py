@@ -143,8 +143,6 @@ Shapes = Annotated[str | None, _option("--preset", "LIST", STUDY,
     help="Model shapes: rmc1 to rmc4, syn-m1, syn-m2, m1prod to m3prod, mlperf, sweep, or TOML files. Default: the "
          "model and data of the other options.")]
 Placements = Annotated[str, _option("--placements", "LIST", STUDY, help="Placements to compare.")]
-BatchSizes = Annotated[str | None, _option("--batch-size", "LIST", STUDY,
-    help="Samples per step. Default: that of the shape.")]
 ShapeSweep = Annotated[list[str] | None, _option("--sweep", "KEY=LIST", STUDY,
     help="Vary num_dense, num_sparse, hash_size, lookups, mlp (64^2,1024^4) or batch_size; at most two sweeps.")]
 Measure = Annotated[bool, _option("--measure", None, STUDY,

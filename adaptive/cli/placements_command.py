@@ -16,16 +16,14 @@ from adaptive.cli.profile_command import TIERED
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig
     from adaptive.studies.placements.placement_study import PlacementStudy
-    from adaptive.studies.placements.shape import Shape
 
 
-@with_flags("--policy", "--out", "--steps", "--epochs", "--eval-every", "--skip", "--preset", "--batch-size")
+@with_flags("--policy", "--out", "--steps", "--epochs", "--eval-every", "--skip", "--preset")
 def placements(
     *,
     machine: options.Machines = "dual-cpu,big-basin,zion",
     preset: options.Shapes = None,
     placements: options.Placements = "device,host,remote,tables,lfu,scratchpipe,fae,hotline",
-    batch_size: options.BatchSizes = None,
     sweep: options.ShapeSweep = None,
     measure: options.Measure = False,
     time_steps: options.TimeSteps = 50,
@@ -60,15 +58,13 @@ def placements(
     if out is not None:
         need_matplotlib("--out")
     names, requested = _named("--machine", machine), _named("--placements", placements)
-    sizes = () if batch_size is None else _named("--batch-size", batch_size)
     sweeps = [parse_sweep(text) for text in sweep or ()]
-    if sizes and "batch_size" in dict(sweeps):
-        raise typer.BadParameter("expected --batch-size or --sweep batch_size=..., got both")
+    if preset is not None and flags.get("flag_batch_size") is not None:
+        raise typer.BadParameter("expected --sweep batch_size=... with --preset, got --batch-size")
     presets = [load_shape(name) for name in _named("--preset", preset)] if preset is not None else []
     specs = {name: load_machine(name) for name in names if name != HERE}
     study.check_request(requested, sweeps, is_measured=measure)
-    bases = _with_sizes(presets, sizes)
-    for base in bases:
+    for base in presets:
         study.points_of(base, sweeps)
     make_folders(*filter(None, [out]))
     with own_stdout():
@@ -76,7 +72,7 @@ def placements(
         points = study.trained_points(model, sweeps) if measure else []
         here = study.measure_machine(model, on_progress=note) if HERE in names or measure else None
         machines = [spec for spec in (specs.get(name, here) for name in names) if spec is not None]
-        shapes, locality = bases or _with_sizes([model.shape], sizes), study.locality_of(model)
+        shapes, locality = presets or [model.shape], study.locality_of(model)
         result = study.compare_placements(shapes, machines, requested, locality, sweeps=sweeps)
     with stop_request() if measure else nullcontext(StopRequest()) as stop:
         if here is not None and measure:
@@ -108,10 +104,3 @@ def _named(flag: str, text: str) -> tuple[str, ...]:
     if not (names := listed(text)):
         raise typer.BadParameter(f"{flag}: expected names separated by commas, got {text!r}")
     return names
-
-
-def _with_sizes(shapes: "Sequence[Shape]", sizes: Sequence[str]) -> "list[Shape]":
-    """Each shape with each batch size; as it is if there are none."""
-    from adaptive.studies.placements.shape import with_values
-
-    return [with_values(shape, ["batch_size"], [size]) for shape in shapes for size in sizes] if sizes else [*shapes]

@@ -18,10 +18,8 @@ Cli = Callable[..., Any]
 
 @pytest.mark.nightly
 def test_measured_placements_appear_next_to_the_model(cli: Cli, tmp_path: Path) -> None:
-    words = [word if word != "--batch-size" else "--set" for word in SMALL]
-    words[words.index("64")] = "batch_size=64"
     result = cli(
-        "placements", *words, "--machine", "here,big-basin", "--placements", "device,host,lfu", "--measure",
+        "placements", *SMALL, "--machine", "here,big-basin", "--placements", "device,host,lfu", "--measure",
         "--time-steps", "5", "--out", "found",
     )  # fmt: skip
     assert result.code == 0, result.err
@@ -37,7 +35,7 @@ def test_measured_placements_appear_next_to_the_model(cli: Cli, tmp_path: Path) 
 def test_a_sweep_over_machines_and_batch_sizes(cli: Cli) -> None:
     small = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=2000")
     good = cli("placements", *small, "--preset", "sweep", "--sweep", "num_dense=64,256", "--machine", "h200", "--json",
-               "--batch-size", "512,1024")  # fmt: skip
+               "--sweep", "batch_size=512,1024")  # fmt: skip
     assert good.code == 0, good.err
     result = json.loads(good.out)
     assert len(result["lines"]) == 2 * 2 * 8 and result["machines"][0]["watts"] == 1400
@@ -51,10 +49,9 @@ def test_a_sweep_over_machines_and_batch_sizes(cli: Cli) -> None:
         (("--sweep", "speed=1"), 2, "expected KEY=VALUE"),
         (("--machine", "zion,nothere"), 2, "machine file 'nothere': expected a file or a known name, got neither"),
         (("--preset", ","), 2, "--preset: expected names separated by commas, got ','"),
-        (("--batch-size", ","), 2, "--batch-size: expected names separated by commas, got ','"),
-        (("--preset", "rmc1", "--batch-size", "9" * 30), 2, "batch_size: Input should be less than or equal to"),
-        (("--preset", "rmc1", "--batch-size", "nan"), 2, "batch_size: expected a whole number, got 'nan'"),
-        (("--batch-size", "64", "--sweep", "batch_size=32,64"), 2, "expected --batch-size or --sweep batch_size=...,"),
+        (("--preset", "rmc1", "--sweep", "batch_size=" + "9" * 30), 2, "batch_size: Input should be less than or"),
+        (("--preset", "rmc1", "--sweep", "batch_size=nan"), 2, "batch_size: expected a whole number, got 'nan'"),
+        (("--preset", "rmc1", "--batch-size", "64"), 2, "expected --sweep batch_size=... with --preset"),
         (("--placements", ","), 2, "expected names separated by commas"),
         (("--placements", "gpu"), 2, "--placements: expected some of device"),
         (("--sweep", "lookups=1", "--sweep", "lookups=2"), 2, "expected two different keys, got lookups again"),
@@ -75,10 +72,8 @@ def test_mistakes_are_reported_before_reading(
 
 @pytest.mark.nightly
 def test_measured_sweeps_train_at_each_point(cli: Cli, tmp_path: Path) -> None:
-    words = [word if word != "--batch-size" else "--set" for word in SMALL]
-    words[words.index("64")] = "batch_size=64"
     result = cli(
-        "placements", *words, "--machine", "here", "--placements", "host", "--measure", "--time-steps", "5",
+        "placements", *SMALL, "--machine", "here", "--placements", "host", "--measure", "--time-steps", "5",
         "--sweep", "num_dense=4,8", "--sweep", "mlp=8^1,16^2", "--json",
     )  # fmt: skip
     assert result.code == 0, result.err
@@ -110,10 +105,8 @@ def test_a_stop_keeps_measured_placements(cli: Cli, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(
         "adaptive.studies.placements.placement_study.measure_machine", lambda *_, **more: load_machine("h200")
     )
-    words = [word if word != "--batch-size" else "--set" for word in SMALL]
-    words[words.index("64")] = "batch_size=64"
     result = cli(
-        "placements", *words, "--machine", "h200", "--placements", "device,host", "--measure",
+        "placements", *SMALL, "--machine", "h200", "--placements", "device,host", "--measure",
         "--sweep", "num_dense=4,8", "--out", "found",
     )  # fmt: skip
     assert result.code == 130 and "Stopped early" in result.out and "interrupted" in result.err, result.err
