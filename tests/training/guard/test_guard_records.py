@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.guarded import GUARD, SKIP, run, spec, toy_data  # noqa: F401 (fixtures)
 from support.guarded_policies import Freeze
+from support.report_records import GUARDED
 from support.toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.training.telemetry.formatting import guard_text
@@ -16,29 +17,6 @@ from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.record import GuardRecord, Record, RunRecord
 
 RUN = RunRecord(policy="slipstream", table_rows={"site": 10})
-REDUCED = GuardRecord(
-    step=800,
-    verdict="reduce",
-    reason="it costs too much",
-    trigger="the warm-up is over",
-    budget=0.0005,
-    allowance_before=1.0,
-    allowance=0.25,
-    from_step=810,
-    fork_steps=400,
-    steps_left=2200,
-    samples=100_352,
-    skipped_share=0.2,
-    auc_difference=-0.0004,
-    auc_difference_ci=(-0.0006, -0.0002),
-    log_loss_difference=0.0001,
-    log_loss_difference_ci=(-0.0001, 0.0003),
-    auc_change=-0.0026,
-    auc_change_ci=(-0.0039, -0.0013),
-    fork_bytes=1 << 20,
-    fork_batches=400,
-    judged_batches=196,
-)
 IDLE = GuardRecord(
     step=0, verdict="idle", reason="nothing", trigger="", budget=0.1, allowance_before=1, allowance=1, from_step=0
 )
@@ -53,11 +31,11 @@ def written(path: Path, *records: Record) -> Path:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    found = read_metrics(written(tmp_path, REDUCED, IDLE))
-    assert found == [RUN, REDUCED, IDLE]
-    assert [record.wall_time for record in found] == [RUN.wall_time, REDUCED.wall_time, IDLE.wall_time]
-    assert isinstance(found[1], GuardRecord) and found[1].fork_bytes == 1 << 20
-    assert found[1].auc_difference_ci == (-0.0006, -0.0002)
+    found = read_metrics(written(tmp_path, GUARDED, IDLE))
+    assert found == [RUN, GUARDED, IDLE]
+    assert [record.wall_time for record in found] == [RUN.wall_time, GUARDED.wall_time, IDLE.wall_time]
+    assert isinstance(found[1], GuardRecord) and found[1].samples == 1000
+    assert found[1].auc_difference_ci == (-0.002, 0.0)
 
 
 @pytest.mark.parametrize(
