@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from adaptive.batch import Batch
-from adaptive.config import DenseOptimizerConfig, TableConfig, TierConfig, TrainConfig, parse_sample
+from adaptive.config import DenseOptimizerConfig, TableConfig, TierConfig, TrainConfig, explain, parse_sample
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import NOTHING, Dataset, DataShape, by_table, shape_of, tables_of
 from adaptive.data.open import open_dataset
@@ -308,10 +308,7 @@ def build_tables(
     try:
         return _tables(dataset, embedding_dim, widths, unpooled)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        got = str(first["input"])[:80]
-        raise ConfigError(f"{first['msg']}, got {got!r} (a table of the data: {where})") from error
+        raise ConfigError(f"a table of the data: {explain(TableConfig, error)}") from error
 
 
 def _tables(

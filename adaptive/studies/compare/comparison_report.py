@@ -81,7 +81,7 @@ def _blocks(result: Comparison) -> list[DocumentBlock]:
     reporting = [policy for policy in policies if policy.policy_numbers]
     stages = dict.fromkeys(stage for policy in policies for stage in policy.time_ms)
     names = dict.fromkeys(name for policy in reporting for name in policy.policy_numbers)
-    times = [(stage, _entry(_milliseconds, "time_ms", stage)) for stage in stages]
+    times = [(stage, _entry(_hundredths, "time_ms", stage)) for stage in stages]
     reports = [(name, _entry(partial(number_text, name), "policy_numbers", name)) for name in names]
     return [
         Note(outcome_sentence(policies)),
@@ -117,7 +117,7 @@ def _columns(policies: Policies) -> list[Column]:
         ("read", _field(count_text, "samples_read")),
         ("trained", _field(count_text, "samples")),
         ("effective", _field(count_text, "effective_samples")),
-        ("weight spread", _field(_ratio, "weight_spread")),
+        ("weight spread", _field(_hundredths, "weight_spread")),
     ]
     random: list[Column] = [("against random", _against_random)]
     return [
@@ -169,15 +169,11 @@ def _value_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
-def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _ratio(value: float | None) -> str:
+def _hundredths(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
@@ -197,11 +193,11 @@ TO_AUC: Final[Sequence[Column]] = (
     ("AUC", _to_auc("target", score_text)),
     ("reached", _time_reached),
     ("seconds", _to_auc("seconds", _seconds)),
-    ("of control", _to_auc("seconds_ratio", _ratio)),
+    ("of control", _to_auc("seconds_ratio", _hundredths)),
     ("processor s", _to_auc("cpu_seconds", _seconds)),
-    ("of control", _to_auc("cpu_seconds_ratio", _ratio)),
+    ("of control", _to_auc("cpu_seconds_ratio", _hundredths)),
     ("read", _to_auc("samples_read", count_text)),
-    ("of control", _to_auc("samples_read_ratio", _ratio)),
+    ("of control", _to_auc("samples_read_ratio", _hundredths)),
 )
 
 

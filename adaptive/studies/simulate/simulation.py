@@ -14,7 +14,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from adaptive.config import TierConfig, TrainConfig
+from adaptive.config import TierConfig, TrainConfig, explain
 from adaptive.counters import Counter
 from adaptive.data.dataset import Dataset
 from adaptive.data.key_numbers import number_keys
@@ -210,8 +210,7 @@ def _check(cases: Sequence[Case], sizes: Sequence[str]) -> None:
         try:
             TierConfig.model_validate({"device_rows": size})
         except ValidationError as error:
-            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise ConfigError(f"device rows: {reason}, got {size!r}") from error
+            raise ConfigError(explain(TierConfig, error)) from error
 
 
 def _streams(setup: Setup, cases: Sequence[Case], sizes: Sequence[str]) -> list[SharedTrace]:

@@ -53,7 +53,7 @@ class NumberedBatches(Iterator[Batch]):
         with self._lock:
             if len(self._inputs) < self.taken - self._oldest:
                 self._inputs.append(self._latest())
-        batch = self._find(self.taken)
+        batch = self.get(self.taken)
         if batch is None:
             raise self._error or StopIteration
         with self._lock:
@@ -77,11 +77,20 @@ class NumberedBatches(Iterator[Batch]):
 
         An error of the source is stored; the look-ahead raises it when it takes this batch.
         """
-        return self._find(number)
+        while True:
+            with self._lock:
+                at = number - self._oldest
+                assert at >= 0, (number, self._oldest)
+                if at < len(self._batches) or self._ended:
+                    return self._batches[at] if at < len(self._batches) else None
+                num_seen = self._num_read
+            with self._reading:
+                if num_seen == self._num_read and not self._ended:  # else the other thread has read a batch
+                    self._read()
 
     def labels(self, number: int) -> NDArray[np.float32]:
         """Labels (B,) of batch `number`, which the look-ahead has taken."""
-        batch = self._find(number)
+        batch = self.get(number)
         assert batch is not None, number
         return batch.labels
 
@@ -122,18 +131,6 @@ class NumberedBatches(Iterator[Batch]):
                 self._batches.popleft()
                 self._forgotten = self._inputs.popleft()
                 self._oldest += 1
-
-    def _find(self, number: int) -> Batch | None:
-        while True:
-            with self._lock:
-                at = number - self._oldest
-                assert at >= 0, (number, self._oldest)
-                if at < len(self._batches) or self._ended:
-                    return self._batches[at] if at < len(self._batches) else None
-                num_seen = self._num_read
-            with self._reading:
-                if num_seen == self._num_read and not self._ended:  # else the other thread has read a batch
-                    self._read()
 
     def _read(self) -> None:
         try:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from adaptive.config import TrainConfig
+from adaptive.config import TrainConfig, explain
 from adaptive.embeddings.engine.saving.saved_arrays import Expected, check_arrays
 from adaptive.embeddings.ranks.owners import FORMULA
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
@@ -209,9 +209,7 @@ def saved_progress(checkpoint: Checkpoint, where: Path) -> SavedProgress:
     try:
         reached = SavedProgress.model_validate(checkpoint.meta.get("progress"))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, ("meta", "progress", *first["loc"])))
-        raise CheckpointError(f"{first['msg']}, got {str(first['input'])[:200]!r} ({where}: {place})") from error
+        raise CheckpointError(f"{explain(SavedProgress, error)} ({where}: meta.progress)") from error
     _check_counts(reached, checkpoint.meta, where)
     return reached
 

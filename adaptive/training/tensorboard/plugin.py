@@ -13,7 +13,7 @@ from werkzeug import Request, Response
 
 from adaptive.errors import InputError, printable
 from adaptive.training.telemetry.jsonl import read_metrics
-from adaptive.training.telemetry.record import IntervalRecord, RunRecord, TableCounts, add_counts, sum_tables
+from adaptive.training.telemetry.record import IntervalRecord, RunRecord, RunTotals, TableCounts, sum_tables
 
 METRICS: Final = "metrics.jsonl"
 SCHEMA: Final = 1
@@ -115,13 +115,12 @@ def _read(metrics: Path, changed: int, size: int) -> RunRows:
 def _thinned(intervals: Sequence[IntervalRecord]) -> list[tuple[IntervalRecord, Mapping[str, TableCounts]]]:
     """Merge intervals into `MOST_POINTS` stretches: (last interval, counts) each."""
     size = -(-len(intervals) // MOST_POINTS) or 1
-    stretches = []
+    stretches: list[tuple[IntervalRecord, Mapping[str, TableCounts]]] = []
     for start in range(0, len(intervals), size):
-        stretch = intervals[start : start + size]
-        total: Mapping[str, TableCounts] = {}
-        for record in stretch:
-            total = {name: add_counts(total.get(name, TableCounts()), added) for name, added in record.tables.items()}
-        stretches.append((stretch[-1], total))
+        totals = RunTotals()
+        for record in intervals[start : start + size]:
+            totals.add(record)
+        stretches.append((record, totals.tables))
     return stretches
 
 
