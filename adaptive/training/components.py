@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from adaptive.batch import Batch
-from adaptive.config import DenseOptimizerConfig, TableConfig, TierConfig, TrainConfig, explain, parse_sample
+from adaptive.config import DenseOptimizerConfig, TableConfig, TierConfig, TrainConfig, parse_sample
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import NOTHING, Dataset, DataShape, by_table, shape_of, tables_of
 from adaptive.data.open import open_dataset
@@ -305,15 +304,6 @@ def build_tables(
         widths: table -> width, for tables with another width than `embedding_dim`.
         unpooled: tables whose features give one vector per lookup.
     """
-    try:
-        return _tables(dataset, embedding_dim, widths, unpooled)
-    except ValidationError as error:
-        raise ConfigError(f"a table of the data: {explain(TableConfig, error)}") from error
-
-
-def _tables(
-    dataset: Dataset | DataShape, embedding_dim: int, widths: Mapping[str, int], unpooled: Collection[str]
-) -> tuple[TableConfig, ...]:
     names = tables_of(dataset)
     features = {name: [f for f, n in zip(dataset.features, names, strict=True) if n == name] for name in names}
     keys: dict[str, Any] = {name: {"keys": "int64", **dict(rules)} for name, rules in dataset.key_rules.items()}
