@@ -26,7 +26,7 @@ from adaptive.system import FEW_CORES, usable_cores
 
 Int64s = NDArray[np.int64]
 MOST_USES: Final = 2**31 - 1  # of an int32
-SHARED_LOOKUPS: Final = 1 << 16  # of a batch that threads divide: starting them takes as long as finding some thousands
+SHARED_LOOKUPS: Final = 1 << 15  # of a batch that threads divide: starting them takes as long as finding some thousands
 
 
 def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
@@ -124,27 +124,28 @@ class DistinctFinder:
 
     def _find_in_chunks(self, batch: Batch, bags: "Bags") -> "Lookups":
         """`find_lookups` with all threads, each for a *chunk*: a run of tables."""
-        group, (spans, span_tables) = self._group, feature_spans(self._group, batch)
-        sizes = np.bincount(span_tables, weights=spans[:, 1] - spans[:, 0], minlength=len(group.tables))
-        of_chunks = self._allocate(int(sizes.sum()))
-        bounds = np.zeros((self._threads + 1, 5), np.int64)  # table, feature, lookup, bag and row that begin each
-        tables, features, first_lookups, first_bags, first_rows = bounds.T
-        ends = np.cumsum(sizes)
-        tables[1:-1] = np.searchsorted(ends, np.arange(1, self._threads) * ends[-1] / self._threads)
-        tables[-1] = len(group.tables)
-        features[:] = np.searchsorted(span_tables, tables)
-        first_lookups[1:] = np.append(0, ends)[tables[1:]]
-        first_bags[:] = np.searchsorted(bags.starts, first_lookups)
-        inputs = batch.ids, spans, span_tables, group.table_sizes, group.table_starts
-        lookups.find_chunks(bounds, *inputs, self._places, self._used, *_arrays(of_chunks), first_rows[1:])
-        if first_rows.min() < 0:
-            raise bad_id(group, batch, -int(first_rows[first_rows < 0][0]) - 1)
-        np.cumsum(first_rows, out=first_rows)
-        num_rows, num_lookups = int(first_rows[-1]), len(of_chunks.inverse)
-        rows, counts = allocate(self._joined, (np.int64, num_rows), (np.int32, num_rows))
-        grouped = _allocate_grouped(self._grouped, num_rows, num_lookups, bags)
-        lookups.group_chunks(bounds, *_arrays(of_chunks), bags.starts, bags.vectors, rows, counts, *grouped)
-        return _lookups(Distinct(rows, counts, of_chunks.inverse, of_chunks.table_ends), bags, *grouped)
+        group, num_lookups = self._group, int(bags.starts[-1])
+        of_chunks = self._allocate(num_lookups)
+        rows, counts = allocate(self._joined, (np.int64, num_lookups), (np.int32, num_lookups))
+        segments, vectors, origins = _allocate_grouped(self._grouped, num_lookups, num_lookups, bags)
+        inputs = (
+            batch.ids,
+            *feature_spans(group, batch),
+            group.table_sizes,
+            group.table_starts,
+            self._places,
+            self._used,
+        )
+        size = int(
+            lookups.find_and_group(
+                np.zeros((self._threads + 1, 5), np.int64), *inputs, *_arrays(of_chunks), bags.starts, bags.vectors,
+                rows, counts, segments, vectors, origins,
+            )
+        )  # fmt: skip
+        if size < 0:
+            raise bad_id(group, batch, -size - 1)
+        distinct = Distinct(rows[:size], counts[:size], of_chunks.inverse, of_chunks.table_ends)
+        return _lookups(distinct, bags, segments[: size + 1], vectors, origins)
 
     def _allocate(self, num_lookups: int) -> Distinct:
         """Memory for the distinct rows of so many lookups; clears hash tables that are full."""

@@ -197,30 +197,16 @@ def distinct_rows(
 
 
 @kernel()
-def find_chunk(c, bounds, sizes, inputs, outputs):
+def find_chunk(c, bounds, inputs, of_chunks):
     ids, spans, span_tables, table_sizes, table_starts, places, used = inputs
-    rows, counts, inverse, table_ends = outputs
+    rows, counts, inverse, table_ends = of_chunks
     table, end_table, feature, end_feature = bounds[c, 0], bounds[c + 1, 0], bounds[c, 1], bounds[c + 1, 1]
     first, last = bounds[c, 2], bounds[c + 1, 2]
-    sizes[c] = distinct_rows(
+    bounds[c + 1, 4] = distinct_rows(
         table, ids, spans[feature:end_feature], span_tables[feature:end_feature],
         table_sizes[table:end_table], table_starts[table:end_table], places[c], used[c],
         rows[first:last], counts[first:last], inverse[first:last], table_ends[table:end_table],
     )  # fmt: skip
-
-
-@kernel()
-def find_chunks(
-    bounds, ids, spans, span_tables, table_sizes, table_starts, places, used, rows, counts, inverse, table_ends, sizes
-):
-    """`distinct_rows` of each chunk by itself, with its own numbers of rows.
-
-    bounds (C + 1, 5) int64: first table, feature and lookup of each chunk, and two columns for `group_chunks`; places
-    (C, ...) and used (C, ...): one hash table for each. A chunk's rows and counts begin at its first lookup. sizes (C,)
-    int64 receives what `distinct_rows` returns.
-    """
-    inputs = ids, spans, span_tables, table_sizes, table_starts, places, used
-    in_parallel(find_chunk, sizes.size, bounds, sizes, inputs, (rows, counts, inverse, table_ends))
 
 
 @kernel()
@@ -377,18 +363,45 @@ def group_chunk(c, bounds, of_chunks, bags_of_group, of_rows, grouped):
 
 
 @kernel()
-def group_chunks(
-    bounds, chunk_rows, chunk_counts, inverse, table_ends, bag_starts, bag_vectors,
-    rows, counts, segments, vectors, origins,
-):  # fmt: skip
-    """Join the distinct rows of all chunks and group the lookups, as `fill_segments` does for a whole batch.
+def divide_tables(bounds, spans, span_tables, num_tables, bag_starts):
+    """Divide tables into chunks with about as many lookups each: fill the first four columns of `bounds`."""
+    num_chunks, num_lookups, num_bags = bounds.shape[0] - 1, bag_starts[-1], bag_starts.size - 1
+    chunk, lookup = 1, 0
+    for f in range(spans.shape[0]):
+        if f > 0 and span_tables[f] != span_tables[f - 1] and lookup * num_chunks >= chunk * num_lookups:
+            bag, end = 0, num_bags
+            while bag < end:  # until it is the first one that begins at this lookup
+                middle = (bag + end) // 2
+                bag, end = (middle + 1, end) if bag_starts[middle] < lookup else (bag, middle)
+            bounds[chunk, 0], bounds[chunk, 1], bounds[chunk, 2], bounds[chunk, 3] = span_tables[f], f, lookup, bag
+            chunk += 1
+        lookup += spans[f, 1] - spans[f, 0]
+    for c in range(chunk, num_chunks + 1):
+        bounds[c, 0], bounds[c, 1], bounds[c, 2], bounds[c, 3] = num_tables, spans.shape[0], num_lookups, num_bags
 
-    bounds (C + 1, 5) int64: first table, feature, lookup, bag and distinct row of each chunk. chunk_rows, chunk_counts,
-    inverse and table_ends: see `find_chunks`; the last two are changed to the numbers of the whole batch. Outputs: rows
-    and counts (U,); segments (U + 1,) int64 start of each row's lookups; vectors and origins: see `fill_segments`.
+
+@kernel()
+def find_and_group(
+    bounds, ids, spans, span_tables, table_sizes, table_starts, places, used, chunk_rows, chunk_counts, inverse,
+    table_ends, bag_starts, bag_vectors, rows, counts, segments, vectors, origins,
+):  # fmt: skip
+    """`distinct_rows` and `fill_segments` by several threads, each for a chunk.
+
+    bounds (C + 1, 5) int64, zeros: becomes the first table, feature, lookup, bag and distinct row of each chunk.
+    places (C, ...) and used (C, ...): one hash table for each. chunk_rows and chunk_counts (N,): memory for the
+    distinct rows of each chunk, from its first lookup on. Outputs: rows (U,), counts (U,), inverse (N,), table_ends
+    (T,) as of `distinct_rows`; segments (U + 1,) int64 start of each row's lookups; vectors and origins as of
+    `fill_segments`. rows, counts and segments have room for N rows. Returns as `distinct_rows`.
     """
-    segments[0] = 0
+    num_chunks = bounds.shape[0] - 1
+    divide_tables(bounds, spans, span_tables, table_sizes.size, bag_starts)
+    inputs = ids, spans, span_tables, table_sizes, table_starts, places, used
     of_chunks, of_rows = (chunk_rows, chunk_counts, inverse, table_ends), (rows, counts, segments)
-    in_parallel(
-        group_chunk, bounds.shape[0] - 1, bounds, of_chunks, (bag_starts, bag_vectors), of_rows, (vectors, origins)
-    )
+    in_parallel(find_chunk, num_chunks, bounds, inputs, of_chunks)
+    for c in range(num_chunks):
+        if bounds[c + 1, 4] < 0:
+            return bounds[c + 1, 4]
+        bounds[c + 1, 4] += bounds[c, 4]
+    segments[0] = 0
+    in_parallel(group_chunk, num_chunks, bounds, of_chunks, (bag_starts, bag_vectors), of_rows, (vectors, origins))
+    return bounds[num_chunks, 4]
