@@ -22,7 +22,7 @@ def test_kernels_use_the_same_columns() -> None:
     known = {name: value for name, value in used.items() if name in Counter.__members__}
     for module in (books, watched):
         assert all(known[name] == value for name, value in vars(module).items() if name in known)
-    assert len(known) == 9  # `books` counts fetched and promoted rows without a kernel
+    assert len(known) == 13
     assert known == {name: Counter[name] for name in known}
 
 

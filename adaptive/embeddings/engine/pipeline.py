@@ -6,6 +6,7 @@ Its caller owns the planners: the look-ahead thread while there is one, otherwis
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -131,7 +132,7 @@ class Pipeline:
         plans_in_turn: True if the training thread plans each batch right before it is trained, with all its threads.
         ending: True if the look-ahead shall plan no more batches; the training thread sets it.
         is_forked: True in a forked child of the process that created the tables, which must not use them.
-        evicted_between_batches: for each group, (tables,) rows evicted outside of a batch and not counted yet.
+        evicted_between_batches: rows evicted outside of a batch and not counted yet: a group, and (tables,) numbers.
         peak_slots: for each group, the most slots that batches which did not fit asked for.
         convert_read: changes the rows of batches that are only read; see `RowStore.read_as`.
     """
@@ -184,7 +185,7 @@ class Pipeline:
         self.notifier = AccessNotifier(planners, policy_caller, [lane.keys for lane in self.lanes])
         self.feedback = FeedbackQueue(planners, policy_caller, skip)
         self._late_fetches = LateFetches([lane.device for lane in self.lanes], self.stopwatch)
-        self.evicted_between_batches = [np.zeros(len(group.tables), np.int64) for group in self.groups]
+        self.evicted_between_batches: deque[tuple[int, NDArray[np.int64]]] = deque()
         self.peak_slots = [0] * len(self.lanes)
         self.convert_read: Callable[[Rows], Rows] | None = None
 

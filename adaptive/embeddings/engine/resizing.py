@@ -130,7 +130,7 @@ def rebalance_slots(pipeline: Pipeline, slots: Sequence[int]) -> None:
                 lane = pipeline.lanes[n]
                 taken = lane.taken_slots()  # all idle
                 victims = lane.oldest(taken, len(taken) - slots[n])
-                pipeline.evicted_between_batches[n] += _resize_group(pipeline, n, slots[n], victims)
+                pipeline.evicted_between_batches.append((n, _resize_group(pipeline, n, slots[n], victims)))
         pipeline.finish_copies()
     logger.info("batch %d: slots rebalanced across widths: %s", number, list(slots))
 

@@ -13,6 +13,7 @@ from adaptive.embeddings.planning.key_tables import key_bytes
 from adaptive.embeddings.planning.sizing import Sizes, resized
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
+from adaptive.kernels.planning import books
 from adaptive.optim import RowOptimizer
 
 
@@ -169,14 +170,12 @@ class StatisticsCollector:
         self._batches += 1
         self._in_parts += in_parts
         self._waited += waited
-        for first, plan, evicted in zip(
-            self._first_tables, ready.plans, self._pipeline.evicted_between_batches, strict=True
-        ):
-            tables = slice(first, first + len(evicted))
-            self._counts[tables] += plan.tally
-            if np.count_nonzero(evicted):  # `any` takes ten times as long
-                self._resident[tables] -= evicted
-                evicted[:] = 0
+        for first, plan in zip(self._first_tables, ready.plans, strict=True):
+            books.add_counts(first, plan.tally, self._counts)
+        evicted_between_batches = self._pipeline.evicted_between_batches
+        while evicted_between_batches:
+            group, evicted = evicted_between_batches.popleft()
+            self._resident[self._first_tables[group] :][: len(evicted)] -= evicted
         self._watched = [plan.watched or old for plan, old in zip(ready.plans, self._watched, strict=True)]
         self._policy, self._updates = ready.reported, ready.update_sizes
         for lane, num_places in ready.index_places.items():
@@ -196,6 +195,7 @@ class StatisticsCollector:
         self._watched = [lane.planner.watched_counts() for lane in self._pipeline.lanes]
         if not recount:
             return
+        self._pipeline.evicted_between_batches.clear()
         resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
         self._resident = resident - self._counts @ _IS_RESIDENT
         self._live = np.concatenate([lane.live_keys() for lane in self._pipeline.lanes]) - self._counts @ _IS_LIVE

@@ -11,6 +11,7 @@ used, and memory is only taken then: constructing a billion rows costs nothing. 
 import mmap
 import os
 import platform
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +21,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.counters import Counter
 from adaptive.embeddings.planning.layout import table_buckets
 from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.kernels.planning import books
@@ -238,7 +238,7 @@ def shares(number: int, threads: int) -> Int64s:
     """(C + 1,) bounds of the shares of each thread in so many rows; one share if they are few."""
     if threads == 1 or number < SHARED_ROWS:
         return np.array([0, number])
-    return np.arange(threads + 1) * number // threads
+    return np.array([number * thread // threads for thread in range(threads + 1)])
 
 
 def join_lists(firsts: Int64s, ends: Int64s, *arrays: NDArray[Any]) -> int:
@@ -487,9 +487,10 @@ class SlotTable:
         bounds = shares(len(distinct.rows), self._tracker.threads)
         if len(bounds) == 2:
             return int(books.enter_batch(0, len(ends), *books_of_batch, *outputs))
-        tables = np.concatenate([[0], np.searchsorted(ends, bounds[1:-1]), [len(ends)]])  # first table of each thread
-        firsts, lasts = np.append(0, ends)[tables[:-1]], np.empty(len(bounds) - 1, np.int64)
-        books.enter_chunks(tables, lasts, *books_of_batch, *outputs)
+        starts = [0, *ends.tolist()]  # of the tables' rows
+        tables = [0, *(bisect_left(starts, bound) for bound in bounds[1:-1].tolist()), len(ends)]  # of threads, first
+        firsts, lasts = np.array([starts[table] for table in tables[:-1]]), np.empty(len(bounds) - 1, np.int64)
+        books.enter_chunks(np.array(tables), lasts, *books_of_batch, *outputs)
         return join_lists(firsts, lasts, missing)  # in the tables' order
 
     def leave(self, distinct: Distinct, locations: Int64s, undo: Int32s) -> None:
@@ -525,10 +526,7 @@ class SlotTable:
             books.take_slots(0, len(takers), *books_of_batch)
         else:
             books.take_chunks(bounds, *books_of_batch)
-        ends = np.searchsorted(takers, distinct.table_ends)  # of each table's rows
-        for counter in (Counter.FETCHED, Counter.PROMOTED):
-            tally[:, counter] += ends
-            tally[1:, counter] -= ends[:-1]
+        books.count_taken(takers, distinct.table_ends, tally)
         self.num_free -= len(takers)
         return slots, initial, is_late
 

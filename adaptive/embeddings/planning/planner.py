@@ -185,8 +185,7 @@ class Planner:
     def _count_bytes(self, pooling: Pooling | None, tally: Int64s) -> Int64s:
         """Count the bytes moved; returns (tables,) the number of bags with a row on the host."""
         vectors = np.zeros(len(self.group.tables), np.int64)
-        tally[:, Counter.BYTES_H2D] += tally[:, Counter.FETCHED] * self._row_bytes
-        tally[:, Counter.BYTES_D2H] += tally[:, Counter.WRITTEN_BACK] * self._row_bytes
+        books.count_bytes(self._row_bytes, tally)
         if self._policy_caller.policy.misses == "host":
             assert pooling is not None and len(pooling.inverse) == pooling.bag_starts[-1]
             books.count_host_vectors(

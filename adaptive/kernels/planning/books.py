@@ -33,7 +33,9 @@ FREE = 2**31 - 2  # "latest use" of a slot without a row, later than that of any
 
 LOOKUPS, UNIQUE_ROWS = int(Counter.LOOKUPS), int(Counter.UNIQUE_ROWS)
 LOOKUP_HITS, ROW_HITS = int(Counter.LOOKUP_HITS), int(Counter.ROW_HITS)
+FETCHED, PROMOTED = int(Counter.FETCHED), int(Counter.PROMOTED)
 WRITTEN_BACK, DEMOTED = int(Counter.WRITTEN_BACK), int(Counter.DEMOTED)
+BYTES_H2D, BYTES_D2H = int(Counter.BYTES_H2D), int(Counter.BYTES_D2H)
 
 
 @kernel(inline=True)
@@ -489,3 +491,34 @@ def count_host_vectors(bag_tables, bag_starts, inverse, locations, vectors):
             if locations[inverse[p]] < 0:
                 vectors[bag_tables[bag]] += 1
                 break
+
+
+@kernel()
+def count_taken(takers, table_ends, tally):
+    """Count in tally (T, counters) the distinct rows takers (n,) that get a slot; they ascend.
+
+    These counts are loops because numpy's, with caches cold after the dense part, take 20 to 40 us each.
+    """
+    u = 0
+    for table in range(table_ends.size):
+        first = u
+        while u < takers.size and takers[u] < table_ends[table]:
+            u += 1
+        tally[table, FETCHED] += u - first
+        tally[table, PROMOTED] += u - first
+
+
+@kernel()
+def count_bytes(row_bytes, tally):
+    """Count in tally (T, counters) the bytes of rows that were fetched and written back."""
+    for table in range(tally.shape[0]):
+        tally[table, BYTES_H2D] += tally[table, FETCHED] * row_bytes
+        tally[table, BYTES_D2H] += tally[table, WRITTEN_BACK] * row_bytes
+
+
+@kernel()
+def add_counts(first, tally, counts):
+    """Add a batch's counts (T, counters) to those of all tables, from table `first` on."""
+    for table in range(tally.shape[0]):
+        for counter in range(tally.shape[1]):
+            counts[first + table, counter] += tally[table, counter]
