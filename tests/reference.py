@@ -342,11 +342,11 @@ def group_by_row(inverse: Sequence[int], num_rows: int) -> list[list[int]]:
 
 
 def enter_batch(
-    books: dict[str, list[int]], rows: Sequence[int], counts: Sequence[int], ends: Sequence[int], batch: int, mark: int
+    books: dict[str, list[int]], rows: Sequence[int], counts: Sequence[int], ends: Sequence[int], batch: int
 ) -> Int64s:
     """(tables, counters) what is counted when a batch's distinct rows are looked for on the device.
 
-    The books of rows (codes, accesses) and of slots (used, counted, flags) change for those that are there."""
+    The books of rows (codes, accesses) and of slots (used, counted) change for those that are there."""
     tally = np.zeros((len(ends), len(Counter)), np.int64)
     for u, (row, count) in enumerate(zip(rows, counts, strict=True)):
         table = sum(end <= u for end in ends)
@@ -357,7 +357,6 @@ def enter_batch(
             books["accesses"][row] += count
             books["used"][slot] = batch
             books["counted"][slot] = books["accesses"][row]
-            books["flags"][slot] |= mark
     return tally
 
 

@@ -20,11 +20,11 @@ from adaptive.kernels.planning import books
 tally = np.zeros((1, 20), np.int64)
 rows, counts, codes = np.array([0, 1]), np.array([5, 1], np.int32), np.array([1, 0], np.int32)
 accesses = np.zeros(2, np.uint32)
-slots = np.zeros(1, np.int32), np.zeros(1, np.uint32), np.zeros(1, np.uint8)
+slots = np.zeros(1, np.int32), np.zeros(1, np.uint32)
 places, before = (np.zeros(2, np.int64), np.zeros(2, np.int64)), np.zeros(2, np.int32)
+nothing = accesses[:0], codes[:0]
 books.enter_batch(
-    0, 1, rows, counts, np.array([2]), 0, codes, accesses, *slots, np.uint8(0), False, *places, before, accesses[:0],
-    tally,
+    0, 1, rows, counts, np.array([2]), 0, codes, accesses, codes[:0], *slots, *places, before, *nothing, tally
 )
 print(np.flatnonzero(tally[0]).tolist())
 """

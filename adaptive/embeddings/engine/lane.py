@@ -158,11 +158,12 @@ class Lane:
     def move(self, plan: GroupPlan, stopwatch: Stopwatch) -> None:
         """Execute the moves of a plan: write back, then fetch."""
         with stopwatch.stage("write_back"):
-            self.device.write_back(plan.moves)
+            moves = self.device.swap(plan.moves)
+            self.device.write_back(moves)
             if self.device.poison:
-                self.device.poison_slots(plan.moves.back_slots)
+                self.device.poison_slots(moves.back_slots)
         with stopwatch.stage("fetch"):
-            self.device.fetch(plan.moves)
+            self.device.fetch(moves)
             self.host.expect(plan)
 
     def write_back_changed(self, trained: int) -> None:

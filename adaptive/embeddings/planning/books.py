@@ -14,7 +14,6 @@ import platform
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +27,7 @@ from adaptive.kernels.scratch import ScratchPool, allocate
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
+UInt64s = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
 
 RECORD = np.dtype(
@@ -43,7 +43,7 @@ ORDERS: Final = (("accesses",), ("last_access",), ("accesses", "last_access"), (
 
 SLOT_BYTES, FITTING_SLOT_BYTES = 17, 9  # of the arrays of a `SlotTable`; the second if every row has a slot
 NORM_BYTES = ACCESSES_BYTES = 4
-SHARED_ROWS = 1 << 14  # whose records or values threads divide: starting them takes as long as some thousand rows
+SHARED_ROWS = 1 << 11  # whose records or values threads divide: starting them takes as long as some hundred rows
 NO_ACCESSES, NO_ENTRIES = np.zeros(0, np.uint32), np.zeros(0, np.int32)
 SAMPLE = 4096  # slots, from which a bound of the lowest keys is estimated
 ALL_KEYS: Final = np.uint64(2**64 - 1)
@@ -251,13 +251,6 @@ def join_lists(firsts: Int64s, ends: Int64s, *arrays: NDArray[Any]) -> int:
     return count
 
 
-@cache
-def key_weights(order: tuple[str, ...]) -> tuple[np.uint64, np.uint64]:
-    """Weights of (latest use + 1, accesses), both of 32 bits, in keys that compare as an order of `ORDERS` does."""
-    weights = {name: np.uint64(1 << 32 * place) for place, name in enumerate(reversed(order))}
-    return weights.get("last_access", np.uint64(0)), weights.get("accesses", np.uint64(0))
-
-
 @dataclass(frozen=True)
 class IdleWindow:
     """Slots from `first` on and around to `last`, or all if both are equal."""
@@ -267,10 +260,15 @@ class IdleWindow:
     first: int
     last: int
 
+    def spans(self, num_slots: int) -> list[tuple[int, int]]:
+        """First slot and end of its parts."""
+        wraps = self.first >= self.last
+        return [(self.first, num_slots), (0, self.last)] if wraps else [(self.first, self.last)]
+
     def chunks(self, num_slots: int, threads: int) -> Int64s:
         """(C, 3) first slot and end of each thread's parts, and the number of slots in all earlier parts."""
-        wraps, chunks, place = self.first >= self.last, [], 0
-        for start, stop in [(self.first, num_slots), (0, self.last)] if wraps else [(self.first, self.last)]:
+        chunks, place = [], 0
+        for start, stop in self.spans(num_slots):
             bounds = [start + (stop - start) * c // threads for c in range(threads + 1)]
             for first, end in pairwise(bounds):
                 chunks.append((first, end, place))
@@ -283,7 +281,7 @@ class SlotTable:
 
     Slots have the latest use of their rows, and repeat their accesses if these order them (`by_accesses`), so that
     choosing victims reads memory in order. If every row has a slot (`all_fit`), none is evicted: slots then have their
-    latest use and flags only, and flags are set when they are read.
+    latest use and flags only. Flags of a batch's rows are set when they are read: by then few of them matter.
     """
 
     def __init__(self, num_slots: int, table_starts: Int64s, tracker: Tracker, *, by_accesses: bool = True) -> None:
@@ -296,8 +294,8 @@ class SlotTable:
         self._by_accesses = by_accesses
         self._accesses = np.zeros(size if by_accesses else 0, np.uint32)
         self._flags = np.zeros(num_slots, np.uint8)
-        self._pending_mark: int | None = None  # mark of the batches that flags do not reflect yet
-        self._marked = 0  # flags reflect the batches before this one
+        self._mark = np.uint8(0)  # flags of slots that are used by batches
+        self._marked = 0  # from this one on; `_flags` reflects earlier ones
         self._search_from = 0
         self._memory = ScratchPool()
         self._table_starts = table_starts
@@ -352,9 +350,8 @@ class SlotTable:
 
     def _synchronize(self) -> None:
         """Set the flags of rows of batches that have entered since the last time."""
-        if self._pending_mark is not None:
-            mark, self._pending_mark = np.uint8(self._pending_mark), None
-            self._marked = books.mark_used(self._used, self._marked, mark, self._flags)
+        if self._mark:
+            self._marked = books.mark_used(self._used, self._marked, self._mark, self._flags)
 
     def slots_of(self, rows: Int64s) -> Int64s:
         """(n,) slot of each row, or -1."""
@@ -386,53 +383,60 @@ class SlotTable:
 
     def idle(self, window: IdleWindow) -> Int64s:
         """The idle slots (n,) of a window, in its order."""
-        return self._idle_up_to(ALL_KEYS, window, ())
+        return np.concatenate([slots for slots, _ in self._idle_up_to(ALL_KEYS, window, ("last_access",))])
 
     def lowest(self, window: IdleWindow, order: tuple[str, ...], count: int) -> Int64s:
         """The `count` idle slots of a window whose rows come first in an order of `ORDERS`, in the window's order."""
         assert self._by_accesses or "accesses" not in order
         count = min(count, window.count)
-        slots = self._idle_up_to(self._bound(window, order, count), window, order)
-        if len(slots) < count:  # the sample was not representative
-            slots = self._idle_up_to(ALL_KEYS, window, order)
-        return slots[lowest(self._keys(slots, order), count)]
+        if count == 0:
+            return np.empty(0, np.int64)
+        lists = self._idle_up_to(self._bound(window, order, count), window, order)
+        if sum(len(slots) for slots, _ in lists) < count:  # the sample was not representative
+            lists = self._idle_up_to(ALL_KEYS, window, order)
+        ranked = np.concatenate([keys for _, keys in lists])
+        ranked.partition(count - 1)
+        border, chosen, end = ranked[count - 1], np.empty(count + 1, np.int64), 0
+        num_equal = count - np.count_nonzero(ranked[:count] < border)
+        for slots, keys in lists:
+            num_equal, end = books.take_lowest(slots, keys, border, num_equal, end, chosen)
+        return chosen[:count]
 
     def _bound(self, window: IdleWindow, order: tuple[str, ...], count: int) -> np.uint64:
         """A key that, by a sample, at least the `count` lowest idle slots of a window do not exceed."""
         if window.count < 8 * SAMPLE:  # sampling would take longer
             return ALL_KEYS
         # Only of the window: rows that are taken together lie together, and here are some of the longest idle ones.
-        size = (window.last - window.first) % len(self) or len(self)
-        sample = (window.first + np.arange(0, size, size // SAMPLE + 1)) % len(self)
-        sample = sample[self._used[sample] < window.oldest_held]
-        place = len(sample) * count / window.count
+        spans = window.spans(len(self))
+        step = sum(stop - start for start, stop in spans) // SAMPLE + 1
+        used, first, second = (
+            np.concatenate([column[start:stop:step] for start, stop in spans])
+            for column in (self._used, *self._key_columns(order))
+        )
+        keys = (first.astype(np.uint64) << np.uint64(32) | second)[used < window.oldest_held]
+        place = len(keys) * count / window.count
         place = int(place + 4 * place**0.5) + 1  # 4 standard deviations
-        if place >= len(sample):
+        if place >= len(keys):
             return ALL_KEYS
-        bound: np.uint64 = np.partition(self._keys(sample, order), place)[place]
+        bound: np.uint64 = np.partition(keys, place)[place]
         return bound
 
-    def _keys(self, slots: Int64s, order: tuple[str, ...]) -> NDArray[np.uint64]:
-        """Keys (n,) that compare as the rows in slots (n,) do."""
-        keys = np.empty(len(slots), np.uint64)
-        books.slot_keys(slots, self._key_columns, key_weights(order), keys)
-        return keys
-
-    def _idle_up_to(self, bound: np.uint64, window: IdleWindow, order: tuple[str, ...]) -> Int64s:
-        """The idle slots (n,) of a window whose keys do not exceed a bound, in its order."""
+    def _idle_up_to(self, bound: np.uint64, window: IdleWindow, order: tuple[str, ...]) -> list[tuple[Int64s, UInt64s]]:
+        """The idle slots (n,) of a window whose keys do not exceed a bound, and their keys, in lists, in its order."""
         chunks, threads = window.chunks(len(self), self._tracker.threads), self._tracker.threads
-        # One thread writes no gaps, and one slot behind the last one.
-        (idle,) = allocate(self._memory, (np.int64, window.count + 1 if threads == 1 else len(self)))
+        idle, keys = allocate(self._memory, (np.int64, len(self)), (np.uint64, len(self)))
         ends, marks = np.empty(len(chunks), np.int64), np.empty((len(chunks), books.BLOCK), np.bool_)
-        columns, oldest, keys = self._key_columns, window.oldest_held, (*key_weights(order), bound)
+        columns, until = (self._used, *self._key_columns(order)), (window.oldest_held, bound)
         if threads > 1:
-            books.list_chunks(chunks, ends, marks, *columns, oldest, *keys, idle)
-            return idle[: join_lists(chunks[:, 2], ends, idle)]
-        end = 0
-        for chunk in chunks:
-            chunk[2] = end
-            end = books.list_idle(chunk, marks[0], columns, oldest, keys, idle)
-        return idle[:end]
+            books.list_chunks(chunks, ends, marks, *columns, *until, idle, keys)
+        else:
+            ends[:] = [
+                books.list_idle(chunk, its_marks, columns, *until, (idle, keys))
+                for chunk, its_marks in zip(chunks, marks, strict=True)
+            ]
+        return [
+            (idle[first:end], keys[first:end]) for first, end in zip(chunks[:, 2].tolist(), ends.tolist(), strict=True)
+        ]
 
     def release(self, victims: Int64s, tally: Int64s) -> tuple[Int64s, Int64s]:
         """Free the slots `victims`; returns (slots, rows) to write back."""
@@ -440,7 +444,7 @@ class SlotTable:
             return victims, victims
         slots, rows = np.empty((2, len(victims)), np.int64)
         lines, tables = (self._free, self.num_free), (self._table_starts, *self._buckets)
-        columns = self.rows, self._used, self.flags, self._tracker.codes
+        columns = self.rows, self._used, self._flags, self._marked, self._mark, self._tracker.codes
         books_of_group = victims, *columns, *lines, *tables, slots, rows
         bounds = shares(len(victims), self._tracker.threads)
         if len(bounds) == 2:
@@ -455,7 +459,7 @@ class SlotTable:
 
     def discard(self, slots: Int64s) -> None:
         """Free slots (n,) whose rows are not needed any more, changed or not."""
-        self.flags[slots], self._used[slots] = 0, books.FREE
+        self._flags[slots], self._used[slots] = 0, books.FREE
         if not self.all_fit:
             self._rows[slots] = -1
         places = np.arange(self.num_free, self.num_free + len(slots))
@@ -475,15 +479,17 @@ class SlotTable:
     ) -> int:
         """Touch rows in slots and hold these for batch `number`; see `books.enter_batch`.
 
-        watch: `row_entries`, `seen` and `entries` of that kernel.
+        mark: added to the flags of its slots; DIRTY if the batch will change all its rows. watch: `row_entries`, `seen`
+        and `entries` of that kernel.
         """
-        if self.all_fit and self._pending_mark != mark:
+        if mark != self._mark:
             self._synchronize()
-            self._pending_mark = mark
+            self._mark, self._marked = np.uint8(mark), number
+        self._marked = min(self._marked, number)  # it may enter again, and flags have been read meanwhile
         ends, records = distinct.table_ends, self._tracker.columns
         row_entries, seen, entries = watch
-        books_of_batch = distinct.rows, distinct.counts, ends, number, *records, row_entries, *self._columns
-        outputs = np.uint8(mark), self.all_fit, locations, missing, undo, seen, entries, tally
+        books_of_batch = distinct.rows, distinct.counts, ends, number, *records, row_entries, self._used, self._accesses
+        outputs = locations, missing, undo, seen, entries, tally
         bounds = shares(len(distinct.rows), self._tracker.threads)
         if len(bounds) == 2:
             return int(books.enter_batch(0, len(ends), *books_of_batch, *outputs))
@@ -495,8 +501,8 @@ class SlotTable:
 
     def leave(self, distinct: Distinct, locations: Int64s, undo: Int32s) -> None:
         """Undo `enter`."""
-        columns = self._tracker.accesses, *self._columns
-        books.leave_batch(distinct.rows, distinct.counts, locations, undo, *columns, self.all_fit)
+        columns = self._tracker.accesses, self._used, self._accesses
+        books.leave_batch(distinct.rows, distinct.counts, locations, undo, *columns)
 
     def take(
         self,
@@ -505,22 +511,21 @@ class SlotTable:
         locations: Int64s,
         number: int,
         oldest_held: int,
-        mark: int,
         tally: Int64s,
-    ) -> tuple[Int64s, Bools, Bools]:
+    ) -> tuple[Int64s, Int64s, Bools, Bools]:
         """Give each of the distinct rows `takers` a slot, held for batch `number`, and touch them.
 
         Returns:
-            (takers,) each: slots; True if still at the initial value; True if a batch from `oldest_held` on updates
-            the row on the host.
+            (takers,) each: slots; rows; True if still at the initial value; True if a batch from `oldest_held` on
+            updates the row on the host.
         """
         assert len(takers) <= self.num_free
-        slots = np.empty(len(takers), np.int64)
+        slots, slots_for = np.empty((2, len(takers)), np.int64)
         initial, is_late = np.empty((2, len(takers)), np.bool_)
         rows, when = (takers, distinct.rows, distinct.counts), (number, oldest_held)
         slot_columns = self._rows, *self._columns, self._free, self.num_free, self.all_fit
-        records, results = self._tracker.columns, (slots, initial, is_late)
-        books_of_batch = *rows, *records, np.uint8(mark), locations, *when, *slot_columns, *results
+        records, results = self._tracker.columns, (slots, slots_for, initial, is_late)
+        books_of_batch = *rows, *records, locations, *when, *slot_columns, *results
         bounds = shares(len(takers), self._tracker.threads)
         if len(bounds) == 2:
             books.take_slots(0, len(takers), *books_of_batch)
@@ -528,7 +533,7 @@ class SlotTable:
             books.take_chunks(bounds, *books_of_batch)
         books.count_taken(takers, distinct.table_ends, tally)
         self.num_free -= len(takers)
-        return slots, initial, is_late
+        return slots, slots_for, initial, is_late
 
     def leave_on_host(self, missing: Int64s, distinct: Distinct, locations: Int64s, number: int) -> Int64s:
         """Touch those of the distinct rows `missing` that get no slot.
@@ -584,12 +589,12 @@ class SlotTable:
     def _become(self, other: "SlotTable") -> None:
         self._rows, self._used, self._accesses, self._flags = other._arrays
         self._free, self.num_free, self._search_from = other._free, other.num_free, 0
-        self.all_fit, self._pending_mark, self._marked = other.all_fit, None, other._marked
+        self.all_fit, self._marked = other.all_fit, other._marked
 
-    @property
-    def _key_columns(self) -> tuple[Int32s, NDArray[np.uint32]]:
-        """(slots,) each: latest use and accesses, for keys. If these do not count, the second can be any numbers."""
-        return self._used, self._accesses if self._by_accesses else self._used.view(np.uint32)
+    def _key_columns(self, order: tuple[str, ...]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """(slots,) the high and the low half of keys that compare as an order of `ORDERS` does."""
+        columns = {"last_access": self._used.view(np.uint32), "accesses": self._accesses}
+        return columns[order[0]], columns[order[-1]]
 
     @property
     def _columns(self) -> tuple[Int32s, NDArray[np.uint32], NDArray[np.uint8]]:

@@ -200,14 +200,15 @@ class Planner:
         number, tally = arrival.number, arrival.tally
         back = self.slots.release(arrival.victims, tally)
         held = number, arrival.oldest_held
-        slots, initial, is_late = self.slots.take(takers, distinct, locations, *held, self._mark, tally)
+        slots, rows, initial, is_late = self.slots.take(takers, distinct, locations, *held, tally)
         fresh = no_rows()
         if len(takers) < len(arrival.missing):
             fresh = self.slots.leave_on_host(arrival.missing, distinct, locations, number)
         self._entered = None
-        rows = distinct.rows[takers]
         if not np.count_nonzero(is_late):
-            return Moves(*back, slots, rows, initial, fresh)
+            # The slots that were freed last are taken first.
+            swapped = min(len(takers), len(arrival.victims)) if len(back[0]) == len(arrival.victims) else 0
+            return Moves(*back, slots, rows, initial, fresh, swapped=swapped)
         now = ~is_late
         return Moves(*back, slots[now], rows[now], initial[now], fresh, slots[is_late], rows[is_late])
 

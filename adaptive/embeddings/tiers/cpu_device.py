@@ -176,6 +176,9 @@ class CpuDevice(DeviceTier):
         self._rows.resize(num_slots, self._fill)
         self.num_slots = num_slots
 
+    def swap(self, moves: Moves) -> Moves:
+        return self._host.swap(moves, self.weights, self.state)
+
     def write_back(self, moves: Moves) -> None:
         if len(moves.back_rows):
             self._host.copy_in(moves.back_rows, self.weights, self.state, moves.back_slots)

@@ -74,6 +74,13 @@ class DeviceTier(ABC):
     def reupload_plan(self, plan: GroupPlan) -> None:
         """Send a plan again whose rows have moved to other slots; its arrays have been changed."""
 
+    def swap(self, moves: Moves) -> Moves:
+        """Write back the rows `moves.swapped` and fetch those that take their slots, if one pass over both is faster.
+
+        Returns the moves that are left, for `write_back` and `fetch`.
+        """
+        return moves
+
     @abstractmethod
     def write_back(self, moves: Moves) -> None:
         """Copy the rows `moves.back_rows` with their state from their slots to the host."""

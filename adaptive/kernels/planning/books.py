@@ -12,10 +12,15 @@ All kernels release the GIL. They are serial, but for those of the training thre
 the thread that plans writes these arrays.
 """
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import lower_builtin
 
 from adaptive.counters import Counter
-from adaptive.kernels.jit import at, in_parallel, kernel
+from adaptive.kernels.jit import at, callable_in_kernels, in_parallel, kernel
 from adaptive.kernels.vector.row_ops import prefetch_item
 
 INITIAL, ON_HOST = 0, -1  # codes of rows that no batch used: not stored, stored on the host
@@ -25,7 +30,7 @@ DIRTY, CHANGED = np.uint8(1), np.uint8(2)  # slot flags: changed since fetched; 
 NOW, DUE, WAITS, SKIPPED = range(4)
 """The *fate* of a distinct row's gradient: it updates the row; it is added to a sum that is then applied; it is added
 to a sum; it is skipped. From WAITS on the row is not written."""
-S22 = np.uint32(22)
+S22, S32 = np.uint32(22), np.uint64(32)
 AHEAD = 96  # records to prefetch, each in its own cache line; 32 is a quarter slower, 192 a little
 SLOTS_AHEAD = AHEAD // 2  # the record is in the cache by then
 BLOCK = 1024  # slots that are compared together
@@ -60,12 +65,11 @@ def is_stored(code):
 @kernel()
 def enter_batch(
     first_table, last_table, rows, counts, table_ends, batch, codes, accesses, row_entries, slot_used, slot_accesses,
-    slot_flags, mark, all_fit, locations, missing, undo, seen, entries, tally,
+    locations, missing, undo, seen, entries, tally,
 ):  # fmt: skip
     """Look up a batch's distinct rows in some tables; touch those on the device and hold their slots.
 
-    mark (uint8) is added to the slots' flags: DIRTY if the batch will change all its rows. If every row has a slot
-    (`all_fit`), that is left to `mark_used`. slot_accesses may be empty: slots then do not repeat accesses.
+    slot_accesses may be empty: slots then do not repeat accesses. Flags are left to `mark_used` and `release_slots`.
 
     Outputs: locations (U,) int64 slot, or -1; missing (U,) int64 the u without a slot, from the first u of these tables
     on; undo (U,) int32 for `leave_batch`; seen (U,) uint32 and entries (U,) int32, or both empty: accesses of the rows,
@@ -84,8 +88,6 @@ def enter_batch(
                 prefetch_item(slot_used, ahead)
                 if repeats:
                     prefetch_item(slot_accesses, ahead)
-                if not all_fit:
-                    prefetch_item(slot_flags, ahead)
                 if seen.size > 0:
                     prefetch_item(row_entries, rows[at(u + AHEAD)])
             row, count = at(rows[at(u)]), np.int64(counts[at(u)])
@@ -100,14 +102,9 @@ def enter_batch(
                 lookup_hits += count
                 row_hits += 1
                 touch(row, count, accesses)
-                latest, slot_used[at(slot)] = slot_used[at(slot)] + 1, batch
+                undo[at(u)], slot_used[at(slot)] = slot_used[at(slot)], batch
                 if repeats:
                     slot_accesses[at(slot)] = accesses[row]
-                if not all_fit:
-                    flags = slot_flags[at(slot)]
-                    latest = latest if flags & DIRTY else ~latest
-                    slot_flags[at(slot)] = flags | mark
-                undo[at(u)] = latest
             else:
                 num_missing += 1
         tally[table, LOOKUPS] += lookups
@@ -135,20 +132,18 @@ def enter_chunks(tables, ends, *books_of_batch):
 
 
 @kernel()
-def leave_batch(rows, counts, locations, undo, accesses, slot_used, slot_accesses, slot_flags, all_fit):
+def leave_batch(rows, counts, locations, undo, accesses, slot_used, slot_accesses):
     """Undo `enter_batch` for the rows that were on the device."""
     for u in range(rows.size):
         slot = locations[u]
         if slot < 0:
             continue
-        row, was_dirty = at(rows[u]), undo[u] >= 0
+        row = at(rows[u])
         if accesses[row] < MOST_ACCESSES:  # a clipped count stays: the batch will be entered again
             accesses[row] -= np.uint32(counts[u])
-        slot_used[slot] = (undo[u] if was_dirty else ~undo[u]) - 1
+        slot_used[slot] = undo[u]
         if slot_accesses.size > 0:
             slot_accesses[slot] = accesses[row]
-        if not (all_fit or was_dirty):
-            slot_flags[slot] &= ~DIRTY
 
 
 @kernel()
@@ -190,36 +185,67 @@ def idle_window(slot_used, oldest_held, start, limit):
     return count, start
 
 
-@kernel(inline=True)
-def slot_key(used, accesses, weights):
-    """Key (uint64) of a slot: weights[0] * (latest use + 1) + weights[1] * accesses."""
-    return np.uint64(np.uint32(used + 1)) * weights[0] + np.uint64(accesses) * weights[1]
+def bits_of(marks: Any, i: Any) -> Any:
+    """marks[i : i + 64] (bool) as a word (uint64), the first one as the lowest bit."""
+    return np.packbits(marks[i : i + 64], bitorder="little").view(np.uint64)[0]
+
+
+def lowest_bit(word: Any) -> Any:
+    """Place of the lowest bit that is set in a word (uint64), which is not 0."""
+    return (int(word) & -int(word)).bit_length() - 1
+
+
+callable_in_kernels(bits_of, types.uint64)
+callable_in_kernels(lowest_bit, types.int64)
+
+
+@lower_builtin(bits_of, types.VarArg(types.Any))
+def _lower_bits_of(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
+    marks = context.make_array(typed.args[0])(context, builder, arguments[0])
+    first, bytes_ = context.cast(builder, arguments[1], typed.args[1], types.int64), ir.VectorType(ir.IntType(8), 64)
+    loaded = builder.load(builder.bitcast(builder.gep(marks.data, [first]), bytes_.as_pointer()), align=1)
+    return builder.bitcast(builder.icmp_unsigned("!=", loaded, ir.Constant(bytes_, [0] * 64)), ir.IntType(64))
+
+
+@lower_builtin(lowest_bit, types.uint64)
+def _lower_lowest_bit(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
+    return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
 
 @kernel()
-def list_idle(chunk, marks, columns, oldest_held, keys, idle):
-    """List the idle slots whose keys do not exceed a bound.
+def list_idle(chunk, marks, columns, oldest_held, bound, lists):
+    """List the idle slots whose keys do not exceed a bound (uint64), and these keys.
 
-    chunk (3,) int64: first slot, end, and place in `idle` from which on they are listed; returns the list's end.
-    columns: latest use and accesses of all slots. keys: weights for `slot_key`, and the bound, all uint64. marks
-    (BLOCK,) bool is scratch: slots are compared by vector instructions, a block at a time, then listed. That takes 0.5
-    ns a slot, in one loop 1.2.
+    chunk (3,) int64: first slot, end, and place in `lists`, of slots (int64) and of keys, from which on they are
+    listed; returns the list's end. columns: latest use of all slots (int32), high and low half of their keys (uint32).
+    marks (BLOCK,) bool is scratch: slots are compared by vector instructions, a block at a time, then those that are
+    marked are listed. That takes 0.2 ns a slot; a loop that lists as it compares takes 1.2.
     """
+    used, first, second = columns
+    idle, keys = lists
     place = chunk[2]
+    high, low = np.uint32(bound >> S32), np.uint32(bound)
     for begin in range(chunk[0], chunk[1], BLOCK):
-        end = min(begin + BLOCK, chunk[1])
-        used, accesses = columns[0][begin:end], columns[1][begin:end]
-        for i in range(used.size):
-            marks[i] = (used[i] < oldest_held) & (slot_key(used[i], accesses[i], keys) <= keys[2])
-        for i in range(used.size):
-            idle[at(place)] = begin + i  # no branch: if the slot is not marked, the next one overwrites it
-            place += marks[i]
+        size = min(BLOCK, chunk[1] - begin)
+        latest, highs, lows = used[begin : begin + size], first[begin : begin + size], second[begin : begin + size]
+        for i in range(size):
+            marks[i] = (latest[i] < oldest_held) & ((highs[i] < high) | ((highs[i] == high) & (lows[i] <= low)))
+        for i in range(size, BLOCK):
+            marks[i] = False
+        for i in range(0, size, 64):
+            word = bits_of(marks, i)
+            while word != 0:
+                slot = begin + i + lowest_bit(word)
+                word &= word - np.uint64(1)
+                idle[at(place)] = slot
+                keys[at(place)] = np.uint64(first[at(slot)]) << S32 | np.uint64(second[at(slot)])
+                place += 1
     return place
 
 
 @kernel()
 def list_chunk(c, chunks, ends, marks, slots):
-    ends[c] = list_idle(chunks[c], marks[c], slots[:2], slots[2], slots[3:6], slots[6])
+    ends[c] = list_idle(chunks[c], marks[c], slots[:3], slots[3], slots[4], slots[5:])
 
 
 @kernel()
@@ -232,11 +258,17 @@ def list_chunks(chunks, ends, marks, *slots):
 
 
 @kernel()
-def slot_keys(slots, columns, weights, keys):
-    """keys[i] (uint64) = key of slots[i]; see `list_idle`."""
+def take_lowest(slots, keys, border, num_equal, end, lowest):
+    """List slots (n,) with keys (n,) below a border, and the first `num_equal` of those with this key, in order.
+
+    They are listed in `lowest` from `end` on. Returns what is left of `num_equal`, and the list's end.
+    """
     for i in range(slots.size):
-        slot = at(slots[i])
-        keys[i] = slot_key(columns[0][slot], columns[1][slot], weights)
+        is_equal, may_take = keys[i] == border, num_equal > 0
+        lowest[at(end)] = slots[i]  # no branch: if the slot is not taken, the next one overwrites it
+        end += (keys[i] < border) | (is_equal & may_take)
+        num_equal -= is_equal & may_take
+    return num_equal, end
 
 
 @kernel(inline=True)
@@ -266,6 +298,8 @@ def release_slots(
     slot_rows,
     slot_used,
     slot_flags,
+    since,
+    mark,
     codes,
     free,
     num_free,
@@ -277,8 +311,8 @@ def release_slots(
 ):
     """Evict the rows of the slots victims[first:last]; list those to write back, and free the slots.
 
-    buckets, shift: see `table_of`. Those to write back are listed from `first` on, freed slots in `free` from
-    num_free + first on. Returns the end of the list.
+    Slots used by batch `since` or later also have the flags `mark` (`mark_used`). buckets, shift: see `table_of`. Those
+    to write back are listed from `first` on, freed slots in `free` from num_free + first on. Returns the list's end.
     """
     num_back = first
     for i in range(first, last):
@@ -290,14 +324,15 @@ def release_slots(
         if i + AHEAD < last:
             prefetch_item(codes, slot_rows[at(victims[at(i + AHEAD)])])
         slot = at(victims[at(i)])
-        row, flags = slot_rows[slot], slot_flags[slot]
+        row, used = slot_rows[slot], slot_used[slot]
+        flags = slot_flags[slot] | (mark if used >= since else np.uint8(0))
         table = table_of(row, table_starts, buckets, shift)
         is_dirty = np.int64(flags & DIRTY)
         back_slots[at(num_back)], back_rows[at(num_back)] = slot, row  # overwritten by the next one if not dirty
         num_back += is_dirty
         tally[at(table), DEMOTED] += 1
         tally[at(table), WRITTEN_BACK] += is_dirty
-        codes[at(row)] = host_code(slot_used[slot] + 1, flags != 0)
+        codes[at(row)] = host_code(used + 1, flags != 0)
         slot_rows[slot] = -1
         slot_used[slot] = FREE
         slot_flags[slot] = 0
@@ -328,7 +363,6 @@ def take_slots(
     counts,
     codes,
     accesses,
-    mark,
     locations,
     batch,
     oldest_held,
@@ -340,13 +374,14 @@ def take_slots(
     num_free,
     all_fit,
     slots,
+    slots_for,
     initial,
     is_late,
 ):
     """Give each missing distinct row of takers[first:last] a free slot, and touch it.
 
-    Slots are from the end of `free` and held for the batch. mark, all_fit, slot_accesses: see `enter_batch`; with
-    `all_fit`, slots do not store their rows. Outputs, aligned with takers: slots (int64); initial (bool), if the row
+    Slots are from the end of `free` and held for the batch. all_fit: slots do not store their rows. slot_accesses: see
+    `enter_batch`. Outputs, aligned with takers: slots and the rows they are for (int64); initial (bool), if the row
     still has its initial value; is_late (bool), if a batch from `oldest_held` on updates it on the host, which excludes
     initial: rows used on the host are stored there.
     """
@@ -364,14 +399,14 @@ def take_slots(
         is_late[at(i)] = (-code >> 1 > oldest_held) & (not is_initial)
         touch(at(row), counts[u], accesses)
         codes[at(row)] = slot + 1
-        slot_flags[at(slot)] = mark if is_initial else CHANGED | mark
+        slot_flags[at(slot)] = np.uint8(0) if is_initial else CHANGED
         slot_used[at(slot)] = batch
         if not all_fit:
             slot_rows[at(slot)] = row
         if slot_accesses.size > 0:
             slot_accesses[at(slot)] = accesses[at(row)]
         locations[u] = slot
-        slots[at(i)] = slot
+        slots[at(i)], slots_for[at(i)] = slot, row
 
 
 @kernel()

@@ -34,7 +34,7 @@ def test_gather_after_touching(num_slots: int) -> None:
         places, undo, tally = np.full((2, 1), -1), np.zeros(1, np.int32), np.zeros((1, len(Counter)), np.int64)
         missing = slots.enter(distinct, batch, 1, *places, undo, tally)
         if taker is not None:
-            slots.take(np.array([taker]), distinct, places[0], batch, batch, 1, tally)
+            slots.take(np.array([taker]), distinct, places[0], batch, batch, tally)
         elif missing:
             slots.leave_on_host(np.arange(1), distinct, places[0], batch)
     tracker.add_norms(np.array([2]), np.array([0.5], np.float32))

@@ -51,16 +51,7 @@ def counted(tally: Int64s) -> dict[str, list[int]]:
 # --- where rows lie --------------------------------------------------------------------------------------------------
 
 
-def enter(
-    choose: Choose,
-    books_of: dict[str, Any],
-    batch: int,
-    mark: int,
-    rows: Any,
-    counts: Any,
-    ends: Any,
-    all_fit: bool = False,
-) -> Any:
+def enter(choose: Choose, books_of: dict[str, Any], batch: int, rows: Any, counts: Any, ends: Any) -> Any:
     """(locations, missing, before, tally) of a batch that enters; `books_of` change."""
     locations, missing, before = np.full(len(rows), 9), np.full(len(rows), 9), np.full(len(rows), 9, np.int32)
     seen, entries, tally = np.full(len(rows), 9, np.uint32), np.full(len(rows), 9, np.int32), new_tally(len(ends))
@@ -68,48 +59,41 @@ def enter(
     expected = np.minimum(books_of["accesses"][ints(*rows)] + ints(*counts), 2**32 - 1)
     count = choose(books.enter_batch)(
         0, len(ends), ints(*rows), i32(*counts), ints(*ends), batch, books_of["codes"], books_of["accesses"],
-        row_entries, books_of["used"], books_of["counted"], books_of["flags"], np.uint8(mark), all_fit, locations,
-        missing, before, seen, entries, tally,
+        row_entries, books_of["used"], books_of["counted"], locations, missing, before, seen, entries, tally,
     )  # fmt: skip
     assert seen.tolist() == expected.tolist() and entries.tolist() == row_entries[ints(*rows)].tolist()
     return locations, missing[:count], before, tally
 
 
-def leave(
-    choose: Choose, books_of: dict[str, Any], rows: Any, counts: Any, locations: Any, before: Any, all_fit: bool = False
-) -> None:
+def leave(choose: Choose, books_of: dict[str, Any], rows: Any, counts: Any, locations: Any, before: Any) -> None:
     choose(books.leave_batch)(
-        ints(*rows), i32(*counts), locations, before, books_of["accesses"], books_of["used"], books_of["counted"],
-        books_of["flags"], all_fit,
-    )  # fmt: skip
+        ints(*rows), i32(*counts), locations, before, books_of["accesses"], books_of["used"], books_of["counted"]
+    )
 
 
 def some_books() -> dict[str, Any]:
-    """Rows 1 and 3 are in slots 2 and 0; slot 0 is dirty, slot 1 is free. Row 2 was used by batch 1."""
+    """Rows 1 and 3 are in slots 2 and 0; slot 1 is free. Row 2 was used by batch 1."""
     return {
         "codes": i32(INITIAL, 3, -5, 1),
         "accesses": np.array([0, 7, 5, 2**32 - 3], np.uint32),
         "used": i32(4, books.FREE, 6),
         "counted": np.array([2**32 - 3, 0, 7], np.uint32),
-        "flags": np.array([DIRTY, 0, CHANGED], np.uint8),
     }
 
 
 @both
-@pytest.mark.parametrize("mark", [0, DIRTY])
 @pytest.mark.parametrize("repeats", [False, True])
-def test_a_batch_enters_and_leaves(choose: Choose, mark: int, *, repeats: bool) -> None:
+def test_a_batch_enters_and_leaves(choose: Choose, *, repeats: bool) -> None:
     """Table 0: rows 2 and 1, the second on the device. Table 1: nothing. Table 2: row 0, and row 3 on the device."""
     arrays, batch = some_books(), ((2, 1, 0, 3), (3, 1, 4, 5))
     arrays["counted"] = arrays["counted"][: 3 * repeats]
-    locations, missing, before, tally = enter(choose, arrays, 8, mark, *batch, (2, 2, 4))
+    locations, missing, before, tally = enter(choose, arrays, 8, *batch, (2, 2, 4))
     assert locations.tolist() == [-1, 2, -1, 0]
     assert missing.tolist() == [0, 2]
     assert arrays["codes"].tolist() == some_books()["codes"].tolist()
     assert arrays["accesses"].tolist() == [0, 8, 5, 2**32 - 1]  # as many as can be counted
     assert arrays["used"].tolist() == [8, books.FREE, 8]
     assert arrays["counted"].tolist() == [2**32 - 1, 0, 8][: 3 * repeats]
-    assert arrays["flags"].tolist() == [DIRTY, 0, CHANGED | mark]
     assert counted(tally) == {
         "LOOKUPS": [4, 0, 9], "UNIQUE_ROWS": [2, 0, 2], "LOOKUP_HITS": [1, 0, 5], "ROW_HITS": [1, 0, 1]
     }  # fmt: skip
@@ -123,44 +107,32 @@ def test_a_batch_enters_and_leaves(choose: Choose, mark: int, *, repeats: bool) 
 
 
 @both
-def test_a_batch_enters_and_leaves_slots_of_all_rows(choose: Choose) -> None:
-    """Their flags are set later, and they do not repeat accesses."""
-    start = some_books() | {"counted": np.zeros(0, np.uint32)}
-    arrays, batch = {name: array.copy() for name, array in start.items()}, ((2, 1, 0), (3, 1, 4))
-    locations, missing, before, _ = enter(choose, arrays, 8, DIRTY, *batch, (3,), all_fit=True)
-    assert (locations.tolist(), missing.tolist()) == ([-1, 2, -1], [0, 2])
-    assert arrays["accesses"].tolist() == [0, 8, 5, 2**32 - 3]
-    assert arrays["used"].tolist() == [4, books.FREE, 8]
-    assert arrays["flags"].tolist() == start["flags"].tolist()
-    assert choose(books.mark_used)(arrays["used"], 7, np.uint8(DIRTY), arrays["flags"]) == 9
-    assert arrays["flags"].tolist() == [DIRTY, 0, DIRTY | CHANGED]
-    arrays["flags"] = start["flags"]
-    leave(choose, arrays, *batch, locations, before, all_fit=True)
-    assert all(np.array_equal(arrays[name], array) for name, array in start.items())
+def test_flags_are_set_for_slots_used_since_a_batch(choose: Choose) -> None:
+    """Slot 1 is free. The batches so far end before 9; the next time, only later ones are looked for."""
+    flags = np.array([DIRTY, 0, CHANGED, 0], np.uint8)
+    assert choose(books.mark_used)(i32(4, books.FREE, 8, 7), 7, np.uint8(DIRTY), flags) == 9
+    assert flags.tolist() == [DIRTY, 0, DIRTY | CHANGED, DIRTY]
 
 
 @both
 @settings(max_examples=60, deadline=None)
-@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=4), seed=st.integers(0, 2**32 - 1), marks=st.booleans())
-def test_entering_equals_the_twin_and_leaving_undoes_it(
-    choose: Choose, sizes: list[int], seed: int, marks: bool
-) -> None:
+@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=4), seed=st.integers(0, 2**32 - 1))
+def test_entering_equals_the_twin_and_leaving_undoes_it(choose: Choose, sizes: list[int], seed: int) -> None:
     rng, num_rows, batch = np.random.default_rng(seed), 200, 50
     slots = rng.permutation(num_rows)[: num_rows // 2]  # the row in each
     arrays = {
         "codes": -rng.integers(0, 2 * batch, num_rows).astype(np.int32),
         "accesses": rng.integers(0, 9, num_rows).astype(np.uint32),
         "used": rng.integers(-1, batch, len(slots)).astype(np.int32),
-        "flags": rng.integers(0, 4, len(slots)).astype(np.uint8),
     }
     arrays["codes"][slots] = np.arange(len(slots)) + 1
     arrays["counted"] = arrays["accesses"][slots]
     rows, ends = rng.permutation(num_rows)[: sum(sizes)].tolist(), list(itertools.accumulate(sizes))
     counts = rng.integers(1, 9, len(rows)).tolist()
     start = {name: array.copy() for name, array in arrays.items()}
-    locations, missing, before, tally = enter(choose, arrays, batch, DIRTY * marks, rows, counts, ends)
+    locations, missing, before, tally = enter(choose, arrays, batch, rows, counts, ends)
     expected = {name: array.tolist() for name, array in start.items()}
-    assert tally.tolist() == reference.enter_batch(expected, rows, counts, ends, batch, DIRTY * marks).tolist()
+    assert tally.tolist() == reference.enter_batch(expected, rows, counts, ends, batch).tolist()
     assert {name: array.tolist() for name, array in arrays.items()} == expected
     assert locations.tolist() == [max(int(start["codes"][row]) - 1, -1) for row in rows]
     assert missing.tolist() == [u for u, row in enumerate(rows) if start["codes"][row] <= 0]
@@ -189,7 +161,7 @@ def test_slots_of_all_rows_know_the_same(seed: int, marks: bool) -> None:
             if batch == 4:
                 slots.leave(distinct, locations, undo)
             else:
-                _, *facts = slots.take(missing[:count], distinct, locations, batch, batch - 2, mark, new_tally(1))
+                _, _, *facts = slots.take(missing[:count], distinct, locations, batch, batch - 2, new_tally(1))
                 done.append([missing[:count].tolist(), *(fact.tolist() for fact in facts)])
             if batch in (3, 5):
                 dirty = slots.rows[slots.dirty()]
@@ -210,6 +182,21 @@ def test_slots_of_all_rows_know_the_same(seed: int, marks: bool) -> None:
             ]
         )  # fmt: skip
     assert states[0] == states[1]
+
+
+def test_a_batch_that_enters_again_marks_its_slots() -> None:
+    """Flags are read while the batch is in the books, and its slot is cleaned after it has left them."""
+    slots, distinct = SlotTable(2, ints(0, 3), Tracker(3)), Distinct(ints(1), i32(1), i32(), ints(1))
+    locations, missing, undo = ints(-9), ints(-9), i32(-9)
+    slots.enter(distinct, 0, DIRTY, locations, missing, undo, new_tally(1))
+    slots.take(ints(0), distinct, locations, 0, 0, new_tally(1))
+    slots.enter(distinct, 1, DIRTY, locations, missing, undo, new_tally(1))
+    assert slots.dirty().tolist() == locations.tolist() == [0]
+    slots.leave(distinct, locations, undo)
+    slots.clean(slots.dirty())
+    assert slots.dirty().tolist() == []
+    slots.enter(distinct, 1, DIRTY, locations, missing, undo, new_tally(1))
+    assert slots.dirty().tolist() == [0]
 
 
 @both
@@ -249,15 +236,26 @@ def test_windows_continue_where_the_last_search_ended(choose: Choose) -> None:
 
 @both
 def test_idle_slots_are_listed_up_to_a_key(choose: Choose) -> None:
-    """Slot 1 is free, slot 3 is needed. Keys with weights 10 and 1: 54, -, 62, -, 3."""
-    idle, marks = np.full(9, -9), np.zeros(books.BLOCK, np.bool_)
-    columns = i32(4, books.FREE, 5, 6, -1), np.array([4, 1, 2, 0, 3], np.uint32)
-    for bound, expected in ((54, [0, 4]), (61, [0, 4]), (62, [0, 2, 4]), (2, [])):
-        keys = np.uint64(10), np.uint64(1), np.uint64(bound)
-        end = choose(books.list_idle)(ints(0, 5, 1), marks, columns, 6, keys, idle)
+    """Slot 1 is free, slot 3 is needed. Keys are accesses, then latest use: (4, 4), -, (2, 5), -, (2, 0)."""
+    idle, keys, marks = np.full(9, -9), np.zeros(9, np.uint64), np.zeros(books.BLOCK, np.bool_)
+    used, accesses = i32(4, books.FREE, 5, 6, 0), np.array([4, 1, 2, 0, 2], np.uint32)
+    columns = used, accesses, used.view(np.uint32)
+    for bound, expected in (((4, 3), [2, 4]), ((4, 4), [0, 2, 4]), ((2, 4), [4]), ((2, 5), [2, 4]), ((1, 9), [])):
+        last = np.uint64(bound[0] << 32 | bound[1])
+        end = choose(books.list_idle)(ints(0, 5, 1), marks, columns, 6, last, (idle, keys))
         assert idle[1:end].tolist() == expected
-    assert choose(books.list_idle)(ints(1, 3, 0), marks, columns, 6, (np.uint64(0),) * 3, idle) == 1
+        assert keys[1:end].tolist() == [int(accesses[slot]) << 32 | int(used[slot]) for slot in expected]
+    assert choose(books.list_idle)(ints(1, 3, 0), marks, columns, 6, np.uint64(2**64 - 1), (idle, keys)) == 1
     assert idle[0] == 2
+
+
+@both
+def test_the_first_slots_of_the_border_are_taken(choose: Choose) -> None:
+    slots, keys, lowest = ints(9, 8, 7, 6, 5), np.array([3, 2, 3, 4, 3], np.uint64), np.full(8, -9)
+    assert choose(books.take_lowest)(slots, keys, np.uint64(3), 4, 1, lowest) == (1, 5)
+    assert lowest[1:5].tolist() == [9, 8, 7, 5]
+    assert choose(books.take_lowest)(slots[:3], keys[:3], np.uint64(3), 1, 5, lowest) == (0, 7)
+    assert lowest[5:7].tolist() == [9, 8]
 
 
 @settings(max_examples=60, deadline=None)
@@ -277,7 +275,7 @@ def test_windows_and_lowest_slots_equal_the_twin(
     tracker.threads = threads
     slots = SlotTable(num_slots, ints(0, num_slots + 1), tracker, by_accesses="accesses" in order)
     slots._rows[:] = np.where(rng.random(num_slots) < 0.9, rng.permutation(num_slots), -1)
-    slots._used[:] = np.where(slots.rows >= 0, rng.integers(-1, 12, num_slots), books.FREE)
+    slots._used[:] = np.where(slots.rows >= 0, rng.integers(0, 12, num_slots), books.FREE)
     slots._accesses[:] = rng.choice([1, 2, 3, 2**32 - 1], len(slots._accesses))
     columns = {"last_access": slots._used.tolist(), "accesses": slots._accesses.tolist()}
     start = 0
@@ -297,7 +295,7 @@ def test_windows_and_lowest_slots_equal_the_twin(
 def test_a_bound_that_is_too_low_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = SlotTable(9, ints(0, 10), Tracker(10))
     slots._rows[:], slots._used[:], slots._accesses[:] = np.arange(9), 0, np.arange(9)
-    monkeypatch.setattr(SlotTable, "_bound", lambda *_: np.uint64(2))
+    monkeypatch.setattr(SlotTable, "_bound", lambda *_: np.uint64(2 << 32))
     assert slots.lowest(slots.idle_window(5, 9), ("accesses",), 4).tolist() == [0, 1, 2, 3]
 
 
@@ -310,19 +308,22 @@ def test_the_bound_follows_the_window_alone(start: int, monkeypatch: pytest.Monk
     slots._search_from = start
     monkeypatch.setattr(books_module, "SAMPLE", 25)
     idle_window = slots.idle_window(5, 200)
-    assert 1004 < slots._bound(idle_window, ("accesses",), 5) < 1199
+    assert 1004 < slots._bound(idle_window, ("accesses",), 5) >> np.uint64(32) < 1199
     assert slots.lowest(idle_window, ("accesses",), 5).tolist() == inside[:5].tolist()
 
 
 def slot_arrays() -> dict[str, Any]:
-    """Slots 0..3 hold rows 1 (dirty), 6 (clean, changed before), 9 (clean, initial), 3 (dirty); slot 4 is free."""
+    """Slots 0..3 hold rows 1, 6 (clean, changed before), 9 (clean, initial), 3 (dirty); slot 4 is free.
+
+    Batch 4, whose flags are not set yet, changes row 1.
+    """
     codes = np.zeros(10, np.int32)
     codes[[1, 6, 9, 3]] = [1, 2, 3, 4]
     codes[5] = ON_HOST
     return {
         "rows": ints(1, 6, 9, 3, -1),
         "used": i32(4, 2, 3, 4, books.FREE),
-        "flags": np.array([DIRTY, CHANGED, 0, DIRTY | CHANGED, 0], np.uint8),
+        "flags": np.array([0, CHANGED, 0, DIRTY | CHANGED, 0], np.uint8),
         "codes": codes,
         "free": ints(0, -9, -9, -9, -9),  # slot 4, where it is in a new stack
     }
@@ -333,8 +334,8 @@ def test_release_writes_back_changed_rows_only(choose: Choose) -> None:
     slots, tally = slot_arrays(), new_tally()
     back_slots, back_rows = np.full(4, -9), np.full(4, -9)
     count = choose(books.release_slots)(
-        0, 4, tally, ints(3, 1, 2, 0), slots["rows"], slots["used"], slots["flags"], slots["codes"], slots["free"], 1,
-        STARTS, i32(0, 0, 1), 2, back_slots, back_rows,
+        0, 4, tally, ints(3, 1, 2, 0), slots["rows"], slots["used"], slots["flags"], 4, np.uint8(DIRTY), slots["codes"],
+        slots["free"], 1, STARTS, i32(0, 0, 1), 2, back_slots, back_rows,
     )  # fmt: skip
     assert (back_slots[:count].tolist(), back_rows[:count].tolist()) == ([3, 0], [3, 1])
     assert slots["rows"].tolist() == [-1] * 5
@@ -355,20 +356,20 @@ def test_take_gives_slots_from_the_end_of_the_free_list(choose: Choose) -> None:
     accesses = np.zeros(10, np.uint32)
     slots["codes"][[0, 5]] = [-6, -9]  # by batches 2 and 3
     late = np.zeros(2, np.bool_)
-    out, initial, used = np.full(2, -9), np.zeros(2, np.bool_), np.full(8, 3, np.int32)
+    out, out_rows, initial, used = np.full(2, -9), np.full(2, -9), np.zeros(2, np.bool_), np.full(8, 3, np.int32)
     counted_in = np.zeros(8, np.uint32)
     choose(books.take_slots)(
-        0, 2, ints(0, 2), rows, counts, slots["codes"], accesses, np.uint8(DIRTY), locations, 5, 3, slots["rows"], used,
-        counted_in, slots["flags"], slots["free"], 3, False, out, initial, late,
+        0, 2, ints(0, 2), rows, counts, slots["codes"], accesses, locations, 5, 3, slots["rows"], used, counted_in,
+        slots["flags"], slots["free"], 3, False, out, out_rows, initial, late,
     )  # fmt: skip
     assert used.tolist() == [3] * 6 + [5, 5]
     assert counted_in.tolist() == [0] * 6 + [2, 3]
-    assert out.tolist() == [6, 7]
+    assert (out.tolist(), out_rows.tolist()) == ([6, 7], [0, 5])
     assert initial.tolist() == [True, False]
     assert late.tolist() == [False, True]
     assert locations.tolist() == [6, 1, 7]
     assert slots["rows"][[6, 7]].tolist() == [0, 5]
-    assert slots["flags"][[6, 7]].tolist() == [DIRTY, CHANGED | DIRTY]
+    assert slots["flags"][[6, 7]].tolist() == [0, CHANGED]
     assert slots["codes"][[0, 5]].tolist() == [7, 8]
     assert accesses[[0, 5, 6]].tolist() == [2, 3, 0]
 
@@ -436,7 +437,7 @@ def test_threads_that_share_a_batch_plan_the_same(
             tally = new_tally(4)
             count = slots.enter(distinct, batch, DIRTY, locations, missing, np.zeros(len(rows), np.int32), tally)
             taken = missing[: min(count, slots.num_free)]
-            taken_slots = slots.take(taken, distinct, locations, batch, batch, DIRTY, tally)
+            taken_slots = slots.take(taken, distinct, locations, batch, batch, tally)
             victims = slots.taken()[:0] if slots.all_fit else slots.lowest(slots.idle_window(batch, 50), order, 15)
             results += [column.tolist() for column in (*taken_slots, victims, *slots.release(victims, tally))]
             norms = np.linspace(1e-3, 1, len(rows), dtype=np.float32)
