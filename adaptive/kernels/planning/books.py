@@ -291,24 +291,9 @@ def first_free(free, place):
 
 @kernel()
 def release_slots(
-    first,
-    last,
-    tally,
-    victims,
-    slot_rows,
-    slot_used,
-    slot_flags,
-    since,
-    mark,
-    codes,
-    free,
-    num_free,
-    table_starts,
-    buckets,
-    shift,
-    back_slots,
-    back_rows,
-):
+    first, last, tally, victims, slot_rows, slot_used, slot_flags, since, mark, codes, free, num_free, table_starts,
+    buckets, shift, back_slots, back_rows,
+):  # fmt: skip
     """Evict the rows of the slots victims[first:last]; list those to write back, and free the slots.
 
     Slots used by batch `since` or later also have the flags `mark` (`mark_used`). buckets, shift: see `table_of`. Those
@@ -356,28 +341,9 @@ def release_chunks(bounds, ends, tallies, *books_of_group):
 
 @kernel()
 def take_slots(
-    first,
-    last,
-    takers,
-    rows,
-    counts,
-    codes,
-    accesses,
-    locations,
-    batch,
-    oldest_held,
-    slot_rows,
-    slot_used,
-    slot_accesses,
-    slot_flags,
-    free,
-    num_free,
-    all_fit,
-    slots,
-    slots_for,
-    initial,
-    is_late,
-):
+    first, last, takers, rows, counts, codes, accesses, locations, batch, oldest_held, slot_rows, slot_used,
+    slot_accesses, slot_flags, free, num_free, all_fit, slots, slots_for, initial, is_late,
+):  # fmt: skip
     """Give each missing distinct row of takers[first:last] a free slot, and touch it.
 
     Slots are from the end of `free` and held for the batch. all_fit: slots do not store their rows. slot_accesses: see
