@@ -67,6 +67,9 @@ def test_batches_of_other_sizes_compile_nothing_again(tmp_path: Path) -> None:
     """
     reports = printed("launch_triton.py", tmp_path, 90)
     assert len(reports) == 3 * 8
-    expected = {"pool_kernel": 2, "initial_kernel": 2}  # bags of one lookup, or of any number; rows with keys, or without
+    expected = {
+        "pool_kernel": 2,
+        "initial_kernel": 2,
+    }  # bags of one lookup, or of any number; rows with keys, or without
     for report in reports:
         assert report["kinds"] == expected.get(report["kernel"], 1), report
