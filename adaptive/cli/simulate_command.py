@@ -1,7 +1,7 @@
 """`adaptive-train simulate`: predict device sizes from ids alone."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,6 @@ def simulate(
 
     With --ranks, it reports the bytes between ranks instead. After Ctrl-C, it reports the batches read so far.
     """
-    outputs = _Outputs(plot, markdown, as_json)
     if ranks is not None:
         names = ("--policies", "--device-rows", "--plot", "--machine", "--dense-ms")
         others = zip(names, (policies, device_rows, plot, machine, dense_ms), strict=True)
@@ -52,7 +51,7 @@ def simulate(
         with own_stdout():
             (contender,) = load_contenders("lru", sets or [], flags, config)
         share = 0.5 if saturated is None else saturated
-        _simulate_ranks(contender.config, ranks, share, outputs)
+        _simulate_ranks(contender.config, ranks, share, markdown, as_json=as_json)
         return
     if saturated is not None:
         raise typer.BadParameter("--saturated: expected --ranks with it")
@@ -60,7 +59,7 @@ def simulate(
         rivals = load_contenders(policies or "lru,lfu", sets or [], flags, config)
     cases = [(rival.label, rival.config) for rival in rivals]
     sizes = listed(device_rows or "1%,5%,10%,20%,50%")
-    _simulate(cases, sizes, _machine(machine, dense_ms), outputs)
+    _simulate(cases, sizes, _machine(machine, dense_ms), plot, markdown, as_json=as_json)
 
 
 def _machine(file: str | None, dense_ms: float | None) -> "Machine | MachineOf":
@@ -81,29 +80,23 @@ def _machine(file: str | None, dense_ms: float | None) -> "Machine | MachineOf":
     return machine_of
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """Destinations of the report."""
-
-    plot: Path | None
-    markdown: Path | None
-    as_json: bool
-
-
 def _simulate(
     cases: "list[tuple[str, TrainConfig]]",
     sizes: tuple[str, ...],
     machine: "Machine | MachineOf",
-    outputs: _Outputs,
+    plot: Path | None,
+    markdown: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
-    check_folders(outputs.plot, outputs.markdown)
+    check_folders(plot, markdown)
     from adaptive.studies.charts import need_matplotlib
     from adaptive.studies.simulate.simulation import simulate as run_simulation
     from adaptive.studies.simulate.simulation_report import draw, simulation_document, stop_lines
     from adaptive.system import StopRequest
     from adaptive.training.telemetry.progress import Countdown
 
-    if outputs.plot is not None:
+    if plot is not None:
         need_matplotlib("--plot")
     width = int(cases[0][1].model_options.get("embedding_dim", 16))
     stop = StopRequest()
@@ -111,14 +104,16 @@ def _simulate(
         progress = Countdown(note, "batches planned")
         result = run_simulation(cases, list(sizes), machine, embedding_dim=width, on_progress=progress, stop=stop)
     document = simulation_document(result)
-    if outputs.plot is not None:
-        draw(result, outputs.plot)
-    print_document(result, document, as_json=outputs.as_json, markdown=outputs.markdown, remarks=stop_lines(result))
+    if plot is not None:
+        draw(result, plot)
+    print_document(result, document, as_json=as_json, markdown=markdown, remarks=stop_lines(result))
     stop.raise_exit()
 
 
-def _simulate_ranks(config: "TrainConfig", ranks: str, saturated: float, outputs: _Outputs) -> None:
-    check_folders(outputs.markdown)
+def _simulate_ranks(
+    config: "TrainConfig", ranks: str, saturated: float, markdown: Path | None, *, as_json: bool
+) -> None:
+    check_folders(markdown)
     words = listed(ranks)
     if not words or not all(word.isascii() and word.isdecimal() for word in words):
         raise typer.BadParameter(f"--ranks: expected whole numbers such as 2,8,64, got {ranks!r}")
@@ -132,5 +127,5 @@ def _simulate_ranks(config: "TrainConfig", ranks: str, saturated: float, outputs
         progress = Countdown(note, "batches counted")
         result = simulate_rank_traffic(config, sizes, saturated=saturated, on_progress=progress, stop=stop)
     document, remarks = rank_traffic_document(result), rank_stop_lines(result)
-    print_document(result, document, as_json=outputs.as_json, markdown=outputs.markdown, remarks=remarks)
+    print_document(result, document, as_json=as_json, markdown=markdown, remarks=remarks)
     stop.raise_exit()
