@@ -30,13 +30,6 @@ class Freeze(Plain):
         self.rule = LeaveOut(everything)
 
 
-class FreezeFew(Plain):
-    """One row in 40 is saturated."""
-
-    def __init__(self) -> None:
-        self.rule = LeaveOut(lambda rows: rows.rows % 40 == 39)
-
-
 class FreezeLate(Plain):
     """Nothing is saturated before batch 100, everything from then on."""
 
