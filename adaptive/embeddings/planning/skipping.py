@@ -35,7 +35,7 @@ from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.row_stats import StatsSource
 from adaptive.kernels.planning import watched
 from adaptive.kernels.planning.books import NOW
-from adaptive.kernels.scratch import ScratchPool, allocate
+from adaptive.kernels.scratch import ScratchPool
 from adaptive.policy import SkipRule, allowed
 
 DROP_EVERY: Final = 16  # calls of the rule between two searches for inactive rows
@@ -170,6 +170,8 @@ class Skipper:
         self.hot = HotSet(self._capacity, self._skip, self._group.num_rows)
         self.deferral = DeferralBook(self._capacity, self._rule) if self._policy_caller.defers else None
         self.watched_counts = WatchedCounts.none(len(self._group.tables))
+        self._most_visited = self._capacity if self._rule.leaves_out else self.num_snapshots  # entries
+        self._visit_every = 1 if self._rule.leaves_out or self.watches_movement else SAMPLED_BATCHES
 
     def grow(self, capacity: int) -> None:
         """Start over, with room for more rows."""
@@ -205,18 +207,18 @@ class Skipper:
         self._turn_to(number)
         self._apply_allowance()
         rows, counts, seen, size = distinct.rows, distinct.counts, candidates.seen, len(distinct.rows)
-        fates, *lists = allocate(self._memory, (np.uint8, size), *[(np.int32, size)] * 5)
+        # Few calls: Python's own memory is not in the caches either after a step, so each takes microseconds.
+        memory, num_bytes = self._memory.take(21 * size), 20 * size
+        places, summed, entries, due, watched_places = memory[:num_bytes].view(np.int32).reshape(5, size)
+        fates = memory[num_bytes:]
         fates.fill(NOW)
         written_rows = np.empty(size, np.int64)  # kept longer than the plan
-        places, summed, entries, due, watched_places = lists
         watched_rows = self.hot.admit(rows, candidates, watched_places)
-        snapshots = None
-        weight = 1 if self._rule.leaves_out or self.watches_movement else SAMPLED_BATCHES
-        if (self._rule.leaves_out or self.num_snapshots) and number % weight == 0:
-            most = self._capacity if self._rule.leaves_out else self.num_snapshots
-            due_snapshots = self.hot.visit(watched_rows, most, weight, counts, locations, fates)
+        snapshots, num_summed, num_due = None, 0, 0
+        if self._most_visited and number % self._visit_every == 0:
+            visited = self._most_visited, self._visit_every, counts, locations, fates
+            due_snapshots = self.hot.visit(watched_rows, *visited)
             snapshots = due_snapshots if self.num_snapshots else None
-        num_summed = num_due = 0
         if self.deferral is not None:
             outputs = fates, summed, entries, due
             num_summed, num_due = self.deferral.decide(number, watched_rows, distinct, seen, outputs, self.hot.waits)
