@@ -157,7 +157,10 @@ class Overwritten(Run):
                 assert np.array_equal(found[name][np.isin(rows, theirs)], value), name
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.policy.__name__}-{case.depth}-{case.way}")
+UNKEYED = [case for case in CASES if not case.keyed]  # a guarded run refuses tables with keys
+
+
+@pytest.mark.parametrize("case", UNKEYED, ids=lambda case: f"{case.policy.__name__}-{case.depth}-{case.way}")
 def test_the_order_of_streams_does_not_matter(case: Case) -> None:
     values = Run(case.build("cpu"), case.depth, np.random.default_rng(0), {}, False).train()
     expected = Overwritten(case, np.random.default_rng(0), values, "cpu").train()
