@@ -135,15 +135,12 @@ def test_what_is_stopped_in_a_later_pass_was_never_skipped(tmp_path: Path, data:
 
 
 def test_the_holdout_can_come_from_the_next_pass(tmp_path: Path, data: Any) -> None:
-    data(45 * 32)
-    found = run(tmp_path, Freeze, {"budget": LAX, "warmup": 0, "steps": 40, "holdout": 640}, epochs=3)
-    assert found.decisions[0].fork_steps == 45 and found.decisions[0].samples == 640
-
-
-def test_short_passes_are_held_back_completely(tmp_path: Path, data: Any) -> None:
-    data(20 * 32)
-    found = run(tmp_path, Freeze, {"budget": LAX, "warmup": 0, "steps": 10, "holdout": 1400}, epochs=6)
-    assert found.decisions[0].fork_steps == 20 and found.decisions[0].samples == 640
+    """A pass that is shorter than the holdout is held back completely."""
+    for batches, steps, holdout, fork_steps in ((45, 40, 640, 45), (20, 10, 1400, 20)):
+        data(batches * 32)
+        guard = {"budget": LAX, "warmup": 0, "steps": steps, "holdout": holdout}
+        (first, *_) = run(tmp_path / str(batches), Freeze, guard, epochs=6).decisions
+        assert (first.fork_steps, first.samples) == (fork_steps, 640)
 
 
 def test_what_was_reduced_and_not_judged_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
