@@ -10,6 +10,9 @@ from support.helpers import LFU, Windowed, one_table, random_batches, rows_held,
 
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import TableConfig, TierConfig
+from adaptive.embeddings.engine import lookahead
+from adaptive.embeddings.engine.pipeline import Pipeline
+from adaptive.embeddings.engine.resizing import rebalance_slots
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError
 from adaptive.optim import SGD, Adagrad, Adam
@@ -118,6 +121,27 @@ def test_rows_stay_when_other_slots_are_released() -> None:
         "103: what is left is shared, too"
     )
     assert embeddings.runtime.view.resident(np.array([7, 8, 9])).all()
+
+
+def test_rows_evicted_for_a_batch_that_fails_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pairs(size: int, categories: int) -> Batch:
+        ids = np.stack([np.arange(size), np.arange(size) % categories], axis=1)
+        return one_hot_batch(np.zeros((size, 0), np.float32), ids, np.zeros(size, np.float32))
+
+    def rebalance_and_fail(pipeline: Pipeline, slots: Sequence[int]) -> None:
+        rebalance_slots(pipeline, slots)
+        raise RuntimeError("no more memory")
+
+    embeddings = TieredEmbeddingBag([USER, CATEGORY], TierConfig(device_rows="1%"), policy=LFU)
+    step_all(embeddings, [pairs(990, 3)])
+    with monkeypatch.context() as patched:
+        patched.setattr(lookahead, "rebalance_slots", rebalance_and_fail)
+        with pytest.raises(RuntimeError, match="no more memory"):
+            step_all(embeddings, [pairs(100, 100)])
+    step_all(embeddings, [pairs(3, 3)])
+    resident = [int(lane.planner.resident_per_table()[0]) for lane in embeddings.runtime.pipeline.lanes]
+    assert resident[0] < 990
+    assert embeddings.statistics.take().resident_rows.tolist() == resident
 
 
 @st.composite
