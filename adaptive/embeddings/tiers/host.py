@@ -177,17 +177,16 @@ class MemoryHost(HostTier):
         self._copy(self.weights, self.state, rows, weights, state, from_rows)
 
     def swap(self, moves: Moves, weights: Rows, state: Rows) -> Moves:
-        number = moves.swapped
-        if not number:
+        number, slots, rows, are_initial = moves.swapped, moves.fetch_slots, moves.fetch_rows, moves.fetch_initial
+        initial = np.flatnonzero(are_initial[:number])
+        if number <= 2 * len(initial):  # two passes copy less
             return moves
-        slots, rows, are_initial = moves.fetch_slots, moves.fetch_rows, moves.fetch_initial
         swapped = (moves.back_rows, slots, rows, are_initial), (weights, state), (self.weights, self.state)
         bounds = shares(number, self.threads)
         if len(bounds) == 2:
             move.swap_rows(0, number, *swapped)
         else:
             move.swap_shares(bounds, *swapped)
-        initial = np.flatnonzero(are_initial[:number])
         self.initial(weights, state, slots[initial], rows[initial])
         rest = len(moves.back_rows) - number
         return replace(
