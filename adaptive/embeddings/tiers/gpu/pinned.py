@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from adaptive.embeddings.tiers.host import advise
-from adaptive.system import usable_cores
+from adaptive.system import available_bytes, usable_cores
 
 Floats = NDArray[np.float32]
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the process
@@ -76,6 +76,9 @@ class _SeenFromDevice:
 
 def _pin(runtime: Any, array: Floats, device: torch.device) -> None:
     """Pin all of an array, or nothing."""
+    # Taking pages that the system does not have ends the process; for tables with keys it has lent any capacity.
+    if array.nbytes > (available := available_bytes()):
+        raise MemoryError(f"{available:,} bytes of free memory for {array.nbytes:,} bytes")
     _ask_for_huge_pages(array)
     _take_pages(array)
     pieces = _pieces(array)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.helpers import bags, one_table, step_all
+from support.key_cases import key_table
 
 from adaptive import system
 from adaptive.config import TableConfig, TierConfig
@@ -216,6 +217,19 @@ def test_direct_is_an_error_if_the_system_refuses_to_pin(monkeypatch: pytest.Mon
     ):
         choose_transfer(hosts_of(100), TierConfig(transfer="direct"), CUDA)
     assert runtime.registered == {}
+
+
+def test_a_capacity_that_the_memory_cannot_hold_is_not_pinned(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Touching its pages would end the process: for tables with keys the system lends any capacity."""
+    monkeypatch.setattr(pinned, "available_bytes", lambda: 1 << 30)
+    (group,) = make_groups([key_table(num_embeddings=1 << 30)], 0)
+    with pytest.raises(
+        ConfigError, match=r"tier.transfer=direct: expected .* got 1,073,741,824 bytes of free memory for 12,.* staged"
+    ):
+        choose_transfer([MemoryHost(group, Adagrad())], TierConfig(transfer="direct"), CUDA)
+    assert runtime.calls == 0
 
 
 @pytest.mark.parametrize(
