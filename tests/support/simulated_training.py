@@ -23,7 +23,7 @@ from adaptive.embeddings.planned_batch import GroupBatch
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.embeddings.tiers.gpu import buffers, link, transfer
 from adaptive.kernels.planning import books
-from adaptive.optim import Adagrad, Adam
+from adaptive.optim import Adagrad, Adam, StateDtype
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policy import Policy
 from support.helpers import Scattered, ScatteredOnHost, random_batches
@@ -37,7 +37,8 @@ TABLES = (
     TableConfig(name="b", num_embeddings=20, embedding_dim=6, pooling="none"),
     TableConfig(name="c", num_embeddings=16, embedding_dim=4, pooling="mean"),
 )
-KEYED = [table.model_copy(update={"keys": "int64", "num_embeddings": 12, "expire": 3}) for table in TABLES]
+OF_KEYS = {"keys": "int64", "num_embeddings": 12, "expire": 3}
+KEYED = [table.model_copy(update=OF_KEYS if table.embedding_dim == 4 else {}) for table in TABLES]  # not all groups
 BATCHES = random_batches(TABLES, 20, seed=5, samples=2)
 SKIP = SkipConfig(interval=3, min_visits=1, hot_rows="100%", min_accesses=2, feedback_delay=5)
 
@@ -64,7 +65,7 @@ class Case:
     ample: bool = False  # enough buffers, so that no thread waits for one
     shrinks: bool = False  # the device tier shrinks in the middle
     lookups: str = "host"  # or "device", which searches them; every other batch is then only pooled
-    keyed: bool = False  # ids are keys that come and go; nothing is read while batches are in flight
+    keyed: bool = False  # ids are keys that come and go, state is bfloat16; nothing is read with batches in flight
 
     @property
     def forgets(self) -> bool:
@@ -79,7 +80,8 @@ class Case:
             lookups=lookups,  # type: ignore[arg-type]
             poison=True,
         )
-        optimizer = Adam(lr=0.05) if self.depth % 2 else Adagrad(lr=0.1)
+        state: StateDtype = "bfloat16" if self.keyed else "float32"
+        optimizer = Adam(lr=0.05, state_dtype=state) if self.depth % 2 else Adagrad(lr=0.1, state_dtype=state)
         tables = KEYED if self.keyed else TABLES
         return TieredEmbeddingBag(tables, tier, policy=self.policy, optimizer=optimizer, skip=SKIP)
 
