@@ -1,6 +1,6 @@
 """Every policy passes the contract; a policy that breaks it fails the check that says how."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,17 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.plugins import installed_policies, load_policy_class
+from adaptive.policies.hotline import Hotline
 from adaptive.policies.lru import LRU
 from adaptive.policies.static import Static
 from adaptive.policy import Policy, RowStats, TierView
 from adaptive.studies.policy_checks import check_policy
 from adaptive.studies.policy_checks.checks import CHECKS
 
+LEARNING = (Hotline, {"learn": 20, "logger": "srrip"})  # still, when it is saved
 
-@pytest.mark.parametrize("case", POLICIES, ids=policy_id)
+
+@pytest.mark.parametrize("case", [*POLICIES, LEARNING], ids=policy_id)
 def test_every_policy_passes(case: tuple[type[Policy], dict[str, Any]]) -> None:
     cls, options = case
     assert [(r.check, r.reason) for r in check_policy(cls, options) if not r.passed] == []
@@ -65,6 +68,29 @@ def relabels(self: Policy, batches: Iterator[Batch], view: TierView) -> Iterator
     return (Batch(batch.dense, batch.ids, batch.offsets, 1 - batch.labels) for batch in batches)
 
 
+class ReversesLater(LRU):
+    arranged = 0
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        for batch in batches:
+            self.arranged += 1
+            yield batch if self.arranged < 9 else batch.take(np.arange(batch.num_samples)[::-1])
+
+
+class CountsFaster(LRU):
+    total = by = 0
+
+    def looked_up(self, number: int, rows: NDArray[np.int64], view: TierView) -> None:
+        self.by += 1
+        self.total += self.by
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        return {"total": np.array([self.total])}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        (self.total,) = state["total"].tolist()
+
+
 BROKEN = {
     "wrong shape": (
         broken(score=lambda self, rows: rows.last_access[:1]),
@@ -109,6 +135,13 @@ BROKEN = {
         "state_dict",
         "restored from its state_dict(), it returns other scores",
     ),
+    "loads nothing": (
+        broken(Hotline, load_state_dict=lambda self, state: None),
+        "state_dict",
+        "restored from its state_dict(), it has another state",
+    ),
+    "forgets how it arranges": (ReversesLater, "state_dict", "restored from its state_dict(), it arranges other"),
+    "forgets what it counts by": (CountsFaster, "state_dict", "another state a few batches later"),
     "objects as state": (
         broken(state_dict=lambda self: {"names": np.array([None])}, load_state_dict=lambda self, state: None),
         "state_dict",

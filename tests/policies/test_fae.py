@@ -203,12 +203,3 @@ def test_blocks_are_read_one_at_a_time() -> None:
     endless = (samples([next(read) % 20]) for _ in itertools.repeat(None))
     next(policy.arrange(endless, view))
     assert next(read) <= 4
-
-
-def test_it_is_restored_from_its_state() -> None:
-    policy, view = calibrated(10)
-    list(policy.arrange(stream([1, 50, 2, 60]), view))
-    restored = FAE()
-    restored.load_state_dict(policy.state_dict())
-    assert hot(restored, 100) == hot(policy, 100)
-    assert restored.two_home_bytes == policy.two_home_bytes > 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.builders import HalfResident, batch_of
+from support.builders import batch_of
 
 from adaptive import Counter, Policy, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.policies.s3fifo import S3FIFO
@@ -26,18 +26,6 @@ def hits(policy: Policy, batches: Sequence[Sequence[int]], size: int, depth: int
         counts = embeddings.statistics.take().counts
         resident = np.flatnonzero(embeddings.runtime.view.resident(np.arange(NUM_ROWS))).tolist()
     return int(counts[:, Counter.ROW_HITS].sum()), resident
-
-
-@pytest.mark.parametrize("policy", [Sieve, S3FIFO])
-def test_it_goes_on_from_its_state(policy: type[Policy]) -> None:
-    saved, restored = policy(), policy()
-    for number, rows in enumerate([[1, 2, 3], [4, 5]]):
-        saved.looked_up(number, np.array(rows), HalfResident((NUM_ROWS,)))
-        saved.came(number, np.array(rows)[np.array(rows) % 2 == 1])
-    restored.load_state_dict(saved.state_dict())
-    for name, value in saved.state_dict().items():
-        assert np.array_equal(restored.state_dict()[name], value)
-    assert saved.state_dict()["rows"].tolist() == [1, 3, 5]
 
 
 # --- SIEVE -----------------------------------------------------------------------------------------------------------

@@ -87,10 +87,3 @@ class View:
 
     def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.zeros(len(rows), np.int64)
-
-
-class HalfResident(View):
-    """Every other row is on the device."""
-
-    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.asarray(rows % 2 == 0)

@@ -6,7 +6,8 @@ Each is a function that raises an error if its `Subject` (for policies) or facto
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from inspect import Parameter
-from typing import Final, cast
+from itertools import islice
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from adaptive.errors import PolicyError
 from adaptive.plugins import Options, policy_parameters
 from adaptive.policy import Policy, RowStats, SkipRule
 from adaptive.studies.policy_checks.fixtures import (
+    BATCH_SIZE,
     TABLE_ROWS,
     BrokenError,
     DoubtError,
@@ -119,7 +121,8 @@ def _calibrates(subject: Subject) -> None:
 
 
 def _restores(subject: Subject) -> None:
-    policy = _calibrated(subject)
+    policy, restored = _calibrated(subject), subject.make()
+    _arranged(policy)
     _answers(policy)
     state = policy.state_dict()
     for name, value in state.items():
@@ -127,9 +130,26 @@ def _restores(subject: Subject) -> None:
             isinstance(value, np.ndarray), f"state_dict()[{name!r}]: expected an array, got {type(value).__name__}"
         )
         _require(value.dtype.kind in "biufSU", f"state_dict()[{name!r}]: expected numbers or text, got {value.dtype}")
-    restored = subject.make()
     restored.load_state_dict({name: value.copy() for name, value in state.items()})
+    _require(_same(state, restored.state_dict()), "restored from its state_dict(), it has another state")
     _require(_answers(policy) == _answers(restored), "restored from its state_dict(), it returns other scores")
+    _require(_arranged(policy) == _arranged(restored), "restored from its state_dict(), it arranges other batches")
+    same = _same(policy.state_dict(), restored.state_dict())
+    _require(same, "restored from its state_dict(), it has another state a few batches later")
+
+
+def _same(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return True if the arrays of two states are equal; NaN equals NaN."""
+    return state.keys() == other.keys() and all(
+        np.array_equal(value, other[name], equal_nan=np.asarray(value).dtype.kind == "f")
+        for name, value in state.items()
+    )
+
+
+def _arranged(policy: TimedPolicy) -> list[bytes]:
+    """Return the ids of the batches that it makes of a few, in a comparable form."""
+    batches = policy.arrange(made_up_batches(12), MadeUpView())
+    return [np.asarray(batch.ids).tobytes() for batch in islice(batches, 12 * BATCH_SIZE)]  # which may never end
 
 
 def _answers(policy: TimedPolicy) -> list[bytes]:
@@ -262,10 +282,10 @@ CHECKS: Final[Mapping[str, Callable[[Subject], None]]] = {
     "window is set if next_access is read": _has_window,
     "same inputs, same scores": _deterministic,
     "calibrating again changes nothing": _calibrates,
-    "state_dict restores it": _restores,
     "looked_up, left, came and expired return nothing, rows unchanged": _follows,
     "arrange keeps every sample": _arranges,
     "arrange is lazy": _arranges_lazily,
+    "state_dict restores it": _restores,
     "trained tables equal those of a single tier": _trains,
     "its skip rule passes the checks of rules": _rule,
 }
@@ -331,8 +351,7 @@ def _rule_restores(make: Make, timeout_s: float) -> None:
         if not isinstance(array, np.ndarray) or array.dtype == object:
             raise BrokenError(f"state_dict()[{name!r}]: expected an array of numbers, got {type(array).__name__}")
     restored.load_state_dict({name: array.copy() for name, array in state.items()})
-    same = all(np.array_equal(array, restored.state_dict()[name], equal_nan=True) for name, array in state.items())
-    _require(same, "a rule restored from its state_dict() has another state")
+    _require(_same(state, restored.state_dict()), "a rule restored from its state_dict() has another state")
 
 
 def _rule_trains(make: Make, timeout_s: float) -> None:
