@@ -110,9 +110,10 @@ def bench_turns(case: Turns, settings: Settings) -> Report:
         variant.statistics()
     for number in range(settings.rounds + 1):
         batches = make_batches(setup.tables, num_steps, step.batch, mean_hot=step.mean_hot, seed=100 + number)
+        names, first = list(wholes), number % len(wholes)  # each round starts with another variant
         round_times = harness.take_turns(
-            {key: lambda whole=whole, batches=batches: turn(whole, batches) / num_steps  # type: ignore[misc]
-             for key, whole in wholes.items()}, rounds=1, warm_up=0,
+            {key: lambda whole=wholes[key], batches=batches: turn(whole, batches) / num_steps  # type: ignore[misc]
+             for key in names[first:] + names[:first]}, rounds=1, warm_up=0,
         )  # fmt: skip
         for key, seconds in round_times.items():
             times[key] += seconds if number else []  # the first round warms up
