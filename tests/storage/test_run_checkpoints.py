@@ -439,13 +439,16 @@ def edit_meta(folder: Path, change: Any) -> None:
     ("change", "message"),
     [
         (lambda meta: meta.pop("progress"), r"Input should be .*meta\.progress\)"),
-        (lambda meta: meta["progress"]["place"].update(taken=-1), r"Input should be .*meta\.progress\.place\.taken\)"),
-        (lambda meta: meta["progress"].update(more=1), r"Extra .*meta\.progress\.more\)"),
+        (
+            lambda meta: meta["progress"]["place"].update(taken=-1),
+            r"^place\.taken: Input should be .*, got -1 .*meta\.progress\)",
+        ),
+        (lambda meta: meta["progress"].update(more=1), r"^more: unknown key .*meta\.progress\)"),
         (
             lambda meta: meta["progress"]["recorder"].pop("log_loss"),
-            r"Field required.*meta\.progress\.recorder\.log_loss\)",
+            r"^recorder\.log_loss: is needed .*meta\.progress\)",
         ),
-        (lambda meta: meta["progress"]["recorder"]["so_far"].update(kind="run"), r"meta\.progress\.recorder\)"),
+        (lambda meta: meta["progress"]["recorder"]["so_far"].update(kind="run"), r"^recorder: .*meta\.progress\)"),
         (lambda meta: meta["tables"].pop(), "expected the tables .*, got .*checkpoint-10"),
     ],
 )
