@@ -448,7 +448,7 @@ def edit_meta(folder: Path, change: Any) -> None:
             lambda meta: meta["progress"]["recorder"].pop("log_loss"),
             r"^recorder\.log_loss: is needed .*meta\.progress\)",
         ),
-        (lambda meta: meta["progress"]["recorder"]["so_far"].update(kind="run"), r"^recorder: .*meta\.progress\)"),
+        (lambda meta: meta["progress"]["recorder"]["so_far"].update(kind="run"), r"meta\.progress\.recorder\)"),
         (lambda meta: meta["tables"].pop(), "expected the tables .*, got .*checkpoint-10"),
     ],
 )
