@@ -148,7 +148,7 @@ def half_forms(width: int) -> Iterator[Form]:
         yield update_kernel, shape | half | form | {"KIND": kind, "STATE": state, "SUMMED": False}
     for (kind, state), summed in product(((steps.ADAGRAD, width), (steps.ADAM, 2 * width + 2)), (False, True)):
         moments = {"KIND": kind, "STATE": state, "SUMMED": summed, "half_state": True}
-        yield update_kernel, shape | half | form | moments
+        yield update_kernel, shape | form | moments | {"half": summed}  # also next to rows in float32
     yield copy_kernel, {"WIDTH": width, "STATE": 1, **copy_tile(width, 1)} | half
     counted = 2 * width + 2  # Adam's
     yield copy_kernel, {"WIDTH": width, "STATE": counted, **copy_tile(width, counted)} | half | {"half_state": True}
