@@ -124,16 +124,10 @@ class Group:
             for place, feature in enumerate(self.features)
         )
 
-    def feature_bags(self, num_samples: int) -> NDArray[np.int64]:
-        """(features, 2): position in the batch of the first bag of each feature, and of the next one's."""
-        if num_samples not in self._latest_feature_bags:
-            self._latest_feature_bags.clear()
-            self._latest_feature_bags[num_samples] = np.add.outer(self.feature_columns[0], (0, 1)) * num_samples
-        return self._latest_feature_bags[num_samples]
-
     @cached_property
-    def _latest_feature_bags(self) -> dict[int, NDArray[np.int64]]:
-        return {}
+    def feature_ends(self) -> NDArray[np.int64]:
+        """(features, 2): position in the batch of each feature, and of the next one."""
+        return np.add.outer(self.feature_columns[0], (0, 1))
 
     def pooled_bags(self, num_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """(bags,) each, read-only: vectors and tables of bags, if all features are pooled.

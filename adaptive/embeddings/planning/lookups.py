@@ -169,7 +169,7 @@ def _arrays(distinct: Distinct) -> tuple[Int64s, NDArray[np.int32], NDArray[np.i
 
 def feature_spans(group: Group, batch: Batch) -> tuple[Int64s, NDArray[np.int32]]:
     """(F, 2) range of lookups in the batch of each feature of a group, and (F,) its table."""
-    return batch.offsets[group.feature_bags(batch.num_samples)], group.feature_columns[2]
+    return batch.offsets[group.feature_ends * batch.num_samples], group.feature_columns[2]
 
 
 def describe_sample(batch: Batch, sample: int) -> str:

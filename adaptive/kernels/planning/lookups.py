@@ -368,7 +368,8 @@ def divide_tables(bounds, spans, span_tables, num_tables, bag_starts):
     num_chunks, num_lookups, num_bags = bounds.shape[0] - 1, bag_starts[-1], bag_starts.size - 1
     chunk, lookup = 1, 0
     for f in range(spans.shape[0]):
-        if f > 0 and span_tables[f] != span_tables[f - 1] and lookup * num_chunks >= chunk * num_lookups:
+        begins_table = f > 0 and span_tables[f] != span_tables[f - 1]
+        if begins_table and chunk < num_chunks and lookup * num_chunks >= chunk * num_lookups:
             bag, end = 0, num_bags
             while bag < end:  # until it is the first one that begins at this lookup
                 middle = (bag + end) // 2

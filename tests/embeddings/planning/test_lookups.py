@@ -17,6 +17,7 @@ from support.helpers import (
     Scattered,
     ScatteredOnHost,
     bags,
+    featured,
     one_table,
     random_batches,
     step_all,
@@ -29,7 +30,6 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.planning import books as books_module
 from adaptive.embeddings.planning import lookups as distinct_module
-from adaptive.embeddings.planning import lookups as outline_module
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder, LookupsAhead, plan_threads
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
@@ -46,6 +46,7 @@ TABLES = (
     TableConfig(name="e", num_embeddings=3, embedding_dim=4),
 )
 BATCHES = random_batches(TABLES, 10, seed=3, samples=4)
+FEW_TABLES = [featured([[1, 2]], [[3]], [[4, 5]], [[6]], [[]], [[]]), featured([[]], [[]], [[]], [[6]], [[]], [[]])]
 SKIP = SkipConfig(interval=3, min_visits=1, hot_rows="100%", min_accesses=2, feedback_delay=4)
 
 
@@ -102,7 +103,7 @@ def test_an_outline_says_what_its_batch_asks_for(batch: Batch) -> None:
         assert set(lookups.bags.vectors.tolist()) == set(range(lookups.bags.num_vectors))
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", [*BATCHES, *FEW_TABLES])
 @pytest.mark.parametrize("threads", [2, 3, 9])
 def test_threads_that_share_the_tables_find_the_same(batch: Batch, threads: int) -> None:
     for group in make_groups(TABLES, 0):
@@ -115,10 +116,8 @@ def test_a_finder_starts_again_before_its_numbers_end(monkeypatch: pytest.Monkey
     groups = make_groups(TABLES, 0)
     expected = [all_lookups(batch)[0].distinct.rows.tolist() for batch in BATCHES]
     monkeypatch.setattr(distinct_module, "MOST_USES", 60)
-    lookups_ahead = LookupsAhead(groups, 0)
-    assert [lookups_ahead.start(batch)()[0].distinct.rows.tolist() for batch in BATCHES] == expected
-    shared = LookupsAhead(groups, 0, shared=2)
-    assert [shared.start(batch)()[0].distinct.rows.tolist() for batch in BATCHES] == expected
+    for lookups_ahead in (LookupsAhead(groups, 0), LookupsAhead(groups, 0, shared=2)):
+        assert [lookups_ahead.start(batch)()[0].distinct.rows.tolist() for batch in BATCHES] == expected
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
@@ -198,11 +197,11 @@ def test_auto_depends_on_cores_and_threads_alone(monkeypatch: pytest.MonkeyPatch
     auto = TierConfig()
     assert plan_threads(auto, on_cpu=True) == 1
     for cores, training, threads in ((1, 1, 1), (2, 1, 1), (2, 2, 0), (4, 4, 0), (4, 3, 1), (8, 8, 1)):
-        monkeypatch.setattr(outline_module, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(distinct_module, "usable_cores", lambda cores=cores: cores)
         assert plan_threads(auto, on_cpu=True, training_threads=training) == threads
     assert plan_threads(TierConfig(plan_threads=7), on_cpu=True) == 7
     for cores, threads in ((1, 1), (4, 1), (8, 2), (16, 3), (96, 3)):
-        monkeypatch.setattr(outline_module, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(distinct_module, "usable_cores", lambda cores=cores: cores)
         assert plan_threads(auto, on_cpu=False) == threads
 
 
