@@ -41,7 +41,7 @@ STEPS: Final = 8  # sizes between two powers of two: batches of similar size get
 
 
 class ScratchPool:
-    """Lends memory for arrays. For one thread; arrays may be dropped in any thread."""
+    """Lends memory for arrays, which may be dropped in any thread."""
 
     def __init__(self) -> None:
         self._pieces: list[NDArray[np.uint8]] = []
@@ -52,17 +52,19 @@ class ScratchPool:
         Its memory is reused only after the array and everything that shares its memory (views, tensors, tensors saved
         by autograd) is gone: all of these refer to the owner of the memory.
         """
-        place = 0
-        while place < len(self._pieces):
-            memory = self._pieces[place]
+        for memory in self._pieces:
             if getrefcount(memory.base) != _UNUSED:
-                place += 1
-            elif num_bytes <= len(memory) <= 2 * max(num_bytes, LINE_BYTES):
-                return memory[:num_bytes]
+                continue
+            if num_bytes <= len(memory) <= 2 * max(num_bytes, LINE_BYTES):
+                lent = memory[:num_bytes]
+                if getrefcount(memory.base) == _UNUSED + 1:  # no other thread has taken it meanwhile
+                    return lent
             else:
-                del self._pieces[place]
-        self._pieces.append(empty_rows(1, _rounded(num_bytes) // 4).reshape(-1).view(np.uint8))
-        return self._pieces[-1][:num_bytes]
+                self._pieces = [piece for piece in self._pieces if piece is not memory]
+        memory = empty_rows(1, _rounded(num_bytes) // 4).reshape(-1).view(np.uint8)
+        lent = memory[:num_bytes]
+        self._pieces.append(memory)
+        return lent
 
 
 _LINE: Final = empty_rows(1, LINE)

@@ -1,5 +1,8 @@
 """Memory is lent again once no array lives in it; see also `test_vector_memory`, for tensors."""
 
+import sys
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -42,3 +45,26 @@ def test_one_piece_is_carved_into_arrays_at_lines_of_their_own() -> None:
     assert place in [
         array.ctypes.data for array in (*allocate(memory, (np.int64, 3)), *allocate(memory, (np.int64, 3)))
     ]
+
+
+def test_threads_that_take_at_once_get_different_memory() -> None:
+    """A switch of threads after any line of `take`, played by calling it again there."""
+    code, pool = ScratchPool.take.__code__, ScratchPool()
+    for stop in range(12):
+        taken: list[np.ndarray[Any, Any]] = []
+
+        def trace(frame: Any, event: str, _: Any, stop: int = stop, taken: Any = taken) -> Any:
+            if frame.f_code is not code:
+                return None
+            if event == "line" and not taken and frame.f_lineno - code.co_firstlineno >= stop:
+                sys.settrace(None)
+                taken.append(pool.take(1000))
+            return trace
+
+        pool.take(1000)  # is there to be reused
+        sys.settrace(trace)
+        try:
+            first = pool.take(1000)
+        finally:
+            sys.settrace(None)
+        assert not taken or not np.shares_memory(first, taken[0])
