@@ -56,15 +56,15 @@ class ScratchPool:
             if getrefcount(memory.base) != _UNUSED:
                 continue
             if num_bytes <= len(memory) <= 2 * max(num_bytes, LINE_BYTES):
-                lent = memory[:num_bytes]
+                array = memory[:num_bytes]
                 if getrefcount(memory.base) == _UNUSED + 1:  # no other thread has taken it meanwhile
-                    return lent
+                    return array
             else:
                 self._pieces = [piece for piece in self._pieces if piece is not memory]
         memory = empty_rows(1, _rounded(num_bytes) // 4).reshape(-1).view(np.uint8)
-        lent = memory[:num_bytes]
+        array = memory[:num_bytes]
         self._pieces.append(memory)
-        return lent
+        return array
 
 
 _LINE: Final = empty_rows(1, LINE)
