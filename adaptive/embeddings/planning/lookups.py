@@ -26,7 +26,9 @@ from adaptive.system import FEW_CORES, usable_cores
 
 Int64s = NDArray[np.int64]
 MOST_USES: Final = 2**31 - 1  # of an int32
-SHARED_LOOKUPS: Final = 1 << 16  # of a batch that threads divide; loops for smaller ones would take 2 s of a first command
+SHARED_LOOKUPS: Final = (
+    1 << 16
+)  # of a batch that threads divide; loops for smaller ones would take 2 s of a first command
 
 
 def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
