@@ -26,9 +26,8 @@ from adaptive.system import FEW_CORES, usable_cores
 
 Int64s = NDArray[np.int64]
 MOST_USES: Final = 2**31 - 1  # of an int32
-SHARED_LOOKUPS: Final = (
-    1 << 16
-)  # of a batch that threads divide; loops for smaller ones would take 2 s of a first command
+# Of a batch that threads divide. Smaller ones are as fast, and compiling the loops takes 2 s of a first command.
+SHARED_LOOKUPS: Final = 1 << 16
 
 
 def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
