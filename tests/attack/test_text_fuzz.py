@@ -80,10 +80,10 @@ def test_mutated_lines_are_read_as_the_oracle_reads_them(name: str, tmp_path: Pa
         content = b"0" + content if content.startswith(b"\x1f\x8b") else content
         path = tmp_path / "data"
         path.write_bytes(gzip.compress(content, 1) if seed % 4 == 3 else content)
-        found, caught = text_twin.read_all(path, form, chunk_bytes=int(rng.integers(1, 5000)), rows=500)
+        actual, caught = text_twin.read_all(path, form, chunk_bytes=int(rng.integers(1, 5000)), rows=500)
         rows, bad, _ = text_twin.read(content, form)
         assert caught == bad
-        text_twin.assert_same(found, rows)
+        text_twin.assert_same(actual, rows)
         campaign.outcomes["lines"] = campaign.outcomes.get("lines", 0) + LINES
         campaign.outcomes["values"] = campaign.outcomes.get("values", 0) + len(rows) * len(form.columns)
 
@@ -92,8 +92,8 @@ def test_mutated_lines_are_read_as_the_oracle_reads_them(name: str, tmp_path: Pa
 def test_a_time_with_an_exponent_in_its_fraction_is_a_bad_value(text: str, tmp_path: Path) -> None:
     line = f"buy,1,a,b,7,2020-01-01 {text}\n".encode()
     (tmp_path / "data").write_bytes(line + b"buy,1,a,b,7,2020-01-01 00:00:00.125\n")
-    found, caught = text_twin.read_all(tmp_path / "data", FORMATS["csv"])
-    assert caught == [(1, "time")] and found[0].values["when"] == 1577836800.125
+    actual, caught = text_twin.read_all(tmp_path / "data", FORMATS["csv"])
+    assert caught == [(1, "time")] and actual[0].values["when"] == 1577836800.125
 
 
 def test_a_criteo_file_whose_first_line_has_no_label(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_a_line_of_64_mib_and_a_file_of_empty_lines(tmp_path: Path, monkeypatch:
     (tmp_path / "data").write_bytes(b"0" * (1 << 26) + b"1\n1\t\t\n")
     with monkeypatch.context() as counted:
         counted.setattr("adaptive.data.text.text_reader.bytearray", Counting, raising=False)
-        found, caught = text_twin.read_all(tmp_path / "data", form)
-    assert ([row.line for row in found], caught) == ([2], [(1, "overlong")])
+        actual, caught = text_twin.read_all(tmp_path / "data", form)
+    assert ([row.line for row in actual], caught) == ([2], [(1, "overlong")])
     assert 1 << 26 < looked_at < (1 << 26) + (1 << 20)  # each byte once, not with every chunk
     monkeypatch.setattr("adaptive.data.rows.rejects.MOST_WRITTEN", 1000)
     (tmp_path / "empty").write_bytes(b"\n" * 5000 + b"1\t\t\n")

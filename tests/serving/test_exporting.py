@@ -49,14 +49,14 @@ def tensors_of(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def logits_of(run: LoadedRun, folder: Path, to: str = "torch") -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Logits of the evaluation part, by the run and by its export."""
-    model, found, expected = CODE[to].load(folder), [], []
+    model, actual, expected = CODE[to].load(folder), [], []
     bags = bags_of if to == "onnx" else tensors_of
     for batch in data_of(run, None).evaluation(64):
         with torch.no_grad():
             dense = batch.dense if to == "onnx" else torch.from_numpy(batch.dense)
-            found.append(np.asarray(model(dense, list(bags(batch)))))
+            actual.append(np.asarray(model(dense, list(bags(batch)))))
         expected += list(predict(run.embeddings, run.model, [batch]))
-    return np.concatenate(expected), np.concatenate(found)
+    return np.concatenate(expected), np.concatenate(actual)
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -163,11 +163,11 @@ def test_torch_alone_reads_the_tables(tmp_path: Path) -> None:
 def test_safetensors_own_reader_agrees(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch", reason="needs safetensors")
     export_run(trained(tmp_path), "served", to="safetensors")
-    found, expected = (
+    actual, expected = (
         safetensors.load_file("served/model.safetensors"),
         scoring.read_safetensors(Path("served/model.safetensors")),
     )
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    assert actual.keys() == expected.keys() and all(torch.equal(actual[name], expected[name]) for name in actual)
 
 
 SIZES = {"num_train": 600, "num_eval": 200, "tables": 4, "rows": 100_000, "lookups": 3}
@@ -196,8 +196,8 @@ def test_every_model_gives_its_logits_again(tmp_path: Path, name: str, to: str) 
     train_run(toy_config(out="run", **given, tier={"device_rows": "100%"}))
     export_run("run", "served", to=to)
     with load_run("run") as run:
-        expected, found = logits_of(run, Path("served"), to)
-    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
+        expected, actual = logits_of(run, Path("served"), to)
+    np.testing.assert_allclose(actual, expected, atol=1e-6, rtol=1e-6)
     assert np.abs(expected).max() > 1e-3
 
 
@@ -217,8 +217,8 @@ def test_rows_are_those_of_the_reader(tmp_path: Path) -> None:
     with load_run(run) as loaded:
         (batch,) = data_of(loaded, "new.csv").evaluation(1000)
     for ids, (expected, _) in zip(model.values.ids, bags_of(batch), strict=True):
-        found = [row for sample in samples(rows) for row in ids.rows(sample[ids.name])]
-        assert found == expected.tolist(), ids.name
+        actual = [row for sample in samples(rows) for row in ids.rows(sample[ids.name])]
+        assert actual == expected.tolist(), ids.name
 
 
 def test_a_value_without_a_row_is_told(tmp_path: Path) -> None:
@@ -290,8 +290,8 @@ def test_criteo(tmp_path: Path) -> None:
     predict_run("run", "scores.npy")
     export_run("run", "served")
     names = ["label", *(f"I{i + 1}" for i in range(13)), *(f"C{i + 1}" for i in range(26))]
-    found = scoring.load("served").score([dict(zip(names, line.split("\t"), strict=True)) for line in text[100:]])
-    np.testing.assert_allclose(found, np.load("scores.npy"), atol=1e-6)
+    actual = scoring.load("served").score([dict(zip(names, line.split("\t"), strict=True)) for line in text[100:]])
+    np.testing.assert_allclose(actual, np.load("scores.npy"), atol=1e-6)
 
 
 # -- what is written -----------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     capsys.readouterr()
     with pytest.raises(SystemExit) as exit_:
         main(["export", str(run), "--to", "safetensors", "--out", "served", "--json"])
-    found = json.loads(capsys.readouterr().out)
+    actual = json.loads(capsys.readouterr().out)
     assert not exit_.value.code
-    assert found["export_bytes"] == sum(path.stat().st_size for path in Path("served").rglob("*") if path.is_file())
-    assert found["peak_memory_bytes"] > 2**24
+    assert actual["export_bytes"] == sum(path.stat().st_size for path in Path("served").rglob("*") if path.is_file())
+    assert actual["peak_memory_bytes"] > 2**24

@@ -33,7 +33,7 @@ def from_tables(run: Path, spec: str) -> NDArray[np.float64]:
     """Scores computed in numpy's way from whole tables, batch by batch of the reader."""
     import torch
 
-    found = []
+    scores = []
     with load_run(run) as loaded, torch.no_grad():
         tables = {table.name: loaded.embeddings.rows.table_weights(table.name) for table in loaded.components.tables}
         loaded.model.eval()
@@ -45,19 +45,19 @@ def from_tables(run: Path, spec: str) -> NDArray[np.float64]:
                     for row in batch.ids[batch.offsets[bag] : batch.offsets[bag + 1]]:
                         pooled[sample, feature] += tables[table][row]
             logits = loaded.model(torch.from_numpy(batch.dense), torch.from_numpy(pooled))
-            found.append(1 / (1 + np.exp(-logits.double().numpy())))
-    return np.concatenate(found)
+            scores.append(1 / (1 + np.exp(-logits.double().numpy())))
+    return np.concatenate(scores)
 
 
 def test_scores_are_the_models_and_in_order(run: Path) -> None:
     write_csv(Path("new.csv"), lines(150, seed=4))
     result = predict_run(run, "scores.npy", data="new.csv", settings={"eval_batch_size": 40})
-    found = np.load("scores.npy", allow_pickle=False)
-    assert found.shape == (150,) and found.dtype == np.float32
-    np.testing.assert_allclose(found, from_tables(run, "new.csv"), atol=1e-6)
+    scores = np.load("scores.npy", allow_pickle=False)
+    assert scores.shape == (150,) and scores.dtype == np.float32
+    np.testing.assert_allclose(scores, from_tables(run, "new.csv"), atol=1e-6)
     assert (result["samples"], result["data"], result["out"]) == (150, "new.csv", "scores.npy")
-    assert result["mean_score"] == pytest.approx(found.mean(), abs=1e-6)
-    assert len(set(found.tolist())) > 100
+    assert result["mean_score"] == pytest.approx(scores.mean(), abs=1e-6)
+    assert len(set(scores.tolist())) > 100
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -67,11 +67,11 @@ def test_the_files_hold_the_same_scores(run: Path, suffix: str) -> None:
     predict_run(run, "scores.npy", data="new.csv")
     predict_run(run, f"scores{suffix}", data="new.csv")
     if parquet is None:
-        name, *found = Path("scores.csv").read_text().splitlines()
+        name, *scores = Path("scores.csv").read_text().splitlines()
     else:
         table = parquet.read_table("scores.parquet")
-        (name,), found = table.column_names, table["score"].to_numpy()
-    assert name == "score" and np.array_equal(np.array(found, np.float32), np.load("scores.npy"))
+        (name,), scores = table.column_names, table["score"].to_numpy()
+    assert name == "score" and np.array_equal(np.array(scores, np.float32), np.load("scores.npy"))
 
 
 def test_parquet_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,8 +104,8 @@ def test_labels_need_not_be_there(run: Path, has_header: bool, tmp_path: Path) -
         settings = {"data.schema_path": "bare.toml"}
     bare = without_label(rows)
     Path("bare.csv").write_text("\n".join([*([without_label([HEADER])[0]] if has_header else []), *bare]) + "\n")
-    found = predict_run(run, "bare.npy", data="bare.csv", settings=settings)
-    assert found["mean_score"] == expected["mean_score"]
+    summary = predict_run(run, "bare.npy", data="bare.csv", settings=settings)
+    assert summary["mean_score"] == expected["mean_score"]
     assert np.array_equal(np.load("bare.npy"), np.load("labelled.npy"))
 
 
@@ -176,8 +176,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 def test_npy_files_are_numpys(tmp_path: Path, count: int) -> None:
     expected = np.random.default_rng(0).random(count, np.float32)
     assert write_scores(tmp_path / "a.npy", np.array_split(expected, 3)) == count
-    found = np.load(tmp_path / "a.npy", allow_pickle=False)
-    assert found.dtype == np.float32 and np.array_equal(found, expected)
+    scores = np.load(tmp_path / "a.npy", allow_pickle=False)
+    assert scores.dtype == np.float32 and np.array_equal(scores, expected)
 
 
 def test_on_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

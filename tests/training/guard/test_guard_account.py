@@ -39,33 +39,33 @@ def test_what_was_undone_is_told_apart_from_what_was_kept(
     same: bool,
     plain: Outcome,
 ) -> None:
-    found = run(tmp_path, policy, guard, depth=depth, log_every=1)
-    updates = sum(t.unique_rows for r in found.records if isinstance(r, IntervalRecord) for t in r.tables.values())
-    expected = found.skipped_between(*undone) if undone else 0
-    assert found.summary["guard_undone"]["skipped_update_share"] * updates == pytest.approx(expected)
-    skipped = found.skipped_between(0, 180)
-    assert found.summary["guard_kept"]["skipped_update_share"] * updates == pytest.approx(skipped - expected)
-    assert found.summary["skipped_update_share"] * updates == pytest.approx(skipped)  # as counted in training
-    assert found.summary["guard_exact"] == same == (skipped == expected)
-    text = found.summary["table"]
+    guarded = run(tmp_path, policy, guard, depth=depth, log_every=1)
+    updates = sum(t.unique_rows for r in guarded.records if isinstance(r, IntervalRecord) for t in r.tables.values())
+    expected = guarded.skipped_between(*undone) if undone else 0
+    assert guarded.summary["guard_undone"]["skipped_update_share"] * updates == pytest.approx(expected)
+    skipped = guarded.skipped_between(0, 180)
+    assert guarded.summary["guard_kept"]["skipped_update_share"] * updates == pytest.approx(skipped - expected)
+    assert guarded.summary["skipped_update_share"] * updates == pytest.approx(skipped)  # as counted in training
+    assert guarded.summary["guard_exact"] == same == (skipped == expected)
+    text = guarded.summary["table"]
     assert ((SAME in text), (OTHER in text)) == (same, not same)
     assert ("skipped, then undone by the guard: " in text) == bool(undone)
     assert ("  skipped, before undoing\n" in text, "  skipped\n" in text) == (bool(undone), not undone and skipped > 0)
     if same:
-        assert_same_numbers(found, plain)
-        assert found.skipped_between(found.decisions[-1].from_step, 180) == 0
+        assert_same_numbers(guarded, plain)
+        assert guarded.skipped_between(guarded.decisions[-1].from_step, 180) == 0
     else:
-        assert any(not np.array_equal(found.numbers[name], value) for name, value in plain.numbers.items())
+        assert any(not np.array_equal(guarded.numbers[name], value) for name, value in plain.numbers.items())
 
 
 @pytest.mark.nightly
 def test_runs_that_dropped_inputs_are_never_called_exact(tmp_path: Path) -> None:
     """They fill batches up, so that later batches hold other samples."""
-    found = run(tmp_path / "a", "random_drop", {"budget": STRICT}, policy_options={"share": 0.5})
-    assert found.verdicts == ["stop"] and not found.summary["guard_exact"]
-    undone, left = (found.summary[name]["skipped_input_share"] for name in ("guard_undone", "guard_kept"))
-    assert undone > 0.2 and undone + left == found.summary["skipped_input_share"]
-    assert "of inputs\n" in found.summary["table"] and SAME not in found.summary["table"]
+    guarded = run(tmp_path / "a", "random_drop", {"budget": STRICT}, policy_options={"share": 0.5})
+    assert guarded.verdicts == ["stop"] and not guarded.summary["guard_exact"]
+    undone, left = (guarded.summary[name]["skipped_input_share"] for name in ("guard_undone", "guard_kept"))
+    assert undone > 0.2 and undone + left == guarded.summary["skipped_input_share"]
+    assert "of inputs\n" in guarded.summary["table"] and SAME not in guarded.summary["table"]
     whole = run(tmp_path / "b", DropHalf, {"budget": STRICT})
     assert whole.summary["guard_kept"]["skipped_input_share"] == 0 and not whole.summary["guard_exact"]
     assert (

@@ -17,14 +17,14 @@ from adaptive.training.guard.fork import Fork
 
 
 def test_a_run_that_is_too_short_skips_nothing(tmp_path: Path, plain: Outcome) -> None:
-    found = run(tmp_path, Freeze, {"budget": LAX, "warmup": 150})
-    assert found.verdicts == ["stop"] and found.decisions[0].step == 0
-    assert found.decisions[0].reason == (
+    guarded = run(tmp_path, Freeze, {"budget": LAX, "warmup": 150})
+    assert guarded.verdicts == ["stop"] and guarded.decisions[0].step == 0
+    assert guarded.decisions[0].reason == (
         "the run has 180 batches, but the guard's warm-up and check need 189 (guard.warmup, guard.steps, "
         "guard.holdout), so nothing is skipped"
     )
-    assert found.summary["skipped_update_share"] == 0
-    assert_same_numbers(found, plain)
+    assert guarded.summary["skipped_update_share"] == 0
+    assert_same_numbers(guarded, plain)
 
 
 @pytest.mark.parametrize(("budget", "warmup", "steps"), [(0.01, 130, 35), (0.05, 108, 30)])
@@ -33,9 +33,9 @@ def test_too_few_batches_for_another_check_end_a_reduction(
 ) -> None:
     """A check takes 35 or 30 batches, and half of the samples wanted make 9. In the second case 42 are left, but what
     is decided counts 6 batches later."""
-    found = run(tmp_path, Freeze, {"budget": budget, "warmup": warmup, "steps": steps})
-    assert found.verdicts == ["stop"] and found.decisions[0].from_step == warmup + steps + 6
-    bounds = found.decisions[0].auc_change_ci
+    guarded = run(tmp_path, Freeze, {"budget": budget, "warmup": warmup, "steps": steps})
+    assert guarded.verdicts == ["stop"] and guarded.decisions[0].from_step == warmup + steps + 6
+    bounds = guarded.decisions[0].auc_change_ci
     assert bounds is not None and bounds[0] > -8 * budget  # else there is nothing to reduce
 
 
@@ -67,8 +67,8 @@ def test_what_a_stop_leaves_unjudged_is_undone(tmp_path: Path, monkeypatch: pyte
     # Rows of batches that were planned and not trained are saved, too: with their initial values.
     trained = np.isin(stopped.saved.rows["rows0.changed"], plain.saved.rows["rows0.changed"])
     for name, expected in plain.numbers.items():
-        found = stopped.numbers[name]
-        np.testing.assert_array_equal(found[trained] if len(found) == len(trained) else found, expected, err_msg=name)
+        array = stopped.numbers[name]
+        np.testing.assert_array_equal(array[trained] if len(array) == len(trained) else array, expected, err_msg=name)
 
 
 def test_an_open_check_is_undone_even_after_a_passed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +99,9 @@ def test_a_fork_that_fails_ends_skipping_and_undoes_nothing(tmp_path: Path, monk
         raise NonFiniteError("step 3: the loss is nan")
 
     monkeypatch.setattr(Fork, "train", fail)
-    found = run(tmp_path, Freeze, {"budget": LAX}, log_every=1)
-    assert found.verdicts == ["stop"]
-    assert found.decisions[0].reason == "the fork, which skips nothing, failed: step 3: the loss is nan"
-    assert found.skipped_between(found.decisions[0].from_step, 180) == 0
-    assert found.summary["guard_kept"]["skipped_update_share"] == found.summary["skipped_update_share"] > 0
-    assert not found.summary["guard_exact"] and "The tables differ from those of a run" in found.summary["table"]
+    guarded = run(tmp_path, Freeze, {"budget": LAX}, log_every=1)
+    assert guarded.verdicts == ["stop"]
+    assert guarded.decisions[0].reason == "the fork, which skips nothing, failed: step 3: the loss is nan"
+    assert guarded.skipped_between(guarded.decisions[0].from_step, 180) == 0
+    assert guarded.summary["guard_kept"]["skipped_update_share"] == guarded.summary["skipped_update_share"] > 0
+    assert not guarded.summary["guard_exact"] and "The tables differ from those of a run" in guarded.summary["table"]

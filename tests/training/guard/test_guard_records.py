@@ -31,11 +31,11 @@ def written(path: Path, *records: Record) -> Path:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    found = read_metrics(written(tmp_path, GUARDED, IDLE))
-    assert found == [RUN, GUARDED, IDLE]
-    assert [record.wall_time for record in found] == [RUN.wall_time, GUARDED.wall_time, IDLE.wall_time]
-    assert isinstance(found[1], GuardRecord) and found[1].samples == 1000
-    assert found[1].auc_difference_ci == (-0.002, 0.0)
+    records = read_metrics(written(tmp_path, GUARDED, IDLE))
+    assert records == [RUN, GUARDED, IDLE]
+    assert [record.wall_time for record in records] == [RUN.wall_time, GUARDED.wall_time, IDLE.wall_time]
+    assert isinstance(records[1], GuardRecord) and records[1].samples == 1000
+    assert records[1].auc_difference_ci == (-0.002, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -62,38 +62,38 @@ def test_every_decision_is_in_every_view(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     stream = StringIO()
-    found = run(tmp_path, Freeze, {"budget": 0.05}, tensorboard=True, stream=stream)
+    guarded = run(tmp_path, Freeze, {"budget": 0.05}, tensorboard=True, stream=stream)
     lines = [line for line in stream.getvalue().splitlines() if line.startswith("guard")]
-    assert len(lines) == len(found.decisions) == 2
+    assert len(lines) == len(guarded.decisions) == 2
     about = "reduce skipping to 21.9% from batch 56 on: expected change of AUC by the end: -0.13"
     assert lines[0].startswith(f"guard after step 50: {about}")
-    assert [json.loads(json.dumps(asdict(r))) for r in found.decisions] == found.summary["guard_decisions"]
+    assert [json.loads(json.dumps(asdict(r))) for r in guarded.decisions] == guarded.summary["guard_decisions"]
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     for tag, name in (("allowance", "allowance"), ("auc_difference", "auc_difference"), ("auc_change", "auc_change")):
         shown = [(event.step, event.value) for event in events.Scalars(f"7_guard/{tag}")]
-        assert shown == [(r.step, pytest.approx(getattr(r, name))) for r in found.decisions]
+        assert shown == [(r.step, pytest.approx(getattr(r, name))) for r in guarded.decisions]
     low = [event.value for event in events.Scalars("7_guard/auc_difference_low")]
-    assert low == [pytest.approx(r.auc_difference_ci[0]) for r in found.decisions if r.auc_difference_ci]
+    assert low == [pytest.approx(r.auc_difference_ci[0]) for r in guarded.decisions if r.auc_difference_ci]
     texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("7_guard/decision")]
     assert texts[0].startswith(about) and texts[1].startswith("keep skipping at 21.9% of what the policy requests")
 
 
 def test_the_account_of_what_a_guard_costs(tmp_path: Path) -> None:
-    found = run(tmp_path, Freeze, {"budget": 0.05})
-    reduced, kept = found.decisions
+    guarded = run(tmp_path, Freeze, {"budget": 0.05})
+    reduced, kept = guarded.decisions
     assert (reduced.fork_batches, reduced.judged_batches) == (30, 19)  # 600 samples held back
     assert (kept.fork_batches, kept.judged_batches) == (66, 38)  # the same fork continued
-    assert (found.summary["guard_fork_batches"], found.summary["guard_judged_batches"]) == (66, 38)
-    assert found.summary["guard_undone_batches"] == 36
+    assert (guarded.summary["guard_fork_batches"], guarded.summary["guard_judged_batches"]) == (66, 38)
+    assert guarded.summary["guard_undone_batches"] == 36
     assert reduced.fork_bytes > 4 * 4 * 250  # most of 347 rows of width 4
-    assert found.summary["time_ms"]["guard"] > 0
+    assert guarded.summary["time_ms"]["guard"] > 0
     assert (
         "guard: decisions: reduce, keep; the policy may do 21.9% of its skipping; forks trained 66 extra batches "
         "(36.7%) and 38 were judged; skipping was undone in 36 batches\n"
-    ) in found.summary["table"]
+    ) in guarded.summary["table"]
 
 
 def test_a_run_without_a_guard_says_nothing_of_one(tmp_path: Path) -> None:
-    found = run(tmp_path, Freeze)
-    assert found.decisions == [] and not [name for name in found.summary if name.startswith("guard")]
-    assert "guard" not in found.saved.meta and "guard: " not in found.summary["table"]
+    guarded = run(tmp_path, Freeze)
+    assert guarded.decisions == [] and not [name for name in guarded.summary if name.startswith("guard")]
+    assert "guard" not in guarded.saved.meta and "guard: " not in guarded.summary["table"]
