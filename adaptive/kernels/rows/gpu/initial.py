@@ -66,12 +66,11 @@ def initial_rows(
     or bfloat16; table_starts (T + 1,) int64; table_keys (T,) int64 with the bits of uint64; table_bounds (T,) float32.
     """
     weights = bits_of(weights)
-    assert_contiguous(weights, state, slots, rows, table_starts, table_keys, table_bounds)
+    assert_contiguous(weights, state, slots, rows, table_starts, table_keys, table_bounds, row_keys)
     if not len(rows):
         return
     tile, num_tables, has_keys = tile_of(weights.shape[1]), len(table_keys), row_keys is not None
     keys = rows if row_keys is None else row_keys
-    assert_contiguous(keys)
     initial_kernel[(tile.programs(len(rows)),)](
         weights, slots, rows, keys, table_starts, table_keys, table_bounds, num_tables, num_tables.bit_length(),
         len(rows), WIDTH=weights.shape[1], BLOCK=tile.block, ROWS=tile.rows, HAS_KEYS=has_keys, **tile.options,
