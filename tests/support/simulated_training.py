@@ -249,8 +249,7 @@ class Run:
             self.embeddings.runtime.make_room()
 
     def read_sometimes(self) -> None:
-        keyed = any(lane.keys is not None for lane in self.embeddings.runtime.pipeline.lanes)
-        if self.random.random() < 0.2 and not keyed:
+        if self.random.random() < 0.2 and not self.embeddings.runtime.pipeline.has_keys:
             planned = self.embeddings.read(BATCHES[3])
             rows = [work._weights for work in planned.works]
             vectors = [work.pool() for work in planned.works]
