@@ -107,11 +107,9 @@ class Planner:
         """
         rows, num_rows = distinct.rows, len(distinct.rows)
         num_watched, row_entries = (0, NO_ENTRIES) if self.skipper is None else (num_rows, self.skipper.hot.row_entries)
-        locations, missing, undo, seen, entries = allocate(
-            self._memory,
-            *((np.int64, num_rows), (np.int64, num_rows), (np.int32, num_rows)),
-            *((np.uint32, num_watched), (np.int32, num_watched)),
-        )
+        of_rows = (np.int64, num_rows), (np.int64, num_rows), (np.int32, num_rows)
+        of_watched = (np.uint32, num_watched), (np.int32, num_watched)
+        locations, missing, undo, seen, entries = allocate(self._memory, *of_rows, *of_watched)
         tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
         count = self.slots.enter(
             distinct, number, self._mark, locations, missing, undo, tally, (row_entries, seen, entries)
