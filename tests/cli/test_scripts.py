@@ -62,7 +62,6 @@ def test_test_installs_extras_and_runs_every_check(script: Script, tmp_path: Pat
     assert calls[2:] == [
         "ruff format --check .",
         "ruff check .",
-        "python scripts/lint_words",
         "mypy --strict adaptive",
         "python -m pytest --numprocesses auto --maxprocesses 4 -x",
     ]
@@ -85,9 +84,7 @@ def test_a_failed_installation_is_repeated(script: Script) -> None:
     assert "pip install" in calls[0]
 
 
-@pytest.mark.parametrize(
-    "failing", ["--dry-run", "-e", "format --check", "check .", "lint_words", "--strict", "pytest"]
-)
+@pytest.mark.parametrize("failing", ["--dry-run", "-e", "format --check", "check .", "--strict", "pytest"])
 def test_ci_uses_a_fresh_environment_and_fails(script: Script, tmp_path: Path, failing: str) -> None:
     paths = sorted(tmp_path.iterdir())
     code, calls = script(".ci/run")
