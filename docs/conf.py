@@ -4,10 +4,14 @@ The repository is the source folder, so links between pages work the same on the
 """
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import adaptive
+
+sys.path.append(str(Path(__file__).parent))
+import generate
 
 for (
     _name
@@ -106,6 +110,7 @@ def adapt_docstring(app: Any, what: str, name: str, obj: Any, options: Any, line
 
 
 def setup(app: Any) -> None:
-    """Register the hooks with Sphinx."""
+    """Write the generated pages, and register the hooks with Sphinx."""
+    generate.write()
     app.connect("source-read", add_navigation)
     app.connect("autodoc-process-docstring", adapt_docstring, priority=400)  # before napoleon

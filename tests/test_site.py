@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import adaptive
+from adaptive.cli.app import app
+from adaptive.cli.config_command import sections
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -22,7 +25,20 @@ def conf_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_every_page_is_in_the_sidebar_once(conf: Any) -> None:
     entries = re.findall(r"^(?:/|.*</)(docs/[\w/-]+)", conf.navigation(), re.M)
-    assert sorted(entries) == sorted(page.relative_to(ROOT).with_suffix("").as_posix() for page in DOCS.rglob("*.md"))
+    pages = {page.relative_to(ROOT).as_posix() for page in DOCS.rglob("*.md")} | set(conf.generate.PAGES)
+    assert sorted(f"{entry}.md" for entry in entries) == sorted(pages)
+
+
+def test_generated_pages_have_every_command_and_setting(conf: Any, tmp_path: Path) -> None:
+    generate = conf.generate
+    generate.write(tmp_path)
+    commands = {name for name, _ in generate.commands(typer.main.get_command(app))}
+    page = (tmp_path / "docs/reference/cli.md").read_text()
+    assert set(re.findall(r"^## `(.*)`$", page, re.M)) == commands == set(generate.EXAMPLES)
+    page = (tmp_path / "docs/reference/settings.md").read_text()
+    assert [s.key for section in sections() for s in section.settings if f"| `{s.key}`" not in page] == []
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert [name for name in generate.PAGES if f"/{name}" not in ignored] == []
 
 
 def test_the_api_page_has_every_public_name_once() -> None:

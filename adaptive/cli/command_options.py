@@ -117,7 +117,6 @@ VocabularyFile = Annotated[Path | None, _option("--out", "FILE",
     help="Write row, kind and id as tab-separated lines to a file instead of stdout.")]
 SettingKeys = Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", show_default=False,
     help="Sections or keys, such as tier or data.holdout.")]
-SettingsPage = Annotated[bool, _option("--markdown", None, help="Print the Markdown page of all settings.")]
 MeasuredRanks = Annotated[int | None, _option("--ranks", "NUMBER", min=2,
     help="Start this many processes on this machine and measure their exchange: interface, latency, bandwidth. Leave "
          "it out under torchrun, which starts them.")]

@@ -15,17 +15,6 @@ from adaptive.cli.flags import DLRM, FLAGS
 from adaptive.cli.output import print_result
 from adaptive.errors import ConfigError
 
-PAGE = """# Settings
-
-All settings of a run with their defaults. This page is the output of
-`adaptive-train config --markdown > docs/reference/settings.md`, made from the classes that check the settings. To print
-one section, run `adaptive-train config tier`.
-
-Settings are resolved in this order: flag, `--set KEY=VALUE`, environment variable, `--config FILE` (TOML or JSON),
-`--preset`, default. The environment variable of a key is `ADAPTIVE_` and the key in capitals, with `__` for the dot:
-`ADAPTIVE_TIER__DEVICE_ROWS=10%`. Parameters of a policy are `policy.NAME`; `adaptive-train policies show NAME` lists
-them. `null` means no value.
-"""
 _WORDS = {bool: "true, false", int: "whole number", float: "number", str: "text", Path: "path", type(None): "null"}
 _BOUNDS = {"ge": ">= {}", "gt": "> {}", "le": "<= {}", "lt": "< {}"}
 
@@ -54,9 +43,7 @@ class Section:
         return self.name or "The run"
 
 
-def config(
-    keys: options.SettingKeys = None, markdown: options.SettingsPage = False, as_json: options.AsJson = False
-) -> None:
+def config(keys: options.SettingKeys = None, as_json: options.AsJson = False) -> None:
     """List all settings with their default, allowed values and meaning."""
     chosen = [section for section in (_chosen(section, keys or []) for section in sections()) if section.settings]
     if not chosen:
@@ -66,8 +53,7 @@ def config(
         hint = suggestion(keys[0], names) if keys else ""
         raise ConfigError(f"expected settings or sections, got {', '.join(keys or [])}{hint}. Omit KEY to list all")
     listed = [{"section": section.name, **asdict(setting)} for section in chosen for setting in section.settings]
-    table = page(chosen) if markdown else "\n\n".join(map(_text, chosen))
-    print_result({"schema": 1, "settings": listed}, table=table.rstrip("\n"), as_json=as_json)
+    print_result({"schema": 1, "settings": listed}, table="\n\n".join(map(_text, chosen)), as_json=as_json)
 
 
 def sections() -> Iterator[Section]:
@@ -184,17 +170,3 @@ def _text(section: Section) -> str:
         lines.append(f"  {setting.key} = {setting.default}{flag}")
         lines.append(f"      {setting.allowed}{separator}{setting.meaning}")
     return "\n".join(lines)
-
-
-def page(chosen: list[Section]) -> str:
-    """Return the sections as a Markdown page."""
-    text = PAGE
-    for section in chosen:
-        text += (
-            f"\n## {section.title}\n\n{section.meaning}\n\n| key | default | allowed | meaning |\n|---|---|---|---|\n"
-        )
-        for setting in section.settings:
-            flag = f" (`{setting.flag}`)" if setting.flag else ""
-            cells = (f"`{setting.key}`{flag}", f"`{setting.default}`", setting.allowed, setting.meaning)
-            text += f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
-    return text

@@ -1,15 +1,12 @@
-"""`config`: every setting with its default, and the page of the documentation."""
+"""`config`: every setting with its default."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from adaptive.cli import app
-from adaptive.cli.config_command import page, sections
+from adaptive.cli.config_command import sections
 from adaptive.training.settings import load_settings
-
-PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -17,11 +14,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         app.main(["config", *arguments])
     assert not exit_.value.code, capsys.readouterr().err
     return capsys.readouterr().out
-
-
-def test_the_settings_page_equals_the_output() -> None:
-    made = page(list(sections()))
-    assert PAGE.read_text(encoding="utf-8") == made, "adaptive-train config --markdown > docs/reference/settings.md"
 
 
 def test_keys_and_defaults_are_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:

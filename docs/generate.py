@@ -1,18 +1,19 @@
-#!/usr/bin/env python3
-"""Print docs/reference/cli.md, read from the commands: `.venv/bin/python scripts/cli_page > docs/reference/cli.md`."""
+"""Write the pages that are read from code: `python docs/generate.py`. `docs/conf.py` does it when the site is built."""
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import typer
 
 from adaptive.cli.app import app
+from adaptive.cli.config_command import sections
 
-HEAD = """# Command line
+ROOT: Final = Path(__file__).parents[1]
+COMMANDS = """# Command line
 
-Every command with its arguments and options, as `adaptive-train COMMAND --help` prints them. This page is generated:
-`python scripts/cli_page > docs/reference/cli.md`.
+Every command with its arguments and options, as `adaptive-train COMMAND --help` prints them.
 
 - Keys without a flag are set by `--set KEY=VALUE`: [Settings](settings.md).
 - Every command ends with one of these [exit codes](exit-codes.md).
@@ -39,11 +40,47 @@ EXAMPLES = {
     "policies new": "adaptive-train policies new mine",
     "policies check": "adaptive-train policies check mine.py:Mine",
 }
+SETTINGS = """# Settings
+
+All settings of a run with their defaults, as `adaptive-train config` prints them.
+
+Settings are resolved in this order: flag, `--set KEY=VALUE`, environment variable, `--config FILE` (TOML or JSON),
+`--preset`, default. The environment variable of a key is `ADAPTIVE_` and the key in capitals, with `__` for the dot:
+`ADAPTIVE_TIER__DEVICE_ROWS=10%`. Parameters of a policy are `policy.NAME`; `adaptive-train policies show NAME` lists
+them. `null` means no value.
+"""
 
 
-def page() -> str:
-    """Return the page."""
-    return HEAD + "".join(section(name, command) for name, command in commands(typer.main.get_command(app)))
+def commands_page() -> str:
+    """Return the page of all commands and their options."""
+    return COMMANDS + "".join(command_text(name, command) for name, command in commands(typer.main.get_command(app)))
+
+
+def settings_page() -> str:
+    """Return the page of all settings, by section."""
+    text = SETTINGS
+    for section in sections():
+        text += f"\n## {section.title}\n\n{section.meaning}\n\n"
+        text += "| key | default | allowed | meaning |\n|---|---|---|---|\n"
+        for setting in section.settings:
+            flag = f" (`{setting.flag}`)" if setting.flag else ""
+            cells = (f"`{setting.key}`{flag}", f"`{setting.default}`", setting.allowed, setting.meaning)
+            text += f"| {' | '.join(map(cell, cells))} |\n"
+    return text
+
+
+PAGES: Final[dict[str, Callable[[], str]]] = {
+    "docs/reference/cli.md": commands_page,
+    "docs/reference/settings.md": settings_page,
+}
+"""Pages that git does not track, and what returns their text."""
+
+
+def write(root: Path = ROOT) -> None:
+    """Write all pages under a folder."""
+    for name, page in PAGES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(page(), encoding="utf-8")
 
 
 def commands(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
@@ -55,7 +92,7 @@ def commands(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{above}{name}", command
 
 
-def section(name: str, command: Any) -> str:
+def command_text(name: str, command: Any) -> str:
     """Return the text of one command."""
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
@@ -90,4 +127,4 @@ def one_line(text: str | None) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    write()
