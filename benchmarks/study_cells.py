@@ -95,8 +95,9 @@ def stream(
     **config: Any,
 ) -> Setting:
     """The built-in stream; batch 512, row-wise Adagrad at its default rate; `rate`: share of positives."""
-    options = {"setting": kind, "num_train": samples, "num_eval": evaluated, **DRIFTS[drift]}
-    options |= {"positive_rate": rate} if rate != 0.25 else {}
+    options = {
+        "setting": kind, "num_train": samples, "num_eval": evaluated, "positive_rate": rate, **DRIFTS[drift],
+    }  # fmt: skip
     return Setting(f"{kind}{drift}{name}", "synthetic", {"batch_size": 512, **config}, options)
 
 

@@ -79,7 +79,7 @@ class SyntheticConfig(Config):
         "rule, four of five if the hottest of all tables count.",
     )
     positive_rate: float = Field(
-        default=0.25,
+        default=0.03,
         ge=0.005,
         le=0.25,
         description="Share of samples with label 1 before a drift. The best possible AUC is 0.80 at every rate.",
@@ -105,7 +105,7 @@ class SyntheticConfig(Config):
         "of the first, and reverses another part.",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of all random choices.")
-    num_train: int = Field(default=400_000, ge=1, le=10**12, description="Training samples of an epoch.")
+    num_train: int = Field(default=1_500_000, ge=1, le=10**12, description="Training samples of an epoch.")
     num_eval: int = Field(
         default=100_000, ge=0, le=10**12, description="Evaluation samples; they follow the training ones."
     )

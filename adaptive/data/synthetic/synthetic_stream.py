@@ -268,9 +268,6 @@ class Synthetic(Dataset):
 
     def fingerprint(self) -> dict[str, object]:
         settings = self.config.model_dump(mode="json")
-        for name in ("positive_rate", "new_ids", "days", "day"):
-            if settings[name] == SyntheticConfig.model_fields[name].default:
-                del settings[name]  # the data of runs from before there was this setting
         if len(self._changing):
             settings["mapping"] = f"{type(self._map).__name__.lower()} {self._map.num_embeddings}"
         windows = {} if self._window is None else {"windows": self._window}

@@ -89,9 +89,7 @@ def test_days_are_parts_of_the_stream() -> None:
 
 
 def test_fingerprints_differ_only_by_what_changes_samples() -> None:
-    assert (
-        open_dataset("synthetic", DataOptions()).fingerprint().keys().isdisjoint({"new_ids", "days", "day", "mapping"})
-    )
+    assert "mapping" not in open_dataset("synthetic", DataOptions()).fingerprint()
     fingerprints = [one.fingerprint() for one in (stream(), stream(day=3), stream(keys=None), stream(new_ids=0.2))]
     assert all(fingerprints.count(one) == 1 for one in fingerprints)
     assert stream(keys={**KEYS, "admit": 7}).fingerprint() == fingerprints[0]

@@ -39,7 +39,7 @@ shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map
 
 
 def open_stream(shape: dict[str, Any], **more: Any) -> Synthetic:
-    return Synthetic(SyntheticConfig.model_validate({**shape, **more}))
+    return Synthetic(SyntheticConfig.model_validate({"positive_rate": 0.25, "num_train": 400_000, **shape, **more}))
 
 
 @pytest.mark.parametrize(("settings", "start", "digest"), DIGESTS)
@@ -160,6 +160,7 @@ def test_a_dlrm_learns_a_multi_hot_shape(tmp_path: Path) -> None:
 
     def auc(seed: int) -> float:
         shape = {"num_dense": 8, "tables": 10, "lookups": 4, "rows": 100_000, "num_train": 40_960, "num_eval": 20_000}
+        shape |= {"positive_rate": 0.25}
         config = TrainConfig(
             data_options={"synthetic": {**shape, "seed": seed}},
             policy="lfu",
