@@ -34,7 +34,7 @@ from adaptive.cli.profile_command import profile
 from adaptive.cli.reproduce_command import reproduce
 from adaptive.cli.run_command import run
 from adaptive.cli.simulate_command import simulate
-from adaptive.cli.trained_commands import evaluate, export, keys, predict, report
+from adaptive.cli.trained_commands import evaluate, export, predict, report
 from adaptive.data.reading_progress import ReportBytes, listen_to_reading
 from adaptive.errors import AdaptiveError
 from adaptive.system import STOPPED, is_hangup_heard
@@ -73,7 +73,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "eval": evaluate,
     "predict": predict,
     "export": export,
-    "keys": keys,
     "compare": compare,
     "profile": profile,
     "placements": placements,

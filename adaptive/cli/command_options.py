@@ -67,21 +67,11 @@ ScoresFile = Annotated[Path, _option("--out", "FILE", show_default=False,
     help="File for the scores: .csv, .parquet (needs pyarrow) or .npy. It appears when it is complete.")]
 ExportFolder = Annotated[Path, _option("--out", "DIR", show_default=False,
     help="New folder for the export. It appears when it is complete.")]
-ExportArgument = Annotated[Path, typer.Argument(metavar="RUN", show_default=False,
-    help="Run directory; with --apply, the folder of an export.")]
-ExportFormat = Annotated[str | None, _option("--to", "torch|safetensors|onnx", show_default="torch",
-    help="File format of the tensors.")]
-ExportRows = Annotated[str | None, _option("--row-dtype", "float32|bfloat16|int8", show_default="float32",
-    help="Values of rows: bfloat16 rounds to nearest, int8 stores 256 steps per row with a scale and an offset.")]
-Since = Annotated[Path | None, _option("--since", "EXPORT|RUN", show_default=False,
-    help="Write an increment: only the rows that differ from those of an earlier export, or of the export of an "
-         "earlier run. It has the format of that export; ONNX has none.")]
-Apply = Annotated[Path | None, _option("--apply", "INCREMENT", show_default=False,
-    help="Merge an increment into the export in RUN, and write the complete newer export.")]
+ExportFormat = Annotated[str, _option("--to", "torch|safetensors", help="File format of the tensors.")]
+ExportRows = Annotated[str, _option("--row-dtype", "float32|bfloat16",
+    help="Values of rows; bfloat16 rounds to nearest.")]
 ExportCheck = Annotated[str | None, _option("--check", "DATA", show_default=False,
     help="Evaluate rows in each of these formats on data, such as csv:PATH, and print AUC, log loss and bytes.")]
-KeysFile = Annotated[Path | None, _option("--out", "FILE", show_default=False,
-    help="List all keys as CSV: table, key, row, lookups, age in batches, and whether the row is stored.")]
 ReportPaths = Annotated[list[Path], typer.Argument(metavar="PATH...", show_default=False,
     help="Run directories, a folder of runs, the directory of a comparison or a profile, or a file printed by simulate "
          "--json. Several results of one kind appear side by side.")]

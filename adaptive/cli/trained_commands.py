@@ -1,20 +1,14 @@
-"""`adaptive-train eval`, `predict`, `export`, `keys`, `report`: commands that read runs."""
+"""`adaptive-train eval`, `predict`, `export`, `report`: commands that read runs."""
 
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from adaptive.cli import command_options as options
 from adaptive.cli.flags import given_sets
 from adaptive.cli.launching import launch_ranks, refuse_within_ranks, settings_for_ranks
 from adaptive.cli.output import check_folders, own_stdout, print_result
-from adaptive.errors import ConfigError
 from adaptive.system import loading_libraries
-
-if TYPE_CHECKING:
-    from adaptive.serving.exporting import ExportResult
-    from adaptive.serving.increments import ApplyResult, IncrementResult
 
 
 def evaluate(
@@ -68,53 +62,23 @@ def predict(
 
 
 def export(
-    run: options.ExportArgument,
+    run: options.RunArgument,
     out: options.ExportFolder,
-    to: options.ExportFormat = None,
-    row_dtype: options.ExportRows = None,
+    to: options.ExportFormat = "torch",
+    row_dtype: options.ExportRows = "float32",
     check: options.ExportCheck = None,
-    since: options.Since = None,
-    apply: options.Apply = None,
     sets: options.ReadingSets = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Export a run as plain nn.EmbeddingBag tables, with code that computes scores.
 
-    The code needs only torch and numpy; for ONNX, which takes batches of any size, onnxruntime and numpy. Tables are
-    written piece by piece, so they may be larger than memory. With --since, only what has changed is written; --apply
-    merges that into the earlier export.
+    The code needs only torch and numpy. Tables are written piece by piece, so they may be larger than memory.
     """
     settings = given_sets(sets)
-    values = {"--to": to, "--row-dtype": row_dtype, "--check": check, "--since": since, "--set": sets}
-    refused = [name for name, value in values.items() if value is not None]
-    if apply is not None and refused:
-        raise ConfigError(f"expected only --out with --apply, got {', '.join(refused)}. Leave it out")
-    if since is not None and check is not None:
-        raise ConfigError("expected a complete export with --check, got --since. Check the run without --since")
-    from adaptive.serving import apply_increment, export_increment, export_run
+    from adaptive.serving import export_run
 
-    result: ApplyResult | ExportResult | IncrementResult
     with own_stdout():
-        if apply is not None:
-            result = apply_increment(run, apply, out)
-        elif since is not None:
-            result = export_increment(run, since, out, to=to, row_dtype=row_dtype, settings=settings)
-        else:
-            to, row_dtype = to or "torch", row_dtype or "float32"
-            result = export_run(run, out, to=to, row_dtype=row_dtype, check=check, settings=settings)
-    print_result(result, as_json=as_json)
-
-
-def keys(run: options.RunArgument, out: options.KeysFile = None, as_json: options.AsJson = False) -> None:
-    """List the keys of a run that have a row, in tables with keys.
-
-    Prints their number, lookups and ages by table; --out lists each of them.
-    """
-    from adaptive.serving import list_keys
-
-    check_folders(out)
-    with own_stdout():
-        result = list_keys(run, out)
+        result = export_run(run, out, to=to, row_dtype=row_dtype, check=check, settings=settings)
     print_result(result, as_json=as_json)
 
 

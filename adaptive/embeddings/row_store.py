@@ -51,33 +51,6 @@ class RowStore:
         with self._pipeline.lock:
             return np.sort(lane.keys.row_keys[lane.keys.tables[number].live_rows()])
 
-    def key_records(self, name: str) -> dict[str, NDArray[Any]]:
-        """Return `key` (n,) as `table_keys`, and of each: `row`, `lookups`, `age` and `stored`.
-
-        Rows are numbered within the table. The age is in batches since the latest lookup. A row is stored if it was
-        ever changed.
-
-        Raises:
-            ConfigError: as `table_keys`.
-        """
-        keys = self.table_keys(name)
-        lane, number = self._find_table(name)
-        rows = self._rows_by_key(lane, number)[:-1]
-        with self._pipeline.lock:
-            tracker = lane.planner.tracker
-            age = self._pipeline.next_number - lane.last_access(rows).astype(np.int64)
-            (owned,) = select_owned(lane.group, rows)
-            lookups, stored = tracker.accesses[owned], tracker.has_values(owned).astype(np.int8)
-        if (gatherer := make_gatherer(self._pipeline)) is not None:
-            lookups, stored = (gatherer.spread(lane.group.group_rows(owned), of, rows) for of in (lookups, stored))
-        return {
-            "key": keys,
-            "row": rows - lane.group.table_starts[number],
-            "lookups": lookups,
-            "age": age,
-            "stored": stored,
-        }
-
     def table_weights(self, name: str) -> NDArray[np.float32]:
         """Return a copy (num_embeddings, D) of a table, from both tiers.
 

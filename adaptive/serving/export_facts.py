@@ -161,20 +161,13 @@ _RULE_TEXTS = {
     "hash": "upper 64 bits of rows * hash(key)",
     "vocabulary": "position of the key in `{vocabulary}`",
 }
-_ROW_TEXTS = {
-    "float32": "",
-    "bfloat16": "Rows are bfloat16, rounded to nearest; they are pooled in float32.\n",
-    "int8": "Rows are int8 steps: value = step * scale + offset, with scale and offset of row r in "
-    "`tables.N.scales[r]`.\nThey are pooled in float32.\n",
-}
+_ROW_TEXTS = {"float32": "", "bfloat16": "Rows are bfloat16, rounded to nearest; they are pooled in float32.\n"}
 _KEY_TEXTS = {"int": "the number", "hex": "hex digits as a number", "text": "FNV-1a of its UTF-8"}
 
 
 def page_text(facts: ExportFacts) -> str:
     """Return the page `README.md` of an export."""
-    run, is_onnx = facts.run, facts.tensors.endswith(".onnx")
-    needs = "onnxruntime and numpy" if is_onnx else "torch and numpy"
-    load = "" if is_onnx else "            # tables are mapped into memory, not read"
+    run = facts.run
     tables = "".join(
         f"| `tables.{number}.weight` | {table.name} | {table.rows:,} | {table.width} |\n"
         for number, table in enumerate(facts.tables)
@@ -183,11 +176,11 @@ def page_text(facts: ExportFacts) -> str:
     dense = ", ".join(f"`{dense.name}`" + _transform(dense) for dense in facts.dense) or "none"
     return f"""# A model for scoring
 
-Exported from the run `{run["folder"]}` after {run["steps"]:,} batches of `{run["data"]}`. It requires {needs}, but
-not the package that trained it.
+Exported from the run `{run["folder"]}` after {run["steps"]:,} batches of `{run["data"]}`. It requires torch and numpy,
+but not the package that trained it.
 
     import scoring                       # this folder's scoring.py
-    model = scoring.load("."){load}
+    model = scoring.load(".")            # tables are mapped into memory, not read
     print(model.score([{_example(facts)}]))
 
 `score` takes values as they are in the data, and returns {_score_text(facts)}.
@@ -220,30 +213,22 @@ Dense inputs, in order: {dense}. Missing ones are 0.
 
 
 def _tensors(name: str) -> str:
-    """Table lines of the files of tensors."""
-    if name.endswith(".onnx"):
-        return (
-            "| `model.onnx` | the model. Inputs: `dense` (batch, dense inputs) float32; for feature n, as below, "
-            "`rows.n`, the rows of all its lookups, and `offsets.n` (batch), the first lookup of each sample, both "
-            "int64. Outputs: `logits`, and their probabilities `scores` |\n"
-            "| `model.onnx.data` | the tables, referenced by `model.onnx` |"
-        )
+    """Table line of the file of tensors."""
     read = 'torch.load("model.pt", weights_only=True, mmap=True)'
     return f"| `{name}` | all tensors: `{read if name.endswith('.pt') else 'safetensors.torch.load_file'}` |"
 
 
 def _code(facts: ExportFacts) -> str:
     """Table lines of the files of code."""
-    values = "| `sample_values.py` | maps values to rows and dense inputs, with numpy only |\n"
-    if facts.tensors.endswith(".onnx"):
-        return "| `scoring.py` | scores samples with an onnxruntime session |\n" + values
     bag = 'an `nn.EmbeddingBag(mode="sum")`' if facts.row_dtype == "float32" else "a `scoring.Table`"
-    torch = f"the model in plain torch: {bag} per table, and the dense part"
-    lines = f"| `scoring.py` | {torch} |\n{values}| `dense/` | the code of dense parts, as in training |\n"
-    is_custom = facts.model["name"] == "custom"
-    return lines + (
-        "| `custom_model.py` | the file of the custom model, which `scoring.py` runs |\n" if is_custom else ""
+    lines = (
+        f"| `scoring.py` | the model in plain torch: {bag} per table, and the dense part |\n"
+        "| `sample_values.py` | maps values to rows and dense inputs, with numpy only |\n"
+        "| `dense/` | the code of dense parts, as in training |\n"
     )
+    if facts.model["name"] == "custom":
+        lines += "| `custom_model.py` | the file of the custom model, which `scoring.py` runs |\n"
+    return lines
 
 
 def _score_text(facts: ExportFacts) -> str:

@@ -1,7 +1,7 @@
-"""Export a trained run for plain torch or ONNX: weights, id maps, scoring code."""
+"""Export a trained run for plain torch: weights, id maps, scoring code."""
 
-import copy
 import json
+import math
 import os
 import resource
 import shutil
@@ -18,16 +18,14 @@ import torch
 from numpy.typing import NDArray
 
 from adaptive.errors import ConfigError, OutputError
-from adaptive.kernels.vector.bfloat16 import BFLOAT16
+from adaptive.kernels.vector.bfloat16 import BFLOAT16, as_float32, narrow, widen
 from adaptive.models import dense
 from adaptive.models.dense.assembly import Widened
 from adaptive.models.factory import CustomConfig, model_config, offered_to
 from adaptive.models.model_settings import OPTIONS
 from adaptive.models.tasks import loss_of
-from adaptive.serving import onnx_scoring, sample_values, scoring
+from adaptive.serving import sample_values, scoring
 from adaptive.serving.export_facts import dense_facts, feature_facts, ignored_names, page_text, vocabularies
-from adaptive.serving.onnx_files import num_bytes, onnx_or_error, write_onnx
-from adaptive.serving.row_formats import READERS, ROW_BYTES, as_exported, table_tensors
 from adaptive.serving.sample_values import ExportFacts, TableFacts
 from adaptive.storage.arrays import Blocks, write_array
 from adaptive.storage.durable import DISK, write_directory, write_new
@@ -48,11 +46,9 @@ CUSTOM_FILE: Final = "custom_model.py"
 FORMAT: Final = "adaptive-export"
 VERSION: Final = 1
 BLOCK_BYTES: Final = 4 << 20  # of a table in memory at once, plus the optimizer state of its rows
-FORMATS: Final[Mapping[str, str]] = {
-    "torch": "model.pt",
-    "safetensors": "model.safetensors",
-    "onnx": "model.onnx",
-}
+FORMATS: Final = {"torch": "model.pt", "safetensors": "model.safetensors"}
+ROW_DTYPES: Final = {"float32": 4, "bfloat16": 2}
+"""Bytes of a value, by format of rows."""
 _ALIGNMENT: Final = 64
 _SAFETENSORS: Final = {dtype: name for name, dtype in scoring.SAFETENSORS.items()}
 
@@ -100,39 +96,38 @@ def export_run(
 
     The folder has one file with the tensors of plain `nn.EmbeddingBag`s and of the dense part, `model.json` (features,
     id maps, shapes), `ids/` (keys of fitted vocabularies and of tables with keys), a `README.md`, and code
-    (`scoring.py`, `sample_values.py`, `dense/`) that requires only numpy and torch, or onnxruntime for ONNX. Tables are
-    written in blocks, so they need not fit into memory, and no value is read through pickle.
+    (`scoring.py`, `sample_values.py`, `dense/`) that requires only numpy and torch. Tables are written in blocks, so
+    they need not fit into memory, and no value is read through pickle.
 
     Args:
-        to: "torch" (`model.pt`, for `torch.load(..., weights_only=True)`), "safetensors", or "onnx" (`model.onnx` with
-            tables in `model.onnx.data`, for any batch size; requires the extra `onnx`).
-        row_dtype: "float32", "bfloat16" (rounded to nearest), or "int8" (256 steps per row, with a scale and an
-            offset); ONNX has float32 only.
+        to: "torch" (`model.pt`, for `torch.load(..., weights_only=True)`) or "safetensors".
+        row_dtype: "float32" or "bfloat16" (rounded to nearest).
         check: data, as for `evaluate_run`, on which each format of rows is evaluated.
         settings: as in `evaluate_run`.
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
         ConfigError: for another format or dtype, a custom model from a module (it has no file to copy), or invalid
-            settings; for ONNX, if packages are missing or torch cannot trace the model.
+            settings.
         InputError: if the run's vocabulary is missing.
         OutputError: if `out` exists or cannot be written.
     """
     if to not in FORMATS:
         raise ConfigError(f"expected one of {', '.join(FORMATS)}, got {to!r} (--to)")
-    if row_dtype not in READERS:
-        raise ConfigError(f"expected one of {', '.join(READERS)}, got {row_dtype!r} (--row-dtype)")
-    if to == "onnx":
-        if row_dtype != "float32":
-            raise ConfigError(f"expected float32 rows for --to onnx, got {row_dtype} (--row-dtype). Use --to torch")
-        onnx_or_error()
+    if row_dtype not in ROW_DTYPES:
+        raise ConfigError(f"expected one of {', '.join(ROW_DTYPES)}, got {row_dtype!r} (--row-dtype)")
     path = Path(out)
-    refuse_existing(path)
+    if os.path.lexists(path):
+        raise OutputError(f"expected a new folder, got {path}, which exists (--out). Choose another name")
     with load_with(Path(run_directory), settings) as run:
         _custom_file(run)
         tables = _tables(run)
         qualities = None if check is None else _check(run, check, tables)
-        size = write_folder(path, partial(_fill, run, to, row_dtype))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_directory(path, partial(_fill, run, FORMATS[to], row_dtype))
+        except OSError as error:
+            raise OutputError(f"{path} could not be written: {error}") from error
         return ExportResult(
             schema=SCHEMA,
             run_dir=str(run.path),
@@ -141,30 +136,10 @@ def export_run(
             row_dtype=row_dtype,
             tables=len(tables),
             rows=sum(table.rows for table in tables),
-            export_bytes=size,
+            export_bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
             peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             check=qualities,
         )
-
-
-def refuse_existing(path: Path) -> None:
-    """Raise OutputError if a folder to write exists."""
-    if os.path.lexists(path):
-        raise OutputError(f"expected a new folder, got {path}, which exists (--out). Choose another name")
-
-
-def write_folder(path: Path, fill: Callable[[Path], None]) -> int:
-    """Create a folder and its parents, completely or not at all; return its bytes."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_directory(path, fill)
-        return folder_bytes(path)
-    except OSError as error:
-        raise OutputError(f"{path} could not be written: {error}") from error
-
-
-def folder_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def _tables(run: LoadedRun) -> list[TableFacts]:
@@ -183,45 +158,33 @@ def _tables(run: LoadedRun) -> list[TableFacts]:
 def _check(run: LoadedRun, data: str, tables: Sequence[TableFacts]) -> dict[str, FormatQuality]:
     """Evaluate the run with its rows in each format."""
     dataset, qualities = data_of(run, data), {}
-    for row_dtype in READERS:
-        with torch_settings(run.config), run.embeddings.rows.read_as(as_exported(row_dtype)):
+    for row_dtype, value_bytes in ROW_DTYPES.items():
+        convert = as_float32 if row_dtype == "float32" else as_bfloat16
+        with torch_settings(run.config), run.embeddings.rows.read_as(convert):
             evaluation = evaluate(run.embeddings, run.model, evaluation_batches(run, dataset))
-        table_bytes = sum(table.rows * ROW_BYTES[row_dtype](table.width) for table in tables)
+        table_bytes = sum(table.rows * table.width * value_bytes for table in tables)
         quality = FormatQuality(auc=evaluation.auc, log_loss=evaluation.log_loss, table_bytes=table_bytes)
         qualities[row_dtype] = quality if evaluation.mse is None else {**quality, "mse": evaluation.mse}
     return qualities
 
 
-def _fill(run: LoadedRun, to: str, row_dtype: str, folder: Path) -> None:
+def as_bfloat16(rows: NDArray[Any]) -> NDArray[np.float32]:
+    """Return rows, as tables store them, rounded to bfloat16."""
+    return widen(narrow(as_float32(rows)))
+
+
+def _fill(run: LoadedRun, tensors: str, row_dtype: str, folder: Path) -> None:
     """Write all files of the export into a folder."""
-    facts, keys = facts_of(run, FORMATS[to], row_dtype)
-    if to == "onnx":
-        _write_onnx(run, folder, facts)
-    else:
-        write_tensors(folder / facts.tensors, tensors_of(run, facts))
-    write_ids(folder, keys)
-    write_others(run, folder, facts)
-
-
-def write_ids(folder: Path, keys: Mapping[str, NDArray[np.int64]]) -> None:
-    """Write keys to files by their paths in the export's folder."""
+    facts, keys = facts_of(run, tensors, row_dtype)
+    write_tensors(folder / tensors, tensors_of(run, facts))
     (folder / "ids").mkdir()
     for name, array in keys.items():
         write_array(folder / name, array, DISK)
     DISK.sync_directory(folder / "ids")
-
-
-def write_others(run: LoadedRun, folder: Path, facts: ExportFacts) -> None:
-    """Write all files but those of tensors and keys."""
     _write_item_vectors(run, folder, facts)
-    write_text(folder / "model.json", facts_text(facts))
+    write_text(folder / "model.json", json.dumps(asdict(facts), indent=1, ensure_ascii=False) + "\n")
     write_text(folder / "README.md", page_text(facts))
-    _write_code(run, folder, facts)
-
-
-def facts_text(facts: ExportFacts) -> str:
-    """Return the content of `model.json`."""
-    return json.dumps(asdict(facts), indent=1, ensure_ascii=False) + "\n"
+    _write_code(run, folder)
 
 
 def _write_item_vectors(run: LoadedRun, folder: Path, facts: ExportFacts) -> None:
@@ -241,43 +204,30 @@ def _write_item_vectors(run: LoadedRun, folder: Path, facts: ExportFacts) -> Non
 
 def tensors_of(run: LoadedRun, facts: ExportFacts) -> dict[str, Blocks]:
     """Return tables and the dense part, with the names of `scoring.Model`."""
-    tensors = _tables_of(run, facts)
-    return tensors | {f"dense.{name}": blocks_of(tensor) for name, tensor in run.model.state_dict().items()}
-
-
-def _tables_of(run: LoadedRun, facts: ExportFacts) -> dict[str, Blocks]:
-    tables: dict[str, Blocks] = {}
+    tensors: dict[str, Blocks] = {}
     for number, table in enumerate(facts.tables):
-        shape, blocks = (table.rows, table.width), partial(_table, run, table.name)
-        tables |= table_tensors(facts.row_dtype, number, shape, blocks)
-    return tables
-
-
-def _write_onnx(run: LoadedRun, folder: Path, facts: ExportFacts) -> None:
-    if getattr(run.model, "takes_sequences", False):
-        raise ConfigError(
-            f"expected a model of vectors of fixed number for --to onnx, got {facts.model['name']} with columns of "
-            f"sequences ({run.path}). Use --to torch"
+        name, shape = f"tables.{number}.weight", (table.rows, table.width)
+        make = partial(_table, run, table.name)
+        is_narrow = facts.row_dtype == "bfloat16"
+        tensors[name] = (
+            Blocks(BFLOAT16, shape, partial(_narrowed, make))
+            if is_narrow
+            else Blocks(np.dtype(np.float32), shape, make)
         )
-    if facts.model.get("bf16"):
-        raise ConfigError(
-            f"expected model.bf16=false for --to onnx, got true ({run.path}): onnxruntime has no bfloat16 on CPUs. "
-            "Use --to torch"
-        )
-    tables = list(_tables_of(run, facts).values())
-    write_onnx(folder / facts.tensors, facts, tables, copy.deepcopy(run.model).cpu().eval())
+    return tensors | {f"dense.{name}": blocks_of(tensor) for name, tensor in run.model.state_dict().items()}
 
 
 def _table(run: LoadedRun, name: str) -> Iterator[NDArray[np.float32]]:
     return run.embeddings.rows.table_blocks(name, BLOCK_BYTES)
 
 
-def _write_code(run: LoadedRun, folder: Path, facts: ExportFacts) -> None:
+def _narrowed(make: Callable[[], Iterator[NDArray[np.float32]]]) -> Iterator[NDArray[np.uint16]]:
+    return map(narrow, make())
+
+
+def _write_code(run: LoadedRun, folder: Path) -> None:
     """Copy the scoring code and the code of the dense part, without its fused kernels."""
     copy_file(Path(sample_values.__file__), folder / "sample_values.py")
-    if facts.tensors == FORMATS["onnx"]:
-        copy_file(Path(onnx_scoring.__file__), folder / "scoring.py")
-        return
     copy_file(Path(scoring.__file__), folder / "scoring.py")
     source, target = Path(dense.__path__[0]), folder / "dense"
     target.mkdir()
@@ -389,7 +339,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Blocks]) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for blocks in tensors.values():
             for block in blocks.make():
-                file.write(scoring.bytes_of(block))
+                file.write(np.ascontiguousarray(block).data)
         assert file.tell() == 8 + len(text) + end, f"{path.name}: blocks are not the tensors"
 
     write_new(path, write)
@@ -405,11 +355,15 @@ def blocks_of(tensor: torch.Tensor) -> Blocks:
     return Blocks(array.dtype, tuple(tensor.shape), make)
 
 
+def num_bytes(blocks: Blocks) -> int:
+    return math.prod(blocks.shape) * blocks.dtype.itemsize
+
+
 def _append(blocks: Blocks, file: BinaryIO) -> int:
     """Append the values to the file; return their offset in bytes."""
     start = file.tell()
     for block in blocks.make():
-        file.write(scoring.bytes_of(block))
+        file.write(np.ascontiguousarray(block).data)
     assert file.tell() - start == num_bytes(blocks), "blocks are not the tensor"
     return start
 

@@ -89,7 +89,7 @@ class ExportFacts:
     Attributes:
         run: `folder`, `steps` and `data` of the run.
         tensors: name of the file of weights.
-        row_dtype: of the tables: float32, bfloat16, or int8 (steps with a scale and an offset per row).
+        row_dtype: of the tables: float32 or bfloat16.
         ignored: columns of the data that are no inputs.
         steps: length of a sample that is a sequence, else 1.
         model: `name` and settings of the model.
@@ -122,15 +122,11 @@ def read_facts(folder: Path) -> ExportFacts:
 
 
 class Values:
-    """Converts samples to inputs of the model, by the `facts` of the export in `folder`.
+    """Converts samples to inputs of the model, by the `facts` of the export in `folder`."""
 
-    Args:
-        keys: keys by row of each file of `ids`; None: they are read from `folder`.
-    """
-
-    def __init__(self, facts: ExportFacts, folder: Path, keys: Mapping[str, NDArray[np.int64]] | None = None) -> None:
+    def __init__(self, facts: ExportFacts, folder: Path) -> None:
         self.facts = facts
-        self.ids = [IdMap(feature, folder, keys) for feature in facts.features]
+        self.ids = [IdMap(feature, folder) for feature in facts.features]
         self.names = [*(dense.name for dense in facts.dense), *(ids.name for ids in self.ids)]
 
     def inputs(self, samples: Sequence[Sample]) -> tuple[NDArray[np.float32], list[Bag]]:
@@ -206,13 +202,11 @@ def is_missing(value: Any, nulls: Sequence[str]) -> bool:
 class IdMap:
     """Maps values of a feature to rows of its table."""
 
-    def __init__(
-        self, facts: FeatureFacts, folder: Path, arrays: Mapping[str, NDArray[np.int64]] | None = None
-    ) -> None:
+    def __init__(self, facts: FeatureFacts, folder: Path) -> None:
         self.facts, self.name = facts, facts.name
         if facts.vocabulary is not None:
             where = folder / facts.vocabulary
-            keys = np.load(where, allow_pickle=False) if arrays is None else arrays[facts.vocabulary]
+            keys = np.load(where, allow_pickle=False)
             if keys.dtype != np.int64 or keys.shape != (facts.rows,):
                 form = f"int64 ({facts.rows},), got {keys.dtype} {keys.shape}"
                 raise ValueError(f"expected {form} ({where}). Export the run again.")
@@ -220,12 +214,6 @@ class IdMap:
             self._keys = keys[self._order]
             if (self._keys[1:] == self._keys[:-1]).any():
                 raise ValueError(f"expected each key once, got one twice ({where}). Export the run again.")
-
-    def keys_by_row(self) -> NDArray[np.int64]:
-        """Return the keys (K,) of the first rows, of a feature with the rule "vocabulary"."""
-        keys = np.empty_like(self._keys)
-        keys[self._order] = self._keys
-        return keys
 
     def rows(self, value: Any) -> list[int]:
         """Return the rows of one sample: one, or any number for a bag.

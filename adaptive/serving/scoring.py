@@ -6,41 +6,31 @@ Each export has a copy of this file.
     model = scoring.load("DIR")                                    # the folder of the export
     model.score([{"user": "4711", "price": 3.5, "tags": ["a"]}])   # probabilities that labels are 1
     model(dense, bags)                                             # logits from rows
-    scorer = scoring.Scorer("DIR")                                 # a model that takes in increments while it scores
-    scorer.apply("INCREMENT")                                      # changed rows, new keys, keys without a row
 
 As a program: `python DIR/scoring.py < samples.jsonl` prints a score per line.
 
 Letters: B samples, F features, D width of an embedding vector, N lookups of one feature, T labels.
 """
 
-import copy
-import hashlib
 import importlib
 import importlib.util
 import json
 import math
 import sys
-import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from adaptive.serving.sample_values import ExportFacts, Sample, Values
 
 REMEDY = "The file is damaged or belongs to another model. Export the run again."
-INCREMENT, INCREMENT_VERSION = "adaptive-increment", 1
-CHANGES = "increment.safetensors"  # of an increment: the changed values
-FACTS = "increment.json"  # of an increment: what it applies to, and the digests of its other files
 
 
 def load(folder: str | Path) -> "Model":
@@ -53,19 +43,12 @@ def load(folder: str | Path) -> "Model":
     sample_values = code_of(folder, "sample_values.py")
     facts = sample_values.read_facts(folder)
     model = Model(facts, folder)
-    state = read_tensors(folder / facts.tensors)
-    check_arrays(folder / facts.tensors, state, model)
+    path = folder / facts.tensors
+    state = torch.load(path, weights_only=True, mmap=True) if path.suffix == ".pt" else read_safetensors(path)
+    check_arrays(path, state, model)
     model.load_state_dict(state, assign=True)
     model.values = sample_values.Values(facts, folder)
     return model.eval()
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of an export by name, memory-mapped."""
-    state: dict[str, Tensor] = (
-        torch.load(path, weights_only=True, mmap=True) if path.suffix == ".pt" else read_safetensors(path)
-    )
-    return state
 
 
 def code_of(folder: Path, file: str) -> ModuleType:
@@ -105,17 +88,17 @@ class Model(nn.Module):
     values: "Values"
     """Converts samples to inputs; set by `load`."""
 
-    def __init__(self, facts: "ExportFacts", folder: Path, dense: nn.Module | None = None) -> None:
+    def __init__(self, facts: "ExportFacts", folder: Path) -> None:
         super().__init__()
-        self.facts, self.folder = facts, folder
+        self.facts = facts
         with torch.device("meta"):
             self.tables = nn.ModuleList(
                 nn.EmbeddingBag(table.rows, table.width, mode="sum")
                 if facts.row_dtype == "float32"
-                else Table(table.rows, table.width, facts.row_dtype)
+                else Table(table.rows, table.width)
                 for table in facts.tables
             )
-        self.dense: Any = dense_part(facts, folder) if dense is None else dense  # a module of the export's own code
+        self.dense: Any = dense_part(facts, folder)  # a module of the export's own code
 
     def forward(self, dense: Tensor, bags: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Return logits (B,), or (B, T) for several labels.
@@ -141,7 +124,7 @@ class Model(nn.Module):
             for feature, (rows, offsets), steps in zip(features, bags, takes_steps, strict=True)
         ]
         for feature, vectors in zip(features, pooled, strict=True):
-            if not vectors.isfinite().all():
+            if not torch.compiler.is_exporting() and not vectors.isfinite().all():
                 place = f"{self.facts.tensors}: tables.{feature.table}.weight"
                 raise ValueError(f"expected finite values, got NaN or infinity ({place}). {REMEDY}")
         if any(takes_steps):
@@ -162,7 +145,7 @@ class Model(nn.Module):
         """
         if not samples:
             return []
-        outputs = self(*self._inputs(samples)).double()
+        outputs = self(*self.inputs(samples)).double()
         is_number = getattr(self.dense, "loss", "log") == "mse"
         scores: list[Any] = (outputs if is_number else torch.sigmoid(outputs)).tolist()
         return scores
@@ -178,39 +161,26 @@ class Model(nn.Module):
         """
         if not getattr(self.dense, "ranks_items", False):
             raise ValueError("expected a model with loss = in_batch_softmax, got another. Use score()")
-        dense, bags = self._inputs(samples)
+        dense, bags = self.inputs(samples)
         users: Tensor = self.dense.user_vectors(dense, self._vectors(bags))
         return users
 
-    def _inputs(self, samples: "Sequence[Sample]") -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def inputs(self, samples: "Sequence[Sample]") -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Return the arguments of `forward` for samples as `score` takes them; ValueError as there."""
         dense, bags = self.values.inputs(samples)
         return torch.from_numpy(dense), [(torch.from_numpy(rows), torch.from_numpy(starts)) for rows, starts in bags]
 
 
 class Table(nn.Module):
-    """Rows in bfloat16, or in steps (int8) with a scale and an offset each; pooled by sum in float32."""
+    """Rows in bfloat16, pooled by sum in float32."""
 
-    def __init__(self, rows: int, width: int, dtype: str) -> None:
+    def __init__(self, rows: int, width: int) -> None:
         super().__init__()
-        kind = torch.bfloat16 if dtype == "bfloat16" else torch.int8
-        self.weight = nn.Parameter(torch.empty((rows, width), dtype=kind), requires_grad=False)
-        self.scales = nn.Parameter(torch.empty((rows, 2)), requires_grad=False) if dtype == "int8" else None
+        self.weight = nn.Parameter(torch.empty((rows, width), dtype=torch.bfloat16), requires_grad=False)
 
     def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
-        return summed(self.vectors(rows), offsets)
-
-    def vectors(self, rows: Tensor) -> Tensor:
-        """Return the values (N, D) float32 of rows (N,)."""
-        values = self.weight[rows].float()
-        if self.scales is not None:
-            scales = self.scales[rows]
-            values = values * scales[:, :1] + scales[:, 1:]
-        return values
-
-
-def summed(vectors: Tensor, offsets: Tensor) -> Tensor:
-    """Return the sums (B, D) of bags of vectors (N, D)."""
-    return nn.functional.embedding_bag(torch.arange(len(vectors)), vectors, offsets, mode="sum")
+        vectors = self.weight[rows].float()
+        return nn.functional.embedding_bag(torch.arange(len(vectors)), vectors, offsets, mode="sum")
 
 
 def dense_part(facts: "ExportFacts", folder: Path) -> nn.Module:
@@ -263,284 +233,6 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             tensor = torch.from_numpy(array)
             tensors[name] = tensor.view(torch.bfloat16) if entry["dtype"] == "BF16" else tensor
     return tensors
-
-
-# -- increments ------------------------------------------------------------------------------------------------------
-
-
-class Scorer:
-    """A model that takes in increments while other threads score.
-
-    Each call scores with one state of the model. All methods may be called from any thread.
-    """
-
-    def __init__(self, folder: str | Path) -> None:
-        """Load the export in `folder`; raises what `load` does."""
-        self._model = load(folder)
-        self._fingerprint: str | None = None  # of the state of the model; known once it was needed
-        self._applying = threading.Lock()
-
-    @property
-    def model(self) -> Model:
-        """The present model; `apply` replaces it and does not change it."""
-        return self._model
-
-    def score(self, samples: "Sequence[Sample]") -> list[Any]:
-        """Do what `Model.score` does."""
-        return self._model.score(samples)
-
-    def user_vectors(self, samples: "Sequence[Sample]") -> Tensor:
-        """Do what `Model.user_vectors` does."""
-        return self._model.user_vectors(samples)
-
-    def apply(self, folder: str | Path) -> None:
-        """Take in the increment in `folder`; calls that begin later score with the newer model.
-
-        Changed rows and the dense part are copied into memory, other rows stay in the files of the export. The first
-        call reads all tables once, to identify the export.
-
-        Raises:
-            ValueError: for an increment that is damaged, has another base, or has other code. Then nothing has changed.
-        """
-        with self._applying:
-            model = self._model
-            increment = read_increment(Path(folder), sys.modules[type(model.values).__module__].read_facts)
-            if code := [name for name in increment.files if name.endswith(".py")]:
-                raise ValueError(
-                    f"expected the code that runs, got other code in {', '.join(code)} ({folder}). Write the merged "
-                    "export with adaptive-train export --apply, and load it in a new process."
-                )
-            if self._fingerprint is None:
-                ids = {m.facts.vocabulary: m.keys_by_row() for m in model.values.ids if m.facts.vocabulary}
-                arrays = {name: array_of(tensor) for name, tensor in model.state_dict().items()} | ids
-                digests = {name: digest_of(array) for name, array in arrays.items()}
-                self._fingerprint = fingerprint(model.facts, digests)
-            increment.check_base(self._fingerprint, model.folder)
-            self._model = changed_model(model, increment)
-            self._fingerprint = increment.result
-
-
-@dataclass(frozen=True)
-class Increment:
-    """An increment, with verified files.
-
-    Attributes:
-        base, result: fingerprints of the exports before and after it.
-        files: digest of each file that replaces one of the export, by path.
-        state: changed values, by the names of the export's tensors. Of table N, they are those of the rows
-            `tables.N.rows`; or of the keys `tables.N.keys` and of all rows after those of keys. The keys
-            `tables.N.gone` have no row any more.
-    """
-
-    folder: Path
-    facts: "ExportFacts"
-    base: str
-    result: str
-    files: Mapping[str, str]
-    state: Mapping[str, Tensor]
-
-    def check_base(self, fingerprint: str, folder: Path) -> None:
-        """Raise ValueError unless the export in `folder` has the fingerprint of the base."""
-        if fingerprint == self.result:
-            raise ValueError(f"expected the base of {self.folder}, got an export with this increment ({folder}).")
-        if fingerprint != self.base:
-            raise ValueError(
-                f"expected the export {self.base[:12]}, which is the base of {self.folder}, got {fingerprint[:12]} "
-                f"({folder}). Apply increments in the order in which they were made, or export the run completely."
-            )
-
-    def array(self, table: int, name: str) -> NDArray[Any] | None:
-        """Return rows, keys, or keys without a row (n,) of a table; None if it has none."""
-        tensor = self.state.get(f"tables.{table}.{name}")
-        return None if tensor is None else array_of(tensor)
-
-    def merge(self, table: int, keys: NDArray[np.int64] | None) -> "Merge":
-        """Return how the rows of a table change.
-
-        Args:
-            keys: (K,) of its rows before; None if rows are no keys.
-        """
-        rows, changed = self.array(table, "rows"), self.array(table, "keys")
-        if rows is not None:
-            return Merge(rows, None, None)
-        assert keys is not None and changed is not None, f"table {table}: neither rows nor keys"
-        gone, order = self.array(table, "gone"), np.argsort(keys, kind="stable")
-        merged = np.concatenate([keys, changed[~contains(keys[order], changed)]])
-        source = None
-        if gone is not None:  # rows are in the order of keys
-            merged = np.sort(merged[~contains(gone, merged)], kind="stable")
-            source = np.searchsorted(keys, merged)
-        order = np.argsort(merged, kind="stable")
-        places = order[np.searchsorted(merged[order], changed)]
-        return Merge(np.concatenate([places, np.arange(len(merged), self.facts.tables[table].rows)]), merged, source)
-
-
-@dataclass(frozen=True)
-class Merge:
-    """Rows of a table after an increment.
-
-    Attributes:
-        rows: (n,) rows that the increment has, ascending.
-        keys: (K,) keys of the first rows; None if rows are no keys.
-        source: (K,) row before, of rows that the increment does not have; None: the same row.
-    """
-
-    rows: NDArray[np.int64]
-    keys: NDArray[np.int64] | None
-    source: NDArray[np.int64] | None
-
-
-def contains(keys: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return for each of `wanted` (n,) whether it is one of the ascending keys (K,)."""
-    places = np.searchsorted(keys, wanted)
-    is_one = np.zeros(len(wanted), np.bool_)
-    inside = places < len(keys)
-    is_one[inside] = keys[places[inside]] == wanted[inside]
-    return is_one
-
-
-def read_increment(folder: Path, read_facts: Callable[[Path], "ExportFacts"]) -> Increment:
-    """Read an increment and verify all of its files; ValueError if one is missing, damaged or too many."""
-    try:
-        facts = json.loads((folder / FACTS).read_text("utf-8"))
-        form, version = facts["format"], facts["version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"expected a folder with an increment, got {error!r} ({folder / FACTS})") from None
-    if (form, version) != (INCREMENT, INCREMENT_VERSION):
-        expected = f"{INCREMENT!r} of version {INCREMENT_VERSION}"
-        raise ValueError(f"expected {expected}, got {form!r} of version {version!r} ({folder / FACTS})")
-    files = {name: file_digest(folder / name) for name in file_names(folder) if name != FACTS}
-    for name in sorted(files.keys() | facts["files"].keys()):
-        if files.get(name) != facts["files"].get(name):
-            expected, got = (listed.get(name, "no file") for listed in (facts["files"], files))
-            raise ValueError(f"expected sha256 {expected}, got {got} ({folder / name}). Copy the increment again.")
-    state = read_safetensors(folder / CHANGES)
-    del files[CHANGES]
-    return Increment(folder, read_facts(folder), facts["base"], facts["result"], files, state)
-
-
-def file_names(folder: Path) -> list[str]:
-    """Return the paths of all files in a folder, without those that Python caches."""
-    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return sorted(path.as_posix() for path in files if "__pycache__" not in path.parts)
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while data := file.read(1 << 20):
-            digest.update(data)
-    return digest.hexdigest()
-
-
-def array_of(tensor: Tensor) -> NDArray[Any]:
-    """Return a tensor as an array; bfloat16 as uint16."""
-    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
-
-
-def begin_digest(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-    """Return the digest of `digest_of` before the first byte."""
-    return hashlib.sha256(f"{dtype.str} {shape}".encode())
-
-
-def digest_of(array: NDArray[Any]) -> str:
-    """Return the SHA-256 of an array's type, shape and bytes."""
-    digest = begin_digest(array.dtype, array.shape)
-    digest.update(bytes_of(array))
-    text: str = digest.hexdigest()
-    return text
-
-
-def bytes_of(array: NDArray[Any]) -> memoryview:
-    """Return the bytes of an array, without a copy if it is contiguous."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def fingerprint(facts: "ExportFacts", digests: Mapping[str, str]) -> str:
-    """Return the SHA-256 that identifies what an export computes.
-
-    Args:
-        facts: its `model.json`; which run it is from does not count.
-        digests: digest of each tensor by name, and of each file of `ids` by path.
-    """
-    described = {name: value for name, value in asdict(facts).items() if name != "run"}
-    return hashlib.sha256(json.dumps([described, digests], sort_keys=True).encode()).hexdigest()
-
-
-def changed_model(model: Model, increment: Increment) -> Model:
-    """Return a model with an increment; it shares the rows that have not changed with `model`."""
-    keys = {ids.facts.table: ids.keys_by_row() for ids in model.values.ids if ids.facts.vocabulary}
-    merges = [increment.merge(number, keys.get(number)) for number in range(len(model.tables))]
-    sizes = [len(merge.rows) for merge in merges]
-    tables = [replace(table, rows=size) for table, size in zip(increment.facts.tables, sizes, strict=True)]
-    changes = Model(replace(increment.facts, tables=tables), model.folder, copy.deepcopy(model.dense))
-    names = changes.state_dict().keys() | {name for name in increment.state if name.startswith("dense.")}
-    arrays = {name: tensor.clone() for name, tensor in increment.state.items() if name in names}
-    check_arrays(increment.folder / CHANGES, arrays, changes)
-    changes.load_state_dict(arrays, assign=True)
-    for number, merge in enumerate(merges):
-        changes.tables[number] = changed_table(model.tables[number], changes.tables[number], merge)
-    changes.facts = increment.facts
-    files = {f.vocabulary: merges[f.table].keys for f in increment.facts.features if f.vocabulary}
-    ids = {file: keys for file, keys in files.items() if keys is not None}
-    changes.values = type(model.values)(increment.facts, model.folder, ids)
-    return changes.eval()
-
-
-def changed_table(table: nn.Module, changes: Any, merge: Merge) -> nn.Module:
-    """Return a table with the values of `changes` in the rows of a merge."""
-    rows, source = merge.rows, merge.source
-    if isinstance(table, Changed):
-        old = table.rows.numpy()
-        if source is None:
-            is_kept, moved = ~contains(rows, old), old
-        else:
-            stays = np.ones(len(source), np.bool_)
-            stays[rows[rows < len(source)]] = False
-            is_kept = contains(source[stays], old)
-            moved = np.searchsorted(source[stays], old)
-            moved[is_kept] = np.flatnonzero(stays)[moved[is_kept]]
-            source = source if table.source is None else np.append(table.source.numpy(), 0)[source]
-        rows = np.concatenate([moved[is_kept], rows])
-        order = np.argsort(rows)
-        rows = rows[order]
-        for name, new in changes.state_dict().items():
-            values = torch.cat([table.changes.state_dict()[name][is_kept], new])[order]
-            setattr(changes, name, nn.Parameter(values, requires_grad=False))
-        table = table.table
-    return Changed(table, changes, rows, source) if len(rows) else table
-
-
-class Changed(nn.Module):
-    """A table after increments: rows of the export, and those that have changed since.
-
-    Attributes:
-        rows: (n,) ascending rows, whose values are those of `changes`, in order.
-        source: (K,) row of the export for each of the first rows; None: the same row.
-    """
-
-    def __init__(
-        self, table: nn.Module, changes: Any, rows: NDArray[np.int64], source: NDArray[np.int64] | None
-    ) -> None:
-        super().__init__()
-        self.table, self.changes, self.rows = table, changes, torch.from_numpy(rows)
-        self.source = None if source is None else torch.from_numpy(source)
-
-    def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
-        places = torch.searchsorted(self.rows, rows)
-        is_changed = self.rows[places.clamp(max=len(self.rows) - 1)] == rows
-        others = rows[~is_changed]
-        vectors = torch.empty((len(rows), self.changes.weight.shape[1]))
-        vectors[is_changed] = vectors_of(self.changes, places[is_changed])
-        vectors[~is_changed] = vectors_of(self.table, others if self.source is None else self.source[others])
-        return summed(vectors, offsets)
-
-
-def vectors_of(table: Any, rows: Tensor) -> Tensor:
-    """Return the vectors (N, D) of rows (N,) of a table."""
-    vectors: Tensor = table.vectors(rows) if isinstance(table, Table) else table.weight[rows]
-    return vectors
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """`export`: plain torch, without this package, gives the run's scores, from rows and from values as in the data."""
 
-import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+import textwrap
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,18 +22,13 @@ from adaptive import load_run
 from adaptive.batch import Batch
 from adaptive.cli.app import main
 from adaptive.errors import ConfigError, InputError, OutputError
-from adaptive.serving import export_run, exporting, onnx_scoring, predict_run, scoring
-from adaptive.serving.row_formats import as_exported, dequantized, quantized
+from adaptive.serving import export_run, exporting, predict_run, scoring
 from adaptive.storage.durable import Disk
 from adaptive.training.evaluation import predict
 from adaptive.training.runs import evaluate_run, train_run
 from adaptive.training.runs.loading import LoadedRun, data_of
 
-HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
-ONNX = pytest.param("onnx", marks=pytest.mark.skipif(not HAS_ONNX, reason="needs the extra onnx"))
-FORMATS = ["torch", "safetensors", ONNX]
-CODE: dict[str, Any] = {"torch": scoring, "safetensors": scoring, "onnx": onnx_scoring}
-FILES = {"torch": ["model.pt"], "safetensors": ["model.safetensors"], "onnx": ["model.onnx", "model.onnx.data"]}
+FILES = {"torch": "model.pt", "safetensors": "model.safetensors"}
 ALONE = (
     "import sys; sys.modules.update(dict.fromkeys(sys.argv[2:])); import runpy; "
     "runpy.run_path(sys.argv[1], run_name='__main__')"
@@ -47,53 +44,49 @@ def tensors_of(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.from_numpy(rows), torch.from_numpy(starts)) for rows, starts in bags_of(batch)]
 
 
-def logits_of(run: LoadedRun, folder: Path, to: str = "torch") -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def logits_of(run: LoadedRun, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Logits of the evaluation part, by the run and by its export."""
-    model, actual, expected = CODE[to].load(folder), [], []
-    bags = bags_of if to == "onnx" else tensors_of
+    model, actual, expected = scoring.load(folder), [], []
     for batch in data_of(run, None).evaluation(64):
         with torch.no_grad():
-            dense = batch.dense if to == "onnx" else torch.from_numpy(batch.dense)
-            actual.append(np.asarray(model(dense, list(bags(batch)))))
+            actual.append(model(torch.from_numpy(batch.dense), tensors_of(batch)).numpy())
         expected += list(predict(run.embeddings, run.model, [batch]))
     return np.concatenate(expected), np.concatenate(actual)
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", FILES)
 def test_values_as_in_the_data_get_the_scores_of_predict(tmp_path: Path, to: str) -> None:
-    """Bags of none to three values, and every batch size by one file."""
+    """Bags of none to three values, in batches of any size."""
     run, rows = trained(tmp_path), lines(300, seed=7)
     write_csv(Path("new.csv"), rows)
     predict_run(run, "scores.npy", data="new.csv")
     result = export_run(run, "served", to=to)
     files = sorted(path.name for path in Path("served").iterdir())
-    model, expected = CODE[to].load("served"), np.load("scores.npy")
+    model, expected = scoring.load("served"), np.load("scores.npy")
     for first, last in ((0, 300), (0, 1), (5, 7), (100, 164)):
         np.testing.assert_allclose(model.score(samples(rows)[first:last]), expected[first:last], atol=1e-6)
     assert model.score([]) == []
     assert (result.tables, result.rows, result.to) == (4, 11 + 51 + 38 + 24, to)
-    code = ["sample_values.py", "scoring.py", *(["dense"] if to != "onnx" else [])]
-    assert files == sorted(["README.md", "ids", "model.json", *FILES[to], *code])
+    assert files == sorted(["README.md", "ids", "model.json", FILES[to], "sample_values.py", "scoring.py", "dense"])
 
 
-@pytest.mark.parametrize("to", ["torch", "safetensors"])
-@pytest.mark.parametrize("row_dtype", ["bfloat16", "int8"])
-def test_fewer_bytes_give_the_logits_of_their_rows(tmp_path: Path, to: str, row_dtype: str) -> None:
+@pytest.mark.parametrize("to", FILES)
+def test_bfloat16_gives_the_logits_of_its_rows(tmp_path: Path, to: str) -> None:
     """The checked quality is that of the rows in the file, and float32 has the quality of the run."""
     run = trained(tmp_path)
     result = export_run(
-        run, "served", to=to, row_dtype=row_dtype, check=str(write_csv(Path("new.csv"), lines(300, seed=7)))
+        run, "served", to=to, row_dtype="bfloat16", check=str(write_csv(Path("new.csv"), lines(300, seed=7)))
     )
-    assert result.check is not None and list(result.check) == ["float32", "bfloat16", "int8"]
+    assert result.check is not None and list(result.check) == ["float32", "bfloat16"]
     quality = evaluate_run(run, data="new.csv")
     assert result.check["float32"]["auc"] == quality["auc"]
-    assert result.check["float32"]["log_loss"] == quality["log_loss"] != result.check[row_dtype]["log_loss"]
+    assert result.check["float32"]["log_loss"] == quality["log_loss"] != result.check["bfloat16"]["log_loss"]
     state = (
         torch.load("served/model.pt") if to == "torch" else scoring.read_safetensors(Path("served/model.safetensors"))
     )
     stored = sum(tensor.nbytes for name, tensor in state.items() if name.startswith("tables."))
-    assert stored == result.check[row_dtype]["table_bytes"]
-    with load_run(run) as loaded, loaded.embeddings.rows.read_as(as_exported(row_dtype)):
+    assert stored == result.check["bfloat16"]["table_bytes"]
+    with load_run(run) as loaded, loaded.embeddings.rows.read_as(exporting.as_bfloat16):
         expected, logits = logits_of(loaded, Path("served"))
     np.testing.assert_allclose(logits, expected, atol=1e-6)
     with load_run(run) as loaded:
@@ -102,44 +95,22 @@ def test_fewer_bytes_give_the_logits_of_their_rows(tmp_path: Path, to: str, row_
     np.testing.assert_allclose(exact, expected, atol=0.05)
 
 
-def test_int8_rows_are_within_half_a_step() -> None:
-    """Rows of equal values are exact, also 0 and the largest number; NaN and infinity do not become numbers."""
-    rows = np.random.default_rng(0).normal(size=(50, 9)).astype(np.float32)
-    rows[:4] = [[0], [-1.25], [3e38], [1e-40]]
-    steps, scales = quantized(rows)
-    values = dequantized(steps, scales)
-    np.testing.assert_array_equal(values[:4], rows[:4])
-    assert (np.abs(values - rows) <= scales[:, :1] * 0.501).all() and (scales[4:, 0] > 0).all()
-    assert (steps.min(axis=1)[4:] == -128).all() and (steps.max(axis=1)[4:] == 127).all()
-    for bad in (np.nan, np.inf, -np.inf):
-        broken = rows[5:7].copy()
-        broken[0, 3] = bad
-        values = dequantized(*quantized(broken))
-        assert not np.isfinite(values[0]).any() and np.isfinite(values[1]).all()
-    wide = np.array([[-3e38, 3e38]], np.float32)
-    np.testing.assert_allclose(dequantized(*quantized(wide)), wide, rtol=1e-5)
-
-
 def test_other_row_dtypes_are_refused(tmp_path: Path) -> None:
     run = trained(tmp_path)
-    with pytest.raises(ConfigError, match="expected one of float32, bfloat16, int8, got 'fp8'"):
+    with pytest.raises(ConfigError, match="expected one of float32, bfloat16, got 'fp8'"):
         export_run(run, "served", row_dtype="fp8")
-    if HAS_ONNX:
-        with pytest.raises(ConfigError, match="expected float32 rows for --to onnx, got int8"):
-            export_run(run, "served", to="onnx", row_dtype="int8")
     assert not Path("served").exists()
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", FILES)
 def test_it_takes_no_package_of_ours(tmp_path: Path, to: str) -> None:
-    """And, as an ONNX file, no torch."""
     run, rows = trained(tmp_path), lines(40, seed=7)
     write_csv(Path("new.csv"), rows)
     predict_run(run, "scores.npy", data="new.csv")
     export_run(run, "served", to=to)
     text = "\n".join(map(json.dumps, samples(rows)))
-    command = [sys.executable, "-c", ALONE, "served/scoring.py", "adaptive", *(["torch"] if to == "onnx" else [])]
+    command = [sys.executable, "-c", ALONE, "served/scoring.py", "adaptive"]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, input=text, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -185,20 +156,45 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("to", ["torch", pytest.param("onnx", marks=[pytest.mark.nightly, *ONNX.marks])])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_gives_its_logits_again(tmp_path: Path, name: str, to: str) -> None:
+def test_every_model_gives_its_logits_again(tmp_path: Path, name: str) -> None:
     given: dict[str, Any] = {"data": "synthetic", **MODELS[name]}
     small = {"synthetic": SIZES, "sequences": {"num_train": 300, "num_eval": 100}, "history": 3}
     given["data_options"] = {**small, **given.get("data_options", {})}
     shape = {"embedding_dim": 4, "deep_mlp": [6]} if name in ("din", "hstu") else SHAPE
     given["model_options"] = {**shape, **given.get("model_options", {})}
     train_run(toy_config(out="run", **given, tier={"device_rows": "100%"}))
-    export_run("run", "served", to=to)
+    export_run("run", "served")
     with load_run("run") as run:
-        expected, actual = logits_of(run, Path("served"), to)
+        expected, actual = logits_of(run, Path("served"))
     np.testing.assert_allclose(actual, expected, atol=1e-6, rtol=1e-6)
     assert np.abs(expected).max() > 1e-3
+
+
+@pytest.mark.nightly
+def test_the_page_on_serving_exports_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of docs/how-to/serving.md, on one sample; the file then takes batches of any size."""
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package)
+    onnxruntime = pytest.importorskip("onnxruntime")
+    export_run(trained(tmp_path), "served")
+    monkeypatch.syspath_prepend("served")
+    monkeypatch.delitem(sys.modules, "scoring", raising=False)
+    page = (Path(scoring.__file__).parents[2] / "docs/how-to/serving.md").read_text()
+    (code,) = re.findall(r"^    import scoring\n    import torch\n.*?\n(?=\S)", page, re.M | re.S)
+    rows = samples(lines(60, seed=7))
+    scope: dict[str, Any] = {"samples": rows[:2]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's exporter
+        exec(compile(textwrap.dedent(code), "serving.md", "exec"), scope)  # noqa: S102 (the page is ours)
+    session = onnxruntime.InferenceSession("model.onnx")
+    for first, last in ((0, 60), (5, 6), (7, 30)):
+        dense, bags = scope["model"].inputs(rows[first:last])
+        values = [dense, *(tensor for bag in bags for tensor in bag)]
+        names = [entry.name for entry in session.get_inputs()]
+        logits = session.run(None, {name: value.numpy() for name, value in zip(names, values, strict=True)})[0]
+        np.testing.assert_allclose(logits, scope["model"](dense, bags).detach(), atol=1e-6)
+    monkeypatch.delitem(sys.modules, "scoring")
 
 
 # -- from values to rows -------------------------------------------------------------------------------------------
@@ -297,18 +293,14 @@ def test_criteo(tmp_path: Path) -> None:
 # -- what is written -----------------------------------------------------------------------------------------------
 
 
-PAGES = {
-    "torch": ("| `tables.0.weight` | genre | 11 | 4 |", "position of the key in `ids/0.npy`, 9 rows", "`price` as log"),
-    "onnx": ("| `model.onnx.data` | the tables", "It requires onnxruntime and numpy, but", "`rows.n`"),
-}
+PAGE = ("| `tables.0.weight` | genre | 11 | 4 |", "position of the key in `ids/0.npy`, 9 rows", "`price` as log")
 
 
-@pytest.mark.parametrize("to", ["torch", ONNX])
-def test_the_page_says_how_to_score(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_page_says_how_to_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Its example runs as it stands."""
-    export_run(trained(tmp_path), "served", to=to)
+    export_run(trained(tmp_path), "served")
     page = Path("served/README.md").read_text()
-    assert all(text in page for text in PAGES[to]), page
+    assert all(text in page for text in PAGE), page
     example = "\n".join(line[4:] for line in page.splitlines() if line.startswith("    "))
     monkeypatch.chdir("served")
     monkeypatch.syspath_prepend(Path.cwd())
@@ -319,7 +311,7 @@ def test_the_page_says_how_to_score(to: str, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", FILES)
 def test_tables_are_written_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     """The same files, however small the blocks."""
     run, sizes = trained(tmp_path), list[int]()
@@ -332,12 +324,11 @@ def test_tables_are_written_block_by_block(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(exporting, "_table", record)
     export_run(run, "small", to=to)
-    for name in FILES[to]:
-        assert Path("large", name).read_bytes() == Path("small", name).read_bytes()
+    assert Path("large", FILES[to]).read_bytes() == Path("small", FILES[to]).read_bytes()
     assert max(sizes) == 48 and len(sizes) == 4 + 17 + 13 + 8
 
 
-@pytest.mark.parametrize("to", ["torch", ONNX])
+@pytest.mark.parametrize("to", FILES)
 def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -351,7 +342,7 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(tmp_path)
-    with pytest.raises(ConfigError, match="expected one of torch, safetensors, onnx, got 'tf'"):
+    with pytest.raises(ConfigError, match="expected one of torch, safetensors, got 'tf'"):
         export_run(run, "served", to="tf")
     Path("served").mkdir()
     with pytest.raises(OutputError, match="got served, which exists"):

@@ -21,6 +21,7 @@ from support.thread_ranks import Town, on_ranks, outcomes
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError, RanksError
@@ -75,19 +76,25 @@ def snapshot(embeddings: TieredEmbeddingBag, tables: Sequence[TableConfig], loss
     for table in tables:
         of_tables[table.name] = {"weights": rows.table_weights(table.name).tolist()}
         if table.keys is not None:
-            records = {name: column.tolist() for name, column in rows.key_records(table.name).items()}
-            of_tables[table.name] |= {name: records[name] for name in ("key", "lookups", "age")}
+            of_tables[table.name] |= {"key": rows.table_keys(table.name).tolist(), "records": {}}
     arrays = rows.state_arrays()
     values: dict[str, dict[int | None, tuple[bytes, bytes]]] = {}
     for number, lane in enumerate(embeddings.runtime.pipeline.lanes):
         prefix, group = f"rows{number}.", lane.group.undivided
         names: dict[int, int | None] = {}
+
+        def name_of(row: int, group: Group = group) -> str:
+            return group.tables[int(group.tables_of(np.array([row]))[0])].name
+
         if lane.keys is not None:
             keyed, keys = arrays[prefix + "keyed"].tolist(), arrays[prefix + "keys"].tolist()
             names = dict.fromkeys(group.table_starts[:-1].tolist()) | dict(zip(keyed, keys, strict=True))
         for row, weights, state in zip(*(arrays[prefix + n] for n in ("changed", "weights", "state")), strict=True):
-            name = group.tables[int(group.tables_of(np.array([row]))[0])].name
-            values.setdefault(name, {})[names.get(int(row), int(row))] = (weights.tobytes(), state.tobytes())
+            values.setdefault(name_of(row), {})[names.get(int(row), int(row))] = (weights.tobytes(), state.tobytes())
+        lookups = dict(zip(*(arrays[prefix + n].tolist() for n in ("seen", "accesses")), strict=True))
+        if lane.keys is not None:
+            for row, latest in zip(*(arrays[prefix + n].tolist() for n in ("keyed", "key_access")), strict=True):
+                of_tables[name_of(row)]["records"][names[row]] = (lookups[row], latest)
     statistics = embeddings.statistics.take()
     live = [statistics.live_keys.tolist(), statistics.index_places.tolist()]
     return Trained(of_tables, values, statistics.counts[:, KEY_COUNTERS], live, losses, arrays)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,9 @@ import numpy as np
 import pytest
 from support.key_runs import SCHEMA, config, digest, write_day
 
-from adaptive import load_run
 from adaptive.cli.app import main
 from adaptive.errors import ConfigError
-from adaptive.serving import export_run, list_keys, onnx_scoring, predict_run, scoring
+from adaptive.serving import export_run, predict_run, scoring
 from adaptive.studies.report.html_report import write_report
 from adaptive.training.runs import resume_run, train_run
 
@@ -88,25 +86,6 @@ def test_the_next_day_continues_with_keys_and_ages(run: Path, tmp_path: Path) ->
     assert sum(after.values()) == sum(before.values()) + summary["admitted_keys"] - gone
 
 
-def test_keys_are_listed(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, sizes = digest(run)
-    result = list_keys(run, tmp_path / "keys.csv")
-    assert {table.table: table.keys for table in result.tables} == sizes
-    assert [table.capacity for table in result.tables] == [60, 20]
-    with (tmp_path / "keys.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    with load_run(run) as loaded:
-        for name in sizes:
-            keys = [int(row["key"]) for row in rows if row["table"] == name]
-            assert keys == loaded.embeddings.rows.table_keys(name).tolist() == sorted(keys)
-    assert all(int(row["lookups"]) > 0 <= int(row["age"]) and row["stored"] in "01" for row in rows)
-    assert exit_code("keys", str(run), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["tables"] == list(map(asdict, result.tables))
-    assert exit_code("keys", str(run)) == 0
-    text = capsys.readouterr().out
-    assert "oldest (batches)" in text and "83.3%" in text
-
-
 def test_a_page_shows_keys_by_table(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     write_report([run], tmp_path / "page.html")
@@ -124,12 +103,9 @@ def test_unknown_keys_are_scored_and_not_inserted(run: Path, tmp_path: Path) -> 
     assert digest(run) == before
 
 
-@pytest.mark.parametrize("to", ["torch", "safetensors", "onnx"])
+@pytest.mark.parametrize("to", ["torch", "safetensors"])
 def test_an_export_scores_as_predict_does(run: Path, tmp_path: Path, to: str) -> None:
     """Known keys, unknown ones and missing values, in the plain code of the export."""
-    code = {"torch": scoring, "safetensors": scoring, "onnx": onnx_scoring}[to]
-    for name in {"onnx": ("onnx", "onnxruntime")}.get(to, ()):
-        pytest.importorskip(name)
     write_day(tmp_path / "later.csv", 0, samples=50)
     with (tmp_path / "later.csv").open("a") as file:
         file.write("0,9999,0.5,,\n1,9999,0.5,-9223372036854775808,none\n0,9999,0.25,18446744073709551615,item 3\n")
@@ -139,7 +115,7 @@ def test_an_export_scores_as_predict_does(run: Path, tmp_path: Path, to: str) ->
     assert result.rows == sum(sizes.values()) + 2
     with (tmp_path / "later.csv").open(newline="") as file:
         samples: list[dict[str, Any]] = [{k: line[k] for k in ("x", "user", "item")} for line in csv.DictReader(file)]
-    scores = code.load(tmp_path / "served").score(samples)
+    scores = scoring.load(tmp_path / "served").score(samples)
     np.testing.assert_allclose(scores, np.load(tmp_path / "scores.npy"), atol=1e-6)
 
 

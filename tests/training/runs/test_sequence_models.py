@@ -288,14 +288,6 @@ def test_a_run_is_resumed_evaluated_scored_and_exported(model: str, tmp_path: Pa
     assert expected.std() > 1e-3
 
 
-def test_onnx_has_no_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptive.serving.exporting.onnx_or_error", lambda: None)
-    train_run(config_of("din", **write_files(tmp_path), out=str(tmp_path / "run"), steps=2))
-    with pytest.raises(ConfigError, match="expected a model of vectors of fixed number for --to onnx, got din"):
-        export_run(tmp_path / "run", tmp_path / "served", to="onnx")
-    assert not (tmp_path / "served").exists()
-
-
 def test_other_models_sum_the_latest_ids(tmp_path: Path) -> None:
     """The same data train a DLRM, on bags cut to the same length."""
     given = write_files(tmp_path)
