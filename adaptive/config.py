@@ -586,8 +586,7 @@ class TrainConfig(Config):
     policy_options: dict[str, Any] = Field(default_factory=dict, description="parameters of the policy")
     data: str = Field(
         default="synthetic",
-        description="synthetic, sequences, criteo:PATH[,PATH...], csv:PATH, parquet:PATH, dlrm:PATH, mlperf:PATH, "
-        "prepared:DIR, taobao:PATH or tbsm:PATH",
+        description="synthetic, sequences, criteo:PATH[,PATH...], csv:PATH, parquet:PATH, prepared:DIR or taobao:PATH",
     )
     data_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.data.open.DataOptions")
     model: str = Field(

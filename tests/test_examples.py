@@ -6,8 +6,13 @@ import re
 import runpy
 import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+from adaptive.data.data_options import DataOptions
+from adaptive.data.open import open_dataset
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -75,3 +80,55 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, capsys: pytest.Cap
     text = capsys.readouterr().out
     assert "the same losses, bit for bit: True" in text
     assert float(re.search(r"AUC (0\.\d+)", text)[1]) > 0.65  # type: ignore[index]
+
+
+def dlrm_arrays(rows: int) -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(0)
+    return {
+        "X_int": rng.integers(0, 100, (rows, 13)).astype(np.int32),
+        "X_cat": rng.integers(0, 5, (rows, 26)).astype(np.float64),  # dlrm's preparation writes some of them as floats
+        "y": rng.integers(0, 2, rows).astype(np.int32),
+        "counts": np.arange(5, 31),
+    }
+
+
+@pytest.mark.parametrize("modulo", [None, 3])
+def test_convert_writes_parquet_of_click_arrays(tmp_path: Path, modulo: int | None) -> None:
+    """dlrm's arrays and MLPerf's records of the same samples give the same batches."""
+    arrays = dlrm_arrays(50)
+    np.savez(tmp_path / "a.npz", **arrays)
+    table = np.concatenate([arrays["y"].reshape(-1, 1), arrays["X_int"], arrays["X_cat"]], axis=1)
+    (tmp_path / "a.bin").write_bytes(table.astype("<i4").tobytes())
+    convert = runpy.run_path(str(EXAMPLES / "convert.py"))["main"]
+    more = [] if modulo is None else ["--modulo", str(modulo)]
+    convert([str(tmp_path / "a.npz"), str(tmp_path / "one.parquet"), *more])
+    convert([str(tmp_path / "a.bin"), str(tmp_path / "two.parquet"), "--counts", str(tmp_path / "a.npz"), *more])
+    one, two = (
+        open_dataset(f"parquet:{tmp_path}/{name}.parquet", DataOptions(schema_path=tmp_path / f"{name}.toml"))
+        for name in ("one", "two")
+    )
+    (batch,), (same,) = one.train(64), two.train(64)
+    for got in (batch, same):
+        np.testing.assert_array_equal(got.labels, arrays["y"])
+        np.testing.assert_allclose(got.dense, np.log1p(arrays["X_int"]), rtol=1e-6)
+        np.testing.assert_array_equal(got.ids.reshape(26, -1).T, arrays["X_cat"] % (modulo or 5))
+    rows = [feature.num_embeddings - 1 for feature in one.features]  # and one for missing ids
+    assert rows == ([3] * 26 if modulo else arrays["counts"].tolist())
+
+
+def test_convert_writes_parquet_of_sequences(tmp_path: Path) -> None:
+    ids = np.arange(3 * 4 * 5, dtype=np.int32).reshape(3, 4, 5)  # features, samples, steps
+    np.savez(tmp_path / "a.npz", X_cat=ids, X_int=np.arange(20.0).reshape(1, 4, 5), y=np.array([1, 0, 0, 1]))
+    runpy.run_path(str(EXAMPLES / "convert.py"))["main"]([str(tmp_path / "a.npz"), str(tmp_path / "b.parquet")])
+    data = open_dataset(f"parquet:{tmp_path}/b.parquet", DataOptions(schema_path=tmp_path / "b.toml"))
+    (batch,) = data.train(64)
+    names = [feature.name for feature in data.features]
+    spans = {name: batch.ids[batch.feature_span(number)].tolist() for number, name in enumerate(names)}
+    assert spans["user"] == [4, 9, 14, 19] and spans["item"] == [24, 29, 34, 39]
+    assert spans["item_history"][:4] == [20, 21, 22, 23]
+    assert data.sequences == {
+        "item_history": 4,
+        "category_history": 4,
+    }
+    np.testing.assert_array_equal(batch.dense.ravel(), [4, 9, 14, 19])
+    np.testing.assert_array_equal(batch.labels, [1, 0, 0, 1])

@@ -282,7 +282,7 @@ def test_keys_below_model_are_those_of_the_model() -> None:
     config, origins = load_settings(sets=["model=tbsm", "model.final_mlp=8-1"])
     assert config.model_options == {"final_mlp": "8-1"}
     assert (config.data, origins["data"]) == ("sequences", "model tbsm")
-    assert load_settings(sets=["model=tbsm"], flags={"data": "tbsm:a.npz"})[0].data == "tbsm:a.npz"
+    assert load_settings(sets=["model=tbsm"], flags={"data": "taobao:a.csv"})[0].data == "taobao:a.csv"
     assert load_settings()[0].data == "synthetic"
     with pytest.raises(
         ConfigError, match=r"model.final_mlp \(--set\): unknown key; did you mean model.top_mlp.*top_mlp"

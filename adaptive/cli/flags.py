@@ -45,8 +45,8 @@ class Flag:
 # fmt: off
 FLAGS = (
     Flag("--data", ("data",), "SPEC", DATA, default="synthetic",
-         help="synthetic, criteo:PATH[,PATH...], csv:PATH, parquet:PATH or prepared:DIR; for tbsm: sequences, "
-              "taobao:PATH[,PATH...] or tbsm:PATH[,PATH...]."),
+         help="synthetic, criteo:PATH[,PATH...], csv:PATH, parquet:PATH or prepared:DIR; for tbsm: sequences "
+              "or taobao:PATH[,PATH...]."),
     Flag("--schema", ("data.schema_path",), "FILE", DATA,
          help="Schema of csv:PATH or parquet:PATH: a TOML file, or the name of a schema that comes with the package."),
     Flag("--batch-size", ("batch_size",), "SAMPLES", DATA, default="2048", help="Samples per batch."),

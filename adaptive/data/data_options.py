@@ -249,13 +249,6 @@ class DataOptions(Config):
     out_of_range: Literal["error", "oov"] = Field(
         default="error", description="ids out of range: error: stop; oov: count them and use an extra row"
     )
-    counts_path: Path | None = Field(
-        default=None,
-        description=".npz file whose array counts holds the rows of each table; ids are rows (mlperf:PATH)",
-    )
-    id_range: int | None = Field(
-        default=None, ge=1, description="take ids that are rows modulo this number; dlrm's max_ind_range"
-    )
     drop_negatives: float = Field(
         default=0.0,
         ge=0,

@@ -19,36 +19,33 @@ class Kind(NamedTuple):
 
 
 _BUILT_IN: Final = (
-    ("schema_path", "eval_data", "holdout", "time_split", "counts_path", "vocabulary_path", "vocabulary_from"),
+    ("schema_path", "eval_data", "holdout", "time_split", "vocabulary_path", "vocabulary_from"),
     "the stream is built in and reads no files. To use your files, add --data csv:PATH",
 )
-_NO_SCHEMA: Final = (("schema_path", "time_split", "windows"), "the format has no schema and no times")
-_NOTHING: Final = "the format does not have it"
 _KINDS: Final = {
     "synthetic": Kind("synthetic.synthetic_stream", "open_synthetic", *_BUILT_IN),
     "sequences": Kind("sequences.sequence_dataset", "open_sequences", (*_BUILT_IN[0], "keys"), _BUILT_IN[1]),
-    "criteo": Kind("text.delimited", "open_criteo", *_NO_SCHEMA),
+    "criteo": Kind(
+        "text.delimited",
+        "open_criteo",
+        ("schema_path", "time_split", "windows"),
+        "the format has no schema and no times",
+    ),
     "csv": Kind("text.delimited", "open_csv"),
     "parquet": Kind("arrow.parquet", "open_parquet"),
-    "dlrm": Kind("array_files", "open_dlrm", (*_NO_SCHEMA[0], "keys"), f"{_NO_SCHEMA[1]}, and its ids are rows"),
-    "mlperf": Kind("array_files", "open_mlperf", *_NO_SCHEMA),
     "prepared": Kind(
         "prepared.prepared_reader",
         "open_prepared",
         ("schema_path", "eval_data", "holdout", "time_split", "windows", "keys"),
         "it applied when the data were prepared. Prepare them again to read or split them differently",
     ),
-    "taobao": Kind("sequences.taobao", "open_taobao", ("schema_path", "eval_part", "keys"), _NOTHING),
-    "tbsm": Kind(
-        "sequences.sequence_dataset",
-        "open_tbsm",
-        ("schema_path", "time_split", "eval_part", "windows", "keys"),
-        _NOTHING,
+    "taobao": Kind(
+        "sequences.taobao", "open_taobao", ("schema_path", "eval_part", "keys"), "the format does not have it"
     ),
 }
 BUILT_IN: Final = ("synthetic", "sequences")
 FILE_KINDS: Final = tuple(kind for kind in _KINDS if kind not in BUILT_IN)
-ENDINGS: Final = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".npz": "dlrm"}
+ENDINGS: Final = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet"}
 
 
 def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None) -> Dataset:

@@ -2,11 +2,9 @@
 a byte read outside of what is there."""
 
 import gzip
-import io
 import json
 import os
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +20,6 @@ from support.toy import toy_config
 from support.toy_runs import Hooked, in_model
 from torch import Tensor
 
-from adaptive.data.array_files import load_arrays
 from adaptive.data.arrow.frames import from_frame
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels.checksum import checksum
@@ -169,18 +166,6 @@ def test_data_that_are_a_pipe_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "data.parquet")
     with at_once(), pytest.raises(InputError, match=r"data\.parquet: expected a regular file, got a pipe"):
         opened(tmp_path)
-    with at_once(), pytest.raises(InputError, match=r"data\.parquet: expected a \.npz file of dlrm, got"):
-        load_arrays(tmp_path / "data.parquet", ("a",), "dlrm")
-
-
-def test_an_array_that_only_claims_to_be_large_is_refused(tmp_path: Path) -> None:
-    header = io.BytesIO()
-    np.save(header, np.zeros(5))
-    claims = header.getvalue().replace(b"(5,)", b"(1000000000000000,)").replace(b" " * 15, b"", 1)
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
-        file.writestr("a.npy", claims)
-    with at_once(), pytest.raises(InputError, match=r"a\.npz: array a: expected a readable"):
-        load_arrays(tmp_path / "a.npz", ("a",), "dlrm")
 
 
 CHANGES: Final[dict[str, Callable[[Path, bytes], None]]] = {

@@ -249,7 +249,7 @@ def test_a_mapping_of_the_schema_wins_over_data_keys(tmp_path: Path, mapping: st
     assert ids == ids_of(text(tmp_path, schema, hash_rows=10_000))
 
 
-@pytest.mark.parametrize("data", ["prepared:x", "dlrm:x", "taobao:x", "tbsm:x", "sequences"])
+@pytest.mark.parametrize("data", ["prepared:x", "taobao:x", "sequences"])
 def test_data_whose_ids_are_rows_refuse_keys(data: str) -> None:
     with pytest.raises(ConfigError, match=r"expected no data\.keys, got a value"):
         open_dataset(data, DataOptions(keys={"capacity": 9}))

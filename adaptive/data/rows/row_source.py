@@ -221,7 +221,7 @@ class Fingerprinted(Protocol):
 
 
 class Piece(Protocol):
-    """Rows that are read together: a text file, a file of arrays, a row group, a frame."""
+    """Rows that are read together: a text file, a row group, a frame."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""`SequenceDataset`: batches of samples that are sequences, and two of their sources.
+"""`SequenceDataset`: batches of samples that are sequences, and their built-in stream.
 
 Letters: B samples, S steps of a sample (the history and, last, the candidate), F features of a step, D dense inputs of
 a step.
@@ -13,17 +13,6 @@ candidate's category:
 
 So a model must compare the candidate with the history, or memorize each user. Every value is a function of (seed,
 sample), so any block of samples can be made anywhere, any number of times.
-
-`tbsm:PATH[,PATH...]` reads the files of TBSM's preparation, such as `taobao_train_t20.npz`:
-
-| key | shape | values |
-|---|---|---|
-| `X_cat` | (features, samples, steps) | whole numbers from 0: rows |
-| `X_int` | (dense inputs, samples, steps) | finite numbers |
-| `y` | (samples,) | 0 or 1, of the last step |
-
-Three features are called user, item and category; any other number c1, c2, ... The size of a table follows from the
-largest id in all files. Arrays are held in memory. Pickled arrays are refused.
 """
 
 from abc import ABC, abstractmethod
@@ -31,23 +20,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
 from adaptive.batch import Batch, Origin, one_hot_batch
-from adaptive.data.array_files import check_array, fits_float32, load_arrays
 from adaptive.data.data_options import DataOptions, SequencesConfig
 from adaptive.data.dataset import DAY, Dataset, Feature, window_bounds
-from adaptive.data.rows.data_files import find_parts
 from adaptive.data.rows.split import count_training
 from adaptive.data.sampling import in_blocks, numbers
-from adaptive.errors import ConfigError, InputError
-
-KEYS = ("X_cat", "X_int", "y")
-TAOBAO = ("user", "item", "category")
+from adaptive.errors import ConfigError
 
 
 class Samples(ABC):
@@ -165,8 +148,6 @@ def open_sequences(paths: str, options: DataOptions, run_dir: Path | None) -> Se
     """Open the data set `sequences`, with `options.history` steps before each candidate."""
     config, history = options.sequences, options.history
     samples, settings = Stream(config, history), config.model_dump(mode="json")
-    if config.days == 1:
-        del settings["days"]  # the data of runs from before there were days
     train, evaluation = Part(samples, 0, config.num_train), Part(samples, config.num_train, samples.num_samples)
     windows = []
     if options.window_length is not None:
@@ -232,88 +213,3 @@ class Stream(Samples):
 def _rank(u: NDArray[np.float64], size: int) -> NDArray[np.int64]:
     """Return ranks below `size`; low ones are more frequent."""
     return np.minimum((u**SKEW * size).astype(np.int64), size - 1)
-
-
-def open_tbsm(paths: str, options: DataOptions, run_dir: Path | None) -> SequenceDataset:
-    """Open the data set `tbsm:PATH[,PATH...]`."""
-    files, num_train = find_parts(paths, options.eval_data)
-    contents = [read_processed(file.path) for file in files]
-    for content in contents[1:]:
-        if content.shape != contents[0].shape:
-            raise InputError(
-                f"{content.path}: expected {contents[0].shape}, as in {contents[0].path}, got {content.shape}."
-            )
-    train, evaluation = split_holdout(Processed(contents[:num_train]), options.holdout or 0)
-    if num_train < len(files):
-        evaluation = split_holdout(Processed(contents[num_train:]), 0)[0]
-    features, _, steps = contents[0].ids.shape
-    names = TAOBAO if features == len(TAOBAO) else [f"c{f + 1}" for f in range(features)]
-    rows = np.max([content.ids.max(axis=(1, 2)) for content in contents], axis=0) + 1
-    return SequenceDataset(
-        dict(zip(names, rows.tolist(), strict=True)),
-        train,
-        evaluation,
-        steps=steps,
-        num_dense=len(contents[0].dense),
-        identity={"files": [file.fingerprint() for file in files], "format": "tbsm", **options.identity()},
-        shuffle=(options.shuffle_buffer, options.seed),
-    )
-
-
-@dataclass(frozen=True)
-class Content:
-    """The checked arrays of a file."""
-
-    path: Path
-    ids: NDArray[Any]  # (F, N, S)
-    dense: NDArray[np.float32]  # (D, N, S)
-    labels: NDArray[np.float32]  # (N,)
-
-    @property
-    def shape(self) -> str:
-        """Text with the sizes that must be equal in all files."""
-        features, _, steps = self.ids.shape
-        return f"{features} features and {len(self.dense)} dense inputs at {steps} steps"
-
-
-def read_processed(path: Path) -> Content:
-    """Load and check the arrays of a file.
-
-    Raises:
-        InputError: if it cannot be read, or an array is missing or wrong; names file and key.
-    """
-    ids, dense, labels = load_arrays(path, KEYS, "TBSM")
-    sizes = "(features, samples, steps)"
-    check_array(ids.ndim == 3 and ids.dtype.kind in "iu", path, "X_cat", f"whole numbers {sizes}", ids)
-    check_array(0 not in ids.shape and ids.shape[2] > 1, path, "X_cat", f"{sizes} of at least 1, 1 and 2", ids)
-    check_array(int(ids.min()) >= 0, path, "X_cat", "ids from 0", ids, f"{ids.min()}")
-    check_array(int(ids.max()) < 2**63, path, "X_cat", "ids below 2^63", ids, f"{ids.max()}")
-    check_array(dense.ndim == 3 and dense.dtype.kind in "iuf", path, "X_int", "numbers (inputs, samples, steps)", dense)
-    expected = f"{ids.shape[1]} samples of {ids.shape[2]} steps, as in X_cat"
-    check_array(dense.shape[1:] == ids.shape[1:], path, "X_int", expected, dense)
-    check_array(fits_float32(dense), path, "X_int", "finite float32 numbers", dense, "other numbers")
-    check_array(labels.ndim == 1 and labels.dtype.kind in "biuf", path, "y", "numbers (samples,)", labels)
-    check_array(len(labels) == ids.shape[1], path, "y", f"{ids.shape[1]} samples, as in X_cat", labels)
-    check_array(bool(np.isin(labels, (0, 1)).all()), path, "y", "labels 0 and 1", labels, "other numbers")
-    return Content(path, ids, dense.astype(np.float32), labels.astype(np.float32))
-
-
-class Processed(Samples):
-    """The samples of some files, in order; a sample's line is its number in its file, from 1."""
-
-    def __init__(self, contents: list[Content]) -> None:
-        self._ids = np.concatenate([content.ids for content in contents], axis=1)
-        self._dense = np.concatenate([content.dense for content in contents], axis=1)
-        self._labels = np.concatenate([content.labels for content in contents])
-        self._files = tuple(str(content.path) for content in contents)
-        self._starts = np.cumsum([0, *(len(content.labels) for content in contents)])
-        self.num_samples = len(self._labels)
-
-    def take(self, wanted: NDArray[np.int64]) -> Batch:
-        file = np.searchsorted(self._starts, wanted, side="right") - 1
-        return batch_of(
-            self._ids[:, wanted].transpose(1, 0, 2).astype(np.int64),
-            self._dense[:, wanted].transpose(1, 2, 0),
-            self._labels[wanted],
-            Origin(self._files, file.astype(np.int32), wanted - self._starts[file] + 1),
-        )

@@ -103,7 +103,7 @@ class SequenceModel(nn.Module):
         else:
             raise ValueError(
                 f"model {name}: expected samples that are sequences, got none. Set sequence = true for a column of the "
-                "schema, or use --data sequences, taobao:PATH or tbsm:PATH."
+                "schema, or use --data sequences or taobao:PATH."
             )
 
     def gather(self, vectors: Sequence[Tensor], lengths: Sequence[Tensor]) -> SampleVectors:

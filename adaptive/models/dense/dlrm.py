@@ -123,8 +123,8 @@ class TBSM(nn.Module):
         super().__init__()
         if steps < 2:
             raise ValueError(
-                "model tbsm: expected samples that are sequences, got single steps. Use --data sequences, taobao:PATH "
-                "or tbsm:PATH."
+                "model tbsm: expected samples that are sequences, got single steps. Use --data sequences or "
+                "taobao:PATH."
             )
         for name, count in (("num_dense", num_dense), ("num_features", num_features)):
             if count % steps:
