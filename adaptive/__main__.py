@@ -9,11 +9,12 @@ import threading
 from types import FrameType
 from typing import NoReturn
 
-from adaptive.system import STOPPED
+from adaptive.system import STOPPED, limit_spinning
 
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    limit_spinning()  # before torch loads OpenMP
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""Cores: OpenMP knows of the look-ahead thread (`system.count_as_thread`), and what other processes take of them."""
+"""Cores: threads that OpenMP counts, how long they spin, and what other processes take of them."""
 
 import os
 import subprocess
@@ -115,3 +115,25 @@ def test_where_the_system_does_not_say_the_share_is_unknown(monkeypatch: pytest.
 
     monkeypatch.setattr(system.Path, "read_text", missing)
     assert system.OtherWork().share() is None
+
+
+SPINS = """
+import os, sys, types
+
+before = "torch" in sys.modules
+sys.modules["adaptive.cli.app"] = types.SimpleNamespace(main=lambda: print(os.environ.get("GOMP_SPINCOUNT"), before))
+from adaptive.__main__ import main
+
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
+)
+def test_waiting_threads_sleep_soon_unless_the_environment_decides(chosen: dict[str, str], spins: str) -> None:
+    """The command line decides before torch loads OpenMP, which reads the variable then."""
+    plain = {name: value for name, value in os.environ.items() if name not in system.SPINNING}
+    words = [sys.executable, "-c", SPINS]
+    printed = subprocess.run(words, env=plain | chosen, capture_output=True, text=True, check=True).stdout
+    assert printed.split() == [spins, "False"]

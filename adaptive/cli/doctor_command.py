@@ -19,7 +19,7 @@ import typer
 from adaptive.cli import command_options as options
 from adaptive.cli.launching import check_number, refuse_within_ranks
 from adaptive.cli.output import key_lines, print_result
-from adaptive.system import usable_cores
+from adaptive.system import SPINNING, usable_cores
 from adaptive.training.telemetry.formatting import bytes_text
 
 if TYPE_CHECKING:
@@ -90,13 +90,20 @@ class _Processor:
     cores: int | None
     usable_cores: int
     torch_threads: int
+    waiting_threads: str
     numba_threading_layers: list[str]
 
 
 def _processor() -> _Processor:
     import torch
 
-    return _Processor(os.cpu_count(), usable_cores(), torch.get_num_threads(), _threading_layers())
+    return _Processor(os.cpu_count(), usable_cores(), torch.get_num_threads(), _waiting_threads(), _threading_layers())
+
+
+def _waiting_threads() -> str:
+    """Return the variables that decide how long waiting threads spin; the command line sets one for itself only."""
+    chosen = [f"{name}={os.environ[name]}" for name in SPINNING if name in os.environ]
+    return f"{' '.join(chosen)} (export it for your own loops, too)" if chosen else "spin (export GOMP_SPINCOUNT=1000)"
 
 
 def _threading_layers() -> list[str]:

@@ -17,6 +17,7 @@ def test_doctor_reports_every_part(cli: Cli) -> None:
     result = json.loads(cli("doctor", "--json").out)
     assert result["versions"]["torch"] and result["processor"]["usable_cores"] >= 1
     assert "workqueue" in result["processor"]["numba_threading_layers"]
+    assert "GOMP_SPINCOUNT=" in result["processor"]["waiting_threads"]
     assert result["memory"]["total"].endswith("GiB") and result["disk"]["free"].endswith("GiB")
     assert result["gpu"]["torch_build"] and "lru" in result["policies"]
     assert isinstance(result["kernel_cache"]["safe"], bool)

@@ -322,7 +322,8 @@ def _busy_text(policies: Policies) -> str:
     return (
         f"warning: other processes used up to {percent_text(max(busy))} of the cores during {len(busy)} of "
         f"{len(shares)} runs, so samples/s and times cannot be compared. Quality is not affected. Repeat the "
-        "comparison on an idle machine."
+        "comparison on an idle machine, or start the other processes with GOMP_SPINCOUNT=1000 in their environment: by "
+        "default, threads that wait take cores."
     )
 
 

@@ -436,6 +436,7 @@ def test_a_busy_machine_is_a_warning() -> None:
     busy = judge([quiet[0], replace(quiet[1], others_cpu_share=0.4)], auc_budget=BUDGET)
     policies = "warning: other processes used up to 40.0% of the cores during 1 of 2 runs, so samples/s and times"
     assert policies in comparison_document(busy).to_markdown()
+    assert "GOMP_SPINCOUNT=1000" in comparison_document(busy).to_markdown()
     assert [run.others_cpu_share for policy in busy.policies for run in policy.runs] == [0.04, 0.4]
 
 
