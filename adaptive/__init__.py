@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from adaptive.models.model_settings import DLRMConfig, TBSMConfig
     from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
     from adaptive.policy import NEVER, Policy, RowStats, SkipRule, TierView
-    from adaptive.studies.own_loop.loop_guard import Guard
     from adaptive.studies.own_loop.loop_recording import Recording
     from adaptive.studies.own_loop.loop_studies import compare_policies, simulate_policies
     from adaptive.studies.policy_checks import check_policy, check_rule
@@ -51,7 +50,6 @@ _PUBLIC_NAMES = {
     "models.model_settings": "DLRMConfig TBSMConfig",
     "optim": "Adagrad Adam FTRL RowOptimizer RowwiseAdagrad SGD",
     "policy": "NEVER Policy RowStats SkipRule TierView",
-    "studies.own_loop.loop_guard": "Guard",
     "studies.own_loop.loop_recording": "Recording",
     "studies.own_loop.loop_studies": "compare_policies simulate_policies",
     "studies.policy_checks": "check_policy check_rule",
@@ -79,7 +77,6 @@ __all__ = [
     "Dataset",
     "Evaluation",
     "Feature",
-    "Guard",
     "LoadedRun",
     "Origin",
     "Planned",

@@ -437,27 +437,6 @@ class RanksConfig(Config):
     timeout_s: float = Field(default=600.0, gt=0, description="seconds a rank waits for the others before it fails")
 
 
-class GuardConfig(Config):
-    """The quality guard: limits the loss of AUC from skipping by comparing the run with a copy that skips nothing.
-
-    The copy (*fork*) takes as much memory as the rows trained so far, and for a moment twice that. While it exists, it
-    trains every batch.
-    """
-
-    budget: float = Field(default=0.0005, gt=0, description="maximum loss of AUC by the end of the run")
-    warmup: int = Field(default=400, ge=0, le=MOST, description="minimum number of batches before anything is skipped")
-    steps: int = Field(
-        default=400, ge=1, le=MOST, description="batches that fork and run train before they are compared"
-    )
-    holdout: int = Field(
-        default=100_000,
-        ge=100,
-        le=MOST,
-        description="samples of the next, untrained batches on which fork and run are compared",
-    )
-    every: int = Field(default=4000, ge=1, le=MOST, description="batches from a passed check to the next check")
-
-
 class StopAtConfig(Config):
     """The target quality: set one. The first evaluation that reaches it ends training."""
 
@@ -597,9 +576,6 @@ class TrainConfig(Config):
     model_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.models.model_settings")
     tier: TierConfig = TierConfig()
     skip: SkipConfig | None = Field(default=SkipConfig(), description="null: nothing is skipped")
-    guard: GuardConfig | None = Field(
-        default=None, description="null: the cost of skipping is not checked during training"
-    )
     ranks: RanksConfig = RanksConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
@@ -679,12 +655,4 @@ class TrainConfig(Config):
     def _can_save(self) -> Self:
         if self.save_every is not None and not self.save:
             raise ValueError(f"expected save=true with save_every={self.save_every}, got save=false")
-        return self
-
-    @model_validator(mode="after")
-    def _can_guard(self) -> Self:
-        if self.guard is not None and not (
-            self.optimizer.schedule.is_constant and self.dense_optimizer.schedule.is_constant
-        ):
-            raise ValueError("expected constant learning rates with guard, got a schedule. Remove one of the two.")
         return self

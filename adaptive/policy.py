@@ -153,13 +153,7 @@ class SkipRule(ABC):
     """A row's gradients are accumulated over at most (its visits so far) / `every` visits."""
 
     warmup: int = 100
-    """Batches before anything is accumulated or skipped. A guard starts judging after them."""
-
-    allowance: float = 1.0
-    """Share of the rule's skipping that a guard allows, from 0 to 1. Set between two batches; do not set it yourself.
-
-    The runtime applies it to the answers of `visits`. A rule that drops inputs applies it through `allows`.
-    """
+    """Batches before anything is accumulated or skipped."""
 
     seen_inputs: int = 0
     dropped_inputs: int = 0
@@ -199,19 +193,10 @@ class SkipRule(ABC):
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         """Drop samples before the policy sees the batches. Default: drop none.
 
-        Set `drops_inputs`. Keep the order of the others. Number samples in the order you read them, and drop none that
-        `allows` denies. To keep the expected gradient, weight the others: the built-in trainer multiplies the loss of
-        each sample by `Batch.extras["weight"]` (B,).
+        Set `drops_inputs`. Keep the order of the others. To keep the expected gradient, weight them: the built-in
+        trainer multiplies the loss of each sample by `Batch.extras["weight"]` (B,).
         """
         return batches
-
-    def allows(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return True for the row or sample numbers (n,) that a guard allows to skip.
-
-        A hash chooses the share `allowance` of all numbers, so a number gets the same answer each time. The numbers
-        allowed at a lower allowance are among those allowed at a higher one.
-        """
-        return allowed(numbers, self.allowance)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return arrays from which `load_state_dict` restores the rule. Default: none."""
@@ -358,14 +343,6 @@ class Policy(ABC):
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore the policy from the arrays of `state_dict`. Default: accept no arrays."""
         _expect_no_state(self, state)
-
-
-def allowed(numbers: NDArray[np.int64], allowance: float) -> NDArray[np.bool_]:
-    """`SkipRule.allows` at an allowance that need not be the rule's."""
-    mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # wraps, as a hash should
-    mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
-    chosen: NDArray[np.bool_] = (mixed >> np.uint64(32)) < np.uint64(round(allowance * 2**32))
-    return chosen
 
 
 def _expect_no_state(owner: object, state: Mapping[str, NDArray[Any]]) -> None:

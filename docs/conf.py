@@ -71,7 +71,7 @@ NAVIGATION = {
     ),
     "Explanation": (
         "docs/explanation",
-        ["design", "keys", "skipping", "guard", "quality", "ranks", "gpu", "ngram-memory"],
+        ["design", "keys", "skipping", "quality", "ranks", "gpu", "ngram-memory"],
     ),
     "Coming from": ("docs/coming-from", ["Overview </docs/coming-from/index>"]),
     "Benchmarks": ("docs/benchmarks", ["Overview </docs/benchmarks/index>", "details", "history", "/docs/comparison"]),

@@ -1,4 +1,4 @@
-"""Your own training loop: record it, compare policies, simulate sizes, guard it.
+"""Your own training loop: record it, compare policies, simulate sizes.
 
     python examples/own_policies.py [DIR]
 
@@ -16,9 +16,7 @@ from torch import nn
 from adaptive import (
     Adagrad,
     Batch,
-    Guard,
     Recording,
-    SkipConfig,
     TableConfig,
     TierConfig,
     TieredEmbeddingBag,
@@ -90,32 +88,12 @@ def trained_and_scored(**options):
     return net.tables, logits, np.concatenate([batch.labels for batch in samples])
 
 
-def score(net, dense, planned):
-    return net(planned)
-
-
-def guarded():
-    """Skip updates, and check their cost against a copy that skips nothing."""
-    torch.manual_seed(0)
-    net = Net(seed=0, policy="lfu", skip=SkipConfig(rule="updates", interval=10, hot_rows=500))
-    dense = torch.optim.SGD(net.head.parameters(), lr=0.1)
-    limits = {"budget": 0.01, "warmup": 100, "steps": 20, "holdout": 2000, "every": 60}
-    with Guard(net.tables, step, net, dense, score=score, batch_size=256, total=200, **limits) as guard:
-        for planned in guard.look_ahead(make_batches(200, seed=0)):
-            loss, _ = step(net, dense, planned)
-            guard.after(planned, loss)
-    for decision in guard.summary()["guard_decisions"]:
-        print(f"guard, step {decision['step']}: {decision['verdict']}: {decision['reason']}")
-    net.tables.close()
-
-
 def main(directory):
     train(record_in=directory, policy="lfu", seed=0).tables.close()
     compared = compare_policies(trained_and_scored, ["lru", "lfu", "lfu+skip=defer"], seeds=2)
     print(compared["table"])
     sizes = ["1%", "5%", "10%", "20%"]
     print(simulate_policies(lambda: make_batches(60, seed=0), TABLES, ["lru", "sieve"], sizes, depth=2)["table"])
-    guarded()
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ class Drop(SkipRule):
         refill, size = KeptInputs(self), 0
         for batch in batches:
             size = size or batch.num_samples
-            share, first = self.share * self.allowance, self.seen_inputs
+            share, first = self.share, self.seen_inputs
             refill.size = max(1, round(size * (1 - share * self.keep_steps)))
             # Seeded by position, so that a resumed run continues as the saved one would have.
             order = np.random.default_rng([self.seed, self.seen_inputs]).permutation(batch.num_samples)

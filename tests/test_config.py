@@ -247,6 +247,3 @@ def test_the_factor_of_a_rate_in_each_step(schedule: dict[str, Any], factors: li
 def test_what_schedules_need_and_what_they_exclude() -> None:
     with pytest.raises(ConfigError, match="expected decay_steps with decay=linear, got none"):
         ScheduleConfig(decay="linear")
-    for key in ("optimizer", "dense_optimizer"):
-        with pytest.raises(ValidationError, match="expected constant learning rates with guard"):
-            TrainConfig.model_validate({"guard": {}, key: {"schedule": {"warmup": 3}}})

@@ -65,7 +65,6 @@ def test_own_policies_records_compares_and_simulates(
     assert "policy lfu: 60 steps, 15,360 samples" in text
     assert "lfu: within the AUC budget of 0.0005 (equal to the control bit for bit)" in text
     assert "least device rows for policies that prefetch misses" in text
-    assert re.search(r"^guard, step \d+: (keep|reduce|stop): ", text, re.M)
     assert (tmp_path / "run/metrics.jsonl").exists()
 
 

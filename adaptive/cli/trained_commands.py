@@ -89,8 +89,8 @@ def report(
 ) -> None:
     """Write one HTML page of runs, a comparison, profiles or simulations.
 
-    Shows quality, curves, stages of a step, tier movement, traffic, skipped updates, policy reports, guard decisions,
-    bad lines, settings and versions. Needs matplotlib (the extra 'report').
+    Shows quality, curves, stages of a step, tier movement, traffic, skipped updates, policy reports, bad lines,
+    settings and versions. Needs matplotlib (the extra 'report').
     """
     from adaptive.studies.report.html_report import write_report
 

@@ -17,7 +17,7 @@ from adaptive.batch.named import as_numbers
 from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.saving.gathering import make_gatherer, select_owned
-from adaptive.embeddings.engine.saving.row_arrays import load_rows, overwrite_rows, save_parts, save_rows
+from adaptive.embeddings.engine.saving.row_arrays import load_rows, save_parts, save_rows
 from adaptive.embeddings.engine.statistics import StatisticsCollector
 from adaptive.errors import CheckpointError, ConfigError, InputError
 from adaptive.kernels.vector.bfloat16 import BFLOAT16, OVERFLOW, as_float32, as_stored
@@ -191,17 +191,6 @@ class RowStore:
         """
         load_rows(self._pipeline, arrays, grow=grow, last=last)
         self._statistics.refresh(recount=True)
-
-    def overwrite(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Overwrite rows on both tiers with `state_arrays` of other tables of the same sizes.
-
-        Call it between two steps; a look-ahead may be running. Rows that never changed in the other tables stay as
-        they are. So do records, slots and verdicts. Accumulated updates (deferred) are dropped.
-
-        Raises:
-            CheckpointError: if the arrays belong to other tables or another optimizer. Then nothing has changed.
-        """
-        overwrite_rows(self._pipeline, arrays)
 
     def to_tensors(self, *, separate: bool) -> dict[str, Tensor]:
         """Return the tensors for `state_dict()`, which `torch.load(weights_only=True)` reads.

@@ -1,4 +1,4 @@
-"""`Runtime`: the interface of `TieredEmbeddingBag` for trainers, guards and studies."""
+"""`Runtime`: the interface of `TieredEmbeddingBag` for trainers and studies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

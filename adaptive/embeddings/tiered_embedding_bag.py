@@ -88,7 +88,7 @@ class TieredEmbeddingBag(nn.Module):
         optimizer: the rows' optimizer as a `torch.optim.Optimizer`, for learning-rate schedulers, gradient scalers, and
             loops that step it.
         statistics: counts, memory, and the number of device rows.
-        runtime: for trainers, guards and studies; its interface may change.
+        runtime: for trainers and studies; its interface may change.
         features: names of all features, table by table.
         table_names: names of all tables, ordered by width.
         policy, skip: made from the arguments.

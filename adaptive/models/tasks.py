@@ -95,11 +95,6 @@ def _weights(tasks: Tasks, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.tensor(tasks.weights, dtype=dtype, device=device)
 
 
-def first_label(values: Tensor) -> Tensor:
-    """Return the values (B,) of the first label, of values (B,) or (B, T)."""
-    return values if values.dim() == 1 else values[:, 0]
-
-
 def start_at_base_rate(model: nn.Module, batches: Iterable[Batch]) -> None:
     """Set the output bias of a new model to the log odds of the first 16,384 labels, or with loss = mse to their mean.
 

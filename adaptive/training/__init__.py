@@ -1,1 +1,1 @@
-"""Train a model on tiered tables: loop, evaluation, records, guard, runs."""
+"""Train a model on tiered tables: loop, evaluation, records, runs."""

@@ -94,8 +94,8 @@ class Trainer:
         self._mixes_samples = any(getattr(module, "mixes_samples", False) for module in model.modules())
         self._dense = dense_step(embeddings, model)
 
-    def train(self, batches: Iterable[Batch], *, depth: int = 4, stopped: Callable[[], bool] = lambda: False) -> int:
-        """Train until the batches end or `stopped()` is True; return the number of steps.
+    def train(self, batches: Iterable[Batch], *, depth: int = 4, after_step: Callable[[], None] = lambda: None) -> int:
+        """Train until the batches end; return the number of steps.
 
         All ranks pass the same batches; each trains its part of them.
 
@@ -111,8 +111,7 @@ class Trainer:
             while (planned := self._next(planned_batches)) is not None:
                 self.step(planned)
                 self.measure(planned)
-                if stopped():
-                    break
+                after_step()
         self._dense.check_alike(self.recorder.steps)
         self.recorder.write_interval()
         return self.recorder.steps - first_step

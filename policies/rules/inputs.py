@@ -86,7 +86,7 @@ class Inputs(SkipRule):
             self._find_threshold(most)
             dropped = most <= self.found_threshold if self._step >= self.warmup else np.zeros(len(most), np.bool_)
             numbers = self.seen_inputs + np.arange(batch.num_samples)
-            dropped &= self.allows(numbers) & ~probed(numbers, 0, self.probe_every)
+            dropped &= ~probed(numbers, 0, self.probe_every)
             dropped[np.flatnonzero(dropped)[int(MOST_DROPPED * batch.num_samples) :]] = False
             self.hot_inputs += int((most < np.inf).sum())
             yield from refill.add(batch, ~dropped)

@@ -126,7 +126,6 @@ class Predicted(SkipRule):
         bins = np.minimum((residuals * BINS).astype(np.int64), BINS - 1)
         self._residuals += np.bincount(bins, minlength=BINS)
         keep = self._keep(residuals.astype(np.float64))
-        keep[~self.allows(numbers)] = 1
         chosen = uniform(numbers, self.seed) < keep
         weights = scale / keep
         if self._batches >= self.warmup:

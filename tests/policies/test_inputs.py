@@ -86,13 +86,6 @@ def test_one_input_in_so_many_is_trained_all_the_same() -> None:
     assert 0.7 < rule.dropped_inputs / 1600 < 0.8
 
 
-def test_a_guard_keeps_inputs() -> None:
-    rule = dropping()
-    rule.allows = lambda numbers: numbers % 2 == 0  # type: ignore[method-assign]
-    ask(rule, MOVED)
-    assert kept(rule, [(1,), (2,), (1,), (60,)]) == [[2, 60]]
-
-
 # --- the Sampling Block ------------------------------------------------------------------------------------------
 
 

@@ -199,11 +199,3 @@ def test_as_many_steps_if_wanted(by: Literal["chance", "label"], keep_steps: boo
     again.load_state_dict(rule.state_dict())
     assert again.effective_share == rule.effective_share and (rule.effective_share < 1) == (by == "label")
     assert (again.seen_inputs, again.dropped_inputs) == (rule.seen_inputs, rule.dropped_inputs)
-
-
-@pytest.mark.parametrize("allowance", [0.0, 0.5, 1.0])
-def test_a_guard_may_allow_less(allowance: float) -> None:
-    rule = Drop(share=0.5)
-    rule.allowance = allowance
-    kept(rule, 8, 8)
-    assert rule.dropped_inputs == 32 * allowance

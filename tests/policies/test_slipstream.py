@@ -77,12 +77,3 @@ def test_off_or_not_switched_on_it_is_a_plain_run() -> None:
         embeddings, weights = train(Slipstream(), skip=skip)
         np.testing.assert_array_equal(weights, train(LFU())[1])
         assert not embeddings.defers and not embeddings.drops_updates
-
-
-def test_a_guard_limits_deferral() -> None:
-    """At an allowance of 0 nothing waits."""
-    policy = Eager()
-    assert policy.rule is not None
-    policy.rule.allowance = 0.0
-    embeddings, _ = train(policy)
-    assert embeddings.statistics.take().counts[:, Counter.SKIPPED_UPDATES].sum() == 0

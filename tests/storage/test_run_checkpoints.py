@@ -25,9 +25,10 @@ from adaptive.storage.checkpoint import MANIFEST, Checkpoint, load_checkpoint
 from adaptive.storage.durable import Disk
 from adaptive.storage.run_checkpoints import Checkpoints, load_newest
 from adaptive.storage.run_directory import RunDirectory, newest_checkpoint, read_record
+from adaptive.system import StopRequest
 from adaptive.training.components import open_data
-from adaptive.training.runs import evaluate_run, plan_run, resuming, train_run, training
-from adaptive.training.runs.run import Run
+from adaptive.training.runs import evaluate_run, resuming, train_run, training
+from adaptive.training.runs.loop import Loop
 from adaptive.training.telemetry.jsonl import drop_after, read_metrics, to_line
 from adaptive.training.telemetry.record import EvalRecord, IntervalRecord, ResumeRecord, RunRecord
 
@@ -97,11 +98,16 @@ def test_a_stop_replaces_the_last_checkpoint_by_weights(world: pytest.MonkeyPatc
 
 
 def test_a_run_stopped_before_its_first_step_resumes(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    world.setattr(Run, "_make_guard", lambda run: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(SystemExit) as caught:
-        run(tmp_path / "cut", config_of("defer"))
+    def stop_first(loop: Loop, stop: StopRequest, **calls: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        train(loop, stop, **calls)
+
+    train = Loop.run
+    with world.context() as stopping:
+        stopping.setattr(Loop, "run", stop_first)
+        with pytest.raises(SystemExit) as caught:
+            run(tmp_path / "cut", config_of("defer"))
     assert caught.value.code == 130 and load_newest(tmp_path / "cut")[1].meta["steps"] == 0
-    world.setattr(Run, "_make_guard", lambda run: None)
     resume_run(tmp_path / "cut")
     run(tmp_path / "whole", config_of("defer"))
     assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
@@ -484,33 +490,6 @@ def test_a_busy_directory_is_refused(world: pytest.MonkeyPatch, tmp_path: Path) 
     out = killed(world, tmp_path / "run")
     with RunDirectory(out, resume=True), pytest.raises(OutputError, match="in use by process"):
         resume_run(out)
-
-
-GUARD = {"budget": 0.0005, "warmup": 2, "steps": 4, "holdout": 100, "every": 8}
-
-
-def test_a_guarded_run_saves_at_its_end_only_and_is_not_resumed(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    guarded = config_of("defer", guard=GUARD, steps=12)
-    for call in (plan_run, train_run):
-        with pytest.raises(ConfigError, match=r"expected save_every=null .*, got 5: .*Set guard or save_every to null"):
-            call(guarded.model_copy(update={"save_every": 5, "out": str(tmp_path / "none")}))
-        with pytest.raises(ConfigError, match=r"expected eval_every=null .*, got 5: .*Set guard or eval_every to null"):
-            call(guarded.model_copy(update={"eval_every": 5, "out": str(tmp_path / "none")}))
-    assert not (tmp_path / "none").exists()
-    with interrupted(world, "stop", 5):
-        run(tmp_path / "cut", guarded)
-    assert evaluate_run(tmp_path / "cut")["steps"] == 5
-    with pytest.raises(ConfigError, match=r"got a guarded run \(.*cut\): .*guard=null"):
-        resume_run(tmp_path / "cut")
-
-
-def test_a_guard_with_nothing_to_guard_changes_nothing(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config = config_of("lru", guard=GUARD, save_every=5)
-    with interrupted(world, "kill", 13):
-        run(tmp_path / "cut", config)
-    assert resume_run(tmp_path / "cut")["guard_fork_batches"] == 0
-    run(tmp_path / "whole", config)
-    assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
 
 
 # -- other state of a run -----------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def interrupted(patch: pytest.MonkeyPatch, how: How, at: int) -> Iterator[None]:
 
     def interrupt(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
         if model.training and model.calls == at and not done:
-            done.append(at)  # a guard's copy of the model has its calls, too
+            done.append(at)
             if how == "kill":
                 raise Killed
             os.kill(os.getpid(), signal.SIGTERM)

@@ -69,7 +69,6 @@ class Dense(Tables):
         self._tables = {table.name: Table(table, program.optimizer) for table in program.tables}
         self._features = [(name, table.name) for table in program.tables for name in table.feature_names]
         self._current: Current | None = None
-        self._mark: dict[str, tuple[Tensor, Tensor, Tensor]] | None = None
 
     @property
     def _configs(self) -> tuple[TableConfig, ...]:
@@ -196,17 +195,8 @@ class Dense(Tables):
             table.state[:n] = Table(config, self._optimizer).state[:n]
             table.was_updated[:n] = True
         elif name == "grow":
-            self._mark = None
             for config in grown(self._configs, seed):
                 self._grow(config)
-        elif name == "mark":
-            self._mark = {
-                name: (table.rows.clone(), table.state.clone(), table.was_updated.clone())
-                for name, table in self._tables.items()
-            }
-        elif name == "overwrite" and self._mark is not None:
-            for name, (rows, state, which) in self._mark.items():
-                self._tables[name].rows[which], self._tables[name].state[which] = rows[which], state[which]
 
     def _grow(self, config: TableConfig) -> None:
         """Rows that have changed stay; others have the initial values of the larger table."""

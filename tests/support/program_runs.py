@@ -256,7 +256,6 @@ class Tiered(Tables):
         self._scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
         self._coming: LookAhead | None = None
         self._current: Planned | None = None
-        self._mark: dict[str, NDArray[Any]] | None = None
         self._tables = self._make()
         if place.policy in ("static", "recshard", "fae"):
             self._tables.calibrate(program.passes[0].batches[:2])
@@ -389,17 +388,13 @@ class Tiered(Tables):
             self.set_rate(seed / (1 << 30))
         elif name == "flush":
             self._tables.rows.flush()
-        elif name == "mark":
-            self._mark = self._tables.rows.state_arrays()
-        elif name == "overwrite" and self._mark is not None:
-            self._tables.rows.overwrite(self._mark)
 
     def _replace(self, how: str, seed: int) -> None:
         """Save everything, and go on with new tables that have loaded it."""
         old, policy, file = self._tables, policy_state(self._tables), io.BytesIO()
         rate = old.optimizer.lr
         if how == "grow":
-            self._configs, self._mark = grown(self._configs, seed), None
+            self._configs = grown(self._configs, seed)
         new = self._make(rows="separate" if how == "separate" else "in_state_dict")
         if how == "torch" and not old._separate:
             torch.save({"rows": old.state_dict(), "rate": old.optimizer.state_dict()}, file)

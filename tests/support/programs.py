@@ -35,7 +35,7 @@ MISUSES: Final = (
     "ended forward",
     "ended backward",
 )
-DEEDS: Final = ("torch", "npz", "separate", "grow", "load_table", "rate", "flush", "read", "mark", "overwrite")
+DEEDS: Final = ("torch", "npz", "separate", "grow", "load_table", "rate", "flush", "read")
 LOSSLESS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("lru", {}), ("lfu", {}), ("sieve", {}), ("s3fifo", {}), ("hybrid", {}), ("device", {}), ("static", {}),
     ("recshard", {}), ("scratchpipe", {"window": 2}),
@@ -143,8 +143,7 @@ def draw_program(seed: int) -> Program:
     now, passes = tables, []
     for number in range(int(rng.integers(1, 4))):
         deeds = tuple(
-            (pick(rng, DEEDS[:-2] if lossy else DEEDS), int(rng.integers(1 << 30)))
-            for _ in range(int(rng.integers(0, 3)) if number else 0)
+            (pick(rng, DEEDS), int(rng.integers(1 << 30))) for _ in range(int(rng.integers(0, 3)) if number else 0)
         )
         deeds = tuple(sorted(deeds, key=lambda deed: deed[0] != "grow"))  # batches are of the grown tables
         for deed, own in deeds:

@@ -19,7 +19,6 @@ from adaptive.training.telemetry.document import Figure
 from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.record import (
     EvalRecord,
-    GuardRecord,
     IntervalRecord,
     RunRecord,
     RunTotals,
@@ -66,13 +65,6 @@ def interval(
     )
 
 
-GUARDED = GuardRecord(
-    step=30, verdict="reduce", reason="the loss is too likely", trigger="warm-up is over", budget=0.0005,
-    allowance_before=1.0, allowance=0.25, from_step=31, samples=1000, skipped_share=0.2, auc_difference=-0.001,
-    auc_difference_ci=(-0.002, 0.0), auc_change=-0.004, auc_change_ci=(-0.006, -0.002),
-)  # fmt: skip
-
-
 def write_run(
     path: Path,
     *,
@@ -80,7 +72,6 @@ def write_run(
     tables: Sequence[str] = ("user", "item"),
     policy: str = "lfu",
     finished: bool = True,
-    guard: bool = False,
     skips: bool = False,
     ranks: Sequence[Mapping[str, float]] = (),
     more: Mapping[str, Any] | None = None,
@@ -94,8 +85,6 @@ def write_run(
         file.write(means)
         totals.add(means)
         file.write(EvalRecord(step=means.step, samples=500, auc=0.7 + number / 100, log_loss=0.4))
-    if guard:
-        file.write(GUARDED)
     file.close()
     summary = {**run_summary(policy, totals, auc=0.7654, log_loss=0.4321), "auc_of": "evaluation", "eval_samples": 500}
     record: dict[str, Any] = {
@@ -106,7 +95,6 @@ def write_run(
             "policy": policy,
             "seed": 3,
             "tier": {"host": "memory"},
-            "guard": {"budget": 5e-4} if guard else None,
         },
         "data": {"source": "by hand"},
         **({"summary": summary} if finished else {}),

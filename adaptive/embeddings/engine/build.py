@@ -45,7 +45,6 @@ class Outline:
 
     tables: tuple[TableConfig, ...]
     tier: TierConfig
-    seed: int
     ranks: Ranks
     groups: tuple[Group, ...]
     policy_caller: PolicyCaller
@@ -131,9 +130,7 @@ def outline_engine(
         snapshots, sums = policy_caller.most_snapshots, policy_caller.defers
         room = max(0, room - watched_bytes(groups, skip, optimizer, snapshots=snapshots, sums=sums))
     sizes = choose_slots(groups, tier, optimizer, policy, room)
-    return Outline(
-        tuple(tables), tier, seed, ranks, groups, policy_caller, device, optimizer, sizes, skip, table_optimizers
-    )
+    return Outline(tuple(tables), tier, ranks, groups, policy_caller, device, optimizer, sizes, skip, table_optimizers)
 
 
 def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:

@@ -22,7 +22,7 @@ from adaptive.embeddings.planning.hot_set import SAMPLED_ROWS
 from adaptive.embeddings.planning.policy_thread import Overdue, PolicyThread, Raised, is_users
 from adaptive.embeddings.planning.row_stats import read_only
 from adaptive.errors import PolicyError, error_text
-from adaptive.policy import Policy, RowStats, SkipRule, TierView, allowed, arranges, order_of
+from adaptive.policy import Policy, RowStats, SkipRule, TierView, arranges, order_of
 
 Answer = TypeVar("Answer")
 OF_RULE: Final = "rule."  # prefix of the names of a skip rule's methods
@@ -36,16 +36,11 @@ class PolicyCaller:
     Args:
         policy: to call.
         timeout: seconds that a method may take inside `listening`; 0: no limit and no thread.
-
-    Attributes:
-        allowance: of the rule, as of the batch to be planned. It changes while batches are read (by a guard), and how
-            far they are read ahead must not decide from which batch on it applies.
     """
 
     def __init__(self, policy: Policy, timeout: float = 0.0) -> None:
         self.policy = policy
         self.seconds = 0.0
-        self.allowance = self._rule_allowance
         self._timeout = timeout
         self._thread: PolicyThread | None = None
         self._stuck: PolicyThread | None = None  # an abandoned thread
@@ -53,7 +48,7 @@ class PolicyCaller:
         self._overdue = ""  # text of the error for the abandoned method
         self._explained: BaseException | None = None  # latest error that already names policy and method
         self._source: _Source | None = None  # of the batches to arrange
-        self._read: deque[tuple[float, dict[str, float] | None]] = deque()  # of each batch that is not planned yet
+        self._read: deque[dict[str, float]] = deque()  # `reported` of each arranged batch that is not planned yet
         self._reported: dict[str, float] | None = None  # as of the batch to be planned, if the policy arranges batches
 
     @property
@@ -65,10 +60,6 @@ class PolicyCaller:
     def policy_and_rule(self) -> Sequence[Policy | SkipRule]:
         """The policy, and its skip rule if it has one."""
         return [self.policy] if self.rule is None else [self.policy, self.rule]
-
-    @property
-    def _rule_allowance(self) -> float:
-        return 1.0 if self.rule is None else self.rule.allowance
 
     @property
     def watches_movement(self) -> bool:
@@ -160,7 +151,7 @@ class PolicyCaller:
         return scores.astype(np.float64)
 
     def visits(self, stats: RowStats) -> NDArray[np.int64]:
-        """(n,) visits per update, at most `rule.at_most`; 0 only where a guard allows it."""
+        """(n,) visits per update, at most `rule.at_most`."""
         rule, method = self.rule, f"{OF_RULE}visits"
         assert rule is not None
         answer = self._array(method, stats, rule.visits)
@@ -171,8 +162,7 @@ class PolicyCaller:
             hint = "" if least == 0 else " (set leaves_out = True to skip updates)"
             got = f"{answer[bad[0]]} for row {stats.rows[bad[0]]}{hint}"
             raise self._wrong(method, stats.step, f"numbers of at least {least}", got)
-        visits: NDArray[np.int64] = np.minimum(answer.astype(np.int64), rule.at_most)
-        return np.where((visits == 0) & ~allowed(stats.rows, self.allowance), 1, visits)
+        return np.minimum(answer.astype(np.int64), rule.at_most)
 
     def _array(self, method: str, stats: RowStats, ask: Callable[[RowStats], NDArray[Any]]) -> NDArray[Any]:
         """(n,) a method's answer about these rows."""
@@ -213,9 +203,7 @@ class PolicyCaller:
         """Yield the policy's batches, checked; `hashed_view` is for a rule that reads inputs only."""
         self._read.clear()
         if not arranges(self.policy):
-            for batch in batches:
-                self._read.append((self._rule_allowance, None))
-                yield batch
+            yield from batches
             return
         source = self._source = _Source(batches, self._thread)
         try:
@@ -238,7 +226,7 @@ class PolicyCaller:
             if not isinstance(batch, Batch):
                 raise self._wrong("arrange", -1, "batches", type(batch).__name__)
             num_samples += batch.num_samples
-            self._read.append((self._rule_allowance, reported))
+            self._read.append(reported)
             yield batch
         self._check_samples(inputs, num_samples)
 
@@ -286,7 +274,7 @@ class PolicyCaller:
 
     def begin_batch(self) -> None:
         """Turn to the next batch to be planned; once, before all other calls for it."""
-        self.allowance, self._reported = self._read.popleft() if self._read else (self._rule_allowance, None)
+        self._reported = self._read.popleft() if self._read else None
 
     def reported_with_next(self) -> dict[str, float]:
         """`reported` as of the batch to be planned.

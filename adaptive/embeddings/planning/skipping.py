@@ -4,7 +4,7 @@ Everything lossy in planning is here.
 
 A distinct row of a batch has one *fate* (`kernels.planning.books`): its gradient updates the row now; is added to a sum
 that is then applied; is added to a sum that waits; is skipped. The skipper owns everything behind this decision: the
-hot set with measured movement, the books of sums, the skip rule's answers, and the share of them that a guard allows.
+hot set with measured movement, the books of sums, and the skip rule's answers.
 Without a skipper every row is updated now.
 """
 
@@ -36,7 +36,7 @@ from adaptive.embeddings.planning.row_stats import StatsSource
 from adaptive.kernels.planning import watched
 from adaptive.kernels.planning.books import NOW
 from adaptive.kernels.scratch import ScratchPool
-from adaptive.policy import SkipRule, allowed
+from adaptive.policy import SkipRule
 
 DROP_EVERY: Final = 16  # calls of the rule between two searches for inactive rows
 PATIENCE: Final = 8  # a row is inactive after so many times its usual distance between lookups
@@ -48,14 +48,10 @@ SUM_RECORD = np.dtype([("visits", np.uint32), ("waiting", np.uint32)])
 
 
 class DeferralBook:
-    """Counts of visits and accumulated gradients of watched rows.
-
-    Attributes:
-        allowance: of a guard, from 0 to 1, as of the batch to be planned; scales the rule's `at_most` - 1.
-    """
+    """Counts of visits and accumulated gradients of watched rows."""
 
     def __init__(self, capacity: int, rule: SkipRule) -> None:
-        self._rule, self.allowance = rule, rule.allowance
+        self._rule = rule
         self._records = np.zeros(capacity, SUM_RECORD)
         self.visits: NDArray[np.uint32] = self._records["visits"]
         self.waiting: NDArray[np.uint32] = self._records["waiting"]
@@ -92,8 +88,8 @@ class DeferralBook:
         return int(num_summed), int(num_due)
 
     def _at_most(self, number: int) -> int:
-        """Upper limit for k in batch `number`: `at_most` of the rule, within a guard's allowance."""
-        return 1 + int(self.allowance * (self._rule.at_most - 1)) if number >= self._rule.warmup else 1
+        """Upper limit for k in batch `number`: `at_most` of the rule, 1 during its warm-up."""
+        return self._rule.at_most if number >= self._rule.warmup else 1
 
     def waiting_entries(self, number: int, waits: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """(n,) True for entries whose gradients are accumulated in batch `number`: k > 1.
@@ -160,7 +156,6 @@ class Skipper:
         self._policy_caller, self._tracker, self._stats = policy_caller, tracker, stats
         assert policy_caller.rule is not None
         self._rule = policy_caller.rule
-        self._allowance = policy_caller.allowance  # already applied to the answers
         self._number = 0  # of the batch being planned
         self._memory = ScratchPool()
         self.forget()
@@ -204,8 +199,7 @@ class Skipper:
 
         locations (U,) of the rows. Uses up the candidates.
         """
-        self._turn_to(number)
-        self._apply_allowance()
+        self._number = number
         rows, counts, seen, size = distinct.rows, distinct.counts, candidates.seen, len(distinct.rows)
         # Few calls: Python's own memory is not in the caches either after a step, so each takes microseconds.
         memory, num_bytes = self._memory.take(21 * size), 20 * size
@@ -231,7 +225,7 @@ class Skipper:
 
     def ask(self, number: int) -> None:
         """Call the rule about all watched rows, before batch `number` is planned."""
-        self._turn_to(number)
+        self._number = number
         if self.hot.num_entries == 0:
             return
         if not self._rule.asks:
@@ -280,19 +274,6 @@ class Skipper:
         """Restore the watched rows of a checkpoint: `columns` of the hot set, in order of entry."""
         self.hot.restore(columns)
         self._sum_counted()
-
-    def _turn_to(self, number: int) -> None:
-        self._number = number
-        if self.deferral is not None:
-            self.deferral.allowance = self._policy_caller.allowance
-
-    def _apply_allowance(self) -> None:
-        """Cancel answers that a guard has forbidden since the rule was called."""
-        if self._policy_caller.allowance != self._allowance:
-            self._allowance = self._policy_caller.allowance
-            entries = slice(0, self.hot.num_entries)
-            rows = self._group.to_global(self.hot.rows[entries])
-            self._adopt(self.hot.saturated[entries] & allowed(rows, self._allowance), self.hot.waits[entries])
 
     def _adopt(self, left_out: NDArray[np.bool_], waits: NDArray[np.uint8]) -> None:
         """Store the answers for all entries: skip updates, further visits to accumulate over."""

@@ -26,7 +26,6 @@ from adaptive.studies.compare import ComparedPolicy, ComparedRun, Comparison, Co
 from adaptive.studies.compare.comparison_runs import Outcome
 from adaptive.studies.compare.contenders import SweepPoint, title, values
 from adaptive.studies.compare.time_to_auc import ToAuc, time_to_auc
-from adaptive.training.guard.judge import interval as normal_interval
 from adaptive.training.quality import PairedDifference, paired_difference
 
 SCHEMA: Final = 1
@@ -332,17 +331,22 @@ def over_samples(pairs: Pairs, budget: float) -> SampleTest | None:
     if not parts:
         return None
     total = _mean_of_seeds([(seeds, difference) for seeds, difference, _ in parts])
-    auc = normal_interval(total.auc, total.auc_error)
+    auc = _normal_interval(total.auc, total.auc_error)
     return SampleTest(
         auc_difference=total.auc,
         auc_difference_ci=auc,
         log_loss_difference=total.log_loss,
-        log_loss_difference_ci=normal_interval(total.log_loss, total.log_loss_error),
+        log_loss_difference_ci=_normal_interval(total.log_loss, total.log_loss_error),
         p_value=p_value(total.auc, total.auc_error),
         samples=sum(samples for _, _, samples in parts),
         seeds=sum(seeds for seeds, _, _ in parts),
         verdict=word_of(auc, budget),
     )
+
+
+def _normal_interval(value: float, error: float) -> Interval:
+    reach = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * error
+    return value - reach, value + reach
 
 
 def other_samples(pairs: Pairs) -> list[str]:

@@ -1,4 +1,4 @@
-"""Records, comparisons, simulations and a guard for custom models and training loops.
+"""Records, comparisons and simulations for custom models and training loops.
 
 These modules call the functions behind the commands with the parts of a custom loop. See docs/how-to/own-loop.md.
 """

@@ -74,11 +74,6 @@ class Recording:
         self._recorder.sinks = sinks
         self._rows = rows
 
-    @property
-    def recorder(self) -> Recorder:
-        """The recorder that counts steps and writes records, for a guard."""
-        return self._recorder
-
     def __enter__(self) -> Self:
         self._directory.begin(own_loop=True, policy=self._name, device=str(self._embeddings.device))
         self._recorder.write(RunRecord(policy=self._name, table_rows=self._rows, config="a custom loop"))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from adaptive.studies.charts import bars, intervals
+from adaptive.studies.charts import bars
 from adaptive.studies.compare.comparison_report import auc_lead, best_text, sentence, speed_lead
 from adaptive.studies.report.page_records import JsonObject, PageRecord
 from adaptive.studies.report.run_rows import rows_between_ranks, rows_in_tiers, rows_moved, rows_skipped
@@ -22,12 +22,11 @@ from adaptive.training.telemetry.document import (
 from adaptive.training.telemetry.formatting import (
     accuracy_text,
     count_text,
-    guard_text,
     number_text,
     percent_text,
     score_text,
 )
-from adaptive.training.telemetry.record import STAGES, GuardRecord
+from adaptive.training.telemetry.record import STAGES
 
 LOOK_AHEAD: Final = ("read", "learn", "plan", "write_back", "fetch", "policy")  # stages of planning
 FIRST_CURVES: Final = 4  # curves next to the table of quality
@@ -232,42 +231,6 @@ def _reported(runs: Sequence[RunView]) -> Blocks:
     return [*blocks, run_legend(runs), curves] if moving else blocks
 
 
-_GUARD_HEAD: Final = [
-    *("at step", "decision", "skipping allowed", "skipped", "AUC: run minus fork", "samples", "trigger")
-]
-
-
-def _guard(runs: Sequence[RunView]) -> Blocks:
-    """The guard's decisions with their evidence."""
-    blocks: Blocks = [Heading("Guard decisions")]
-    for run in (run for run in runs if run.guards):
-        budget = run.guards[-1].budget
-        caption = f"{run.name}: AUC budget {budget:g}"
-        blocks.append(Table([_GUARD_HEAD, *map(_decision, run.guards)], caption, numbers=False))
-        if measured := [guard for guard in run.guards if guard.auc_change is not None]:
-            names = [f"step {count_text(guard.step)}, {guard.verdict}" for guard in measured]
-            points = [(guard.auc_change, guard.auc_change_ci) for guard in measured]
-            title = f"{run.name}: expected change of AUC by the end"
-            figure = intervals(title, names, points, x="AUC (dotted: 0 and the budget)", marks=(0.0, -budget))
-            blocks.append(Gallery([figure], wide=True))
-    quiet = [run.name for run in runs if run.config.get("guard") and not run.guards]
-    return [*blocks, *(Note(f"{name}: the guard has not decided anything.") for name in quiet)]
-
-
-def _decision(guard: GuardRecord) -> list[str]:
-    bounds = guard.auc_difference_ci
-    difference = "-" if guard.auc_difference is None else f"{guard.auc_difference:+.5f}"
-    return [
-        count_text(guard.step),
-        guard_text(guard),
-        f"{percent_text(guard.allowance_before)} to {percent_text(guard.allowance)}",
-        percent_text(guard.skipped_share),
-        difference + ("" if bounds is None else f" [{bounds[0]:+.5f}, {bounds[1]:+.5f}]"),
-        count_text(guard.samples or None),
-        guard.trigger,
-    ]
-
-
 def _bad_lines(runs: Sequence[RunView]) -> Blocks:
     """Bad lines by cause, and the text of the first."""
     blocks: Blocks = []
@@ -348,7 +311,6 @@ _PARTS: Final[tuple[Callable[[Sequence[RunView]], Blocks], ...]] = (
     rows_between_ranks,
     rows_skipped,
     _reported,
-    _guard,
     _bad_lines,
     settings,
     _origin,

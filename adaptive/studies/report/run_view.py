@@ -11,7 +11,6 @@ from adaptive.studies.report.page_records import JsonObject, PageRecord
 from adaptive.training.telemetry.document import Figure, Gallery, Legend
 from adaptive.training.telemetry.record import (
     EvalRecord,
-    GuardRecord,
     IntervalRecord,
     Record,
     ResumeRecord,
@@ -52,7 +51,7 @@ class RunView:
         number, name: its color and name.
         record: of run.json; `config` has its settings.
         stretches: joined intervals, in order.
-        evaluations, guards, resumes: the other records.
+        evaluations, resumes: the other records.
         table_rows: rows of each table.
         totals: of all intervals.
         summary: at its end, or of the intervals so far.
@@ -65,7 +64,6 @@ class RunView:
         intervals = _of(run.metrics, IntervalRecord)
         self.stretches = stretches(intervals, most)
         self.evaluations = _thinned(_of(run.metrics, EvalRecord), most)
-        self.guards = _of(run.metrics, GuardRecord)
         self.resumes = _of(run.metrics, ResumeRecord)
         begun = _of(run.metrics, RunRecord)
         self.table_rows = begun[0].table_rows if begun else {}

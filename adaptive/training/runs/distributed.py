@@ -67,13 +67,8 @@ def refuse_unsupported(config: TrainConfig, ranks: Ranks) -> None:
 
 
 def refuse_unsupported_by_ranks(config: TrainConfig) -> None:
-    """Raise ConfigError for a guard, or for NCCL on a machine without it."""
+    """Raise ConfigError for NCCL on a machine without it."""
     is_nccl_wanted(config.ranks.backend, find_gpus())
-    if config.guard is not None:
-        raise ConfigError(
-            "expected guard=null with several ranks, got a guard: its copy of the run needs a single process. Set "
-            "guard=null, or train in one process"
-        )
 
 
 def facts_of(config: TrainConfig, dataset: Dataset) -> dict[str, object]:

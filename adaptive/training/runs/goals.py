@@ -7,7 +7,6 @@ from adaptive.data.dataset import Dataset
 from adaptive.errors import ConfigError
 from adaptive.training.components import Components, ComponentsOutline
 from adaptive.training.evaluation import Evaluation
-from adaptive.training.runs.state import is_guarded
 from adaptive.training.telemetry.record import EvalRecord
 from adaptive.training.telemetry.recorder import Recorder
 from adaptive.training.telemetry.report import BestSummary, TargetSummary
@@ -80,14 +79,9 @@ def target_summary(config: TrainConfig, recorder: Recorder) -> TargetSummary | N
 
 
 def refuse_unreachable(config: TrainConfig, components: Components | ComponentsOutline, dataset: Dataset) -> None:
-    """Raise ConfigError for goals without evaluation data, a target in a guarded run, or another loss's metrics."""
+    """Raise ConfigError for goals without evaluation data, or another loss's metrics."""
     target = config.stop_at
     _refuse_other_metrics(config, components)
-    if target is not None and is_guarded(config, components):
-        raise ConfigError(
-            f"expected no guard with stop_at, got stop_at.{target.metric}={target.target:g} in a guarded run: a guard "
-            "may undo updates after the evaluation that reached the target. Set guard or stop_at to null"
-        )
     goals = [f"save={config.save}"] if config.save == "best" else []
     goals += [f"patience={config.patience}"] if config.patience is not None else []
     goals = [f"stop_at.{target.metric}={target.target:g}"] if target is not None else goals
@@ -110,7 +104,6 @@ def _refuse_other_metrics(config: TrainConfig, components: Components | Componen
     needs = {
         f"stop_at.{target.metric if target else ''}": target is not None and target.metric not in ("mse", "mae"),
         "eval_by": config.eval_by is not None,
-        "guard": config.guard is not None,
         f"the rule {type(rule).__name__}": rule is not None and rule.reads_inputs_only,
     }
     if wrong := [name for name, is_set in needs.items() if is_set]:

@@ -184,7 +184,7 @@ def _for_reading(config: TrainConfig) -> TrainConfig:
     The policy `lru` copies rows, so a host tier in files is not mapped into memory.
     """
     tier = config.tier.model_copy(update={"device_rows": "1"})
-    changed: dict[str, object] = {"policy": "lru", "policy_options": {}, "skip": None, "guard": None, "tier": tier}
+    changed: dict[str, object] = {"policy": "lru", "policy_options": {}, "skip": None, "tier": tier}
     return config.model_copy(update=changed)
 
 

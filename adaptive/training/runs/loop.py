@@ -20,7 +20,6 @@ from adaptive.errors import CheckpointError, PolicyError
 from adaptive.policy import arranges
 from adaptive.system import StopRequest
 from adaptive.training.components import enter_window, num_epochs
-from adaptive.training.guard.guard import Guard
 from adaptive.training.trainer import Trainer
 
 
@@ -118,13 +117,11 @@ class Loop:
         dataset: Dataset,
         trainer: Trainer,
         place: DataPosition,
-        *,
-        guard: Guard | None,
     ) -> None:
         """`place`: the position in the data to start from."""
         self.place = place
         self.file_bytes = dict.fromkeys(("bytes_read", "bytes_written"), 0)
-        self._config, self._dataset, self._trainer, self._guard = config, dataset, trainer, guard
+        self._config, self._dataset, self._trainer = config, dataset, trainer
         self._num_epochs = num_epochs(config, dataset)
         self._seed = 0  # of torch's generator; set by `run`
 
@@ -192,8 +189,7 @@ class Loop:
         left = self.place.left(self._config.steps)
         enter_window([self._trainer.embeddings.policy], self._config, self._dataset, self.place.epoch)
         epoch = self._dataset.train(self._config.batch_size, epoch=self.place.epoch)
-        batches = islice(self._untrained(epoch), left)
-        return self._guard.guarded(batches) if self._guard else batches
+        return islice(self._untrained(epoch), left)
 
     def _untrained(self, epoch: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches after the trained ones, which are read and dropped."""
@@ -220,7 +216,7 @@ class Loop:
         steps = self._trainer.train(
             source.stretch(min((length for length in (to_save, to_evaluation) if length is not None), default=None)),
             depth=self._config.depth,
-            stopped=lambda: self._is_over(source, stop),
+            after_step=lambda: self._check(source, stop),
         )
         # Ranks train what they have requested from each other, but may have read different numbers of batches.
         one_each = embeddings.runtime.may_end_early or not (embeddings.ranks.is_local or arranges(embeddings.policy))
@@ -228,10 +224,8 @@ class Loop:
         crossed = embeddings.statistics.host_io()
         self.file_bytes = {name: so_far + crossed[name] - files[name] for name, so_far in self.file_bytes.items()}
 
-    def _is_over(self, source: Source, stop: StopRequest) -> bool:
-        """Called after each step; return True to stop training at once."""
-        if self._guard:
-            self._guard.after_step()
+    def _check(self, source: Source, stop: StopRequest) -> None:
+        """Check torch's seed after each step; after a signal, end the batches."""
         if torch.initial_seed() != self._seed:
             raise PolicyError(
                 f"expected no change of torch's seed during training, got a new seed before the end of step "
@@ -239,7 +233,7 @@ class Loop:
                 "process. This step is not saved. Use a separate generator: torch.Generator().manual_seed(...)"
             )
         if not stop:
-            return False
+            return
         embeddings = self._trainer.embeddings
         if embeddings.ranks.is_local or not arranges(embeddings.policy):
             source.end()
@@ -247,4 +241,3 @@ class Loop:
             source.end_together(lambda taken: max(embeddings.ranks.gather_facts(taken)))
         if embeddings.runtime.may_end_early:
             embeddings.runtime.end_early()
-        return self._guard is not None  # guarded runs cannot be resumed

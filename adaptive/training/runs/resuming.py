@@ -39,7 +39,7 @@ from adaptive.training.runs.distributed import (
 from adaptive.training.runs.loop import DataPosition
 from adaptive.training.runs.run import ResumePoint, Run, code_of, resume_command
 from adaptive.training.runs.run_record import Json, check_same_data, config_of, recorded_shape
-from adaptive.training.runs.state import SavedProgress, refuse_guarded_resume, restore, saved_progress
+from adaptive.training.runs.state import SavedProgress, restore, saved_progress
 from adaptive.training.runs.training import train_run
 from adaptive.training.settings import leaves
 from adaptive.training.telemetry.jsonl import check_beginning, drop_after
@@ -74,7 +74,7 @@ def resume_run(
 
     Raises:
         CheckpointError: if there is no run, or no checkpoint, or only damaged ones.
-        ConfigError: if nothing is left to train, the run is guarded, or its code is not named.
+        ConfigError: if nothing is left to train, or its code is not named.
         InputError: if the data are not those of the run.
         OutputError: if another process holds the directory, or it cannot be written.
     """
@@ -103,7 +103,6 @@ def resume_run(
             ranks.require_equal(lambda: facts_of(config, dataset) | resumed_from)
             components = _build(_with_same_device_rows(config, reached), dataset, ranks)
             with components.embeddings:
-                refuse_guarded_resume(config, components, path)
                 restore(components, checkpoint, where)
                 dropped = _drop_records(directory, config, checkpoint, reached, record) if is_first else 0
                 ranks.gather_facts("records dropped")  # other ranks may read metrics.jsonl from here on

@@ -26,12 +26,10 @@ from adaptive.storage.run_directory import RunDirectory, newest_first, write_sco
 from adaptive.system import StopRequest, stop_request
 from adaptive.training.components import Components, num_epochs, set_rates, total_steps
 from adaptive.training.evaluation import Evaluation, evaluate
-from adaptive.training.guard.fork import RunLoop
-from adaptive.training.guard.guard import Guard
 from adaptive.training.runs.distributed import AgreedStop, checkpoints_of, ranks_summary
 from adaptive.training.runs.goals import best_evaluation, best_summary, is_out_of_patience, is_reached, target_summary
 from adaptive.training.runs.loop import DataPosition, Loop
-from adaptive.training.runs.state import SavedProgress, content, is_guarded, restore_recorder
+from adaptive.training.runs.state import SavedProgress, content, restore_recorder
 from adaptive.training.telemetry.formatting import policy_text
 from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.loggers import make_loggers
@@ -172,7 +170,6 @@ class Run:
         self._where = Path(self.ranks.gather_facts(str(directory.path))[0])
         self._seen_before = dataset.out_of_range(), dataset.truncated()
         self._keep_scores = False
-        self.guard: Guard | None = None
         self._reached: Evaluation | None = None  # the evaluation that ended training
         self._total = total_steps(config, dataset)
         self._table_rows = {table.name: table.num_embeddings for table in components.tables}
@@ -228,20 +225,15 @@ class Run:
                 self.recorder.write(RunRecord(policy=self.config.policy, table_rows=self._table_rows, config=text))
             if self.left:
                 self.recorder.write(ResumeRecord(step=self.recorder.steps, dropped=self.left.dropped))
-            self.guard = self._make_guard()
             self.loop = Loop(
                 self.config,
                 self.dataset,
                 self.trainer,
                 self.left.reached.place if self.left else DataPosition(),
-                guard=self.guard,
             )
             if self.left:
                 self.loop.file_bytes |= self.left.reached.file_bytes
-            with contextlib.closing(self.guard) if self.guard else contextlib.nullcontext():
-                self.loop.run(stop, save=self._save, evaluate=lambda: self._reaches_target(stop))
-                if self.guard:
-                    self.guard.finish()
+            self.loop.run(stop, save=self._save, evaluate=lambda: self._reaches_target(stop))
             if not (stop or self.recorder.steps):
                 raise InputError(
                     f"expected training samples, got none (data {self.config.data}). Check the files and data.holdout."
@@ -252,11 +244,6 @@ class Run:
             evaluation = self._reached or self._evaluate(stop)
             stop.raise_exit()
         return evaluation
-
-    def _make_guard(self) -> Guard | None:
-        if self.config.guard is None:
-            return None
-        return Guard(self.config.guard, self.config, RunLoop(self.components), self.recorder, self._total)
 
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):
@@ -269,15 +256,13 @@ class Run:
         advice = f"saved; resume with: {resume_command(path, self.config)}"
         if not self.config.save:
             advice = "nothing was saved because save=false"
-        elif is_guarded(self.config, self.components):
-            advice = f"the weights are saved in {path}; a guarded run cannot be resumed"
         self._print(f"stopped after step {self.recorder.steps}: {advice}")
 
     def _save(self) -> None:
         self.checkpoints.add(self.loop.place.total, self._content())
 
     def _content(self) -> Checkpoint:
-        return content(self.components, self.recorder, self.loop, self.guard)
+        return content(self.components, self.recorder, self.loop)
 
     def _reaches_target(self, stop: StopRequest) -> bool | None:
         """True if the evaluation ends training. None: a signal interrupted the evaluation."""
@@ -321,7 +306,6 @@ class Run:
             "evaluation_work": [
                 cast(EvaluationWork, _fields(record, EvaluationWork)) for record in recorder.evaluations
             ],
-            **(self.guard.summary() if self.guard else {}),
             "skipped_input_share": dropped / seen if dropped else 0.0,
             **_weighted(recorder.totals.samples, seen, embeddings.policy.rule),
             "device_rows": embeddings.runtime.view.device_rows,

@@ -16,16 +16,15 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from adaptive.config import TrainConfig, explain
+from adaptive.config import explain
 from adaptive.embeddings.engine.saving.saved_arrays import Expected, check_arrays
 from adaptive.embeddings.ranks.owners import FORMULA
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.errors import CheckpointError, ConfigError, PolicyError, printable
-from adaptive.policy import Policy, SkipRule, drops_inputs
+from adaptive.errors import CheckpointError, PolicyError, printable
+from adaptive.policy import Policy, SkipRule
 from adaptive.storage.arrays import DTYPES
 from adaptive.storage.checkpoint import Checkpoint
-from adaptive.training.components import Components, ComponentsOutline
-from adaptive.training.guard.guard import Guard
+from adaptive.training.components import Components
 from adaptive.training.runs.loop import DataPosition, Loop
 from adaptive.training.telemetry.jsonl import MetricsFile, Written, from_json, to_json
 from adaptive.training.telemetry.record import EvalRecord
@@ -160,7 +159,6 @@ def check_dense(model: torch.nn.Module, dense: Mapping[str, torch.Tensor]) -> No
 
 
 RANDOM, CUDA = "torch_random", "cuda_random_"
-_GUARDED: Final = "a checkpoint does not hold the guard's copy of the run"
 
 
 class SavedProgress(BaseModel):
@@ -176,7 +174,7 @@ class SavedProgress(BaseModel):
     metrics: Written | None  # None: this rank writes no metrics.jsonl
 
 
-def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard | None) -> Checkpoint:
+def content(components: Components, recorder: Recorder, loop: Loop) -> Checkpoint:
     """The content of a checkpoint, between two stretches of the loop."""
     reached = SavedProgress(
         place=loop.place,
@@ -199,7 +197,6 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
             "tables": table_facts(components),
             **({"dealt": FORMULA} if components.embeddings.ranks.size > 1 else {}),
             "progress": reached.model_dump(mode="json"),
-            **({"guard": guard.state()} if guard else {}),
         },
     )
 
@@ -270,44 +267,6 @@ def restore_recorder(
         recorder.evaluations = evaluations
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{type(error).__name__}: {error} ({where}: meta.progress.recorder)") from error
-
-
-def refuse_guarded_saves(config: TrainConfig, components: Components | ComponentsOutline) -> None:
-    """Raise ConfigError for `save_every`, `eval_every` or tables with keys in a guarded run."""
-    if not is_guarded(config, components):
-        return
-    for table in components.tables:
-        if table.keys is not None:
-            raise ConfigError(
-                f"table {table.name!r}: expected no keys in a guarded run, got keys={table.keys}: the guard's copy "
-                "would need the keys as of the batch trained last. Set guard to null"
-            )
-    if config.save_every is not None:
-        raise ConfigError(
-            f"expected save_every=null in a guarded run, got {config.save_every}: {_GUARDED}. Set guard or save_every "
-            "to null"
-        )
-    if config.eval_every is not None:
-        raise ConfigError(
-            f"expected eval_every=null in a guarded run, got {config.eval_every}: the guard's copy trains epochs "
-            "without a break. Set guard or eval_every to null"
-        )
-
-
-def refuse_guarded_resume(config: TrainConfig, components: Components, where: Path) -> None:
-    """Raise ConfigError if the run to resume is guarded."""
-    if is_guarded(config, components):
-        raise ConfigError(
-            f"expected a run without a guard, got a guarded run ({where}): {_GUARDED}, so it cannot be resumed. "
-            "Evaluate it, or train again with guard=null"
-        )
-
-
-def is_guarded(config: TrainConfig, components: Components | ComponentsOutline) -> bool:
-    """True if a guard is set and the policy skips something."""
-    embeddings = components.embeddings
-    skips = embeddings.drops_updates or embeddings.defers or drops_inputs(embeddings.policy)
-    return config.guard is not None and skips
 
 
 def table_facts(components: Components) -> list[dict[str, object]]:

@@ -44,7 +44,7 @@ from adaptive.training.runs.distributed import (
 from adaptive.training.runs.goals import refuse_unreachable
 from adaptive.training.runs.run import Run
 from adaptive.training.runs.run_record import config_of, data_entries
-from adaptive.training.runs.state import check_dense, load_optimizer_arrays, refuse_guarded_saves
+from adaptive.training.runs.state import check_dense, load_optimizer_arrays
 from adaptive.training.telemetry.loggers import load_loggers
 from adaptive.training.telemetry.report import SCHEMA, RunSummary
 
@@ -224,7 +224,6 @@ def _train_in(
     ranks.require_equal(lambda: facts_of(config, dataset))
     components = build(config, dataset, sample, ranks)
     with components.embeddings:
-        refuse_guarded_saves(config, components)
         refuse_unreachable(config, components, dataset)
         start_at_base_rate(components.model, dataset.train(config.batch_size))
         load_initial_weights(components, config)
@@ -273,7 +272,6 @@ def plan_run(config: TrainConfig) -> RunPlan:
     sample = first_batches(config, dataset)
     components = outline(config, dataset, sample)
     embeddings = components.embeddings
-    refuse_guarded_saves(config, components)
     refuse_unreachable(config, components, dataset)
     needed = rows_in_flight(config, components, sample)
     refuse_too_few(config, components, sample, needed)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # numpy, which `--help` need not wait for
     from adaptive.policy import Policy, SkipRule
-    from adaptive.training.telemetry.record import GuardRecord
 
 
 def count_text(number: float | None) -> str:
@@ -67,16 +66,6 @@ def duration_text(seconds: float | None) -> str:
         return "-"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
-def guard_text(record: "GuardRecord") -> str:
-    """`reduce skipping to 25.0% from batch 850 on: ...`"""
-    what = {
-        "keep": f"keep skipping at {percent_text(record.allowance)} of what the policy requests",
-        "reduce": f"reduce skipping to {percent_text(record.allowance)} from batch {record.from_step} on",
-        "stop": f"stop skipping from batch {record.from_step} on",
-    }
-    return f"{what.get(record.verdict, record.verdict)}: {record.reason}"
 
 
 def policy_text(spec: str, policy: "Policy") -> str:

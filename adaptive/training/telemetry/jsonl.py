@@ -1,6 +1,6 @@
 """Write and read `metrics.jsonl`: the record of a run, one JSON object per line.
 
-Each line has a `kind`: "run" (the first line), "interval", "eval", "guard", "resume". Numbers that are not finite are
+Each line has a `kind`: "run" (the first line), "interval", "eval", "resume". Numbers that are not finite are
 written as null.
 """
 
@@ -24,7 +24,6 @@ from adaptive.storage.durable import write_atomic
 from adaptive.storage.untrusted import open_plain, parse_json
 from adaptive.training.telemetry.record import (
     EvalRecord,
-    GuardRecord,
     Histogram,
     IntervalRecord,
     Record,
@@ -42,7 +41,6 @@ _KINDS: Final[dict[str, type[Record]]] = {
     "run": RunRecord,
     "interval": IntervalRecord,
     "eval": EvalRecord,
-    "guard": GuardRecord,
     "resume": ResumeRecord,
 }
 
@@ -243,8 +241,6 @@ def from_json(data: Mapping[str, Any]) -> Record:
         raise ValueError(f"expected one of {', '.join(_KINDS)}, got {kind!r} (kind)")
     if kind == "run" and values.pop("schema") != SCHEMA:
         raise ValueError(f"expected {SCHEMA}, got another value (schema)")
-    if kind == "guard":
-        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     if kind == "interval":
         values["tables"] = {name: TableCounts(**counts) for name, counts in values["tables"].items()}
         if values["update_norms"] is not None:

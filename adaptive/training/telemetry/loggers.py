@@ -17,13 +17,11 @@ from adaptive.errors import ConfigError
 from adaptive.training.settings import leaves
 from adaptive.training.telemetry.record import (
     EvalRecord,
-    GuardRecord,
     IntervalRecord,
     Numbers,
     Record,
     RunRecord,
     evaluation_numbers,
-    guard_numbers,
     interval_numbers,
 )
 
@@ -109,8 +107,6 @@ class LoggerSink:
                 numbers = interval_numbers(record, steps)
             case EvalRecord():
                 numbers = evaluation_numbers(record)
-            case GuardRecord():
-                numbers = guard_numbers(record)
         values = {name: float(value) for name, value in numbers.items() if value is not None}
         if values and not isinstance(record, RunRecord):
             self._safely(lambda: self._logger.numbers(values, record.step))

@@ -11,11 +11,10 @@ from adaptive.training.telemetry.formatting import (
     bytes_text,
     count_text,
     duration_text,
-    guard_text,
     percent_text,
     score_text,
 )
-from adaptive.training.telemetry.record import EvalRecord, GuardRecord, IntervalRecord, Record, RunTotals, sum_tables
+from adaptive.training.telemetry.record import EvalRecord, IntervalRecord, Record, RunTotals, sum_tables
 
 EVERY = 5.0  # seconds between two lines
 
@@ -70,7 +69,7 @@ class Progress:
             total_steps: of the whole run; None: not known, so no ETA is shown.
             first_step, first_samples: counts at which a resumed run starts.
         """
-        self._stream = _Guarded(stream)
+        self._stream = _LenientStream(stream)
         self._total_steps = total_steps
         self._totals = RunTotals(first_step=first_step, first_samples=first_samples)
         self._bar: _Bar | None = None
@@ -87,8 +86,6 @@ class Progress:
             if record.mse is not None:
                 quality = f"MSE {score_text(record.mse)}, MAE {score_text(record.mae)}"
             self._line(f"evaluation after step {record.step}: {quality}, {count_text(record.samples)} samples")
-        elif isinstance(record, GuardRecord):
-            self._line(f"guard after step {record.step}: {guard_text(record)}")
 
     def close(self) -> None:
         """Restore the terminal."""
@@ -127,7 +124,7 @@ class Progress:
         return max(self._total_steps - step, 0) * self._totals.seconds / self._totals.steps
 
 
-class _Guarded(io.TextIOBase):
+class _LenientStream(io.TextIOBase):
     """A stream that ignores writes after its first error, where rich would exit."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -155,7 +152,7 @@ class _Guarded(io.TextIOBase):
 class _Bar:
     """A progress bar at the bottom of a terminal, drawn by the calling thread."""
 
-    def __init__(self, stream: _Guarded, total_steps: int | None) -> None:
+    def __init__(self, stream: _LenientStream, total_steps: int | None) -> None:
         import rich.console  # 50 ms that only a terminal pays for
         import rich.progress
         import rich.table

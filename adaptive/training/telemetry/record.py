@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from adaptive.counters import Counter
 
 STAGES: Final = (
-    "read", "learn", "plan", "write_back", "fetch", "wait", "forward", "backward", "update", "row_update", "guard",
+    "read", "learn", "plan", "write_back", "fetch", "wait", "forward", "backward", "update", "row_update",
     "other",
 )  # fmt: skip
 """The stages of a step, in order; keys of `time_ms`.
@@ -198,38 +198,6 @@ class EvalRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuardRecord:
-    """One decision of the guard; differences are run minus fork, < 0: skipping costs.
-
-    Intervals are (low, high) at 95%. Values that were not measured are None.
-    """
-
-    step: int  # batches trained before the decision
-    verdict: str  # keep, reduce, stop, or idle (the policy skips nothing)
-    reason: str
-    trigger: str  # reason of the check
-    budget: float  # accepted loss of AUC
-    allowance_before: float
-    allowance: float  # share of its skipping that the policy may do from now on
-    from_step: int  # batch from which the allowance applies; skipping before it is undone unless it passed
-    fork_steps: int = 0  # batches trained by both run and fork
-    steps_left: int | None = None  # of the run
-    samples: int = 0  # held-back samples on which both were compared
-    skipped_share: float | None = None  # of row updates, or of inputs, during the check
-    auc_difference: float | None = None
-    auc_difference_ci: tuple[float, float] | None = None
-    log_loss_difference: float | None = None
-    log_loss_difference_ci: tuple[float, float] | None = None
-    spent: float = 0.0  # estimated cost in AUC of skipping that passed earlier checks
-    auc_change: float | None = None  # expected by the end of the run, in total
-    auc_change_ci: tuple[float, float] | None = None
-    fork_bytes: int = field(default=0, compare=False)  # memory of the fork's rows and dense weights
-    fork_batches: int = 0  # extra batches trained by forks so far
-    judged_batches: int = 0  # predicted by run and fork so far
-    wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
-
-
-@dataclass(frozen=True, kw_only=True)
 class ResumeRecord:
     """The run was resumed here."""
 
@@ -238,7 +206,7 @@ class ResumeRecord:
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
 
-Record = RunRecord | IntervalRecord | EvalRecord | GuardRecord | ResumeRecord
+Record = RunRecord | IntervalRecord | EvalRecord | ResumeRecord
 
 ROWS_NOW: Final = (
     "resident_rows",
@@ -407,7 +375,7 @@ class RunTotals:
 
 # TensorBoard sorts groups by name; the numbers put the important ones first and single tables last.
 TRAINING, EVALUATION, TIERS, KEYS, SKIPPING = "1_training", "2_evaluation", "3_tiers", "3_keys", "4_skipping"
-TIME, POLICY, GUARD, TABLES, RANKS = "5_time", "6_policy", "7_guard", "8_tables", "9_ranks"
+TIME, POLICY, TABLES, RANKS = "5_time", "6_policy", "7_tables", "8_ranks"
 QUALITY: Final = ("auc", "log_loss", "accuracy")
 
 Numbers = dict[str, float | None]
@@ -493,13 +461,3 @@ def evaluation_numbers(record: EvalRecord) -> Numbers:
     """Return tag -> quality on held-out data, also for each label of a multi-task model."""
     each = {f"{EVALUATION}/{name}_{label}": q.get(name) for label, q in record.labels.items() for name in QUALITY}
     return {f"{EVALUATION}/{name}": getattr(record, name) for name in (*QUALITY, *MORE_QUALITY)} | each
-
-
-def guard_numbers(record: GuardRecord) -> Numbers:
-    """Return tag -> measurement or decision of the guard."""
-    names = ("allowance", "auc_difference", "auc_change", "skipped_share")
-    numbers: Numbers = {f"{GUARD}/{name}": getattr(record, name) for name in names}
-    for name in ("auc_difference", "auc_change"):
-        low, high = getattr(record, f"{name}_ci") or (None, None)
-        numbers |= {f"{GUARD}/{name}_low": low, f"{GUARD}/{name}_high": high}
-    return numbers

@@ -112,19 +112,6 @@ class QualitySummary(TypedDict, total=False):
     ranking: Mapping[str, float]  # recall@k and ndcg@k of a model that ranks items
 
 
-class GuardSummary(TypedDict, total=False):
-    """Decisions of a guard, and their cost in batches."""
-
-    guard_allowance: float
-    guard_fork_batches: int
-    guard_judged_batches: int
-    guard_undone_batches: int
-    guard_decisions: list[dict[str, object]]  # fields of `GuardRecord`
-    guard_kept: SkipShares
-    guard_undone: SkipShares
-    guard_exact: bool  # the weights equal those of a run that skips nothing, bit for bit
-
-
 class InputSummary(TypedDict, total=False):
     """Samples read by training, with those that a rule skipped, and the worth of those trained."""
 
@@ -144,11 +131,8 @@ class KeySummary(TypedDict, total=False):
     unadmitted_lookup_share: float | None
 
 
-class RunSummary(QualitySummary, SkipShares, GuardSummary, InputSummary, KeySummary, total=False):
-    """The object that `--json` prints. Values that are unknown or not finite are None.
-
-    Skipped shares are counted during training, so they include updates that a guard undid later.
-    """
+class RunSummary(QualitySummary, SkipShares, InputSummary, KeySummary, total=False):
+    """The object that `--json` prints. Values that are unknown or not finite are None."""
 
     schema: int
     policy: str
@@ -268,11 +252,10 @@ def summary_text(summary: RunSummary, totals: RunTotals, *, table_rows: Mapping[
         *skipping_lines(summary),
         *_latest_skipped(summary, totals),
         *_speeds(totals),
-        *_guard_lines(summary),
         *_policy_lines(summary),
         *_time_lines(summary),
         "",
-        *_table_lines(totals.tables, table_rows, undone=bool(summary.get("guard_undone_batches"))),
+        *_table_lines(totals.tables, table_rows),
     ]
     return "\n".join(lines) + "\n"
 
@@ -371,9 +354,8 @@ def rank_lines(summary: RunSummary) -> list[str]:
 
 
 def skipping_lines(summary: RunSummary) -> list[str]:
-    """Lines of skipped, dropped and undone work; none if nothing was skipped."""
-    remaining: SkipShares = summary.get("guard_kept", summary)
-    lines = [*_undone(summary.get("guard_undone", {})), *_dropped(remaining, summary.get("guard_undone", {}))]
+    """Lines of skipped and dropped work; none if nothing was skipped."""
+    lines = _dropped(summary)
     if summary.get("skipped_input_share") and summary.get("weight_spread"):
         read, trained, worth = (count_text(summary[name]) for name in ("samples_read", "samples", "effective_samples"))
         spread = f"{summary['weight_spread']:.2f}"
@@ -381,11 +363,9 @@ def skipping_lines(summary: RunSummary) -> list[str]:
             f"inputs: {read} read, {trained} trained, whose weights spread by {spread} of their mean: worth {worth} of "
             "equal weight"
         )
-    lines += _skipped(remaining)
+    lines += _skipped(summary)
     if summary.get("watched_rows"):
         lines.append(_watched(summary))
-    if summary.get("guard_exact"):
-        lines.append("skipped: nothing in the end. The tables equal those of a run that skips nothing")
     return lines
 
 
@@ -422,32 +402,17 @@ def _speeds(totals: RunTotals) -> list[str]:
     ]
 
 
-def _undone(undone: SkipShares) -> list[str]:
-    parts = []
-    if undone.get("skipped_update_share"):
-        updates, lookups = percent_text(undone["skipped_update_share"]), percent_text(undone["skipped_lookup_share"])
-        parts.append(f"{updates} of row updates ({lookups} of lookups)")
-    if undone.get("skipped_input_share"):
-        parts.append(f"{percent_text(undone['skipped_input_share'])} of inputs")
-    return [f"skipped, then undone by the guard: {' and '.join(parts)}"] if parts else []
+def _dropped(shares: SkipShares) -> list[str]:
+    if not shares.get("skipped_input_share"):
+        return []
+    return [
+        f"dropped: {percent_text(shares['skipped_input_share'])} of inputs. The tables differ from those of a run that "
+        "drops nothing; compare with the policy random_drop at the same share"
+    ]
 
 
-def _dropped(remaining: SkipShares, undone: SkipShares) -> list[str]:
-    if remaining.get("skipped_input_share"):
-        return [
-            f"dropped: {percent_text(remaining['skipped_input_share'])} of inputs. The tables differ from those of a "
-            "run that drops nothing; compare with the policy random_drop at the same share"
-        ]
-    if undone.get("skipped_input_share"):
-        return [
-            "dropped: no inputs in the end, but batches may hold other samples than without the policy. The tables "
-            "may differ from those of a run that drops nothing"
-        ]
-    return []
-
-
-def _skipped(remaining: SkipShares) -> list[str]:
-    skipped, deferred = remaining["skipped_update_share"], remaining["deferred_update_share"] or 0.0
+def _skipped(shares: SkipShares) -> list[str]:
+    skipped, deferred = shares["skipped_update_share"], shares["deferred_update_share"] or 0.0
     if not skipped:
         return []
     reasons = []
@@ -456,22 +421,8 @@ def _skipped(remaining: SkipShares) -> list[str]:
     if skipped > deferred:
         reasons.append(f"{percent_text(skipped - deferred)} dropped because their rows were saturated")
     return [
-        f"skipped: {percent_text(skipped)} of row updates ({percent_text(remaining['skipped_lookup_share'])} of "
+        f"skipped: {percent_text(skipped)} of row updates ({percent_text(shares['skipped_lookup_share'])} of "
         f"lookups): {'; '.join(reasons)}. The tables differ from those of a run that skips nothing"
-    ]
-
-
-def _guard_lines(summary: RunSummary) -> list[str]:
-    """Decisions and cost of a guard; no lines without one."""
-    if "guard_decisions" not in summary:
-        return []
-    verdicts = ", ".join(str(decision["verdict"]) for decision in summary["guard_decisions"]) or "none"
-    forks, undone = summary["guard_fork_batches"], summary["guard_undone_batches"]
-    return [
-        f"guard: decisions: {verdicts}; the policy may do {percent_text(summary['guard_allowance'])} of its skipping; "
-        f"forks trained {count_text(forks)} extra batches ({percent_text(forks / max(summary['steps'], 1))}) and "
-        f"{count_text(summary['guard_judged_batches'])} were judged"
-        + (f"; skipping was undone in {count_text(undone)} batches" if undone else "")
     ]
 
 
@@ -493,7 +444,7 @@ def _time_lines(summary: RunSummary) -> list[str]:
     return lines
 
 
-def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int] | None, *, undone: bool) -> list[str]:
+def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int] | None) -> list[str]:
     sizes = table_rows or {name: counts.lookups for name, counts in tables.items()}
     names = sorted(tables, key=lambda name: -sizes.get(name, 0))
     shown = {name: tables[name] for name in names[:MAX_TABLES]}
@@ -508,8 +459,7 @@ def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int
         for name, counts in shown.items()
     ]
     if any(counts.skipped_updates for counts in tables.values()):
-        # Tables do not know which of their skipped updates a guard undid.
-        header += ["waiting", "at rest", "saturated", "skipped, before undoing" if undone else "skipped"]
+        header += ["waiting", "at rest", "saturated", "skipped"]
         for row, counts in zip(rows, shown.values(), strict=True):
             row += map(count_text, (counts.waiting_rows, counts.at_rest_rows, counts.saturated_rows))
             row.append(percent_text(counts.skipped_update_share))

@@ -8,17 +8,14 @@ from typing import Any, Final
 import numpy as np
 
 from adaptive.training.telemetry import events
-from adaptive.training.telemetry.formatting import guard_text
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import (
-    GUARD,
     RANKS,
     SKIPPING,
     TIERS,
     TIME,
     TRAINING,
     EvalRecord,
-    GuardRecord,
     IntervalRecord,
     Numbers,
     Record,
@@ -27,7 +24,6 @@ from adaptive.training.telemetry.record import (
     TableCounts,
     count_numbers,
     evaluation_numbers,
-    guard_numbers,
     interval_numbers,
     sum_tables,
 )
@@ -109,9 +105,6 @@ class TensorBoardView:
             case ResumeRecord():
                 values, step = events.text("resumed", f"resumed after step {record.step}"), record.step
                 self._step = record.step
-            case GuardRecord():
-                decision = events.text(f"{GUARD}/decision", guard_text(record))
-                values, step = events.scalars(guard_numbers(record)) + decision, record.step
             case IntervalRecord():
                 values, step = self._interval(record), record.step
         self._file.add(values, step=step, wall_time=record.wall_time)

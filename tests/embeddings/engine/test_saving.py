@@ -389,18 +389,6 @@ def test_a_larger_table_begins_as_the_smaller_one_did(before: float | None, afte
             larger.rows.load_state_arrays(saved, grow=True)
 
 
-def test_rows_that_never_changed_are_not_overwritten() -> None:
-    """Though they were on the device when the others were saved."""
-    tables = one_table(0.5)
-    for _ in tables.look_ahead([bags([1, 2])]):
-        pass
-    arrays = tables.rows.state_arrays()
-    step_all(tables, [bags([2, 3])])
-    before = tables.rows.table_weights("t")
-    tables.rows.overwrite(arrays)
-    np.testing.assert_array_equal(tables.rows.table_weights("t"), before)
-
-
 @pytest.mark.parametrize("depth", [0, 3])
 def test_rows_that_begin_anew_in_a_larger_table_are_trained(depth: int) -> None:
     """They were looked up in the latest batches before, which are in flight no more."""

@@ -118,7 +118,7 @@ def stop(ranks: Ranks, signals: dict[int, int]) -> tuple[int, int, dict[str, Any
 
     with made.embeddings as embeddings:
         trainer = Trainer(embeddings, made.model, made.optimizer, set_rates=step)
-        loop = Loop(config, data, trainer, DataPosition(), guard=None)
+        loop = Loop(config, data, trainer, DataPosition())
         loop.run(request, save=lambda: None, evaluate=lambda: None)
         rule = embeddings.policy.rule
         assert rule is not None and bool(request)

@@ -77,14 +77,6 @@ def test_doctor_measures_what_ranks_exchange(pool: RankPool) -> None:
 
 
 @pytest.mark.nightly
-def test_a_guard_is_refused_once() -> None:
-    words = [*COMMAND, "run", *SMALL_RUN, "--skip", "defer", "--set", "guard.budget=0.001", "--ranks=2"]
-    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    results = subprocess.run(words, env=env, capture_output=True, text=True, cwd=ROOT, timeout=200)
-    assert results.returncode == 2 and results.stderr.count("expected guard=null with several ranks") == 1
-
-
-@pytest.mark.nightly
 def test_a_killed_rank_ends_the_run_with_exit_code_10(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ["--steps", "100000", "--ranks", "2", "--set", "save_every=3"]

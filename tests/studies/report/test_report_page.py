@@ -33,7 +33,6 @@ def hostile_run(tmp_path: Path) -> Path:
         tmp_path / "<b>run & 'co'",
         tables=HOSTILE,
         policy=HOSTILE[0],
-        guard=True,
         skips=True,
         more={
             "summary": {"rejected_lines": {HOSTILE[1]: 2}, "policy_numbers": {HOSTILE[0]: 1.0}, "policy": HOSTILE[0]},

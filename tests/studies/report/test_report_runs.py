@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.report_records import GUARDED, Seen, interval, nothing_drawn, write_run  # noqa: F401 (fixture)
+from support.report_records import Seen, interval, nothing_drawn, write_run  # noqa: F401 (fixture)
 
 from adaptive.studies.report.html_report import write_report
 from adaptive.studies.report.page_records import PageRecord, load_run
@@ -90,11 +90,11 @@ def test_intervals_are_joined_without_loss() -> None:
 
 
 def test_a_page_shows_what_the_run_recorded(tmp_path: Path) -> None:
-    run = named(write_run(tmp_path / "a", guard=True, skips=True))
+    run = named(write_run(tmp_path / "a", skips=True))
     result = sections(run)
     assert list(result) == [
         *("Quality", "Learning", "Stages of a step", "Tier movement", "Traffic", "Skipped updates"),
-        *("Policy reports", "Guard decisions", "Bad lines", "Settings", "Data, versions and machine"),
+        *("Policy reports", "Bad lines", "Settings", "Data, versions and machine"),
     ]
     quality = rows(result["Quality"])
     assert quality["AUC"] == ["0.7654"] and quality["log loss"] == ["0.4321"] and quality["status"] == ["finished"]
@@ -106,8 +106,6 @@ def test_a_page_shows_what_the_run_recorded(tmp_path: Path) -> None:
     assert pictures(result["Tier movement"])[0] == "mine: rows on the device by table"
     assert rows(result["Policy reports"])["rate"] == ["4"]
     assert pictures(result["Policy reports"]) == ["rate"]  # what never changes has no curve
-    assert rows(result["Guard decisions"])["30"][1] == "100.0% to 25.0%"
-    assert GUARDED.trigger in rows(result["Guard decisions"])["30"]
     assert rows(result["Settings"])["tier.host"] == ["memory"]
     assert rows(result["Data, versions and machine"])["version of torch"] == ["2.0"]
 

@@ -119,12 +119,6 @@ def test_an_export_scores_as_predict_does(run: Path, tmp_path: Path, to: str) ->
     np.testing.assert_allclose(scores, np.load(tmp_path / "scores.npy"), atol=1e-6)
 
 
-def test_commands_that_do_not_support_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_day(tmp_path / "day0.csv", 0)
-    with pytest.raises(ConfigError, match="table 'user': expected no keys in a guarded run"):
-        train_run(config(tmp_path, "guarded", skip={"rule": "defer"}, guard={}))
-
-
 def test_studies_count_each_key_as_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As with a vocabulary of all keys."""
     config(tmp_path, "unused")

@@ -229,7 +229,6 @@ def test_mistakes() -> None:
     for changed, name in (
         ({"stop_at": {"auc": 0.7}}, "stop_at.auc"),
         ({"eval_by": "user"}, "eval_by"),
-        ({"guard": {}, "save_every": None}, "guard"),
         ({"policy": "lru", "skip": {"rule": "predicted"}}, "the rule Predicted"),
     ):
         for run in (train_run, plan_run):

@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support.guarded import SAMPLES, STRICT
-from support.guarded import run as guarded_run
-from support.guarded_policies import Freeze, Plain
 from support.toy import SIZES, ToyData, toy_config
 from support.toy_runs import data_fixture, everything, nothing_is_left_behind, parts_of, train_all  # noqa: F401
 
@@ -203,22 +200,7 @@ def test_dropout_changes_training_and_no_evaluation(tmp_path: Path, data: Callab
     assert found == [pytest.approx(summary["auc"], abs=1e-6)] * 2  # other sizes of products may round otherwise
 
 
-# --- the guard, and comparisons ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name", ["multi-task, dropout", "dlrm, dropout", "dcn, widths", "dcn, batch norm", "dlrm, optimizers"]
-)
-def test_what_a_guard_undoes_leaves_a_run_that_skipped_nothing(
-    tmp_path: Path, data: Callable[..., ToyData], name: str
-) -> None:
-    """Its copy of the run drops the same values, has the same running statistics, and learns all labels."""
-    data(SAMPLES, labels=labels(name))
-    plain = guarded_run(tmp_path / "plain", Plain, **settings(name))
-    found = guarded_run(tmp_path / "guarded", Freeze, {"budget": STRICT}, depth=2, **settings(name))
-    assert found.verdicts == ["stop"] and found.summary["guard_undone_batches"] > 0
-    for key, value in plain.numbers.items():
-        np.testing.assert_array_equal(found.numbers[key], value, strict=True, err_msg=key)
+# --- comparisons ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["multi-task, dropout", "own", "dlrm, widths"])

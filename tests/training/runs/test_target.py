@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from support.guarded_policies import Defer, Plain
 from support.interrupted import Killed, assert_equal, config_of, interrupted, numbers, small_world
 from support.toy import toy_config
 from support.toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401 (fixtures)
@@ -185,14 +184,3 @@ def test_where_nothing_evaluates_it_is_refused(tmp_path: Path, data: Any) -> Non
         with pytest.raises(ConfigError, match=r"evaluation part, got synthetic \(stop_at\.auc=0\.8\)"):
             start(config)
     assert not (tmp_path / "run.json").exists()
-
-
-def test_guarded_runs_refuse_it(tmp_path: Path, data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for policy in (Defer, Plain):
-        monkeypatch.setattr("adaptive.training.components.make_policy", lambda *_, policy=policy: policy())
-        config = toy_config(stop_at={"auc": 0.01}, guard={"budget": 0.1}, epochs=2, out=str(tmp_path / policy.__name__))
-        if policy is Defer:
-            with pytest.raises(ConfigError, match="expected no guard with stop_at"):
-                train_run(config)
-        else:  # there is nothing to guard
-            assert train_run(config)["steps"] == 20

@@ -69,14 +69,14 @@ SKIPPING_TAGS = {
     "4_skipping/deferred_update_share": 0.1,
 }
 TABLE_TAGS = {
-    "8_tables/{}/hit_rate": 0.75,
-    "8_tables/{}/row_hit_rate": 0.25,
-    "8_tables/{}/resident_rows": 500,
-    "8_tables/{}/promoted_rows_per_step": 3,
-    "8_tables/{}/waiting_rows": 5,
-    "8_tables/{}/at_rest_rows": 1,
-    "8_tables/{}/saturated_rows": 3,
-    "8_tables/{}/skipped_update_share": 0.25,
+    "7_tables/{}/hit_rate": 0.75,
+    "7_tables/{}/row_hit_rate": 0.25,
+    "7_tables/{}/resident_rows": 500,
+    "7_tables/{}/promoted_rows_per_step": 3,
+    "7_tables/{}/waiting_rows": 5,
+    "7_tables/{}/at_rest_rows": 1,
+    "7_tables/{}/saturated_rows": 3,
+    "7_tables/{}/skipped_update_share": 0.25,
 }
 
 
@@ -128,8 +128,8 @@ def test_tags_and_values(tmp_path):
         **{tag.format("site"): value for tag, value in TABLE_TAGS.items()},
     }
     assert {tag: found[tag] for tag in expected} == pytest.approx(expected)
-    assert found["8_tables/user/promoted_rows_per_step"] == 0
-    assert "8_tables/user/hit_rate" not in found  # no lookups: unknown, not 0
+    assert found["7_tables/user/promoted_rows_per_step"] == 0
+    assert "7_tables/user/hit_rate" not in found  # no lookups: unknown, not 0
     spread = {f"3_tiers/{rate}_of_tables_p{p}" for rate in ("hit_rate", "row_hit_rate") for p in (5, 50, 95)}
     assert set(found) - set(expected) - spread == {
         tag.format("user") for tag in TABLE_TAGS if not tag.endswith(("_rate", "_share"))
@@ -140,7 +140,7 @@ def test_groups_are_ordered_by_importance(tmp_path):
     """TensorBoard sorts groups by name."""
     write_all(TensorBoardView(tmp_path, ["site"]), interval(), EvalRecord(step=10, samples=1, auc=0.5, log_loss=0.1))
     groups = sorted({tag.split("/")[0] for tag in latest(tmp_path)})
-    expected = "1_training 2_evaluation 3_tiers 4_skipping 5_time 6_policy 8_tables"
+    expected = "1_training 2_evaluation 3_tiers 4_skipping 5_time 6_policy 7_tables"
     assert " ".join(groups) == expected
 
 
@@ -151,7 +151,7 @@ def test_counts_are_per_step(tmp_path):
     assert [event.value for event in read(tmp_path).Scalars("3_tiers/promoted_rows_per_step")] == [3, 3]
     resumed = TensorBoardView(tmp_path / "resumed", ["site"])
     write_all(resumed, ResumeRecord(step=1000, dropped=0), interval(1004, tables={"site": short}))
-    assert latest(tmp_path / "resumed")["8_tables/site/promoted_rows_per_step"] == 3
+    assert latest(tmp_path / "resumed")["7_tables/site/promoted_rows_per_step"] == 3
 
 
 def test_numbers_of_skipping_start_with_the_first_skip(tmp_path):
@@ -163,7 +163,7 @@ def test_numbers_of_skipping_start_with_the_first_skip(tmp_path):
     view.write(interval(20))
     write_all(view, interval(30, tables={"site": plain}))
     assert [event.step for event in read(tmp_path).Scalars("4_skipping/saturated_rows")] == [20, 30]
-    assert latest(tmp_path)["8_tables/site/skipped_update_share"] == 0
+    assert latest(tmp_path)["7_tables/site/skipped_update_share"] == 0
 
 
 def test_spread_over_tables(tmp_path):
@@ -255,18 +255,18 @@ def test_many_tables_show_the_largest_and_the_rest_as_one(tmp_path):
     sizes = [1000 - i if i % 5 else 1 for i in range(40)]  # t0, t5, ... t35 are the smallest eight
     write_all(TensorBoardView(tmp_path, names, sizes), interval(tables=tables))
     found = latest(tmp_path)
-    shown = {tag.split("/")[1] for tag in found if tag.startswith("8_tables/")} - {"other"}
+    shown = {tag.split("/")[1] for tag in found if tag.startswith("7_tables/")} - {"other"}
     assert shown == {name for index, name in enumerate(names) if index % 5}
-    assert found["8_tables/other/promoted_rows_per_step"] == pytest.approx(0.8)
+    assert found["7_tables/other/promoted_rows_per_step"] == pytest.approx(0.8)
     assert found["3_tiers/promoted_rows_per_step"] == 4
-    assert found["8_tables/other/hit_rate"] == pytest.approx(sum(range(0, 40, 5)) / 80)
+    assert found["7_tables/other/hit_rate"] == pytest.approx(sum(range(0, 40, 5)) / 80)
 
 
 def test_a_table_may_be_called_other(tmp_path):
     write_all(TensorBoardView(tmp_path, ["all", "other"]), interval(tables={"all": COUNTS, "other": COUNTS}))
     found = latest(tmp_path)
-    assert found["8_tables/other_table/promoted_rows_per_step"] == found["8_tables/all/promoted_rows_per_step"] == 3
-    assert not [tag for tag in found if tag.startswith("8_tables/other/")]
+    assert found["7_tables/other_table/promoted_rows_per_step"] == found["7_tables/all/promoted_rows_per_step"] == 3
+    assert not [tag for tag in found if tag.startswith("7_tables/other/")]
 
 
 def test_a_removed_directory_is_created_again(tmp_path, caplog):

@@ -34,7 +34,6 @@ from adaptive.embeddings.engine.saving.watched import check_watched, load_watche
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.embeddings.tiers.device import Rows
-from adaptive.errors import ConfigError
 from adaptive.kernels.rows.cpu import initial
 from adaptive.storage.arrays import Blocks, Stored, whole
 from adaptive.storage.shards import Part
@@ -177,26 +176,6 @@ def _renumber(group: Group, part: GroupArrays, watched: Arrays, last: Mapping[st
         if name in arrays:
             tables = np.searchsorted(old, arrays[name], side="right") - 1
             arrays[name] = arrays[name] + moved[tables] + np.where(arrays[name] >= tail[tables], more[tables], 0)
-
-
-def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Stored]) -> None:
-    """Overwrite rows; see `RowStore.overwrite`. For the training thread, between two steps."""
-    if pipeline.has_keys:
-        raise ConfigError("overwrite(): expected tables without keys, got some whose keys may have other rows.")
-    parts = _check_parts(pipeline, arrays)
-    with pipeline.lock:
-        pipeline.mover.catch_up()  # finish the steps that are submitted to the device
-        pipeline.finish_copies()
-        for lane, part in zip(pipeline.lanes, parts, strict=True):
-            part["has_changed"] = _has_changed(lane, part)
-            _overwrite_lane(lane, part)
-        pipeline.finish_copies()
-
-
-def _overwrite_lane(lane: Lane, part: GroupArrays) -> None:
-    for rows, weights, state in _read_saved_blocks(lane, part):
-        lane.put(*select_owned(lane.group, rows, weights, state))
-    lane.device.forget_watched()  # the new values include accumulated updates; snapshots are of the old values
 
 
 def _check_parts(
