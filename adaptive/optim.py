@@ -77,10 +77,6 @@ class RowOptimizer(ABC):
         counts = np.ascontiguousarray(state[:, end:]).view(np.float32)
         return np.concatenate([widen(state[:, :end]), counts], axis=1)
 
-    def least_state(self, embedding_dim: int) -> NDArray[np.float32]:
-        """(S,) lower bound of each value of a row's state."""
-        return np.zeros(self.state_width(embedding_dim), np.float32)
-
     def squares_width(self, embedding_dim: int) -> int:
         """Number of float32 values stored next to an accumulated gradient.
 
@@ -201,11 +197,6 @@ class Adam(HalvableOptimizer):
     def state_width(self, embedding_dim: int) -> int:
         return 2 * embedding_dim + 1  # first moment, second moment, number of updates
 
-    def least_state(self, embedding_dim: int) -> NDArray[np.float32]:
-        least = super().least_state(embedding_dim)
-        least[:embedding_dim] = -np.inf  # first moments may be negative
-        return least
-
     def squares_width(self, embedding_dim: int) -> int:
         return embedding_dim + 1  # squares, number of gradients in the sum
 
@@ -254,11 +245,6 @@ class FTRL(RowOptimizer):
 
     def state_width(self, embedding_dim: int) -> int:
         return 2 * embedding_dim  # sums of gradients less those of sigma w, sums of squares
-
-    def least_state(self, embedding_dim: int) -> NDArray[np.float32]:
-        least = super().least_state(embedding_dim)
-        least[:embedding_dim] = -np.inf
-        return least
 
     def squares_width(self, embedding_dim: int) -> int:
         return embedding_dim

@@ -53,9 +53,6 @@ Resume = Annotated[Path | None, _option("--resume", "RUNDIR", OUTPUT,
 AutoResumeRun = Annotated[bool, _option("--auto-resume", None, OUTPUT,
     help="Start the run in --out, or resume it if it exists, on any number of ranks. For launchers that repeat the "
          "same command (torchrun --max-restarts).")]
-ForceUnlock = Annotated[bool, _option("--force-unlock", None, OUTPUT,
-    help="Use the run directory even if a process on another machine or container seems to hold it. Only if you know "
-         "that it ended.")]
 
 # eval, predict, export
 EvalData = Annotated[str | None, _option("--data", "SPEC", show_default=False,

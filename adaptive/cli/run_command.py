@@ -34,7 +34,6 @@ def run(
     overwrite: options.Overwrite = False,
     auto_resume: options.AutoResumeRun = False,
     ranks: options.Ranks = None,
-    force_unlock: options.ForceUnlock = False,
     as_json: options.AsJson = False,
     **flags: Any,
 ) -> None:
@@ -48,7 +47,7 @@ def run(
         others = {"--config": config, "--set": sets, "--dry-run": dry_run, "--overwrite": overwrite}
         others |= {"--auto-resume": auto_resume}
         _refuse_changes(texts, names, [flag for flag, value in others.items() if value])
-        _resume(resume, texts, ranks, force_unlock=force_unlock, as_json=as_json)
+        _resume(resume, texts, ranks, as_json=as_json)
         return
     with loading_libraries():
         from adaptive.training.settings import load_settings
@@ -76,11 +75,9 @@ def run(
             with launched_ranks(settings) as group:
                 stream = sys.stderr if group.is_first else None
                 if auto_resume:
-                    result = auto_resume_run(settings, force_unlock=force_unlock, stream=stream, ranks=group)
+                    result = auto_resume_run(settings, stream=stream, ranks=group)
                 else:
-                    result = train_run(
-                        settings, overwrite=overwrite, force_unlock=force_unlock, stream=stream, ranks=group
-                    )
+                    result = train_run(settings, overwrite=overwrite, stream=stream, ranks=group)
             if not group.is_first:
                 return
     print_result(result, as_json=as_json)
@@ -103,7 +100,7 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal()
 
 
-def _resume(run: Path, texts: Mapping[str, str], ranks: int | None, *, force_unlock: bool, as_json: bool) -> None:
+def _resume(run: Path, texts: Mapping[str, str], ranks: int | None, *, as_json: bool) -> None:
     settings = settings_for_ranks(run, ranks)
     if ranks is not None and settings is not None:
         _launch(ranks, settings)
@@ -117,7 +114,7 @@ def _resume(run: Path, texts: Mapping[str, str], ranks: int | None, *, force_unl
         changed["code"] = code
     with own_stdout(), nullcontext(ALONE) if settings is None else launched_ranks(settings) as group:
         stream = sys.stderr if group.is_first else None
-        result = resume_run(run, **changed, force_unlock=force_unlock, stream=stream, ranks=group)
+        result = resume_run(run, **changed, stream=stream, ranks=group)
     if group.is_first:
         print_result(result, as_json=as_json)
 

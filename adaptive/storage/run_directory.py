@@ -8,7 +8,6 @@ compare runs on the same samples.
 import contextlib
 import fcntl
 import itertools
-import json
 import os
 import platform
 import re
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 
 from adaptive.errors import CheckpointError, OutputError, printable, suggestion
 from adaptive.storage.durable import DISK, replace_file, write_atomic, write_failed
-from adaptive.storage.untrusted import JsonObject, open_plain, read_signed, signed_json
+from adaptive.storage.files import JsonObject, json_text, read_json
 
 SCHEMA: Final = 2
 RECORD: Final = "run.json"
@@ -56,7 +55,6 @@ class RunDirectory:
     Args:
         overwrite: remove the existing run.
         resume: keep the existing run, and remove the unfinished files of killed processes.
-        force_unlock: take the directory even if a process on another machine or in another container seems to hold it.
 
     Raises:
         CheckpointError: if there is no run to resume, or part of it is a link (runs do not write through links).
@@ -64,9 +62,7 @@ class RunDirectory:
             set, if it holds files that no run writes, or if it cannot be written.
     """
 
-    def __init__(
-        self, path: Path, *, overwrite: bool = False, resume: bool = False, force_unlock: bool = False
-    ) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
         self.path = path
         if resume:
             read_record(path)  # first, so that no lock is left in a folder that is not a run
@@ -75,7 +71,7 @@ class RunDirectory:
         try:
             self._made = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = _take_lock(path / LOCK, force_unlock=force_unlock)
+            self._lock = _take_lock(path / LOCK)
             try:
                 if resume:
                     _remove_litter(path)
@@ -130,7 +126,7 @@ class RunDirectory:
                     f"run directory {self.path}: expected the directory that this run locked, got none or another one. "
                     "Do not move or remove it during the run."
                 )
-            write_atomic(self.path / RECORD, signed_json(self.record))
+            write_atomic(self.path / RECORD, json_text(self.record))
         except OSError as error:
             raise write_failed(self.path / RECORD, error) from error
 
@@ -237,9 +233,7 @@ def read_record(path: Path) -> JsonObject:
     if not os.path.lexists(file):
         raise CheckpointError(f"{file}: expected the record of a run, got no such file{_nearest(path)}")
     advice = "Read it with the version of adaptive-train that wrote it."
-    record = read_signed(file, {"schema": SCHEMA}, advice=advice)
-    _check_kinds(record, str(file))
-    return record
+    return read_json(file, {"schema": SCHEMA}, advice=advice)
 
 
 def _nearest(path: Path) -> str:
@@ -249,24 +243,6 @@ def _nearest(path: Path) -> str:
         with contextlib.suppress(OSError):  # such as a name that is too long
             runs += [str(record.parent) for record in folder.glob(f"*/{RECORD}")]
     return suggestion(str(path), sorted(runs))
-
-
-_KINDS: Final[Mapping[str, type]] = {
-    "config": dict, "data": dict, "data.vocabularies": dict, "data.files": list, "versions": dict, "summary": dict,
-    "summary.stop_at": dict, "summary.best": dict, "resumed": list, "folder": str, "status": str, "preset": dict,
-}  # fmt: skip
-_WORDS: Final[Mapping[type, str]] = {dict: "an object", list: "a list of objects", str: "a text"}
-
-
-def _check_kinds(record: JsonObject, where: str) -> None:
-    """Check the types of the values that readers take apart; they check the values themselves."""
-    for name, kind in _KINDS.items():
-        value: Any = record
-        for key in name.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        inner = value if isinstance(value, list) else []
-        if value is not None and not (isinstance(value, kind) and all(isinstance(item, dict) for item in inner)):
-            raise CheckpointError(f"{where}: {name}: expected {_WORDS[kind]}, got {str(value)[:80]!r}")
 
 
 def _refuse_links(path: Path) -> None:
@@ -332,14 +308,10 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _take_lock(path: Path, *, force_unlock: bool = False) -> int:
+def _take_lock(path: Path) -> int:
     """Take the lock file and return its descriptor.
 
     The kernel frees the lock when this process ends in any way.
-
-    Args:
-        force_unlock: take it even if a process on another machine or in another container, of which this kernel knows
-            nothing, seems to hold it.
 
     Raises:
         OutputError: if another process holds it; names the process.
@@ -348,52 +320,24 @@ def _take_lock(path: Path, *, force_unlock: bool = False) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OutputError(f"{path}: expected a regular file, got a pipe or a device. Remove it.")
-            _take(descriptor, path, force_unlock)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _is_at(descriptor, path):  # its last holder removed it between our open and our lock
                 os.close(descriptor)
                 continue
             os.truncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps({**_holder(), "start": _now()}).encode(), 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}, since {_now()}".encode(), 0)
             return descriptor
+        except BlockingIOError as error:
+            holder = printable(os.pread(descriptor, 300, 0).decode(errors="replace")) or "another process"
+            os.close(descriptor)
+            raise OutputError(
+                f"run directory {path.parent}: expected a free directory, got one in use by {holder}. Choose another "
+                "with --out."
+            ) from error
         except BaseException:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
             raise
-
-
-def _take(descriptor: int, path: Path, force_unlock: bool) -> None:
-    previous = _read_holder(descriptor)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise OutputError(
-            f"run directory {path.parent}: expected a free directory, got one in use by {_holder_text(previous)}. "
-            "Choose another with --out."
-        ) from error
-    # On a file system that other machines share, this kernel may not know of their locks.
-    if previous and previous.get("host") != socket.gethostname() and not force_unlock:
-        raise OutputError(
-            f"run directory {path.parent}: expected a free directory, got one in use by {_holder_text(previous)}, "
-            f"another machine or container than this one ({socket.gethostname()}). If that process is gone, take over "
-            "the directory with --force-unlock."
-        )
-
-
-def _read_holder(descriptor: int) -> JsonObject:
-    try:
-        holder = json.loads(os.pread(descriptor, 4096, 0))
-    except (ValueError, RecursionError):
-        return {}  # just created, or its holder is about to write it
-    return holder if isinstance(holder, dict) else {}
-
-
-def _holder_text(holder: JsonObject) -> str:
-    if not holder:
-        return "another process that has just taken it"
-    pid, host, start = (printable(str(holder.get(name)))[:80] for name in ("pid", "host", "start"))  # may be hostile
-    return f"process {pid} on {host}, since {start}"
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -422,12 +366,11 @@ def read_scores(directory: Path) -> NDArray[np.float32] | None:
     """Return logits and labels (2, n), mapped into memory, or None if there are none.
 
     Raises:
-        CheckpointError: if the file is damaged or not a regular file.
+        CheckpointError: if the file is damaged.
     """
     file = directory / SCORES
-    if not os.path.lexists(file):
+    if not file.is_file():
         return None
-    open_plain(file).close()  # refuses a pipe, for which `np.load` would wait
     try:
         scores = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -437,6 +380,4 @@ def read_scores(directory: Path) -> NDArray[np.float32] | None:
     if not isinstance(scores, np.ndarray) or scores.dtype != np.float32 or scores.ndim != 2 or len(scores) != 2:
         what = f"{scores.dtype} {scores.shape}" if isinstance(scores, np.ndarray) else "several arrays"
         raise CheckpointError(f"{file}: expected float32 (2, samples), got {what}. Evaluate again.")
-    if not np.isfinite(scores).all():
-        raise CheckpointError(f"{file}: expected finite logits and labels, got others. Evaluate again.")
     return scores

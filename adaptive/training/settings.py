@@ -25,7 +25,8 @@ from pydantic_core import ErrorDetails
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, PolicyError, suggestion
 from adaptive.plugins import CODE_SETTINGS, load_policy_class, policy_parameters, refuse_unnamed
-from adaptive.storage.untrusted import DIGEST, check_depth, check_signature, read_plain
+from adaptive.storage.files import read_file
+from adaptive.storage.presets import MOST_BYTES
 
 PREFIX = "ADAPTIVE_"
 NOT_SETTINGS = {"ADAPTIVE_VENV", "ADAPTIVE_DATA", "ADAPTIVE_UPDATE_GOLDEN"}  # for scripts, tests and benchmarks
@@ -197,7 +198,7 @@ def _read(file: Path) -> dict[str, object]:
     if not os.path.exists(file):  # False also for names that the system refuses
         raise ConfigError(f"configuration file {file} not found. Pass a .toml or .json file with --config")
     name, is_json = f"configuration file {file}", file.suffix == ".json"
-    raw = read_plain(file, error=ConfigError, follow=True)
+    raw = read_file(file, most=None if is_json else MOST_BYTES, error=ConfigError)
     try:
         text = raw.decode("utf-8")
         content = json.loads(text) if is_json else tomllib.loads(text)
@@ -205,10 +206,6 @@ def _read(file: Path) -> dict[str, object]:
         raise ConfigError(f"expected UTF-8 text, got {error} ({name})") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"expected {'JSON' if is_json else 'TOML'}, got {error} ({name})") from error
-    check_depth(content, name, error=ConfigError)
-    if isinstance(content, dict) and isinstance(content.get("config"), dict) and DIGEST in content:
-        where = f"{name} (to use changed settings, copy its `config` to another file)"
-        check_signature(raw, content[DIGEST], where, error=ConfigError)
     if not isinstance(content, dict):
         raise ConfigError(f"expected an object of keys, got a {type(content).__name__} ({name})")
     return content

@@ -1,7 +1,9 @@
-"""Every stored byte is covered: a flipped, cut, missing or swapped file is an error by name, or changes no number."""
+"""Every array is covered: one that is flipped, cut, missing or swapped is an error by name, or changes no number.
+
+So is JSON that is cut or missing.
+"""
 
 import io
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,6 @@ from support.toy_runs import in_model
 
 from adaptive.config import TrainConfig
 from adaptive.storage.checkpoint import load_checkpoint
-from adaptive.storage.run_directory import read_record
 from adaptive.training.runs import evaluate_run, resume_run, train_run
 
 HARMLESS = ("rejects.jsonl", "events.out.tfevents")  # reports that nothing reads
@@ -116,7 +117,7 @@ def damage_each(
     for _, rng in campaign.tries():
         copied(run, to)
         path = to / files[int(rng.integers(len(files)))]
-        damage = DAMAGES[int(rng.integers(len(DAMAGES)))]
+        damage = DAMAGES[int(rng.integers(3 if path.suffix == ".json" else 0, len(DAMAGES)))]
         before = path.read_bytes()
         what = f"{damage.__name__} {path.relative_to(to)} {damage(path, rng)}"
         found: list[Numbers] = []
@@ -159,13 +160,3 @@ def test_a_damaged_checkpoint_falls_back_to_the_older_one(runs: tuple[Path, Path
     for number in (4, 8):
         (none / f"checkpoint-{number}/manifest.json").write_text("{")
     assert told(lambda: resume_run(none), codes=(4,), names="checkpoint-8/manifest.json")
-
-
-def test_every_byte_of_the_record_counts(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    run = copied(runs[0], tmp_path / "run")
-    content = (run / "run.json").read_bytes()
-    for at in np.random.default_rng(1).choice(len(content), 300, replace=False):
-        (run / "run.json").write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-        assert told(lambda: read_record(run), codes=(4,), names="run.json"), at
-    record = json.loads(content)
-    assert next(iter(record)) == "sha256" and record["schema"] == 2

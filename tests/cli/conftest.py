@@ -52,9 +52,7 @@ class FakeTrainer:
         print("training", file=stream)
         return self._answer("train", config, overwrite=overwrite)
 
-    def resume_run(
-        self, run_dir: Path, *, stream: TextIO, ranks: Any, force_unlock: bool = False, **lengths: Any
-    ) -> dict[str, Any]:
+    def resume_run(self, run_dir: Path, *, stream: TextIO, ranks: Any, **lengths: Any) -> dict[str, Any]:
         print("resuming", file=stream)
         return self._answer("resume", (run_dir, lengths))
 

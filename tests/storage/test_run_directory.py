@@ -1,6 +1,5 @@
 """Run directories: claimed by one process, emptied of a run's own files only, released on every path."""
 
-import json
 import os
 import signal
 import socket
@@ -159,19 +158,9 @@ def test_the_lock_of_a_killed_run_is_taken_over(tmp_path: Path) -> None:
     assert answer(child) == "runs\n"
     child.send_signal(signal.SIGKILL)
     end(child)
-    assert json.loads((tmp_path / "run" / LOCK).read_text())["pid"] == child.pid
+    assert (tmp_path / "run" / LOCK).read_text().startswith(f"process {child.pid} on ")
     with RunDirectory(tmp_path / "run"):
-        assert json.loads((tmp_path / "run" / LOCK).read_text())["pid"] == os.getpid()
-
-
-def test_a_lock_of_another_machine_is_respected(tmp_path: Path) -> None:
-    (tmp_path / LOCK).write_text('{"pid": 7, "host": "elsewhere", "start": "2026-01-01"}')
-    with pytest.raises(OutputError, match=r"process 7 on elsewhere, since 2026-01-01, .* with --force-unlock"):
-        RunDirectory(tmp_path)
-    assert (tmp_path / LOCK).exists()
-    with RunDirectory(tmp_path, force_unlock=True), pytest.raises(OutputError, match="in use by process"):
-        RunDirectory(tmp_path, force_unlock=True)  # the kernel knows of this one
-    assert not (tmp_path / LOCK).exists()
+        assert (tmp_path / "run" / LOCK).read_text().startswith(f"process {os.getpid()} on ")
 
 
 def test_default_names_are_new(tmp_path: Path) -> None:
@@ -196,10 +185,8 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
     [
         (None, "got no such file"),
         (b"{", "expected JSON"),
-        (b'{"schema": true}', "got schema True"),
-        (b'{"schema": 1}', "expected schema 2, got schema 1. Read it with the version"),
-        (b'{"schema": 2}', "no digest"),
-        (b"[]", "expected schema 2, got list"),
+        (b'{"schema": 1}', "expected {'schema': 2}, got {'schema': 1}. Read it with the version"),
+        (b"[]", "expected {'schema': 2}, got list"),
     ],
 )
 def test_wrong_records_are_refused(tmp_path: Path, content: bytes | None, message: str) -> None:

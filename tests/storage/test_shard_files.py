@@ -1,8 +1,7 @@
 """Arrays in shards: however many, one array in order of rows; damage anywhere is named by the one who reads it."""
 
-import hashlib
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,61 +110,16 @@ def test_pieces_of_ranks_cover_all_and_overlap_only_at_ends() -> None:
     [
         (lambda m: m.pop("shards"), "shards: "),
         (lambda m: m.update(shards=[]), "shards: List should have at least 1 item"),
-        (lambda m: m["shards"].append([]), "arrays of shard 0 in shard 2, got others"),
-        (lambda m: m["shards"].reverse(), r"shard-1-0\.npy: expected pieces among 0 to 31, got \[32"),
-        (lambda m: m["shards"][1].pop(), "arrays of shard 0 in shard 1, got others"),
-        (lambda m: m["shards"][1][0].update(name="values"), "got one twice"),
-        (lambda m: m["shards"][1][0].update(file="shard-0-0.npy"), "got one twice"),
         (lambda m: m["shards"][1][0].update(file="../shard-0-0.npy"), r"shards\.1\.0\.file"),
         (lambda m: m["shards"][1][0].update(file="rows-0.npy"), r"shards\.1\.0\.file"),
-        (lambda m: m["shards"][1][0].update(dtype="<u8"), "in shard 1, got others"),
-        (lambda m: m["shards"][1][0].update(shape=[2**50]), f"expected pieces of {2**50} entries together, got "),
         (lambda m: m["shards"][1][0].update(shape=[]), r"shards\.1\.0\.shape"),
-        (lambda m: m["shards"][1][1]["shape"].__setitem__(1, 2**50), "in shard 1, got others"),
         (lambda m: [s[1]["shape"].__setitem__(1, 2**50) for s in m["shards"]], r"shard-0-1\.npy: expected \d+ bytes"),
-        (lambda m: m["shards"][1][0]["pieces"].append(m["shards"][1][0]["pieces"][0]), "expected pieces among"),
         (lambda m: m["shards"][1][1]["pieces"][0].__setitem__(1, 0), r"shards\.1\.1\.pieces"),
         (lambda m: m["shards"][1][1]["pieces"][0].__setitem__(2, "x"), r"shards\.1\.1\.pieces"),
-        (lambda m: [s[1].update(key="none") for s in m["shards"]], "expected 'none' as an array of rows, got none"),
-        (lambda m: [s[1].update(key="small") for s in m["shards"]], "expected 'small' as an array of rows"),
-        (lambda m: m["arrays"][0].update(name="values"), "got rows 'values' twice"),
     ],
 )
-def test_manifests_of_shards_that_lie_are_refused(tmp_path: Path, change: Callable[[Any], None], message: str) -> None:
-    """Signed again, as an attacker would."""
+def test_manifests_of_another_form_are_refused(tmp_path: Path, change: Callable[[Any], None], message: str) -> None:
     folder = save(tmp_path / "c", 2, ROWS)
     edit_manifest(folder, change)
     with pytest.raises(CheckpointError, match=message):
-        load_checkpoint(folder)
-
-
-def test_pieces_of_other_sizes_than_their_rows_are_refused(tmp_path: Path) -> None:
-    folder = save(tmp_path / "c", 2, ROWS)
-    raw = (folder / "shard-0-2.npy").read_bytes()[128:]
-
-    def change(manifest: Any) -> None:
-        first, second = manifest["shards"][0][2]["pieces"][:2]
-        moved = first[1] + second[1] - 1
-        first[1:] = [1, hashlib.sha256(raw[:1]).hexdigest()]
-        second[1:] = [moved, hashlib.sha256(raw[1 : 1 + moved]).hexdigest()]
-
-    edit_manifest(folder, change)
-    with pytest.raises(CheckpointError, match="expected entries of small for all of rows"):
-        load_checkpoint(folder)
-
-
-def test_rows_out_of_order_are_refused(tmp_path: Path) -> None:
-    """Though digests say that they are what was written."""
-    folder = save(tmp_path / "c", 2, ROWS)
-    raw = (folder / "shard-0-0.npy").read_bytes()
-    rows = np.frombuffer(raw[128:], np.int64)[::-1]
-    (folder / "shard-0-0.npy").write_bytes(raw[:128] + rows.tobytes())
-
-    def change(manifest: Any) -> None:
-        pieces = manifest["shards"][0][0]["pieces"]
-        for piece, end in zip(pieces, accumulate(count for _, count, _ in pieces), strict=True):
-            piece[2] = hashlib.sha256(rows[end - piece[1] : end].tobytes()).hexdigest()
-
-    edit_manifest(folder, change)
-    with pytest.raises(CheckpointError, match=r"shard-0-0\.npy: expected rows in ascending order"):
         load_checkpoint(folder)

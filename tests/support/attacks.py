@@ -2,12 +2,16 @@
 
 import json
 import os
+import resource
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -94,6 +98,32 @@ def copied(folder: Path, to: Path) -> Path:
 def stored_files(folder: Path) -> list[Path]:
     """All regular files below a folder but the lock, by name."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
+
+
+SLOWEST, MOST_MEMORY = 600, 500 << 20  # seconds, bytes
+
+
+class Hangs(BaseException):
+    pass
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Check that the body ends and takes little memory. If it does not end, raise `Hangs`: late enough for kernels to
+    be compiled in it on a machine that others use."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Hangs
+
+    before = signal.signal(signal.SIGALRM, ring)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    signal.setitimer(signal.ITIMER_REAL, SLOWEST)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) * 1024 < MOST_MEMORY
 
 
 attack = pytest.mark.attack

@@ -30,7 +30,7 @@ from adaptive.data.reading_progress import PartRead
 from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.storage.arrays import write_array
 from adaptive.storage.durable import DISK, Disk, write_directory, write_failed, write_new
-from adaptive.storage.untrusted import signed_json
+from adaptive.storage.files import json_text
 from adaptive.system import usable_cores
 
 ReportPart = Callable[[PartRead], None]
@@ -138,7 +138,7 @@ class _Writer:
             raise InputError(f"data {self._manifest.data!r}: expected unchanged files, got others. {AGAIN}")
         parts = {"train": train, "evaluation": evaluation, "rejects": self._dataset.rejects()}
         manifest = self._manifest.model_copy(update=parts)
-        text = signed_json(manifest.model_dump(mode="json"))
+        text = json_text(manifest.model_dump(mode="json"))
         write_new(self._folder / MANIFEST, lambda file: self._disk.write(file, text), disk=self._disk)
         return manifest
 

@@ -14,7 +14,6 @@ from adaptive.errors import ConfigError
 from adaptive.storage.presets import load_toml
 
 INSTALLED = Path(__file__).parents[1] / "schemas"
-MOST_BYTES = 2**22  # of a schema
 NULLS = ("", "NA", "NaN", "\\N")  # default texts for missing values
 DEFAULT_LENGTH, MOST_STEPS = 50, 4096  # ids of a sequence; 4096 is the longest of published models (HSTU)
 MAX_ROWS = 2**40 - 2  # of a table, without rows for missing and unknown ids: the books of more would take 16 TiB
@@ -214,7 +213,7 @@ def load_schema(path: Path) -> Schema:
         ConfigError: with all mistakes, each with its key.
     """
     path = schema_file(path)
-    return schema_of(load_toml(path, INSTALLED, "schema", most=MOST_BYTES), f"schema {path}")
+    return schema_of(load_toml(path, INSTALLED, "schema"), f"schema {path}")
 
 
 def required_schema(kind: str, path: Path | None) -> Schema:

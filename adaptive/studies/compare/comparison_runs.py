@@ -35,9 +35,9 @@ from adaptive.errors import CheckpointError, InputError, OutputError
 from adaptive.plugins import load_policy_class
 from adaptive.storage.checkpoint import MANIFEST
 from adaptive.storage.durable import write_atomic
+from adaptive.storage.files import parse_json, read_file
 from adaptive.storage.run_directory import RECORD as RUN_RECORD
 from adaptive.storage.run_directory import read_record, read_scores, versions
-from adaptive.storage.untrusted import parse_json, read_plain
 from adaptive.studies.compare import Comparison
 from adaptive.studies.compare.contenders import Contender, SweepPoint, folders, title
 from adaptive.system import OtherWork
@@ -302,7 +302,7 @@ def _bits(path: Path, summary: dict[str, Any]) -> str:
     facts: dict[str, Any] = {name: summary.get(name) for name in ("steps", "samples", "auc", "log_loss")}
     file = path / "weights" / MANIFEST
     if os.path.lexists(file):  # not with save=false, where the quality stands for the weights
-        manifest = parse_json(read_plain(file), str(file))
+        manifest = parse_json(read_file(file), str(file))
         facts |= {entry["name"]: entry["sha256"] for entry in manifest["arrays"] if entry["group"] == "dense"}
         shards = enumerate(manifest["shards"])
         rows = {

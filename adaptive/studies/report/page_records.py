@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from adaptive.errors import CheckpointError, InputError
+from adaptive.storage.files import parse_json, read_file
 from adaptive.storage.run_directory import RECORD, read_record
-from adaptive.storage.untrusted import open_plain, parse_json, read_plain
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import Record
 
@@ -130,17 +130,17 @@ def load_run(path: Path) -> PageRecord:
 
 
 def read_json(file: Path) -> Any:
-    """Read an untrusted JSON file.
+    """Read a JSON file.
 
     Raises:
         InputError: if it is no plain file, or no JSON.
     """
-    return parse_json(read_plain(file, error=InputError, follow=True), str(file), error=InputError)
+    return parse_json(read_file(file, error=InputError), str(file), error=InputError)
 
 
 def _first_lines(file: Path) -> list[JsonObject]:
     bad_lines: list[JsonObject] = []
-    with open_plain(file, error=InputError) as lines:
+    with open(file, "rb") as lines:
         for number in range(MAX_REJECTS):
             line = lines.readline(MAX_LINE)
             if not line:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from adaptive.storage.files import from_json
 from adaptive.storage.run_directory import RECORD
-from adaptive.storage.untrusted import from_json
 from adaptive.studies.charts import bars, drawn_figure, intervals
 from adaptive.studies.compare import Comparison
 from adaptive.studies.compare.comparison_report import comparison_document

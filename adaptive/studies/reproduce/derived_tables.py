@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from adaptive.storage.files import from_json
 from adaptive.storage.run_directory import RECORD
-from adaptive.storage.untrusted import from_json
 from adaptive.studies.machines import load_machine
 from adaptive.studies.placements.placement_study import from_profile
 from adaptive.studies.placements.shape import load_shape

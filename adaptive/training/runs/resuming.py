@@ -54,7 +54,6 @@ def resume_run(
     steps: int | None = None,
     epochs: int | None = None,
     code: Mapping[str, str] = NOTHING,
-    force_unlock: bool = False,
     stream: TextIO | None = None,
     ranks: Ranks = ALONE,
 ) -> RunSummary:
@@ -68,7 +67,6 @@ def resume_run(
         steps, epochs: new totals, to make the run longer or shorter.
         code: the run's policy (`"policy"`), skip rule (`"skip.rule"`) and model (`"model"`) if they are files or
             modules that are not installed: code that only `run.json` names is not run.
-        force_unlock: ignore the lock of a process of another machine or container, which no longer exists.
         stream: for progress, usually stderr.
         ranks: any number of ranks that resume together; all see the directory, rank 0 writes it.
 
@@ -79,7 +77,7 @@ def resume_run(
         OutputError: if another process holds the directory, or it cannot be written.
     """
     is_first = ranks.is_first
-    opened = partial(RunDirectory, Path(run_directory), resume=True, force_unlock=force_unlock)
+    opened = partial(RunDirectory, Path(run_directory), resume=True)
     with reporting_errors(ranks), directory_of(ranks, opened) as directory:
         path = directory.path if is_first else Path(run_directory)
         record = read_record(path)
@@ -278,7 +276,6 @@ LENGTHS: Final = ("steps", "epochs")
 def auto_resume_run(
     config: TrainConfig,
     *,
-    force_unlock: bool = False,
     stream: TextIO | None = None,
     ranks: Ranks = ALONE,
 ) -> RunSummary:
@@ -287,7 +284,7 @@ def auto_resume_run(
     Args:
         config: settings of the run. An existing run must have the same settings, but may become longer. Code that it
             names counts as named by the caller and is run.
-        force_unlock, stream, ranks: as in `resume_run`. Rank 0 checks the directory and informs the others.
+        stream, ranks: as in `resume_run`. Rank 0 checks the directory and informs the others.
 
     Raises:
         ConfigError: if the existing run has other settings.
@@ -302,10 +299,10 @@ def auto_resume_run(
     if action == RESUME:
         lengths = {name: getattr(config, name) for name in LENGTHS}
         code = {key: spec for key, spec in code_of(config).items() if spec is not None}
-        return resume_run(path, **lengths, code=code, force_unlock=force_unlock, stream=stream, ranks=ranks)
+        return resume_run(path, **lengths, code=code, stream=stream, ranks=ranks)
     state = "holds a run without a checkpoint; starting again" if (path / RECORD).exists() else "holds no run yet"
     _print(stream, f"--auto-resume: {path} {state}")
-    return train_run(config, overwrite=True, force_unlock=force_unlock, stream=stream, ranks=ranks)
+    return train_run(config, overwrite=True, stream=stream, ranks=ranks)
 
 
 def choose_action(path: Path, config: TrainConfig) -> str:

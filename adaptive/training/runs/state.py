@@ -140,16 +140,12 @@ def check_optimizer_arrays(optimizer: torch.optim.Optimizer, arrays: Mapping[str
         number, _, key = name.partition(".")
         if not (number.isdecimal() and key and int(number) < len(shapes)):
             raise CheckpointError(f"expected an array of parameters 0 to {len(shapes) - 1}, got {name!r} (optimizer)")
-        least = 0 if key in _NOT_NEGATIVE else None
-        expected[name] = Expected(np.dtype(np.float32), () if key == "step" else shapes[int(number)], least)
+        expected[name] = Expected(np.dtype(np.float32), () if key == "step" else shapes[int(number)])
     check_arrays(arrays, expected, "optimizer ")
 
 
-_NOT_NEGATIVE: Final = ("step", "sum", "exp_avg_sq", "max_exp_avg_sq", "square_avg")  # keys of torch's optimizers
-
-
 def check_dense(model: torch.nn.Module, dense: Mapping[str, torch.Tensor]) -> None:
-    """Raise CheckpointError unless saved tensors are finite and fit the model."""
+    """Raise CheckpointError unless saved tensors fit the model."""
     current, arrays = model.state_dict(), {name: tensor.numpy() for name, tensor in dense.items()}
     expected = {}
     for name in current.keys() & arrays.keys():  # load_state_dict reports missing and unexpected names
@@ -207,27 +203,7 @@ def saved_progress(checkpoint: Checkpoint, where: Path) -> SavedProgress:
         reached = SavedProgress.model_validate(checkpoint.meta.get("progress"))
     except ValidationError as error:
         raise CheckpointError(f"{explain(SavedProgress, error)} ({where}: meta.progress)") from error
-    _check_counts(reached, checkpoint.meta, where)
     return reached
-
-
-def _check_counts(reached: SavedProgress, meta: Mapping[str, object], where: Path) -> None:
-    """Check that counts stored in several places agree."""
-    place, so_far = reached.place, reached.recorder.so_far
-    judged = 0 if so_far.log_loss is None else so_far.samples  # numbers have no log loss
-    pairs = {
-        "steps": (meta.get("steps"), so_far.step),
-        "samples": (meta.get("samples"), so_far.samples),
-        "samples of the log loss": (reached.recorder.log_loss.num_samples, judged),
-    }
-    if place.epoch == 0:
-        pairs |= {
-            "batches of the first epoch": (place.taken, place.total),
-            "steps of earlier epochs": (place.epoch_start, 0),
-        }
-    for name, (stated, counted) in pairs.items():
-        if stated != counted or isinstance(stated, bool):
-            raise CheckpointError(f"expected {counted} {name}, got {str(stated)[:80]} ({where}). The file is damaged")
 
 
 def restore(components: Components, checkpoint: Checkpoint, where: Path) -> None:

@@ -185,7 +185,6 @@ def train_run(
     config: TrainConfig,
     *,
     overwrite: bool = False,
-    force_unlock: bool = False,
     stream: TextIO | None = None,
     keep_scores: bool = False,
     ranks: Ranks = ALONE,
@@ -198,7 +197,6 @@ def train_run(
     Args:
         config: all settings; stored in `run.json`.
         overwrite: replace the run in a directory that is not empty.
-        force_unlock: ignore the lock of a process of another machine or container, which no longer exists.
         stream: for progress, usually stderr.
         ranks: processes that train this run, each with its own call; rank 0 writes the directory.
         keep_scores: save logits and labels of the latest evaluation in the directory (`write_scores`).
@@ -206,7 +204,7 @@ def train_run(
     Raises:
         AdaptiveError: see the classes in `adaptive.errors`.
     """
-    opened = partial(_run_directory, config, overwrite, force_unlock)
+    opened = partial(_run_directory, config, overwrite)
     with reporting_errors(ranks), torch_settings(config):
         load_loggers(config.log_to)  # raises for a missing logger before a directory is made
         refuse_unsupported(config, ranks)
@@ -296,7 +294,7 @@ def plan_run(config: TrainConfig) -> RunPlan:
     return plan
 
 
-def _run_directory(config: TrainConfig, overwrite: bool, force_unlock: bool) -> RunDirectory:
+def _run_directory(config: TrainConfig, overwrite: bool) -> RunDirectory:
     if config.out is None:
         return RunDirectory.named_after(config.policy)
-    return RunDirectory(Path(config.out), overwrite=overwrite, force_unlock=force_unlock)
+    return RunDirectory(Path(config.out), overwrite=overwrite)

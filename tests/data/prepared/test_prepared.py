@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -226,7 +225,7 @@ def test_data_that_cannot_be_prepared(tmp_path: Path) -> None:
 
 
 def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
+    path.write_bytes(path.read_bytes()[:-2])
 
 
 def flip(path: Path) -> None:
@@ -239,27 +238,19 @@ def change(text: str, other: str) -> Callable[[Path], None]:
     return lambda path: path.write_text(path.read_text().replace(text, other))
 
 
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
         ("train.bin", cut, "train.bin: expected .* bytes, got"),
         ("train.bin", flip, r"train.bin: expected the checksum of block \d+, got another"),
         ("train.bin", Path.unlink, "train.bin: expected a regular file, got No such file"),
-        ("train.bin", pipe, "train.bin: expected a regular file, got a pipe"),
         ("evaluation.bin", flip, "evaluation.bin: expected the checksum of block 0"),
         ("train.index.npy", cut, "train.index.npy: expected .* bytes"),
         ("train.index.npy", flip, "train.index.npy: expected sha256"),
         ("train.index.npy", Path.unlink, "train.index.npy: expected a regular file"),
-        ("prepared.json", cut, "prepared.json: expected sha256"),
+        ("prepared.json", cut, "prepared.json: expected JSON, got a damaged file"),
         ("prepared.json", Path.unlink, "expected prepared data, got a folder without prepared.json"),
-        ("prepared.json", change('"format": 1', '"format": 2'), "expected format 1, got format 2"),
-        ("prepared.json", change('"samples": 28', '"samples": 29'), "prepared.json: expected sha256"),
-        ("prepared.json", change('"rows": 70001', '"rows": 7'), "prepared.json: expected sha256"),
+        ("prepared.json", change('"format": 1', '"format": 2'), "expected {'format': 1}, got {'format': 2}"),
         ("prepared.json", lambda path: path.write_text("[" * 100_000), "damaged"),
     ],
 )

@@ -287,7 +287,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             command(*arguments)
         assert message in " ".join(capsys.readouterr().err.split())
     (tmp_path / "vocabulary/vocabulary.json").write_text("[]")
-    with pytest.raises(ConfigError, match="expected format 1, got list"):
+    with pytest.raises(ConfigError, match=r"expected {'format': 1}, got list"):
         load_vocabulary(tmp_path / "vocabulary", "old")
 
 

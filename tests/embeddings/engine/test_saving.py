@@ -246,56 +246,35 @@ def first_is(value: Any) -> Any:
     return changed
 
 
-NAN, INF = np.nan, np.inf
-WRONG_VALUES: list[tuple[str, Any, str]] = [
-    ("rate", first_is(-1.0), "finite, got -1.0"),
-    ("rate", first_is(NAN), "finite, got nan"),
-    ("rate", first_is(INF), "finite, got inf"),
-    ("rate", lambda rate: np.array(rate[0]), r"rate: expected float64 \(1,\).*got float64 \(\)"),
-    ("next_batch", lambda number: number[:0], r"int64 \(1,\).*got int64 \(0,\)"),
-    ("next_batch", lambda number: np.array(number[0]), r"int64 \(1,\).*got int64 \(\)"),
-    ("next_batch", first_is(2**63 - 1), "next_batch: .* to 1,073,741,822, got 9223372036854775807"),
-    ("next_batch", first_is(-1), "got -1"),
+WRONG_ARRAYS: list[tuple[str, Any, str]] = [
+    ("rate", lambda rate: np.array(rate[0]), r"rate: expected float64 \(1,\), got float64 \(\)"),
+    ("next_batch", lambda number: number[:0], r"int64 \(1,\), got int64 \(0,\)"),
+    ("next_batch", lambda number: np.array(number[0]), r"int64 \(1,\), got int64 \(\)"),
     ("next_batch", list, "expected a numpy array, got list"),
     ("rows1.seen", lambda rows: rows.astype(np.float64), "rows1.seen: expected int64 .* got float64"),
     ("rows1.changed", lambda rows: rows.astype(np.float32), "rows1.changed: expected int64 .* got float32"),
-    ("rows1.changed", lambda rows: rows[::-1], "not in ascending order"),
-    ("rows1.changed", lambda rows: rows + 30, "from 0 to 29, got "),
-    ("rows1.seen", first_is(-1), "from 0 to 29, got -1"),
-    ("rows1.weights", first_is(NAN), r"rows1.weights: .*finite, got nan"),
-    ("rows1.state", first_is(NAN), r"rows1.state: .*finite, got nan"),
-    ("rows1.state", first_is(-1.0), "rows1.state: .*got -1.0"),
-    ("rows1.accesses", first_is(0), "from 1, got 0"),
+    ("rows1.changed", lambda rows: rows[::-1], "of ascending rows up to 29, got other numbers"),
+    ("rows1.changed", lambda rows: rows + 30, "of ascending rows up to 29"),
+    ("rows1.seen", first_is(-1), "of ascending rows up to 29"),
     ("rows1.accesses", lambda counts: counts[1:], "rows1.accesses: expected uint32"),
-    ("rows1.last_access", first_is(-1), "from 0 to 1,073,741,822, got -1"),
-    ("rows1.update_norm", first_is(NAN), "got nan"),
     ("rows1.table_starts", lambda starts: starts.astype(np.float64), "expected int64"),
     ("rows1.table_starts", lambda starts: starts + np.arange(2), r"expected tables of \[30\] rows, got .* of \[31\]"),
     ("rows1.table_keys", lambda keys: keys + np.uint64(1), "a checkpoint of another seed"),
     ("rows0.state", lambda state: state[:, :1], "rows0.state: expected float32"),
     ("rows0.weights", lambda weights: weights.astype(np.float64), "rows0.weights: expected float32"),
-    ("rows0.watched.row", lambda rows: rows + 100, "from 0 to 11, got "),
-    ("rows0.watched.row", lambda rows: rows * 0, "not in ascending order"),
-    ("rows0.watched.summed", lambda rows: rows + 100, "summed: .*got 1"),
-    ("rows0.watched.entry", lambda entries: entries - 1, "entry: .*got -1"),
-    ("rows0.watched.summed", lambda rows: rows[::-1], "not in ascending order"),
+    ("rows0.watched.row", lambda rows: rows + 100, "of ascending rows up to 11"),
+    ("rows0.watched.row", lambda rows: rows * 0, "of ascending rows up to 11"),
+    ("rows0.watched.summed", lambda rows: rows + 100, "summed: .*of ascending rows"),
     ("rows0.watched.sums", lambda sums: sums[:, :2], r"watched.sums: expected float32 \(\d+, 4\)"),
-    ("rows0.watched.sums", first_is(INF), "got inf"),
-    ("rows0.watched.raw_states", first_is(-2.0), "got -2.0"),
     ("rows0.watched.visits", lambda visits: visits[1:], r"watched.visits: expected uint32 \(\d+,\)"),
     ("rows0.watched.snapshots", lambda values: values.astype(np.float64), "watched.snapshots: expected float32"),
-    ("rows0.watched.snapshots", first_is(INF), "expected finite values or NaN"),
-    ("rows0.watched.drift", first_is(-1.0), "watched.drift: .*got -1.0"),
-    ("rows0.watched.epoch", first_is(-2), "got -2"),
-    ("rows0.watched.counted", first_is(32), "from 0 to 31, got 32"),
-    ("rows0.watched.saturated", lambda one: (one + np.uint8(2)).view(np.bool_), "neither 0 nor 1"),
+    ("rows0.watched.squares", lambda squares: squares[:, :0], "watched.squares: expected float32"),
     ("rows0.watched.interval", lambda one: one.astype(np.float64), "expected int64"),
-    ("rows1.watched.squares", first_is(-1.0), "got -1.0"),
 ]
 
 
 @pytest.mark.parametrize("in_state_dict", [False, True])
-@pytest.mark.parametrize(("name", "change", "message"), WRONG_VALUES)
+@pytest.mark.parametrize(("name", "change", "message"), WRONG_ARRAYS)
 def test_wrong_arrays_are_refused_and_nothing_changes(
     name: str, change: Any, message: str, *, in_state_dict: bool
 ) -> None:
@@ -322,29 +301,6 @@ def tables_and_arrays(optimizer: int) -> tuple[TieredEmbeddingBag, Arrays]:
     """Trained tables, which no test changes, and what they hold."""
     embeddings, arrays = shared_tables(optimizer)
     return embeddings, dict(arrays)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda squares: squares[:, :4], r"watched.squares: expected float32 \(\d+, 5\)"),
-        (lambda squares: squares + np.float32(0.5), r"got \d+.5"),
-        (lambda squares: squares * 0, "got 0.0"),
-        (lambda squares: squares * np.nan, "got nan"),
-    ],
-)
-def test_adams_sums_need_their_number_of_gradients(change: Any, message: str) -> None:
-    """A whole number from 1 to 255 in the last column. Tables that skip nothing ignore it."""
-    embeddings, before = tables_and_arrays(3)
-    squares = before["rows0.watched.squares"]
-    assert squares.shape[1] == 5 and squares[:, 4].min() >= 1 and squares[:, 4].max() > 1
-    changed = before | {"rows0.watched.squares": np.ascontiguousarray(change(squares))}
-    with pytest.raises(CheckpointError, match=message):
-        embeddings.rows.load_state_arrays(changed)
-    assert_same(embeddings.rows.state_arrays(), before)
-    plain = build(Both, OPTIMIZERS[3], skip=None)
-    plain.rows.load_state_arrays(changed)
-    np.testing.assert_array_equal(plain.rows.table_weights("a"), embeddings.rows.table_weights("a"))
 
 
 def one_table(bound: float | None, size: int = 20, first: float = 0.0, seed: int = 0) -> TieredEmbeddingBag:

@@ -1,6 +1,5 @@
 """Checkpoints in shards: what some ranks have saved is what any others load, and nobody reads more than it needs."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.attacks import Campaign, attack, copied
+from support.attacks import copied
 from support.failing_disk import FailingDisk
 from support.helpers import LFU, random_batches
-from support.manifests import edit_manifest, write_again
 from support.rank_cases import OPTIMIZERS, TABLES, Case, assert_same_rows, train_parts
 from support.skip_rules import LeaveOut
 from support.thread_ranks import on_ranks, outcomes
@@ -25,7 +23,6 @@ from adaptive.errors import CheckpointError, OutputError
 from adaptive.optim import Adam, RowOptimizer
 from adaptive.policy import Policy, RowStats
 from adaptive.storage import shards
-from adaptive.storage.arrays import DTYPES
 from adaptive.storage.checkpoint import Checkpoint, load_checkpoint
 from adaptive.storage.durable import DISK, Disk
 from adaptive.storage.run_checkpoints import load_best, load_whole
@@ -269,69 +266,3 @@ def test_a_directory_that_some_rank_does_not_see_is_told_by_all(
         seen_by = [True, True, False]
         for one in outcomes(3, lambda ranks: look(ranks, directory.path)):
             assert isinstance(one, OutputError) and "got none on rank" in str(one) and "save=false" in str(one)
-
-
-# --- arrays of somebody else, signed again -------------------------------------------------------------------------
-
-
-def forms_of_part(array: NDArray[Any], name: str) -> Iterator[tuple[str, NDArray[Any], bool]]:
-    """Other arrays of as many entries, and whether they may be harmless."""
-    for dtype in DTYPES:
-        if dtype != array.dtype.str:
-            with np.errstate(all="ignore"):
-                yield f"as {dtype}", array.astype(dtype), True
-    yield "with one more axis", array[..., None], True
-    if not array.size:
-        return
-    if array.dtype.kind == "f" and not name.endswith(("drift", "snapshots")):
-        yield "NaN", np.full_like(array, np.nan), False
-    if array.dtype.kind == "i":
-        yield "the least number", np.full_like(array, np.iinfo(array.dtype).min), False
-    if name.endswith(("changed", "seen", "row", "summed")):
-        yield "the largest number", np.full_like(array, np.iinfo(np.int64).max), False
-        yield "the same row", np.full_like(array, array[0]), len(array) == 1
-    if name.endswith(("changed", "seen")):  # of which pieces hold several
-        yield "unsorted", array[::-1].copy(), False
-
-
-def write_parts_again(folder: Path, name: str, what: str) -> bool:
-    """Give an array of all shards another form, with digests that fit; returns whether it may be harmless."""
-    harmless = []
-
-    def change(manifest: dict[str, Any]) -> None:
-        for entry in (one for shard in manifest["shards"] for one in shard if one["name"] == name):
-            array = np.load(folder / entry["file"])
-            forms = {form: (other, may) for form, other, may in forms_of_part(array, name)}
-            if what in forms:
-                other, may_fit = forms[what]
-                harmless.append(may_fit)
-                write_again(folder, entry, other)
-
-    edit_manifest(folder, change)
-    return all(harmless)
-
-
-@attack
-def test_arrays_of_a_strangers_shards_signed_again(tmp_path: Path) -> None:
-    """In all shards another dtype, shape, order, NaN, or rows that are not there: refused, or the same rows."""
-    expected = on_ranks(3, trained_and_saved(tmp_path, skips=True), blocks=3, gradients="sum")[0]
-    saved = tmp_path / "checkpoint-1"
-    (shard, *_) = json.loads((saved / "manifest.json").read_text())["shards"]
-    cases = [
-        (entry["name"], what)
-        for entry in shard
-        for what, _, _ in forms_of_part(np.load(saved / entry["file"]), entry["name"])
-    ]
-    for _, rng in Campaign("arrays of shards", 10).tries():
-        name, what = cases[int(rng.integers(len(cases)))]
-        folder = copied(saved, tmp_path / "attacked/checkpoint-1")
-        may_fit = write_parts_again(folder, name, what)
-        with TieredEmbeddingBag(TABLES, Case(()).tier, policy=Both, optimizer=OPTIMIZERS[1], skip=SKIP) as embeddings:
-            before = embeddings.rows.state_arrays()
-            try:
-                embeddings.rows.load_state_arrays(load_checkpoint(folder, rows_in_files=True).rows)
-            except CheckpointError:
-                assert_same_rows(embeddings.rows.state_arrays(), before)
-            else:
-                assert may_fit, (name, what)
-                assert_same_rows(embeddings.rows.state_arrays(), expected)

@@ -18,12 +18,10 @@ from adaptive.data.dataset import Dataset, by_table, training_batches, window_bo
 from adaptive.data.key_numbers import number_keys
 from adaptive.data.open import open_dataset
 from adaptive.data.prepared import prepared_writer
-from adaptive.data.prepared.prepared_reader import MANIFEST, load_manifest
 from adaptive.data.prepared.prepared_writer import prepare
 from adaptive.data.rows import split
 from adaptive.errors import ConfigError, InputError
 from adaptive.models.tasks import start_at_base_rate
-from adaptive.storage.untrusted import signed_json
 from adaptive.studies.simulate.simulation import simulate
 from adaptive.studies.step_model import Machine
 from adaptive.training.components import build, total_steps
@@ -210,14 +208,6 @@ def test_prepared_windows_are_those_of_the_files(block: int, monkeypatch: pytest
     given = {"data": "prepared:stored", "data_options": {}, "batch_size": 16, "tensorboard": False}
     of_files, of_stored = train_run(config_of(out="files")), train_run(config_of(out="stored-run", **given))
     assert of_stored["windows"] == of_files["windows"] and of_stored["samples"] == 90
-
-
-def test_windows_of_another_size_than_the_samples_are_refused() -> None:
-    prepare("csv:rows.csv", write([0, 5, 20]).model_copy(update={"windows": 10.0}), Path("stored"))
-    manifest = load_manifest(Path("stored")).model_copy(update={"windows": (2, 2)})
-    (Path("stored") / MANIFEST).write_bytes(signed_json(manifest.model_dump(mode="json")))
-    with pytest.raises(InputError, match=r"stored: expected 4 samples in windows, got 3. Prepare the data again"):
-        open_dataset("prepared:stored", DataOptions())
 
 
 POLICY = """

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.saving.gathering import RowOrder, select_owned
-from adaptive.embeddings.engine.saving.saved_arrays import HINT, check_arrays, expected_watched
+from adaptive.embeddings.engine.saving.saved_arrays import check_arrays, expected_watched
 from adaptive.embeddings.planning.hot_set import COLUMNS
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.sizing import HOT_SHARE
@@ -78,7 +78,12 @@ def check_watched(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefi
     check_arrays(part, expected_watched(lane, part, last_row), prefix)
     if part["interval"].tolist() != [skipper.hot.config.interval]:
         return {}
-    _check_together(lane, part, prefix)
+    rows, most = len(part["row"]), skipper.hot.capacity
+    if rows > HOT_SHARE * most and lane.group.undivided is lane.group:
+        raise CheckpointError(
+            f"skip.hot_rows: expected room for at least {rows} watched rows of width {lane.group.embedding_dim}, got "
+            f"{most}. Set it to its value in the run that saved this checkpoint."
+        )
     return part
 
 
@@ -89,25 +94,6 @@ def _expected_names(skipper: Skipper) -> set[str]:
     if skipper.deferral is not None:
         names |= {"visits", "waiting", "summed", *OF_SUMS}
     return names
-
-
-def _check_together(lane: Lane, part: Arrays, prefix: str) -> None:
-    """Check arrays of a lane's watched rows against each other and against the hot set."""
-    assert lane.skipper is not None
-    rows, most = part["row"], lane.skipper.hot.capacity
-    if len(rows) > HOT_SHARE * most and lane.group.undivided is lane.group:
-        raise CheckpointError(
-            f"skip.hot_rows: expected room for at least {len(rows)} watched rows of width {lane.group.embedding_dim}, "
-            f"got {most}. Set it to its value in the run that saved this checkpoint."
-        )
-    if "summed" in part and not np.isin(part["summed"], rows).all():
-        raise CheckpointError(f"checkpoint array {prefix}summed: expected watched rows, got others. {HINT}")
-    # A snapshot is NaN if its batch had no backward pass.
-    name = lane.skipper.snapshots_name
-    if name and np.isinf(part[name]).any():
-        raise CheckpointError(
-            f"checkpoint array {prefix}{name}: expected finite values or NaN, got infinite ones. {HINT}"
-        )
 
 
 def select_watched(group: Group, part: Arrays) -> Arrays:

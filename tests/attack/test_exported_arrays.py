@@ -1,0 +1,135 @@
+"""Every array of an export with another dtype, shape or content: refused by name, or harmless."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from support.attacks import SECONDS, SEED, attack, copied, told
+from support.served import lines, samples, trained
+
+from adaptive.serving import export_run, scoring
+from adaptive.storage.arrays import DTYPES
+from adaptive.storage.run_directory import SCORES, read_scores, write_scores
+
+pytestmark = attack
+
+Array = NDArray[Any]
+
+
+def with_value(array: Array, value: Any) -> Array:
+    """A copy with another first value."""
+    array = np.array(array)
+    array.reshape(-1)[:1] = value
+    return array
+
+
+def other_forms(array: Array) -> Iterator[tuple[str, Array]]:
+    """The array with each other dtype and shape."""
+    for dtype in DTYPES:
+        if dtype != array.dtype.str:
+            with np.errstate(all="ignore"):
+                yield f"as {dtype}", array.astype(dtype)
+    yield "with one more axis", array[None]
+    if array.ndim:
+        yield "one entry shorter", array[:-1]
+        yield "one entry longer", np.concatenate([array, array[-1:]])
+        yield "flat", array.reshape(-1)
+        yield "empty", array[:0]
+    if array.size:
+        yield "a number", array.reshape(-1)[0].reshape(())
+
+
+def test_scores_of_an_evaluation_in_every_form(tmp_path: Path) -> None:
+    """`evaluation.npy`, which `compare` reads: refused by name, or as it was."""
+    rng = np.random.default_rng(SEED)
+    write_scores(tmp_path, rng.normal(size=50).astype(np.float32), rng.integers(0, 2, 50).astype(np.float32))
+    whole = np.load(tmp_path / SCORES)
+    for what, other in (*other_forms(whole), ("transposed", whole.T)):
+        np.save(tmp_path / SCORES, other)
+        message = told(lambda: read_scores(tmp_path), codes=(4,), names=SCORES)
+        assert message or np.array_equal(np.load(tmp_path / SCORES), whole), what
+
+
+def stored_arrays(folder: Path) -> dict[str, Array]:
+    """Every array of an export by name: tensors, and keys of vocabularies."""
+    path = folder / json.loads((folder / "model.json").read_text())["tensors"]
+    state = scoring.read_safetensors(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+    keys = {f"ids/{file.name}": np.load(file) for file in sorted((folder / "ids").iterdir())}
+    return {name: np.array(tensor.numpy()) for name, tensor in state.items()} | keys
+
+
+def store_again(folder: Path, arrays: dict[str, Array], name: str) -> None:
+    """Write the file of one array again, as any program would."""
+    if name.startswith("ids/"):
+        return np.save(folder / name, arrays[name])
+    state = {
+        key: torch.from_numpy(np.ascontiguousarray(a).reshape(a.shape))
+        for key, a in arrays.items()
+        if not key.startswith("ids/")
+    }
+    if (folder / "model.pt").exists():
+        return torch.save(state, folder / "model.pt")
+    dtypes = {torch.float32: "F32", torch.int64: "I64", torch.float64: "F64", torch.float16: "F16", torch.int32: "I32"}
+    header, data = {}, b""
+    for key, tensor in state.items():
+        raw, shape = tensor.numpy().tobytes(), list(arrays[key].shape)
+        offsets = [len(data), len(data) + len(raw)]
+        header[key] = {"dtype": dtypes.get(tensor.dtype, "U8"), "shape": shape, "data_offsets": offsets}
+        data += raw
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return None
+
+
+def forms_of_export(name: str, array: Array) -> Iterator[tuple[str, Array]]:
+    yield from other_forms(array)
+    with np.errstate(all="ignore"):
+        yield "as float16", array.astype(np.float16)
+    if array.ndim == 2:
+        yield "transposed", array.T
+        yield "of another width", array[:, :-1]
+    if array.dtype.kind == "f":
+        for value in (np.nan, np.inf, -np.inf):
+            yield f"with {value}", with_value(array, value)
+    if name.startswith("ids/"):
+        yield "a key twice", np.concatenate([array[:1], array[:-1]])
+
+
+def refusal(folder: Path, given: list[dict[str, Any]], expected: list[float]) -> str:
+    """The message with which an export is refused; empty: it gives the scores."""
+    try:
+        found = scoring.load(folder).score(given)
+    except ValueError as error:
+        return str(error)
+    assert found == expected
+    return ""
+
+
+@pytest.mark.parametrize("to", ["torch", "safetensors"] if SECONDS else ["torch"])
+def test_every_array_of_an_export_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    """Each array of an export, one at a time, written again: `scoring` refuses and names it, or scores as before. The
+    usual suite draws two forms of each."""
+    monkeypatch.chdir(tmp_path)
+    given, rng = samples(lines(40, seed=7)), np.random.default_rng(SEED)
+    options = {"embedding_dim": 4, "bottom_mlp": (8, 4), "top_mlp": (8, 1), "feature_norm": "batch"}
+    export_run(trained(tmp_path, model_options=options), "served", to=to)
+    expected, arrays, refused = scoring.load("served").score(given), stored_arrays(tmp_path / "served"), 0
+    for name, array in arrays.items():
+        forms = list(forms_of_export(name, array))
+        for what, other in forms if SECONDS else [forms[place] for place in rng.permutation(len(forms))[:2]]:
+            store_again(copied(tmp_path / "served", tmp_path / "attacked"), {**arrays, name: other}, name)
+            message = refusal(tmp_path / "attacked", given, expected)
+            assert not message or (name in message and "expected" in message and "got" in message), (what, message)
+            refused += bool(message)
+    assert refused > len(arrays)
+    bias = arrays["dense.top.0.bias"]
+    store_again(tmp_path / "served", {**arrays, "dense.top.0.bias": bias.astype(np.float16)}, "dense.top.0.bias")
+    done = subprocess.run([sys.executable, "served/scoring.py"], input="", capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and done.stderr.startswith("error: expected "), done.stderr
