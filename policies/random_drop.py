@@ -47,8 +47,7 @@ class Drop(SkipRule):
     """Drop the same random share of every batch.
 
     Args:
-        share: of the inputs to drop, exact to the input, so that a run can repeat the share of another one. Inputs that
-            fill no batch at the end are dropped, too.
+        share: of the inputs to drop, exact to the input, so that a run can repeat the share of another one.
         by: `chance`: any inputs. `label`: negatives only (the first label is 0), of which one in
             every batch is kept. Those that are kept are weighted, in `Batch.extras["weight"]`, by all over kept ones.
         keep_steps: fill smaller batches, so that a run takes as many steps as without dropping.

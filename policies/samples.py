@@ -79,32 +79,37 @@ class Refill:
             self._count += len(samples)
 
     def _join(self) -> Batch:
+        if any("weight" in batch.extras for batch in self._waiting):
+            ones = [np.ones(batch.num_samples) for batch in self._waiting]
+            self._waiting = [weighted(batch, weights) for batch, weights in zip(self._waiting, ones, strict=True)]
         joined = concatenate(self._waiting)
         self._waiting, self._count = [], 0
         return joined
 
 
 class KeptInputs(Refill):
-    """Collects the inputs that a rule keeps, and counts in the rule's `seen_inputs` and `dropped_inputs`."""
+    """Collects the inputs that a rule keeps, and counts in the rule's `seen_inputs` and `dropped_inputs`.
+
+    The remaining inputs at the end make a smaller batch. If inputs were dropped, it is weighted by its share of a full
+    batch, so that each of its inputs counts as much as others do.
+    """
 
     def __init__(self, rule: SkipRule) -> None:
         super().__init__()
         self._rule = rule
-        self._filled = False  # a batch
+        self._has_dropped = False
 
     def add(self, batch: Batch, chosen: NDArray[np.bool_]) -> Iterator[Batch]:
         self._rule.seen_inputs += batch.num_samples
-        self._rule.dropped_inputs += int((~chosen).sum())
-        for full in super().add(batch, chosen):
-            self._filled = True
-            yield full
+        dropped = len(chosen) - int(np.count_nonzero(chosen))
+        self._rule.dropped_inputs += dropped
+        self._has_dropped |= dropped > 0
+        yield from super().add(batch, chosen)
 
     def rest(self) -> Iterator[Batch]:
-        """Drop the remaining inputs, a few of which would weigh as much as a full batch, unless there was none."""
-        if self._filled:
-            self._rule.dropped_inputs += self._count
-        else:
-            yield from super().rest()
+        for batch in super().rest():
+            share = batch.num_samples / self.size
+            yield weighted(batch, np.full(batch.num_samples, share)) if self._has_dropped else batch
 
 
 def weighted(batch: Batch, weights: NDArray[np.float64]) -> Batch:

@@ -50,7 +50,7 @@ class Predicted(SkipRule):
     drops_inputs = reads_inputs_only = True
     watches = asks = False
     at_most = 1
-    reported = ("seen_inputs", "dropped_inputs", "effective_share", "current_factor")
+    reported = ("effective_share", "current_factor")
 
     def __init__(
         self,
@@ -131,6 +131,8 @@ class Predicted(SkipRule):
         if self._batches >= self.warmup:
             self._weights.add(weights[chosen])
         self._batches += 1
+        if (weights == 1).all():  # so that the loss is that without a rule, bit for bit
+            return batch, chosen
         return weighted(batch, weights), chosen
 
     def state_dict(self) -> dict[str, NDArray[Any]]:

@@ -72,15 +72,16 @@ def test_nothing_is_lost_or_repeated(sizes: list[int], seed: int) -> None:
 
 @given(st.lists(st.integers(1, 9), max_size=8), st.integers(0, 1000))
 def test_kept_and_dropped_inputs_are_counted(sizes: list[int], seed: int) -> None:
-    """Inputs that fill no batch at the end are dropped, unless no batch was full."""
+    """Inputs that fill no batch at the end make a smaller one, with their share of a full one as weight."""
     random, rule = np.random.default_rng(seed), Drop()
     refill = KeptInputs(rule)
     full = [batch for size in sizes for batch in refill.add(numbered(0, size), random.random(size) < 0.6)]
-    before = rule.dropped_inputs
     rest = [*refill.rest()]
-    assert not (full and rest) and rule.seen_inputs == sum(sizes)
+    assert len(rest) <= 1 and rule.seen_inputs == sum(sizes)
+    for batch in rest:
+        weights = batch.extras.get("weight", np.ones(1))
+        assert (weights == np.float32(batch.num_samples / sizes[0] if rule.dropped_inputs else 1)).all()
     assert rule.seen_inputs - rule.dropped_inputs == sum(batch.num_samples for batch in [*full, *rest])
-    assert full or rule.dropped_inputs == before
 
 
 def test_values_by_row() -> None:
