@@ -82,6 +82,16 @@ def _cache_dir() -> str | None:
     return str(path)
 
 
+def compile_marker(name: str) -> Path | None:
+    """Return the path of a marker in the cache that these sources of kernels share; None without a cache."""
+    if _CACHE_DIR is None:
+        return None
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(source.read_bytes())
+    return Path(_CACHE_DIR) / f"compiled-{digest.hexdigest()[:12]}-{name}"
+
+
 _I32, _I64, _POINTER = ir.IntType(32), ir.IntType(64), ir.IntType(8).as_pointer()
 _CACHE_DIR = _cache_dir()
 _IMPORT = re.compile(r"^\s*(?:from|import) (adaptive[.\w]*)(?: import (\([^)]*\)|.*))?", re.MULTILINE)
@@ -118,25 +128,36 @@ class _Cache(FunctionCache):
     _impl_class = _Results
 
 
-class _PauseGarbageCollection(event.Listener):
-    """Pauses Python's garbage collection while numba compiles, which holds numba's global lock.
+class Compilation(event.Listener):
+    """Counts compilations, and pauses Python's garbage collection in them; numba holds its global lock then.
 
     Compilation makes millions of objects that live until its end. Searching them took a sixth of its time.
+
+    Attributes:
+        count: kernels that this process has compiled so far; kernels from the cache do not count.
+        announce: called before the next compilation, once; None: nobody is told.
     """
 
     def __init__(self) -> None:
+        self.count = 0
+        self.announce: Callable[[], object] | None = None
         self._was_enabled: list[bool] = []  # of kernels that are being compiled: callers first
 
     def on_start(self, compilation: event.Event) -> None:
+        if self.announce is not None:
+            announce, self.announce = self.announce, None
+            announce()
         self._was_enabled.append(gc.isenabled())
         gc.disable()
 
     def on_end(self, compilation: event.Event) -> None:
+        self.count += 1
         if self._was_enabled.pop():
             gc.enable()
 
 
-event.register("numba:compile", _PauseGarbageCollection())
+compilation = Compilation()
+event.register("numba:compile", compilation)
 
 
 def _set_flags(compiled: Any, **values: bool) -> None:

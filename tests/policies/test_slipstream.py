@@ -72,7 +72,9 @@ def test_its_inputs_are_those_that_predicted_keeps() -> None:
     assert both is not None
     view = View(sizes=(FEW_ROWS,))
     for one, other in zip(*(rule.arrange(skewed_batches(), view) for rule in (alone, both)), strict=True):
-        assert np.array_equal(one.ids, other.ids) and np.array_equal(one.extras.get("weight"), other.extras.get("weight"))
+        assert np.array_equal(one.ids, other.ids) and np.array_equal(
+            one.extras.get("weight"), other.extras.get("weight")
+        )
     assert both.state_dict().keys() == alone.state_dict().keys()
 
 

@@ -283,20 +283,20 @@ class PolicyCaller:
         """
         if self._reported is not None:
             return self._reported
-        any_names = self.policy.reported or (self.rule is not None and self.rule.reported)
+        any_names = self.policy.reported or (self.rule is not None and (self.rule.reported or self.rule.drops_inputs))
         return self._run("reported", -1, self._read_reported) if any_names else {}
 
     def _read_reported(self) -> dict[str, float]:
-        """Names of a rule are prefixed with its class, because both may count the same."""
-        numbers = self._attributes("policy", self.policy)
-        if self.rule is not None:
-            prefix = type(self.rule).__name__.lower()
-            numbers |= {f"{prefix}.{name}": value for name, value in self._attributes("skip rule", self.rule).items()}
+        """Names of a rule are prefixed with `rule.`, because both may count the same."""
+        numbers = self._attributes("policy", self.policy, self.policy.reported)
+        if (rule := self.rule) is not None:
+            names = (*rule.reported, *(("seen_inputs", "dropped_inputs") if rule.drops_inputs else ()))
+            numbers |= {OF_RULE + name: value for name, value in self._attributes("skip rule", rule, names).items()}
         return numbers
 
-    def _attributes(self, kind: str, owner: Policy | SkipRule) -> dict[str, float]:
+    def _attributes(self, kind: str, owner: Policy | SkipRule, names: Sequence[str]) -> dict[str, float]:
         try:
-            return {name: float(getattr(owner, name)) for name in owner.reported}
+            return {name: float(getattr(owner, name)) for name in names}
         except BaseException as error:  # an attribute may be a property, which is custom code
             if is_users(error):
                 raise

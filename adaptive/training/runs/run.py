@@ -315,9 +315,6 @@ class Run:
             "truncated_sequences": truncated,
             "run_dir": str(self.directory.path),
         }
-        for name in ("samples_per_s", "samples_per_s_later"):
-            if dropped and (rate := summary[name]) is not None:
-                summary[name] = rate * seen / (seen - dropped)
         if self.dataset.windows:
             records = {record.window: record for record in recorder.evaluations}  # the latest of each window
             summary["windows"] = [cast(WindowQuality, _fields(record, WindowQuality)) for record in records.values()]
@@ -338,16 +335,16 @@ class Run:
         if not self.ranks.is_first:
             return []
         sinks: list[Sink] = [MetricsFile(self.directory.metrics)]
-        steps, samples = self.recorder.steps, self.recorder.samples
         if self.config.tensorboard:
             rows, directory = self._table_rows, self.directory.tensorboard
             if self.left:
-                sinks.append(TensorBoardView.resumed(directory, rows, self.directory.metrics, steps))
+                sinks.append(TensorBoardView.resumed(directory, rows, self.directory.metrics, self.recorder.steps))
             else:
                 sinks.append(TensorBoardView(directory, list(rows), list(rows.values())))
         sinks += make_loggers(self.config.log_to, self.directory.path, self.config.model_dump(mode="json"))
         if self._stream is not None:
-            sinks.append(Progress(self._stream, self._total, first_step=steps, first_samples=samples))
+            first = {"first_step": self.recorder.steps, "first_samples": self.recorder.samples}
+            sinks.append(Progress(self._stream, self._total, **first, first_read=self.recorder.totals.read))
         return sinks
 
 

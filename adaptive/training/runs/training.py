@@ -42,6 +42,7 @@ from adaptive.training.runs.distributed import (
     require_shared_directory,
 )
 from adaptive.training.runs.goals import refuse_unreachable
+from adaptive.training.runs.rehearsal import rehearse
 from adaptive.training.runs.run import Run
 from adaptive.training.runs.run_record import config_of, data_entries
 from adaptive.training.runs.state import check_dense, load_optimizer_arrays
@@ -220,6 +221,7 @@ def _train_in(
     dataset = open_data(with_initial_vocabulary(config), directory.path)
     sample = first_batches(config, dataset)
     ranks.require_equal(lambda: facts_of(config, dataset))
+    compile_s = rehearse(config, dataset, sample, stream) if ranks.is_local else 0.0
     components = build(config, dataset, sample, ranks)
     with components.embeddings:
         refuse_unreachable(config, components, dataset)
@@ -233,7 +235,8 @@ def _train_in(
             device=str(components.embeddings.device),
             **({"ranks": places} if (places := ranks.places) else {}),
         )
-        return Run(config, directory, dataset, components, stream).train(keep_scores=keep_scores)
+        summary = Run(config, directory, dataset, components, stream).train(keep_scores=keep_scores)
+        return {**summary, "compile_s": compile_s}
 
 
 class PresetSource(TypedDict):

@@ -62,16 +62,16 @@ class Progress:
     `TERM=dumb` gives plain lines on a terminal too, `NO_COLOR` a line without colors.
     """
 
-    def __init__(self, stream: TextIO, total_steps: int | None, *, first_step: int = 0, first_samples: int = 0) -> None:
+    def __init__(self, stream: TextIO, total_steps: int | None, **first: int) -> None:
         """
         Args:
             stream: where to write.
             total_steps: of the whole run; None: not known, so no ETA is shown.
-            first_step, first_samples: counts at which a resumed run starts.
+            first: counts at which a resumed run starts, see `RunTotals`.
         """
         self._stream = _LenientStream(stream)
         self._total_steps = total_steps
-        self._totals = RunTotals(first_step=first_step, first_samples=first_samples)
+        self._totals = RunTotals(**first)
         self._bar: _Bar | None = None
         if stream.isatty() and os.environ.get("TERM") != "dumb":
             self._bar = _Bar(self._stream, total_steps)

@@ -157,7 +157,7 @@ class IntervalRecord:
     loss: float  # mean of the interval
     auc: float | None  # running, None while only one class was seen
     log_loss: float | None  # running, nats
-    samples_per_s: float
+    samples_per_s: float  # read: samples that a rule dropped count
     time_ms: dict[str, float]  # mean per step of each of STAGES
     hit_rate: float | None  # of lookups, all tables
     row_hit_rate: float | None  # of distinct rows, all tables
@@ -166,6 +166,8 @@ class IntervalRecord:
     policy: dict[str, float] = field(default_factory=dict)  # numbers that a policy or tier reports
     device_rows: int | None = None  # size of the device tier now; None: several intervals
     cpu_seconds: float | None = field(default=None, compare=False)  # processor time of this process, all threads
+    samples_read: int | None = None  # so far, with those that a rule dropped; None: all are trained
+    compiled: bool = field(default=False, compare=False)  # a kernel was compiled, so the interval counts in no speed
     accuracy: float | None = None  # running, of training's predictions
     labels: dict[str, dict[str, float | None]] = field(
         default_factory=dict
@@ -263,22 +265,24 @@ class RunTotals:
 
     Attributes:
         steps, samples: trained in these intervals.
+        read: samples read in them, with those that a rule dropped.
         seconds: duration, from each interval's samples per second.
         cpu_seconds: processor time of this process, all threads.
         latest_skipped_share: skipped share of row updates in the latest interval.
-        first: samples, seconds and processor seconds of the first interval, which includes compilation.
-        speeds: samples read and seconds of the intervals without skipping and of those with it, without the first.
+        uncounted: samples read, seconds, processor seconds and steps of the intervals that count in no speed: the
+            first, and those in which a kernel was compiled.
+        speeds: samples read and seconds of the counted intervals without skipping and of those with it.
         tables: counts by table; counts of rows "now" are those of the latest interval.
         policy: the policy's latest numbers; the shares of batches in parts are over all intervals.
         ranks: traffic of each rank in the latest `ranks_steps` steps, all with the same number of ranks.
     """
 
-    def __init__(self, *, first_step: int = 0, first_samples: int = 0) -> None:
-        """`first_step`, `first_samples`: counts at which a resumed run starts."""
+    def __init__(self, *, first_step: int = 0, first_samples: int = 0, first_read: int | None = None) -> None:
+        """Counts at which a resumed run starts; `first_read`: as `first_samples` if None."""
         self.steps = 0
-        self.samples = 0
+        self.samples = self.read = 0
         self.seconds = self.cpu_seconds = 0.0
-        self.first: tuple[int, float, float] | None = None
+        self.uncounted: tuple[int, float, float, int] | None = None
         self.speeds = {False: (0.0, 0.0), True: (0.0, 0.0)}
         self.latest_skipped_share: float | None = None
         self.tables: dict[str, TableCounts] = {}
@@ -286,26 +290,36 @@ class RunTotals:
         self.ranks: list[dict[str, float]] = []
         self.ranks_steps = 0
         self._in_parts = self._waited = 0.0  # batches
-        self._read, self._dropped = float(first_samples), 0.0  # inputs, as the rule reports them
         self._first_step, self._first_samples = first_step, first_samples
+        self._first_read = first_samples if first_read is None else first_read
         self._stage_ms: dict[str, float] = {}
-        self._first_stage_ms: tuple[int, dict[str, float]] | None = None
+        self._uncounted_ms: dict[str, float] = {}
 
     def add(self, record: IntervalRecord) -> float:
         """Add the next interval; return its duration in seconds (0 if its speed is unknown)."""
         steps = record.step - self._first_step - self.steps
         samples = record.samples - self._first_samples - self.samples
-        seconds = samples / record.samples_per_s if record.samples_per_s > 0 else 0.0
+        so_far = record.samples if record.samples_read is None else record.samples_read
+        read = so_far - self._first_read - self.read
+        seconds = read / record.samples_per_s if record.samples_per_s > 0 else 0.0
         self.steps += steps
         self.samples += samples
+        self.read += read
         self.seconds += seconds
-        self._add_speed(record, seconds)
         cpu_seconds = record.cpu_seconds or 0.0
         self.cpu_seconds += cpu_seconds
-        self.first = self.first or (samples, seconds, cpu_seconds)
+        is_counted = self.uncounted is not None and not record.compiled
         for stage, mean in record.time_ms.items():
             self._stage_ms[stage] = self._stage_ms.get(stage, 0.0) + mean * steps
-        self._first_stage_ms = self._first_stage_ms or (self.steps, dict(self._stage_ms))
+            if not is_counted:
+                self._uncounted_ms[stage] = self._uncounted_ms.get(stage, 0.0) + mean * steps
+        if is_counted:
+            skips = read > samples or any(counts.skipped_updates for counts in record.tables.values())
+            total_read, total_seconds = self.speeds[skips]
+            self.speeds[skips] = total_read + read, total_seconds + seconds
+        else:
+            counted = self.uncounted or (0, 0.0, 0.0, 0)
+            self.uncounted = (counted[0] + read, counted[1] + seconds, counted[2] + cpu_seconds, counted[3] + steps)
         self.latest_skipped_share = sum_tables(list(record.tables.values())).skipped_update_share
         for name, counts in record.tables.items():
             self.tables[name] = add_counts(self.tables.get(name, TableCounts()), counts)
@@ -318,14 +332,6 @@ class RunTotals:
             self.ranks, self.ranks_steps = list(record.ranks), steps
         return seconds
 
-    def _add_speed(self, record: IntervalRecord, seconds: float) -> None:
-        read, dropped = record.policy.get("seen_inputs", record.samples), record.policy.get("dropped_inputs", 0.0)
-        skips = dropped > self._dropped or any(counts.skipped_updates for counts in record.tables.values())
-        if self.first is not None:  # kernels are compiled in the first interval
-            samples, so_far = self.speeds[skips]
-            self.speeds[skips] = samples + read - self._read, so_far + seconds
-        self._read, self._dropped = read, dropped
-
     def _add_policy(self, numbers: Mapping[str, float], steps: int) -> None:
         in_parts = numbers.get(IN_PARTS, 0.0) * steps
         self._in_parts += in_parts
@@ -336,18 +342,19 @@ class RunTotals:
 
     @property
     def samples_per_s(self) -> float | None:
-        return self.samples / self.seconds if self.seconds else None
+        """Samples read per second."""
+        return self.read / self.seconds if self.seconds else None
 
     @property
     def samples_per_s_later(self) -> float | None:
-        """Speed without the first interval; None without other intervals or the first."""
-        samples, seconds, _ = self.first or (0, 0.0, 0.0)
-        return (self.samples - samples) / (self.seconds - seconds) if 0 < seconds < self.seconds else None
+        """Samples read per second in the counted intervals; None without them."""
+        read, seconds, _, _ = self.uncounted or (0, 0.0, 0.0, 0)
+        return (self.read - read) / (self.seconds - seconds) if 0 < seconds < self.seconds else None
 
     @property
     def seconds_later(self) -> tuple[float, float]:
-        """Seconds and processor seconds of training without the first interval, which compiles, and evaluations."""
-        _, seconds, cpu_seconds = self.first or (0, 0.0, 0.0)
+        """Seconds and processor seconds of training in the counted intervals, without evaluations."""
+        _, seconds, cpu_seconds, _ = self.uncounted or (0, 0.0, 0.0, 0)
         return self.seconds - seconds, self.cpu_seconds - cpu_seconds
 
     @property
@@ -363,12 +370,12 @@ class RunTotals:
 
     @property
     def time_ms_later(self) -> dict[str, float]:
-        """`time_ms` without the first interval, if there are others."""
-        steps, first = self._first_stage_ms or (0, {})
+        """`time_ms` of the counted intervals, if there are some."""
+        steps = 0 if self.uncounted is None else self.uncounted[3]
         if not 0 < steps < self.steps:
             return self.time_ms
         later = self.steps - steps
-        return {stage: (total - first.get(stage, 0.0)) / later for stage, total in self._stage_ms.items()}
+        return {stage: (total - self._uncounted_ms[stage]) / later for stage, total in self._stage_ms.items()}
 
 
 # -- names of all numbers in views, loggers and summaries -------------------------------------------------------------

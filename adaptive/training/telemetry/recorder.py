@@ -15,7 +15,9 @@ from torch import Tensor
 
 from adaptive.counters import Stopwatch
 from adaptive.embeddings.engine.statistics import Statistics
+from adaptive.embeddings.planning.policy_calls import OF_RULE
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.kernels.jit import compilation
 from adaptive.models.tasks import Tasks
 from adaptive.policy import inputs_of
 from adaptive.training.evaluation import Evaluation, PerLabel
@@ -82,7 +84,7 @@ class RecorderState(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     so_far: SoFar
-    first: list[float] | None  # samples, seconds and processor seconds of the first interval
+    uncounted: list[float] | None  # samples read, seconds, processor seconds and steps that count in no speed
     ranks_steps: int = Field(ge=0)
     log_loss: LossSums
     each: dict[str, LossSums]
@@ -142,6 +144,7 @@ class Recorder:
         self._weights: list[NDArray[np.float32]] = []
         self._stopwatch = Stopwatch(self._now)
         self._started, self._cpu_started = at or (self._now(), self._cpu_now())
+        self._compiled = compilation.count
 
     def timed(self, stage: str) -> AbstractContextManager[None]:
         """Add the time inside to a stage; on a GPU the time to launch the work."""
@@ -187,7 +190,7 @@ class Recorder:
             self.auc.update(logits, labels, weights)
             self.log_loss.update(logits, labels, weights)
         times = ended - self._started, cpu_ended - self._cpu_started
-        record = self._interval(self._embeddings.statistics.take(), *times, len(labels))
+        record = self._interval(self._embeddings.statistics.take(), *times)
         self.totals.add(record)
         self.write(record)
         self.start((ended, cpu_ended))  # the time of recording belongs to the next interval
@@ -207,11 +210,11 @@ class Recorder:
         totals = self.totals
         so_far = self._record(
             loss=self.loss, samples_per_s=totals.samples_per_s or 0.0, time_ms=totals.time_ms, tables=totals.tables,
-            policy=totals.policy, ranks=totals.ranks, cpu_seconds=totals.cpu_seconds,
+            policy=totals.policy, ranks=totals.ranks, cpu_seconds=totals.cpu_seconds, samples_read=totals.read,
         )  # fmt: skip
         return RecorderState(
             so_far=SoFar.model_validate(to_json(so_far)),
-            first=None if totals.first is None else list(totals.first),
+            uncounted=None if totals.uncounted is None else list(totals.uncounted),
             ranks_steps=totals.ranks_steps,
             log_loss=LossSums(**vars(self.log_loss)),
             each={name: LossSums(**vars(losses)) for name, (_, losses) in self.each.streams.items()},
@@ -233,8 +236,9 @@ class Recorder:
         self.steps, self.samples, self.loss = so_far.step, so_far.samples, so_far.loss
         self.totals = RunTotals()
         self.totals.add(so_far)
-        samples, seconds, cpu_seconds = state.first or (0, 0.0, 0.0)
-        self.totals.first, self.totals.ranks_steps = (int(samples), seconds, cpu_seconds), state.ranks_steps
+        read, seconds, cpu_seconds, steps = state.uncounted or (0, 0.0, 0.0, 0)
+        self.totals.uncounted = int(read), seconds, cpu_seconds, int(steps)
+        self.totals.ranks_steps = state.ranks_steps
 
     def close(self) -> None:
         """Close every sink, even if one of them raises."""
@@ -242,16 +246,20 @@ class Recorder:
             for sink in self.sinks:
                 stack.callback(sink.close)
 
-    def _interval(self, taken: Statistics, seconds: float, cpu_seconds: float, num_samples: int) -> IntervalRecord:
+    def _interval(self, taken: Statistics, seconds: float, cpu_seconds: float) -> IntervalRecord:
         rows_now = {name: getattr(taken, name) for name in ROWS_NOW}
         policy = dict(taken.policy)
         if taken.batches_in_parts:
             policy[IN_PARTS] = taken.batches_in_parts / taken.batches
             policy[WAITED] = taken.batches_waited / taken.batches_in_parts
+        seen = policy.get(f"{OF_RULE}seen_inputs")
+        read = self.samples if seen is None else int(seen)
         return self._record(
             loss=float(np.mean(self._losses)),
-            samples_per_s=num_samples / seconds if seconds > 0 else 0.0,
+            samples_per_s=(read - self.totals.read) / seconds if seconds > 0 else 0.0,
             cpu_seconds=cpu_seconds,
+            samples_read=read,
+            compiled=compilation.count > self._compiled,
             time_ms=self._time_ms(taken, seconds),
             tables=table_counts(self._embeddings.table_names, taken.counts, **rows_now),
             update_norms=_update_norms(taken),

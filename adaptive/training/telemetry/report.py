@@ -139,7 +139,8 @@ class RunSummary(QualitySummary, SkipShares, InputSummary, KeySummary, total=Fal
     steps: int
     samples: int
     samples_per_s: float | None  # read: inputs that a rule skipped count
-    samples_per_s_later: float | None  # the same, without the first interval, which includes compilation
+    samples_per_s_later: float | None  # the same, without the first interval and those in which a kernel was compiled
+    compile_s: float  # seconds in which kernels were compiled before the first step
     hit_rate: float | None
     row_hit_rate: float | None
     promoted: int

@@ -157,13 +157,14 @@ def test_speed_before_and_since_skipping():
     """The first interval compiles and does not count. Then 1,000 samples were read in a second, and later, half of them
     trained, 2,000 in a second."""
     before = [interval(10, samples_per_s=10.0), interval(20)]
-    inputs = {"seen_inputs": 4000.0, "dropped_inputs": 1000.0}
     line = "speed: 1,000 samples read per second before skipping began, 2,000 since: 2.00 times\n"
-    assert line in text_of(*before, interval(30, policy=inputs))
+    assert line in text_of(*before, interval(30, samples_read=4000, samples_per_s=2000.0))
+    compiled = interval(30, samples_read=2500, samples_per_s=10.0, compiled=True)
+    assert line in text_of(*before, compiled, interval(40, samples_read=6500, samples_per_s=2000.0))
     skipping = {"site": replace(SITE, skipped_updates=1), "user": USER}
     assert "1,000 since: 1.00 times\n" in text_of(*before, interval(30, tables=skipping))
     assert "speed:" not in text_of(*before, interval(30)) and "speed:" not in text_of(
-        before[0], interval(20, policy=inputs)
+        before[0], interval(20, samples_read=4000)
     )
 
 
