@@ -4,7 +4,7 @@ FROM python:3.12-slim
 ARG TORCH_INDEX_URL
 RUN test -z "$TORCH_INDEX_URL" || python -m pip install --no-cache-dir torch==2.13.0 --index-url "$TORCH_INDEX_URL"
 COPY . /src
-RUN python -m pip install --no-cache-dir -c /src/constraints.txt "/src[parquet,report]"
+RUN python -m pip install --no-cache-dir -c /src/constraints.txt "/src[parquet,plot]"
 RUN useradd --create-home train
 USER train
 WORKDIR /data

@@ -29,7 +29,6 @@ EXAMPLES = {
     "placements": "adaptive-train placements --preset rmc3 --machine h200,a100",
     "simulate": "adaptive-train simulate --policies lru,lfu --device-rows 5%,10%,20%",
     "reproduce": "adaptive-train reproduce tutorial --quick",
-    "report": "adaptive-train report runs/A runs/B --out page.html",
     "prepare": "adaptive-train prepare clicks.prepared --data csv:clicks.csv --schema clicks.toml",
     "vocabulary": "adaptive-train vocabulary runs/clicks --table user --out ids.tsv",
     "config": "adaptive-train config tier",

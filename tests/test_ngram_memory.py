@@ -123,7 +123,7 @@ def test_windows_have_every_token_as_a_target_once_an_epoch(example: Any) -> Non
 def test_example_prints_losses_and_times(
     example: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'adaptive-train[report]'")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'adaptive-train[plot]'")
     picture = tmp_path / "losses.svg"
     monkeypatch.setattr("sys.argv", [
         "ngram_memory.py", "--rows", "200000", "--host", f"mmap:{tmp_path}", "--steps", "200", "--plot", str(picture)

@@ -34,7 +34,7 @@ from adaptive.cli.profile_command import profile
 from adaptive.cli.reproduce_command import reproduce
 from adaptive.cli.run_command import run
 from adaptive.cli.simulate_command import simulate
-from adaptive.cli.trained_commands import evaluate, export, predict, report
+from adaptive.cli.trained_commands import evaluate, export, predict
 from adaptive.data.reading_progress import ReportBytes, listen_to_reading
 from adaptive.errors import AdaptiveError
 from adaptive.system import STOPPED, is_hangup_heard
@@ -78,7 +78,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "placements": placements,
     "simulate": simulate,
     "reproduce": reproduce,
-    "report": report,
     "prepare": prepare,
     "vocabulary": vocabulary,
     "config": config,

@@ -35,7 +35,7 @@ Policies = Annotated[str, _option("--policies", "LIST", POLICY,
 Markdown = Annotated[Path | None, _option("--markdown", "FILE", OUTPUT, help="Write the tables as Markdown.")]
 Csv = Annotated[Path | None, _option("--csv", "FILE", OUTPUT, help="Write one line per policy as CSV.")]
 Plot = Annotated[Path | None, _option("--plot", "FILE", OUTPUT,
-    help="Draw the curves as PNG (needs matplotlib, the extra 'report').")]
+    help="Draw the result as PNG or SVG, by the suffix of FILE (needs matplotlib, the extra 'plot').")]
 TimeSteps = Annotated[int, _option("--time-steps", "STEPS", STUDY, min=5,
     help="Timed steps per policy; the data repeat if they are short.")]
 ComparisonFolder = Annotated[Path | None, _option("--out", "DIR", OUTPUT,
@@ -69,10 +69,6 @@ ExportRows = Annotated[str, _option("--row-dtype", "float32|bfloat16",
     help="Values of rows; bfloat16 rounds to nearest.")]
 ExportCheck = Annotated[str | None, _option("--check", "DATA", show_default=False,
     help="Evaluate rows in each of these formats on data, such as csv:PATH, and print AUC, log loss and bytes.")]
-ReportPaths = Annotated[list[Path], typer.Argument(metavar="PATH...", show_default=False,
-    help="Run directories, a folder of runs, the directory of a comparison or a profile, or a file printed by simulate "
-         "--json. Several results of one kind appear side by side.")]
-ReportFile = Annotated[Path, _option("--out", "FILE", help="The page; replaces an earlier one.")]
 
 # compare
 Seeds = Annotated[int, _option("--seeds", "NUMBER", STUDY, min=1,
@@ -91,7 +87,7 @@ AutoResumeComparison = Annotated[bool, _option("--auto-resume", None, OUTPUT,
 NoRanks = Annotated[int | None, _option("--ranks", None, STUDY, hidden=True,
     help="Not available: compare trains in one process.")]
 
-# prepare, vocabulary, report, config, doctor
+# prepare, vocabulary, config, doctor
 PreparedFolder = Annotated[Path, typer.Argument(metavar="DIR", show_default=False,
     help="New folder for the prepared data.")]
 PreparedData = Annotated[str, _option("--data", "SPEC", DATA, help="Data set, as for `run`.")]
@@ -162,5 +158,5 @@ PaperSeeds = Annotated[int | None, _option("--seeds", "NUMBER", min=1,
     help="Training runs per policy, for comparisons.")]
 Data = Annotated[str | None, _option("--data", "SPEC", DATA, help="Data set, as for `run`.")]
 PaperFolder = Annotated[Path | None, _option("--out", "DIR", OUTPUT,
-    help="Folder for records, pictures, report.md and report.html; new or empty. Default: runs/reproduce-PAPER.")]
+    help="Folder for records, pictures and report.md; new or empty. Default: runs/reproduce-PAPER.")]
 # fmt: on

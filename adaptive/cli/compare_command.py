@@ -29,6 +29,7 @@ def compare(
     to_auc: options.ToAuc = None,
     markdown: options.Markdown = None,
     csv: options.Csv = None,
+    plot: options.Plot = None,
     out: options.ComparisonFolder = None,
     overwrite: options.Overwrite = False,
     auto_resume: options.AutoResumeComparison = False,
@@ -51,16 +52,19 @@ def compare(
         rivals = _rivals(policies, sweep or [], sets or [], {**flags, "flag_out": out}, config)
     _refuse_ranks(ranks, rivals)
     auc = _auc_to_reach(to_auc, rivals)
-    check_folders(markdown, csv)
+    check_folders(markdown, csv, plot)
     from adaptive.errors import PolicyError
     from adaptive.studies.compare.comparison_runs import claim, train_all
+    from adaptive.studies.plots import check_plot
 
+    if plot is not None:
+        check_plot(plot)
     if auto_resume and (overwrite or rivals[0].config.out is None):
         raise typer.BadParameter(
             "--auto-resume: expected --out DIR, the directory of the comparison, and no --overwrite"
         )
     directory = claim(rivals[0].config.out, overwrite=overwrite, auto_resume=auto_resume)
-    report = functools.partial(_report, _Outputs(directory, markdown, csv, as_json), auc_budget, auc)
+    report = functools.partial(_report, _Outputs(directory, markdown, csv, plot, as_json), auc_budget, auc)
     train = functools.partial(train_all, stream=sys.stderr, on_progress=note)
     outcomes: list[Outcome] = []
     try:
@@ -98,7 +102,7 @@ def _refuse_ranks(ranks: int | None, rivals: "Sequence[Contender]") -> None:
         raise ConfigError(
             f"compare: expected one process, got {', '.join(requests)}. Runs are compared bit for bit, and one that "
             "fails must not stop the others. Train each policy with `adaptive-train run --ranks N --out DIR`, then "
-            "compare the runs with `adaptive-train report DIR DIR`"
+            "look at the runs with `tensorboard --logdir`"
         )
 
 
@@ -146,6 +150,7 @@ class _Outputs:
     directory: Path
     markdown: Path | None
     csv: Path | None
+    plot: Path | None
     as_json: bool
 
 
@@ -160,6 +165,7 @@ def _report(
     from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
     from adaptive.studies.compare.comparison_runs import write_record
     from adaptive.studies.compare.verdicts import judge
+    from adaptive.studies.plots import plot_comparison
 
     result = judge(outcomes, auc_budget=auc_budget, to_auc=to_auc)
     problems = [*result.problems, *filter(None, [stopped])]
@@ -171,4 +177,6 @@ def _report(
     )
     if outputs.csv is not None:
         write_text(outputs.csv, comparison_csv(result))
+    if outputs.plot is not None:
+        plot_comparison(result, outputs.plot)
     return problems

@@ -39,10 +39,10 @@ def placements(
     the placements that exist here are also trained on this machine, and the report shows the model's error. After
     Ctrl-C, the report includes what was trained.
     """
-    from adaptive.studies.charts import need_matplotlib
     from adaptive.studies.machines import HERE, load_machine
     from adaptive.studies.placements import placement_study as study
     from adaptive.studies.placements.shape import load_shape, parse_sweep
+    from adaptive.studies.plots import need_matplotlib
     from adaptive.studies.profile.step_profile import StepLength
     from adaptive.system import StopRequest, stop_request
 

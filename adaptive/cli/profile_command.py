@@ -99,7 +99,7 @@ def _share(sample: str) -> float:
 def _draw(result: "Profile", out: Path) -> None:
     """Write pictures if matplotlib is installed."""
     from adaptive.errors import ConfigError
-    from adaptive.studies.charts import need_matplotlib
+    from adaptive.studies.plots import need_matplotlib
     from adaptive.studies.profile.profile_report import draw_profile
 
     try:

@@ -33,14 +33,13 @@ def reproduce(
     """Reproduce a paper's figures and tables, and check its claims.
 
     Prints the commands, their tables, and the claims that come out, do not, or are not available here, with the
-    reason. Writes the same as a page, report.html. After Ctrl-C, it reports the finished commands.
+    reason. Writes the same as report.md. After Ctrl-C, it reports the finished commands.
 
     Every number is marked as measured, modeled or from the paper. Claims are checked on your data, so other data may
     give other answers.
     """
     from adaptive.errors import ConfigError, OutputError
-    from adaptive.studies.charts import need_matplotlib
-    from adaptive.studies.report.html_report import write_report
+    from adaptive.studies.plots import need_matplotlib
     from adaptive.studies.reproduce.paper import load_paper, paper_names
     from adaptive.studies.reproduce.reproduction import SEEDED, command_lines
     from adaptive.studies.reproduce.reproduction import reproduce as run_commands
@@ -75,9 +74,7 @@ def reproduce(
     run = functools.partial(_run, context.find_root().command)
     with own_stdout():
         result = run_commands(chosen, lines, folder, run, quick=quick, on_progress=note)
-        page = write_report([folder], folder / "report.html")["page"]
-    note(f"page: {page}")
-    print_result({**result, "page": page}, as_json=as_json)
+    print_result(result, as_json=as_json)
     if result["stopped_by"] is not None:
         note(f"stopped: {folder} has the results of the finished commands")
         raise SystemExit(result["stopped_by"])

@@ -90,14 +90,14 @@ def _simulate(
     as_json: bool,
 ) -> None:
     check_folders(plot, markdown)
-    from adaptive.studies.charts import need_matplotlib
+    from adaptive.studies.plots import check_plot, plot_simulation
     from adaptive.studies.simulate.simulation import simulate as run_simulation
-    from adaptive.studies.simulate.simulation_report import draw, simulation_document, stop_lines
+    from adaptive.studies.simulate.simulation_report import simulation_document, stop_lines
     from adaptive.system import StopRequest
     from adaptive.training.telemetry.progress import Countdown
 
     if plot is not None:
-        need_matplotlib("--plot")
+        check_plot(plot)
     width = int(cases[0][1].model_options.get("embedding_dim", 16))
     stop = StopRequest()
     with own_stdout():
@@ -105,7 +105,7 @@ def _simulate(
         result = run_simulation(cases, list(sizes), machine, embedding_dim=width, on_progress=progress, stop=stop)
     document = simulation_document(result)
     if plot is not None:
-        draw(result, plot)
+        plot_simulation(result, plot)
     print_document(result, document, as_json=as_json, markdown=markdown, remarks=stop_lines(result))
     stop.raise_exit()
 

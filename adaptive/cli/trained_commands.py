@@ -1,13 +1,12 @@
-"""`adaptive-train eval`, `predict`, `export`, `report`: commands that read runs."""
+"""`adaptive-train eval`, `predict`, `export`: commands that read runs."""
 
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 from adaptive.cli import command_options as options
 from adaptive.cli.flags import given_sets
 from adaptive.cli.launching import launch_ranks, refuse_within_ranks, settings_for_ranks
-from adaptive.cli.output import check_folders, own_stdout, print_result
+from adaptive.cli.output import own_stdout, print_result
 from adaptive.system import loading_libraries
 
 
@@ -79,22 +78,4 @@ def export(
 
     with own_stdout():
         result = export_run(run, out, to=to, row_dtype=row_dtype, check=check, settings=settings)
-    print_result(result, as_json=as_json)
-
-
-def report(
-    paths: options.ReportPaths,
-    out: options.ReportFile = Path("report.html"),
-    as_json: options.AsJson = False,
-) -> None:
-    """Write one HTML page of runs, a comparison, profiles or simulations.
-
-    Shows quality, curves, stages of a step, tier movement, traffic, skipped updates, policy reports, bad lines,
-    settings and versions. Needs matplotlib (the extra 'report').
-    """
-    from adaptive.studies.report.html_report import write_report
-
-    check_folders(out)
-    with own_stdout():
-        result = write_report(paths, out)
     print_result(result, as_json=as_json)

@@ -257,6 +257,7 @@ def test_simulate_reports_mistakes(cli: Cli) -> None:
         (["--data", "criteo:none.tsv"], 3, "none.tsv"),
         (["--optimizer", "sdg"], 2, "did you mean sgd?"),
         (["--plot", "no/such.png"], 6, "folder no does not exist"),
+        (["--plot", "curves.jpeg"], 2, "--plot: expected a file ending in .png or .svg, got curves.jpeg"),
         (["--device-rows", "1", *SMALL[:-2]], 7, "none of the 2 runs"),
         (["--ranks", "2,x"], 2, "--ranks: expected whole numbers"),
         (["--ranks", "2", "--machine", "h200", "--policies", "lru"], 2, "--ranks: expected no --policies, --machine"),

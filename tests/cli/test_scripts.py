@@ -48,8 +48,7 @@ def test_run_installs_once_and_passes_arguments(script: Script, tmp_path: Path) 
     assert code == 0
     assert calls == [
         f"python3 -m venv {tmp_path}/venv",
-        "python -m pip install -q --disable-pip-version-check --no-compile "
-        f"-c {ROOT}/constraints.txt -e {ROOT}[report]",
+        f"python -m pip install -q --disable-pip-version-check --no-compile -c {ROOT}/constraints.txt -e {ROOT}[plot]",
         "adaptive-train run --policy slipstream --steps 3",
     ]
     assert script("scripts/run", ADAPTIVE_VENV="venv") == (0, ["adaptive-train run --policy slipstream"])
@@ -72,7 +71,7 @@ def test_test_installs_extras_and_runs_every_check(script: Script, tmp_path: Pat
 
 def test_changed_pins_are_reinstalled(script: Script, tmp_path: Path) -> None:
     script("scripts/run", ADAPTIVE_VENV="venv")
-    (tmp_path / "venv/.installed-report").write_text("of other pins\n")
+    (tmp_path / "venv/.installed-plot").write_text("of other pins\n")
     _, calls = script("scripts/run", ADAPTIVE_VENV="venv")
     assert [call.split()[:4] for call in calls[:1]] == [["python", "-m", "pip", "install"]]
 

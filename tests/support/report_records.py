@@ -3,19 +3,17 @@
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from html.parser import HTMLParser
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adaptive.storage.run_directory import SCHEMA
-from adaptive.studies import charts
+from adaptive.studies.compare import Comparison
 from adaptive.studies.compare.comparison_runs import Outcome
 from adaptive.studies.compare.verdicts import judge
 from adaptive.studies.profile import DataProfile, Reuse, SuggestedSize
-from adaptive.training.telemetry.document import Figure
 from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.record import (
     EvalRecord,
@@ -105,8 +103,8 @@ def write_run(
     return path
 
 
-def comparison(policies: Sequence[str] = ("hybrid", "lfu"), seeds: int = 2) -> dict[str, Any]:
-    """The record of a comparison whose runs differ a little in AUC."""
+def comparison(policies: Sequence[str] = ("hybrid", "lfu"), seeds: int = 2) -> Comparison:
+    """A comparison whose runs differ a little in AUC."""
     totals = RunTotals()
     totals.add(interval(1))
     outcomes = [
@@ -116,61 +114,11 @@ def comparison(policies: Sequence[str] = ("hybrid", "lfu"), seeds: int = 2) -> d
         for seed in range(seeds)
         for place, policy in enumerate(policies)
     ]
-    return asdict(replace(judge(outcomes, auc_budget=0.0005), out="there"))
+    return judge(outcomes, auc_budget=0.0005)
 
 
 def _ended(totals: RunTotals, policy: str, auc: float) -> dict[str, Any]:
     return {**run_summary(policy, totals, auc=auc, log_loss=0.5), "auc_of": "evaluation", "skipped_input_share": 0.0}
-
-
-@pytest.fixture
-def nothing_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures take most of a page's time; these tests look at none."""
-    for name in ("_drawn", "drawn_figure"):
-        monkeypatch.setattr(charts, name, lambda title, draw, **size: Figure(title, "<svg ></svg>"))
-
-
-class Seen(HTMLParser):
-    """A page as a parser sees it.
-
-    Attributes:
-        tags: names of all elements.
-        attributes: (element, name, value) of all.
-        text: what is read, not what is markup or style.
-        open: elements that were not closed; empty at the end of a whole page.
-    """
-
-    VOID = ("meta", "img", "br", "link", "input")
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.open: list[str] = []
-        self._texts: list[str] = []
-        self.feed(page)
-        self.close()
-
-    @property
-    def text(self) -> str:
-        return " ".join(text for text in self._texts if text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open.pop() == tag, (tag, self.open)
-
-    def handle_data(self, data: str) -> None:
-        if not self.open or self.open[-1] != "style":
-            self._texts.append(data.strip())
 
 
 def browser() -> str:

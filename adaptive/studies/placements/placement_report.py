@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from adaptive.studies.charts import write_png
 from adaptive.studies.placements.placement_study import PlacedShape, PlacementStudy
+from adaptive.studies.plots import write_plot
 from adaptive.training.telemetry.document import Document, DocumentBlock, Items, Note, Table
 from adaptive.training.telemetry.formatting import bytes_text, count_text, percent_text
 
@@ -102,7 +102,7 @@ def draw_placements(result: PlacementStudy, folder: Path) -> Path:
         OutputError: if it cannot be written.
     """
     draw = DRAW[len(result.sweep)]
-    return write_png(folder / "placements.png", lambda figure: draw(figure, result), size=(9, 5.5))
+    return write_plot(folder / "placements.png", lambda figure: draw(figure, result), size=(9, 5.5))
 
 
 def _bars(figure: Any, result: PlacementStudy) -> None:

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from adaptive.studies.charts import write_png
+from adaptive.studies.plots import write_plot
 from adaptive.studies.profile import DataProfile, MovementProfile, Profile, SkewCurve, StepProfile
 from adaptive.studies.profile.movement import BANDS, QUANTILES
 from adaptive.studies.profile.step_profile import LOOK_AHEAD, TRAINING
@@ -276,7 +276,7 @@ def draw_profile(result: Profile, folder: Path) -> list[Path]:
     for name, (section, draw) in PICTURES.items():
         if has_section(result, section):
             picture = partial(draw, getattr(result, section))
-            written.append(write_png(folder / f"{name}.png", picture, size=(9, 5)))
+            written.append(write_plot(folder / f"{name}.png", picture, size=(9, 5)))
     return written
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from adaptive.errors import AdaptiveError, ConfigError
 from adaptive.storage.durable import write_atomic
-from adaptive.studies.charts import write_png
+from adaptive.studies.plots import write_plot
 from adaptive.studies.reproduce.paper import Claim, Command, Curves, DerivedTable, Paper, Records
 from adaptive.studies.reproduce.reproduction_page import KIND, reproduction_document
 
@@ -91,7 +91,7 @@ def reproduce(
     claims, tables = _judge(paper, records, is_whole=stopped_by is None)
     for table in tables:
         if table.curves is not None:
-            write_png(out / f"{table.id}.png", partial(_draw, table, table.curves))
+            write_plot(out / f"{table.id}.png", partial(_draw, table, table.curves))
     result = {
         "schema": SCHEMA,
         "kind": KIND,

@@ -1,31 +1,30 @@
 """A reproduction as a document: claims, derived tables, and the results of each command."""
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
-from adaptive.studies.charts import Line, bars, curves
-from adaptive.studies.report.page_records import JsonObject, PageRecord, read_json
-from adaptive.studies.report.study_pages import study_of
-from adaptive.training.telemetry.document import (
-    Blocks,
-    Columns,
-    Document,
-    Folded,
-    Gallery,
-    Heading,
-    Items,
-    Legend,
-    Note,
-    Table,
-    sections_of,
-)
+from adaptive.storage.files import from_json
+from adaptive.studies.compare import Comparison
+from adaptive.studies.compare.comparison_report import comparison_document
+from adaptive.studies.placements.placement_report import placements_document
+from adaptive.studies.placements.placement_study import PlacementStudy
+from adaptive.studies.profile import Profile
+from adaptive.studies.profile.profile_report import profile_document
+from adaptive.studies.simulate.simulation import Simulation
+from adaptive.studies.simulate.simulation_report import simulation_document
+from adaptive.training.telemetry.document import Document, DocumentBlock, Heading, Items, Note, Table
 from adaptive.training.telemetry.formatting import short_text
 
 KIND: Final = "reproduction"
-FOLDED: Final = ("Settings", "Machine, as described", "Machines")  # a page of six commands is long enough
-
-
-def is_reproduction(record: JsonObject) -> bool:
-    return record.get("kind") == KIND
+JsonObject = dict[str, Any]
+Blocks = list[DocumentBlock]
+DOCUMENTS: Final[dict[str, tuple[type[Any], Callable[[Any], Document]]]] = {
+    "compare": (Comparison, comparison_document),
+    "profile": (Profile, profile_document),
+    "placements": (PlacementStudy, placements_document),
+    "simulate": (Simulation, simulation_document),
+}
+"""Command -> class of its record, and its tables."""
 
 
 def reproduction_document(result: JsonObject, records: JsonObject) -> Document:
@@ -38,9 +37,9 @@ def reproduction_document(result: JsonObject, records: JsonObject) -> Document:
     commands = result["commands"]
     blocks: Blocks = [Note(result["title"]), Note(result["source"]), Items(list(map(_command_text, commands)))]
     for command in commands:
-        study = study_of(records[command["id"]])
-        assert study is not None, command
-        blocks += [Heading(f"{command['shows']} ({command['id']})"), *study.document(records[command["id"]]).blocks]
+        kind, to_document = DOCUMENTS[command["words"].partition(" ")[0]]
+        document = to_document(from_json(kind, records[command["id"]]))
+        blocks += [Heading(f"{command['shows']} ({command['id']})"), *document.blocks]
     for derived in result["derived"].values():
         blocks += _derived(derived)
     claims = result["claims"]
@@ -61,69 +60,12 @@ def _command_text(command: JsonObject) -> str:
     return f"adaptive-train {command['words']}"
 
 
-def reproduction_blocks(reproduction: PageRecord, *, is_alone: bool) -> Blocks:
-    """Claims first, then derived tables, commands, and numbers of the paper."""
-    record = reproduction.record
-    claims = [["claim", "comes out", "numbers"]]
-    claims += [[claim["says"], "yes" if claim["holds"] else "no", claim["numbers"]] for claim in record["claims"]]
-    short = "A short run (--quick), which says little about quality. " if record.get("quick") else ""
-    reasons = [
-        Note(f"Does not come out: {claim['says']}, because {claim['why']}")
-        for claim in record["claims"]
-        if claim.get("why")
-    ]
-    blocks: Blocks = [Heading("Claims"), Note(record["title"]), Note(f"{short}{record['source']}")]
-    blocks += [Table(claims, numbers=False), *reasons]
-    for derived in record["derived"].values():
-        heading, *table = _derived(derived)
-        blocks += [heading, Columns(table, _figure(derived))]
-    for command in record["commands"] if is_alone else ():
-        blocks += _command(reproduction, command)
-    missing = [["not available here", "why"], *([gap["what"], gap["why"]] for gap in record["missing"])]
-    commands = [["shows", "command"], *([command["shows"], _command_text(command)] for command in record["commands"])]
-    blocks += _published(record)
-    blocks += [Heading("Not available here"), Table(missing, numbers=False)]
-    return [*blocks, Heading("Commands"), Table(commands, numbers=False)]
-
-
 def _derived(derived: JsonObject) -> Blocks:
     rows = [["", derived["unit"]], *([name, short_text(value)] for name, value in derived["values"].items())]
     return [Heading(derived["title"]), Table(rows), *([Note(derived["note"])] if derived.get("note") else [])]
-
-
-def _figure(derived: JsonObject) -> Blocks:
-    """Curves of a derived table, or its values as bars."""
-    if drawn := derived.get("curves"):
-        lines = [
-            Line(number, [x for x, _ in points], [y for _, y in points], marked=True)
-            for number, points in enumerate(drawn["lines"].values())
-        ]
-        figure = curves(f"{drawn['y']} over {drawn['x']}", lines, x=drawn["x"], y=drawn["y"])
-        return [Legend(list(drawn["lines"])), Gallery([figure], wide=True)]
-    names, values = list(derived["values"]), list(derived["values"].values())
-    unit = derived["unit"]
-    return [Gallery([bars(derived["title"], names, [(unit, values)], x=unit)], wide=True)] if names else []
 
 
 def _published(record: JsonObject) -> Blocks:
     rows = [[number["what"], number["number"], number["source"]] for number in record["published"]]
     table = Table([["result", "number", "source"], *rows], numbers=False)
     return [Heading("Numbers in the paper"), table] if rows else []
-
-
-def _command(reproduction: PageRecord, command: JsonObject) -> Blocks:
-    """Results of a command in the folder; empty if its record no longer exists."""
-    name, folder = str(command["id"]), reproduction.path
-    # a name from a file must never become a path outside the folder
-    is_there = folder.is_dir() and name.replace("-", "").isalnum() and (folder / f"{name}.json").exists()
-    record = read_json(folder / f"{name}.json") if is_there else None
-    study = study_of(record) if isinstance(record, dict) else None
-    if study is None or record is None:
-        return []
-    first, *others = study.page(PageRecord("command", name, folder / name, record), is_alone=True)
-    about = [Note(str(command["shows"])), Note(_command_text(command))]
-    blocks: Blocks = []
-    for title, section in sections_of([first, *about, *others]):
-        folded = [Folded(title, section)] if title.endswith(FOLDED) else section
-        blocks += [Heading(f"{name}: {title}"), *folded]
-    return blocks

@@ -1,11 +1,8 @@
-"""A simulation, or the traffic between ranks, as a document; a picture of curves."""
+"""A simulation, or the traffic between ranks, as a document."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from adaptive.studies.charts import write_png
 from adaptive.studies.simulate.rank_traffic import TrafficForecast
 from adaptive.studies.simulate.simulation import PolicyForecast, Simulation, SizedPolicy
 from adaptive.training.telemetry.document import Document, Items, Note, Table
@@ -131,38 +128,6 @@ def _advice(result: Simulation) -> list[str]:
         return [*lines, f"{modeled}: none; a step waits for the link or for planning"]
     rows, share = count_text(best.device_rows), percent_text(best.device_share)
     return [*lines, f"{modeled}: {best.size} ({rows} rows, {share}) under {best.policy}"]
-
-
-def draw(result: Simulation, path: Path) -> None:
-    """Write a PNG of row hit rates and modeled step times by share of device rows.
-
-    Raises:
-        OutputError: if it cannot be written.
-    """
-    write_png(path, partial(draw_curves, result), size=(11, 4.5))
-
-
-def draw_curves(result: Simulation, figure: Any) -> None:
-    """Draw row hit rates with Belady's bound (left), and modeled step times (right), by share of device rows."""
-    hits, times = figure.subplots(1, 2)
-    bounds: dict[tuple[tuple[float, float], ...], None] = {}  # policies that treat misses the same share a bound
-    for policy in dict.fromkeys(run.policy for run in result.runs):
-        runs = sorted((run for run in result.runs if run.policy == policy), key=lambda run: run.device_share)
-        shares = [100 * run.device_share for run in runs]
-        (line,) = hits.plot(shares, [100 * (run.row_hit_rate or 0.0) for run in runs], "o-", label=policy)
-        for style, label, ms in (
-            ("o-", "look-ahead", [run.step_ms.look_ahead for run in runs]),
-            ("s:", "serial", [run.step_ms.serial for run in runs]),
-        ):
-            times.plot(shares, ms, style, color=line.get_color(), label=f"{policy}, {label}")
-        best = [(run.device_share, run.belady_row_hit_rate) for run in runs if run.belady_row_hit_rate]
-        bounds |= {tuple((100 * share, 100 * rate) for share, rate in best): None} if best else {}
-    for number, points in enumerate(bounds):
-        hits.plot(*zip(*points, strict=True), "k:", label="_" if number else "Belady's bound of row hits")
-    for axes, label in ((hits, "row hits: distinct rows of a batch on the device (%)"), (times, "modeled step (ms)")):
-        axes.set(xlabel="rows on the device (%)", ylabel=label)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
 
 
 def rank_traffic_document(result: TrafficForecast) -> Document:

@@ -333,7 +333,7 @@ def _finished(path: Path, stream: TextIO | None) -> RunSummary:
     summary = cast(RunSummary, dict(read_record(path).get("summary") or {}))
     text = f"--auto-resume: the run in {path} is finished after {summary.get('steps')} steps; nothing to do"
     _print(stream, text)
-    return {**summary, "table": f"{text}\nview it with: adaptive-train report {path}"}
+    return {**summary, "table": text}
 
 
 def _print(stream: TextIO | None, text: str) -> None:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Final, TextIO, cast
@@ -82,7 +81,6 @@ def next_commands(
     *,
     has_evaluation: bool,
     which: Callable[[str], str | None] = shutil.which,
-    is_installed: Callable[[str], object] = find_spec,
 ) -> str:
     """Suggested commands for the run in `directory`, each below a line that says what it does.
 
@@ -91,7 +89,6 @@ def next_commands(
     Args:
         has_evaluation: the data have an evaluation part.
         which: finds programs on the path.
-        is_installed: finds modules.
     """
     run = shlex.quote(str(directory))
     policies = ",".join(dict.fromkeys((*RIVALS, config.policy)))
@@ -104,8 +101,6 @@ def next_commands(
     if config.save and has_evaluation:
         model = f" --set model={shlex.quote(config.model)}" if code_flags({"model": config.model}) else ""
         commands["evaluate the saved weights"] = f"adaptive-train eval {run}{model}"
-    if is_installed("matplotlib"):
-        commands["write a report with charts"] = f"adaptive-train report {run}"
     rule = code_flags({name: spec for name, spec in code_of(config).items() if name != "policy"})
     compare = f"adaptive-train compare --config {run}/run.json --policies {shlex.quote(policies)}{rule}"
     commands["train the same model under several policies and compare them"] = compare

@@ -80,7 +80,7 @@ def config_of(record: Json, path: Path) -> TrainConfig:
     if record.get("own_loop"):
         raise CheckpointError(
             f"expected a run of adaptive-train, got a recording of a Python training loop without settings and weights "
-            f"({path}). View it with adaptive-train report {shlex.quote(str(path))}"
+            f"({path}). View it with tensorboard --logdir {shlex.quote(str(path))}"
         )
     try:
         return TrainConfig.model_validate(record.get("config"))

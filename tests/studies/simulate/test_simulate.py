@@ -24,13 +24,13 @@ from adaptive.counters import Counter
 from adaptive.data.dataset import Dataset, by_table
 from adaptive.embeddings.planning.access_log import Trace
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.errors import ConfigError, DeviceMemoryError, InputError, OutputError
+from adaptive.errors import ConfigError, DeviceMemoryError, InputError
 from adaptive.kernels.planning import belady
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy
 from adaptive.policy import Policy, RowStats, SkipRule
 from adaptive.studies.simulate.simulation import PolicyForecast, recommended, simulate
-from adaptive.studies.simulate.simulation_report import draw, simulation_document
+from adaptive.studies.simulate.simulation_report import simulation_document
 from adaptive.studies.step_model import Machine, StepTimes
 from adaptive.training.components import build_tables, prepare
 
@@ -310,15 +310,6 @@ def test_empty_data_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: ToyData(num_train=0))
     with pytest.raises(InputError, match="expected training samples, got none"):
         simulate([("lru", toy_config(policy="lru"))], ["50%"], MACHINE)
-
-
-def test_the_picture_is_a_png(dataset: Dataset, tmp_path: Path) -> None:
-    cases = [(name, toy_config(policy=name)) for name in ("lru", "hybrid")]
-    result = simulate(cases, ["60%", "5", "100%"], MACHINE, embedding_dim=WIDTH)
-    draw(result, tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(OutputError, match="cannot be written"):
-        draw(result, tmp_path / "none/curve.png")
 
 
 # --- Belady --------------------------------------------------------------------------------------------------------

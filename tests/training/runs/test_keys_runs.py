@@ -12,7 +12,6 @@ from support.key_runs import SCHEMA, config, digest, write_day
 from adaptive.cli.app import main
 from adaptive.errors import ConfigError
 from adaptive.serving import export_run, predict_run, scoring
-from adaptive.studies.report.html_report import write_report
 from adaptive.training.runs import resume_run, train_run
 
 
@@ -84,15 +83,6 @@ def test_the_next_day_continues_with_keys_and_ages(run: Path, tmp_path: Path) ->
     assert summary["expired_keys"] >= before["user"] / 2  # those of the day before are older than 200 s
     gone = summary["expired_keys"] + summary["evicted_keys"]
     assert sum(after.values()) == sum(before.values()) + summary["admitted_keys"] - gone
-
-
-def test_a_page_shows_keys_by_table(run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    write_report([run], tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    summary = json.loads((run / "run.json").read_text())["summary"]
-    assert "lookups without a row" in page and "of capacity" in page and "places of the index of keys" in page
-    assert summary["live_keys"] > 0
 
 
 def test_unknown_keys_are_scored_and_not_inserted(run: Path, tmp_path: Path) -> None:

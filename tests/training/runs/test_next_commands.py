@@ -14,7 +14,7 @@ from adaptive.config import TrainConfig
 from adaptive.training.runs import train_run
 from adaptive.training.runs.run import model_hint, next_commands, steps_hint
 
-ALL: dict[str, Any] = {"has_evaluation": True, "which": lambda name: f"/bin/{name}", "is_installed": lambda name: True}
+ALL: dict[str, Any] = {"has_evaluation": True, "which": lambda name: f"/bin/{name}"}
 
 
 def test_commands_quote_the_run_directory() -> None:
@@ -22,14 +22,12 @@ def test_commands_quote_the_run_directory() -> None:
     assert [shlex.split(line) for line in text.splitlines()[2::2]] == [
         ["tensorboard", "--logdir", "runs"],
         ["adaptive-train", "eval", "runs/my run"],
-        ["adaptive-train", "report", "runs/my run"],
         ["adaptive-train", "compare", "--config", "runs/my run/run.json", "--policies", "lru,lfu,slipstream"],
     ]
     assert text.splitlines()[1::2] == [
         "  view curves at http://localhost:6006/#custom_scalars and the rows of each table at "
         "http://localhost:6006/#adaptive_rows:",
         "  evaluate the saved weights:",
-        "  write a report with charts:",
         "  train the same model under several policies and compare them:",
     ]
 
@@ -38,17 +36,14 @@ def test_only_existing_outputs_are_suggested() -> None:
     config = TrainConfig(policy="fae", save=False, tensorboard=False)
     text = next_commands(Path("runs/a"), config, **ALL)
     assert text.splitlines()[2::2] == [
-        "    adaptive-train report runs/a",
         "    adaptive-train compare --config runs/a/run.json --policies lru,lfu,slipstream,fae",
     ]
 
 
 def test_only_commands_that_can_work_are_suggested() -> None:
-    """No `eval` of data without an evaluation part, no `report` without matplotlib."""
+    """No `eval` of data without an evaluation part."""
     text = next_commands(Path("runs/a"), TrainConfig(), **{**ALL, "has_evaluation": False})
-    assert "report" in text and "eval" not in text
-    text = next_commands(Path("runs/a"), TrainConfig(), **{**ALL, "is_installed": lambda name: False})
-    assert "eval" in text and "report" not in text
+    assert "compare" in text and "eval" not in text
 
 
 def test_the_environment_is_activated_first_if_needed() -> None:

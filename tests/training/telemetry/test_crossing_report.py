@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.report_records import interval, write_run
+from support.report_records import interval
 from support.thread_ranks import on_ranks
 
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
-from adaptive.studies.report.html_report import write_report
 from adaptive.training.runs.distributed import ranks_summary
 from adaptive.training.telemetry.jsonl import MetricsFile, from_json, read_metrics, to_json
 from adaptive.training.telemetry.record import IntervalRecord, RunTotals
@@ -86,14 +85,3 @@ def test_tensorboard_has_them_of_several_ranks_only(tmp_path: Path, monkeypatch:
     view.close()
     assert written[0]["8_ranks/bytes_vectors"] == 800 and written[0]["8_ranks/slowest"] == 1
     assert not any(name.startswith("8_ranks") for name in written[1])
-
-
-@pytest.mark.nightly
-def test_the_page_has_a_section_of_them(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    alone, together = write_run(tmp_path / "alone"), write_run(tmp_path / "together", ranks=RANKS)
-    page = tmp_path / "page.html"
-    for paths, is_there in (([alone], False), ([alone, together], True)):
-        write_report([*paths], page)
-        assert ("Between ranks" in page.read_text()) == is_there
-    assert "busiest owner over the mean" in page.read_text()
