@@ -61,13 +61,6 @@ def _text(check: Callable[[str], object]) -> BeforeValidator:
 Size = Annotated[str, _text(lambda text: text == "auto" or parse_size(text, row_bytes=1, num_rows=1))]
 
 
-def _seconds(value: float) -> float:
-    """Check a time limit: no policy could meet one below 0.01 s."""
-    if 0 < value < 0.01:
-        raise ValueError("expected 0 or at least 0.01 seconds")
-    return value
-
-
 def parse_sample(text: str) -> int | float:
     """Convert a sample size to a number of batches (int) or a share of the inputs (float).
 
@@ -358,13 +351,6 @@ class TierConfig(Config):
         default="auto",
         description="GPU memory that device_rows=auto leaves free for model and batches: bytes, or percent of free "
         "memory; auto: 20%, at least 1GiB",
-    )
-    policy_timeout_s: Annotated[float, AfterValidator(_seconds)] = Field(
-        default=60.0,
-        ge=0,
-        le=1e6,
-        description="time limit of a policy's method in seconds, 0.01 or more; a slower one stops training; 0: no "
-        "limit",
     )
     plan_threads: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = Field(
         default="auto",

@@ -222,8 +222,7 @@ class Policy(ABC):
                 return rows.accesses / (1 + age)
 
     Guarantees: methods are called from one thread, never concurrently. Input arrays are read-only. Answers are checked
-    before any row moves. A wrong answer, an exception, or a method that does not return within
-    `TierConfig.policy_timeout_s` stops training, and the error names policy, method and batch.
+    before any row moves. A wrong answer or an exception stops training, and the error names policy, method and batch.
 
     For repeatable runs, answer from the arguments and your own state only: no clocks, no unseeded random numbers.
 

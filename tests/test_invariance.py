@@ -243,13 +243,13 @@ def test_nonsense_is_a_policy_error_and_nothing_has_moved(
     embeddings = TieredEmbeddingBag(
         tables, TierConfig(device_rows=f"{share:.6f}%", poison=True), policy=policy, optimizer=SGD()
     )
-    trainee, before, plan = Trainee(tables), [books(embeddings)], Pipeline.plan
+    trainee, before, plan = Trainee(tables), [books(embeddings)], Pipeline.plan_and_move
 
-    def watched(pipeline: Pipeline, *coming: Any) -> ReadyBatch:
+    def watched(pipeline: Pipeline, *coming: Any) -> tuple[ReadyBatch, bool]:
         before[0] = books(embeddings)  # a batch that fails is the last
         return plan(pipeline, *coming)
 
-    monkeypatch.setattr(Pipeline, "plan", watched)
+    monkeypatch.setattr(Pipeline, "plan_and_move", watched)
     with pytest.raises(PolicyError, match=r"policy Nonsense\.score at batch [4-7]\b.*Nothing was moved"):
         train_more(embeddings, trainee, batches, depth)
     assert all(map(np.array_equal, books(embeddings), before[0]))

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, show, create and check placement policies and skip rules.", no_args_is_help=True)
 
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help="Name, module:Class or file.py:Class.", show_default=False)]
-TIMEOUT = "tier.policy_timeout_s"
 LINK = re.compile(r"https?://\S*[\w/]|\b(?:arXiv|doi)[: ]\s?\d[\w./]*\w", re.IGNORECASE)
 
 TEMPLATE = Path(__file__).parent / "package_template"  # files of a new package, with {fields} for its names
@@ -99,14 +98,13 @@ def check(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help=f"Set a parameter of the policy, or {TIMEOUT}, the seconds that a method may take; repeatable.",
+            help="Set a parameter of the policy; repeatable.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check that a policy or a skip rule keeps its contract; exits with 9 if a check fails."""
     options = _options(sets or [])
-    timeout_s = _timeout(options)
     from adaptive.errors import PolicyError
     from adaptive.plugins import installed_policies, is_rule
     from adaptive.studies.compare.contenders import policy_class
@@ -115,19 +113,16 @@ def check(
     note(f"checking {spec}; on a new machine, kernels are compiled first, which takes up to a minute")
     with own_stdout():
         if is_rule(spec):
-            results = check_rule("+".join([spec, *(f"{k}={v}" for k, v in options.items())]), timeout_s=timeout_s)
+            results = check_rule("+".join([spec, *(f"{k}={v}" for k, v in options.items())]))
         else:
             if ":" not in spec and spec not in installed_policies():
                 policy_class(spec)  # raises with a suggestion
-            results = check_policy(spec, options, timeout_s=timeout_s)
+            results = check_policy(spec, options)
     checks = [asdict(result) for result in results]
     lines = _check_lines(results)
     print_result({"schema": 1, "policy": spec, "checks": checks}, table="\n".join(lines), as_json=as_json)
-    failed = [result.check for result in results if result.was_run and not result.passed]
-    left = sum(not result.was_run for result in results)
-    if failed:
-        rest = f"; {left} were not run" if left else ""
-        raise PolicyError(f"policy {spec!r} fails {len(failed)} of {len(results)} checks: {', '.join(failed)}{rest}")
+    if failed := [result.check for result in results if not result.passed]:
+        raise PolicyError(f"policy {spec!r} fails {len(failed)} of {len(results)} checks: {', '.join(failed)}")
 
 
 def _module_doc(cls: "type[Policy] | type[SkipRule]") -> str | None:
@@ -143,7 +138,7 @@ def _check_lines(results: "Sequence[CheckResult]") -> list[str]:
     """
     causes: dict[str, list[str]] = {}
     for result in results:
-        if result.was_run and not result.passed:
+        if not result.passed:
             cause = next((earlier for earlier in causes if earlier in result.reason), result.reason)
             causes.setdefault(cause, []).append(result.check)
     of_many = {name for names in causes.values() if len(names) > 1 for name in names}
@@ -158,27 +153,12 @@ def _check_lines(results: "Sequence[CheckResult]") -> list[str]:
 
 
 def _check_text(result: "CheckResult") -> str:
-    word = "-" if not result.was_run else "warn" if result.is_doubtful else "ok" if result.passed else "FAILED"
+    word = "warn" if result.is_doubtful else "ok" if result.passed else "FAILED"
     return f"{word:<6} {result.check}{result.reason and ': '}{result.reason}"
 
 
 def _options(sets: list[str]) -> dict[str, Any]:
     return {name.removeprefix("policy."): value for name, value in given_sets(sets).items()}
-
-
-def _timeout(options: dict[str, Any]) -> float:
-    """Remove the timeout, which is no parameter of the policy, from the options."""
-    from pydantic import ValidationError
-
-    from adaptive.config import TierConfig
-    from adaptive.errors import ConfigError
-
-    key = TIMEOUT.rpartition(".")[2]
-    limit = {key: options.pop(TIMEOUT)} if TIMEOUT in options else {}
-    try:
-        return TierConfig.model_validate(limit).policy_timeout_s
-    except ValidationError as error:
-        raise ConfigError(f"--set {TIMEOUT}: expected seconds, or 0 for no limit, got {limit[key]!r}") from error
 
 
 def _about(name: str, load: Callable[[str], type]) -> dict[str, str]:

@@ -206,8 +206,12 @@ class LocalSteps:
     def update(self, planned: Planned) -> None:
         """Update the rows of a batch from its gradients."""
         with self.reporting_errors():  # so that a loop that ends here is not taken for one left before step()
-            self._pipeline.feedback.report(planned.number, [group.update() for group in planned.works])
-        self._pipeline.updated = planned.number
+            self._update(planned.number, planned.works)
+
+    def _update(self, number: int, works: Sequence[GroupBatch]) -> None:
+        with self._pipeline.lock.changing(f"rows of batch {number} were updated"):
+            self._pipeline.feedback.report(number, [group.update() for group in works])
+            self._pipeline.updated = number
 
     def end_batch(self, planned: Planned) -> None:
         """End a batch, which the loop may not have stepped."""
@@ -283,7 +287,7 @@ class RankSteps(LocalSteps):
             gradients = rows.from_requesters(planned.exchanged, planned.received)
         if gradients is not None:
             owned = [group.from_remote(of_group) for group, of_group in zip(planned.groups, gradients, strict=True)]
-            self._pipeline.feedback.report(planned.number, [group.update() for group in owned])
+            self._update(planned.number, owned)
 
     def _sums(self, planned: PlannedBlocks) -> list[Tensor]:
         """Return the gradients (m, D) of the rows that this rank requested, for each group."""
@@ -307,7 +311,7 @@ class RankSteps(LocalSteps):
             )
 
     def leave(self, failed: BaseException | None) -> None:
-        if not self._pipeline.is_forked:
+        if not self._pipeline.lock.is_forked:
             error = self.failure if failed is None else failed
             self._pipeline.next_number = self._exchange.leave(error, self._pipeline.next_number)
 

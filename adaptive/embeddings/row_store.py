@@ -119,7 +119,7 @@ class RowStore:
                         f"{what} from row {start}: expected numbers below {OVERFLOW:.6g}, which fit bfloat16, got "
                         "others. Scale them, or use dtype=float32."
                     )
-        with pipeline.lock:
+        with pipeline.lock, pipeline.lock.changing(f"table {name!r} was loaded"):
             pipeline.finish_copies()
             for start in range(0, len(vectors), AT_ONCE):
                 part = np.array(vectors[start : start + AT_ONCE], np.float32)

@@ -116,8 +116,10 @@ class RowsOptimizer(torch.optim.Optimizer):
                 "embeddings.optimizer.step(): expected no closure, got one. Gradients of rows come from one backward "
                 "pass: call loss.backward(), then step()."
             )
-        self._pipeline.refuse_in_child()
-        pending = [planned for planned in self._pending.values() if planned.has_gradients]
+        self._pipeline.lock.refuse_in_child()
+        self._pipeline.lock.refuse_broken()
+        # An exception may have kept an ended batch from leaving `_pending`: its slots have other rows now.
+        pending = [p for p in self._pending.values() if p.has_gradients and self._pipeline.is_current(p.number)]
         if not pending and self._batch_steps.has_no_samples:
             return  # the other ranks' gradients arrive when the batch ends
         if not pending:

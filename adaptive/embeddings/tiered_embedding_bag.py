@@ -9,6 +9,7 @@ Letters: B samples, F features, D width, V vectors of a group.
 """
 
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial, wraps
@@ -23,7 +24,7 @@ from adaptive.config import OptimizerConfig, SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.checks import check_arguments, check_depth, check_planned, table_like
 from adaptive.embeddings.distributed import batch_steps
 from adaptive.embeddings.engine.build import build_pipeline, outline_engine, watch_rows
-from adaptive.embeddings.engine.lookahead import look_ahead
+from adaptive.embeddings.engine.lookahead import LookAheadPass
 from adaptive.embeddings.engine.pipeline import ReadyBatch
 from adaptive.embeddings.engine.statistics import StatisticsCollector
 from adaptive.embeddings.planned_batch import GroupBatch, Planned
@@ -211,25 +212,43 @@ class TieredEmbeddingBag(nn.Module):
         self, batches: Iterable[Batch], own_part: Callable[[Batch], Batch], *, depth: int = 4
     ) -> LookAhead:
         """As `look_ahead`, of the samples of all ranks; `own_part` takes this rank's once they are arranged."""
-        return LookAhead(partial(self._look_ahead, batches, own_part, check_depth(depth)), batches)
+        return LookAhead(partial(self._begin_pass, batches, own_part, check_depth(depth)), batches)
+
+    def end_look_ahead(self) -> None:
+        """End the running look-ahead, if there is one, as closing its iterator does.
+
+        For loops whose iterator you cannot reach: after an interrupt in a notebook, a traceback may keep it.
+        """
+        one_pass = self._pipeline.current
+        if one_pass is not None:
+            one_pass.close()
+
+    def _begin_pass(
+        self, batches: Iterable[Batch], own_part: Callable[[Batch], Batch], depth: int
+    ) -> Generator[Planned, None, None]:
+        one_pass = LookAheadPass(self._pipeline, depth)
+        planned_batches = self._look_ahead(one_pass, batches, own_part)
+        one_pass.owner = weakref.ref(planned_batches)
+        return planned_batches
 
     def _look_ahead(
-        self, batches: Iterable[Batch], own_part: Callable[[Batch], Batch], depth: int
+        self, one_pass: LookAheadPass, batches: Iterable[Batch], own_part: Callable[[Batch], Batch]
     ) -> Generator[Planned, None, None]:
         policy_caller = self._pipeline.policy_caller
         failed: BaseException | None = None
         all_trained = False
         self._batch_steps.failure = None
+        self._optimizer.discard()  # gradients that an interrupt at the end of a pass has left
         try:
-            with policy_caller.listening(), running_out("while rows moved"):
+            with running_out("while rows moved"):
                 named = map(self._pipeline.take_over, batches)  # before a policy sees them
                 arranged = policy_caller.arrange(named, self.runtime.view, self._hashed_view)
-                with closing(look_ahead(self._pipeline, map(own_part, arranged), depth)) as ready_batches:
+                with closing(one_pass.ready_batches(map(own_part, arranged))) as ready_batches:
                     for ready in ready_batches:
                         planned = self._batch_steps.planned(ready)
                         try:
                             yield planned
-                            self._pipeline.refuse_in_child()
+                            self._pipeline.lock.refuse_in_child()
                             self._check_stepped(planned)
                         except GeneratorExit as closed:
                             self._warn_if_unapplied(planned, ready, closed)
@@ -265,7 +284,7 @@ class TieredEmbeddingBag(nn.Module):
     def _finish(self, planned: Planned, ready: ReadyBatch) -> None:
         planned.ended = True
         self._optimizer.end_batch(planned)
-        if not self._pipeline.is_forked:
+        if not self._pipeline.lock.is_forked:
             self._batch_steps.end_batch(planned)
         self.statistics.add(ready, in_parts=any(work.parts for work in planned.works), waited=planned.waited)
 
@@ -321,7 +340,8 @@ class TieredEmbeddingBag(nn.Module):
                 f"batch {planned.number}: expected the current batch, got one that has ended. Its rows may have been "
                 "evicted: use each batch before you request the next one."
             )
-        self._pipeline.refuse_in_child()
+        self._pipeline.lock.refuse_in_child()
+        self._pipeline.lock.refuse_broken()
         planned.wait()
         pooled: Tensor = _Pool.apply(self._anchor, self._optimizer, planned, work)  # type: ignore[no-untyped-call]
         return pooled
@@ -368,9 +388,9 @@ class TieredEmbeddingBag(nn.Module):
 
     def close(self) -> None:
         """Delete the files of a host tier on disk. Close a running look-ahead first."""
-        if self._pipeline.is_forked:
+        if self._pipeline.lock.is_forked:
             return
-        with self._pipeline.lock:
+        with self._pipeline.lock.held:
             for lane in self._pipeline.lanes:
                 lane.device.close()
                 lane.host.close()

@@ -86,7 +86,7 @@ SOME: Final = SkipConfig(interval=2, min_visits=1, hot_rows="100%", min_accesses
 
 
 def trained_by(policy: LRU) -> None:
-    embeddings = one_table(device_rows="50%", policy=policy, skip=SOME, policy_timeout_s=60)
+    embeddings = one_table(device_rows="50%", policy=policy, skip=SOME)
     for planned in embeddings.look_ahead([bags([n % 10], [(3 * n) % 10]) for n in range(24)], depth=1):
         sum_of(embeddings(planned)).backward()  # type: ignore[no-untyped-call]
         embeddings.step()

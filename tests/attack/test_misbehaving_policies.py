@@ -149,18 +149,6 @@ def test_a_state_that_no_checkpoint_takes(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "run/weights").exists()
 
 
-def test_a_state_that_never_comes_is_waited_for_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    released = threading.Event()
-    kind = type("Slow", (Misbehaves,), {"hook": "state_dict", "misdeed": staticmethod(released.wait)})
-    tier = {"device_rows": "60%", "policy_timeout_s": 2.0}
-    with (
-        small_world(num_train=128),
-        pytest.raises(PolicyError, match=r"Slow.state_dict: expected an answer"),
-    ):
-        train(monkeypatch, tmp_path / "run", kind, tier=tier)
-    released.set()
-
-
 class Forgets(LRU):
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {"a": np.zeros(1)}

@@ -22,7 +22,7 @@ class Abused:
     def __init__(self, random: np.random.Generator) -> None:
         table = TableConfig(name="t", num_embeddings=ROWS, embedding_dim=2, init_bound=0)
         rows = f"{int(random.integers(ROWS // 2, ROWS + 1))}"
-        tier = TierConfig(device_rows=rows, poison=True, when_full="reduce_lookahead", policy_timeout_s=0)
+        tier = TierConfig(device_rows=rows, poison=True, when_full="reduce_lookahead")
         self.module = TieredEmbeddingBag([table], tier, optimizer=SGD(lr=1.0), policy="lfu")
         self.expected = np.zeros((ROWS, 2), np.float32)
         self.random, self.coming, self.planned = random, None, None

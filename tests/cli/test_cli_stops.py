@@ -2,9 +2,7 @@
 
 import json
 import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +11,9 @@ from support.outcomes import outcome
 
 import adaptive.studies.compare.comparison_runs
 from adaptive.config import TrainConfig
-from adaptive.studies.policy_checks.checks import CHECKS
 from adaptive.training.telemetry.progress import Countdown
 
 Cli = Callable[..., Any]
-
-HANGS = '''
-import threading
-from adaptive import Policy
-
-class Hangs(Policy):
-    """Waits until it is released."""
-
-    released = threading.Event()
-
-    def score(self, rows):
-        self.released.wait()
-        return rows.last_access
-'''
 
 
 @pytest.fixture
@@ -70,40 +53,6 @@ def test_a_stop_in_the_first_run_reports_nothing(cli: Cli, stopped: dict[str, Ba
     result = cli("compare", "--policies", "lru,lfu", "--seed", "1", "--out", "out")
     assert (result.code, result.out) == (130, "")
     assert not Path("out/comparison.json").exists()
-
-
-@pytest.fixture
-def released() -> Iterator[None]:
-    """Release the methods of `Hangs` at the end."""
-    yield
-    sys.modules["adaptive_policy_hangs"].Hangs.released.set()
-    for thread in threading.enumerate():
-        if thread.name == "adaptive-policy":
-            thread.join()
-
-
-@pytest.mark.usefixtures("released")
-def test_check_ends_a_policy_that_hangs(cli: Cli) -> None:
-    Path("hangs.py").write_text(HANGS)
-    result = cli("policies", "check", "hangs.py:Hangs", "--set", "tier.policy_timeout_s=0.25")
-    assert result.code == 9
-    lines = result.out.splitlines()
-    assert lines[2].startswith("FAILED score returns one number per row") and "Hangs.score at batch 700" in lines[2]
-    assert "raise the limit: --set tier.policy_timeout_s=2.5 (0: none)" in lines[2]
-    assert len(lines) == len(CHECKS) + 1 and all(
-        line.startswith("-      ") and "not run, because" in line for line in lines[3:]
-    )
-    assert f"policy 'hangs.py:Hangs' fails 1 of {len(CHECKS) + 1} checks: score returns" in result.err
-    assert result.err.endswith(f"; {len(CHECKS) - 2} were not run\n")
-
-
-def test_check_takes_a_time_limit(cli: Cli) -> None:
-    assert cli("policies", "check", "lru", "--set", "tier.policy_timeout_s=0").code == 0
-    for text in ("-1", "soon", "nan"):
-        result = cli("policies", "check", "lru", "--set", f"tier.policy_timeout_s={text}")
-        assert result.code == 2 and "--set tier.policy_timeout_s: expected seconds" in result.err, result.err
-    report = json.loads(cli("policies", "check", "lru", "--json").out)["checks"]
-    assert {check["was_run"] for check in report} == {True}
 
 
 @pytest.mark.parametrize("command", ["show", "check"])

@@ -60,7 +60,7 @@ class Killed(BaseException):
 
 def config_of(policy: str, *, device: str = "auto", **changed: Any) -> TrainConfig:
     name, options = POLICIES[policy]
-    tier = {"device_rows": "auto" if name == "hybrid" else "60%", "device": device, "policy_timeout_s": 600}
+    tier = {"device_rows": "auto" if name == "hybrid" else "60%", "device": device}
     if policy == "in turn":
         tier |= {"plan_threads": 0, "device": "cpu"}
     skip = {**SKIP, "rule": RULES.get(policy)}

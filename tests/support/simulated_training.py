@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.engine import build as build_module
-from adaptive.embeddings.engine.lookahead import _plan_and_move, _Stopped
+from adaptive.embeddings.engine.lookahead import LookAheadPass, _plan_and_move, _Stopped
 from adaptive.embeddings.engine.pipeline import ReadyBatch
 from adaptive.embeddings.planned_batch import GroupBatch
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
@@ -154,9 +154,14 @@ class Run:
 
     def train(self, num_batches: int = len(BATCHES)) -> Arrays:
         pipeline = self.embeddings.runtime.pipeline
-        pipeline.begin(self.depth)
-        with pipeline.lookups_ahead.working():
+        one_pass, loop = LookAheadPass(pipeline, self.depth), (batch for batch in BATCHES)
+        one_pass.owner = lambda: loop  # this is the loop
+        pipeline.begin(self.depth, one_pass)
+        pipeline.lookups_ahead.start_helpers()
+        try:
             self._train(num_batches)
+        finally:
+            pipeline.lookups_ahead.end_helpers()
         self.assert_host_at_rest()
         self.catch_up()
         self.readings |= {

@@ -111,7 +111,7 @@ def outline_engine(
         ConfigError: for tables, sizes or combinations that cannot work.
         DeviceMemoryError: if the device's memory is too small for the rows of the batches in flight.
     """
-    policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
+    policy_caller = PolicyCaller(policy)
     refuse_with_ranks(policy, ranks)
     groups = owned_groups(make_groups(tables, seed, table_optimizers), ranks.rank, ranks.size)
     device = device_of_rank(tier.device, ranks)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch
 from adaptive.embeddings.planning.key_tables import KeyChanges
+from adaptive.errors import AdaptiveError
 
 Int64s = NDArray[np.int64]
 
@@ -32,14 +33,21 @@ def give_rows(
     for place, lane in enumerate(pipeline.lanes):
         if lane.keys is None:
             continue
-        with pipeline.stopwatch.stage("plan"), pipeline.lock:
-            of_batch = queued.lookups[place], queued.batch, lane.last_access
-            lookups, changes = pipeline.exchange.give_rows(number, place, lane.keys, *of_batch)
-        try:
-            _release(pipeline, lane, changes, depth, wait_until_trained)
-        finally:  # even if the look-ahead ends while it waits: these keys are gone from the index
-            with pipeline.lock:
-                _commit(pipeline, place, changes)
+        # A row may change its key: until `_commit` has emptied it, it has the values of the key that lost it.
+        with pipeline.lock.changing(f"keys of batch {number} were given rows") as change:
+            with pipeline.stopwatch.stage("plan"), pipeline.lock.held:
+                of_batch = queued.lookups[place], queued.batch, lane.last_access
+                try:
+                    lookups, changes = pipeline.exchange.give_rows(number, place, lane.keys, *of_batch)
+                except AdaptiveError:  # refused before anything has changed
+                    change.complete()
+                    raise
+            try:
+                _release(pipeline, lane, changes, depth, change.outside(wait_until_trained))
+            finally:  # even if the look-ahead ends while it waits: these keys are gone from the index
+                with pipeline.lock.held:
+                    _commit(pipeline, place, changes)
+                change.complete()
         if changes.failure is not None:
             raise changes.failure
         all_lookups[place], of_lanes[place] = lookups, changes
@@ -82,7 +90,7 @@ def stop_watching(
     number = pipeline.next_number
     wait_until_trained(number - 1)
     pipeline.feedback.take_in_until(number)  # feedback in the queue refers to entries by their old numbers
-    with pipeline.lock:
+    with pipeline.lock.held, pipeline.lock.changing(f"watched rows left before batch {number}"):
         pipeline.mover.rest(number - 1)
         pipeline.finish_copies()
         for lane, entries in leaving:

@@ -20,16 +20,17 @@ alone still runs in the thread that reads, and the policy is never called twice 
 of feedback are as if it had been planned `depth` batches ahead, so plans are equal.
 """
 
+import inspect
 import logging
-import sys
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import nullcontext
 from itertools import islice
-from typing import Generic, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Generic, TypeVar
 
 from adaptive.batch import Batch
 from adaptive.embeddings.engine.key_changes import give_rows, stop_watching
@@ -39,7 +40,7 @@ from adaptive.embeddings.exchange.exchange import LookedUp
 from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.errors import AdaptiveError, DeviceMemoryError
 from adaptive.policy import arranges
-from adaptive.system import count_as_thread, start_thread
+from adaptive.system import Uninterrupted, count_as_thread, start_thread
 
 logger = logging.getLogger("adaptive.embeddings.engine")
 
@@ -49,46 +50,115 @@ MANY_LOOKUPS = 1 << 18  # of a batch: planning takes milliseconds and must not w
 BUSY_SHARE = 0.5  # of its time from which on a thread that looks ahead must not wait for them either
 BUSY_BATCHES = 8  # over which this share is measured
 JOIN_SECONDS = 60.0  # that the data source has to return when the look-ahead ends
+CHECK_SECONDS = 1.0  # after which training looks whether the thread that it waits for still lives
+
+_END: Final[Any] = object()  # the last entry of a queue
 
 
 def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Generator[ReadyBatch, None, None]:
     """Yield each batch when it may be trained; the next request declares it trained."""
-    pipeline.begin(depth)
-    with pipeline.lookups_ahead.working() if depth else nullcontext():
-        worker = _worker(pipeline, batches, depth)
-        if isinstance(worker, _Planning):
-            source = worker.ready()
-        else:
-            source = _plan_and_move(pipeline, worker.items() if worker else batches, depth, lambda number: None)
+    one_pass = LookAheadPass(pipeline, depth)
+    ready_batches = one_pass.ready_batches(batches)
+    one_pass.owner = weakref.ref(ready_batches)
+    return ready_batches
+
+
+class LookAheadPass:
+    """A look-ahead from its first batch to its end, of which an exception at any line leaves a state that can be ended.
+
+    The pipeline knows the pass until `end` has run to its last line. If an exception has ended it earlier, the next
+    look-ahead, or `TieredEmbeddingBag.end_look_ahead`, ends it first.
+
+    Attributes:
+        owner: the iterator of the loop.
+        failed: the error with which the loop ended.
+    """
+
+    def __init__(self, pipeline: Pipeline, depth: int) -> None:
+        self._pipeline, self._depth = pipeline, depth
+        self._worker: _Reading | _Planning | None = None
+        self.owner: Callable[[], Generator[object, None, None] | None] = lambda: None
+        self.failed: BaseException | None = None
+
+    @property
+    def is_abandoned(self) -> bool:
+        owner = self.owner()
+        return owner is None or inspect.getgeneratorstate(owner) == inspect.GEN_CLOSED
+
+    def ready_batches(self, batches: Iterator[Batch]) -> Generator[ReadyBatch, None, None]:
+        """Yield each batch when it may be trained. Call it once."""
+        pipeline = self._pipeline
+        pipeline.begin(self._depth, self)
         try:
-            for ready in source:
+            for ready in self._start(batches):
                 pipeline.start_training(ready)
                 yield ready
                 pipeline.end_training(ready)
-        finally:
-            if worker and worker.is_current_thread:  # an abandoned generator, garbage-collected in its own thread
-                worker.stop_later(lambda: _end(pipeline, GeneratorExit()))
-            elif not pipeline.is_forked:  # in a forked child, the thread and the rows belong to the parent
-                if worker:
-                    worker.stop()
-                _end(pipeline, sys.exception())  # no variable of this frame: the error would keep the source alive
-
-
-def _end(pipeline: Pipeline, failed: BaseException | None) -> None:
-    """End the look-ahead. If it ends because of the error `failed`, only log a second error."""
-    dropped = pipeline.next_number - 1 - pipeline.trained
-    if dropped > 0 and isinstance(failed, GeneratorExit) and pipeline.has_keys:
-        warnings.warn(
-            f"the look-ahead was closed with {dropped} planned batches that are not trained, whose lookups have given "
-            "keys rows. Limit the batches instead (itertools.islice), so that this does not depend on the depth.",
-            stacklevel=2,
-        )
-    try:
-        pipeline.end()
-    except Exception as error:  # after a device fault every wait fails, too: only the first error tells why
-        if failed is None or isinstance(failed, GeneratorExit):
+        except BaseException as error:
+            self.failed = error
             raise
-        logger.warning("ending the look-ahead failed after another error: %s: %s", type(error).__name__, error)
+        finally:
+            try:
+                self.end()
+            finally:
+                self.failed = None  # its traceback would keep the source of the batches alive
+
+    def _start(self, batches: Iterator[Batch]) -> Iterator[ReadyBatch]:
+        """Start the threads of the look-ahead, if it has any; return the batches that become ready."""
+        pipeline, depth = self._pipeline, self._depth
+        if not depth:
+            return _plan_and_move(pipeline, batches, depth, lambda number: None)
+        pipeline.lookups_ahead.start_helpers()
+        if pipeline.plans_in_turn:
+            # Known before it starts, so that `end` finds it wherever an exception comes.
+            reading = self._worker = _Reading(pipeline, batches, depth)
+            reading.start()
+            return _plan_and_move(pipeline, reading.items(), depth, lambda number: None)
+        planning = self._worker = _Planning(pipeline, batches, depth)
+        planning.start()
+        return planning.ready()
+
+    def end(self) -> None:
+        """End the look-ahead and join its threads; may be called again if an exception has ended this method."""
+        pipeline, worker = self._pipeline, self._worker
+        if pipeline.current is not self or pipeline.lock.is_forked:  # in a child, threads and rows belong to the parent
+            return
+        if worker is not None and worker.is_current_thread:  # garbage-collected in the look-ahead's own thread
+            worker.stop_later(self._end_joined)
+            return
+        pipeline.lock.release_leaked()
+        pipeline.policy_caller.release_leaked()
+        if worker is not None:
+            worker.stop()
+        self._end_joined()
+
+    def close(self) -> None:
+        """Close the iterator, which ends the look-ahead."""
+        if (owner := self.owner()) is not None:
+            owner.close()
+        self.end()
+
+    def _end_joined(self) -> None:
+        """End the look-ahead when its thread makes no more batches."""
+        pipeline = self._pipeline
+        if pipeline.current is not self:
+            return
+        pipeline.lookups_ahead.end_helpers()
+        failed = self.failed
+        dropped = pipeline.next_number - 1 - pipeline.trained
+        if dropped > 0 and isinstance(failed, GeneratorExit) and pipeline.has_keys:
+            warnings.warn(
+                f"the look-ahead was closed with {dropped} planned batches that are not trained, whose lookups have "
+                "given keys rows. Limit the batches instead (itertools.islice), so that this does not depend on the "
+                "depth.",
+                stacklevel=2,
+            )
+        try:
+            pipeline.end()
+        except Exception as error:  # after a device fault every wait fails, too: only the first error tells why
+            if failed is None or isinstance(failed, GeneratorExit):
+                raise
+            logger.warning("ending the look-ahead failed after another error: %s: %s", type(error).__name__, error)
 
 
 def _plan_and_move(
@@ -134,13 +204,7 @@ def _plan_one(
     number, held = pipeline.next_number, depth  # `held`: earlier batches whose rows keep their slots
     while True:
         try:
-            with pipeline.lock:
-                ready = pipeline.plan(queued, held)
-                has_started = start_early is not None and ready.may_start
-                if start_early is not None and has_started:
-                    start_early(ready)
-                pipeline.move(ready)
-            return ready, has_started
+            return pipeline.plan_and_move(queued, held, start_early)
         except DeviceMemoryError:
             slots = find_slots(pipeline, queued, held)
             if slots is None and (pipeline.tier.when_full != "reduce_lookahead" or held == 0):
@@ -221,21 +285,27 @@ class _Worker(Generic[T]):
     """A thread of a look-ahead, and the queue of what it hands to training.
 
     `_make`, `_hand_over`, `_wait_until` and `stop_later` run in that thread, all other methods in the training thread.
+    The threads share two queues and no lock: an exception at any line of the training thread leaves nothing that the
+    other one would wait for.
     """
 
     def __init__(self, pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> None:
         self._pipeline, self._batches, self._depth = pipeline, batches, depth
-        self._queue: deque[T] = deque()
-        self._changed = threading.Condition()
+        self._queue: SimpleQueue[T] = SimpleQueue()
+        self._wake: SimpleQueue[None] = SimpleQueue()  # an entry after each change for which the thread may wait
         self._error: BaseException | None = None
-        self._done = False
+        self._done = False  # True once the thread puts nothing into the queue any more
         self._stopping = False
         self._counted = False  # by OpenMP
         self._handed_over = 0
         self._since = self._waited = 0.0  # start of the measured time, and seconds of it without work
         self._afterwards: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._run, name="adaptive-look-ahead", daemon=True)
-        start_thread(self._thread)
+
+    def start(self) -> None:
+        """Start the thread."""
+        with Uninterrupted():  # an interrupt in `Thread.start` would leave a thread that cannot be joined
+            start_thread(self._thread)
 
     def _make(self) -> Iterator[T]:
         """Yield what training gets."""
@@ -244,16 +314,25 @@ class _Worker(Generic[T]):
     def items(self) -> Iterator[T]:
         """Yield what the thread makes, then raise its error, if any."""
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._done)
-                if not self._queue:
+            self._pipeline.lock.release_leaked()  # an interrupted evaluation may have left the lock to this thread
+            try:
+                item = self._queue.get(timeout=CHECK_SECONDS)
+            except Empty:
+                has_ended = self._done or not self._thread.is_alive()
+                if has_ended and self._queue.empty():  # in this order: it may have put its last ones meanwhile
                     break
-                item = self._queue.popleft()
-                if len(self._queue) == self._depth // 2:  # each time the thread wakes, it takes a core from training
-                    self._changed.notify_all()
+                continue
+            if self._queue.qsize() == self._depth // 2:  # each time the thread wakes, it takes a core from training
+                self.wake()
+            if item is _END:
+                break
             yield item
         if self._error is not None:
             raise self._error
+
+    def wake(self) -> None:
+        """Let the thread see that something has changed."""
+        self._wake.put(None)
 
     @property
     def is_current_thread(self) -> bool:
@@ -269,9 +348,10 @@ class _Worker(Generic[T]):
 
     def stop(self) -> None:
         """End the thread and join it."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
+        self._stopping = True
+        self.wake()
+        if self._thread.ident is None:  # never started
+            return
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
             raise AdaptiveError(
@@ -290,9 +370,8 @@ class _Worker(Generic[T]):
         except BaseException as error:  # `items` raises it in the training thread
             self._error = error
         finally:
-            with self._changed:
-                self._done = True
-                self._changed.notify_all()
+            self._done = True
+            self._queue.put(_END)
             if self._afterwards is not None:
                 self._afterwards()
 
@@ -301,9 +380,7 @@ class _Worker(Generic[T]):
         if not self._counted and (self._has_many(item) or self._pipeline.is_busy):
             count_as_thread()
             self._counted = True
-        with self._changed:
-            self._queue.append(item)
-            self._changed.notify_all()
+        self._queue.put(item)
 
     def _has_many(self, item: T) -> bool:
         """True if the thread's work with this item alone takes milliseconds."""
@@ -328,10 +405,12 @@ class _Worker(Generic[T]):
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         started = time.perf_counter()
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopping or condition())
-            if self._stopping:
-                raise _Stopped
+        while not self._wake.empty():  # entries of changes that the condition sees anyway
+            self._wake.get_nowait()
+        while not (self._stopping or condition()):
+            self._wake.get()
+        if self._stopping:
+            raise _Stopped
         self._waited += time.perf_counter() - started
 
 
@@ -340,8 +419,8 @@ class _Reading(_Worker[Batch]):
 
     def _make(self) -> Iterator[Batch]:
         for batch in self._batches:
-            if len(self._queue) >= self._depth:
-                self._wait_until(lambda: len(self._queue) <= self._depth // 2)
+            if self._queue.qsize() >= self._depth:
+                self._wait_until(lambda: self._queue.qsize() <= self._depth // 2)
             yield batch
 
 
@@ -360,8 +439,7 @@ class _Planning(_Worker[ReadyBatch]):
             if ready is None:
                 return
             yield ready
-            with self._changed:
-                self._changed.notify_all()
+            self.wake()
 
     def _make(self) -> Iterator[ReadyBatch]:
         self._pipeline.mover.enter_thread()
@@ -372,10 +450,3 @@ class _Planning(_Worker[ReadyBatch]):
 
     def _wait_until_trained(self, number: int) -> None:
         self._wait_until(lambda: self._pipeline.trained >= number)
-
-
-def _worker(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> _Reading | _Planning | None:
-    """Start the thread of a look-ahead, if it has one."""
-    if not depth:
-        return None
-    return _Reading(pipeline, batches, depth) if pipeline.plans_in_turn else _Planning(pipeline, batches, depth)

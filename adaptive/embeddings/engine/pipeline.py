@@ -4,15 +4,11 @@ Its caller owns the planners: the look-ahead thread while there is one, otherwis
 `lock` while it plans and moves a batch's rows. Evaluation and saving take the lock, so no row moves while they read.
 """
 
-import os
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-from weakref import WeakSet
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numba import get_num_threads
@@ -22,6 +18,7 @@ from adaptive.batch import Batch, in_order
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Stopwatch
 from adaptive.embeddings.engine.feedback import FeedbackQueue
+from adaptive.embeddings.engine.integrity import TableLock
 from adaptive.embeddings.engine.lane import Lane, LateFetches, table_names
 from adaptive.embeddings.exchange.exchange import Exchange
 from adaptive.embeddings.planning.access_events import AccessNotifier
@@ -91,47 +88,34 @@ def thread_needed(tier: TierConfig, policy: Policy, ranks: Ranks, *, on_cpu: boo
     return ""
 
 
-class _ChildsLock:
-    """Replaces a pipeline's lock in a forked child, where nothing would ever release it."""
+class Pass(Protocol):
+    """A running look-ahead."""
 
-    def __init__(self, refuse: Callable[[], None]) -> None:
-        self._refuse = refuse
+    @property
+    def is_abandoned(self) -> bool:
+        """True if its iterator has ended, but an exception kept the look-ahead from ending with it."""
 
-    def __enter__(self) -> None:
-        self._refuse()
+    def end(self) -> None:
+        """End the look-ahead; may be called again if an exception has ended this method."""
 
-    def __exit__(self, *exc: object) -> None:
-        return
-
-
-_PIPELINES: WeakSet["Pipeline"] = WeakSet()
-
-
-def _mark_forked() -> None:
-    for pipeline in _PIPELINES:
-        pipeline.is_forked = True
-        pipeline.lock = _ChildsLock(pipeline.refuse_in_child)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_mark_forked)
+    def close(self) -> None:
+        """Close the iterator, which ends the look-ahead."""
 
 
 class Pipeline:
     """Plans one batch after another for all groups and moves their rows.
 
     Attributes:
-        lock: held while rows are planned or moved.
+        lock: held while rows are planned or moved; see `TableLock`.
         has_keys: True if any table has keys.
         next_number: number of the next batch to be planned.
         trained: number of the latest batch that is trained or passed over; only the training thread sets it.
         updated: number of the latest batch whose rows are updated, which the loop may still have; ranks do not set it.
         rate: learning rate of the latest step.
-        running: True during a look-ahead.
+        current: the running look-ahead.
         is_busy: True if the thread of the latest look-ahead had work most of the time.
         plans_in_turn: True if the training thread plans each batch right before it is trained, with all its threads.
         ending: True if the look-ahead shall plan no more batches; the training thread sets it.
-        is_forked: True in a forked child of the process that created the tables, which must not use them.
         evicted_between_batches: rows evicted outside of a batch and not counted yet: a group, and (tables,) numbers.
         peak_slots: for each group, the most slots that batches which did not fit asked for.
         convert_read: changes the rows of batches that are only read; see `RowStore.read_as`.
@@ -167,9 +151,7 @@ class Pipeline:
             lane.planner.tracker.threads = lane.host.threads = shared
         searchers, helpers = [lane.device.searcher for lane in self.lanes], max(threads - 1, 0)
         self.lookups_ahead = LookupsAhead(self.groups, helpers, searchers, mover.enter_thread, shared)
-        self.lock: AbstractContextManager[object] = threading.Lock()
-        self.is_forked = False
-        _PIPELINES.add(self)
+        self.lock = TableLock(lambda: table_names(self.lanes))
         self.stopwatch = Stopwatch()
         self.next_number = 0
         self.trained = self.updated = -1
@@ -177,7 +159,7 @@ class Pipeline:
         self._depth = 0
         self._optimizer = optimizer
         self.rate = optimizer.lr
-        self.running = False
+        self.current: Pass | None = None
         self.ending = False
         self.is_busy = False
         self._planned: list[ReadyBatch] = []  # the latest batches, including all that are in flight
@@ -189,31 +171,50 @@ class Pipeline:
         self.peak_slots = [0] * len(self.lanes)
         self.convert_read: Callable[[Rows], Rows] | None = None
 
-    def begin(self, depth: int) -> None:
+    @property
+    def running(self) -> bool:
+        """True during a look-ahead."""
+        return self.current is not None
+
+    def begin(self, depth: int, new: Pass) -> None:
         """Start a look-ahead: every batch so far counts as trained.
 
         Raises:
             ConfigError: if another look-ahead is running, or in a forked child.
+            AdaptiveError: if an exception has left rows without their values.
         """
-        self.refuse_in_child()
+        self.lock.refuse_in_child()
+        self.lock.refuse_broken()
         self.refuse_while_running("look_ahead()")
-        self.running, self.ending = True, False
+        self.current, self.ending = new, False
         self._depth = depth
         self.trained = self.next_number - 1
         self.mover.begin(self.trained)
         self.lookups_ahead.begin()
         self.exchange.begin(self.next_number)
 
+    def is_current(self, number: int) -> bool:
+        """True if a batch of the running look-ahead has not ended: its rows keep their slots."""
+        return self.running and number > self.trained
+
     def refuse_while_running(self, method: str) -> None:
         """Raise ConfigError, in the name of a method, if a look-ahead is running."""
+        self._end_abandoned()
         if self.running:
             raise ConfigError(
                 f"{method}: expected no running look-ahead, got one after {self.trained + 1} trained batches. Exhaust "
-                "its iterator or close() it first."
+                "its iterator or close() it first. If a traceback keeps it, as after an interrupt in a notebook, call "
+                "embeddings.end_look_ahead()."
             )
+
+    def _end_abandoned(self) -> None:
+        """End a look-ahead that an exception kept from ending with its iterator."""
+        if self.current is not None and self.current.is_abandoned:
+            self.current.end()
 
     def refuse_keys_in_flight(self, method: str) -> None:
         """Raise ConfigError, in the name of a method, if keys may have come or left for batches not trained yet."""
+        self._end_abandoned()
         if self.running and self._depth and self.has_keys:
             raise ConfigError(
                 f"{method}: expected no batches in flight with tables that have keys, got a look-ahead of depth "
@@ -221,23 +222,19 @@ class Pipeline:
                 "iterator or close() it first, or use depth=0."
             )
 
-    def refuse_in_child(self) -> None:
-        """Raise ConfigError if this process is a fork of the one that created the tables."""
-        if self.is_forked:
-            raise ConfigError(
-                f"tables {table_names(self.lanes)}: expected the process that created them, got a fork of it (process "
-                f"{os.getpid()}). The threads that move rows run in the parent only: use DataLoader workers to make "
-                "batches (Batch.of), and look rows up in the process that trains."
-            )
-
     def end(self) -> None:
-        """End a look-ahead whose thread is joined: no batch is in flight any more."""
-        self.running = False
+        """End a look-ahead whose thread is joined: no batch is in flight any more.
+
+        May be called again if an exception has ended it: `current` is cleared last.
+        """
         self.trained = self.next_number - 1
-        self.feedback.take_in_all(self.next_number)
-        with self.lock:
-            self.finish_copies()
-            self._late_fetches.clear()
+        try:
+            self.feedback.take_in_all(self.next_number)
+        finally:  # also if the policy fails
+            with self.lock.held:
+                self.finish_copies()
+                self._late_fetches.clear()
+            self.current = None
 
     @property
     def next_to_update(self) -> int:
@@ -296,13 +293,35 @@ class Pipeline:
         with self.stopwatch.stage("learn"), self.lock:
             self.feedback.take_in(self.next_number, self._depth)
 
-    def plan(self, queued: QueuedBatch, depth: int) -> ReadyBatch:
-        """Plan the next batch in every group. If that fails, nothing has changed.
+    def plan_and_move(
+        self, queued: QueuedBatch, depth: int, start_early: Callable[[ReadyBatch], None] | None = None
+    ) -> tuple[ReadyBatch, bool]:
+        """Plan the next batch in every group and move its rows.
 
-        The caller holds the lock and calls `move` before it releases it. `depth`: number of earlier batches whose rows
-        keep their slots.
+        If it or the policy fails while it decides, nothing has changed. From then on books and rows change together:
+        an exception that comes between would leave rows in slots without their values, so `TableLock.changing` lets
+        none through that it can defer, and marks the tables for any other.
+
+        Args:
+            queued: the batch.
+            depth: number of earlier batches whose rows keep their slots.
+            start_early: receives a batch whose first part may be trained while rows for the others are in flight.
+
+        Returns:
+            The batch, and True if it was passed to `start_early`.
         """
-        batch, all_lookups, windows, key_changes = queued
+        with self.lock:
+            arrivals = self._decide(queued, depth)
+            with self.lock.changing(f"batch {self.next_number} was planned and its rows moved"):
+                ready = self._commit(queued, arrivals, depth)
+                has_started = start_early is not None and ready.may_start
+                if start_early is not None and has_started:
+                    start_early(ready)
+                self._move(ready)
+        return ready, has_started
+
+    def _decide(self, queued: QueuedBatch, depth: int) -> list[Arrival]:
+        """Decide which rows come and leave; undone if it fails."""
         with self.stopwatch.stage("plan"):
             number = self.next_number
             if number > MOST_BATCHES:
@@ -310,7 +329,15 @@ class Pipeline:
                     f"batch {number}: expected at most {MOST_BATCHES + 1:,} batches, whose numbers fit the records of "
                     "rows, got more. Save the tables, and start another run from them (--init-from)."
                 )
-            arrivals = self.notifier.prepare([lookups.distinct for lookups in all_lookups], number, depth, windows)
+            return self.notifier.prepare(
+                [lookups.distinct for lookups in queued.lookups], number, depth, queued.windows
+            )
+
+    def _commit(self, queued: QueuedBatch, arrivals: Sequence[Arrival], depth: int) -> ReadyBatch:
+        """Enter the decisions into the books, and send the plan to the device."""
+        batch, all_lookups, _, key_changes = queued
+        number = self.next_number
+        with self.stopwatch.stage("plan"):
             plans = [
                 lane.planner.commit(lookups, arrival)
                 for lane, lookups, arrival in zip(self.lanes, all_lookups, arrivals, strict=True)
@@ -345,8 +372,8 @@ class Pipeline:
             with self.stopwatch.stage("answer"):
                 self.exchange.answer(ready.number, ready.plans, watched)
 
-    def move(self, ready: ReadyBatch) -> None:
-        """Write back, then fetch. Errors also go to `arrived`. The caller holds the lock."""
+    def _move(self, ready: ReadyBatch) -> None:
+        """Write back, then fetch. Errors also go to `arrived`."""
         try:
             for number, (lane, plan) in enumerate(zip(self.lanes, ready.plans, strict=True)):
                 lane.move(plan, self.stopwatch)

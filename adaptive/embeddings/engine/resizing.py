@@ -44,7 +44,7 @@ def release_slots(pipeline: Pipeline, share: float, held_rows: int) -> NDArray[n
         new_slots = [num_slots for num_slots, _ in chosen]
         if new_slots == old_slots:
             raise _no_slots_to_release(pipeline, sum(old_slots), "in all, the least that the batches in flight need")
-        with running_out("while the device tier got smaller"):
+        with running_out("while the device tier got smaller"), pipeline.lock.changing("the device tier got smaller"):
             pipeline.write_all_back()
             in_flight = pipeline.in_flight()
             evicted = [_resize_group(pipeline, number, *slots, in_flight) for number, slots in enumerate(chosen)]
@@ -122,7 +122,7 @@ def rebalance_slots(pipeline: Pipeline, slots: Sequence[int]) -> None:
     number, now = pipeline.next_number, _count_slots(pipeline)
     assert pipeline.trained >= number - 1
     givers_first = sorted(range(len(slots)), key=lambda n: slots[n] - now[n])
-    with pipeline.lock, running_out("while slots were rebalanced"):
+    with pipeline.lock, running_out("while slots were rebalanced"), pipeline.lock.changing("slots were rebalanced"):
         pipeline.mover.rest(number - 1)
         pipeline.write_all_back()
         for n in givers_first:

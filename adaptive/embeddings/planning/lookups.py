@@ -5,9 +5,8 @@ of several batches at once, ahead of planning. Without helpers they are found wh
 them, too (`tier.lookups`), and usually keeps the arrays of all lookups in any case (`tiers.gpu.lookups`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
@@ -303,34 +302,37 @@ class LookupsAhead:
     ) -> None:
         self.helpers, self._enter_thread = helpers, enter_thread
         self._searchers = tuple(searchers or [None] * len(groups))
-        self._working = False
+        self._working = False  # True during a look-ahead
+        self._all_finders = [[DistinctFinder(group, shared) for group in groups] for _ in range(max(1, helpers))]
         self._finders: SimpleQueue[list[DistinctFinder]] = SimpleQueue()  # those that no thread uses now
-        for _ in range(max(1, helpers)):
-            self._finders.put([DistinctFinder(group, shared) for group in groups])
+        self._return_finders()
         self._pool: ThreadPoolExecutor | None = None
 
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Inside, helper threads find the lookups; outside, the calling thread does."""
+    def start_helpers(self) -> None:
+        """Let helper threads find the lookups, until `end_helpers`."""
         self._working = True
-        try:
-            if not self.helpers:
-                yield
-                return
-            with ThreadPoolExecutor(self.helpers, "adaptive-lookups", self._enter_thread) as self._pool:
-                try:
-                    yield
-                finally:
-                    self._pool.shutdown(wait=False, cancel_futures=True)
-                    self._pool = None
-        finally:
-            self._working = False
+        if self.helpers:
+            self._pool = ThreadPoolExecutor(self.helpers, "adaptive-lookups", self._enter_thread)
+
+    def end_helpers(self) -> None:
+        """Join the helper threads; may be called again if an exception has ended it."""
+        self._working = False
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
 
     def begin(self) -> None:
         """Prepare for a look-ahead: no batch is in flight."""
+        self._return_finders()
         for searcher in self._searchers:
             if searcher is not None:
                 searcher.begin()
+
+    def _return_finders(self) -> None:
+        """Make all finders available, also those that an interrupted thread has not returned."""
+        self._finders = SimpleQueue()
+        for finders in self._all_finders:
+            self._finders.put(finders)
 
     @property
     def num_ahead(self) -> int:

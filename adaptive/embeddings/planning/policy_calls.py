@@ -1,6 +1,6 @@
 """`PolicyCaller`: calls a policy and its skip rule and checks the answers.
 
-A bad answer, or none within the time limit, stops training with a `PolicyError` that names policy, method and batch.
+A bad answer stops training with a `PolicyError` that names policy, method and batch.
 Rows and slots are then unchanged.
 """
 
@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
@@ -19,10 +18,10 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, as_batch
 from adaptive.embeddings.planning.books import ORDERS
 from adaptive.embeddings.planning.hot_set import SAMPLED_ROWS
-from adaptive.embeddings.planning.policy_thread import Overdue, PolicyThread, Raised, is_users
 from adaptive.embeddings.planning.row_stats import read_only
 from adaptive.errors import PolicyError, error_text
 from adaptive.policy import Policy, RowStats, SkipRule, TierView, arranges, order_of
+from adaptive.system import release_leaked
 
 Answer = TypeVar("Answer")
 OF_RULE: Final = "rule."  # prefix of the names of a skip rule's methods
@@ -31,21 +30,16 @@ _DONE: Final = object()
 
 
 class PolicyCaller:
-    """Calls the methods of one policy and its rule, checks the answers and limits the time.
+    """Calls the methods of one policy and its rule, and checks the answers.
 
     Args:
         policy: to call.
-        timeout: seconds that a method may take inside `listening`; 0: no limit and no thread.
     """
 
-    def __init__(self, policy: Policy, timeout: float = 0.0) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.seconds = 0.0
-        self._timeout = timeout
-        self._thread: PolicyThread | None = None
-        self._stuck: PolicyThread | None = None  # an abandoned thread
         self._turn = threading.RLock()  # held during a call: batches may be arranged in one thread, planned in another
-        self._overdue = ""  # text of the error for the abandoned method
         self._explained: BaseException | None = None  # latest error that already names policy and method
         self._source: _Source | None = None  # of the batches to arrange
         self._read: deque[dict[str, float]] = deque()  # `reported` of each arranged batch that is not planned yet
@@ -119,26 +113,6 @@ class PolicyCaller:
         """True if the policy, or a skip rule that is switched on, may read update norms."""
         return self.scores or (self.rule is not None and self.rule.asks)
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Inside, the policy's methods run in a separate thread, with the time limit.
-
-        Raises:
-            PolicyError: if an abandoned method is still running: methods never run concurrently.
-        """
-        if self._stuck is not None and self._stuck.is_stuck:
-            raise PolicyError(f"{self._owner('')}: a method that timed out is still running. Create another instance.")
-        if self._timeout == 0 or self._thread is not None:
-            yield
-            return
-        self._overdue, self._thread = "", (thread := PolicyThread(self._timeout))
-        try:
-            yield
-        finally:
-            self._thread = None
-            thread.close()
-            self._stuck = thread if thread.is_stuck else None
-
     # --- answers about rows ----------------------------------------------------------------------------------
 
     def score(self, stats: RowStats) -> NDArray[np.float64]:
@@ -193,9 +167,8 @@ class PolicyCaller:
         self.ask("calibrate", lambda: self.policy.calibrate(sample, view))
 
     def observe(self, number: int, loss: float) -> None:
-        """Pass a loss to the policy, unless its thread is stuck."""
-        if self._thread is None or not self._thread.is_stuck:
-            self._ask("observe", number, lambda: self.policy.observe(number, loss))
+        """Pass a loss to the policy."""
+        self._ask("observe", number, lambda: self.policy.observe(number, loss))
 
     # --- batches ---------------------------------------------------------------------------------------------
 
@@ -205,7 +178,7 @@ class PolicyCaller:
         if not arranges(self.policy):
             yield from batches
             return
-        source = self._source = _Source(batches, self._thread)
+        source = self._source = _Source(batches)
         try:
             yield from self._arranged(source, view, hashed_view)
         finally:
@@ -216,7 +189,7 @@ class PolicyCaller:
         inputs = source
         if rule is not None and rule.drops_inputs:
             of_rule = hashed_view if rule.reads_inputs_only else view
-            inputs = _Source(self._without_dropped(rule, source, of_rule), None)
+            inputs = _Source(self._without_dropped(rule, source, of_rule))
         arranged = self._ask("arrange", -1, lambda: iter(policy.arrange(inputs, view)))
         num_samples = 0
         while True:
@@ -231,7 +204,7 @@ class PolicyCaller:
         self._check_samples(inputs, num_samples)
 
     def _without_dropped(self, rule: SkipRule, source: "_Source", view: TierView) -> Iterator[Batch]:
-        """The batches of a rule that drops inputs. Runs in the policy's thread."""
+        """The batches of a rule that drops inputs."""
         method = f"{OF_RULE}arrange"
         arranged: Iterator[object] | None = None
         while True:
@@ -239,7 +212,7 @@ class PolicyCaller:
                 arranged = arranged or iter(rule.arrange(source, view))
                 batch = next(arranged, _DONE)
             except BaseException as error:
-                if is_users(error) or error is source.error:
+                if isinstance(error, KeyboardInterrupt | GeneratorExit) or error is source.error:
                     raise
                 self._explained = self._raised(method, -1, error)
                 raise self._explained from error
@@ -298,22 +271,25 @@ class PolicyCaller:
         try:
             return {name: float(getattr(owner, name)) for name in names}
         except BaseException as error:  # an attribute may be a property, which is custom code
-            if is_users(error):
+            if isinstance(error, KeyboardInterrupt):
                 raise
             self._explained = PolicyError(
                 f"{kind} {type(owner).__name__}.reported: expected names of numeric attributes, got {error_text(error)}"
             )
             raise self._explained from error
 
+    def release_leaked(self) -> None:
+        """Release the turn that an interrupted call has left to this thread, which calls nothing now."""
+        release_leaked(self._turn)
+
     # --- one call --------------------------------------------------------------------------------------------
 
     def ask(self, method: str, question: Callable[[], Answer]) -> Answer:
-        """Call any other method, such as `state_dict`, with the time limit.
+        """Call any other method, such as `state_dict`.
 
         `method` is its name, with the prefix `OF_RULE` for a rule's method.
         """
-        with self.listening():
-            return self._ask(method, -1, question)
+        return self._ask(method, -1, question)
 
     def _ask(self, method: str, step: int, question: Callable[[], Answer]) -> Answer:
         started = time.perf_counter()
@@ -324,27 +300,15 @@ class PolicyCaller:
 
     def _run(self, method: str, step: int, question: Callable[[], Answer]) -> Answer:
         """Return the answer; errors become a `PolicyError`, except those of the data source."""
-        error: BaseException
         try:
             with self._turn:
-                if self._thread is None:
-                    return question()
-                if self._overdue:  # while this thread waited for its turn
-                    raise Overdue
-                return self._thread.ask(question)
-        except Overdue:
-            name = method.removeprefix(OF_RULE)
-            self._overdue = self._overdue or overdue_text(self._owner(method), name, step, self._timeout)
-            raise PolicyError(self._overdue) from None
-        except Raised as raised:
-            error = raised.error
-        except KeyboardInterrupt:
-            raise  # Ctrl-C; one that the policy raises in its thread arrives as `Raised`
-        except BaseException as raised:
-            error = raised
-        if error is self._explained or (self._source is not None and error is self._source.error):
-            raise error
-        raise self._raised(method, step, error) from error
+                return question()
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            if error is self._explained or (self._source is not None and error is self._source.error):
+                raise
+            raise self._raised(method, step, error) from error
 
     # --- errors; `step`: number of the batch, -1: none -------------------------------------------------------
 
@@ -363,15 +327,6 @@ class PolicyCaller:
         return f"policy {type(self.policy).__name__}"
 
 
-def overdue_text(owner: str, method: str, step: int, seconds: float) -> str:
-    """Text of the error for a method that timed out; `step`: number of the batch, or -1."""
-    return (
-        f"{owner}.{method}{_at(step)}: expected an answer within {seconds:g} s, got none. Nothing was moved. Look for "
-        f"an endless loop or wait in the method. If it is only slow, raise the limit: "
-        f"--set tier.policy_timeout_s={10 * seconds:g} (0: none)."
-    )
-
-
 def _at(step: int) -> str:
     return f" at batch {step}" if step >= 0 else ""
 
@@ -385,19 +340,17 @@ class _Source(Iterator[Batch]):
         closed: True if no more batches are yielded, so that an abandoned method reads no more.
     """
 
-    def __init__(self, batches: Iterator[Batch], thread: PolicyThread | None) -> None:
+    def __init__(self, batches: Iterator[Batch]) -> None:
         self.error: Exception | None = None
         self.num_samples = 0
         self.closed = False
         self._batches = batches
-        self._thread = thread
 
     def __next__(self) -> Batch:
         if self.closed:
             raise StopIteration
         try:
-            with nullcontext() if self._thread is None else self._thread.elsewhere():
-                batch = as_batch(next(self._batches))
+            batch = as_batch(next(self._batches))
         except StopIteration:
             raise
         except Exception as error:

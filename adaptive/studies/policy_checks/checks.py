@@ -23,12 +23,12 @@ from adaptive.studies.policy_checks.fixtures import (
     BATCH_SIZE,
     TABLE_ROWS,
     BrokenError,
+    CalledPolicy,
     DoubtError,
     FollowedView,
     MadeUpView,
     NotedStats,
     Subject,
-    TimedPolicy,
     a_sample,
     made_up_batches,
     made_up_stats,
@@ -39,7 +39,7 @@ _SIZES: Final = (0, 1, 2, 1000)  # candidates in one call
 _MAX_READ: Final = 1000  # batches that `arrange` may read before it yields its first
 
 
-def _calibrated(subject: Subject, times: int = 1) -> TimedPolicy:
+def _calibrated(subject: Subject, times: int = 1) -> CalledPolicy:
     policy = subject.make()
     for _ in range(times):
         policy.calibrate(a_sample(), MadeUpView())
@@ -146,13 +146,13 @@ def _same(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     )
 
 
-def _arranged(policy: TimedPolicy) -> list[bytes]:
+def _arranged(policy: CalledPolicy) -> list[bytes]:
     """Return the ids of the batches that it makes of a few, in a comparable form."""
     batches = policy.arrange(made_up_batches(12), MadeUpView())
     return [np.asarray(batch.ids).tobytes() for batch in islice(batches, 12 * BATCH_SIZE)]  # which may never end
 
 
-def _answers(policy: TimedPolicy) -> list[bytes]:
+def _answers(policy: CalledPolicy) -> list[bytes]:
     """Return its scores during a few batches, in a comparable form."""
     answers, view = [], FollowedView()
     for step in (0, 700, 10_000):
@@ -207,7 +207,7 @@ def _limited() -> Iterator[Batch]:
 
 def _trains(subject: Subject) -> None:
     for depth, device_rows in [(0, "15%"), (1, "30%"), (3, "60%"), (5, "100%")]:
-        trained, tables = train_tables(subject.policy(), device_rows, depth=depth, timeout=subject.timeout)
+        trained, tables = train_tables(subject.policy(), device_rows, depth=depth)
         _, expected = train_tables(OneTier(), "100%", depth=0, batches=trained)
         for name, table in tables.items():
             differing = np.flatnonzero((table != expected[name]).any(axis=1))
@@ -221,7 +221,7 @@ def _trains(subject: Subject) -> None:
 def _rule(subject: Subject) -> None:
     if subject.policy().rule is not None:
         for check in RULE_CHECKS.values():
-            check(lambda: cast(SkipRule, subject.policy().rule), subject.timeout)
+            check(lambda: cast(SkipRule, subject.policy().rule))
 
 
 class OneTier(Policy):
@@ -240,7 +240,6 @@ def train_tables(
     depth: int,
     batches: Sequence[Batch] | None = None,
     skip: SkipConfig | None = None,
-    timeout: float = 0.0,
 ) -> tuple[list[Batch], dict[str, NDArray[np.float32]]]:
     """Train, and return the batches in training order and the trained tables."""
     from adaptive.embeddings.tiered_embedding_bag import (
@@ -255,7 +254,6 @@ def train_tables(
         device="cpu",
         when_full="reduce_lookahead",
         poison=True,
-        policy_timeout_s=timeout,
     )
     inputs, trained = batches or list(made_up_batches(24)), list[Batch]()
     at_most = sum(batch.num_samples for batch in inputs)  # batches, as no sample may come twice
@@ -308,27 +306,26 @@ class _Anywhere(Policy):
         return rows.last_access
 
 
-def _rule_answers(make: Make, timeout_s: float, optimizer: str = "adagrad") -> list[NDArray[np.int64]]:
+def _rule_answers(make: Make, optimizer: str = "adagrad") -> list[NDArray[np.int64]]:
     """Return the visits of a new rule for made-up rows; none if it asks for no rows."""
-    caller = PolicyCaller(_Anywhere(make()), timeout_s)
-    with caller.listening():
-        caller.begin(optimizer)
-        sizes = _SIZES if caller.rule is not None and caller.rule.asks else ()
-        return [caller.visits(made_up_stats(size, step)) for size in sizes for step in (200, 264, 700)]
+    caller = PolicyCaller(_Anywhere(make()))
+    caller.begin(optimizer)
+    sizes = _SIZES if caller.rule is not None and caller.rule.asks else ()
+    return [caller.visits(made_up_stats(size, step)) for size in sizes for step in (200, 264, 700)]
 
 
-def _visits(make: Make, timeout_s: float) -> None:
+def _visits(make: Make) -> None:
     for optimizer in OPTIMIZERS:
-        _rule_answers(make, timeout_s, optimizer)
+        _rule_answers(make, optimizer=optimizer)
 
 
-def _rule_is_deterministic(make: Make, timeout_s: float) -> None:
-    answers = zip(_rule_answers(make, timeout_s), _rule_answers(make, timeout_s), strict=True)
+def _rule_is_deterministic(make: Make) -> None:
+    answers = zip(_rule_answers(make), _rule_answers(make), strict=True)
     same = all(np.array_equal(first, second) for first, second in answers)
     _require(same, "two rules with the same settings and inputs returned different visits")
 
 
-def _keeps_inputs(make: Make, timeout_s: float) -> None:
+def _keeps_inputs(make: Make) -> None:
     rule, batches = _called(make(), (700,)), list(made_up_batches(12))
     num_samples, returned = _samples(batches, rule.arrange(iter(batches), MadeUpView()))
     if not rule.drops_inputs:
@@ -345,7 +342,7 @@ def _called(rule: SkipRule, steps: Sequence[int]) -> SkipRule:
     return rule
 
 
-def _rule_restores(make: Make, timeout_s: float) -> None:
+def _rule_restores(make: Make) -> None:
     state, restored = _called(make(), (200, 264)).state_dict(), make()
     for name, array in state.items():
         if not isinstance(array, np.ndarray) or array.dtype == object:
@@ -354,19 +351,19 @@ def _rule_restores(make: Make, timeout_s: float) -> None:
     _require(_same(state, restored.state_dict()), "a rule restored from its state_dict() has another state")
 
 
-def _rule_trains(make: Make, timeout_s: float) -> None:
+def _rule_trains(make: Make) -> None:
     skip = SkipConfig(interval=2, min_visits=1, hot_rows="50%", min_accesses=1, feedback_delay=4)
     expected: dict[str, NDArray[np.float32]] = {}
     for depth, device_rows in [(0, "100%"), (1, "30%"), (3, "60%")]:
         where = f"depth {depth}, device rows {device_rows}"
-        _, tables = train_tables(_Anywhere(make()), device_rows, depth=depth, skip=skip, timeout=timeout_s)
+        _, tables = train_tables(_Anywhere(make()), device_rows, depth=depth, skip=skip)
         for name, table in tables.items():
             _require(bool(np.isfinite(table).all()), f"{where}: table {name} is not finite")
             same = np.array_equal(expected.setdefault(name, table), table)
             _require(same, f"{where}: table {name} differs from a single tier's")
 
 
-RULE_CHECKS: Final[Mapping[str, Callable[[Make, float], None]]] = {
+RULE_CHECKS: Final[Mapping[str, Callable[[Make], None]]] = {
     "visits returns one whole number per row, inputs unchanged": _visits,
     "same inputs, same visits": _rule_is_deterministic,
     "inputs are unchanged, and dropped inputs are counted": _keeps_inputs,

@@ -6,15 +6,12 @@ A call of a policy's method times out as it would in a run.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import count
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
-from adaptive.embeddings.planning.policy_calls import overdue_text
-from adaptive.embeddings.planning.policy_thread import Overdue, PolicyThread
 from adaptive.plugins import Options, make_policy
 from adaptive.policy import NEVER, Policy, RowStats, TierView, order_of
 
@@ -146,61 +143,34 @@ class DoubtError(Exception):
     """The policy keeps the contract, but probably not its author's intent."""
 
 
-class HungError(BrokenError):
-    """A method did not return; it is left behind in its thread, which takes no more calls."""
-
-
 class Subject:
-    """Create policies of one class and call them in a thread that ends with it.
+    """Create policies of one class.
 
     Args:
         cls: their class.
         options: their parameters.
-        timeout: seconds that a method may take; 0 for no limit and no thread.
     """
 
-    def __init__(self, cls: type[Policy], options: Options, timeout: float) -> None:
-        self.cls, self.options, self.timeout = cls, options, timeout
-        self._thread = PolicyThread(timeout) if timeout else None
-
-    def __enter__(self) -> "Subject":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._thread is not None:
-            self._thread.close()
+    def __init__(self, cls: type[Policy], options: Options) -> None:
+        self.cls, self.options = cls, options
 
     def policy(self, options: Options | None = None) -> Policy:
         """Create a policy with its parameters, or with other ones.
 
         Raises:
             PolicyError: if it rejects them.
-            HungError: see `ask`.
         """
-        return self.ask("__init__", lambda: make_policy(self.cls, self.options if options is None else options))
+        return make_policy(self.cls, self.options if options is None else options)
 
-    def make(self) -> "TimedPolicy":
-        return TimedPolicy(self.policy(), self)
-
-    def ask(self, method: str, question: Callable[[], Answer], step: int = -1) -> Answer:
-        """Call a method and return its result; errors pass through.
-
-        Raises:
-            HungError: if it does not return in time.
-        """
-        if self._thread is None:
-            return question()
-        try:
-            return self._thread.ask(question)
-        except Overdue:
-            raise HungError(overdue_text(f"policy {self.cls.__name__}", method, step, self.timeout)) from None
+    def make(self) -> "CalledPolicy":
+        return CalledPolicy(self.policy())
 
 
-class TimedPolicy:
-    """The methods of a policy, called through a `Subject`; results are not checked."""
+class CalledPolicy:
+    """The methods of a policy, called as training does; most results are not checked."""
 
-    def __init__(self, policy: Policy, subject: Subject) -> None:
-        self._policy, self._subject = policy, subject
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -211,7 +181,7 @@ class TimedPolicy:
         return self._policy.window
 
     def score(self, rows: RowStats) -> Any:
-        return self._subject.ask("score", lambda: self._policy.score(rows), rows.step)
+        return self._policy.score(rows)
 
     def follow(self, number: int, rows: NDArray[np.int64], view: FollowedView) -> None:
         """Report a batch as training does, and update `view`.
@@ -232,22 +202,18 @@ class TimedPolicy:
             "came": lambda: policy.came(number, coming),
         }
         for method, call in calls.items():
-            if (answer := self._subject.ask(method, call, number)) is not None:
+            if (answer := call()) is not None:
                 raise BrokenError(f"{method}: expected to return None, got {type(answer).__name__}")
         view.resident_rows[leaving], view.resident_rows[coming] = False, True
 
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
-        self._subject.ask("calibrate", lambda: self._policy.calibrate(sample, view))
+        self._policy.calibrate(sample, view)
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Any]:
-        """Arrange lazily; each batch has its own timeout."""
-        end = object()
-        arranged = self._subject.ask("arrange", lambda: iter(self._policy.arrange(batches, view)))
-        while (batch := self._subject.ask("arrange", lambda: next(arranged, end))) is not end:
-            yield batch
+        return iter(self._policy.arrange(batches, view))
 
     def state_dict(self) -> Any:
-        return self._subject.ask("state_dict", self._policy.state_dict)
+        return self._policy.state_dict()
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        self._subject.ask("load_state_dict", lambda: self._policy.load_state_dict(state))
+        self._policy.load_state_dict(state)

@@ -92,7 +92,7 @@ class SimulatedRun:
         sizes = choose_slots((setup.group,), tier, setup.optimizer, policy)
         self.setup, self.policy = setup, policy
         self.num_slots = sizes.slots[0]
-        self.policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
+        self.policy_caller = PolicyCaller(policy)
         row_size = row_bytes(setup.group, setup.optimizer)
         self.planner = Planner(setup.group, self.num_slots, tier, self.policy_caller, row_size)
         self.skips_at_most = False

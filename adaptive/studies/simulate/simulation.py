@@ -8,7 +8,7 @@ Belady's bound.
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -191,12 +191,9 @@ def simulate_group(
         for stream in streams:
             if stopped and streams[0].batches:
                 break
-            with ExitStack() as listening:
-                for _, _, run in stream.runs:
-                    run.calibrate(sample)
-                    if run.error is None:
-                        listening.enter_context(run.policy_caller.listening())
-                stream.read(dataset, config, on_progress, stopped)
+            for _, _, run in stream.runs:
+                run.calibrate(sample)
+            stream.read(dataset, config, on_progress, stopped)
     # A later stream that was cut short has counted other batches than the first
     done = [streams[0], *(stream for stream in streams[1:] if stream.is_done)]
     _refuse_failure(done)

@@ -274,7 +274,9 @@ def test_feedback_is_taken_in_under_the_lock_and_timed(depth: int, monkeypatch: 
     embeddings, held = one_table(), list[bool]()
     pipeline = embeddings.runtime.pipeline
     take_in = pipeline.feedback.take_in
-    monkeypatch.setattr(pipeline.feedback, "take_in", lambda *age: (held.append(pipeline.lock.locked()), take_in(*age)))
+    monkeypatch.setattr(
+        pipeline.feedback, "take_in", lambda *age: (held.append(pipeline.lock.held._is_owned()), take_in(*age))
+    )
     step_all(embeddings, Source(5), depth=depth)
     assert held == [True] * 5
     assert pipeline.stopwatch.total_ms()["learn"] > 0

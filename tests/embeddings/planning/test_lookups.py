@@ -128,10 +128,11 @@ def test_helpers_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     together, make = threading.Barrier(3, timeout=600), LookupsAhead._make
     monkeypatch.setattr(LookupsAhead, "_make", lambda self, *given: (together.wait(), make(self, *given))[1])
     lookups_ahead = LookupsAhead(make_groups(TABLES, 0), 3)
-    with lookups_ahead.working():
-        assert lookups_ahead.num_ahead == 3
-        promises = [lookups_ahead.start(batch) for batch in BATCHES[:3]]
-        found = [promise()[0].distinct.rows.tolist() for promise in promises]
+    lookups_ahead.start_helpers()
+    assert lookups_ahead.num_ahead == 3
+    promises = [lookups_ahead.start(batch) for batch in BATCHES[:3]]
+    found = [promise()[0].distinct.rows.tolist() for promise in promises]
+    lookups_ahead.end_helpers()
     assert lookups_ahead.num_ahead == 0
     assert found == expected
 

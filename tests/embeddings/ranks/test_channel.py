@@ -100,14 +100,14 @@ def test_a_failure_in_planning_is_told_in_the_place_of_answers(depth: int) -> No
     def work(ranks: Ranks) -> None:
         policy = Carrying(spec="defer+warmup=0")
         embeddings = TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=policy, skip=skip, ranks=ranks)
-        plan = embeddings.runtime.pipeline.plan
+        plan = embeddings.runtime.pipeline.plan_and_move
 
-        def failing(coming: Any, held: int) -> Any:
+        def failing(*coming: Any) -> Any:
             if ranks.rank == 1 and embeddings.runtime.pipeline.next_number == 2:
                 raise DeviceMemoryError("it does not fit")
-            return plan(coming, held)
+            return plan(*coming)
 
-        embeddings.runtime.pipeline.plan = failing  # type: ignore[method-assign]
+        embeddings.runtime.pipeline.plan_and_move = failing  # type: ignore[method-assign]
         step_all(embeddings, BATCHES, depth=depth)
 
     results = outcomes(3, work)

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -269,27 +268,14 @@ def test_a_failing_policy_ends_only_its_own_run(dataset: Dataset, tmp_path: Path
         "from adaptive.policies.lru import LRU\n"
         "class Scores(LRU):\n    def score(self, rows):\n        raise RuntimeError('no idea')\n"
         "class Arranges(LRU):\n    def arrange(self, batches, view):\n        yield next(batches)\n        1 / 0\n"
-        "import pathlib, time\n"
-        "def wait():\n    while not pathlib.Path(__file__).with_suffix('.end').exists():\n        time.sleep(0.01)\n"
-        "class Hangs(LRU):\n    def score(self, rows):\n        wait()\n"
-        "class Counts(LRU):\n    def calibrate(self, sample, view):\n        wait()\n"
     )
-    tier = {"policy_timeout_s": 2}  # of all: a busy machine has to answer in it
-    names = ("Scores", "Arranges", "Hangs", "Counts")
-    cases = [(name, toy_config(policy=f"{bad}:{name}", depth=0, tier=tier)) for name in names]
-    result = simulate(
-        [*cases, ("lru", toy_config(policy="lru", depth=0, tier=tier))], ["50%"], MACHINE, embedding_dim=WIDTH
-    )
+    names = ("Scores", "Arranges")
+    cases = [(name, toy_config(policy=f"{bad}:{name}", depth=0)) for name in names]
+    result = simulate([*cases, ("lru", toy_config(policy="lru", depth=0))], ["50%"], MACHINE, embedding_dim=WIDTH)
     errors = {run.policy: run.error for run in result.failed}
     assert "Scores.score at batch" in errors["Scores"] and "no idea" in errors["Scores"]
     assert "Arranges.arrange raised ZeroDivisionError" in errors["Arranges"]
-    assert "Hangs.score at batch" in errors["Hangs"] and "expected an answer within 2 s" in errors["Hangs"]
-    assert "Counts.calibrate: expected an answer within 2 s" in errors["Counts"]
     assert [run.policy for run in result.runs] == ["lru"]
-    bad.with_suffix(".end").touch()
-    for thread in threading.enumerate():
-        if thread.name == "adaptive-policy":
-            thread.join()
 
 
 @pytest.mark.parametrize(

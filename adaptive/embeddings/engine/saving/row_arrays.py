@@ -128,7 +128,9 @@ def load_rows(
             part["has_changed"] = _has_changed(lane, part)
             _renumber(lane.group.undivided, part, of_lane, last or {})
     watched = [select_watched(lane.group, of_lane) for lane, of_lane in zip(pipeline.lanes, watched, strict=True)]
-    with pipeline.lock:  # all checks are above: nothing has changed so far, and nothing below can be refused
+    # All checks are above: nothing has changed so far, and nothing below can be refused. Every row is replaced, so this
+    # repairs tables that an exception has left half changed, also those that an interrupted load has.
+    with pipeline.lock.held, pipeline.lock.changing("rows were loaded"):
         pipeline.notifier.restart()
         for lane, part, of_lane in zip(pipeline.lanes, parts, watched, strict=True):
             _load_lane(lane, part)
@@ -137,6 +139,7 @@ def load_rows(
         pipeline.restart(int(whole(arrays["next_batch"])[0]))
         if "rate" in arrays:  # accumulated updates are applied with it before the next step
             pipeline.use_rate(float(whole(arrays["rate"])[0]))
+    pipeline.lock.mark_repaired()
     wanted = [lane.planner.tracker.update_norm is not None for lane in pipeline.lanes]
     if any(is_wanted and NORMS not in part for is_wanted, part in zip(wanted, parts, strict=True)):
         logger.warning(
