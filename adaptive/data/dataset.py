@@ -42,6 +42,8 @@ class DataShape:
     row_dtypes: Mapping[str, str] = field(default_factory=dict)
     key_rules: Mapping[str, KeyRules] = field(default_factory=dict)
     sequences: Mapping[str, int] = field(default_factory=dict)
+    bags: tuple[str, ...] = ()
+    keep_negatives: float = 1.0
 
 
 class Dataset(ABC):
@@ -78,6 +80,12 @@ class Dataset(ABC):
     sequences: Mapping[str, int] = NOTHING
     """Feature -> the most ids of a sample, for features whose ids are steps of a sequence, oldest first. All other
     features of their tables have one id per sample."""
+
+    bags: tuple[str, ...] = ()
+    """Features that may have any number of ids per sample."""
+
+    keep_negatives: float = 1.0
+    """Share of the training samples with label 0 that are kept. Probabilities are corrected for it."""
 
     hash_rows: Mapping[str, int] = NOTHING
     """Table -> rows into which its ids are hashed, for tables whose ids may collide."""
@@ -143,6 +151,8 @@ def shape_of(dataset: Dataset) -> DataShape:
         dict(dataset.row_dtypes),
         dict(dataset.key_rules),
         dict(dataset.sequences),
+        tuple(dataset.bags),
+        dataset.keep_negatives,
     )
 
 

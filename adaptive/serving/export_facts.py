@@ -57,7 +57,7 @@ def feature_facts(
         kind, size, group = _described(feature, data)
         kind = "keyed" if table in run.shape.key_rules else kind
         rows = len(keys[table]) if kind in ("fitted", "keyed") else size
-        bag = bool(group.get("inner_separator") or group.get("sequence"))
+        bag = feature.name in run.shape.bags
         unknown = kind in ("fitted", "keyed") or (kind == "direct" and has_unknown)
         missing = kind != "direct" or (group.get("missing") == "row" and not bag)
         total, missing_row = rows + unknown + missing, rows + unknown
@@ -208,7 +208,7 @@ implements these rules.
 | feature | table | key | row | unknown | missing |
 |---|---|---|---|---|---|
 {features}
-Dense inputs, in order: {dense}. Missing ones are 0.
+Dense inputs, in order: {dense}. Missing ones are 0.{_kept(facts)}
 """
 
 
@@ -229,6 +229,15 @@ def _code(facts: ExportFacts) -> str:
     if facts.model["name"] == "custom":
         lines += "| `custom_model.py` | the file of the custom model, which `scoring.py` runs |\n"
     return lines
+
+
+def _kept(facts: ExportFacts) -> str:
+    if facts.keep_negatives == 1:
+        return ""
+    return (
+        f"\n\nTraining kept {facts.keep_negatives:.6g} of the samples with label 0. Logits and scores are corrected "
+        "for it: a\nprobability p becomes p / (p + (1 - p) / keep_negatives)."
+    )
 
 
 def _score_text(facts: ExportFacts) -> str:

@@ -161,7 +161,8 @@ def _check(run: LoadedRun, data: str, tables: Sequence[TableFacts]) -> dict[str,
     for row_dtype, value_bytes in ROW_DTYPES.items():
         convert = as_float32 if row_dtype == "float32" else as_bfloat16
         with torch_settings(run.config), run.embeddings.rows.read_as(convert):
-            evaluation = evaluate(run.embeddings, run.model, evaluation_batches(run, dataset))
+            batches = evaluation_batches(run, dataset)
+            evaluation = evaluate(run.embeddings, run.model, batches, keep_negatives=run.shape.keep_negatives)
         table_bytes = sum(table.rows * table.width * value_bytes for table in tables)
         quality = FormatQuality(auc=evaluation.auc, log_loss=evaluation.log_loss, table_bytes=table_bytes)
         qualities[row_dtype] = quality if evaluation.mse is None else {**quality, "mse": evaluation.mse}
@@ -279,6 +280,7 @@ def facts_of(run: LoadedRun, tensors: str, row_dtype: str) -> tuple[ExportFacts,
         run={"folder": run.path.absolute().name, "steps": run.steps, "data": run.record["config"]["data"]},
         tensors=tensors,
         row_dtype=row_dtype,
+        keep_negatives=run.shape.keep_negatives,
         tables=tables,
         features=feature_facts(run, keys, {table.name: number for number, table in enumerate(tables)}),
         dense=dense_facts(run),

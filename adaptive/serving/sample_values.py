@@ -51,7 +51,7 @@ class FeatureFacts:
         rule: "row" (the key is the row, below `rows`), "hash" (the upper 64 bits of `rows` times the hash of the key)
             or "vocabulary" (the position of the key in the file `vocabulary`).
         key: conversion of a value to a 64-bit number: "int", "hex" or "text".
-        bag: True for several values, in a text separated by `separator`.
+        bag: True for several values: a list, or one text if there is a `separator`.
         unknown, missing: rows of such values; None: such values are errors.
         null: texts of missing values.
         max_length: of a bag whose values are steps of a sequence; earlier ones are left out.
@@ -92,6 +92,7 @@ class ExportFacts:
         row_dtype: of the tables: float32 or bfloat16.
         ignored: columns of the data that are no inputs.
         steps: length of a sample that is a sequence, else 1.
+        keep_negatives: share of the training samples with label 0 that were kept; probabilities are corrected for it.
         model: `name` and settings of the model.
     """
 
@@ -107,6 +108,7 @@ class ExportFacts:
     labels: Sequence[str]
     model: Mapping[str, Any]
     row_dtype: str = "float32"
+    keep_negatives: float = 1.0
 
     @property
     def is_widened(self) -> bool:
@@ -223,7 +225,7 @@ class IdMap:
         if not self.facts.bag:
             return [self.row(value)]
         if isinstance(value, str):
-            value = value.split(self.facts.separator)
+            value = [value] if self.facts.separator is None else value.split(self.facts.separator)
         elif value is not None and not isinstance(value, Sequence | np.ndarray):
             value = [value]
         nulls = self.facts.null

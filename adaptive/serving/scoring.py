@@ -111,7 +111,15 @@ class Model(nn.Module):
             ValueError: for another number of features, or a row with NaN or infinity.
         """
         logits: Tensor = self.dense(dense, self._vectors(bags))
+        if self.facts.keep_negatives < 1 and not self._predicts_numbers:  # see `keep_negatives`
+            correction = torch.zeros(logits[:1].numel())
+            correction[0] = math.log(self.facts.keep_negatives)  # of the first label, by which samples were dropped
+            logits = logits + (correction if logits.ndim > 1 else correction[0])
         return logits
+
+    @property
+    def _predicts_numbers(self) -> bool:
+        return bool(getattr(self.dense, "loss", "log") == "mse")
 
     def _vectors(self, bags: Sequence[tuple[Tensor, Tensor]]) -> Any:
         """Return the vectors of all features, as the dense part takes them."""
@@ -146,8 +154,7 @@ class Model(nn.Module):
         if not samples:
             return []
         outputs = self(*self.inputs(samples)).double()
-        is_number = getattr(self.dense, "loss", "log") == "mse"
-        scores: list[Any] = (outputs if is_number else torch.sigmoid(outputs)).tolist()
+        scores: list[Any] = (outputs if self._predicts_numbers else torch.sigmoid(outputs)).tolist()
         return scores
 
     @torch.no_grad()

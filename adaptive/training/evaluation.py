@@ -3,6 +3,7 @@
 Letters: B samples of a batch.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ def evaluate(
     keep: Callable[[NDArray[np.float32], NDArray[np.float32]], None] | None = None,
     in_turn: bool = False,
     ranks_items: bool = False,
+    keep_negatives: float = 1.0,
 ) -> Evaluation:
     """Evaluate `model(dense, pooled)`, which returns logits (B,) or (B, T).
 
@@ -78,6 +80,7 @@ def evaluate(
         keep: called at the end with logits and labels (n,) of the first label, for at most `MAX_EXACT` samples.
         in_turn: ranks with one block each compute whole batches in turn, for the bits of a single process. Otherwise
             each computes its blocks of every batch, as in training.
+        keep_negatives: see `corrected`.
         ranks_items: also rank all items for each sample with label 1, if the model can (`adaptive.training.ranking`).
 
     Raises:
@@ -95,7 +98,8 @@ def evaluate(
     ranking = None if ranker is None else Ranking(embeddings, ranker)
     look = None if ranking is None else ranking.add
     predicted = _in_turn(embeddings, model, labelled) if in_turn else _predictions(embeddings, model, labelled, look)
-    for batch, logits in predicted:
+    for batch, raw_logits in predicted:
+        logits = corrected(raw_logits, keep_negatives)
         first = logits if tasks is None else logits[:, 0]
         if tasks is not None:
             streams.update(logits, labels_of(batch, tasks))
@@ -127,6 +131,19 @@ def evaluate(
         labels=streams.quality(),
         ranking={} if ranking is None else ranking.quality(),
     )
+
+
+def corrected(logits: NDArray[np.float32], keep_negatives: float) -> NDArray[np.float32]:
+    """Return logits (B,) or (B, T) as if no training sample had been dropped.
+
+    A model that was trained on a share `keep_negatives` of the samples with label 0 predicts too high odds. They are
+    multiplied by that share: p becomes p / (p + (1 - p) / keep_negatives). Of several labels, the first is meant.
+    """
+    if keep_negatives == 1:
+        return logits
+    logits = logits.copy()
+    logits.reshape(len(logits), -1)[:, :1] += np.float32(math.log(keep_negatives))
+    return logits
 
 
 def _evaluate_numbers(predicted: Iterable[tuple[Batch, NDArray[np.float32]]]) -> Evaluation:

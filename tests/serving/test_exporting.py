@@ -290,6 +290,25 @@ def test_criteo(tmp_path: Path) -> None:
     np.testing.assert_allclose(actual, np.load("scores.npy"), atol=1e-6)
 
 
+def test_dropped_negatives_are_corrected(tmp_path: Path) -> None:
+    """After training on a tenth of the negatives: the mean of eval, predict and export is that of the data."""
+    rng = np.random.default_rng(0)
+    clicks, users = rng.random(20_000) < 0.05, rng.integers(50, size=20_000)
+    rows = [f"{int(click)},1.5,a,{user},b,ff,t1" for click, user in zip(clicks, users, strict=True)]
+    write_csv(tmp_path / "train.csv", rows)
+    options = {"schema_path": "schema.toml", "eval_data": "train.csv", "drop_negatives": 0.9}
+    run = trained(tmp_path, data_options=options, batch_size=256, epochs=20, optimizer={"name": "sgd", "lr": 0.05})
+    quality = evaluate_run(run)
+    assert quality["calibration"] == pytest.approx(1, abs=0.05)
+    assert predict_run(run, "scores.npy", data="train.csv")["mean_score"] == pytest.approx(clicks.mean(), rel=0.05)
+    export_run(run, "served")
+    model = scoring.load("served")
+    scores, expected = model.score(samples(rows[:500])), np.load("scores.npy")[:500]
+    np.testing.assert_allclose(scores, expected, atol=1e-6)
+    assert model.facts.keep_negatives == pytest.approx(0.1)
+    assert "Training kept 0.1 of the samples with label 0" in Path("served/README.md").read_text()
+
+
 # -- what is written -----------------------------------------------------------------------------------------------
 
 

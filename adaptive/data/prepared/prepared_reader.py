@@ -93,6 +93,8 @@ class Manifest(Config):
     sequences: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict, description="feature -> the most ids of a sample, where ids are steps of a sequence"
     )
+    bags: tuple[str, ...] = Field(default=(), description="features with any number of ids per sample")
+    keep_negatives: float = Field(default=1.0, gt=0, le=1, description="share of samples with label 0 that was kept")
     windows: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         default=(), description="samples of each window of time, one after another in `train`; empty: none"
     )
@@ -196,6 +198,7 @@ class Prepared(Dataset):
         self.row_dtypes = self._manifest.row_dtypes
         self.key_rules = self._manifest.key_rules
         self.sequences = self._manifest.sequences
+        self.bags, self.keep_negatives = self._manifest.bags, self._manifest.keep_negatives
         self._shuffle_buffer, self._seed = options.shuffle_buffer, options.seed
         self._train = _Part(folder, "train", self._manifest, self._manifest.train)
         self.windows = self._manifest.windows

@@ -117,6 +117,8 @@ class _Writer:
             key_rules=dict(dataset.key_rules),
             has_times="timestamp" in first.extras,
             sequences=dict(dataset.sequences),
+            bags=dataset.bags,
+            keep_negatives=dataset.keep_negatives,
             windows=dataset.windows,
             files=first.origin.files if first.origin is not None else None,
             train=nothing,

@@ -160,6 +160,8 @@ class RowDataset(Dataset):
         self.labels, self.widths, self.row_dtypes = plan.labels, dict(plan.widths), dict(plan.row_dtypes)
         self.key_rules = {feature.table: feature.rule.keys for feature in plan.features if feature.rule.keys}
         self.sequences = {feature.name: feature.max_length for feature in features if feature.max_length is not None}
+        self.bags = tuple(feature.name for feature in plan.features if feature.is_bag)
+        self.keep_negatives = 1 - options.drop_negatives
         self._source, self._parts, self._options, self._identity = source, parts, options, identity
         self.hash_rows = {item.table: item.rule.size for item in plan.features if item.rule.kind == "hashed"}
         by_time = any(isinstance(rules.expire, str) for rules in self.key_rules.values())

@@ -231,6 +231,8 @@ class Synthetic(Dataset):
         self._changing = np.flatnonzero(self._fields["life"])
         sizes = [self._map.num_embeddings if field["life"] else int(field["size"]) for field in self._fields]
         self.features = tuple(Feature(f"C{f + 1}", size) for f, size in enumerate(sizes))
+        if self.config.lookups > 1:
+            self.bags = tuple(feature.name for feature in self.features)
         if not isinstance(new_ids, int):
             self.key_rules = {self.features[f].name: new_ids.rules for f in self._changing}
         else:

@@ -24,7 +24,7 @@ from adaptive.plugins import refuse_unnamed
 from adaptive.storage.run_checkpoints import load_best
 from adaptive.storage.run_directory import RECORD, read_record
 from adaptive.training.components import Components, build, open_data, torch_settings
-from adaptive.training.evaluation import evaluate, predict
+from adaptive.training.evaluation import corrected, evaluate, predict
 from adaptive.training.runs.distributed import readers_of, reporting_errors, versions
 from adaptive.training.runs.run import group_feature, quality_numbers
 from adaptive.training.runs.run_record import FOLDER, Json, check_same_data, config_of, recorded_shape, resolve_paths
@@ -82,7 +82,8 @@ class LoadedRun:
             NonFiniteError: for a logit that is not finite.
         """
         for logits in predict(self.embeddings, self.model, batches):
-            yield logits if loss_of(self.model) == "mse" else probabilities(logits)
+            is_number = loss_of(self.model) == "mse"
+            yield logits if is_number else probabilities(corrected(logits, self.shape.keep_negatives))
 
     @property
     def vocabulary_folder(self) -> Path:
@@ -254,7 +255,13 @@ def evaluate_run(
         with torch_settings(run.config):
             batches = evaluation_batches(run, dataset)
             evaluation = evaluate(
-                run.embeddings, run.model, batches, by=position, in_turn=not ranks.is_local, ranks_items=True
+                run.embeddings,
+                run.model,
+                batches,
+                by=position,
+                in_turn=not ranks.is_local,
+                ranks_items=True,
+                keep_negatives=run.shape.keep_negatives,
             )
     if not evaluation.samples:
         raise InputError(

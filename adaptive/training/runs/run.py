@@ -275,7 +275,13 @@ class Run:
         batches = takewhile(lambda _: not stop, self.dataset.evaluation_after(epoch, size))
         keep = partial(write_scores, self.directory.path) if self._keep_scores else None
         evaluation = evaluate(
-            self.components.embeddings, self.components.model, batches, by=self._by, keep=keep, ranks_items=True
+            self.components.embeddings,
+            self.components.model,
+            batches,
+            by=self._by,
+            keep=keep,
+            ranks_items=True,
+            keep_negatives=self.dataset.keep_negatives,
         )
         if stop or not evaluation.samples:
             return None

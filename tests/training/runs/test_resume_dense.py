@@ -66,7 +66,7 @@ def test_what_comes_back_trains_on(kind: Any, options: dict[str, Any]) -> None:
         ({"sum": np.float32(1)}, "parameters 0 to 3"),
         (
             {"0.sum": np.zeros((3, 4), np.float32)},
-            r"optimizer 0\.sum: expected float32 \(4, 3\), .* got float32 \(3, 4\)",
+            r"optimizer 0\.sum: expected float32 \(4, 3\), got float32 \(3, 4\)",
         ),
     ],
 )
