@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.arrow import arrow_values as types
-from adaptive.data.arrow.arrow_values import States, ValueReader, Values, missing
+from adaptive.data.arrow.arrow_values import States, ValueReader, Values
 from adaptive.data.kernels import arrow as kernels
 from adaptive.data.kernels import text
 from adaptive.data.rows.rejects import BadLine
@@ -139,18 +139,11 @@ def _bags(array: Any, reader: ValueReader, column: Column) -> _Bags:
         array = array.dictionary_decode()
     if types.is_text(array.type):
         array = pc.split_pattern(array.cast(pa.large_string()), pattern=column.inner)
-    if not pa.types.is_large_list(array.type):
-        array = array.cast(pa.large_list(array.type.value_type))
-    ends = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
-    sizes = np.diff(ends)
-    if array.null_count:
-        sizes = np.where(missing(array) == 0, sizes, 0)  # a null may have hidden values
-        starts = ends[:-1]
-        picks = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
-        items = array.values.take(pa.array(picks))
-    else:
-        items = array.values.slice(int(ends[0]), int(ends[-1] - ends[0]))
-    return _Bags(reader.read(items), np.concatenate([[0], np.cumsum(sizes)]))
+    sizes = np.zeros(len(array), np.int64)
+    if not pa.types.is_null(array.type):
+        lengths = pc.list_value_length(array).fill_null(0)
+        sizes, array = lengths.to_numpy(), pc.list_flatten(array)  # without values below nulls
+    return _Bags(reader.read(array), np.concatenate([[0], np.cumsum(sizes)]))
 
 
 def _fill_bags(bags: list[_Bags], rows: NDArray[np.int64], block: Block, first: int) -> None:

@@ -40,7 +40,6 @@ Ids = NDArray[np.int64]
 States = NDArray[np.int8]
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-_THREE, _SEVEN, _BIT = np.uint64(3), np.uint64(7), np.uint8(1)
 _START, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 _MINUS, _ZERO = np.uint64(45), np.uint64(48)
 
@@ -161,15 +160,6 @@ def gather(codes: NDArray[np.int32], nulls: States, entries: Ids, states: States
             keys[v] = 0
             out[v] = MISSING_VALUE
     return True
-
-
-@kernel()
-def null_states(bits: Bytes, first: int, out: States) -> None:
-    """Turn Arrow's validity bits from bit `first` on (lowest first) into states `out` (V,)."""
-    for v in range(len(out)):
-        at = np.uint64(first + v)
-        bit = (bits[at >> _THREE] >> np.uint8(at & _SEVEN)) & _BIT
-        out[v] = np.int8(bit) - np.int8(1)
 
 
 @kernel()

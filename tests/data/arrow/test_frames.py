@@ -1,5 +1,6 @@
 """Frames of three libraries: the batches of a Parquet file with the same columns; messages name the row."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,30 @@ def test_schemas_are_installed_by_name(tmp_path: Path, monkeypatch: pytest.Monke
     assert load_schema(Path("gowalla")).categorical[0].columns == ("own",)
     with pytest.raises(ConfigError, match="one of these names: avazu, gowalla"):
         load_schema(Path("x"))
+
+
+LISTS = [["a", "b"], [], None, ["c"], ["a"]]
+
+
+@pytest.mark.parametrize(
+    "make", [pa.list_, pa.large_list, pa.list_view, pa.large_list_view], ids=lambda make: make.__name__
+)
+@pytest.mark.parametrize("item", [pa.string(), pa.string_view()], ids=str)
+def test_every_type_of_list_has_the_same_bags(make: Callable[[object], object], item: object) -> None:
+    """pyarrow casts list views to other lists wrongly, so they are never cast."""
+    schema = {"label": {"column": "y"}, "categorical": [{"columns": ["t"], "hash_rows": 1000}]}
+    expected = from_frame(pa.table({"y": [0] * 5, "t": pa.array(LISTS, pa.large_list(pa.string()))}), schema)
+    table = pa.table({"y": [0] * 6, "t": pa.array([["z"], *LISTS], make(item))}).slice(1)
+    assert_same_batches(from_frame(table, schema).train(8), expected.train(8))
+    (batch,) = expected.train(8)
+    assert batch.offsets.tolist() == [0, 2, 2, 2, 3, 4] and len(set(batch.ids.tolist())) == 3
+
+
+def test_missing_lists_are_empty_bags() -> None:
+    """A column of Arrow's type null, and a polars frame with a missing list."""
+    polars = pytest.importorskip("polars", reason="polars is not installed")
+    schema = {"label": {"column": "y"}, "categorical": [{"columns": ["t"], "inner_separator": "|", "hash_rows": 9}]}
+    (batch,) = from_frame(pa.table({"y": [0, 0], "t": pa.nulls(2)}), schema).train(8)
+    assert batch.offsets.tolist() == [0, 0, 0]
+    (batch,) = from_frame(polars.DataFrame({"y": [0, 0], "t": [["a"], None]}), schema).train(8)
+    assert batch.offsets.tolist() == [0, 1, 1]
