@@ -167,8 +167,7 @@ def test_policies_and_examples_import_only_the_public_face(path: Path) -> None:
     for line, module, name in imports(path):
         root = module.split(".")[0]
         assert root not in {"policies", "examples", "tests"}, f"{path}:{line}"
-        is_paper = path.parent.name == "reproduce" and module.startswith("adaptive.studies.reproduce.")
-        if root == "adaptive" and module not in SHARED_BY_POLICIES and not is_paper:
+        if root == "adaptive" and module not in SHARED_BY_POLICIES:
             assert module == "adaptive" and (name == "" or name in adaptive.__all__), f"{path}:{line}: {module} {name}"
 
 

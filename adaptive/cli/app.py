@@ -29,9 +29,7 @@ from adaptive.cli.config_command import config
 from adaptive.cli.data_commands import prepare, vocabulary
 from adaptive.cli.doctor_command import doctor
 from adaptive.cli.output import note, show_anything
-from adaptive.cli.placements_command import placements
 from adaptive.cli.profile_command import profile
-from adaptive.cli.reproduce_command import reproduce
 from adaptive.cli.run_command import run
 from adaptive.cli.simulate_command import simulate
 from adaptive.cli.trained_commands import evaluate, export, predict
@@ -75,9 +73,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": export,
     "compare": compare,
     "profile": profile,
-    "placements": placements,
     "simulate": simulate,
-    "reproduce": reproduce,
     "prepare": prepare,
     "vocabulary": vocabulary,
     "config": config,

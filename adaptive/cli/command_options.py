@@ -116,19 +116,7 @@ MovementSteps = Annotated[int, _option("--steps", "STEPS", STUDY, min=1, help="m
 MovementEvery = Annotated[int, _option("--every", "STEPS", STUDY, min=1,
     help="movement: steps between two readings of the rows.")]
 SaveMachine = Annotated[Path | None, _option("--save", "FILE", OUTPUT,
-    help="Write the measured rates of this machine, for --machine FILE of simulate and placements.")]
-
-# placements
-Machines = Annotated[str, _option("--machine", "LIST", MACHINE,
-    help="Machines: dual-cpu, big-basin, zion, v100-pcie3, a100, h200, here (measured on the spot), or machine files.")]
-Shapes = Annotated[str | None, _option("--preset", "LIST", STUDY,
-    help="Model shapes: rmc1 to rmc4, syn-m1, syn-m2, m1prod to m3prod, mlperf, sweep, or TOML files. Default: the "
-         "model and data of the other options.")]
-Placements = Annotated[str, _option("--placements", "LIST", STUDY, help="Placements to compare.")]
-ShapeSweep = Annotated[list[str] | None, _option("--sweep", "KEY=LIST", STUDY,
-    help="Vary num_dense, num_sparse, hash_size, lookups, mlp (64^2,1024^4) or batch_size; at most two sweeps.")]
-Measure = Annotated[bool, _option("--measure", None, STUDY,
-    help="Also train the placements that exist here; with --sweep, at each point.")]
+    help="Write the measured rates of this machine, for --machine FILE of simulate.")]
 
 # simulate
 SimulatedPolicies = Annotated[str | None, _option("--policies", "LIST", POLICY, show_default="lru,lfu",
@@ -137,8 +125,8 @@ SimulatedPolicies = Annotated[str | None, _option("--policies", "LIST", POLICY, 
 DeviceSizes = Annotated[str | None, _option("--device-rows", "SIZES", TIERS, show_default="1%,5%,10%,20%,50%",
     help="Sizes of the device tier: rows (100000), percentages of all rows (10%), bytes (512MiB) or auto.")]
 MachineFile = Annotated[str | None, _option("--machine", "FILE", MACHINE,
-    help="Machine file from `profile --save FILE`, or a preset (see `placements`). With measured rates, the report "
-         "includes the expected step time. The options below override it.")]
+    help="Machine file from `profile --save FILE`, or one of dual-cpu, big-basin, zion, v100-pcie3, a100, h200. With "
+         "measured rates, the report includes the expected step time. The options below override it.")]
 DenseTime = Annotated[float | None, _option("--dense-ms", "MS", MACHINE, min=0.0, show_default="1.0",
     help="Milliseconds of the dense part per step.")]
 RankNumbers = Annotated[str | None, _option("--ranks", "LIST", RANKS,
@@ -147,16 +135,4 @@ RankNumbers = Annotated[str | None, _option("--ranks", "LIST", RANKS,
 SaturatedShare = Annotated[float | None, _option("--saturated", "SHARE", RANKS, min=0.0, max=1.0, show_default="0.5",
     help="With --ranks: share of the requests that are for saturated rows, whose gradients are not sent. The report of "
          "a run on ranks has the actual share.")]
-
-# reproduce
-Paper = Annotated[str | None, typer.Argument(metavar="PAPER", show_default=False,
-    help="tutorial, fae, hotline, scratchpipe, slipstream or zion; or a Python file like those in examples/reproduce, "
-         "which is executed.")]
-ListPapers = Annotated[bool, _option("--list", None, help="List the papers and what each reproduces.")]
-Quick = Annotated[bool, _option("--quick", None, help="Use less data and fewer steps; takes less than a minute.")]
-PaperSeeds = Annotated[int | None, _option("--seeds", "NUMBER", min=1,
-    help="Training runs per policy, for comparisons.")]
-Data = Annotated[str | None, _option("--data", "SPEC", DATA, help="Data set, as for `run`.")]
-PaperFolder = Annotated[Path | None, _option("--out", "DIR", OUTPUT,
-    help="Folder for records, pictures and report.md; new or empty. Default: runs/reproduce-PAPER.")]
 # fmt: on

@@ -185,7 +185,6 @@ def load_contenders(
     values: Mapping[str, object],
     file: Path | None,
     *,
-    flag: str = "--policies",
     more: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> "list[Contender]":
     """Return the policies of a list with the settings of the command line.
@@ -195,7 +194,6 @@ def load_contenders(
         sets: KEY=VALUE.
         values: the command's flags, by parameter.
         file: of `--config`.
-        flag: that gives the list, for messages.
         more: key -> (value, flag) of settings that the command has other options for.
     """
     from adaptive.studies.compare.contenders import contenders
@@ -208,7 +206,7 @@ def load_contenders(
     def load(label: str, spec: str, options: Mapping[str, str], sets: Sequence[str]) -> "TrainConfig":
         parameters = {f"policy.{name}": text for name, text in options.items()}
         flags = {**texts, "policy": spec, **parameters}
-        flag_names = {**names, "policy": flag, **dict.fromkeys(parameters, f"{flag} {label}")}
+        flag_names = {**names, "policy": "--policies", **dict.fromkeys(parameters, f"--policies {label}")}
         return load_settings(file=file, sets=sets, flags=flags, flag_names=flag_names, environ=os.environ)[0]
 
     return contenders(policies, sets, load)

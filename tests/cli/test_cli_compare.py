@@ -297,7 +297,7 @@ def test_compare_has_all_options_of_run_but_policy() -> None:
     )
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "profile", "placements", "simulate"])
+@pytest.mark.parametrize("command", ["run", "compare", "profile", "simulate"])
 def test_every_option_has_a_panel_and_a_help(cli: Cli, command: str) -> None:
     report = {name: option for name, option in options(command).items() if option.name != "help"}
     assert all(option.rich_help_panel and option.help for option in report.values())

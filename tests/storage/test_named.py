@@ -1,4 +1,4 @@
-"""Named TOML files: machines and shapes are read the same way, and mistakes say where they stand."""
+"""Named TOML files: mistakes say where they stand."""
 
 import os
 from collections.abc import Callable
@@ -9,9 +9,8 @@ import pytest
 
 from adaptive.errors import ConfigError
 from adaptive.studies.machines import load_machine
-from adaptive.studies.placements.shape import load_shape
 
-READERS = [(load_machine, "zion", "machine file"), (load_shape, "rmc2", "preset")]
+READERS = [(load_machine, "zion", "machine file")]
 
 
 @pytest.mark.parametrize(("load", "name", "what"), READERS)

@@ -5,7 +5,7 @@ timed. With look-ahead, only the whole step can be timed; the difference is what
 of a run with all its work: *check* is the test for finite loss and gradients, and quality is recorded. Times are
 medians over blocks of a few steps.
 
-`measured_machine` turns such profiles into the rates of this machine, for `simulate` and `placements`. Rates come from
+`measured_machine` turns such profiles into the rates of this machine, for `simulate`. Rates come from
 the halves without look-ahead, where stages do not disturb each other; the overlap comes from both halves. Bytes that
 embeddings touch are those of `adaptive.studies.step_model`.
 """

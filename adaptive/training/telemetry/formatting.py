@@ -44,11 +44,6 @@ def number_text(name: str, number: float | None) -> str:
     return f"{number:,.4f}".rstrip("0").rstrip(".")
 
 
-def short_text(number: float) -> str:
-    """Four significant digits and all before the point: `0.07213`, `17,790`."""
-    return f"{number:,.0f}" if 1000 <= abs(number) < 1e15 else f"{number:.4g}"
-
-
 def bytes_text(size: float | None) -> str:
     """`12.3 MiB`"""
     if size is None:

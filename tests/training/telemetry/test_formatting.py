@@ -15,7 +15,6 @@ from adaptive.training.telemetry.formatting import (
     percent_text,
     policy_text,
     score_text,
-    short_text,
 )
 
 PREFETCHES, ON_HOST = "prefetches missed rows; ", "leaves missed rows on the host; "
@@ -88,12 +87,6 @@ def test_policy_text_names_policy_and_skip_rule(policy: str, options: dict[str, 
         (duration_text(59.6), "0:01:00"),
         (duration_text(360125), "100:02:05"),
         (duration_text(None), "-"),
-        (short_text(17790.0), "17,790"),
-        (short_text(999.96), "1000"),
-        (short_text(1234.5), "1,234"),
-        (short_text(0.072134), "0.07213"),
-        (short_text(-5e4), "-50,000"),
-        (short_text(1e-6), "1e-06"),
     ],
 )
 def test_numbers_as_text(text, expected):

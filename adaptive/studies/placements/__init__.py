@@ -1,1 +1,0 @@
-"""Modelled throughput of table placements on machines."""

@@ -1,1 +1,0 @@
-"""Reproduce figures and tables of papers with the commands of this program."""

@@ -1,1 +1,0 @@
-"""Figures and tables of papers; `adaptive-train reproduce NAME` runs a script."""
