@@ -588,11 +588,6 @@ class TrainConfig(Config):
     )
     log_every: int = Field(default=20, ge=1, le=MOST, description="batches per logging interval")
     tensorboard: bool = Field(default=True, description="write TensorBoard files into the run directory")
-    log_to: str | None = Field(
-        default=None,
-        description="more loggers, separated by commas: wandb, mlflow or other installed ones; wandb and mlflow write "
-        "into the run directory",
-    )
     save: bool | Literal["best"] = Field(
         default=True,
         description="save weights at the end; best: also those of the best evaluation by stop_at's metric, or AUC; "

@@ -68,6 +68,27 @@ def test_own_policies_records_compares_and_simulates(
     assert (tmp_path / "run/metrics.jsonl").exists()
 
 
+def test_the_logging_sink_follows_a_run_until_it_ends(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        {"kind": "run", "wall_time": 1.0},
+        {"kind": "interval", "step": 20, "loss": 0.51, "tables": {"user": 3}},
+        {"kind": "eval", "step": 40, "auc": 0.75, "gauc": None},
+    ]
+    (tmp_path / "lock").touch()
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
+
+    def sleep(_: float) -> None:  # the run goes on and ends while the script waits
+        with open(tmp_path / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(lines[2]) + "\n")
+        (tmp_path / "lock").unlink()
+
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("sys.argv", ["logging_sink.py", str(tmp_path)])
+    assert printed("logging_sink.py", capsys) == "20 {'interval/loss': 0.51}\n40 {'eval/auc': 0.75}\n"
+
+
 @pytest.mark.nightly
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     notebook = json.loads((EXAMPLES / "quickstart.ipynb").read_text())

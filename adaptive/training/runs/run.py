@@ -31,7 +31,6 @@ from adaptive.training.runs.loop import DataPosition, Loop
 from adaptive.training.runs.state import SavedProgress, content, restore_recorder
 from adaptive.training.telemetry.formatting import policy_text
 from adaptive.training.telemetry.jsonl import MetricsFile
-from adaptive.training.telemetry.loggers import make_loggers
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.record import EvalRecord, ResumeRecord, RunRecord
 from adaptive.training.telemetry.recorder import Recorder, Sink
@@ -342,7 +341,6 @@ class Run:
                 sinks.append(TensorBoardView.resumed(directory, rows, self.directory.metrics, self.recorder.steps))
             else:
                 sinks.append(TensorBoardView(directory, list(rows), list(rows.values())))
-        sinks += make_loggers(self.config.log_to, self.directory.path, self.config.model_dump(mode="json"))
         if self._stream is not None:
             first = {"first_step": self.recorder.steps, "first_samples": self.recorder.samples}
             sinks.append(Progress(self._stream, self._total, **first, first_read=self.recorder.totals.read))

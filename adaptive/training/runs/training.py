@@ -46,7 +46,6 @@ from adaptive.training.runs.rehearsal import rehearse
 from adaptive.training.runs.run import Run
 from adaptive.training.runs.run_record import config_of, data_entries
 from adaptive.training.runs.state import check_dense, load_optimizer_arrays
-from adaptive.training.telemetry.loggers import load_loggers
 from adaptive.training.telemetry.report import SCHEMA, RunSummary
 
 
@@ -207,7 +206,6 @@ def train_run(
     """
     opened = partial(_run_directory, config, overwrite)
     with reporting_errors(ranks), torch_settings(config):
-        load_loggers(config.log_to)  # raises for a missing logger before a directory is made
         refuse_unsupported(config, ranks)
         with directory_of(ranks, opened) as directory:
             if config.save:

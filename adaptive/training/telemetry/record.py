@@ -378,7 +378,7 @@ class RunTotals:
         return {stage: (total - self._uncounted_ms[stage]) / later for stage, total in self._stage_ms.items()}
 
 
-# -- names of all numbers in views, loggers and summaries -------------------------------------------------------------
+# -- names of all numbers in views and summaries ----------------------------------------------------------------------
 
 # TensorBoard sorts groups by name; the numbers put the important ones first and single tables last.
 TRAINING, EVALUATION, TIERS, KEYS, SKIPPING = "1_training", "2_evaluation", "3_tiers", "3_keys", "4_skipping"
