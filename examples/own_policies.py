@@ -93,7 +93,7 @@ def main(directory):
     compared = compare_policies(trained_and_scored, ["lru", "lfu", "lfu+skip=defer"], seeds=2)
     print(compared["table"])
     sizes = ["1%", "5%", "10%", "20%"]
-    print(simulate_policies(lambda: make_batches(60, seed=0), TABLES, ["lru", "sieve"], sizes, depth=2)["table"])
+    print(simulate_policies(lambda: make_batches(60, seed=0), TABLES, ["lru", "lfu"], sizes, depth=2)["table"])
 
 
 if __name__ == "__main__":

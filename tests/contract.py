@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from support.example_policies import RecShard, S3Fifo, Sieve
 from support.skip_rules import LeaveOut
 
 from adaptive.batch import Batch, concatenate
@@ -17,10 +18,7 @@ from adaptive.policies.hybrid import Hybrid
 from adaptive.policies.lfu import LFU
 from adaptive.policies.lru import LRU
 from adaptive.policies.random_drop import RandomDrop
-from adaptive.policies.recshard import RecShard
-from adaptive.policies.s3fifo import S3FIFO
 from adaptive.policies.scratchpipe import ScratchPipe
-from adaptive.policies.sieve import Sieve
 from adaptive.policies.slipstream import Slipstream
 from adaptive.policies.static import Static
 from adaptive.policies.tables import Tables
@@ -123,14 +121,14 @@ BUILT_INS: list[type[Policy]] = [
     Slipstream,
     FAE,
     Hotline,
-    RecShard,
-    Sieve,
-    S3FIFO,
     RandomDrop,
     Tables,
 ]
 
 OTHERS: list[type[Policy]] = [
+    RecShard,
+    Sieve,
+    S3Fifo,
     RandomScores,
     RandomOnHost,
     LRUOnHost,

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from support.example_policies import RecShard
 from support.toy import ToyData, toy_config
 
 import adaptive.training.components
@@ -13,7 +14,6 @@ from adaptive.config import TrainConfig, parse_sample
 from adaptive.policies.fae import FAE
 from adaptive.policies.hotline import Hotline
 from adaptive.policies.lru import LRU
-from adaptive.policies.recshard import RecShard
 from adaptive.policies.static import Static
 from adaptive.policy import Policy
 from adaptive.training.components import prepare

@@ -46,7 +46,7 @@ def test_simulated_hits_are_those_of_the_page(tmp_path: Path) -> None:
     """docs/how-to/choose-a-policy.md: the table is what the command above it counts."""
     text = (ROOT / "docs/how-to/choose-a-policy.md").read_text(encoding="utf-8")
     shown = text.split("<!-- simulated -->")[1].split("<!-- end of simulated -->")[0]
-    (command,) = re.findall(r"^    adaptive-train (simulate --policies lru,lfu,s3fifo.*)$", text, re.M)
+    (command,) = re.findall(r"^    adaptive-train (simulate --policies lru,lfu,static.*)$", text, re.M)
     printed = run([sys.executable, "-m", "adaptive", *command.split()], tmp_path)
     lines = [line.replace(" %", "%").split() for line in printed.splitlines()]
     for row in shown.strip().splitlines()[2:]:

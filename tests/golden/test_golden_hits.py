@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.cache_twins import NEVER, History, belady_hits, staged_hits
+from support.example_policies import Sieve
 from support.golden_runs import CALIBRATION_BATCHES, drifting_ids, lookups, planned
 from support.make_trace import RANKS, still_trace
 
@@ -25,7 +26,6 @@ from adaptive.policies.hybrid import Hybrid
 from adaptive.policies.lfu import LFU
 from adaptive.policies.lru import LRU
 from adaptive.policies.scratchpipe import ScratchPipe
-from adaptive.policies.sieve import Sieve
 from adaptive.policies.slipstream import Slipstream
 from adaptive.policies.static import Static
 from adaptive.policies.tables import Tables

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contract import BUILT_INS
+from support.example_policies import RECSHARD, S3FIFO
 
 from adaptive.errors import PolicyError
 from adaptive.plugins import installed_rules, load_rule_class, make_policy, make_rule
@@ -19,9 +20,9 @@ from adaptive.policy import Policy, SkipRule
         ("lfu", {"half_life": 0}, "half_life=0.0: expected more than 0 batches"),
         ("lfu", {"half_life": "soon"}, "half_life='soon'"),
         ("adaptive.policies.scratchpipe:ScratchPipe", {"window": -1}, "window=-1: expected at least 0"),
-        ("s3fifo", {"small": 0}, "small=0.0: expected a share above 0 and below 1"),
-        ("s3fifo", {"small": 1}, "small=1.0: expected a share above 0 and below 1"),
-        ("recshard", {"steps": 0}, "steps=0: expected at least 1"),
+        (S3FIFO, {"small": 0}, "small=0.0: expected a share above 0 and below 1"),
+        (S3FIFO, {"small": 1}, "small=1.0: expected a share above 0 and below 1"),
+        (RECSHARD, {"steps": 0}, "steps=0: expected at least 1"),
         ("random_drop", {"share": 1}, "share=1.0: expected at least 0 and less than 1"),
         ("random_drop", {"seed": -1}, "seed=-1: expected at least 0"),
         ("slipstream", {"skip": "defer"}, "policy Slipstream has no parameter skip; it has: none"),

@@ -257,7 +257,7 @@ class Linear(torch.nn.Module):
 @pytest.mark.parametrize("threads", [0, 1])
 @pytest.mark.parametrize(
     ("policy", "rows", "depth"),
-    [("lfu", "20%", 0), ("lru", "40%", 1), ("sieve", "30%", 4), (LFUOnHost, "1%", 4), (LFUOnHost, "10%", 8)],
+    [("lfu", "20%", 0), ("lru", "40%", 1), ("scratchpipe", "30%", 4), (LFUOnHost, "1%", 4), (LFUOnHost, "10%", 8)],
 )
 def test_placement_and_look_ahead_change_no_bit(
     policy: str | type[Policy], rows: str, depth: int, threads: int

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders import batch_of
+from support.example_policies import S3Fifo, Sieve
 
 from adaptive import Counter, Policy, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.policies.s3fifo import S3FIFO
-from adaptive.policies.sieve import Sieve
 
 NUM_ROWS = 40
 
@@ -150,19 +149,19 @@ class Queues:
 
 
 def test_what_is_used_once_leaves_in_order() -> None:
-    assert hits(S3FIFO(small=0.34), [[1], [2], [3], [1], [4]], 3) == (1, [2, 3, 4]), "one visit does not keep 1"
+    assert hits(S3Fifo(small=0.34), [[1], [2], [3], [1], [4]], 3) == (1, [2, 3, 4]), "one visit does not keep 1"
 
 
 def test_what_is_used_twice_moves_on_and_survives_a_scan() -> None:
-    assert hits(S3FIFO(small=0.34), [[1], [1], [1], [2], [3], [4], [5], [6]], 3) == (2, [1, 5, 6])
+    assert hits(S3Fifo(small=0.34), [[1], [1], [1], [2], [3], [4], [5], [6]], 3) == (2, [1, 5, 6])
 
 
 def test_the_main_queue_goes_around() -> None:
     """Main has room for 1 and 2. When 4 moves on, too, the older of them leaves, unless it was used again."""
     in_main = [[1], [1], [1], [2], [2], [2], [3], [4]]
-    assert hits(S3FIFO(small=0.34), in_main, 3)[1] == [1, 2, 4]
-    assert hits(S3FIFO(small=0.34), [*in_main, [4], [4], [5]], 3)[1] == [2, 4, 5]
-    assert hits(S3FIFO(small=0.34), [*in_main, [1], [4], [4], [5]], 3)[1] == [1, 4, 5]
+    assert hits(S3Fifo(small=0.34), in_main, 3)[1] == [1, 2, 4]
+    assert hits(S3Fifo(small=0.34), [*in_main, [4], [4], [5]], 3)[1] == [2, 4, 5]
+    assert hits(S3Fifo(small=0.34), [*in_main, [1], [4], [4], [5]], 3)[1] == [1, 4, 5]
 
 
 @pytest.mark.nightly
@@ -174,4 +173,4 @@ def test_the_planner_under_s3fifo_is_the_queues(size: int, small: float, seed: i
     queues = Queues(size, small)
     for ids in batches:
         queues.batch(ids)
-    assert hits(S3FIFO(small=small), batches, size) == (queues.hits, sorted(queues.small + queues.main))
+    assert hits(S3Fifo(small=small), batches, size) == (queues.hits, sorted(queues.small + queues.main))

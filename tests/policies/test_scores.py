@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from contract import row_stats
 from support.builders import View, batch_of
+from support.example_policies import RecShard
 from support.golden_runs import CALIBRATION_BATCHES, batches, drifting_ids
 from support.make_trace import NUM_EMBEDDINGS
 
@@ -19,7 +20,6 @@ from adaptive.policies.device import Device
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policies.lfu import LFU
 from adaptive.policies.lru import LRU
-from adaptive.policies.recshard import RecShard
 from adaptive.policies.scratchpipe import ScratchPipe
 from adaptive.policies.static import Static
 from adaptive.policies.tables import Tables

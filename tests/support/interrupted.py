@@ -20,6 +20,7 @@ from adaptive.storage.durable import Disk
 from adaptive.training.runs import loading, resume_run, resuming, train_run, training
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import EvalRecord
+from support.example_policies import S3FIFO, SIEVE
 from support.toy import ToyData, toy_config
 from support.toy_runs import Hooked, in_model
 
@@ -42,8 +43,8 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "hybrid": ("hybrid", {}),
     "static": ("static", {}),
     "scratchpipe": ("scratchpipe", {"window": 3}),
-    "sieve": ("sieve", {}),
-    "s3fifo": ("s3fifo", {}),
+    "sieve": (SIEVE, {}),
+    "s3fifo": (S3FIFO, {}),
     "hotline": ("hotline", {"learn": 4}),
     "slipstream": ("slipstream", {}),
     "random_drop": ("random_drop", {"share": 0.2}),
@@ -120,7 +121,7 @@ def numbers(out: Path, *, placement: bool = True) -> Numbers:
     if not placement:
         left_out = ("accesses", "last_access", "next_batch")
         return {name: value for name, value in found.items() if not name.endswith(left_out)}
-    policy = {"sieve": {}, "s3fifo": {}}.get(summary["policy"], saved.policy)  # their queues follow what is resident
+    policy = {SIEVE: {}, S3FIFO: {}}.get(summary["policy"], saved.policy)  # their queues follow what is resident
     return found | {f"policy {name}": value for name, value in policy.items()}
 
 

@@ -23,6 +23,7 @@ from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.errors import ConfigError
 from adaptive.plugins import load_policy_class
 from adaptive.training.runs.state import load_policy_state, policy_state
+from support.example_policies import RECSHARD
 from support.helpers import table_states
 from support.programs import UNAPPLIED, Act, Pass, Place, Program, grown
 
@@ -257,7 +258,7 @@ class Tiered(Tables):
         self._coming: LookAhead | None = None
         self._current: Planned | None = None
         self._tables = self._make()
-        if place.policy in ("static", "recshard", "fae"):
+        if place.policy in ("static", RECSHARD, "fae"):
             self._tables.calibrate(program.passes[0].batches[:2])
 
     def scaled(self, act: Act, loss: Tensor) -> Tensor:

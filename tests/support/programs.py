@@ -13,6 +13,7 @@ import numpy as np
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from support.example_policies import RECSHARD, S3FIFO, SIEVE
 from support.helpers import random_batches
 
 T = TypeVar("T")
@@ -37,8 +38,8 @@ MISUSES: Final = (
 )
 DEEDS: Final = ("torch", "npz", "separate", "grow", "load_table", "rate", "flush", "read")
 LOSSLESS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
-    ("lru", {}), ("lfu", {}), ("sieve", {}), ("s3fifo", {}), ("hybrid", {}), ("device", {}), ("static", {}),
-    ("recshard", {}), ("scratchpipe", {"window": 2}),
+    ("lru", {}), ("lfu", {}), (SIEVE, {}), (S3FIFO, {}), ("hybrid", {}), ("device", {}), ("static", {}),
+    (RECSHARD, {}), ("scratchpipe", {"window": 2}),
 )  # fmt: skip
 MOST_DEPTH: Final = 4  # and the feedback delay: verdicts are equal up to there
 

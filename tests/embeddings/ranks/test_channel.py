@@ -253,7 +253,9 @@ def test_what_ranks_cannot_do_is_refused() -> None:
     tables = [TableConfig(name="t", num_embeddings=1, embedding_dim=4)]
     with pytest.raises(ConfigError, match="would own none"):
         on_ranks(2, lambda ranks: TieredEmbeddingBag(tables, ranks=ranks))
-    with pytest.raises(ConfigError, match=r"arranges or drops inputs\. .* one of device, hybrid, lfu, lru, .*sieve"):
+    with pytest.raises(
+        ConfigError, match=r"arranges or drops inputs\. .* one of device, hybrid, lfu, lru, .*scratchpipe"
+    ):
         on_ranks(2, lambda ranks: TieredEmbeddingBag(TABLES, policy="fae", ranks=ranks))
 
 

@@ -204,14 +204,14 @@ def test_undecided_verdicts_estimate_more_seeds() -> None:
 
 
 def test_policies_that_only_regroup_share_a_control() -> None:
-    equal = [replace(outcome(name, seed, 0.7), arranges=True) for name in ("sieve", "s3fifo") for seed in (0, 1)]
+    equal = [replace(outcome(name, seed, 0.7), arranges=True) for name in ("lfu", "scratchpipe") for seed in (0, 1)]
     result = judge(equal, auc_budget=BUDGET)
     policies = by_policy(result)
-    assert result.control == "sieve" and not result.problems
-    assert (policies["s3fifo"].verdict, policies["s3fifo"].exact) == ("within", True)
-    regrouped = [replace(outcome, bits="other") if outcome.policy == "s3fifo" else outcome for outcome in equal]
+    assert result.control == "lfu" and not result.problems
+    assert (policies["scratchpipe"].verdict, policies["scratchpipe"].exact) == ("within", True)
+    regrouped = [replace(outcome, bits="other") if outcome.policy == "scratchpipe" else outcome for outcome in equal]
     policies = by_policy(judge(regrouped, auc_budget=BUDGET))
-    assert not policies["s3fifo"].exact and not judge(regrouped, auc_budget=BUDGET).problems
+    assert not policies["scratchpipe"].exact and not judge(regrouped, auc_budget=BUDGET).problems
 
 
 @pytest.mark.parametrize(
@@ -559,7 +559,7 @@ def stopped(policy: str, seed: int, step: int | None) -> Outcome:
 def test_steps_to_the_target_are_reported() -> None:
     steps = {"lru": (10, 20, 60), "lfu": (10, 20, None), "fae": (None, None, None)}
     outcomes = [stopped(policy, seed, step) for policy, ends in steps.items() for seed, step in enumerate(ends)]
-    outcomes.append(Outcome("sieve", 0, "out", error=PolicyError("no")))
+    outcomes.append(Outcome("scratchpipe", 0, "out", error=PolicyError("no")))
     result = judge(outcomes, auc_budget=BUDGET)
     names = ("target", "target_reached", "target_step", "target_samples", "target_seconds")
     assert [tuple(getattr(policy, name) for name in names) for policy in result.policies] == [

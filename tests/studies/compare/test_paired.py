@@ -134,7 +134,7 @@ def test_paired_intervals_appear_next_to_verdicts() -> None:
 def test_a_policy_that_skips_nothing_is_never_undecided() -> None:
     """For any batches, and any seeds of the control that finished."""
     control = [scored("lru", CONTROL, LABELS, seed=seed) for seed in (0, 1)]
-    regroups = [replace(scored("sieve", MINE, LABELS, seed=seed), arranges=True) for seed in (0, 1)]
+    regroups = [replace(scored("lfu", MINE, LABELS, seed=seed), arranges=True) for seed in (0, 1)]
     regroups[1].summary["auc"] = 0.8
     both = judge([*control, *regroups], auc_budget=0.0005).policies[1]
     assert (both.verdict, both.exact) == ("unskipped", False)
@@ -142,7 +142,7 @@ def test_a_policy_that_skips_nothing_is_never_undecided() -> None:
     comparison = judge([control[0], regroups[0]], auc_budget=0.0005)
     assert (
         comparison.policies[1].verdict == "unskipped"
-        and "sieve: skips nothing (" in comparison_document(comparison).to_text()
+        and "lfu: skips nothing (" in comparison_document(comparison).to_text()
     )
     apart = judge([control[0], replace(scored("lfu", CONTROL, LABELS, seed=1), bits="lru")], auc_budget=0.0005)
     assert [result.verdict for result in apart.policies] == ["within", "unskipped"]
@@ -158,10 +158,10 @@ def test_saved_scores_of_runs_are_compared(tmp_path: Path, monkeypatch: pytest.M
         Contender("lfu", toy_config(policy="lfu", skip=EAGER, save=False)),
     ]
     outcomes = train_all(rivals, 1, tmp_path)
-    (control, sieve_scores) = (read_scores(Path(outcome.run_dir)) for outcome in outcomes)
-    assert control is not None and sieve_scores is not None
+    (control, lfu_scores) = (read_scores(Path(outcome.run_dir)) for outcome in outcomes)
+    assert control is not None and lfu_scores is not None
     labels = np.concatenate([batch.labels for batch in ToyData(num_train=320).evaluation(100)])
-    assert np.array_equal(control[1], labels) and np.array_equal(sieve_scores[1], labels)
+    assert np.array_equal(control[1], labels) and np.array_equal(lfu_scores[1], labels)
     result = judge(outcomes, auc_budget=0.0005).policies[1]
     assert result.over_samples.samples == 256
     assert result.over_samples.auc_difference == pytest.approx(result.auc_difference)

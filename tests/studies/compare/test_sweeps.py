@@ -99,7 +99,7 @@ def rivals(*policies: str, sizes: tuple[int, ...] = (16, 32), **changed: Any) ->
             toy_config(
                 policy=policy,
                 batch_size=size,
-                skip=DROP if policy == "sieve" else SKIP,
+                skip=DROP if policy == "scratchpipe" else SKIP,
                 **changed,
             ),
             (Value("batch_size", str(size)),),
@@ -133,15 +133,15 @@ def test_policies_are_compared_within_each_value(tmp_path: Path) -> None:
 
 
 def test_the_random_control_has_the_same_value(tmp_path: Path) -> None:
-    outcomes = train_all(rivals("lru", "sieve"), 1, tmp_path)
-    controls = ["random_drop for sieve", "random_drop+by=label for sieve"]
-    assert [outcome.policy for outcome in outcomes] == 2 * ["lru", "sieve", *controls]
+    outcomes = train_all(rivals("lru", "scratchpipe"), 1, tmp_path)
+    controls = ["random_drop for scratchpipe", "random_drop+by=label for scratchpipe"]
+    assert [outcome.policy for outcome in outcomes] == 2 * ["lru", "scratchpipe", *controls]
     assert [values(outcome.swept)["batch_size"] for outcome in outcomes] == 4 * [16] + 4 * [32]
     record = json.loads((tmp_path / "seed-0/batch_size=32/1-random_drop/run.json").read_text())
     assert record["config"]["batch_size"] == 32
     for place, policy in enumerate(judge(outcomes, auc_budget=BUDGET).policies):
         at_point = outcomes[4 * (place // 4) : 4 * (place // 4) + 4]
-        expected = at_point[1].summary["auc"] - at_point[2].summary["auc"] if policy.policy == "sieve" else None
+        expected = at_point[1].summary["auc"] - at_point[2].summary["auc"] if policy.policy == "scratchpipe" else None
         assert policy.auc_difference_to_random == (None if expected is None else pytest.approx(expected))
 
 

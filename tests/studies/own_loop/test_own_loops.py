@@ -151,19 +151,19 @@ def test_comparison_checks_bits_and_judges_skipping() -> None:
     lines: list[str] = []
     result = compare_policies(
         scored,
-        {"lru": {"policy": "lru"}, "sieve": {"policy": "sieve"}, "freezing": {"policy": Freezing, "skip": skip}},
+        {"lru": {"policy": "lru"}, "lfu": {"policy": "lfu"}, "freezing": {"policy": Freezing, "skip": skip}},
         seeds=2,
         auc_budget=0.5,
         on_progress=lines.append,
     )
     assert result["control"] == "lru" and result["seeds"] == [0, 1] and not result["problems"]
-    assert lines == [f"seed {seed}, {label}" for seed in (0, 1) for label in ("lru", "sieve", "freezing")]
-    lru, sieve, freezing = result["policies"]
-    assert lru["exact"] and sieve["exact"] and sieve["reason"] == "equal to the control bit for bit"
+    assert lines == [f"seed {seed}, {label}" for seed in (0, 1) for label in ("lru", "lfu", "freezing")]
+    lru, lfu, freezing = result["policies"]
+    assert lru["exact"] and lfu["exact"] and lfu["reason"] == "equal to the control bit for bit"
     assert not freezing["exact"] and freezing["skipped_update_share"] > 0 and freezing["auc_difference_ci"]
     assert freezing["verdict"] == "within"
     assert lru["steps"] == 16 and 0 < lru["hit_rate"] < 1
-    assert "sieve" in result["table"]
+    assert "lfu" in result["table"]
 
 
 def test_failing_or_inexact_trainings_are_reported() -> None:
@@ -181,7 +181,7 @@ def test_failing_or_inexact_trainings_are_reported() -> None:
 
 def test_simulation_counts_equal_those_of_training() -> None:
     data = batches(30)
-    result = simulate_policies(data, TABLES, ["lru", "sieve"], ["80%"], depth=1)
+    result = simulate_policies(data, TABLES, ["lru", "lfu"], ["80%"], depth=1)
     for run in result["runs"]:
         tier = TierConfig(device_rows="80%")
         with TieredEmbeddingBag(TABLES, tier, policy=run["policy"]) as embeddings:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.example_policies import SIEVE
 from support.key_runs import SCHEMA, config, digest, write_day
 
 from adaptive.cli.app import main
@@ -42,7 +43,7 @@ def test_runs_agree_for_every_depth_size_and_policy(tmp_path: Path) -> None:
             {"depth": 4, "policy": "lfu", "tier": {"device_rows": "1%", "when_full": "reduce_lookahead"}},
             {"depth": 8, "policy": "scratchpipe", "tier": {"device_rows": "10%", "when_full": "reduce_lookahead"}},
             {"depth": 8, "policy": "hybrid", "tier": {"device": "cpu"}},
-            {"depth": 4, "policy": "sieve", "tier": {"device_rows": "90%", "host": f"mmap:{tmp_path / 'rows'}"}},
+            {"depth": 4, "policy": SIEVE, "tier": {"device_rows": "90%", "host": f"mmap:{tmp_path / 'rows'}"}},
         ]
     ):
         if changed["tier"].get("when_full"):

@@ -3,6 +3,8 @@
 https://doi.org/10.1145/3600006.3613147. Most rows are looked up once in a long time. A small queue evicts them soon.
 Rows used again in the small queue move to the main queue, and rows that return soon after their eviction enter the main
 queue directly.
+
+Run: adaptive-train run --policy examples/policies/s3fifo.py:S3FIFO
 """
 
 from collections.abc import Mapping
@@ -19,9 +21,7 @@ _MOST_VISITS = 3  # two bits, as in the paper
 _MOVES_FROM = 2  # visits
 
 Ints = NDArray[np.int64]
-# Order in which candidates are evicted: rows of the small queue, oldest first; rows of the main queue; True for rows of
-# the small queue that move to the main one; for each row of the main queue, the rows of the small one examined before.
-Order = tuple[Ints, Ints, NDArray[np.bool_], Ints]
+Order = tuple[Ints, Ints, NDArray[np.bool_], Ints]  # see `_order`
 
 
 class S3FIFO(Policy):
@@ -30,12 +30,8 @@ class S3FIFO(Policy):
     To make room, the oldest row of the small queue is evicted, or moves to the main queue if at least two batches used
     it. While the main queue exceeds its share, its oldest row is evicted instead, or goes around once more for each
     batch that used it, up to three. Rows that planned batches hold are passed over. A row that moves can be evicted for
-    the next batch at the earliest. Tables of different widths share the queues.
-
-    `score` only ranks rows. `left` then moves the queues.
-
-    Args:
-        small: share of the device rows for the small queue; a tenth in the paper.
+    the next batch at the earliest. `score` only ranks rows; `left` then moves the queues.
+    `small` is the small queue's share of the device rows, a tenth in the paper.
     """
 
     def __init__(self, *, small: float = 0.1) -> None:
@@ -45,12 +41,13 @@ class S3FIFO(Policy):
         self._queues, self._visits = ByRow(np.uint8), ByRow(np.uint8)
         self._places = ByRow(np.int64)  # in the row's queue, from 1 on
         self._left = ByRow(np.int64)  # number of the eviction from the small queue, 0: none
+        self._columns = {"queues": self._queues, "visits": self._visits, "places": self._places, "left": self._left}
         self._end = self._num_left = self._num_main = self._most_main = 0
         self._scored: list[tuple[int, Order]] = []  # by batch
 
     def looked_up(self, number: int, rows: Ints, view: TierView) -> None:
         self._most_main = view.device_rows - int(self.small * view.device_rows)
-        for column in (self._queues, self._visits, self._places, self._left):
+        for column in self._columns.values():
             column.reserve(view.num_rows)
         is_resident = view.resident(rows)
         visited = rows[is_resident]
@@ -80,23 +77,18 @@ class S3FIFO(Policy):
         self._queues[rows] = _NONE
 
     def score(self, rows: RowStats) -> Ints:
-        if self._scored and self._scored[0][0] != rows.step:
-            self._scored.clear()
+        self._scored = [scored for scored in self._scored if scored[0] == rows.step]
         candidates = rows.rows
-        in_main = self._queues[candidates] == _MAIN
+        in_main, places = self._queues[candidates] == _MAIN, self._places[candidates]
         surplus = self._num_main - self._most_main
-        places, visits = self._places[candidates], self._visits[candidates]
-        (small, main, moves, examined), turns = _order(in_main, places, visits, surplus)
+        (small, main, moves, examined), turns = _order(in_main, places, self._visits[candidates], surplus)
         self._scored.append((rows.step, (candidates[small], candidates[main], moves, examined)))
         return turns
 
     def left(self, number: int, rows: Ints) -> None:
-        for batch, (small, main, moves, examined) in self._scored:
-            if batch != number:
-                continue
-            small_evicted, main_evicted = (
-                np.isin(queue, rows) & (self._queues[queue] != _NONE) for queue in (small, main)
-            )
+        for _, (small, main, moves, examined) in [scored for scored in self._scored if scored[0] == number]:
+            small_evicted = np.isin(small, rows) & (self._queues[small] != _NONE)
+            main_evicted = np.isin(main, rows) & (self._queues[main] != _NONE)
             num_examined = int(np.flatnonzero(small_evicted).max(initial=-1)) + 1
             if main_evicted.any():
                 last = int(np.flatnonzero(main_evicted)[-1])
@@ -125,26 +117,23 @@ class S3FIFO(Policy):
         self._append(rows[back[np.lexsort((places[back], is_earlier[back]))]], _MAIN)
         self._take_out(rows[evicted])
 
-    def _columns(self) -> dict[str, ByRow[Any]]:
-        return {"queues": self._queues, "visits": self._visits, "places": self._places, "left": self._left}
-
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        rows = self._places.rows()
-        columns = {name: column[rows] for name, column in self._columns().items()}
-        return {"rows": rows, **columns, "counts": np.array([self._end, self._num_left, self._num_main])}
+        rows, counts = self._places.rows(), np.array([self._end, self._num_left, self._num_main])
+        return {"rows": rows, "counts": counts} | {name: column[rows] for name, column in self._columns.items()}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         check_state(self, state, *self.state_dict())
-        for name, column in self._columns().items():
+        for name, column in self._columns.items():
             column.restore(state["rows"], state[name])
         self._end, self._num_left, self._num_main = (int(number) for number in state["counts"])
         self._scored.clear()
 
 
 def _order(in_main: NDArray[np.bool_], places: Ints, visits: NDArray[np.uint8], surplus: int) -> tuple[Order, Ints]:
-    """Order of the candidates (n,), as positions, and (n,) turn of each.
+    """Order of the candidates (n,) and (n,) turn of each. The main queue, `surplus` rows too long, is served first.
 
-    The main queue, which has `surplus` rows too many, is served first, and again for each row that moves into it.
+    Order: positions of the small queue and of the main one, as evicted; True for rows of the small queue that move to
+    the main one, which then serves one more; for each row of the main queue, those of the small one examined before.
     """
     small, main = np.flatnonzero(~in_main), np.flatnonzero(in_main)
     small = small[np.argsort(places[small], kind="stable")]

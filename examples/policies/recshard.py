@@ -8,6 +8,8 @@ taking the most looked-up rows first solves the same problem for one device. The
 of this.
 
 Placement is decided once; rows in slow memory are used there.
+
+Run: adaptive-train run --policy examples/policies/recshard.py:RecShard
 """
 
 from collections.abc import Mapping, Sequence

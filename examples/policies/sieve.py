@@ -2,6 +2,8 @@
 
 It follows S3-FIFO (https://doi.org/10.1145/3600006.3613147), which argues for queues instead of LRU: most rows are
 looked up once in a long time, and a queue evicts those soonest.
+
+Run: adaptive-train run --policy examples/policies/sieve.py:Sieve
 """
 
 from collections.abc import Mapping
