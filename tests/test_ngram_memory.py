@@ -35,7 +35,7 @@ def example_fixture() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def data(example: Any) -> list[Any]:
-    files, _ = example.tokenize(example.read_sources(limit=20))
+    files = example.tokenize(example.read_sources(limit=20))
     return [example.to_batch(tokens, ROWS) for tokens in example.windows(files, STEPS)]
 
 
@@ -45,8 +45,8 @@ def test_losses_and_rows_are_equal_at_any_placement_and_depth(example: Any, data
     results, moved = [], []
     for device_rows, depth in (("1%", 0), ("1%", 8), ("100%", 0), ("100%", 8)):
         memory = example.make_memory(ROWS, TierConfig(device_rows=device_rows), dtype)
-        trainer = example.Trainer(memory.device, memory, depth)
-        losses = trainer.train(data)
+        trainer = example.Gpt(memory.device, memory, depth)
+        losses = list(trainer.learn(data))
         moved.append(int(memory.statistics.take().counts[:, Counter.WRITTEN_BACK].sum()))
         results.append((losses, trainer.evaluate(data[:4]), memory.rows.table_weights("ngrams").tobytes()))
     assert results[0] == results[1] == results[2] == results[3]
@@ -56,11 +56,11 @@ def test_losses_and_rows_are_equal_at_any_placement_and_depth(example: Any, data
 
 def test_memory_trains_and_the_rest_of_the_gpt_starts_equal(example: Any, data: list[Any]) -> None:
     memory = example.make_memory(ROWS, TierConfig(device_rows="10%"))
-    plain, trainer = example.Trainer(memory.device), example.Trainer(memory.device, memory)
-    initial = trainer.gpt.state_dict()
-    assert all(torch.equal(weight, initial[name]) for name, weight in plain.gpt.state_dict().items())
+    plain, trainer = example.Gpt(memory.device), example.Gpt(memory.device, memory)
+    initial = trainer.state_dict()
+    assert all(torch.equal(weight, initial[name]) for name, weight in plain.state_dict().items())
     before = memory.rows.table_weights("ngrams").copy()
-    trainer.train(data)
+    assert len(list(trainer.learn(data))) == STEPS
     changed = (memory.rows.table_weights("ngrams") != before).any(axis=1)
     looked_up = np.zeros(ROWS, np.bool_)
     looked_up[np.concatenate([batch.ids for batch in data])] = True
@@ -88,27 +88,24 @@ def test_rows_depend_on_the_last_tokens_only(example: Any) -> None:
 
 def test_losses_do_not_depend_on_later_tokens(example: Any, data: list[Any]) -> None:
     memory = example.make_memory(ROWS, TierConfig(device_rows="10%"))
-    trainer = example.Trainer(memory.device, memory)
-    trainer.train(data)
+    trainer = example.Gpt(memory.device, memory)
+    assert len(list(trainer.learn(data))) == STEPS
     tokens = np.random.default_rng(0).integers(0, 512, (2, 33))
     other = tokens.copy()
     other[:, 20] = (other[:, 20] + 1) % 512
     with torch.no_grad():
-        losses, changed = (
-            trainer.gpt(trainer.embeddings.read(example.to_batch(array, ROWS))) for array in (tokens, other)
-        )
+        losses, changed = (trainer(memory.read(example.to_batch(array, ROWS))) for array in (tokens, other))
     assert torch.equal(losses[:, :19], changed[:, :19])
     assert (losses[:, 20:] != changed[:, 20:]).any(dim=1).all()
 
 
 def test_tokens_spell_the_sources(example: Any) -> None:
     sources = [*example.read_sources(limit=5), "λ = 'ä'\r\n\tif x:\n        pass"]
-    files, sizes = example.tokenize(sources)
+    files = example.tokenize(sources)
     words = re.findall(r"\w+| +|\n\s*|[^\w\s]+|\s", "".join(sources))
     assert "".join(words) == "".join(sources)
-    assert sizes == [len(source.encode()) for source in sources]
-    for file, size in zip(files, sizes, strict=True):
-        assert file.min() >= 0 and file.max() < 512 and len(file) <= size
+    for file, source in zip(files, sources, strict=True):
+        assert file.min() >= 0 and file.max() < 512 and len(file) <= len(source.encode())
     assert any(file.max() >= 256 for file in files)
 
 
@@ -120,17 +117,10 @@ def test_windows_have_every_token_as_a_target_once_an_epoch(example: Any) -> Non
 
 
 @pytest.mark.nightly
-def test_example_prints_losses_and_times(
-    example: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'adaptive-train[plot]'")
-    picture = tmp_path / "losses.svg"
-    monkeypatch.setattr("sys.argv", [
-        "ngram_memory.py", "--rows", "200000", "--host", f"mmap:{tmp_path}", "--steps", "200", "--plot", str(picture)
-    ])  # fmt: skip
-    example.main()
+def test_example_prints_losses_and_times(example: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    example.main(rows=200_000, host=f"mmap:{tmp_path}", steps=200)
     text = capsys.readouterr().out
-    assert "step 200: loss" in text and "<svg" in picture.read_text()
+    assert "step 200: loss" in text
     without, with_memory = (float(loss) for loss in re.findall(r"held-out files, .*: loss (\d+\.\d+)", text))
     assert with_memory < without
-    assert re.search(r"time of a step with memory: \d\.\d{3} of the time without \(median of 19 turns", text)
+    assert re.search(r"time of a step with memory: \d\.\d{3} of the time without \(median of turns", text)
