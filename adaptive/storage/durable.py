@@ -1,11 +1,13 @@
 """Durable writes: a file or folder appears under its name as a whole, or not at all.
 
-Everything is written under a temporary name in the same folder, synced, and renamed; then the folder is synced. The
-operations are the methods of `Disk`, so that tests can make each of them fail in turn.
+Everything is written under a temporary name in the same folder, synced, and renamed; then the folder is synced. What a
+killed process left under a temporary name is removed when the same name is written again. The operations are the
+methods of `Disk`, so that tests can make each of them fail in turn.
 """
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +69,27 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp-{os.getpid()}")
 
 
+def remove_litter(path: Path, disk: "Disk") -> None:
+    """Remove temporary files and folders of `path` that dead processes left."""
+    pattern = re.compile(re.escape(path.name) + r"\.tmp-([0-9]+)")
+    with contextlib.suppress(OSError):  # as when the folder is missing, which the user will be told
+        for entry in list(path.parent.iterdir()):
+            match = pattern.fullmatch(entry.name)
+            if match and not _is_alive(int(match[1])):
+                _try_to_remove(entry, disk)
+
+
+def _is_alive(process: int) -> bool:
+    """Return True for other running processes: what has this one's number, an earlier one left."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # somebody else's
+        return True
+    return process != os.getpid()
+
+
 def write_atomic(path: Path, data: bytes, *, disk: Disk = DISK) -> None:
     """Replace the file `path` by `data`; see `replace_file`."""
     replace_file(path, lambda file: disk.write(file, data), disk=disk)
@@ -81,6 +104,7 @@ def replace_file(path: Path, writer: Writer, *, disk: Disk = DISK) -> None:
         OSError: if an operation or `writer` failed. The temporary file has been removed.
     """
     temporary = temporary_name(path)
+    remove_litter(path, disk)
     try:
         write_new(temporary, writer, disk=disk)
         disk.rename(temporary, path)
@@ -102,7 +126,7 @@ def write_directory(path: Path, fill: Callable[[Path], None], *, disk: Disk = DI
     if os.path.lexists(path):
         raise FileExistsError(f"{path} exists already")
     temporary = temporary_name(path)
-    _try_to_remove(temporary, disk)  # left by a killed process with the same process id
+    remove_litter(path, disk)
     try:
         disk.make_directory(temporary)
         fill(temporary)

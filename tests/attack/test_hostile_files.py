@@ -1,6 +1,7 @@
 """Links, devices, depth and size: refused at once, by name; nothing is written through a link."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -119,6 +120,14 @@ def test_what_the_system_refuses_is_told_with_its_name(kind: str) -> None:
         with at_once():
             message = told(read, codes=(2, 3, 4, 6), names=str(path)[:40])
         assert message is not None
+
+
+@pytest.mark.parametrize("load", [load_schema, lambda path: load_settings(file=path)], ids=["schema", "settings"])
+def test_toml_of_many_dotted_keys_is_refused(tmp_path: Path, load: Callable[[Path], object]) -> None:
+    """tomllib takes more than a minute for 400 KB of them."""
+    (tmp_path / "s.toml").write_text(".".join("a" * 200_000) + " = 1\n")
+    with at_once(), pytest.raises(ConfigError, match="expected at most 262,144 bytes, got 400,003"):
+        load(tmp_path / "s.toml")
 
 
 def test_a_schema_of_2_to_the_40_rows(tmp_path: Path) -> None:

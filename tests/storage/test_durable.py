@@ -1,5 +1,7 @@
 """Durable writes: let every disk operation fail in turn; the old or the new content is there, never a mix."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -68,7 +70,23 @@ def test_directory_is_whole_or_absent_whatever_fails(tmp_path: Path) -> None:
             Disk().remove(path)
         assert list(tmp_path.iterdir()) == []
 
-    assert fails_at_each(attempt) == 13
+    assert fails_at_each(attempt) == 12
+
+
+def test_what_dead_processes_left_is_removed(tmp_path: Path) -> None:
+    """Of the same name, and not what a running process is writing."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    dead, alive, own = (tmp_path / f"out.tmp-{pid}" for pid in (ended.pid, os.getppid(), os.getpid()))
+    others = [tmp_path / f"out2.tmp-{ended.pid}", tmp_path / "out.tmp-x"]
+    for folder in (dead, alive, own, *others):
+        folder.mkdir()
+        (folder / "file").write_bytes(OLD)
+    write_directory(tmp_path / "out", lambda folder: None)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"out", alive.name, *(other.name for other in others)}
+    (tmp_path / f"scores.csv.tmp-{ended.pid}").write_bytes(OLD)
+    write_atomic(tmp_path / "scores.csv", NEW)
+    assert [entry.name for entry in tmp_path.glob("scores*")] == ["scores.csv"]
 
 
 def test_existing_directory_is_refused(tmp_path: Path) -> None:
