@@ -97,12 +97,15 @@ def dense_facts(run: LoadedRun) -> list[DenseFacts]:
     names = run.shape.dense_names or tuple(f"dense_{number}" for number in range(run.shape.num_dense))
     groups = (data.get("schema") or {}).get("dense", [])
 
-    def transform(name: str) -> str:
-        if data.get("format") == "criteo":
-            return "log"
-        return next((str(group["transform"]) for group in groups if _matches(name, group["columns"])), "none")
+    def facts(name: str) -> DenseFacts:
+        kind, transform = ("int", "log") if data.get("format") == "criteo" else ("float", "none")
+        for group in groups:
+            if _matches(name, group["columns"]):
+                kind, transform = str(group["kind"]), str(group["transform"])
+                break
+        return DenseFacts(name, kind, transform, _nulls(data))
 
-    return [DenseFacts(name, transform(name), _nulls(data)) for name in names]
+    return list(map(facts, names))
 
 
 def _nulls(data: DataRecord) -> list[str]:

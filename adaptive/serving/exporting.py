@@ -241,7 +241,9 @@ def _write_code(run: LoadedRun, folder: Path) -> None:
 
 
 def copy_file(path: Path, target: Path) -> None:
-    """Copy and sync a new file."""
+    """Copy and sync a new file; OSError unless the source is a regular file."""
+    if not path.is_file():
+        raise OSError(f"expected a regular file, got another kind: {path}")
     with open(path, "rb") as source:
         write_new(target, lambda file: shutil.copyfileobj(source, file))
 

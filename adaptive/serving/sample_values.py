@@ -5,6 +5,7 @@ Each export has a copy of this file.
 Letters: B samples, N lookups of one feature.
 """
 
+import contextlib
 import difflib
 import json
 import math
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 WORD = 2**64 - 1
 LARGEST = float(np.finfo(np.float32).max)
+DECIMAL = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # numbers that the readers of data take
 Bag = tuple[NDArray[np.int64], NDArray[np.int64]]
 Sample = Mapping[str, Any]  # name of a feature or dense input -> its value as in the data
 
@@ -75,9 +77,10 @@ class FeatureFacts:
 
 @dataclass(frozen=True)
 class DenseFacts:
-    """A dense input: `transform` "none" or "log", `null` texts of missing values (0)."""
+    """A dense input: `kind` "int" or "float", `transform` "none" or "log", `null` texts of missing values (0)."""
 
     name: str
+    kind: str
     transform: str
     null: Sequence[str]
 
@@ -117,10 +120,16 @@ class ExportFacts:
 
 
 def read_facts(folder: Path) -> ExportFacts:
-    """Read the `model.json` of an export."""
-    facts = json.loads((folder / "model.json").read_text("utf-8"))
+    """Read the `model.json` of an export; ValueError if it names files that no export has."""
+    content = json.loads((folder / "model.json").read_text("utf-8"))
     kinds = {"tables": TableFacts, "features": FeatureFacts, "dense": DenseFacts}
-    return ExportFacts(**facts | {key: [kind(**entry) for entry in facts[key]] for key, kind in kinds.items()})
+    facts = ExportFacts(**content | {key: [kind(**entry) for entry in content[key]] for key, kind in kinds.items()})
+    files = [facts.tensors, facts.model.get("file", "custom_model.py")]
+    files += [feature.vocabulary for feature in facts.features if feature.vocabulary is not None]
+    for file in files:
+        if not re.fullmatch(r"model\.pt|model\.safetensors|custom_model\.py|ids/[0-9]+\.npy", str(file)):
+            raise ValueError(f"expected a file of an export, got {file!r} ({folder / 'model.json'})")
+    return facts
 
 
 class Values:
@@ -187,12 +196,16 @@ def dense_input(sample: Sample, facts: DenseFacts) -> float:
     value = sample.get(facts.name)
     if is_missing(value, facts.null):
         return 0.0
-    try:
-        number = float(value) if isinstance(value, str | Real) else math.nan
-    except (ValueError, OverflowError):
-        number = math.nan
+    number = math.nan
+    if facts.kind == "int":
+        whole = whole_number(value)
+        number = math.nan if whole is None else float(whole)
+    elif isinstance(value, Real) or (isinstance(value, str) and DECIMAL.fullmatch(value)):
+        with contextlib.suppress(OverflowError):  # of integers
+            number = float(value)
     if not abs(number) <= LARGEST:  # also true for NaN
-        raise ValueError(f"{facts.name}: expected a number, got {value!r}")
+        expected = "a whole number" if facts.kind == "int" else "a number"
+        raise ValueError(f"{facts.name}: expected {expected}, got {repr(value)[:80]}")
     return math.log1p(max(number, 0.0)) if facts.transform == "log" else number
 
 
@@ -289,9 +302,13 @@ def key_of(value: Any, kind: str) -> int | None:
 
 def whole_number(value: Any) -> int | None:
     """Return a number or a text of digits as 64 bits, signed; None for other values."""
-    is_text = isinstance(value, str) and re.fullmatch("-?[0-9]{1,20}", value)
-    is_whole_float = isinstance(value, Real) and abs(float(value)) < 2**53 and float(value).is_integer()
-    if not (is_text or is_whole_float or isinstance(value, Integral)):
+    if isinstance(value, str):
+        is_whole = re.fullmatch("-?[0-9]{1,20}", value) is not None
+    elif isinstance(value, Integral):
+        is_whole = True
+    else:
+        is_whole = isinstance(value, Real) and abs(float(value)) < 2**53 and float(value).is_integer()
+    if not is_whole:
         return None
     number = int(value)
     return None if not -(2**63) <= number < 2**64 else number if number < 2**63 else number - 2**64

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -247,9 +248,12 @@ def test_wrong_samples_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     for name, (value, message) in WRONG.items():
         with pytest.raises(ValueError, match=f"^sample 1, {message}"):
             model.score([GOOD, {**GOOD, name: value}])
-    for number in ("nan", float("inf"), 1e39, 10**400):
+    for number in ("nan", float("inf"), 1e39, 10**400, "1_0", " 1", "\N{ARABIC-INDIC DIGIT THREE}", "infinity", [1.5]):
         with pytest.raises(ValueError, match="price: expected a number, got"):
             model.score([{**GOOD, "price": number}])
+    for name, number in (("user", 10**400), ("user", -(10**400)), ("user", 1.5), ("user", "1_0"), ("first", 1.5)):
+        with pytest.raises(ValueError, match=f"{name}: expected"):
+            model.score([{**GOOD, name: number}])
     capsys.readouterr()
     lines = [json.dumps(GOOD), json.dumps({**GOOD, "click": 1}), json.dumps({**GOOD, "price": "abc"}), "{}"]
     for third, reason in (
@@ -288,6 +292,25 @@ def test_criteo(tmp_path: Path) -> None:
     names = ["label", *(f"I{i + 1}" for i in range(13)), *(f"C{i + 1}" for i in range(26))]
     actual = scoring.load("served").score([dict(zip(names, line.split("\t"), strict=True)) for line in text[100:]])
     np.testing.assert_allclose(actual, np.load("scores.npy"), atol=1e-6)
+    model = scoring.load("served")
+    assert model.score([{"I1": 7.0}]) == model.score([{"I1": "7"}]) != model.score([{"I1": 8}])
+    for number in (1.5, "1.5", "1_0", 10**400):
+        with pytest.raises(ValueError, match="I1: expected a whole number, got"):
+            model.score([{"I1": number}])
+
+
+def test_an_export_that_names_other_files_is_refused(tmp_path: Path) -> None:
+    export_run(trained(tmp_path), "served")
+    for place in ("tensors", "vocabulary", "file"):
+        for file in ("../model.pt", "/etc/passwd", "ids/../../x.npy", "dense/__init__.py", "ids/0.npy\n"):
+            content = json.loads(Path("served/model.json").read_text())
+            fitted = next(feature for feature in content["features"] if feature["vocabulary"])
+            {"tensors": content, "vocabulary": fitted, "file": content["model"]}[place][place] = file
+            shutil.copytree("served", "other")
+            Path("other/model.json").write_text(json.dumps(content))
+            with pytest.raises(ValueError, match=r"expected a file of an export, got .*model\.json"):
+                scoring.load("other")
+            shutil.rmtree("other")
 
 
 def test_dropped_negatives_are_corrected(tmp_path: Path) -> None:
