@@ -423,44 +423,6 @@ class RanksConfig(Config):
     timeout_s: float = Field(default=600.0, gt=0, description="seconds a rank waits for the others before it fails")
 
 
-class StopAtConfig(Config):
-    """The target quality: set one. The first evaluation that reaches it ends training."""
-
-    auc: float | None = Field(default=None, gt=0, le=1, description="minimum area under the ROC curve")
-    log_loss: float | None = Field(default=None, gt=0, description="maximum log loss in nats")
-    accuracy: float | None = Field(
-        default=None, gt=0, le=1, description="minimum share of predictions on the correct side of 0.5"
-    )
-    mse: float | None = Field(default=None, gt=0, description="maximum mean squared error, with model.loss=mse")
-    mae: float | None = Field(default=None, gt=0, description="maximum mean absolute error, with model.loss=mse")
-
-    @model_validator(mode="after")
-    def _has_single_target(self) -> Self:
-        if len(self._targets()) != 1:
-            names = ", ".join(self._targets()) or "none"
-            raise ValueError(f"expected one of auc, log_loss, accuracy, mse and mae, got {names}")
-        return self
-
-    def _targets(self) -> dict[str, float]:
-        return {name: value for name, value in self.model_dump().items() if value is not None}
-
-    @property
-    def metric(self) -> str:
-        (name,) = self._targets()
-        return name
-
-    @property
-    def target(self) -> float:
-        return self._targets()[self.metric]
-
-    @property
-    def lower_is_better(self) -> bool:
-        return self.metric in ("log_loss", "mse", "mae")
-
-    def is_reached_by(self, value: float) -> bool:
-        return value <= self.target if self.lower_is_better else value >= self.target
-
-
 class ScheduleConfig(Config):
     """Schedule of a learning rate over the steps of a run. The default is a constant rate."""
 
@@ -590,7 +552,7 @@ class TrainConfig(Config):
     tensorboard: bool = Field(default=True, description="write TensorBoard files into the run directory")
     save: bool | Literal["best"] = Field(
         default=True,
-        description="save weights at the end; best: also those of the best evaluation by stop_at's metric, or AUC; "
+        description="save weights at the end; best: also those of the evaluation with the best AUC; "
         "eval, predict and export then use them",
     )
     save_every: int | None = Field(
@@ -622,7 +584,6 @@ class TrainConfig(Config):
         le=MOST,
         description="number of evaluations without a new best one after which training ends; null: no limit",
     )
-    stop_at: StopAtConfig | None = Field(default=None, description="null: train to the end")
     deterministic: bool = Field(
         default=False, description="use torch's deterministic algorithms; required for equal bits on a GPU"
     )

@@ -77,8 +77,7 @@ def _of_class(model: type[BaseModel], name: str, meaning: str) -> Iterator[Secti
         if section is not None:
             key, info = f"{name}.{field}".lstrip("."), model.model_fields[field]
             null = f" `{key}=null`: {info.description.removeprefix('null: ')}." if info.description else ""
-            unless = "" if info.default is not None else " That is the default, until one of these keys is given."
-            yield from _of_class(section, key, f"{section.__doc__ or ''}{null}{unless}")
+            yield from _of_class(section, key, f"{section.__doc__ or ''}{null}")
 
 
 def _of_models(options: Mapping[str, type[BaseModel]]) -> Iterator[Section]:

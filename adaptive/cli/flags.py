@@ -73,8 +73,7 @@ FLAGS = (
     Flag("--steps", ("steps",), "BATCHES", TRAINING, default="all data", help="Stop after this many batches."),
     Flag("--epochs", ("epochs",), "NUMBER", TRAINING, default="1", help="Passes over the training data."),
     Flag("--eval-every", ("eval_every",), "BATCHES", TRAINING,
-         help="Also evaluate after every BATCHES batches. --set stop_at.auc=0.80 ends training at the first evaluation "
-              "that reaches this AUC."),
+         help="Also evaluate after every BATCHES batches."),
     Flag("--init-from", ("init_from",), "RUNDIR", TRAINING,
          help="Start from the weights of a run, such as that of the day before."),
     Flag("--seed", ("seed",), "NUMBER", TRAINING, default="0", help="Seed of the initial weights."),

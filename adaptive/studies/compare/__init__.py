@@ -15,7 +15,6 @@ class ComparedRun:
 
     Attributes:
         samples_per_s: compile time excluded.
-        stop_at: when the run reached its target, if it had one.
         others_cpu_share: share of the cores that other processes used meanwhile; None if unknown.
     """
 
@@ -25,7 +24,6 @@ class ComparedRun:
     log_loss: float | None
     accuracy: float | None
     samples_per_s: float | None
-    stop_at: Mapping[str, object] | None
     others_cpu_share: float | None
     error: str | None
 
@@ -81,8 +79,6 @@ class ComparedPolicy:
         swept: setting -> value; empty without a sweep.
         control_of: set for a `random_drop` control: the policy whose share of dropped inputs it drops at random.
         control_by: set for such a control: `chance` or `label`.
-        target: metric and value at which runs stop. `target_step` and `target_samples` are means over the runs that
-            reached it, `target_seconds` is the median of their training time.
         samples_read: with the samples that a rule skipped; `samples` are those trained.
         effective_samples: samples of equal weight that estimate the gradient as well as those trained;
             `weight_spread` is the standard deviation of their weights over the mean.
@@ -112,11 +108,6 @@ class ComparedPolicy:
     accuracy_difference_ci: Interval | None
     auc_difference_to_random: float | None
     auc_difference_to_random_ci: Interval | None
-    target: str | None
-    target_reached: int
-    target_step: float | None
-    target_samples: float | None
-    target_seconds: float | None
     hit_rate: float | None
     row_hit_rate: float | None
     bytes_h2d: float | None

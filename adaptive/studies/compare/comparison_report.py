@@ -39,14 +39,9 @@ TIME_TO_AUC: Final = (
     "over the runs that reached it. of control: the median over seeds of the ratio to the control's. read: samples "
     "read, skipped or not."
 )
-TARGET: Final = (
-    " reached: runs that reached the target, out of those that finished. at step, after samples: means; after s: "
-    "median training time, without evaluations. A run stops at its target, so a difference of AUC may compare runs of "
-    "different lengths."
-)
 OF_ALL_VALUES: Final = (
     *("policy", "AUC", "difference", "over samples", "log loss", "accuracy"),
-    *("target", "reached", "at step", "after samples", "after s", "samples/s", "hit rate", "verdict"),
+    *("samples/s", "hit rate", "verdict"),
 )
 """Columns of the table over all values."""
 
@@ -105,13 +100,6 @@ def _columns(policies: Policies) -> list[Column]:
         has_value = any(getattr(policy, name) not in (None, 0) for policy in policies)
         return [(title, _field(text, name))] if has_value else []
 
-    target: list[Column] = [
-        ("target", lambda policy: policy.target or "-"),
-        ("reached", _reached),
-        ("at step", _field(count_text, "target_step")),
-        ("after samples", _field(count_text, "target_samples")),
-        ("after s", _field(_seconds, "target_seconds")),
-    ]
     files: list[Column] = [("from files", _per_step("host_bytes_read")), ("to files", _per_step("host_bytes_written"))]
     inputs: list[Column] = [
         ("read", _field(count_text, "samples_read")),
@@ -130,7 +118,6 @@ def _columns(policies: Policies) -> list[Column]:
         *([("over samples", _over_samples)] if any(policy.over_samples for policy in policies) else []),
         ("log loss", lambda policy: _with_spread(policy.log_loss, policy.log_loss_std)),
         ("accuracy", _accuracy),
-        *(target if any(policy.target for policy in policies) else []),
         ("to device", _per_step("bytes_h2d")),
         ("to host", _per_step("bytes_d2h")),
         *(files if _uses_files(policies) else []),
@@ -199,10 +186,6 @@ TO_AUC: Final[Sequence[Column]] = (
     ("read", _to_auc("samples_read", count_text)),
     ("of control", _to_auc("samples_read_ratio", _hundredths)),
 )
-
-
-def _reached(policy: ComparedPolicy) -> str:
-    return f"{policy.target_reached} of {len(policy.seeds)}" if policy.target else "-"
 
 
 def _with_spread(mean: float | None, spread: float | None) -> str:
@@ -336,7 +319,6 @@ def _note(result: Comparison) -> str:
         OVER_SAMPLES.format(confidence=result.confidence) if any(policy.over_samples for policy in policies) else "",
         RANDOM if _has_random(policies) else "",
         TIME_TO_AUC if any(policy.to_auc for policy in policies) else "",
-        TARGET if any(policy.target for policy in policies) else "",
         "" if seeds > 1 else " With one seed there are no intervals over seeds.",
     ]
     return "".join(parts)

@@ -101,8 +101,6 @@ def _compared(
         scores, differences = _values(name, ended), _differences(name, pairs)
         numbers[f"{name}_std"] = statistics.stdev(scores) if len(scores) > 1 else None
         numbers |= {f"{name}_difference": _mean(differences), f"{name}_difference_ci": interval(differences)}
-    targets = [run.summary["stop_at"] for run in ended if "stop_at" in run.summary]
-    reached = [target for target in targets if target["reached"]]
     # Kernels are compiled in the first interval of a run, which counts for its speed only if there is no other
     speeds = [run.summary.get("samples_per_s_later") or run.summary["samples_per_s"] for run in ended]
     policy = ComparedPolicy(
@@ -112,11 +110,6 @@ def _compared(
         control_by=runs[0].control_by,
         auc_difference_to_random=_mean(against_random),
         auc_difference_to_random_ci=interval(against_random),
-        target=f"{targets[0]['metric']} {targets[0]['target']:g}" if targets else None,
-        target_reached=len(reached),
-        target_step=_mean(target["step"] for target in reached),
-        target_samples=_mean(target["samples"] for target in reached),
-        target_seconds=_median(target["seconds"] for target in reached),
         samples_per_s=_median(speeds),
         time_ms=_by_name([run.summary["time_ms"] for run in ended], _median),
         policy_numbers=_by_name([run.summary.get("policy_numbers", {}) for run in ended], _mean),
@@ -147,7 +140,6 @@ def _run(outcome: Outcome) -> ComparedRun:
         log_loss=summary.get("log_loss"),
         accuracy=summary.get("accuracy"),
         samples_per_s=summary.get("samples_per_s"),
-        stop_at=summary.get("stop_at"),
         others_cpu_share=outcome.others_cpu_share,
         error=None if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}",
     )

@@ -37,7 +37,7 @@ class DataPosition(BaseModel):
     epoch_start: int = Field(default=0, ge=0)  # steps trained in earlier epochs
     over: bool = False  # this epoch has no more batches
     evaluated: int = Field(default=0, ge=0)  # `total` at the latest complete evaluation
-    reached: bool = False  # that evaluation ended training: target or patience
+    reached: bool = False  # that evaluation ended training: patience
 
     def left(self, steps: int | None) -> int | None:
         """Batches that this epoch may still train if the run has `steps`; None: all of them."""

@@ -154,17 +154,12 @@ def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: 
     A run that was killed between its last checkpoint and its end is not recorded as finished, and may end.
 
     Raises:
-        ConfigError: if the run has already trained more, is finished and not extended, or has reached its target.
+        ConfigError: if the run has already trained more, is finished and not extended, or ended by patience.
     """
     finished = record.get("status") == "finished"
     from_scratch = f"To train longer, start from scratch with --config {path / RECORD}"
     summary = (record.get("summary") or {}) if finished else {}
-    target, best = summary.get("stop_at") or {}, summary.get("best") or {}
-    if target.get("reached"):
-        raise ConfigError(
-            f"expected a run that can train longer, got a finished run ({path}): it reached {target.get('metric')} "
-            f"{target.get('target')} after {target.get('step')} steps. {from_scratch} --set stop_at=null"
-        )
+    best = summary.get("best") or {}
     if best.get("ended_by_patience"):
         raise ConfigError(
             f"expected a run that can train longer, got a finished run ({path}): its patience ended. {from_scratch} "

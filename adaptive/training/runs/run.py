@@ -26,7 +26,7 @@ from adaptive.system import StopRequest, stop_request
 from adaptive.training.components import Components, num_epochs, set_rates, total_steps
 from adaptive.training.evaluation import Evaluation, evaluate
 from adaptive.training.runs.distributed import AgreedStop, checkpoints_of, ranks_summary
-from adaptive.training.runs.goals import best_evaluation, best_summary, is_out_of_patience, is_reached, target_summary
+from adaptive.training.runs.goals import best_evaluation, best_summary, is_out_of_patience
 from adaptive.training.runs.loop import DataPosition, Loop
 from adaptive.training.runs.state import SavedProgress, content, restore_recorder
 from adaptive.training.telemetry.formatting import policy_text
@@ -112,7 +112,7 @@ def steps_hint(config: TrainConfig, samples: int) -> str:
     Args:
         samples: trained in all epochs.
     """
-    cut_short = config.steps is not None or config.stop_at is not None or config.patience is not None
+    cut_short = config.steps is not None or config.patience is not None
     in_epoch = samples // config.epochs
     steps = -(-in_epoch // config.batch_size)
     wanted = 2 ** max(in_epoch // ENOUGH_STEPS, 1).bit_length() // 2
@@ -227,7 +227,7 @@ class Run:
             )
             if self.left:
                 self.loop.file_bytes |= self.left.reached.file_bytes
-            self.loop.run(stop, save=self._save, evaluate=lambda: self._reaches_target(stop))
+            self.loop.run(stop, save=self._save, evaluate=lambda: self._ends_training(stop))
             if not (stop or self.recorder.steps):
                 raise InputError(
                     f"expected training samples, got none (data {self.config.data}). Check the files and data.holdout."
@@ -258,13 +258,12 @@ class Run:
     def _content(self) -> Checkpoint:
         return content(self.components, self.recorder, self.loop)
 
-    def _reaches_target(self, stop: StopRequest) -> bool | None:
+    def _ends_training(self, stop: StopRequest) -> bool | None:
         """True if the evaluation ends training. None: a signal interrupted the evaluation."""
         evaluation = self._evaluate(stop)
         if evaluation is None:
             return None if stop else self._reached is not None
-        ended = is_out_of_patience(self.config, self.recorder.evaluations)
-        if ended or is_reached(self.config.stop_at, evaluation):
+        if is_out_of_patience(self.config, self.recorder.evaluations):
             self._reached = evaluation
         return self._reached is not None
 
@@ -285,7 +284,7 @@ class Run:
         if stop or not evaluation.samples:
             return None
         self.recorder.write_evaluation(evaluation, window=epoch + 1 if self.dataset.windows else None)
-        best = best_evaluation(self.config, self.recorder.evaluations)
+        best = best_evaluation(self.recorder.evaluations)
         if self.config.save == "best" and best is not None and best.step == self.recorder.steps:
             self.checkpoints.keep_best(self.loop.place.total, self._content())
         return evaluation
@@ -318,8 +317,6 @@ class Run:
         if self.dataset.windows:
             records = {record.window: record for record in recorder.evaluations}  # the latest of each window
             summary["windows"] = [cast(WindowQuality, _fields(record, WindowQuality)) for record in records.values()]
-        if target := target_summary(self.config, recorder):
-            summary["stop_at"] = target
         if best := best_summary(self.config, recorder.evaluations):
             summary["best"] = best
         # Files that a policy uses in place (misses=host) are read by the system: the bytes are unknown.

@@ -61,19 +61,6 @@ class EvaluationWork(TypedDict):
     cpu_seconds: float | None
 
 
-class TargetSummary(TypedDict):
-    """Result of a run with `stop_at`; None where no evaluation reached the target."""
-
-    metric: str
-    target: float
-    reached: bool
-    step: int | None
-    samples: int | None
-    seconds: float | None  # training time, without evaluations
-    best: float | None
-    best_step: int | None
-
-
 class BestSummary(TypedDict):
     """The best evaluation of a run with `save=best` or `patience`."""
 
@@ -160,7 +147,6 @@ class RunSummary(QualitySummary, SkipShares, InputSummary, KeySummary, total=Fal
     evaluations: list[EvaluationPoint]
     evaluation_work: list[EvaluationWork]  # of each evaluation
     windows: list[WindowQuality]  # with `data.windows`
-    stop_at: TargetSummary
     best: BestSummary
     host_bytes_read: int
     host_bytes_written: int
@@ -243,7 +229,7 @@ def summary_text(summary: RunSummary, totals: RunTotals, *, table_rows: Mapping[
         f"policy {summary['policy']}: {count_text(summary['steps'])} steps, "
         f"{samples} samples, {count_text(summary['samples_per_s'])} samples/s{compiled}",
         *_quality_lines(summary),
-        *_goal_lines(summary),
+        *_best_line(summary),
         f"hit rate: {percent_text(summary['hit_rate'])} of lookups, "
         f"{percent_text(summary['row_hit_rate'])} of distinct rows per batch",
         f"moved: {count_text(summary['fetched_rows'])} rows ({bytes_text(summary['bytes_h2d'])}) to the device, "
@@ -296,30 +282,15 @@ def _quality_lines(summary: RunSummary) -> list[str]:
     ]
 
 
-def _goal_lines(summary: RunSummary) -> list[str]:
-    """Lines of the best evaluation and of the target, if the run has them."""
-    lines = []
-    if best := summary.get("best"):
-        lines.append(
-            f"best {_metric_text(best['metric'])} {score_text(best['value'])} after step {count_text(best['step'])}"
-            + ("; eval, predict, export and load_run use the weights of that step, not the last ones" * best["saved"])
-            + ("; training stopped because later evaluations were no better (patience)" * best["ended_by_patience"])
-        )
-    if target := summary.get("stop_at"):
-        result = f"not reached; best {score_text(target['best'])} after {count_text(target['best_step'])} steps"
-        if target["reached"]:
-            result = (
-                f"reached ({score_text(target['best'])}) after {count_text(target['step'])} steps, "
-                f"{count_text(target['samples'])} samples, {target['seconds']:.1f} s of training"
-            )
-        elif target["best"] is None:
-            result = "not reached; the metric is undefined in every evaluation"
-        lines.append(f"target {_metric_text(target['metric'])} {target['target']:g}: {result}")
-    return lines
-
-
-def _metric_text(metric: str) -> str:
-    return "AUC" if metric == "auc" else metric.replace("_", " ")
+def _best_line(summary: RunSummary) -> list[str]:
+    """A line of the best evaluation, if the run looks for it."""
+    if not (best := summary.get("best")):
+        return []
+    return [
+        f"best {best['metric'].upper()} {score_text(best['value'])} after step {count_text(best['step'])}"
+        + ("; eval, predict, export and load_run use the weights of that step, not the last ones" * best["saved"])
+        + ("; training stopped because later evaluations were no better (patience)" * best["ended_by_patience"])
+    ]
 
 
 def _file_lines(summary: RunSummary) -> list[str]:

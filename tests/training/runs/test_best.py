@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.interrupted import Killed
 from support.toy import ToyData, toy_config
 from support.toy_runs import assert_equal, data_fixture, nothing_is_left_behind  # noqa: F401 (fixtures)
 
@@ -102,13 +103,25 @@ def test_patience_ends_training(tmp_path: Path, aucs: Scripted) -> None:
         resume_run(tmp_path, epochs=3)
 
 
-def test_patience_is_by_the_metric_of_the_target(tmp_path: Path, aucs: Scripted) -> None:
-    aucs(s4=0.6, s8=0.8, s12=0.7, s16=0.7, s20=0.9)
-    target = {"log_loss": 0.01}
-    summary = train_run(toy_config(out=str(tmp_path), patience=1, stop_at=target, eval_every=4))
-    assert summary["steps"] == 12 and summary["best"]["metric"] == "log_loss"
-    assert summary["best"]["value"] == pytest.approx(0.2) and not summary["stop_at"]["reached"]
-    assert folders(tmp_path) == ["weights"]
+def test_a_run_killed_after_its_patience_ended_only_ends(
+    tmp_path: Path, aucs: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint knows that training ended, even if the run is made longer."""
+
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    aucs(s4=0.6, s8=0.8, s12=0.7, s16=0.8, s20=0.9)
+    settings = {"patience": 2, "eval_every": 4, "epochs": 2}
+    whole = train_run(toy_config(out=str(tmp_path / "whole"), **settings))
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Run, "_summary", kill)
+        with pytest.raises(Killed):
+            train_run(toy_config(out=str(tmp_path / "cut"), **settings))
+    resumed = resume_run(tmp_path / "cut", epochs=3)
+    assert resumed["steps"] == whole["steps"] == 16
+    assert (resumed["evaluations"], resumed["best"]) == (whole["evaluations"], whole["best"])
+    assert_same_weights(tmp_path / "cut/weights", tmp_path / "whole/weights")
 
 
 def test_patience_counts_evaluations_behind_the_best() -> None:
@@ -116,7 +129,7 @@ def test_patience_counts_evaluations_behind_the_best() -> None:
         return [EvalRecord(step=10 * n, samples=1, auc=auc, log_loss=1.0) for n, auc in enumerate(values)]
 
     config = toy_config(patience=2)
-    assert best_evaluation(config, []) is None and best_evaluation(config, after(None)) is None
+    assert best_evaluation([]) is None and best_evaluation(after(None)) is None
     for values, ended in [
         ((0.5, 0.4), False),
         ((0.5, 0.4, 0.5), True),
