@@ -105,11 +105,6 @@ def parse_expiry(value: Any) -> int | str | None:
     raise ValueError(_EXPIRY)
 
 
-def seconds_of(text: str) -> int:
-    """Return the seconds of a time such as `14d`."""
-    return int(text[:-1]) * _TIMES[text[-1]]
-
-
 Expiry = Annotated[int | str | None, BeforeValidator(parse_expiry)]
 
 

@@ -262,7 +262,7 @@ class Policy(ABC):
     """
 
     epoch_batches: int | None = None
-    """Training batches of an epoch, approximately; of each window of time in turn. Set before it; None if unknown."""
+    """Training batches of an epoch, approximately. Set before training; None if unknown."""
 
     @abstractmethod
     def score(self, rows: RowStats) -> NDArray[Any]:

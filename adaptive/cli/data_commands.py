@@ -48,7 +48,6 @@ def prepare(
     seconds = time.monotonic() - begun
     parts = [part for part in (prepared.train, prepared.evaluation) if part is not None]
     num_bytes = sum(part.bytes for part in parts)
-    in_windows = f" in {len(prepared.windows)} windows of time" if prepared.windows else ""
     result = {
         "schema": 1,
         "path": str(path),
@@ -59,7 +58,7 @@ def prepare(
         "seconds": round(seconds, 3),
     }
     lines = [
-        f"{path}: {prepared.train.samples:,} training samples{in_windows}, {result['eval_samples']:,} evaluation "
+        f"{path}: {prepared.train.samples:,} training samples, {result['eval_samples']:,} evaluation "
         f"samples, {bytes_text(num_bytes)}, in {seconds:.1f} s",
         *(
             [f"rejected lines: {', '.join(f'{n:,} {cause}' for cause, n in prepared.rejects.items())}"]

@@ -2,28 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from adaptive.config import MOST_KEYS, Config, KeyRules, parse_expiry, seconds_of
+from adaptive.config import MOST_KEYS, Config, KeyRules
 from adaptive.errors import ConfigError
 from adaptive.system import usable_cores
-
-
-def _parse_length(value: Any) -> Any:
-    """Return a time such as `1d` as text, a number above 0 as `float`, and None as it is."""
-    with suppress(ValueError, TypeError):
-        if isinstance(parse_expiry(value), str):
-            return parse_expiry(value)
-    with suppress(ValueError, TypeError):
-        if not isinstance(value, bool) and 0 < float(value) < math.inf:
-            return float(value)
-    if value is None:
-        return None
-    raise ValueError("expected a time (90s, 30m, 12h, 1d, 2w) or a number above 0")
 
 
 class SequencesConfig(Config):
@@ -222,11 +208,6 @@ class DataOptions(Config):
     time_split: float | str | None = Field(
         default=None, description="evaluate on rows from this time on: a number, or an ISO time for an iso column"
     )
-    windows: Annotated[str | float | None, BeforeValidator(_parse_length)] = Field(
-        default=None,
-        description="length of windows of time: 1d, 12h, or a number in the unit of the time column. Epoch n trains on "
-        "window n and is evaluated on window n + 1; windows without rows are left out",
-    )
     hash_rows: int = Field(
         default=100_000, ge=1, lt=2**32, description="rows of each hashed feature, without the row for missing ids"
     )
@@ -290,7 +271,7 @@ class DataOptions(Config):
 
     @model_validator(mode="after")
     def _one_split(self) -> Self:
-        names = ("eval_data", "holdout", "time_split", "windows")
+        names = ("eval_data", "holdout", "time_split")
         chosen = [name for name in names if getattr(self, name) is not None]
         if len(chosen) > 1:
             raise ValueError(f"expected one of {', '.join(names)}, got {' and '.join(chosen)}")
@@ -307,10 +288,4 @@ class DataOptions(Config):
     def identity(self) -> dict[str, object]:
         """Return the settings that choose and order rows, as JSON values, for fingerprints."""
         names = ("holdout", "eval_part", "time_split", "drop_negatives", "shuffle_buffer", "seed")
-        windows = {} if self.windows is None else {"windows": self.windows}  # without: as before there were windows
-        return {name: getattr(self, name) for name in names} | windows
-
-    @property
-    def window_length(self) -> float | None:
-        """Length of a window in the unit of the times; None without windows."""
-        return seconds_of(self.windows) if isinstance(self.windows, str) else self.windows
+        return {name: getattr(self, name) for name in names}

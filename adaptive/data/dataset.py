@@ -1,10 +1,8 @@
 """`Dataset`, the interface of every source of training data."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from types import MappingProxyType
 from typing import Final, Never
 
@@ -13,7 +11,7 @@ import numpy as np
 from adaptive.batch import Batch
 from adaptive.config import KeyRules
 from adaptive.data.reading_progress import PartRead
-from adaptive.errors import ConfigError, InputError
+from adaptive.errors import InputError
 
 DAY: Final = 86_400.0  # seconds
 NOTHING: Mapping[str, Never] = MappingProxyType({})
@@ -93,20 +91,13 @@ class Dataset(ABC):
     epochs_differ: bool = False
     """True if epochs differ in their samples, not only in their order."""
 
-    windows: tuple[int, ...] = ()
-    """Samples of each window of time; empty: the data have none. Epoch n is window n then, up to the last but one."""
-
     @abstractmethod
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
         """Return batches of the training part; the last one may be smaller."""
 
     @abstractmethod
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
-        """Return batches of the evaluation part; none if there is no such part. With windows, it is the last one."""
-
-    def evaluation_after(self, epoch: int, batch_size: int) -> Iterator[Batch]:
-        """Return batches to evaluate on after an epoch; with windows, those of the next one."""
-        return self.evaluation(batch_size)
+        """Return batches of the evaluation part; none if there is no such part."""
 
     @abstractmethod
     def num_train_samples(self) -> int | None:
@@ -183,9 +174,6 @@ class Changed(Dataset):
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
         return map(self._change, self._dataset.evaluation(batch_size))
 
-    def evaluation_after(self, epoch: int, batch_size: int) -> Iterator[Batch]:
-        return map(self._change, self._dataset.evaluation_after(epoch, batch_size))
-
     def num_train_samples(self) -> int | None:
         return self._dataset.num_train_samples()
 
@@ -203,27 +191,6 @@ class Changed(Dataset):
 
     def truncated(self) -> dict[str, int]:
         return self._dataset.truncated()
-
-
-def training_batches(dataset: Dataset, batch_size: int) -> Iterator[Batch]:
-    """Yield the batches of an epoch; with windows of time, those of all that are trained."""
-    epochs = range(max(len(dataset.windows) - 1, 1))
-    return chain.from_iterable(dataset.train(batch_size, epoch=epoch) for epoch in epochs)
-
-
-def window_bounds(num_samples: int, duration: float, length: float) -> list[int]:
-    """Return the first sample of each window of a stream whose samples are spread evenly over `duration`, and its end.
-
-    Raises:
-        ConfigError: if there are fewer windows than two, or more than samples.
-    """
-    number = math.ceil(duration / length)
-    if not 2 <= number <= num_samples:
-        raise ConfigError(
-            f"data.windows: expected a length that cuts the stream into 2 to {num_samples:,} windows, got {number:,}. "
-            "Set days of the stream, such as data.synthetic.days=30, or another length."
-        )
-    return [min(math.ceil(n * length / duration * num_samples), num_samples) for n in range(number)] + [num_samples]
 
 
 def require_batches(batches: Iterator[Batch], problem: Callable[[], str]) -> Iterator[Batch]:

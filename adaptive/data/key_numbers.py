@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from adaptive.batch import Batch
-from adaptive.data.dataset import Changed, Dataset, Feature, tables_of, training_batches
+from adaptive.data.dataset import Changed, Dataset, Feature, tables_of
 from adaptive.data.rows.batcher import Fitted
 from adaptive.data.rows.vocabularies import KeyCounter
 
@@ -25,7 +25,7 @@ def number_keys(dataset: Dataset, most: int | None = None) -> Dataset:
     if not keyed:
         return dataset
     counters, num_read = {table: KeyCounter() for _, table in keyed}, 0
-    for batch in training_batches(dataset, READ_SAMPLES):
+    for batch in dataset.train(READ_SAMPLES):
         for position, table in keyed:
             keys = batch.ids[batch.feature_span(position)]
             counters[table].add(keys, np.ones(len(keys), np.bool_))

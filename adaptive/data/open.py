@@ -28,7 +28,7 @@ _KINDS: Final = {
     "criteo": Kind(
         "text.delimited",
         "open_criteo",
-        ("schema_path", "time_split", "windows"),
+        ("schema_path", "time_split"),
         "the format has no schema and no times",
     ),
     "csv": Kind("text.delimited", "open_csv"),
@@ -36,7 +36,7 @@ _KINDS: Final = {
     "prepared": Kind(
         "prepared.prepared_reader",
         "open_prepared",
-        ("schema_path", "eval_data", "holdout", "time_split", "windows", "keys"),
+        ("schema_path", "eval_data", "holdout", "time_split", "keys"),
         "it applied when the data were prepared. Prepare them again to read or split them differently",
     ),
     "taobao": Kind(

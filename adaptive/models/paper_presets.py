@@ -79,7 +79,6 @@ _YAMBDA_50M: dict[str, str | int | float] = {
     "data.sequences.items": 934_057,
     "data.sequences.num_train": 46_467_212,
     "data.sequences.days": 300,
-    "data.windows": "1d",
 }
 _YAMBDA_5B: dict[str, str | int | float] = {
     "data.sequences.users": 1_000_000,

@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -97,13 +97,6 @@ def prepare(policies: Sequence[Policy], config: TrainConfig, dataset: Dataset) -
     return sample.batches
 
 
-def enter_window(policies: Iterable[Policy], config: TrainConfig, dataset: Dataset, epoch: int) -> None:
-    """Set `epoch_batches` of policies that arrange inputs to those of an epoch, if epochs are windows of time."""
-    if dataset.windows:
-        for policy in filter(arranges, policies):
-            policy.epoch_batches = _epoch_batches(config, dataset.windows[epoch])
-
-
 def _calibration_sample(config: TrainConfig, dataset: Dataset) -> Sample:
     """Read the sample of `calibrate`.
 
@@ -123,32 +116,12 @@ def _calibration_sample(config: TrainConfig, dataset: Dataset) -> Sample:
     return take_share(batches, wanted, seed=config.seed, most=most, read_all=not default, batch_size=size)
 
 
-def num_epochs(config: TrainConfig, dataset: Dataset) -> int:
-    """Return the number of epochs of a run: with windows of time, one for each but the last.
-
-    Raises:
-        ConfigError: for windows and several epochs.
-    """
-    if not dataset.windows:
-        return config.epochs
-    if config.epochs != 1:
-        raise ConfigError(
-            f"expected epochs = 1 with data.windows, got {config.epochs}: each window is trained once, by an epoch of "
-            "its own. Remove one of the settings."
-        )
-    return len(dataset.windows) - 1
-
-
 def total_steps(config: TrainConfig, dataset: Dataset) -> int | None:
     """Return the steps of all epochs, up to `config.steps`, or None if the data must be read to know them."""
     samples = dataset.num_train_samples()
     if samples is None:
         return config.steps
-    epochs = num_epochs(config, dataset)
-    if dataset.windows:
-        steps = sum(-(-samples // config.batch_size) for samples in dataset.windows[:-1])
-    else:
-        steps = epochs * -(-samples // config.batch_size)
+    steps = config.epochs * -(-samples // config.batch_size)
     return min(steps, config.steps or sys.maxsize)
 
 

@@ -21,7 +21,6 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -95,9 +94,6 @@ class Manifest(Config):
     )
     bags: tuple[str, ...] = Field(default=(), description="features with any number of ids per sample")
     keep_negatives: float = Field(default=1.0, gt=0, le=1, description="share of samples with label 0 that was kept")
-    windows: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        default=(), description="samples of each window of time, one after another in `train`; empty: none"
-    )
     files: tuple[str, ...] | None = Field(description="names of files for the origin of samples; null: not known")
     train: StoredPart
     evaluation: StoredPart | None
@@ -201,30 +197,20 @@ class Prepared(Dataset):
         self.bags, self.keep_negatives = self._manifest.bags, self._manifest.keep_negatives
         self._shuffle_buffer, self._seed = options.shuffle_buffer, options.seed
         self._train = _Part(folder, "train", self._manifest, self._manifest.train)
-        self.windows = self._manifest.windows
-        self._bounds = np.cumsum([0, *self.windows]).tolist()
         stored = self._manifest.evaluation
         self._evaluation = _Part(folder, "evaluation", self._manifest, stored) if stored is not None else None
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
         """Return batches of the training part."""
-        read = partial(self._window, epoch) if self.windows else self._train.batches
+        read = self._train.batches
         return in_blocks(read, batch_size, shuffle_buffer=self._shuffle_buffer, seed=self._seed, epoch=epoch)
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
         """Return batches of the evaluation part."""
-        if self.windows:
-            return self._window(len(self.windows) - 1, batch_size)
         return iter(()) if self._evaluation is None else self._evaluation.batches(batch_size)
 
-    def evaluation_after(self, epoch: int, batch_size: int) -> Iterator[Batch]:
-        return self._window(epoch + 1, batch_size) if self.windows else self.evaluation(batch_size)
-
-    def _window(self, number: int, batch_size: int) -> Iterator[Batch]:
-        return self._train.batches(batch_size, *self._bounds[number : number + 2])
-
     def num_train_samples(self) -> int:
-        return self.windows[0] if self.windows else self._manifest.train.samples
+        return self._manifest.train.samples
 
     def fingerprint(self) -> dict[str, object]:
         """Return path, size and SHA-256 of every file, and the settings that order samples."""

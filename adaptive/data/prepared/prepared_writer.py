@@ -71,10 +71,6 @@ def prepare(
             raise ConfigError(
                 f"prepare: expected data with the same samples in every epoch, got {spec!r}. Train on it directly."
             )
-        if dataset.windows and options.drop_negatives:  # of a window that is trained, not of one that is evaluated
-            raise ConfigError(
-                "prepare: expected data.windows or data.drop_negatives, got both. Remove one, or train on the files."
-            )
         written.append(_Writer(dataset, spec, folder, begins, disk).write())
         if (folder / "rejects.jsonl").exists():
             with (folder / "rejects.jsonl").open("rb") as file:
@@ -98,8 +94,7 @@ class _Writer:
     ) -> None:
         self._dataset, self._folder, self._begins, self._disk = dataset, folder, begins, disk
         self._rows = block_samples(dataset.num_dense + len(dataset.features))
-        windows = range(max(len(dataset.windows), 1))
-        train = chain.from_iterable(dataset.train(self._rows, epoch=window) for window in windows)
+        train = dataset.train(self._rows)
         first = next(train)
         features = tuple(
             StoredFeature(name=feature.name, rows=feature.num_embeddings, table=table)
@@ -119,7 +114,6 @@ class _Writer:
             sequences=dict(dataset.sequences),
             bags=dataset.bags,
             keep_negatives=dataset.keep_negatives,
-            windows=dataset.windows,
             files=first.origin.files if first.origin is not None else None,
             train=nothing,
             evaluation=None,
@@ -133,9 +127,7 @@ class _Writer:
         """Write all parts, then the manifest."""
         train = self._part("train", self._train)
         assert train is not None
-        evaluation = None
-        if not self._manifest.windows:
-            evaluation = self._part("evaluation", self._dataset.evaluation(self._rows))
+        evaluation = self._part("evaluation", self._dataset.evaluation(self._rows))
         if self._dataset.fingerprint() != self._manifest.fingerprint:
             raise InputError(f"data {self._manifest.data!r}: expected unchanged files, got others. {AGAIN}")
         parts = {"train": train, "evaluation": evaluation, "rejects": self._dataset.rejects()}
@@ -150,8 +142,8 @@ class _Writer:
         first = next(batches, None)
         if first is None:
             return None
-        total = sum(self._manifest.windows) or None
-        if not total and name == "train" and self._dataset.part_read() is None:
+        total = None
+        if name == "train" and self._dataset.part_read() is None:
             total = self._dataset.num_train_samples()
         entries, offset, samples = list[Index](), 0, 0
         path = self._folder / f"{name}.bin"

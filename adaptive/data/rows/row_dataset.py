@@ -34,7 +34,6 @@ from adaptive.data.rows.split import (
     read_part,
     split_last,
     split_time,
-    split_windows,
     survey,
     take_half,
 )
@@ -133,7 +132,6 @@ class Splits:
     train: Split
     evaluation: Split | None = None
     num_train: int | None = None
-    windows: tuple[Split, ...] = ()  # the first is `train`, the last `evaluation`
 
 
 class RowDataset(Dataset):
@@ -174,7 +172,6 @@ class RowDataset(Dataset):
             number_label=plan.number_label,
         )
         self._num_train = parts.num_train
-        self.windows = tuple(part.limit or 0 for part in parts.windows)
         self._part_read: PartRead | None = None
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
@@ -184,7 +181,7 @@ class RowDataset(Dataset):
             InputError: at once if the files have no labels; while iterating if a file cannot be read, too many lines
                 are bad, an id is out of range, or there is no row.
         """
-        part = self._parts.windows[epoch] if self.windows else self._parts.train
+        part = self._parts.train
         for file in part.files:
             if not self._source.formats[file].is_labelled:
                 raise InputError(
@@ -204,11 +201,6 @@ class RowDataset(Dataset):
         if part is None:
             return iter(())
         return self._required(self._in_order(part, batch_size), "to evaluate on", part.files)
-
-    def evaluation_after(self, epoch: int, batch_size: int) -> Iterator[Batch]:
-        if self.windows:
-            return self._in_order(self._parts.windows[epoch + 1], batch_size)
-        return self.evaluation(batch_size)
 
     def _required(self, batches: Iterator[Batch], purpose: str, pieces: Sequence[int]) -> Iterator[Batch]:
         names = ", ".join(self._source.names()[piece] for piece in pieces)
@@ -376,9 +368,6 @@ def _parts(opened: Opened, counted: Survey | None, time_cut: float | None, optio
         assert counted is not None
         first, last = split_last(counted, train, options.holdout)
         return Splits(first, last if part == "all" else take_half(counted, last, part), first.limit)
-    if options.window_length is not None:
-        windows = split_windows(source, train, options.window_length)
-        return Splits(windows[0], windows[-1], windows[0].limit, windows)
     if time_cut is not None:
         check_time_split(source, train, time_cut, options.time_split)
         return Splits(*split_time(train, time_cut))

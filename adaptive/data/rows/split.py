@@ -5,14 +5,12 @@ records the position of every 65,536th row, so that evaluation need not read fro
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
@@ -23,7 +21,6 @@ from adaptive.data.rows.row_source import EVERYTHING, Block, Keepers, Position, 
 from adaptive.errors import InputError
 
 MARK_ROWS = 1 << 16
-MOST_WINDOWS = 10_000
 _LOOK_ROWS = 1 << 12
 
 
@@ -137,60 +134,6 @@ def _behind(counted: Survey, files: tuple[int, ...], rows: int) -> Split:
 def split_time(files: tuple[int, ...], cut: float) -> tuple[Split, Split]:
     """Return the rows before the time `cut` for training, and the others for evaluation."""
     return Split(files, window=(-np.inf, cut)), Split(files, window=(cut, np.inf))
-
-
-def window_numbers(times: NDArray[np.float64], length: float) -> NDArray[np.float64]:
-    """Return the number n, which is whole, of the window [n * length, (n + 1) * length) of each time (N,)."""
-    numbers = np.floor(times / length)
-    numbers += (times >= (numbers + 1) * length).astype(np.int64) - (times < numbers * length)  # division rounds
-    return numbers
-
-
-def check_num_windows(number: int, length: float) -> None:
-    """Raise InputError unless there are 2 to `MOST_WINDOWS` windows."""
-    if number > MOST_WINDOWS:
-        raise InputError(
-            f"data.windows: expected at most {MOST_WINDOWS:,} windows, got more, of length {length:g}. Give a "
-            "greater length; times of [time] with kind = 'number' have the unit of the data."
-        )
-    if number < 2:
-        raise InputError(
-            f"data.windows: expected rows in two windows or more, got all in one of length {length:g}. Give a smaller "
-            "length."
-        )
-
-
-def split_windows(source: RowSource, files: tuple[int, ...], length: float) -> tuple[Split, ...]:
-    """Return the rows of each window of time [n * length, (n + 1) * length) that has rows, in the order of time.
-
-    Reads everything once. Files in the order of time are then read up to the end of a window only.
-
-    Raises:
-        InputError: if there are fewer windows than two, or more than `MOST_WINDOWS`. Also if a file cannot be read.
-    """
-    sizes, first_rows, num_rows = Counter[int](), dict[int, int](), 0
-
-    def look(block: Block) -> None:
-        nonlocal num_rows
-        numbers = window_numbers(block.columns.times[: block.num_rows], length)
-        for number, first, size in zip(*np.unique(numbers, return_index=True, return_counts=True), strict=True):
-            sizes[int(number)] += int(size)
-            first_rows.setdefault(int(number), num_rows + int(first))
-        if len(sizes) > MOST_WINDOWS:
-            check_num_windows(len(sizes), length)
-        num_rows += block.num_rows
-
-    marks = survey(source, files, mark_rows=MARK_ROWS, look=look).marks
-    check_num_windows(len(sizes), length)
-    return tuple(
-        Split(
-            files,
-            start=max((mark for mark in marks if mark[0] <= first_rows[number]), key=lambda mark: mark[0])[1],
-            limit=sizes[number],
-            window=(number * length, (number + 1) * length),
-        )
-        for number in sorted(sizes)
-    )
 
 
 def check_time_split(source: RowSource, files: tuple[int, ...], cut: float, setting: object) -> None:

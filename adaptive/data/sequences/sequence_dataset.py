@@ -16,9 +16,8 @@ sample), so any block of samples can be made anywhere, any number of times.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from scipy.special import expit
 
 from adaptive.batch import Batch, Origin, one_hot_batch
 from adaptive.data.data_options import DataOptions, SequencesConfig
-from adaptive.data.dataset import DAY, Dataset, Feature, window_bounds
+from adaptive.data.dataset import Dataset, Feature
 from adaptive.data.rows.split import count_training
 from adaptive.data.sampling import in_blocks, numbers
 from adaptive.errors import ConfigError
@@ -71,7 +70,6 @@ class SequenceDataset(Dataset):
         identity: facts that identify the data, for the fingerprint.
         shuffle: number of samples to shuffle together, and the seed.
         bad: number of bad lines by cause.
-        windows: windows of time, of which the last is `evaluation`.
     """
 
     def __init__(
@@ -85,9 +83,7 @@ class SequenceDataset(Dataset):
         identity: dict[str, object],
         shuffle: tuple[int, int] = (0, 0),
         bad: Mapping[str, int] | None = None,
-        windows: Sequence[Part] = (),
     ) -> None:
-        self._windows, self.windows = windows, tuple(part.stop - part.start for part in windows)
         self.features = tuple(Feature(f"{name}_{t}", rows) for name, rows in tables.items() for t in range(steps))
         self.tables = tuple(name for name in tables for _ in range(steps))
         self.steps, self.num_dense = steps, num_dense * steps
@@ -97,17 +93,14 @@ class SequenceDataset(Dataset):
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
         """Return batches of the training part, in its order or shuffled in blocks."""
-        part = self._windows[epoch] if self._windows else self._train
-        return in_blocks(part.batches, batch_size, shuffle_buffer=self._shuffle_buffer, seed=self._seed, epoch=epoch)
+        read = self._train.batches
+        return in_blocks(read, batch_size, shuffle_buffer=self._shuffle_buffer, seed=self._seed, epoch=epoch)
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
         return iter(()) if self._evaluation is None else self._evaluation.batches(batch_size)
 
-    def evaluation_after(self, epoch: int, batch_size: int) -> Iterator[Batch]:
-        return self._windows[epoch + 1].batches(batch_size) if self._windows else self.evaluation(batch_size)
-
     def num_train_samples(self) -> int:
-        return self.windows[0] if self.windows else self._train.stop - self._train.start
+        return self._train.stop - self._train.start
 
     def fingerprint(self) -> dict[str, object]:
         return self._identity
@@ -149,12 +142,6 @@ def open_sequences(paths: str, options: DataOptions, run_dir: Path | None) -> Se
     config, history = options.sequences, options.history
     samples, settings = Stream(config, history), config.model_dump(mode="json")
     train, evaluation = Part(samples, 0, config.num_train), Part(samples, config.num_train, samples.num_samples)
-    windows = []
-    if options.window_length is not None:
-        settings["windows"] = options.windows
-        bounds = window_bounds(config.num_train, config.days * DAY, options.window_length)
-        windows = [Part(samples, *part) for part in pairwise(bounds)]
-        evaluation = windows[-1]
     return SequenceDataset(
         {"user": config.users, "item": config.items, "category": config.categories},
         train,
@@ -162,7 +149,6 @@ def open_sequences(paths: str, options: DataOptions, run_dir: Path | None) -> Se
         steps=history + 1,
         num_dense=1,
         identity={"source": "sequences", "generator": GENERATOR, "history": history, **settings},
-        windows=windows,
     )
 
 

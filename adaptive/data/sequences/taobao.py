@@ -18,7 +18,6 @@ choices depend on the seed only.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ from adaptive.batch import Batch, Origin
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
 from adaptive.data.rows.row_source import Block, Column, RowFormat, RowSource
-from adaptive.data.rows.split import check_num_windows, survey, window_numbers
+from adaptive.data.rows.split import survey
 from adaptive.data.sampling import numbers
 from adaptive.data.sequences.sequence_dataset import Part, Samples, SequenceDataset, batch_of, split_holdout, step_times
 from adaptive.data.text.delimited import parse_time_split
@@ -51,9 +50,6 @@ def open_taobao(paths: str, options: DataOptions, run_dir: Path | None) -> Seque
     catalogue = Catalogue(events)
     samples = Windows(events, catalogue, source.names(), options)
     train, evaluation = split_holdout(samples, options.holdout or 0) if cut is None else _split(samples, cut)
-    windows = [] if options.window_length is None else _split_windows(samples, options.window_length)
-    if windows:
-        evaluation = windows[-1]
     if eval_files:
         others = Windows(read_events(source, eval_files), catalogue, source.names(), options)
         evaluation = Part(others, 0, others.num_samples)
@@ -72,7 +68,6 @@ def open_taobao(paths: str, options: DataOptions, run_dir: Path | None) -> Seque
         },
         shuffle=(options.shuffle_buffer, options.seed),
         bad=source.log.counts,
-        windows=windows,
     )
 
 
@@ -91,13 +86,6 @@ def _split(samples: "Windows", cut: float) -> tuple[Part, Part]:
             "leaves no sample to evaluate on. Set an earlier time."
         )
     return Part(samples, 0, first), Part(samples, first, samples.num_samples)
-
-
-def _split_windows(samples: "Windows", length: float) -> list[Part]:
-    """Return the samples of each window of time that has candidates, in the order of time."""
-    starts = np.unique(window_numbers(samples.times, length), return_index=True)[1]
-    check_num_windows(len(starts), length)
-    return [Part(samples, *bounds) for bounds in pairwise([*(2 * starts).tolist(), samples.num_samples])]
 
 
 def event_format(max_line_bytes: int) -> RowFormat:

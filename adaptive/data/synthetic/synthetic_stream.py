@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +29,7 @@ from scipy.special import expit
 
 from adaptive.batch import Batch
 from adaptive.data.data_options import DataOptions, KeysConfig, SyntheticConfig
-from adaptive.data.dataset import DAY, Dataset, Feature, window_bounds
+from adaptive.data.dataset import DAY, Dataset, Feature
 from adaptive.data.kernels import synthetic as kernels
 from adaptive.data.rows.batcher import Hashed, Keyed, RowMap
 from adaptive.data.rows.parallel_reader import side_by_side
@@ -196,7 +195,7 @@ def open_synthetic(paths: str, options: DataOptions, run_dir: Path | None) -> "S
         options.refuse("data synthetic:", ("vocabulary",), "new ids cannot be fitted before they appear")
     else:
         options.refuse("data synthetic:", ("keys",), "ids are rows without data.synthetic.new_ids")
-    return Synthetic(options.synthetic, options.keys or options.hash_rows, options.window_length, options.threads())
+    return Synthetic(options.synthetic, options.keys or options.hash_rows, options.threads())
 
 
 class Synthetic(Dataset):
@@ -207,7 +206,6 @@ class Synthetic(Dataset):
 
     Args:
         new_ids: with `config.new_ids`, the rules of the tables whose ids change, or the rows into which ids are hashed.
-        window: length of windows in seconds; None: no windows.
         threads: number of threads that make batches; they are the same for any number.
     """
 
@@ -215,16 +213,10 @@ class Synthetic(Dataset):
         self,
         config: SyntheticConfig | None = None,
         new_ids: KeysConfig | int = DEFAULT_ROWS,
-        window: float | None = None,
         threads: int = 1,
     ) -> None:
         self.config = config or SyntheticConfig()
-        self._bounds, self._window, self._threads = list[int](), window, threads
-        if window is not None:
-            if self.config.day is not None:
-                raise ConfigError("data.windows: expected no data.synthetic.day, got both. Remove one of them.")
-            self._bounds = window_bounds(self.config.num_train, self.config.days * DAY, window)
-            self.windows = tuple(stop - start for start, stop in pairwise(self._bounds))
+        self._threads = threads
         self.num_dense = self.config.num_dense
         self._fields = make_fields(self.config)
         self._map: RowMap = Hashed(new_ids) if isinstance(new_ids, int) else Keyed(new_ids.capacity)
@@ -247,20 +239,14 @@ class Synthetic(Dataset):
         self._calibration = calibrate(self.config, self._calibration_parts())
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
-        start, stop = self._bounds[epoch : epoch + 2] if self.windows else self._train_range()
-        return self._batches(start, stop, batch_size)
-
-    def evaluation_after(self, epoch: int, batch_size: int) -> Iterator[Batch]:
-        return self.train(batch_size, epoch=epoch + 1) if self.windows else self.evaluation(batch_size)
+        return self._batches(*self._train_range(), batch_size)
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
-        if self.windows:
-            return self.train(batch_size, epoch=len(self.windows) - 1)
         _, stop = self._train_range()
         return self._batches(stop, stop + self.config.num_eval, batch_size)
 
     def num_train_samples(self) -> int:
-        start, stop = self._bounds[:2] if self.windows else self._train_range()
+        start, stop = self._train_range()
         return stop - start
 
     def _train_range(self) -> tuple[int, int]:
@@ -272,8 +258,7 @@ class Synthetic(Dataset):
         settings = self.config.model_dump(mode="json")
         if len(self._changing):
             settings["mapping"] = f"{type(self._map).__name__.lower()} {self._map.num_embeddings}"
-        windows = {} if self._window is None else {"windows": self._window}
-        return {"source": "synthetic", "generator": GENERATOR, **settings, **windows}
+        return {"source": "synthetic", "generator": GENERATOR, **settings}
 
     def samples(self, start: int, stop: int) -> tuple[Batch, NDArray[np.float64]]:
         """Return the samples [start, stop) and their probabilities of a click, float64.

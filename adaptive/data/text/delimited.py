@@ -331,13 +331,12 @@ def parse_time_split(options: DataOptions, kind: Literal["iso", "number"] | None
         ConfigError: if it is not a time of this kind, or the data have no times.
     """
     cut = options.time_split
-    if kind is None and (cut is not None or options.windows is not None):
-        name, value = ("time_split", cut) if cut is not None else ("windows", options.windows)
-        raise ConfigError(
-            f"data.{name}: expected a schema with a time column, got none for {value!r}. Add [time] to the schema."
-        )
     if cut is None:
         return None
+    if kind is None:
+        raise ConfigError(
+            f"data.time_split: expected a schema with a time column, got none for {cut!r}. Add [time] to the schema."
+        )
     if kind == "iso":
         data = np.frombuffer(str(cut).encode() + b"\n", np.uint8)
         seconds, stop = parse_iso_time(data, 0)

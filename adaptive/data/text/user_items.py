@@ -37,7 +37,7 @@ Samples = NDArray[np.int64]  # (n, 5): user, item, label, line, file
 
 def open_pairs(paths: str, schema: UserItemsSchema, options: DataOptions, run_dir: Path | None) -> Dataset:
     """Open the data set `csv:PATH[,PATH...]` with a schema of `format = "user_items"`."""
-    refused = ("time_split", "windows", "vocabulary", "eval_part")
+    refused = ("time_split", "vocabulary", "eval_part")
     options.refuse("data csv: of user_items", refused, "such lists have no times, no vocabulary and no order")
     form = RowFormat(
         (

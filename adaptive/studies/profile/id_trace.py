@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
-from adaptive.data.dataset import Dataset, training_batches
+from adaptive.data.dataset import Dataset
 from adaptive.data.kernels import access
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch
@@ -62,7 +62,7 @@ class IdTrace:
     """The first training samples of a data set in chunks; can be iterated any number of times.
 
     Args:
-        dataset: only its first epoch is read, or all windows of time.
+        dataset: only its first epoch is read.
         group: its tables.
         most: maximum number of samples; None for all.
         is_stopped: asked between chunks. After it returns True nothing new is read, and every pass ends there.
@@ -123,7 +123,7 @@ class IdTrace:
 
     def _read(self, most: int | None) -> Iterator[Chunk]:
         left = most
-        batches = training_batches(self._dataset, CHUNK_SAMPLES)
+        batches = self._dataset.train(CHUNK_SAMPLES)
         while left is None or left > 0:
             started = time.perf_counter()
             batch = next(batches, None)

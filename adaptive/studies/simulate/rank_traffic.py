@@ -33,7 +33,7 @@ from adaptive.plugins import make_policy, with_rule
 from adaptive.policy import drops_inputs
 from adaptive.studies.simulate.simulated_run import OnProgress
 from adaptive.system import StopRequest, stop_request
-from adaptive.training.components import build_tables, dense_weights, inputs_of, num_epochs, open_data, total_steps
+from adaptive.training.components import build_tables, dense_weights, inputs_of, open_data, total_steps
 
 SCHEMA: Final = 1
 EXCHANGES: Final = 3  # per step of the trainer: requests, vectors, gradients
@@ -193,9 +193,7 @@ def _check_rule(config: TrainConfig) -> None:
 
 def _batches(config: TrainConfig, dataset: Dataset) -> Iterator[Batch]:
     """Batches of all epochs, up to `steps`."""
-    every = (
-        batch for epoch in range(num_epochs(config, dataset)) for batch in dataset.train(config.batch_size, epoch=epoch)
-    )
+    every = (batch for epoch in range(config.epochs) for batch in dataset.train(config.batch_size, epoch=epoch))
     return islice(every, config.steps)
 
 

@@ -33,7 +33,7 @@ from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy, RowStats, SkipRule, arranges
 from adaptive.studies.step_model import vectors_of_tables
 from adaptive.system import StopRequest
-from adaptive.training.components import enter_window, num_epochs, total_steps
+from adaptive.training.components import total_steps
 
 Int64s = NDArray[np.int64]
 
@@ -255,11 +255,10 @@ class SharedTrace:
         """
         self.total = total_steps(config, dataset)
         self.is_done = True
-        for epoch in range(num_epochs(config, dataset)):
+        for epoch in range(config.epochs):
             left = None if config.steps is None else config.steps - self.batches
             if left == 0 or self.is_over or not self.is_done:
                 break
-            enter_window([run.policy for _, _, run in self.runs], config, dataset, epoch)
             self._read_epoch(
                 self._timed(islice(dataset.train(config.batch_size, epoch=epoch), left)), on_progress, stop
             )

@@ -19,7 +19,6 @@ from adaptive.data.dataset import Dataset
 from adaptive.errors import CheckpointError, PolicyError
 from adaptive.policy import arranges
 from adaptive.system import StopRequest
-from adaptive.training.components import enter_window, num_epochs
 from adaptive.training.trainer import Trainer
 
 
@@ -122,7 +121,6 @@ class Loop:
         self.place = place
         self.file_bytes = dict.fromkeys(("bytes_read", "bytes_written"), 0)
         self._config, self._dataset, self._trainer = config, dataset, trainer
-        self._num_epochs = num_epochs(config, dataset)
         self._seed = 0  # of torch's generator; set by `run`
 
     def run(self, stop: StopRequest, *, save: Callable[[], None], evaluate: Callable[[], bool | None]) -> None:
@@ -147,7 +145,7 @@ class Loop:
 
     def _has_another_epoch(self) -> bool:
         steps = self._config.steps
-        return self.place.epoch + 1 < self._num_epochs and (steps is None or self._trainer.recorder.steps < steps)
+        return self.place.epoch + 1 < self._config.epochs and (steps is None or self._trainer.recorder.steps < steps)
 
     def _enter_epoch(self, stop: StopRequest) -> bool:
         """Enter the next epoch if this one is trained; return False if training ends here."""
@@ -187,7 +185,6 @@ class Loop:
 
     def _batches(self) -> Iterator[Batch]:
         left = self.place.left(self._config.steps)
-        enter_window([self._trainer.embeddings.policy], self._config, self._dataset, self.place.epoch)
         epoch = self._dataset.train(self._config.batch_size, epoch=self.place.epoch)
         return islice(self._untrained(epoch), left)
 

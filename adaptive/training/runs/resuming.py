@@ -23,7 +23,6 @@ from adaptive.training.components import (
     Components,
     build,
     first_batches,
-    num_epochs,
     open_data,
     prepare,
     torch_settings,
@@ -95,7 +94,7 @@ def resume_run(
             with _new_reject_log(directory.rejects):
                 dataset = open_data(config, directory.path)
                 check_same_data(path, record, dataset)
-                _check_length(config, path, reached.place, record, num_epochs(config, dataset))
+                _check_length(config, path, reached.place, record)
                 _check_key_rules(path, record, dataset)
             resumed_from = {"checkpoint": where.name, "reached": reached.place.total}
             ranks.require_equal(lambda: facts_of(config, dataset) | resumed_from)
@@ -148,7 +147,7 @@ def _check_key_rules(path: Path, record: Json, dataset: Dataset) -> None:
             )
 
 
-def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: Json, epochs: int) -> None:
+def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: Json) -> None:
     """Check that the settings leave the run something to train.
 
     A run that was killed between its last checkpoint and its end is not recorded as finished, and may end.
@@ -168,9 +167,11 @@ def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: 
     trained = place.epoch_start + place.taken
     if config.steps is not None and config.steps < trained:
         raise ConfigError(f"expected steps of at least {trained}, which are trained, got {config.steps} ({path})")
-    if epochs <= place.epoch:
-        raise ConfigError(f"expected epochs of at least {place.epoch + 1}, which have begun, got {epochs} ({path})")
-    is_last = place.epoch + 1 == epochs or trained == config.steps
+    if config.epochs <= place.epoch:
+        raise ConfigError(
+            f"expected epochs of at least {place.epoch + 1}, which have begun, got {config.epochs} ({path})"
+        )
+    is_last = place.epoch + 1 == config.epochs or trained == config.steps
     if finished and is_last and (place.over or place.left(config.steps) == 0):
         raise ConfigError(
             f"expected more than {trained} steps, which are trained, got a finished run ({path}). Raise --steps or "

@@ -23,7 +23,7 @@ from adaptive.policy import SkipRule, inputs_of
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_directory import RunDirectory, newest_first, write_scores
 from adaptive.system import StopRequest, stop_request
-from adaptive.training.components import Components, num_epochs, set_rates, total_steps
+from adaptive.training.components import Components, set_rates, total_steps
 from adaptive.training.evaluation import Evaluation, evaluate
 from adaptive.training.runs.distributed import AgreedStop, checkpoints_of, ranks_summary
 from adaptive.training.runs.goals import best_evaluation, best_summary, is_out_of_patience
@@ -40,7 +40,6 @@ from adaptive.training.telemetry.report import (
     InputSummary,
     QualitySummary,
     RunSummary,
-    WindowQuality,
     run_summary,
     summary_text,
 )
@@ -205,8 +204,7 @@ class Run:
         summary = self._summary(evaluation)
         self.directory.finish(cast(dict[str, object], summary))
         text = summary_text(summary, self.recorder.totals, table_rows=self._table_rows)
-        epochs = num_epochs(self.config, self.dataset)
-        if hint := steps_hint(self.config.model_copy(update={"epochs": epochs}), summary["samples"]):
+        if hint := steps_hint(self.config, summary["samples"]):
             text += f"\n{hint}\n"
         commands = next_commands(path, self.config, has_evaluation=evaluation is not None)
         return {**summary, "table": f"{text}\nrun directory: {path}\nnext:{commands}"}
@@ -269,8 +267,7 @@ class Run:
 
     def _evaluate(self, stop: StopRequest) -> Evaluation | None:
         """Return None if there is no evaluation part, or a signal stops the run."""
-        epoch, size = self.loop.place.epoch, self.config.eval_batch_size
-        batches = takewhile(lambda _: not stop, self.dataset.evaluation_after(epoch, size))
+        batches = takewhile(lambda _: not stop, self.dataset.evaluation(self.config.eval_batch_size))
         keep = partial(write_scores, self.directory.path) if self._keep_scores else None
         evaluation = evaluate(
             self.components.embeddings,
@@ -283,7 +280,7 @@ class Run:
         )
         if stop or not evaluation.samples:
             return None
-        self.recorder.write_evaluation(evaluation, window=epoch + 1 if self.dataset.windows else None)
+        self.recorder.write_evaluation(evaluation)
         best = best_evaluation(self.recorder.evaluations)
         if self.config.save == "best" and best is not None and best.step == self.recorder.steps:
             self.checkpoints.keep_best(self.loop.place.total, self._content())
@@ -314,9 +311,6 @@ class Run:
             "truncated_sequences": truncated,
             "run_dir": str(self.directory.path),
         }
-        if self.dataset.windows:
-            records = {record.window: record for record in recorder.evaluations}  # the latest of each window
-            summary["windows"] = [cast(WindowQuality, _fields(record, WindowQuality)) for record in records.values()]
         if best := best_summary(self.config, recorder.evaluations):
             summary["best"] = best
         # Files that a policy uses in place (misses=host) are read by the system: the bytes are unknown.

@@ -286,7 +286,7 @@ def plan_run(config: TrainConfig) -> RunPlan:
         "first_batches_need": needed,
         "memory_bytes": embeddings.memory(),
         "dense_parameters": components.dense_parameters,
-        "samples": sum(dataset.windows[:-1]) or dataset.num_train_samples(),
+        "samples": dataset.num_train_samples(),
         "steps": total_steps(config, dataset),
     }
     if preset := PRESETS.get(config.preset or ""):

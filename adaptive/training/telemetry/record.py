@@ -192,7 +192,6 @@ class EvalRecord:
     labels: dict[str, dict[str, float | None]] = field(
         default_factory=dict
     )  # quality of each label of a multi-task model
-    window: int | None = None  # number of the evaluated window of time, from 0
     samples_read: int | None = None  # by training so far, with those that a rule skipped
     seconds: float | None = field(default=None, compare=False)  # of training so far; see `RunTotals.seconds_later`
     cpu_seconds: float | None = field(default=None, compare=False)  # processor time of the same

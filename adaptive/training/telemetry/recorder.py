@@ -195,11 +195,11 @@ class Recorder:
         self.write(record)
         self.start((ended, cpu_ended))  # the time of recording belongs to the next interval
 
-    def write_evaluation(self, evaluation: Evaluation, window: int | None = None) -> None:
-        """Record an evaluation, perhaps of a window of time. Its time belongs to no interval."""
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """Record an evaluation. Its time belongs to no interval."""
         seconds, cpu_seconds = self.totals.seconds_later
         read = inputs_of(self._embeddings.policy)[0] or self.samples
-        record = replace(evaluation_record(evaluation, self.steps), window=window)
+        record = evaluation_record(evaluation, self.steps)
         self.evaluations.append(replace(record, samples_read=read, seconds=seconds, cpu_seconds=cpu_seconds))
         self.write(self.evaluations[-1])
         self.start()

@@ -1,7 +1,6 @@
 """Summary of a run: the object that `--json` prints, and the same as text."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Final, TypedDict, cast
 
 from adaptive.embeddings.ranks.traffic import KINDS
@@ -39,17 +38,6 @@ class EvaluationPoint(TypedDict):
     auc: float | None
     log_loss: float | None
     accuracy: float | None
-
-
-class WindowQuality(TypedDict):
-    """Quality on a window of time, after training on the windows before."""
-
-    window: int  # from 0
-    step: int
-    samples: int
-    auc: float | None
-    log_loss: float | None
-    mse: float | None
 
 
 class EvaluationWork(TypedDict):
@@ -146,7 +134,6 @@ class RunSummary(QualitySummary, SkipShares, InputSummary, KeySummary, total=Fal
     policy_numbers: dict[str, float | None]  # as last reported by the policy
     evaluations: list[EvaluationPoint]
     evaluation_work: list[EvaluationWork]  # of each evaluation
-    windows: list[WindowQuality]  # with `data.windows`
     best: BestSummary
     host_bytes_read: int
     host_bytes_written: int
@@ -247,16 +234,6 @@ def summary_text(summary: RunSummary, totals: RunTotals, *, table_rows: Mapping[
     return "\n".join(lines) + "\n"
 
 
-def _window_lines(summary: RunSummary) -> list[str]:
-    """A line with the quality of each window of time, if there are some."""
-    name = "mse" if "mse" in summary else "auc"
-    values = [value for window in summary.get("windows", []) if (value := window["mse" if name == "mse" else "auc"])]
-    if not values:
-        return []
-    listed = ", ".join(map(score_text, values))
-    return [f"{name.upper()} of each window after training on those before: {listed}; mean {score_text(fmean(values))}"]
-
-
 def _quality_lines(summary: RunSummary) -> list[str]:
     """Lines of quality, one more for each label of a multi-task model."""
     calibration, gauc = summary.get("calibration"), summary.get("gauc")
@@ -269,12 +246,11 @@ def _quality_lines(summary: RunSummary) -> list[str]:
         case "training":
             more += ", on training batches, each predicted before it was trained"
     if "mse" in summary:
-        return [f"MSE {score_text(summary['mse'])}, MAE {score_text(summary['mae'])}{more}", *_window_lines(summary)]
+        return [f"MSE {score_text(summary['mse'])}, MAE {score_text(summary['mae'])}{more}"]
     judged: list[tuple[str, QualitySummary, str]] = [("", summary, more)]
     judged += [(f"  label {name}: ", quality, "") for name, quality in summary.get("labels", {}).items()]
     ranking = ", ".join(f"{name} {score_text(value)}" for name, value in summary.get("ranking", {}).items())
     lines = [f"ranks of the held-out items among all: {ranking}"] if ranking else []
-    lines += _window_lines(summary)
     return lines + [
         f"{name}AUC {score_text(quality['auc'])}, log loss {score_text(quality['log_loss'])}, "
         f"accuracy {accuracy_text(quality['accuracy'])}{end}"

@@ -124,25 +124,6 @@ def test_time_split_and_holdout_keep_what_comes_last(tmp_path: Path) -> None:
         opened(tmp_path, text, history=3, holdout=0.99)
 
 
-def test_windows_have_the_samples_of_their_candidates_times(tmp_path: Path) -> None:
-    """Candidates from time 3 on, six of each user; with windows of 500 s, the second has none and is left out."""
-    text = "\n".join([*log(1, list(range(40)), start=0), *log(2, list(range(100, 140)), start=1000)]) + "\n"
-    everything = samples_of(data := opened(tmp_path, text, history=3), list(data.train(100)))
-    data = opened(tmp_path, text, history=3, windows=500)
-    assert data.windows == (12, 12) and data.num_train_samples() == 12
-    assert samples_of(data, list(data.train(5, epoch=0))) == everything[:12]
-    assert samples_of(data, list(data.evaluation_after(0, 5))) == everything[12:]
-    assert samples_of(data, list(data.evaluation(5))) == everything[12:]
-    narrow = opened(tmp_path, text, history=3, windows=10)
-    times = [int(one.line) - 1 if one.users[0] == 0 else 1000 + int(one.line) - 41 for one in everything]
-    assert narrow.windows == tuple(
-        sum(time // 10 == number for time in times) for number in {t // 10: 0 for t in times}
-    )
-    assert len(narrow.windows) > 3
-    with pytest.raises(InputError, match=r"data.windows: expected rows in two windows or more, got all in one of len"):
-        opened(tmp_path, text, history=3, windows="1d")
-
-
 def test_evaluation_files_share_rows_and_have_an_unknown_row(tmp_path: Path) -> None:
     (tmp_path / "later.csv").write_text("\n".join(log(77, [10, 11, 999, *range(12, 20)])) + "\n")
     data = opened(tmp_path, SMALL, history=10, eval_data=str(tmp_path / "later.csv"))
