@@ -73,9 +73,6 @@ ExportCheck = Annotated[str | None, _option("--check", "DATA", show_default=Fals
 # compare
 Seeds = Annotated[int, _option("--seeds", "NUMBER", STUDY, min=1,
     help="Training runs per policy, with --seed, --seed + 1, ...; they also seed the built-in stream.")]
-Sweep = Annotated[list[str] | None, _option("--sweep", "KEY=LIST", STUDY,
-    help="Train every policy with each of these values of a setting, such as batch_size=256,1024,4096. Repeat it to "
-         "train every combination. KEY+KEY=VALUE+VALUE,... varies keys together.")]
 AucBudget = Annotated[float, _option("--auc-budget", "AUC", STUDY, min=0.0,
     help="AUC that a policy may lose against the control.")]
 ToAuc = Annotated[str | None, _option("--to-auc", "AUC", STUDY,

@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from adaptive.cli import command_options as options
-from adaptive.cli.flags import given_flags, load_contenders, with_flags
+from adaptive.cli.flags import load_contenders, with_flags
 from adaptive.cli.output import check_folders, note, own_stdout, print_document, write_text
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ def compare(
     *,
     policies: options.Policies = "hybrid,lru,slipstream",
     seeds: options.Seeds = 3,
-    sweep: options.Sweep = None,
     auc_budget: options.AucBudget = 0.0005,
     to_auc: options.ToAuc = None,
     markdown: options.Markdown = None,
@@ -45,11 +44,9 @@ def compare(
     two controls that drop as many at random: by chance, and by label (negatives only, the others weighted). Each run is
     stored under --out as seed-<seed>/<policy>. If a run fails, the others continue, and the command exits with that
     run's error code. After Ctrl-C, compare reports the runs that finished; --auto-resume trains the rest.
-
-    With --sweep, policies are compared within each value, and a table over all values follows.
     """
     with own_stdout():
-        rivals = _rivals(policies, sweep or [], sets or [], {**flags, "flag_out": out}, config)
+        rivals = load_contenders(policies, sets or [], {**flags, "flag_out": out}, config)
     _refuse_ranks(ranks, rivals)
     auc = _auc_to_reach(to_auc, rivals)
     check_folders(markdown, csv, plot)
@@ -124,23 +121,6 @@ def _auc_to_reach(text: str | None, rivals: "Sequence[Contender]") -> "ToAuc | N
     if not 0 < auc <= 1:
         raise typer.BadParameter(f"--to-auc: expected a number from 0 to 1, or auto, got {text}")
     return auc
-
-
-def _rivals(
-    policies: str, sweep: Sequence[str], sets: list[str], flags: Mapping[str, object], config: Path | None
-) -> "list[Contender]":
-    """Every policy with every combination of swept values, all settings checked."""
-    from adaptive.studies.compare.contenders import sweep_points
-
-    origins = {text.partition("=")[0].strip(): "--set" for text in sets} | given_flags(flags)[1]
-    rivals: list[Contender] = []
-    for swept in sweep_points(sweep, origins):
-        # policy parameters go to the policies that have them, as with --set
-        parameters = [f"{value.key}={value.text}" for value in swept if value.key.startswith("policy.")]
-        more = {value.key: (value.text, value.place) for value in swept if not value.key.startswith("policy.")}
-        contenders = load_contenders(policies, [*sets, *parameters], flags, config, more=more)
-        rivals += [replace(contender, swept=swept) for contender in contenders]
-    return rivals
 
 
 @dataclass(frozen=True)

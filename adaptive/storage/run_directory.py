@@ -1,8 +1,7 @@
 """The directory of a run: create, claim and release it, and keep its record `run.json`.
 
 Two runs never share a directory: the process that uses it holds the kernel's lock on the file `lock`, and loses it when
-it ends in any way. `evaluation.npy` holds logits and labels of the latest evaluation, float32 (2, n), for tests that
-compare runs on the same samples.
+it ends in any way.
 """
 
 import contextlib
@@ -20,18 +19,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from adaptive.errors import CheckpointError, OutputError, printable, suggestion
-from adaptive.storage.durable import DISK, replace_file, write_atomic, write_failed
+from adaptive.storage.durable import DISK, write_atomic, write_failed
 from adaptive.storage.files import JsonObject, json_text, read_json
 
 SCHEMA: Final = 2
 RECORD: Final = "run.json"
 LOCK: Final = "lock"
 WEIGHTS: Final = "weights"
-SCORES: Final = "evaluation.npy"
 
 # Names that a run may write; `overwrite` removes these and nothing else.
 _OURS: Final = re.compile(
@@ -348,36 +343,3 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
     opened = os.fstat(descriptor)
     return (opened.st_dev, opened.st_ino) == (at_path.st_dev, at_path.st_ino)
-
-
-# --- scores ------------------------------------------------------------------------------------------------------
-
-
-def write_scores(directory: Path, logits: NDArray[np.float32], labels: NDArray[np.float32]) -> None:
-    """Write logits and labels (n,), 8 bytes for each sample; raise OutputError if that fails."""
-    both, file = np.stack([logits, labels]), directory / SCORES
-    try:
-        replace_file(file, lambda into: np.save(into, both, allow_pickle=False))
-    except OSError as error:
-        raise write_failed(file, error) from error
-
-
-def read_scores(directory: Path) -> NDArray[np.float32] | None:
-    """Return logits and labels (2, n), mapped into memory, or None if there are none.
-
-    Raises:
-        CheckpointError: if the file is damaged.
-    """
-    file = directory / SCORES
-    if not file.is_file():
-        return None
-    try:
-        scores = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise CheckpointError(
-            f"{file}: expected logits and labels, got a damaged file ({error}). Evaluate again."
-        ) from error
-    if not isinstance(scores, np.ndarray) or scores.dtype != np.float32 or scores.ndim != 2 or len(scores) != 2:
-        what = f"{scores.dtype} {scores.shape}" if isinstance(scores, np.ndarray) else "several arrays"
-        raise CheckpointError(f"{file}: expected float32 (2, samples), got {what}. Evaluate again.")
-    return scores

@@ -151,8 +151,7 @@ def _draw_bars(axes: Any, title: str, parts: Mapping[str, Sequence[float]], colo
 
 
 def _policy_name(policy: ComparedPolicy) -> str:
-    swept = ", ".join(f"{key}={value}" for key, value in policy.swept.items())
-    return _short(f"{policy.policy} {swept}".strip())
+    return _short(policy.policy)
 
 
 # --- simulate ---------------------------------------------------------------------------------------------------------

@@ -65,7 +65,6 @@ def evaluate(
     batches: Iterable[Batch],
     *,
     by: int | None = None,
-    keep: Callable[[NDArray[np.float32], NDArray[np.float32]], None] | None = None,
     in_turn: bool = False,
     ranks_items: bool = False,
     keep_negatives: float = 1.0,
@@ -77,7 +76,6 @@ def evaluate(
 
     Args:
         by: position of a feature with one id per sample, which groups the samples for GAUC.
-        keep: called at the end with logits and labels (n,) of the first label, for at most `MAX_EXACT` samples.
         in_turn: ranks with one block each compute whole batches in turn, for the bits of a single process. Otherwise
             each computes its blocks of every batch, as in training.
         keep_negatives: see `corrected`.
@@ -116,8 +114,6 @@ def evaluate(
     exact = 0 < losses.num_samples <= MAX_EXACT
     all_scores, all_labels = (np.concatenate(some) if exact else np.zeros(0, np.float32) for some in (scores, labels))
     gauc, gauc_groups = grouped_auc(all_scores, all_labels, np.concatenate(groups)) if groups else (None, None)
-    if keep is not None and exact:
-        keep(all_scores, all_labels)
     return Evaluation(
         samples=losses.num_samples,
         auc=exact_auc(all_scores, all_labels) if exact else auc.value(),

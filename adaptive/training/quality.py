@@ -4,9 +4,7 @@ The streaming classes use constant memory and do not depend on the order of samp
 samples in total.
 """
 
-import math
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -184,75 +182,6 @@ def grouped_auc(scores: ArrayLike, labels: ArrayLike, groups: ArrayLike) -> tupl
     weights = (num_positives + num_negatives)[both].astype(np.float64)
     areas = pairs[both] / (num_positives[both] * num_negatives[both])
     return float(np.dot(areas, weights) / weights.sum()), len(both)
-
-
-class PairedDifference(NamedTuple):
-    """Differences of two models on the same samples, with standard errors."""
-
-    auc: float
-    auc_error: float
-    log_loss: float  # nats
-    log_loss_error: float
-
-
-def paired_difference(models: Sequence[tuple[ArrayLike, ArrayLike]], labels: ArrayLike) -> PairedDifference | None:
-    """Return the mean difference of pairs of models, with standard errors.
-
-    The errors do not include the variation between training runs. The error of the AUC is that of DeLong, DeLong and
-    Clarke-Pearson (Biometrics 44, 1988) for correlated curves, from ranks as in Sun and Xu (IEEE Signal Processing
-    Letters 21, 2014). All pairs predict the same samples, so contributions of a sample are averaged over pairs first.
-
-    Args:
-        models: at least one pair of finite logits (n,).
-        labels: (n,) 0 or 1 of any type, for all pairs.
-
-    Returns:
-        None for fewer than two samples of a class.
-
-    Raises:
-        ValueError: as in `exact_auc`.
-    """
-    _, positive = _checked(np.asarray(models[0][0]), np.asarray(labels))
-    num_positives = np.count_nonzero(positive)
-    if min(num_positives, len(positive) - num_positives) < 2:
-        return None
-    gained, lost = np.zeros(num_positives), np.zeros(len(positive) - num_positives)
-    losses = np.zeros(len(positive))
-    for first, second in models:
-        (first_positives, first_negatives), (second_positives, second_negatives) = (
-            _placements(np.asarray(scores), positive) for scores in (first, second)
-        )
-        gained += first_positives - second_positives
-        lost += first_negatives - second_negatives
-        losses += _sample_losses(np.asarray(first), positive) - _sample_losses(np.asarray(second), positive)
-    for sums in (gained, lost, losses):
-        sums /= len(models)
-    return PairedDifference(
-        auc=float(gained.mean()),
-        auc_error=math.sqrt(gained.var(ddof=1) / len(gained) + lost.var(ddof=1) / len(lost)),
-        log_loss=float(losses.mean()),
-        log_loss_error=math.sqrt(losses.var(ddof=1) / len(losses)),
-    )
-
-
-def _placements(
-    scores: NDArray[np.floating], positive: NDArray[np.bool_]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Shares of negatives below each positive (P,), of positives above each negative (N,)."""
-    from scipy.stats import rankdata  # imported here: it takes 0.3 s, which only comparisons need
-
-    _checked(scores, positive)
-    ranks, num_positives = rankdata(scores), np.count_nonzero(positive)
-    below = ranks[positive] - rankdata(scores[positive])
-    above = num_positives - (ranks[~positive] - rankdata(scores[~positive]))
-    return below / (len(scores) - num_positives), above / num_positives
-
-
-def _sample_losses(logits: NDArray[np.floating], positive: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the log loss (n,) of each sample."""
-    values = logits.astype(np.float64)
-    losses: NDArray[np.float64] = np.logaddexp(0.0, values) - np.where(positive, values, 0.0)
-    return losses
 
 
 def _area(*, negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> float | None:

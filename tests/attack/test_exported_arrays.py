@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support.attacks import SECONDS, SEED, attack, copied, told
+from support.attacks import SECONDS, SEED, attack, copied
 from support.served import lines, samples, trained
 
 from adaptive.serving import export_run, scoring
 from adaptive.storage.arrays import DTYPES
-from adaptive.storage.run_directory import SCORES, read_scores, write_scores
 
 pytestmark = attack
 
@@ -44,17 +43,6 @@ def other_forms(array: Array) -> Iterator[tuple[str, Array]]:
         yield "empty", array[:0]
     if array.size:
         yield "a number", array.reshape(-1)[0].reshape(())
-
-
-def test_scores_of_an_evaluation_in_every_form(tmp_path: Path) -> None:
-    """`evaluation.npy`, which `compare` reads: refused by name, or as it was."""
-    rng = np.random.default_rng(SEED)
-    write_scores(tmp_path, rng.normal(size=50).astype(np.float32), rng.integers(0, 2, 50).astype(np.float32))
-    whole = np.load(tmp_path / SCORES)
-    for what, other in (*other_forms(whole), ("transposed", whole.T)):
-        np.save(tmp_path / SCORES, other)
-        message = told(lambda: read_scores(tmp_path), codes=(4,), names=SCORES)
-        assert message or np.array_equal(np.load(tmp_path / SCORES), whole), what
 
 
 def stored_arrays(folder: Path) -> dict[str, Array]:

@@ -77,33 +77,6 @@ def test_an_auc_to_reach_needs_evaluations(
     assert (result.code, trainings) == (2, []) and message in " ".join(result.err.split())
 
 
-def test_swept_settings_apply_to_every_run(cli: Cli, trainings: list[TrainConfig]) -> None:
-    words = ("compare", "--policies", "hybrid,lfu", "--seeds", "1")
-    result = cli(
-        *(*words, "--sweep", "batch_size=256,512", "--sweep", "optimizer.lr+dense_optimizer.lr=0.1+0.2,0.3+0.4"),
-        *("--sweep", "policy.half_life=5,7", "--out", "out", "--json"),
-    )
-    assert len(trainings) == 16
-    assert [(c.batch_size, c.optimizer.lr, c.dense_optimizer.lr) for c in trainings[::4]] == [
-        (256, 0.1, 0.2), (256, 0.3, 0.4), (512, 0.1, 0.2), (512, 0.3, 0.4),
-    ]  # fmt: skip
-    assert trainings[0].out == (
-        "out/seed-0/batch_size=256/optimizer.lr=0.1/dense_optimizer.lr=0.2/policy.half_life=5/0-hybrid"
-    )
-    report = json.loads(result.out)
-    assert len(report["policies"]) == 16 and len(report["values"]) == 8
-    assert report["policies"][-1]["swept"] == {
-        "batch_size": 512, "optimizer.lr": 0.3, "dense_optimizer.lr": 0.4, "policy.half_life": 7,
-    }  # fmt: skip
-
-
-def test_policy_parameters_vary_where_they_exist(cli: Cli, trainings: list[TrainConfig]) -> None:
-    assert cli("compare", "--policies", "lru,lfu", "--seeds", "1", "--sweep", "policy.half_life=5,7").code == 7
-    assert [(c.policy, c.policy_options) for c in trainings] == [
-        ("lru", {}), ("lfu", {"half_life": 5}), ("lru", {}), ("lfu", {"half_life": 7}),
-    ]  # fmt: skip
-
-
 def test_json_csv_and_markdown(cli: Cli, trainings: list[TrainConfig]) -> None:
     words = ("compare", "--policies", "hybrid,lru", "--out", "out", "--auc-budget", "0.001", "--json")
     result = cli(*words, "--csv", "a.csv", "--markdown", "a.md")
@@ -149,11 +122,6 @@ def test_mistakes_are_reported_before_training(
         (["--policy", "lru"], 2, "--policies"),
         (["--set", "policy.nothing=1"], 2, "expected a parameter of hybrid, lru, slipstream"),
         (["--batch-size", "0"], 2, "batch_size"),
-        (["--sweep", "batchsize=1,2"], 2, "(flag --sweep, value 1 of 2): unknown key; did you mean batch_size?"),
-        (["--sweep", "batch_size=256,x"], 2, "(flag --sweep, value 2 of 2): expected a valid integer, got 'x'"),
-        (["--sweep", "policy.nothing=1"], 2, "policy.nothing=1: expected a parameter of hybrid, lru, slipstream"),
-        (["--sweep", "batch_size=1,2", "--batch-size", "3"], 2, "got batch_size also from --batch-size"),
-        (["--sweep", "depth=1,2", "--set", "depth=3"], 2, "got depth also from --set"),
         (["--csv", "no/such/a.csv"], 6, "folder no/such does not exist"),
         (["--markdown", "full"], 6, "full cannot be written: expected a file, got a folder"),
     ]:

@@ -1,13 +1,9 @@
 """Outcomes of trainings that never ran, for tests of comparisons."""
 
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from adaptive.studies.compare import ComparedPolicy, Comparison
 from adaptive.studies.compare.comparison_runs import Outcome
-from adaptive.studies.compare.contenders import SweepPoint
 
 BUDGET = 0.0005
 SKIP = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "feedback_delay": 1}
@@ -15,25 +11,14 @@ DROP = {**SKIP, "rule": "adaptive.policies.random_drop:Drop+share=0.3"}
 EAGER = {**SKIP, "rule": "updates+warmup=0+threshold=10+probe_every=0"}
 
 
-def outcome(
-    policy: str, seed: int, auc: float | None, skipped: float = 0.0, *, swept: SweepPoint = (), **more: Any
-) -> Outcome:
+def outcome(policy: str, seed: int, auc: float | None, skipped: float = 0.0, **more: Any) -> Outcome:
     summary = {
         **{"auc": auc, "log_loss": 0.5, "auc_of": "evaluation", "samples_per_s": 100.0 * (seed + 1), "steps": 4},
         **{"samples": 128, "hit_rate": 0.5, "row_hit_rate": 0.4, "bytes_h2d": 4096, "bytes_d2h": 0},
         **{"fetched_rows": 9, "written_back_rows": 0, "time_ms": {"plan": 1.0 + seed}},
         **{"skipped_update_share": skipped, "skipped_lookup_share": skipped},
     }
-    return Outcome(policy, seed, f"out/{seed}/{policy}", summary=summary | more, bits=f"{auc}", swept=swept)
-
-
-def scored(
-    policy: str, logits: Sequence[float], labels: Sequence[int], *, seed: int = 0, skipped: float = 0
-) -> Outcome:
-    """With logits and labels of evaluation samples; bits differ by policy."""
-    ran = outcome(policy, seed, 0.7, skipped)
-    scores = np.array([logits, labels], np.float32)
-    return Outcome(policy, seed, "", summary=ran.summary, bits=policy, scores=scores)
+    return Outcome(policy, seed, f"out/{seed}/{policy}", summary=summary | more, bits=f"{auc}")
 
 
 def by_policy(result: Comparison) -> dict[str, ComparedPolicy]:

@@ -29,20 +29,6 @@ class ComparedRun:
 
 
 @dataclass(frozen=True)
-class SampleTest:
-    """Mean differences from the control, with confidence intervals over samples."""
-
-    auc_difference: float
-    auc_difference_ci: Interval
-    log_loss_difference: float
-    log_loss_difference_ci: Interval
-    p_value: float
-    samples: int
-    seeds: int
-    verdict: str
-
-
-@dataclass(frozen=True)
 class TimeToAuc:
     """Work until an evaluation first reached an AUC, without evaluations and compilation.
 
@@ -71,12 +57,11 @@ class TimeToAuc:
 
 @dataclass(frozen=True)
 class ComparedPolicy:
-    """One policy under one combination of swept values.
+    """One policy.
 
     Numbers are means over the seeds that finished, speeds and times are medians; None if no run has them.
 
     Attributes:
-        swept: setting -> value; empty without a sweep.
         control_of: set for a `random_drop` control: the policy whose share of dropped inputs it drops at random.
         control_by: set for such a control: `chance` or `label`.
         samples_read: with the samples that a rule skipped; `samples` are those trained.
@@ -85,13 +70,11 @@ class ComparedPolicy:
         to_auc: time to quality, if an AUC was given.
         bytes_h2d, bytes_d2h, fetched_rows, written_back_rows: totals of a run.
         time_ms: milliseconds of a step by stage.
-        over_samples: None for exact policies, and if the runs have no scores for the same samples.
         exact: the policy must equal the control bit for bit, and does.
         seeds: seeds of the runs that finished.
     """
 
     policy: str
-    swept: Mapping[str, object]
     control_of: str | None
     control_by: str | None
     auc: float | None
@@ -129,7 +112,6 @@ class ComparedPolicy:
     time_ms: Mapping[str, float | None]
     policy_numbers: Mapping[str, float | None]
     to_auc: TimeToAuc | None
-    over_samples: SampleTest | None
     exact: bool
     verdict: str
     reason: str
@@ -138,19 +120,11 @@ class ComparedPolicy:
 
 
 @dataclass(frozen=True)
-class Control:
-    """The control for one combination of swept values."""
-
-    swept: Mapping[str, object]
-    control: str | None
-
-
-@dataclass(frozen=True)
 class Comparison:
     """The object that `adaptive-train compare --json` prints.
 
     Attributes:
-        control: None in a sweep, where `values` has one control per combination.
+        control: the policy that the others are compared with; None if every one skips something.
         auc_of: "evaluation" or "training"; None if no run finished.
         auc_budget: AUC that a policy may lose against the control.
         problems: failed runs, and policies that skipped nothing and still differ from the control.
@@ -159,7 +133,6 @@ class Comparison:
 
     schema: int
     control: str | None
-    values: Sequence[Control]
     seeds: Sequence[int]
     auc_of: str | None
     auc_budget: float

@@ -1,16 +1,13 @@
-"""A comparison as a document and as CSV.
-
-In a sweep, the tables appear once per combination of values, under its name, followed by one table over all values.
-"""
+"""A comparison as a document and as CSV."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
 from adaptive.studies.compare import ComparedPolicy, Comparison, Interval
 from adaptive.system import BUSY_SHARE
-from adaptive.training.telemetry.document import Document, DocumentBlock, Heading, Items, Note, Table, csv_text
+from adaptive.training.telemetry.document import Document, DocumentBlock, Items, Note, Table, csv_text
 from adaptive.training.telemetry.formatting import (
     accuracy_text,
     bytes_text,
@@ -26,10 +23,6 @@ NOTE: Final = (
     "the first interval of a run, which compiles, does not count for speed. skipped updates: not written, whether "
     "dropped or deferred."
 )
-OVER_SAMPLES: Final = (
-    " over samples: {confidence:.0%} interval of the difference over other evaluation samples, with the same models "
-    "(DeLong, paired by sample)."
-)
 RANDOM: Final = (
     " against random: AUC minus that of the line below, which drops as many inputs at random. A rule that does not "
     "beat it chooses no better than chance."
@@ -39,12 +32,6 @@ TIME_TO_AUC: Final = (
     "over the runs that reached it. of control: the median over seeds of the ratio to the control's. read: samples "
     "read, skipped or not."
 )
-OF_ALL_VALUES: Final = (
-    *("policy", "AUC", "difference", "over samples", "log loss", "accuracy"),
-    *("samples/s", "hit rate", "verdict"),
-)
-"""Columns of the table over all values."""
-
 Policies = Sequence[ComparedPolicy]
 Column = tuple[str, Callable[[ComparedPolicy], str]]
 
@@ -54,24 +41,11 @@ def comparison_document(result: Comparison) -> Document:
     problems = [Items([f"problem: {problem}" for problem in result.problems])] if result.problems else []
     if not any(policy.seeds for policy in result.policies):
         return Document([Note("No run finished."), *problems])
-    blocks: list[DocumentBlock] = []
-    for point in result.values:
-        policies = [policy for policy in result.policies if policy.swept == point.swept]
-        name = ", ".join(f"{key}={_value_text(value)}" for key, value in point.swept.items())
-        blocks += [Heading(name), *_blocks(replace(result, policies=policies))]
-    if result.values:
-        keys = list(result.values[0].swept)
-        columns = [column for column in _columns(result.policies) if column[0] in OF_ALL_VALUES]
-        columns = [*((key, _entry(_value_text, "swept", key)) for key in keys), *columns]
-        blocks += [Heading("All values"), _table(columns, result.policies, keys=len(keys) + 1)]
-    else:
-        blocks = _blocks(result)
     busy = [Note(text)] if (text := _busy_text(result.policies)) else []
-    return Document([*blocks, *busy, Note(_note(result)), *problems])
+    return Document([*_blocks(result), *busy, Note(_note(result)), *problems])
 
 
 def _blocks(result: Comparison) -> list[DocumentBlock]:
-    """Blocks for the policies of one combination of values."""
     policies = result.policies
     reporting = [policy for policy in policies if policy.policy_numbers]
     stages = dict.fromkeys(stage for policy in policies for stage in policy.time_ms)
@@ -88,9 +62,9 @@ def _blocks(result: Comparison) -> list[DocumentBlock]:
     ]
 
 
-def _table(columns: Sequence[Column], policies: Policies, *, keys: int = 1) -> Table:
+def _table(columns: Sequence[Column], policies: Policies) -> Table:
     titles = [title for title, _ in columns]
-    return Table([titles, *([text(policy) for _, text in columns] for policy in policies)], keys=keys)
+    return Table([titles, *([text(policy) for _, text in columns] for policy in policies)], keys=1)
 
 
 def _columns(policies: Policies) -> list[Column]:
@@ -115,7 +89,6 @@ def _columns(policies: Policies) -> list[Column]:
         ("verdict", lambda policy: policy.verdict),
         ("samples/s", _field(count_text, "samples_per_s")),
         ("hit rate", _field(percent_text, "hit_rate")),
-        *([("over samples", _over_samples)] if any(policy.over_samples for policy in policies) else []),
         ("log loss", lambda policy: _with_spread(policy.log_loss, policy.log_loss_std)),
         ("accuracy", _accuracy),
         ("to device", _per_step("bytes_h2d")),
@@ -149,11 +122,6 @@ def _per_step(name: str) -> Callable[[ComparedPolicy], str]:
         return bytes_text(size / policy.steps if policy.steps and size is not None else None)
 
     return text
-
-
-def _value_text(value: Any) -> str:
-    """The value as `--set` takes it."""
-    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
 def _seconds(value: float | None) -> str:
@@ -200,12 +168,6 @@ def _accuracy(policy: ComparedPolicy) -> str:
 def _difference(policy: ComparedPolicy) -> str:
     is_none = policy.exact and policy.auc_difference is not None
     return "none" if is_none else _signed(policy.auc_difference, policy.auc_difference_ci)
-
-
-def _over_samples(policy: ComparedPolicy) -> str:
-    if policy.over_samples is None:
-        return "none" if policy.exact else "-"
-    return "[{:+.5f}, {:+.5f}]".format(*policy.over_samples.auc_difference_ci)
 
 
 def _against_random(policy: ComparedPolicy) -> str:
@@ -284,16 +246,8 @@ def _verdict_line(policy: ComparedPolicy, result: Comparison) -> str:
         "unskipped": "skips nothing",
     }
     judged_by = ", judged by predictions during training" if result.auc_of == "training" and not policy.exact else ""
-    by_samples = ""
-    if (test := policy.over_samples) is not None:
-        by_word = {
-            "within": f"within the budget of {budget}",
-            "outside": f"outside the budget of {budget}",
-            "undecided": f"undecided about a loss of {budget}",
-        }[test.verdict]
-        by_samples = f"; over samples: {by_word}, p = {test.p_value:.2g} for no difference"
     word = words.get(policy.verdict, policy.verdict)
-    return f"{policy.policy}: {word}{judged_by} ({policy.reason}{by_samples})"
+    return f"{policy.policy}: {word}{judged_by} ({policy.reason})"
 
 
 def _busy_text(policies: Policies) -> str:
@@ -316,7 +270,6 @@ def _note(result: Comparison) -> str:
     parts = [
         f"AUC, log loss and accuracy are of the {result.auc_of} samples, over {seeds} seed{'s' if seeds > 1 else ''}. ",
         NOTE.format(confidence=result.confidence, files=files),
-        OVER_SAMPLES.format(confidence=result.confidence) if any(policy.over_samples for policy in policies) else "",
         RANDOM if _has_random(policies) else "",
         TIME_TO_AUC if any(policy.to_auc for policy in policies) else "",
         "" if seeds > 1 else " With one seed there are no intervals over seeds.",
@@ -327,8 +280,8 @@ def _note(result: Comparison) -> str:
 def comparison_csv(result: Comparison) -> str:
     """One line per policy.
 
-    Columns have the names of `ComparedPolicy`, nested values as `time_ms.STAGE`, `policy_numbers.NAME`, `swept.KEY`
-    and `over_samples.NAME`; an interval has two columns, `_low` and `_high`.
+    Columns have the names of `ComparedPolicy`, nested values as `time_ms.STAGE` and `policy_numbers.NAME`; an interval
+    has two columns, `_low` and `_high`.
     """
     lines = [_flat(asdict(policy)) for policy in result.policies]
     names = list(dict.fromkeys(name for line in lines for name in line))
@@ -344,6 +297,6 @@ def _flat(fields: dict[str, Any]) -> dict[str, object]:
             flat[f"{name}_low"], flat[f"{name}_high"] = value or (None, None)
         elif name == "seeds" and isinstance(value, list):
             flat[name] = " ".join(map(str, value))
-        elif name not in ("runs", "over_samples", "to_auc"):  # None, where it is no dict
+        elif name not in ("runs", "to_auc"):  # None, where it is no dict
             flat[name] = value
     return flat

@@ -1,8 +1,5 @@
 """Train one run per policy and seed, interleaved, with everything but the policy equal.
 
-In a sweep, this holds within each combination of values: all policies train with the first combination, then with the
-next, then comes the next seed.
-
 Seed i of a comparison is `seed` + i for the initial weights. The built-in stream also changes with the seed
 (`data.synthetic.seed` + i), so the spread covers the data. With files, only the shuffle changes (`data.seed` + i, if
 there is one). All policies of one seed get the same data and weights.
@@ -23,12 +20,9 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from itertools import count, groupby
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, TextIO
-
-import numpy as np
-from numpy.typing import NDArray
 
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError, InputError, OutputError
@@ -37,9 +31,9 @@ from adaptive.storage.checkpoint import MANIFEST
 from adaptive.storage.durable import write_atomic
 from adaptive.storage.files import parse_json, read_file
 from adaptive.storage.run_directory import RECORD as RUN_RECORD
-from adaptive.storage.run_directory import read_record, read_scores, versions
+from adaptive.storage.run_directory import read_record, versions
 from adaptive.studies.compare import Comparison
-from adaptive.studies.compare.contenders import Contender, SweepPoint, folders, title
+from adaptive.studies.compare.contenders import Contender
 from adaptive.system import OtherWork
 from adaptive.training.components import open_data
 from adaptive.training.runs import train_run
@@ -122,7 +116,6 @@ class Outcome:
         control_of: set for a `random_drop` control: the policy whose share of dropped inputs it drops at random.
         control_by: set for such a control: `chance` or `label`.
         others_cpu_share: share of the cores that other processes used meanwhile; None if unknown.
-        scores: (2, n) logits and labels of the evaluation samples.
     """
 
     policy: str
@@ -134,9 +127,7 @@ class Outcome:
     error: Exception | None = None
     control_of: str | None = None
     control_by: str | None = None
-    swept: SweepPoint = ()
     others_cpu_share: float | None = None
-    scores: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
 
 
 def train_all(
@@ -152,10 +143,9 @@ def train_all(
     """Train every policy with every seed, and the controls; an error ends only its run.
 
     Args:
-        contenders: settings that differ in the policy and, group by group, in the swept values.
+        contenders: settings that differ in the policy.
         seeds: number of seeds.
-        directory: from `claim`. Each run gets the folder `seed-<seed>/<policy>` in it, or
-            `seed-<seed>/<key=value>/<policy>` in a sweep.
+        directory: from `claim`. Each run gets the folder `seed-<seed>/<policy>` in it.
         overwrite: replace the runs of an earlier comparison.
         auto_resume: reuse the finished runs in the directory (`FinishedRuns`) and train the rest.
         stream: shows the progress of each run.
@@ -177,29 +167,19 @@ def train_all(
 
     is_first = True
     for number in range(seeds):
-        for words, rivals in _groups(contenders):
-            for place, contender in enumerate(rivals):
-                config = with_seed(contender.config, number)
-                about = f"seed {config.seed} ({number + 1} of {seeds}){words}"
-                folder = directory.joinpath(f"seed-{config.seed}", *folders(contender.swept))
-                on_progress(f"{about}, {contender.label} ({place + 1} of {len(rivals)})")
-                outcome = train(contender, config, folder / _folder_name(place, contender.label))
-                if isinstance(outcome.error, InputError) and is_first and not contender.arranges:
-                    raise outcome.error
-                is_first = False
-                yield outcome
-                for by, control in _controls(contender, config, outcome).items():
-                    on_progress(f"{about}, {control.label}")
-                    dropped_at_random = train(control, control.config, folder / _folder_name(place, _control_name(by)))
-                    yield replace(dropped_at_random, control_of=contender.label, control_by=by)
-
-
-def _groups(contenders: Sequence[Contender]) -> list[tuple[str, list[Contender]]]:
-    """Contenders by combination of values, with words such as `, batch_size=256 (1 of 3)`."""
-    groups = [list(members) for _, members in groupby(contenders, key=lambda contender: contender.swept)]
-    points = [members[0].swept for members in groups]
-    words = [f", {title(point)} ({place} of {len(points)})" if point else "" for place, point in enumerate(points, 1)]
-    return list(zip(words, groups, strict=True))
+        for place, contender in enumerate(contenders):
+            config = with_seed(contender.config, number)
+            about, folder = f"seed {config.seed} ({number + 1} of {seeds})", directory / f"seed-{config.seed}"
+            on_progress(f"{about}, {contender.label} ({place + 1} of {len(contenders)})")
+            outcome = train(contender, config, folder / _folder_name(place, contender.label))
+            if isinstance(outcome.error, InputError) and is_first and not contender.arranges:
+                raise outcome.error
+            is_first = False
+            yield outcome
+            for by, control in _controls(contender, config, outcome).items():
+                on_progress(f"{about}, {control.label}")
+                dropped_at_random = train(control, control.config, folder / _folder_name(place, _control_name(by)))
+                yield replace(dropped_at_random, control_of=contender.label, control_by=by)
 
 
 def _controls(contender: Contender, config: TrainConfig, outcome: Outcome) -> dict[str, Contender]:
@@ -218,7 +198,7 @@ def _controls(contender: Contender, config: TrainConfig, outcome: Outcome) -> di
     for by in ("chance", "label"):
         changed = {"policy": CONTROL, "policy_options": {**options, "by": by}, "skip": skip}
         label = f"{_control_name(by)} for {contender.label}"
-        controls[by] = Contender(label, config.model_copy(update=changed), contender.swept)
+        controls[by] = Contender(label, config.model_copy(update=changed))
     return controls
 
 
@@ -280,8 +260,6 @@ def _finished(contender: Contender, config: TrainConfig, path: Path, summary: di
         arranges=contender.arranges,
         summary=summary,
         bits=_bits(path, summary),
-        swept=contender.swept,
-        scores=read_scores(path) if summary.get("auc_of") == "evaluation" else None,
     )
 
 
@@ -289,10 +267,10 @@ def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: 
     others = OtherWork()
     try:
         placed = config.model_copy(update={"out": str(path)})
-        summary: dict[str, Any] = {**train_run(placed, overwrite=overwrite, stream=stream, keep_scores=True)}
+        summary: dict[str, Any] = {**train_run(placed, overwrite=overwrite, stream=stream)}
     except Exception as error:  # any error ends only this run
         traceback.clear_frames(error.__traceback__)  # frees its tables
-        return Outcome(contender.label, config.seed, str(path), error=error, swept=contender.swept)
+        return Outcome(contender.label, config.seed, str(path), error=error)
     summary.pop("table", None)
     return replace(_finished(contender, config, path, summary), others_cpu_share=others.share())
 

@@ -1,120 +1,19 @@
-"""Parse the policies and sweeps of a comparison into settings.
+"""Parse the policies of a comparison into settings.
 
 `lru,lfu+half_life=500` is a list of policies with parameters. Mistakes are reported in the words of the list,
 before anything is trained.
-
-`--sweep batch_size=256,1024` trains every policy with each value. Several sweeps are combined; the last varies fastest.
-Keys joined by `+` vary together: `optimizer.lr+dense_optimizer.lr=0.01+0.01,0.1+0.1` has two values, not four.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Any, Final
-from urllib.parse import quote
+from typing import Final
 
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, PolicyError, suggestion
 from adaptive.plugins import NO_RULE, PARAMETER, load_policy_class, make_policy, make_rule, policy_parameters, with_rule
 from adaptive.policy import Policy, arranges
-from adaptive.training.settings import parse_text
 
-NOT_SWEPT: Final = {
-    "policy": "Compare policies with --policies",
-    "seed": "Compare seeds with --seeds",
-    "out": "All run directories are in --out",
-}
-_ITEM: Final = re.compile(r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|\{[^}]*\}|[^,])*""")  # up to a comma outside of these
-_SAFE: Final = "=+%@:~ ,"  # allowed in folder names besides letters, digits and _ . -
 _OF_POLICY: Final = "policy."
-
-
-@dataclass(frozen=True)
-class Value:
-    """One value of a key as the user wrote it; `place` says where, for error messages."""
-
-    key: str
-    text: str
-    place: str = ""
-
-
-SweepPoint = tuple[Value, ...]
-"""One value of each swept key; empty without a sweep."""
-
-
-def sweep_points(lists: Sequence[str], origins: Mapping[str, str]) -> list[SweepPoint]:
-    """Return every combination of the values of `KEY=VALUE,VALUE` lists.
-
-    Commas in quotes and brackets belong to a value. Keys and values are checked later, when settings are loaded.
-
-    Args:
-        lists: texts of `--sweep`.
-        origins: settings given elsewhere -> the option that gives them.
-
-    Raises:
-        ConfigError: for a list without a key or a value, a repeated value, and a key that another list or option
-            gives, or that cannot be swept.
-    """
-    choices = [_choices(text) for text in lists]
-    seen = dict(origins)
-    for key in [value.key for points in choices for value in points[0]]:
-        if key in NOT_SWEPT:
-            raise ConfigError(f"--sweep {key}: expected a setting other than {', '.join(NOT_SWEPT)}. {NOT_SWEPT[key]}")
-        if key in seen:
-            raise ConfigError(f"--sweep {key}: expected one source per setting, got {key} also from {seen[key]}")
-        seen[key] = "another --sweep"
-    return [tuple(value for part in combination for value in part) for combination in product(*choices)]
-
-
-def title(point: SweepPoint) -> str:
-    """`batch_size=256, optimizer.lr=0.1`"""
-    return ", ".join(f"{value.key}={value.text}" for value in point)
-
-
-def folders(point: SweepPoint) -> list[str]:
-    """One folder name per key, such as `batch_size=256`; different for each value."""
-    return [quote(f"{value.key}={value.text}", safe=_SAFE) for value in point]
-
-
-def values(point: SweepPoint) -> dict[str, Any]:
-    """Key -> parsed value."""
-    return {value.key: parse_text(value.text) for value in point}
-
-
-def _choices(text: str) -> list[SweepPoint]:
-    """The values of one list; each is for one key, or for several that vary together."""
-    left, equals, right = text.partition("=")
-    keys = [key.strip() for key in left.split("+")]
-    if not (equals and all(keys)):
-        raise ConfigError(f"--sweep: expected KEY=VALUE,VALUE such as batch_size=256,1024,4096, got {text!r}")
-    items = [item.strip() for item in _split(right)]
-    points: list[SweepPoint] = []
-    for number, item in enumerate(items, start=1):
-        place = f"--sweep, value {number} of {len(items)}"
-        where = f"--sweep {left}, value {number} of {len(items)}"
-        parts = [part.strip() for part in item.split("+")] if len(keys) > 1 else [item]
-        if not all(parts):
-            raise ConfigError(f"{where}: expected a value, got none (in {text!r})")
-        if len(parts) != len(keys):
-            raise ConfigError(f"{where}: expected a part for each of {len(keys)} keys, joined by +, got {item!r}")
-        point = tuple(Value(key, part, place) for key, part in zip(keys, parts, strict=True))
-        if any(values(point) == values(earlier) for earlier in points):  # also 0.1 and 0.10
-            raise ConfigError(f"{where}: expected different values, got {item} again (in {text!r})")
-        points.append(point)
-    return points
-
-
-def _split(text: str) -> list[str]:
-    """Split at the commas outside of quotes and brackets."""
-    items, start = [], 0
-    while True:
-        match = _ITEM.match(text, start)
-        assert match is not None  # it may be empty
-        items.append(match.group())
-        if match.end() == len(text):
-            return items
-        start = match.end() + 1
 
 
 Load = Callable[[str, str, Mapping[str, str], Sequence[str]], TrainConfig]
@@ -127,7 +26,6 @@ class Contender:
 
     label: str
     config: TrainConfig
-    swept: SweepPoint = ()
 
     @property
     def arranges(self) -> bool:

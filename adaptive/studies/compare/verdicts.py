@@ -3,12 +3,9 @@
 The *control* is the first policy of the list that skips nothing and trains the batches as they come; if there is none,
 the first that skips nothing. Policies that do both must train the same weights as the control, bit for bit: placement
 never changes the numbers. For the others, the difference is what skipping (or another order of inputs) cost, seed by
-seed. A policy that drops inputs is also compared with a control that drops as many at random. In a sweep, all of this
-happens within each combination of values, and each combination has its own control.
+seed. A policy that drops inputs is also compared with a control that drops as many at random.
 
-Differences have two intervals. The interval over seeds covers other training runs. The interval over samples, from
-pairs of models that scored the same evaluation samples, covers other samples of the same kind. Neither covers the
-other's randomness, so trust a difference only if it holds in both.
+Intervals of differences are over seeds: they cover other training runs, not other evaluation samples.
 """
 
 import math
@@ -19,14 +16,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from adaptive.studies.compare import ComparedPolicy, ComparedRun, Comparison, Control, Interval, SampleTest
+from adaptive.studies.compare import ComparedPolicy, ComparedRun, Comparison, Interval
 from adaptive.studies.compare.comparison_runs import Outcome
-from adaptive.studies.compare.contenders import SweepPoint, title, values
 from adaptive.studies.compare.time_to_auc import ToAuc, time_to_auc
-from adaptive.training.quality import PairedDifference, paired_difference
 
 SCHEMA: Final = 1
 CONFIDENCE: Final = 0.95
@@ -43,36 +35,29 @@ _POLICY: Final = re.compile(r" \(policy \w+\)")  # part of an error that any pol
 
 Pairs = Sequence[tuple[Outcome, Outcome]]
 """Finished runs of a policy and of the control, one pair per seed."""
-Scores = NDArray[np.float32]
-"""(2, n): logits and labels."""
 
 
 def judge(outcomes: Sequence[Outcome], *, auc_budget: float, to_auc: ToAuc | None = None) -> Comparison:
     """Compare all runs of every policy and seed, in the order of the list; `to_auc`: and their time to this AUC."""
-    groups: dict[SweepPoint, dict[str, list[Outcome]]] = {}
+    by_policy: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        groups.setdefault(outcome.swept, {}).setdefault(outcome.policy, []).append(outcome)
-    controls, policies, problems = [], [], _failures(outcomes)
-    for point, by_policy in groups.items():
-        exact = [label for label, runs in by_policy.items() if is_exact(runs)]
-        unskipped = [label for label, runs in by_policy.items() if not runs[0].control_of and skips_nothing(runs)]
-        control = next(iter(exact + unskipped), None)
-        controls.append(Control(values(point), control))
-        random = {runs[0].control_of: runs for runs in by_policy.values() if runs[0].control_by == "chance"}
-        for label, runs in by_policy.items():
-            pairs = _pairs(runs, by_policy.get(control or "", []))
-            against_random = _differences("auc", _pairs(runs, random.get(label, [])))
-            policy, faults = _compared(runs, pairs, against_random, auc_budget)
-            if to_auc is not None:
-                work = time_to_auc(finished(runs), finished(by_policy.get(control or "", [])), to_auc)
-                policy = replace(policy, to_auc=work)
-            policies.append(policy)
-            problems += [f"{_name(runs[0])}: {fault}" for fault in faults]
-    is_swept = any(point for point in groups)
+        by_policy.setdefault(outcome.policy, []).append(outcome)
+    exact = [label for label, runs in by_policy.items() if is_exact(runs)]
+    unskipped = [label for label, runs in by_policy.items() if not runs[0].control_of and skips_nothing(runs)]
+    control = next(iter(exact + unskipped), None)
+    of_control = by_policy.get(control or "", [])
+    random = {runs[0].control_of: runs for runs in by_policy.values() if runs[0].control_by == "chance"}
+    policies, problems = [], _failures(outcomes)
+    for label, runs in by_policy.items():
+        against_random = _differences("auc", _pairs(runs, random.get(label, [])))
+        policy, faults = _compared(runs, _pairs(runs, of_control), against_random, auc_budget)
+        if to_auc is not None:
+            policy = replace(policy, to_auc=time_to_auc(finished(runs), finished(of_control), to_auc))
+        policies.append(policy)
+        problems += [f"{label}: {fault}" for fault in faults]
     return Comparison(
         schema=SCHEMA,
-        control=controls[0].control if controls and not is_swept else None,
-        values=controls if is_swept else [],
+        control=control,
         seeds=list(dict.fromkeys(outcome.seed for outcome in outcomes)),
         auc_of=next((outcome.summary["auc_of"] for outcome in outcomes if outcome.summary), None),
         auc_budget=auc_budget,
@@ -105,7 +90,6 @@ def _compared(
     speeds = [run.summary.get("samples_per_s_later") or run.summary["samples_per_s"] for run in ended]
     policy = ComparedPolicy(
         policy=runs[0].policy,
-        swept=values(runs[0].swept),
         control_of=runs[0].control_of,
         control_by=runs[0].control_by,
         auc_difference_to_random=_mean(against_random),
@@ -114,7 +98,6 @@ def _compared(
         time_ms=_by_name([run.summary["time_ms"] for run in ended], _median),
         policy_numbers=_by_name([run.summary.get("policy_numbers", {}) for run in ended], _mean),
         to_auc=None,
-        over_samples=None if exact else over_samples(pairs, budget),
         exact=exact,
         verdict=word,
         reason=reason,
@@ -122,7 +105,7 @@ def _compared(
         runs=list(map(_run, runs)),
         **numbers,
     )
-    return policy, [*([reason] if unequal else []), *other_samples(pairs)]
+    return policy, [reason] if unequal else []
 
 
 def _by_name(runs: Sequence[dict[str, float | None]], average: Callable[..., float | None]) -> dict[str, float | None]:
@@ -151,16 +134,12 @@ def _failures(outcomes: Sequence[Outcome]) -> list[str]:
     for outcome in outcomes:
         if outcome.error is not None:
             cause = _POLICY.sub("", f"{type(outcome.error).__name__}: {outcome.error}")
-            causes.setdefault(cause, {}).setdefault(_name(outcome), []).append(str(outcome.seed))
+            causes.setdefault(cause, {}).setdefault(outcome.policy, []).append(str(outcome.seed))
     lines = []
     for cause, runs in causes.items():
         failed = "; ".join(f"{policy}, seed {', '.join(seeds)}" for policy, seeds in runs.items())
         lines.append(f"{failed}: {cause}")
     return lines
-
-
-def _name(outcome: Outcome) -> str:
-    return f"{outcome.policy} with {title(outcome.swept)}" if outcome.swept else outcome.policy
 
 
 def _values(name: str, runs: Sequence[Outcome]) -> list[float]:
@@ -296,78 +275,3 @@ def _student(number: int) -> float:
     from scipy.stats import t
 
     return float(t.ppf((1 + CONFIDENCE) / 2, number - 1))
-
-
-# --- the test over samples --------------------------------------------------------------------------------------------
-
-
-def over_samples(pairs: Pairs, budget: float) -> SampleTest | None:
-    """Test the differences between a policy and its control over evaluation samples.
-
-    Where seeds share their evaluation samples, each sample's contribution is averaged over the seeds. Samples of
-    different seeds are independent, so the variances of their means add up.
-
-    Returns:
-        None if no pair has scores for the same samples with two of each class.
-    """
-    groups: list[tuple[list[tuple[Scores, Scores]], Scores]] = []  # logits of the pairs, and the labels they share
-    for run, control in pairs:
-        if run.scores is None or control.scores is None or not _same_labels(run.scores, control.scores):
-            continue
-        models = next((models for models, labels in groups if np.array_equal(labels, run.scores[1])), None)
-        if models is None:
-            groups.append((models := [], run.scores[1]))
-        models.append((run.scores[0], control.scores[0]))
-    compared = [(len(models), paired_difference(models, labels), len(labels)) for models, labels in groups]
-    parts = [(seeds, difference, samples) for seeds, difference, samples in compared if difference is not None]
-    if not parts:
-        return None
-    total = _mean_of_seeds([(seeds, difference) for seeds, difference, _ in parts])
-    auc = _normal_interval(total.auc, total.auc_error)
-    return SampleTest(
-        auc_difference=total.auc,
-        auc_difference_ci=auc,
-        log_loss_difference=total.log_loss,
-        log_loss_difference_ci=_normal_interval(total.log_loss, total.log_loss_error),
-        p_value=p_value(total.auc, total.auc_error),
-        samples=sum(samples for _, _, samples in parts),
-        seeds=sum(seeds for seeds, _, _ in parts),
-        verdict=word_of(auc, budget),
-    )
-
-
-def _normal_interval(value: float, error: float) -> Interval:
-    reach = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * error
-    return value - reach, value + reach
-
-
-def other_samples(pairs: Pairs) -> list[str]:
-    """One line per run whose evaluation samples differ from the control's."""
-    return [
-        f"seed {run.seed}: expected the evaluation samples of {control.policy}, got others (labels differ). Evaluate "
-        "all policies on the same samples"
-        for run, control in pairs
-        if run.scores is not None and control.scores is not None and not _same_labels(run.scores, control.scores)
-    ]
-
-
-def p_value(difference: float, error: float) -> float:
-    """Two-sided probability of at least this difference under the normal distribution."""
-    if error == 0:
-        return 1.0 if difference == 0 else 0.0
-    return math.erfc(abs(difference) / error / math.sqrt(2))
-
-
-def _same_labels(scores: Scores, control: Scores) -> bool:
-    return np.array_equal(scores[1], control[1])
-
-
-def _mean_of_seeds(parts: Sequence[tuple[int, PairedDifference]]) -> PairedDifference:
-    """Average parts of (seeds, mean difference), whose errors are independent."""
-    shares = [(number / sum(seeds for seeds, _ in parts), part) for number, part in parts]
-    return PairedDifference(
-        auc=sum(share * part.auc for share, part in shares),
-        auc_error=math.hypot(*(share * part.auc_error for share, part in shares)),
-        log_loss=sum(share * part.log_loss for share, part in shares),
-        log_loss_error=math.hypot(*(share * part.log_loss_error for share, part in shares)),
-    )

@@ -96,7 +96,6 @@ def _outcome(train: Callable[..., Trained], label: str, seed: int, arguments: Ma
                 arranges=arranges(embeddings.policy),
                 summary=_summary(label, embeddings, scores, time.perf_counter() - started),
                 bits=_digest(embeddings, scores[0]),
-                scores=scores,
             )
     except Exception as error:  # any error ends only this run
         traceback.clear_frames(error.__traceback__)

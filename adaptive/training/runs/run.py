@@ -21,7 +21,7 @@ from adaptive.models.tasks import tasks_of
 from adaptive.plugins import code_flags
 from adaptive.policy import SkipRule, inputs_of
 from adaptive.storage.checkpoint import Checkpoint
-from adaptive.storage.run_directory import RunDirectory, newest_first, write_scores
+from adaptive.storage.run_directory import RunDirectory, newest_first
 from adaptive.system import StopRequest, stop_request
 from adaptive.training.components import Components, set_rates, total_steps
 from adaptive.training.evaluation import Evaluation, evaluate
@@ -162,7 +162,6 @@ class Run:
         self.left, self.ranks, self._stream = left, components.embeddings.ranks, stream
         self._where = Path(self.ranks.gather_facts(str(directory.path))[0])
         self._seen_before = dataset.out_of_range(), dataset.truncated()
-        self._keep_scores = False
         self._reached: Evaluation | None = None  # the evaluation that ended training
         self._total = total_steps(config, dataset)
         self._table_rows = {table.name: table.num_embeddings for table in components.tables}
@@ -182,14 +181,8 @@ class Run:
         damaged = left.damaged if left else ()
         self.checkpoints = checkpoints_of(directory.path, self.ranks, keep=config.keep_checkpoints, damaged=damaged)
 
-    def train(self, *, keep_scores: bool = False) -> RunSummary:
-        """Train, save and evaluate; return the summary. `keep_scores`: of the evaluation."""
-        if keep_scores and self.components.loss == "mse":
-            raise ConfigError(
-                "compare: expected a model whose AUC can be compared, got model.loss = mse. Train single runs, and "
-                "compare their mse."
-            )
-        self._keep_scores = keep_scores
+    def train(self) -> RunSummary:
+        """Train, save and evaluate; return the summary."""
         features, path = [feature.name for feature in self.dataset.features], self.directory.path
         self._by = group_feature(self.config.eval_by, features)
         self._print(policy_text(self.config.policy, self.components.embeddings.policy))
@@ -268,13 +261,11 @@ class Run:
     def _evaluate(self, stop: StopRequest) -> Evaluation | None:
         """Return None if there is no evaluation part, or a signal stops the run."""
         batches = takewhile(lambda _: not stop, self.dataset.evaluation(self.config.eval_batch_size))
-        keep = partial(write_scores, self.directory.path) if self._keep_scores else None
         evaluation = evaluate(
             self.components.embeddings,
             self.components.model,
             batches,
             by=self._by,
-            keep=keep,
             ranks_items=True,
             keep_negatives=self.dataset.keep_negatives,
         )

@@ -186,7 +186,6 @@ def train_run(
     *,
     overwrite: bool = False,
     stream: TextIO | None = None,
-    keep_scores: bool = False,
     ranks: Ranks = ALONE,
 ) -> RunSummary:
     """Train a run in a run directory; return the summary, with its text as `table`.
@@ -199,7 +198,6 @@ def train_run(
         overwrite: replace the run in a directory that is not empty.
         stream: for progress, usually stderr.
         ranks: processes that train this run, each with its own call; rank 0 writes the directory.
-        keep_scores: save logits and labels of the latest evaluation in the directory (`write_scores`).
 
     Raises:
         AdaptiveError: see the classes in `adaptive.errors`.
@@ -210,12 +208,10 @@ def train_run(
         with directory_of(ranks, opened) as directory:
             if config.save:
                 require_shared_directory(directory.path, ranks)
-            return _train_in(directory, config, stream, keep_scores, ranks)
+            return _train_in(directory, config, stream, ranks)
 
 
-def _train_in(
-    directory: RunDirectory, config: TrainConfig, stream: TextIO | None, keep_scores: bool, ranks: Ranks
-) -> RunSummary:
+def _train_in(directory: RunDirectory, config: TrainConfig, stream: TextIO | None, ranks: Ranks) -> RunSummary:
     dataset = open_data(with_initial_vocabulary(config), directory.path)
     sample = first_batches(config, dataset)
     ranks.require_equal(lambda: facts_of(config, dataset))
@@ -233,7 +229,7 @@ def _train_in(
             device=str(components.embeddings.device),
             **({"ranks": places} if (places := ranks.places) else {}),
         )
-        summary = Run(config, directory, dataset, components, stream).train(keep_scores=keep_scores)
+        summary = Run(config, directory, dataset, components, stream).train()
         return {**summary, "compile_s": compile_s}
 
 

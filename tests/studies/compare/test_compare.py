@@ -546,3 +546,18 @@ def test_errors_of_runs_keep_no_tables_in_memory(tmp_path: Path, monkeypatch: py
     while last.tb_next is not None:
         last = last.tb_next
     assert "table" not in last.tb_frame.f_locals
+
+
+def test_a_policy_that_skips_nothing_is_never_undecided() -> None:
+    """For any batches, and any seeds of the control that finished."""
+    control = [outcome("lru", seed, 0.7) for seed in (0, 1)]
+    regroups = [replace(outcome("scratchpipe", seed, 0.7 + 0.1 * seed), bits="other", arranges=True) for seed in (0, 1)]
+    both = judge([*control, *regroups], auc_budget=BUDGET).policies[1]
+    assert (both.verdict, both.exact) == ("unskipped", False)
+    assert both.reason.startswith("skips nothing, but trains other batches; the interval includes")
+    comparison = judge([control[0], regroups[0]], auc_budget=BUDGET)
+    assert comparison.policies[1].verdict == "unskipped"
+    assert "scratchpipe: skips nothing (" in comparison_document(comparison).to_text()
+    apart = judge([control[0], outcome("lfu", 1, 0.7)], auc_budget=BUDGET)
+    assert [result.verdict for result in apart.policies] == ["within", "unskipped"]
+    assert "no run of the control finished" in apart.policies[1].reason

@@ -230,8 +230,6 @@ def test_mistakes() -> None:
         for run in (train_run, plan_run):
             with pytest.raises(ConfigError, match=rf"model.loss = mse: expected no {name}.*, which need probabilities"):
                 run(config_of(**changed))
-    with pytest.raises(ConfigError, match=r"compare: expected a model whose AUC can be compared, got model.loss = mse"):
-        train_run(config_of(), keep_scores=True)
     inputs = Inputs(("user", "item"), 0, labels=("a", "b"))
     for model, loss, allowed in (("dlrm", "softmax", "log or mse"), ("multi-task", "mse", "log or softmax")):
         with pytest.raises(ConfigError, match=f"expected loss = {allowed} for this model, got {loss}"):
